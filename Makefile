@@ -1,0 +1,59 @@
+# Two commands do everything on a machine with Python 3.11+ (with venv) and make:
+#   make demo    run the main job on real data
+#   make test    run the tests
+# Each makes .venv and installs what it needs, at the versions of constraints.txt.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# Workers of the test run, and options for pytest.
+JOBS   ?= 2
+TESTS  ?= tests
+PYTEST_FLAGS ?=
+
+.PHONY: demo test lint ci sweep format build clean
+
+demo: $(VENV)/.package
+	$(BIN)/backnorm demo
+
+test: $(VENV)/.test
+	BACKNORM_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_FLAGS) $(TESTS) -m "not sweep"
+
+sweep: $(VENV)/.test
+	BACKNORM_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS) $(TESTS) -m sweep
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+build: $(VENV)/.lint
+	$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("backnorm needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv $(VENV)
+# A pip that knows dependency groups (25.1 and newer).
+	$(PIP) install --constraint constraints.txt pip
+
+$(VENV)/.package: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.package
+	$(PIP) install --constraint constraints.txt --group test
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.package
+	$(PIP) install --constraint constraints.txt --group lint --group build
+	touch $@
