@@ -1,0 +1,163 @@
+"""Double-double arithmetic on arrays: about 106 significant bits, in plain NumPy.
+
+A number is an unevaluated sum of two float64, ``hi + lo`` with ``|lo|`` at most half a unit in
+the last place of ``hi``. The building blocks are the error-free transformations of Knuth (sum)
+and of Dekker and Veltkamp (product); see Hida, Li and Bailey, "Library for Double-Double and
+Quad-Double Arithmetic" (2001).
+
+Relative errors of one operation stay below 2**-101 while no part over- or underflows. Values
+that are not finite, and products of factors beyond 2**995, are not followed: ``hi`` is then NaN
+or infinity, and the caller decides with plain float64 (:meth:`Exact.settled`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Exact", "FloatArray"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+_Operand: TypeAlias = "Exact | FloatArray | float"
+
+# Veltkamp's constant for float64: splits 53 bits into 26 and 26 (and a sign).
+_SPLITTER = 134217729.0  # 2**27 + 1
+
+
+class Exact:
+    """Arrays of double-double numbers, with operators.
+
+    Parameters
+    ----------
+    hi, lo : array_like of float64
+        The value is ``hi + lo``; the shapes are equal.
+    """
+
+    # ndarray (op) Exact must reach the reflected operators below, not loop over elements.
+    __array_ufunc__ = None
+    __slots__ = ("hi", "lo")
+
+    def __init__(self, hi: npt.ArrayLike, lo: npt.ArrayLike) -> None:
+        self.hi: FloatArray = np.asarray(hi, np.float64)
+        self.lo: FloatArray = np.asarray(lo, np.float64)
+
+    @classmethod
+    def of(cls, value: npt.ArrayLike) -> Exact:
+        """Return float64 (or narrower) values as they are."""
+        hi = np.asarray(value, np.float64)
+        return cls(hi, np.zeros_like(hi))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.hi.shape
+
+    def __getitem__(self, index: Any) -> Exact:
+        return Exact(self.hi[index], self.lo[index])
+
+    def __repr__(self) -> str:
+        return f"Exact(hi={self.hi!r}, lo={self.lo!r})"
+
+    def __neg__(self) -> Exact:
+        return Exact(-self.hi, -self.lo)
+
+    def __add__(self, other: _Operand) -> Exact:
+        if not isinstance(other, Exact):
+            hi, lo = _two_sum(self.hi, other)
+            return Exact(*_quick_two_sum(hi, lo + self.lo))
+        hi, lo = _two_sum(self.hi, other.hi)
+        carry, rest = _two_sum(self.lo, other.lo)
+        hi, lo = _quick_two_sum(hi, lo + carry)
+        return Exact(*_quick_two_sum(hi, lo + rest))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: _Operand) -> Exact:
+        return self + (-other)
+
+    def __rsub__(self, other: _Operand) -> Exact:
+        return (-self) + other
+
+    def __mul__(self, other: _Operand) -> Exact:
+        if not isinstance(other, Exact):
+            hi, lo = _two_product(self.hi, other)
+            return Exact(*_quick_two_sum(hi, lo + self.lo * other))
+        hi, lo = _two_product(self.hi, other.hi)
+        return Exact(*_quick_two_sum(hi, lo + (self.hi * other.lo + self.lo * other.hi)))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: _Operand) -> Exact:
+        divisor = other if isinstance(other, Exact) else Exact.of(other)
+        # Long division, one float64 digit at a time.
+        first = self.hi / divisor.hi
+        rest = self - divisor * first
+        second = rest.hi / divisor.hi
+        rest = rest - divisor * second
+        third = rest.hi / divisor.hi
+        return Exact(*_quick_two_sum(first, second)) + third
+
+    def __rtruediv__(self, other: _Operand) -> Exact:
+        return Exact.of(np.broadcast_to(np.asarray(other, np.float64), self.shape)) / self
+
+    def sqrt(self) -> Exact:
+        """Return the square root, by one Newton step from the float64 root."""
+        root = np.sqrt(self.hi)
+        rest = self - Exact(*_two_product(root, root))
+        return Exact(*_quick_two_sum(root, rest.hi / (2.0 * root)))
+
+    def sum(self) -> Exact:
+        """Return the sum along the last axis, by a balanced tree of double-double sums."""
+        hi, lo = self.hi, self.lo
+        if hi.shape[-1] == 0:
+            return Exact.of(np.zeros(hi.shape[:-1]))
+        value = Exact(hi, lo)
+        while (length := value.shape[-1]) > 1:
+            half = length // 2
+            pairs = value[..., :half] + value[..., half : 2 * half]
+            if length % 2:
+                last = value[..., -1:]
+                pairs = Exact(
+                    np.concatenate([pairs.hi, last.hi], axis=-1),
+                    np.concatenate([pairs.lo, last.lo], axis=-1),
+                )
+            value = pairs
+        return value[..., 0]
+
+    def settled(self, plain: FloatArray) -> Exact:
+        """Return this value where it is finite, and the float64 value `plain` elsewhere."""
+        finite = np.isfinite(self.hi) & np.isfinite(self.lo)
+        if finite.all():
+            return self
+        return Exact(np.where(finite, self.hi, plain), np.where(finite, self.lo, 0.0))
+
+
+def _two_sum(a: FloatArray, b: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+    """Return the rounded sum and its exact error."""
+    total = a + b
+    b_part = total - a
+    return total, (a - (total - b_part)) + (b - b_part)
+
+
+def _quick_two_sum(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the rounded sum and its exact error, given ``|a| >= |b|``."""
+    total = a + b
+    return total, b - (total - a)
+
+
+def _split(a: FloatArray | float) -> tuple[FloatArray | float, FloatArray | float]:
+    """Return two halves of at most 26 bits that add up to `a`."""
+    scaled = _SPLITTER * a
+    high = scaled - (scaled - a)
+    return high, a - high
+
+
+def _two_product(a: FloatArray, b: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+    """Return the rounded product and its exact error."""
+    product = a * b
+    a_high, a_low = _split(a)
+    b_high, b_low = _split(b)
+    error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return product, np.asarray(error)

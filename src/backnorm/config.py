@@ -1,0 +1,55 @@
+"""Environment variables: every one that backnorm reads, read here and nowhere else.
+
+=======================  ==================================================================
+``BACKNORM_NUM_THREADS``  Threads to start with, an integer >= 1 (default: all processors that
+                          this process may use); more than those is capped.
+``BACKNORM_CACHE_DIR``    Folder for compiled kernels (default: ``backnorm`` in the user's cache
+                          folder, ``$XDG_CACHE_HOME`` or ``~/.cache``).
+=======================  ==================================================================
+
+A value that is not accepted is an error, not a default.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["cache_directory", "initial_threads"]
+
+
+def initial_threads() -> int | None:
+    """Return BACKNORM_NUM_THREADS, or None if it is not set."""
+    text = os.environ.get("BACKNORM_NUM_THREADS")
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ArgumentValueError(
+            "BACKNORM_NUM_THREADS",
+            "environment variable must be an integer of 1 or more",
+            came=repr(text),
+            accepted="1, 2, 3, ...",
+        )
+    return value
+
+
+def cache_directory() -> Path:
+    """Return the folder for compiled kernels (it need not exist)."""
+    text = os.environ.get("BACKNORM_CACHE_DIR")
+    if text is not None:
+        if not os.path.isabs(text):
+            raise ArgumentValueError(
+                "BACKNORM_CACHE_DIR",
+                "environment variable must be an absolute path",
+                came=repr(text),
+                accepted="an absolute path",
+            )
+        return Path(text)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "backnorm"

@@ -1,0 +1,1 @@
+"""Kernels: boring loops behind a plan; no validation, no environment."""

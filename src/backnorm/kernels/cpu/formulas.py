@@ -1,0 +1,96 @@
+"""The formulas, once: of an element of the output, and of a channel's coefficients.
+
+Every output is an expression of one element and four coefficients of its channel,
+(mean, shift, slope, gain), in float64:
+
+==========================  =============================================================
+backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
+backward, frozen statistics  dx = gain * dy
+forward and inference        y  = gain * ((x - mean) - shift) + slope
+==========================  =============================================================
+
+In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
+s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant:
+with |mean| much larger than the deviation that would cancel. In the forward pass shift is the
+part of the exact mean that a float64 cannot hold, slope is beta.
+
+A missing array is None: without dy the kernels compute a forward pass, without x the frozen
+backward pass. Which one is decided when a kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import types
+from numba.extending import overload
+
+from backnorm.kernels.cpu.jit import inlined
+from backnorm.kernels.cpu.sums import value
+from backnorm.kernels.cpu.vector import exact_product, exact_sum, load, load_one
+
+__all__ = ["element", "elements", "solve_backward", "solve_forward"]
+
+
+def elements(x, dy, index, mean, shift, slope, gain):
+    """Return eight elements of the output as a Vec, from `index` on; coefficients are Vec."""
+
+
+def element(x, dy, index, mean, shift, slope, gain):
+    """Return one element of the output; coefficients are floats."""
+
+
+def _formula(read):
+    def implementation(x, dy, index, mean, shift, slope, gain):
+        if isinstance(x, types.NoneType):
+            return lambda x, dy, index, mean, shift, slope, gain: gain * read(dy, index)
+        if isinstance(dy, types.NoneType):
+            return lambda x, dy, index, mean, shift, slope, gain: (
+                gain * ((read(x, index) - mean) - shift) + slope
+            )
+        return lambda x, dy, index, mean, shift, slope, gain: (
+            gain * ((read(dy, index) - shift) - (read(x, index) - mean) * slope)
+        )
+
+    return implementation
+
+
+overload(elements)(_formula(load))
+overload(element)(_formula(load_one))
+
+
+@inlined
+def solve_backward(sum_dy, sum_dy_xmu, count, scale):
+    """Return (shift, slope) of a channel; zero if it has no elements."""
+    if count == 0:
+        return 0.0, 0.0
+    # In this order a scale as large as 1/sqrt(smallest epsilon) does not overflow.
+    return sum_dy / count, scale * (scale * sum_dy_xmu / count)
+
+
+@inlined
+def solve_forward(sums, count, pivot, epsilon):
+    """Return (mean, rest of the mean, variance, scale) of a channel.
+
+    `sums` are those of x - pivot and (x - pivot)², each a pair. With d the mean of x - pivot,
+    mean = pivot + d and variance = sum((x - pivot)²)/M - d². The pivot being the mean of some
+    of the channel's own elements, (pivot - mean)² is at most M times the variance, so the
+    difference loses at most log2(M) of the 53 bits, even for data made to make it lose; for
+    data without order it loses none.
+    """
+    if count == 0:
+        return 0.0, 0.0, 0.0, 0.0
+    total = value(sums[0], sums[1])
+    offset = total / count
+    product, cut = exact_product(offset, float(count))
+    rest = ((sums[0] - product) + (sums[1] - cut)) / count
+    mean, low = exact_sum(pivot, offset)
+    low += rest
+    square, cut = exact_product(sums[0], offset)
+    cut += sums[0] * rest + sums[1] * offset
+    variance = ((sums[2] - square) + (sums[3] - cut)) / count
+    if variance < 0.0:
+        variance = 0.0
+    if not math.isfinite(mean):
+        low = 0.0
+    return mean, low, variance, 1.0 / math.sqrt(variance + epsilon)

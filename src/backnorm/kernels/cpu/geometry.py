@@ -1,0 +1,56 @@
+"""How the kernels cut an array: values that a plan decides and a launch follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Columns", "Segments"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Geometry for long runs of one channel: see `segments`.
+
+    Attributes
+    ----------
+    rows, length : int
+        A chunk is `rows` segments, or pieces of `length` elements of one.
+    chunks, block, blocks : int
+        Chunks of a channel, chunks of a block, blocks of a channel.
+    share : int
+        Elements that one item of the apply pass writes.
+    """
+
+    rows: int
+    length: int
+    chunks: int
+    block: int
+    blocks: int
+    share: int
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Geometry for rows of short runs: see `columns`.
+
+    Attributes
+    ----------
+    rows, width, rest, repeats : int
+        Rows of `width` columns (`repeats` times all channels), and elements after the last row.
+    block, blocks : int
+        Rows of a block, number of blocks (the rest counts as one).
+    tile, fused_tile : int
+        Columns of an item of the reduction, and of the fused kernel.
+    share : int
+        Rows of an item of the apply pass.
+    """
+
+    rows: int
+    width: int
+    rest: int
+    repeats: int
+    block: int
+    blocks: int
+    tile: int
+    fused_tile: int
+    share: int

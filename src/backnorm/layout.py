@@ -1,0 +1,59 @@
+"""Where the elements lie: every dense array becomes (outer, channel, inner) without a copy.
+
+Batch normalisation reduces over all axes but one, so the order of the others does not matter
+as long as x, dy and dx share it. An array that is contiguous in *some* order of its axes (NCX, NXC,
+channels_last, Fortran) is therefore taken as it is; any other is copied once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Extents", "Order", "extents_of", "in_order", "memory_order", "restore"]
+
+#: The axes of an array from the slowest to the fastest in memory.
+Order = tuple[int, ...]
+
+
+class Extents(NamedTuple):
+    """Sizes of the canonical form: element (n, c, s) is at (n * channels + c) * inner + s."""
+
+    outer: int
+    channels: int
+    inner: int
+
+
+def memory_order(array: np.ndarray) -> Order:
+    """Return the order of axes in which `array` is dense, or its own order if it is not."""
+    natural = tuple(range(array.ndim))
+    if array.flags.c_contiguous:
+        return natural
+    strides = array.strides
+    order = tuple(sorted(natural, key=lambda axis: -strides[axis]))
+    return order if array.transpose(order).flags.c_contiguous else natural
+
+
+def extents_of(shape: tuple[int, ...], channel_axis: int, order: Order) -> Extents:
+    """Return the canonical sizes of an array of `shape` that is dense in `order`."""
+    position = order.index(channel_axis)
+    channels = shape[channel_axis]
+    outer = math.prod(shape[axis] for axis in order[:position])
+    inner = math.prod(shape[axis] for axis in order[position + 1 :])
+    # With one channel there is nothing between its elements.
+    return Extents(1, 1, outer * inner) if channels == 1 else Extents(outer, channels, inner)
+
+
+def in_order(array: np.ndarray, order: Order, dtype: np.dtype) -> np.ndarray:
+    """Return `array` with its axes in `order`, dense, aligned and native; copied if need be."""
+    return np.require(array.transpose(order), dtype, ("C", "A"))
+
+
+def restore(array: np.ndarray, order: Order) -> np.ndarray:
+    """Undo the transposition of `in_order`."""
+    inverse = [0] * len(order)
+    for position, axis in enumerate(order):
+        inverse[axis] = position
+    return array.transpose(inverse)

@@ -1,0 +1,85 @@
+"""The machine as the plan sees it: a few numbers, detected once, or made up in a test."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Machine", "detect"]
+
+_CPU_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Processor facts that plans depend on.
+
+    Attributes
+    ----------
+    threads : int
+        Processors this process may use.
+    cache_per_core : int
+        Bytes of the largest cache that a core has to itself (L2 as a rule).
+    cache_shared : int
+        Bytes of the last-level cache.
+    name : str
+        For people.
+    """
+
+    threads: int
+    cache_per_core: int
+    cache_shared: int
+    name: str
+
+
+@functools.cache
+def detect() -> Machine:
+    """Return this machine (the same object every time)."""
+    private, shared = _cache_sizes()
+    return Machine(_usable_processors(), private, shared, _name())
+
+
+def _usable_processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        processors = len(os.sched_getaffinity(0))
+    else:
+        processors = os.cpu_count() or 1
+    return max(1, min(processors, _container_quota(processors)))
+
+
+def _container_quota(otherwise: int) -> int:
+    """Return the whole processors that the cgroup's quota amounts to, rounded up."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return otherwise if quota == "max" else -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        return otherwise
+
+
+def _cache_sizes() -> tuple[int, int]:
+    """Return (private, shared) cache bytes; typical sizes where the system does not tell."""
+    levels: dict[int, int] = {}
+    for folder in sorted(_CPU_FOLDER.glob("index*")) if _CPU_FOLDER.is_dir() else ():
+        try:
+            if (folder / "type").read_text().strip() == "Instruction":
+                continue
+            size = (folder / "size").read_text().strip()
+            levels[int((folder / "level").read_text())] = int(size.rstrip("K")) * _KIB
+        except (OSError, ValueError):
+            continue
+    private = levels.get(2, 1024 * _KIB)
+    return private, max(levels.get(3, 0), private, 8 * 1024 * _KIB if 3 not in levels else 0)
+
+
+def _name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
