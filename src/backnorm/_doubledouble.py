@@ -1,13 +1,12 @@
 """Double-double arithmetic on arrays: about 106 significant bits, in plain NumPy.
 
 A number is an unevaluated sum of two float64, ``hi + lo`` with ``|lo|`` at most half a unit in
-the last place of ``hi``. The building blocks are the error-free transformations of Knuth (sum)
-and of Dekker and Veltkamp (product); see Hida, Li and Bailey, "Library for Double-Double and
-Quad-Double Arithmetic" (2001).
+the last place of ``hi``. The building blocks are the error-free sum of Knuth and a product after
+Dekker; see Hida, Li and Bailey, "Library for Double-Double and Quad-Double Arithmetic" (2001).
 
-Relative errors of one operation stay below 2**-101 while no part over- or underflows. Values
-that are not finite, and products of factors beyond 2**995, are not followed: ``hi`` is then NaN
-or infinity, and the caller decides with plain float64 (:meth:`Exact.settled`).
+Relative errors of one operation stay below 2**-100 while no part over- or underflows. Values
+that are not finite are not followed: ``hi`` is then NaN or infinity, and the caller decides with
+plain float64 (:meth:`Exact.settled`).
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ __all__ = ["Exact", "FloatArray"]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _Operand: TypeAlias = "Exact | FloatArray | float"
 
-# Veltkamp's constant for float64: splits 53 bits into 26 and 26 (and a sign).
-_SPLITTER = 134217729.0  # 2**27 + 1
+# Sign, exponent and the upper 26 of float64's 53 bits. Cutting by a mask, and not by Veltkamp's
+# multiplication, cannot overflow; the product of two lower parts may lose its 54th bit, which is
+# some 2**-106 of the whole.
+_UPPER_BITS = np.int64(-(1 << 27))
 
 
 class Exact:
@@ -147,17 +148,17 @@ def _quick_two_sum(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray
     return total, b - (total - a)
 
 
-def _split(a: FloatArray | float) -> tuple[FloatArray | float, FloatArray | float]:
-    """Return two halves of at most 26 bits that add up to `a`."""
-    scaled = _SPLITTER * a
-    high = scaled - (scaled - a)
-    return high, a - high
+def _split(a: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+    """Return the upper 26 bits of `a`, and the 27 that remain."""
+    array = np.asarray(a, np.float64)
+    high: FloatArray = (array.view(np.int64) & _UPPER_BITS).view(np.float64)
+    return high, array - high
 
 
 def _two_product(a: FloatArray, b: FloatArray | float) -> tuple[FloatArray, FloatArray]:
-    """Return the rounded product and its exact error."""
+    """Return the rounded product and its error."""
     product = a * b
     a_high, a_low = _split(a)
     b_high, b_low = _split(b)
     error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-    return product, np.asarray(error)
+    return product, error

@@ -111,7 +111,9 @@ def forward(
     """Return y, the mean and the biased variance of the batch (0 and 0 for an empty batch)."""
     task = _Task(problem, x, None, out, {"gamma": gamma, "beta": beta}, words)
     decided, work = task.work()
-    channels.prepare_forward(_stored(gamma), _stored(beta), work.channel)
+    dtype = problem.statistics_dtype
+    affine = [None if a is None else _stored(np.require(a, dtype)) for a in (gamma, beta)]
+    channels.prepare_forward(*affine, work.channel)
     channels.pivots(work.x, work.extents, work.channel)
     if decided.fused:
         work.fused()

@@ -181,7 +181,7 @@ def _columns(extents: Extents) -> Columns:
     tiles = max(1, -(-width // _REDUCE_WIDTH))
     tile = max(16, _up(-(-width // tiles), 16))
     groups = max(1, -(-row // _FUSED_WIDTH))
-    fused_tile = max(1, -(-channels // groups) * inner)
+    fused_tile = max(1, -(-channels // groups)) * inner
     share = max(1, _SHARE // max(1, width))
     return Columns(rows, width, rest, repeats, block, blocks, tile, fused_tile, share)
 

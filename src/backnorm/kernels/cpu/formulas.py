@@ -27,7 +27,13 @@ from numba.extending import overload
 
 from backnorm.kernels.cpu.jit import inlined
 from backnorm.kernels.cpu.sums import value
-from backnorm.kernels.cpu.vector import exact_product, exact_sum, load, load_one
+from backnorm.kernels.cpu.vector import (
+    exact_product,
+    exact_sum,
+    load,
+    load_one,
+    multiply_add,
+)
 
 __all__ = ["element", "elements", "solve_backward", "solve_forward"]
 
@@ -45,11 +51,11 @@ def _formula(read):
         if isinstance(x, types.NoneType):
             return lambda x, dy, index, mean, shift, slope, gain: gain * read(dy, index)
         if isinstance(dy, types.NoneType):
-            return lambda x, dy, index, mean, shift, slope, gain: (
-                gain * ((read(x, index) - mean) - shift) + slope
+            return lambda x, dy, index, mean, shift, slope, gain: multiply_add(
+                gain, (read(x, index) - mean) - shift, slope
             )
         return lambda x, dy, index, mean, shift, slope, gain: (
-            gain * ((read(dy, index) - shift) - (read(x, index) - mean) * slope)
+            gain * multiply_add(mean - read(x, index), slope, read(dy, index) - shift)
         )
 
     return implementation

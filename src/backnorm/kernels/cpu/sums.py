@@ -27,6 +27,7 @@ from backnorm.kernels.cpu.vector import (
     last_lanes,
     load,
     load_one,
+    multiply_add,
     splat,
     store,
 )
@@ -80,7 +81,7 @@ def add_product(total, left, right):
 @overload(add_product)
 def _add_product(total, left, right):
     if len(total) == 1:
-        return lambda total, left, right: (total[0] + left * right,)
+        return lambda total, left, right: (multiply_add(left, right, total[0]),)
 
     def compensated(total, left, right):
         product, cut = exact_product(left, right)

@@ -4,10 +4,8 @@ A kernel stays a readable Python loop over ``Vec`` values while the machine code
 what is one register (or two with AVX2, four with NEON), what is loaded, what is streamed. The
 auto-vectoriser is not relied on: its speed changed fivefold with the shape of the arrays.
 
-Arrays in memory are one-dimensional and contiguous; their NumPy type says how an element is
-stored: ``float64``, ``float32``, ``uint16`` for float16 and ``int16`` for bfloat16 (Numba has
-arithmetic for neither; only loads and stores see the 16-bit form). Everything between a load
-and a store is float64, so a store is the only rounding that shows.
+Arrays in memory are one-dimensional and contiguous; `storage` has the forms their elements take.
+Everything between a load and a store is float64, so a store is the only rounding that shows.
 """
 
 from __future__ import annotations
@@ -20,6 +18,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
+from backnorm.kernels.cpu.jit import inlined
+from backnorm.kernels.cpu.storage import accepts, narrow, stored_type, widen
+
 __all__ = [
     "LANES",
     "Vec",
@@ -30,6 +31,8 @@ __all__ = [
     "last_lanes",
     "load",
     "load_one",
+    "multiply_add",
+    "negated",
     "splat",
     "store",
     "store_one",
@@ -39,9 +42,7 @@ __all__ = [
 LANES = 8
 
 _DOUBLE = ir.DoubleType()
-_FLOAT = ir.FloatType()
-_HALF = ir.HalfType()
-_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 class _VecType(types.Type):
@@ -58,102 +59,24 @@ class _VecModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, ir.VectorType(_DOUBLE, LANES))
 
 
-def _wide(element: ir.Type, lanes: int | None) -> ir.Type:
-    return element if lanes is None else ir.VectorType(element, lanes)
-
-
-def _constant(element: ir.Type, value: Any, lanes: int | None) -> ir.Constant:
-    if lanes is None:
-        return ir.Constant(element, value)
-    return ir.Constant(ir.VectorType(element, lanes), [value] * lanes)
-
-
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
     data = context.make_array(array_type)(context, builder, array).data
     return builder.gep(data, [index])
 
 
-def _widen(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
-    """Emit the exact conversion of stored elements to float64."""
-    double = _wide(_DOUBLE, lanes)
-    if dtype == types.float64:
-        return raw
-    if dtype == types.float32:
-        return builder.fpext(raw, double)
-    if dtype == types.uint16:
-        half = builder.bitcast(raw, _wide(_HALF, lanes))
-        # By way of float32: the processors that convert halves convert them to float32.
-        return builder.fpext(builder.fpext(half, _wide(_FLOAT, lanes)), double)
-    bits = builder.shl(builder.zext(raw, _wide(_I32, lanes)), _constant(_I32, 16, lanes))
-    return builder.fpext(builder.bitcast(bits, _wide(_FLOAT, lanes)), double)
-
-
-def _narrow(builder: Any, value: Any, dtype: Any, lanes: int | None) -> Any:
-    """Emit the conversion of float64 to stored elements: one rounding, ties to even."""
-    if dtype == types.float64:
-        return value
-    if dtype == types.float32:
-        return builder.fptrunc(value, _wide(_FLOAT, lanes))
-    single = builder.fptrunc(_to_odd(builder, value, lanes), _wide(_FLOAT, lanes))
-    if dtype == types.uint16:
-        return builder.bitcast(builder.fptrunc(single, _wide(_HALF, lanes)), _wide(_I16, lanes))
-    return _to_bfloat16(builder, single, lanes)
-
-
-def _to_odd(builder: Any, value: Any, lanes: int | None) -> Any:
-    """Round float64 to 24 significant bits "to odd".
-
-    The float32 that follows is then exact, and rounding it to 16 bits gives what rounding the
-    float64 at once would: the odd last bit remembers that something was cut off, so no tie
-    appears where there was none (Boldo and Melquiond, "Emulation of FMA and correctly rounded
-    sums", 2008). Infinity is kept, and so is NaN: its quiet bit is above the cut.
-    """
-    cut = (1 << 29) - 1
-    bits = builder.bitcast(value, _wide(_I64, lanes))
-    low = builder.and_(bits, _constant(_I64, cut, lanes))
-    sticky = builder.and_(
-        builder.add(low, _constant(_I64, cut, lanes)), _constant(_I64, cut + 1, lanes)
-    )
-    kept = builder.and_(bits, _constant(_I64, ~cut, lanes))
-    return builder.bitcast(builder.or_(kept, sticky), _wide(_DOUBLE, lanes))
-
-
-def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
-    bits = builder.bitcast(single, _wide(_I32, lanes))
-    odd = builder.and_(builder.lshr(bits, _constant(_I32, 16, lanes)), _constant(_I32, 1, lanes))
-    rounded = builder.add(builder.add(bits, _constant(_I32, 0x7FFF, lanes)), odd)
-    # Rounding could carry a NaN's payload into the sign or to infinity: keep it, made quiet.
-    quiet = builder.or_(bits, _constant(_I32, 0x400000, lanes))
-    chosen = builder.select(builder.fcmp_unordered("uno", single, single), quiet, rounded)
-    return builder.trunc(builder.lshr(chosen, _constant(_I32, 16, lanes)), _wide(_I16, lanes))
-
-
-def _stored(dtype: Any) -> ir.Type:
-    return {types.float64: _DOUBLE, types.float32: _FLOAT}.get(dtype, _I16)
-
-
-def _accepts(array: Any) -> bool:
-    return isinstance(array, types.Array) and array.dtype in (
-        types.float64,
-        types.float32,
-        types.uint16,
-        types.int16,
-    )
-
-
 @intrinsic
 def load(typingctx, array, index):
     """Return elements index .. index+7 as a Vec."""
-    if not _accepts(array):
+    if not accepts(array):
         return None
 
     def codegen(context, builder, signature, arguments):
         pointer = _pointer(context, builder, array, *arguments)
-        stored = _stored(array.dtype)
+        stored = stored_type(array.dtype)
         raw = builder.load(
             pointer, typ=ir.VectorType(stored, LANES), align=array.dtype.bitwidth // 8
         )
-        return _widen(builder, raw, array.dtype, LANES)
+        return widen(builder, raw, array.dtype, LANES)
 
     return Vec(array, types.intp), codegen
 
@@ -161,25 +84,25 @@ def load(typingctx, array, index):
 @intrinsic
 def load_one(typingctx, array, index):
     """Return element `index` as a float64."""
-    if not _accepts(array):
+    if not accepts(array):
         return None
 
     def codegen(context, builder, signature, arguments):
         pointer = _pointer(context, builder, array, *arguments)
-        raw = builder.load(pointer, typ=_stored(array.dtype), align=array.dtype.bitwidth // 8)
-        return _widen(builder, raw, array.dtype, None)
+        raw = builder.load(pointer, typ=stored_type(array.dtype), align=array.dtype.bitwidth // 8)
+        return widen(builder, raw, array.dtype, None)
 
     return types.float64(array, types.intp), codegen
 
 
 def _storing(lanes: int | None, streaming: bool) -> Any:
     def typed(array: Any, index: Any, value: Any) -> Any:
-        if not _accepts(array):
+        if not accepts(array):
             return None
 
         def codegen(context, builder, signature, arguments):
             target, position, wide = arguments
-            raw = _narrow(builder, wide, array.dtype, lanes)
+            raw = narrow(builder, wide, array.dtype, lanes)
             pointer = builder.bitcast(
                 _pointer(context, builder, array, target, position), raw.type.as_pointer()
             )
@@ -226,7 +149,7 @@ def aligned_head(typingctx, array, index):
 
     Streamed lines should be whole cache lines, so the boundary is the line's, not the vector's.
     """
-    if not _accepts(array):
+    if not accepts(array):
         return None
 
     def codegen(context, builder, signature, arguments):
@@ -284,11 +207,11 @@ def last_lanes(typingctx, vector, count):
     return Vec(Vec, types.intp), codegen
 
 
-def _binary(name: str, flags: tuple[str, ...]) -> Any:
+def _binary(name: str) -> Any:
     @intrinsic
     def operation(typingctx, left, right):
         def codegen(context, builder, signature, arguments):
-            return getattr(builder, name)(*arguments, flags=flags)
+            return getattr(builder, name)(*arguments)
 
         if left == Vec and right == Vec:
             return Vec(Vec, Vec), codegen
@@ -297,14 +220,7 @@ def _binary(name: str, flags: tuple[str, ...]) -> Any:
     return operation
 
 
-# "contract" lets a product and a sum become one fused multiply-add, which rounds once less.
-_add = _binary("fadd", ("contract",))
-_sub = _binary("fsub", ("contract",))
-_mul = _binary("fmul", ("contract",))
-# For error-free transformations every operation must round by itself.
-_plain_add = _binary("fadd", ())
-_plain_sub = _binary("fsub", ())
-_plain_mul = _binary("fmul", ())
+_add, _sub, _mul = _binary("fadd"), _binary("fsub"), _binary("fmul")
 
 
 def _operator(symbol: Any, operation: Any) -> None:
@@ -321,60 +237,45 @@ _operator(operator.mul, _mul)
 
 
 @intrinsic
-def _product_error(typingctx, left, right, product):
+def multiply_add(typingctx, left, right, term):
+    """Return left * right + term rounded once, for Vec or float64.
+
+    Fusion is asked for where it is wanted and nowhere else: were it left to the compiler, the
+    vector loop and the scalar end of a row could round differently, and so could two machines.
+    """
+
     def codegen(context, builder, signature, arguments):
-        left, right, product = arguments
+        kind = arguments[0].type
         fma = cgutils.get_or_insert_function(
             builder.module,
-            ir.FunctionType(product.type, [product.type] * 3),
-            "llvm.fma." + ("f64" if product.type == _DOUBLE else f"v{LANES}f64"),
+            ir.FunctionType(kind, [kind] * 3),
+            "llvm.fma." + ("f64" if kind == _DOUBLE else f"v{LANES}f64"),
         )
-        return builder.call(fma, [left, right, builder.fneg(product)])
+        return builder.call(fma, arguments)
 
-    return product(left, right, product), codegen
+    return term(left, right, term), codegen
 
 
+@intrinsic
+def negated(typingctx, value):
+    """Return -value, for Vec or float64."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.fneg(arguments[0])
+
+    return value(value), codegen
+
+
+@inlined
 def exact_sum(left, right):
     """Return (s, e) with s = fl(left + right) and s + e = left + right exactly (Knuth)."""
+    total = left + right
+    moved = total - left
+    return total, (left - (total - moved)) + (right - moved)
 
 
+@inlined
 def exact_product(left, right):
     """Return (p, e) with p = fl(left * right) and p + e = left * right exactly (by FMA)."""
-
-
-@overload(exact_sum)
-def _exact_sum(left, right):
-    if left == Vec:
-
-        def vector(left, right):
-            total = _plain_add(left, right)
-            moved = _plain_sub(total, left)
-            lost = _plain_sub(left, _plain_sub(total, moved))
-            return total, _plain_add(lost, _plain_sub(right, moved))
-
-        return vector
-
-    def scalar(left, right):
-        # Numba does not contract or reassociate scalar arithmetic unless asked to.
-        total = left + right
-        moved = total - left
-        return total, (left - (total - moved)) + (right - moved)
-
-    return scalar
-
-
-@overload(exact_product)
-def _exact_product(left, right):
-    if left == Vec:
-
-        def vector(left, right):
-            product = _plain_mul(left, right)
-            return product, _product_error(left, right, product)
-
-        return vector
-
-    def scalar(left, right):
-        product = left * right
-        return product, _product_error(left, right, product)
-
-    return scalar
+    product = left * right
+    return product, multiply_add(left, right, negated(product))

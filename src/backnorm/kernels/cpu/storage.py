@@ -1,0 +1,106 @@
+"""How elements are stored: LLVM code between the four element types and float64.
+
+An array's NumPy type, as the kernels see it, tells how an element is stored: ``float64``,
+``float32``, ``uint16`` for float16 and ``int16`` for bfloat16 (Numba has arithmetic for neither,
+so only loads and stores see the 16-bit form). Widening is exact; narrowing rounds once, ties
+to even. `lanes` is the length of a vector, or None for a scalar.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+__all__ = ["accepts", "narrow", "stored_type", "widen"]
+
+_DOUBLE, _FLOAT, _HALF = ir.DoubleType(), ir.FloatType(), ir.HalfType()
+_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+
+
+def stored_type(dtype: Any) -> ir.Type:
+    """Return the LLVM type of an element in memory."""
+    return {types.float64: _DOUBLE, types.float32: _FLOAT}.get(dtype, _I16)
+
+
+def accepts(array: Any) -> bool:
+    """Whether `array` is the Numba type of an array of elements."""
+    return isinstance(array, types.Array) and array.dtype in (
+        types.float64,
+        types.float32,
+        types.uint16,
+        types.int16,
+    )
+
+
+def widen(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
+    """Emit the exact conversion of stored elements to float64."""
+    double = _wide(_DOUBLE, lanes)
+    if dtype == types.float64:
+        return raw
+    if dtype == types.float32:
+        return builder.fpext(raw, double)
+    if dtype == types.uint16:
+        half = builder.bitcast(raw, _wide(_HALF, lanes))
+        # By way of float32: the processors that convert halves convert them to float32.
+        return builder.fpext(builder.fpext(half, _wide(_FLOAT, lanes)), double)
+    bits = builder.shl(builder.zext(raw, _wide(_I32, lanes)), _constant(_I32, 16, lanes))
+    return builder.fpext(builder.bitcast(bits, _wide(_FLOAT, lanes)), double)
+
+
+def narrow(builder: Any, value: Any, dtype: Any, lanes: int | None) -> Any:
+    """Emit the conversion of float64 to stored elements: one rounding, ties to even."""
+    if dtype == types.float64:
+        return value
+    if dtype == types.float32:
+        return builder.fptrunc(value, _wide(_FLOAT, lanes))
+    single = _to_odd(builder, value, lanes)
+    if dtype == types.uint16:
+        return builder.bitcast(builder.fptrunc(single, _wide(_HALF, lanes)), _wide(_I16, lanes))
+    return _to_bfloat16(builder, single, lanes)
+
+
+def _to_odd(builder: Any, value: Any, lanes: int | None) -> Any:
+    """Round float64 to float32 "to odd": towards zero, with the last bit set if that cut anything.
+
+    Rounding the result to 16 bits gives what rounding the float64 at once would: the odd last bit
+    remembers that something was cut off, so no tie appears where there was none (Boldo and
+    Melquiond, "Emulation of FMA and correctly rounded sums", 2008). Infinity and NaN are kept.
+    """
+    single, integer = _wide(_FLOAT, lanes), _wide(_I32, lanes)
+    nearest = builder.fptrunc(value, single)
+    back = builder.fpext(nearest, value.type)
+    cut = builder.fcmp_ordered("one", back, value)
+    away = builder.fcmp_ordered(
+        ">", _magnitude(builder, back, lanes), _magnitude(builder, value, lanes)
+    )
+    # As integers, neighbouring floats of one sign are neighbours.
+    bits = builder.sub(builder.bitcast(nearest, integer), builder.zext(away, integer))
+    return builder.bitcast(builder.or_(bits, builder.zext(cut, integer)), single)
+
+
+def _magnitude(builder: Any, value: Any, lanes: int | None) -> Any:
+    bits = builder.bitcast(value, _wide(_I64, lanes))
+    kept = builder.and_(bits, _constant(_I64, (1 << 63) - 1, lanes))
+    return builder.bitcast(kept, value.type)
+
+
+def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
+    bits = builder.bitcast(single, _wide(_I32, lanes))
+    odd = builder.and_(builder.lshr(bits, _constant(_I32, 16, lanes)), _constant(_I32, 1, lanes))
+    rounded = builder.add(builder.add(bits, _constant(_I32, 0x7FFF, lanes)), odd)
+    # Rounding could carry a NaN's payload into the sign or to infinity: keep it, made quiet.
+    quiet = builder.or_(bits, _constant(_I32, 0x400000, lanes))
+    chosen = builder.select(builder.fcmp_unordered("uno", single, single), quiet, rounded)
+    return builder.trunc(builder.lshr(chosen, _constant(_I32, 16, lanes)), _wide(_I16, lanes))
+
+
+def _wide(element: ir.Type, lanes: int | None) -> ir.Type:
+    return element if lanes is None else ir.VectorType(element, lanes)
+
+
+def _constant(element: ir.Type, value: Any, lanes: int | None) -> ir.Constant:
+    if lanes is None:
+        return ir.Constant(element, value)
+    return ir.Constant(ir.VectorType(element, lanes), [value] * lanes)

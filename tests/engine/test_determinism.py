@@ -1,0 +1,113 @@
+"""The same bits for any number of threads, any schedule, and any run."""
+
+from __future__ import annotations
+
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm import execute, plan
+from backnorm.problem import backward_problem
+
+# A shape of every kind: segments in pieces, segments in rows, grouped columns, columns, joined
+# rows with a rest; large enough to be shared out.
+_SHAPES = [(3, 5, 9001), (40, 6, 1100), (90, 17, 49), (4099, 24), (20011, 3)]
+
+
+def _bits(gradients):
+    return [np.ascontiguousarray(a).view(np.uint8).tobytes() for a in gradients]
+
+
+def _case(rng, shape, dtype):
+    x = (rng.standard_normal(shape) * 3 + 10).astype(dtype)
+    dy = (rng.standard_normal(shape) + 0.2 * x.astype(np.float64)).astype(dtype)
+    parameter = np.float32 if x.dtype.itemsize == 2 else dtype
+    channels = shape[1]
+    mean = (10 + rng.standard_normal(channels)).astype(parameter)
+    variance = (9 * (0.5 + rng.random(channels))).astype(parameter)
+    gamma = rng.standard_normal(channels).astype(parameter)
+    return x, dy, mean, variance, gamma
+
+
+@pytest.fixture
+def many_processors(monkeypatch):
+    """Let this machine pass for one with eight processors; restore the setting afterwards."""
+    few = backnorm.machine.detect()
+    many = backnorm.machine.Machine(8, few.cache_per_core, few.cache_shared, few.name)
+    monkeypatch.setattr("backnorm.machine.detect", lambda: many)
+    before = backnorm.get_num_threads()
+    yield
+    monkeypatch.undo()
+    backnorm.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", _SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16], ids=lambda t: t.__name__
+)
+def test_bits_do_not_depend_on_the_number_of_threads(rng, shape, dtype, many_processors):
+    case = _case(rng, shape, dtype)
+    reference = None
+    for threads in (1, 2, 3, 8):
+        backnorm.set_num_threads(threads)
+        assert backnorm.get_num_threads() == threads
+        bits = _bits(backnorm.batch_norm_backward(*case, epsilon=1e-5))
+        reference = reference or bits
+        assert bits == reference
+
+
+@pytest.mark.parametrize("shape", _SHAPES[:3], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda t: t.__name__)
+def test_one_pass_and_two_give_the_same_bits(rng, shape, dtype, monkeypatch):
+    x, dy, mean, variance, gamma = case = _case(rng, shape, dtype)
+    problem = backward_problem(*case, epsilon=1e-5, data_format="NCX", training=True)
+    monkeypatch.setattr(plan, "_fuse", lambda *_, **__: (True, "forced"))
+    plan.plan.cache_clear()
+    fused = execute.backward(problem, *case)
+    monkeypatch.undo()
+    plan.plan.cache_clear()
+    in_two = execute.backward(problem, *case, exchange=lambda sums: sums)
+    assert _bits(fused) == _bits(in_two)
+    sums = backnorm.reduce(x, dy, mean)
+    dx = backnorm.apply(x, dy, mean, variance, gamma, sums, epsilon=1e-5)
+    assert dx.tobytes() == fused.dx.tobytes()
+
+
+def test_streaming_and_ordinary_stores_give_the_same_bits(rng, monkeypatch):
+    tiny = backnorm.machine.Machine(2, 1 << 10, 1 << 12, "tiny caches")
+    for shape in _SHAPES:
+        case = _case(rng, shape, np.float32)
+        ordinary = backnorm.batch_norm_backward(*case, epsilon=1e-5)
+        with monkeypatch.context() as context:
+            context.setattr(execute, "detect", lambda: tiny)
+            assert backnorm.explain(*case, epsilon=1e-5).streaming
+            streamed = backnorm.batch_norm_backward(*case, epsilon=1e-5)
+        assert _bits(ordinary) == _bits(streamed)
+
+
+def test_runs_repeat(rng):
+    case = _case(rng, (90, 17, 49), np.float32)
+    first = _bits(backnorm.batch_norm_backward(*case, epsilon=1e-5))
+    for _ in range(20):
+        assert _bits(backnorm.batch_norm_backward(*case, epsilon=1e-5)) == first
+
+
+def test_calls_from_several_threads_do_not_disturb_each_other(rng):
+    cases = [_case(rng, shape, np.float32) for shape in _SHAPES]
+    expected = [_bits(backnorm.batch_norm_backward(*case, epsilon=1e-5)) for case in cases]
+    wrong = []
+
+    def work(which):
+        for _ in range(30):
+            got = _bits(backnorm.batch_norm_backward(*cases[which], epsilon=1e-5))
+            wrong.extend([which] if got != expected[which] else [])
+
+    threads = [threading.Thread(target=work, args=(i % len(cases),)) for i in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,66 @@
+"""Arrays dense in some order of their axes are taken as they are."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from backnorm.layout import Extents, extents_of, in_order, memory_order, restore
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_every_dense_array_is_taken_without_a_copy(order):
+    base = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+    array = base.transpose(order)
+    found = memory_order(array)
+    canonical = in_order(array, found, array.dtype)
+    assert canonical.flags.c_contiguous
+    assert np.shares_memory(canonical, base)
+    np.testing.assert_array_equal(restore(canonical, found), array)
+
+
+@given(st.data())
+def test_the_canonical_element_is_the_channel_s(data):
+    """Element (n, c, s) of the canonical form has channel c in the array."""
+    shape = data.draw(hnp.array_shapes(min_dims=2, max_dims=5, max_side=4))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    order = tuple(data.draw(st.permutations(range(len(shape)))))
+    channel = np.broadcast_to(
+        np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))]), shape
+    )
+    array = restore(np.ascontiguousarray(channel.transpose(order)), order)
+    found = memory_order(array)
+    extents = extents_of(shape, axis, found)
+    flat = in_order(array, found, array.dtype).reshape(extents)
+    assert (flat == np.arange(extents.channels)[None, :, None]).all()
+
+
+def test_channels_last_memory_of_an_ncx_array_is_columns():
+    array = np.zeros((2, 5, 7, 3)).transpose(0, 3, 1, 2)
+    assert extents_of(array.shape, 1, memory_order(array)) == Extents(70, 3, 1)
+
+
+def test_one_channel_is_one_run():
+    assert extents_of((4, 1, 6), 1, (0, 1, 2)) == Extents(1, 1, 24)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((4, 6))[:, ::2],
+        np.zeros((4, 6))[::-1],
+        np.broadcast_to(np.zeros(3), (4, 3)),
+        np.zeros((4, 3), ">f8"),
+    ],
+    ids=["strided", "reversed", "broadcast", "byte-swapped"],
+)
+def test_other_arrays_are_copied_once(array):
+    canonical = in_order(array, memory_order(array), np.dtype(np.float64))
+    assert canonical.flags.c_contiguous
+    assert canonical.dtype.isnative
+    assert not np.may_share_memory(canonical, array)

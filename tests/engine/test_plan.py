@@ -1,0 +1,118 @@
+"""Plans, with made-up machines and no kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backnorm.kernels.cpu.geometry import Columns, Segments
+from backnorm.layout import Extents
+from backnorm.machine import Machine
+from backnorm.plan import plan
+from backnorm.problem import Problem
+
+_MACHINE = Machine(threads=8, cache_per_core=1 << 20, cache_shared=32 << 20, name="made up")
+
+
+def _problem(extents, **changes):
+    shape = (extents.outer, extents.channels, extents.inner)
+    problem = Problem("backward", shape, 1, np.dtype(np.float32), np.dtype(np.float32))
+    return dataclasses.replace(problem, **changes)
+
+
+def _plan(outer, channels, inner, machine=_MACHINE, **changes):
+    extents = Extents(outer, channels, inner)
+    return plan(_problem(extents, **changes), extents, machine)
+
+
+extents = st.builds(
+    Extents,
+    st.integers(0, 70000),
+    st.integers(0, 3000),
+    st.one_of(st.integers(1, 70), st.integers(1, 300000)),
+)
+
+
+@given(extents)
+def test_every_element_is_in_exactly_one_chunk(extents):
+    geometry = plan(_problem(extents), extents, _MACHINE).geometry
+    outer, channels, inner = extents
+    if isinstance(geometry, Segments):
+        pieces = -(-inner // geometry.length)
+        assert geometry.rows == 1 or pieces == 1
+        assert geometry.chunks == -(-outer // geometry.rows) * pieces
+        # A piece shorter than a vector could not be read as one.
+        assert inner - (pieces - 1) * geometry.length >= 8
+        assert geometry.rows * geometry.length <= 4096 + 8
+        assert geometry.block * geometry.blocks >= geometry.chunks
+    else:
+        assert geometry.rows * geometry.width + geometry.rest == outer * channels * inner
+        assert geometry.rest < max(1, geometry.width)
+        assert geometry.block * geometry.blocks >= geometry.rows
+        assert geometry.fused_tile % inner == 0
+        assert geometry.share >= 1
+
+
+@given(extents, st.integers(1, 128), st.sampled_from([1 << 18, 1 << 20]), st.integers(20, 28))
+def test_what_the_bits_depend_on_does_not_depend_on_the_machine(extents, threads, private, shared):
+    other = Machine(threads, private, 1 << shared, "another")
+    problem = _problem(extents)
+    assert plan(problem, extents, _MACHINE).geometry == plan(problem, extents, other).geometry
+
+
+@given(extents)
+def test_partial_sums_stay_small(extents):
+    geometry = plan(_problem(extents), extents, _MACHINE).geometry
+    width = extents.channels if isinstance(geometry, Segments) else geometry.width
+    assert geometry.blocks * 4 * width * 8 <= max(1 << 20, 2 * 4 * width * 8)
+
+
+def test_long_runs_become_segments_and_short_ones_columns():
+    assert isinstance(_plan(50, 64, 112 * 112).geometry, Segments)
+    assert isinstance(_plan(50, 512, 49).geometry, Columns)
+    assert isinstance(_plan(50 * 49, 512, 1).geometry, Columns)
+
+
+def test_rows_shorter_than_two_vectors_are_joined():
+    geometry = _plan(1000, 3, 1).geometry
+    assert (geometry.repeats, geometry.width, geometry.rows, geometry.rest) == (6, 18, 166, 12)
+
+
+def test_a_channel_group_that_fits_the_cache_is_fused():
+    assert _plan(50, 64, 112 * 112, machine=dataclasses.replace(_MACHINE, threads=2)).fused
+    small_cache = Machine(2, 1 << 18, 1 << 21, "small")
+    assert not _plan(50, 64, 112 * 112, machine=small_cache).fused
+
+
+def test_too_few_channel_groups_for_the_threads_are_not_fused():
+    assert not _plan(8, 3, 4096).fused
+    assert _plan(8, 3, 4096, machine=dataclasses.replace(_MACHINE, threads=1)).fused
+
+
+def test_frozen_statistics_and_exchanged_sums_take_two_passes():
+    assert not _plan(50, 64, 3136, training=False).fused
+    extents = Extents(50, 64, 3136)
+    assert plan(_problem(extents), extents, _MACHINE).fused
+    assert not plan(_problem(extents), extents, _MACHINE, exchanged=True).fused
+
+
+def test_small_problems_are_serial():
+    assert _plan(8, 16, 64).threads == 1
+    assert _plan(50, 64, 3136).threads == 8
+
+
+def test_only_outputs_that_the_cache_cannot_hold_are_streamed():
+    assert _plan(50, 64, 112 * 112).streaming
+    assert not _plan(50, 512, 49).streaming
+
+
+@pytest.mark.parametrize("inner", [1, 49, 12544])
+def test_a_plan_prints_what_it_does_and_why(inner):
+    text = str(_plan(50, 64, inner))
+    assert "backward float32 50x64x" in text
+    assert "because" in text
+    assert f"inner {inner}" in text
