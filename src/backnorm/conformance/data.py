@@ -1,0 +1,261 @@
+"""Data to try an implementation on: some that leaves no excuse, some like what training sees.
+
+dy is never constant: with a constant dy the exact dx and dgamma are 0, and a wrong kernel passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from backnorm.dtypes import FLOAT32, is_16_bit
+from backnorm.problem import channel_axis_of
+
+__all__ = ["ExactCase", "LayerData", "exact_data", "realistic_data"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerData:
+    """Inputs of one batch-normalisation layer, forward and backward.
+
+    Attributes
+    ----------
+    x, dy : numpy.ndarray
+        Input, and gradient of the output; equal shapes and types.
+    mean, variance, gamma, beta : numpy.ndarray
+        Shape (C,).
+    epsilon : float
+    data_format : {"NCX", "NXC"}
+    """
+
+    x: np.ndarray
+    dy: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    gamma: np.ndarray
+    beta: np.ndarray
+    epsilon: float
+    data_format: str
+
+    @property
+    def backward_inputs(self) -> tuple[np.ndarray, ...]:
+        """x, dy, mean, variance, gamma: the arguments of the backward pass in their order."""
+        return self.x, self.dy, self.mean, self.variance, self.gamma
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments that go with every pass."""
+        return {"epsilon": self.epsilon, "data_format": self.data_format}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExactCase(LayerData):
+    """Data whose results are known beforehand.
+
+    Attributes
+    ----------
+    dx, dgamma, dbeta, y : numpy.ndarray
+        float64, exact: results of the training backward pass and of the normalisation by mean and
+        variance. dx and y are representable in x's type as they stand; dgamma and dbeta are
+        integers times powers of two that may still need the one rounding to a narrow type.
+    true_statistics : bool
+        Whether mean and variance are those of x, so that the training forward gives y as well.
+    """
+
+    dx: np.ndarray = field(kw_only=True)
+    dgamma: np.ndarray = field(kw_only=True)
+    dbeta: np.ndarray = field(kw_only=True)
+    y: np.ndarray = field(kw_only=True)
+    true_statistics: bool = field(kw_only=True)
+
+
+def exact_data(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    *,
+    data_format: str = "NCX",
+    rng: np.random.Generator,
+    statistics_dtype: np.dtype | None = None,
+    epsilon: float = 0.0,
+    mean_magnitude: int = 8,
+) -> ExactCase:
+    """Return data whose statistics, sums and gradients are exact in any order of evaluation.
+
+    All values are small integers times powers of two, so that every product and every partial
+    sum is representable (in float32 for up to 2**18 elements a channel), and so are the results.
+    Any difference from them is a fault of formula or indexing, not of rounding. The idea is that
+    of oneDNN's benchdnn.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of x; rank >= 2. M = 1 and empty shapes are legal.
+    dtype : numpy.dtype
+        Element type of x and dy.
+    data_format : {"NCX", "NXC"}
+    rng : numpy.random.Generator
+    statistics_dtype : numpy.dtype, optional
+        Type of the per-channel arrays; by default float32 beside a 16-bit type, else `dtype`.
+    epsilon : float
+        A power of two below 1/4 and representable beside it; the variance supplied is then a
+        power of four less epsilon, and is no longer the variance of x.
+    mean_magnitude : int
+        Bound of the integer means. Up to 2**20 in float32; 16-bit types hold x up to 8 or so
+        beside the deviations of x only.
+
+    Notes
+    -----
+    Deviations come in pairs c = +b u, -b u with u a power of two and b in 1, 2, 3, mixed 5 : any :
+    3, so that the mean of c**2 is (2 u)**2. Beside each pair stand dy = p + q, p - q; adding the
+    remainders of sum(p) and sum(b q) over the pairs makes both sums exact multiples of M. An odd
+    element has c = 0.
+    """
+    axis = channel_axis_of(data_format) % len(shape)
+    channels = shape[axis]
+    count = int(np.prod(shape[:axis] + shape[axis + 1 :], dtype=np.int64))
+    statistics = statistics_dtype or (FLOAT32 if is_16_bit(dtype) else dtype)
+
+    unit = 2.0 ** rng.integers(-2, 1, channels)
+    mean = rng.integers(-mean_magnitude, mean_magnitude, channels, endpoint=True).astype(float)
+    gamma = rng.choice([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0], channels)
+    beta = rng.integers(-2, 2, channels, endpoint=True).astype(float)
+    s = 1.0 / (2.0 * unit)
+
+    deviation, gradient = np.empty((2, channels, count))
+    mean_dy, mean_dy_xmu = np.zeros((2, channels))
+    for channel in range(channels):
+        b, d, mean_dy[channel], ratio = _exact_channel(count, rng)
+        deviation[channel], gradient[channel] = b * unit[channel], d
+        mean_dy_xmu[channel] = ratio * unit[channel]
+    column = (slice(None), None)
+    coefficient = (s * s * mean_dy_xmu)[column]
+    dx = (gamma * s)[column] * (gradient - mean_dy[column] - deviation * coefficient)
+    y = (gamma * s)[column] * deviation + beta[column]
+
+    def tensor(rows: np.ndarray) -> np.ndarray:
+        others = shape[:axis] + shape[axis + 1 :]
+        return np.ascontiguousarray(np.moveaxis(rows.reshape(channels, *others), 0, axis))
+
+    return ExactCase(
+        x=tensor(deviation + mean[column]).astype(dtype),
+        dy=tensor(gradient).astype(dtype),
+        mean=mean.astype(statistics),
+        variance=(4.0 * unit * unit - epsilon).astype(statistics),
+        gamma=gamma.astype(statistics),
+        beta=beta.astype(statistics),
+        epsilon=epsilon,
+        data_format=data_format,
+        dx=tensor(dx),
+        dgamma=s * mean_dy_xmu * count,
+        dbeta=mean_dy * count,
+        y=tensor(y),
+        true_statistics=epsilon == 0.0 and count % 2 == 0 and count > 0,
+    )
+
+
+def realistic_data(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    *,
+    data_format: str = "NCX",
+    rng: np.random.Generator,
+    statistics_dtype: np.dtype | None = None,
+    epsilon: float = 1e-5,
+    ratio: float = 1.0,
+    scale: float = 1.0,
+    gradient_scale: float = 1.0,
+) -> LayerData:
+    """Return normally distributed data like that of a layer in training.
+
+    Parameters
+    ----------
+    shape, dtype, data_format, rng, statistics_dtype
+        As in :func:`exact_data`.
+    epsilon : float
+    ratio : float
+        Mean over standard deviation of x, in magnitude; 1e4 makes cancelling formulas fail.
+    scale : float
+        Standard deviation of x; channels vary by a factor of 4 around it.
+    gradient_scale : float
+        Standard deviation of dy, which is correlated with x and has a mean of its own, so that no
+        term of the gradient is small by accident.
+
+    Notes
+    -----
+    mean and variance are those of the values of x as rounded to `dtype`, rounded themselves to
+    `statistics_dtype`.
+    """
+    axis = channel_axis_of(data_format) % len(shape)
+    channels = shape[axis]
+    others = shape[:axis] + shape[axis + 1 :]
+    statistics = statistics_dtype or (FLOAT32 if is_16_bit(dtype) else dtype)
+    # Channels first, whatever the layout: rows of channels are then turned into place.
+    per_channel = (channels,) + (1,) * len(others)
+
+    deviation = scale * 2.0 ** rng.uniform(-1, 1, per_channel)
+    centre = ratio * deviation * rng.choice([-1.0, 1.0], per_channel)
+    normal = rng.standard_normal((channels, *others))
+    x = (centre + deviation * normal).astype(dtype)
+    tilt, offset = rng.uniform(-1, 1, (2, *per_channel))
+    dy = gradient_scale * (rng.standard_normal(normal.shape) + tilt * normal + offset)
+
+    rows = x.astype(np.float64).reshape(channels, -1)
+    if rows.shape[1]:
+        mean = rows.mean(axis=1)
+        variance = np.square(rows - mean[:, None]).mean(axis=1)
+    else:
+        mean, variance = np.zeros(channels), np.ones(channels)
+    return LayerData(
+        x=np.ascontiguousarray(np.moveaxis(x, 0, axis)),
+        dy=np.ascontiguousarray(np.moveaxis(dy.astype(dtype), 0, axis)),
+        mean=mean.astype(statistics),
+        variance=variance.astype(statistics),
+        gamma=(rng.uniform(0.5, 1.5, channels) * rng.choice([-1.0, 1.0], channels)).astype(
+            statistics
+        ),
+        beta=rng.uniform(-1, 1, channels).astype(statistics),
+        epsilon=epsilon,
+        data_format=data_format,
+    )
+
+
+def _exact_channel(
+    count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Return deviations b, gradients, mean(dy) and mean(dy * b) of a channel, all exact."""
+    pairs = count // 2
+    triples = int(rng.integers(0, pairs // 16, endpoint=True))
+    b = np.full(pairs, 2.0)
+    b[: 5 * triples] = 1.0
+    b[5 * triples : 8 * triples] = 3.0
+
+    mean_dy = float(rng.choice([-2, -1, 1, 2]))
+    p = rng.integers(-1, 1, pairs, endpoint=True).astype(float)
+    p = mean_dy + p - _spread(p.sum(), pairs)
+    # Half-steps of q beside b = 2 change sum(b q) by one.
+    twos = b == 2.0
+    q = rng.integers(-1, 1, pairs, endpoint=True) + rng.choice([-1.0, 1.0]) * b
+    # mean(dy b) is 2 sum(b q) / M; an odd M needs an even multiple to stay an integer.
+    step = pairs if count % 2 == 0 else count
+    remainder = (b * q).sum()
+    remainder -= step * np.rint(remainder / step) if step else 0.0
+    q[twos] -= 0.5 * _spread(remainder, int(twos.sum()))
+
+    deviation, gradient = np.zeros(count), np.full(count, mean_dy)
+    deviation[:pairs], deviation[pairs : 2 * pairs] = b, -b
+    gradient[:pairs], gradient[pairs : 2 * pairs] = p + q, p - q
+    order = rng.permutation(count)
+    mean_dy_b = 2.0 * float((b * q).sum()) / count if count else 0.0
+    return deviation[order], gradient[order], mean_dy, mean_dy_b
+
+
+def _spread(total: float, places: int) -> np.ndarray:
+    """Return `places` integers as equal as can be that add up to `total`."""
+    if places == 0:
+        return np.zeros(0)
+    share, rest = divmod(int(total), places)
+    values = np.full(places, float(share))
+    values[:rest] += 1.0
+    return values

@@ -1,0 +1,173 @@
+"""Ulps and budgets: the yardstick itself, at the places where yardsticks go wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backnorm.conformance.judge import budget, check_backward, judge, ulp_error
+from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
+from backnorm.reference import Exact
+
+NARROW = (FLOAT16, BFLOAT16)
+LEAST_NORMAL = {FLOAT16: 2.0**-14, BFLOAT16: 2.0**-126}
+
+
+def exact(*pairs):
+    hi, lo = zip(*pairs, strict=True)
+    return Exact(hi, lo)
+
+
+def every_finite(dtype):
+    bits = np.arange(2**16, dtype=np.uint32).astype(np.uint16)
+    with np.errstate(invalid="ignore"):
+        values = bits.view(dtype).astype(np.float64)
+    return np.unique(values[np.isfinite(values)])
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_the_gap_between_neighbours_is_one_ulp_of_the_lower_one(dtype):
+    values = every_finite(dtype)
+    positive = values[values >= 0]
+    below, above = positive[:-1], positive[1:]
+    np.testing.assert_array_equal(ulp_error(above, Exact.of(below), dtype), 1.0)
+    # Seen from a power of two the gap below it is half an ulp, but not at the least normal one.
+    power_of_two = np.frexp(above)[0] == 0.5
+    expected = np.where(power_of_two & (above > LEAST_NORMAL[dtype]), 0.5, 1.0)
+    np.testing.assert_array_equal(ulp_error(below, Exact.of(above), dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_halfway_between_neighbours_is_half_an_ulp(dtype):
+    values = every_finite(dtype)
+    positive = values[values >= 0]
+    middle = (positive[:-1] + positive[1:]) / 2
+    for end in (positive[:-1], positive[1:]):
+        np.testing.assert_array_equal(ulp_error(end, Exact.of(middle), dtype), 0.5)
+        np.testing.assert_array_equal(ulp_error(-end, Exact.of(-middle), dtype), 0.5)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 2.0**-14, 2.0**-24, 2.0**-130, 2.0**-149, 6e4, 3e38])
+def test_rounding_to_nearest_is_within_half_an_ulp(dtype, scale, rng):
+    values = scale * rng.uniform(-4, 4, 2000)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = values.astype(dtype)
+    assert ulp_error(rounded, Exact.of(values), dtype).max() <= 0.5
+
+
+def test_a_power_of_two_less_a_little_lies_in_the_lower_binade():
+    value = exact((1.0, -(2.0**-60)))
+    assert ulp_error(np.array([1.0 - 2.0**-24]), value, FLOAT32) == pytest.approx(1.0)
+    assert ulp_error(np.array([1.0 - 2.0**-24]), exact((1.0, 2.0**-60)), FLOAT32) == (
+        pytest.approx(0.5)
+    )
+
+
+def test_the_low_part_counts_in_float64():
+    assert ulp_error(np.array([1.0]), exact((1.0, 2.0**-54)), FLOAT64) == 0.25
+    assert ulp_error(np.array([-1.0]), exact((-1.0, 2.0**-55)), FLOAT64) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "threshold"),
+    [
+        (FLOAT16, 65504.0, 65520.0),
+        (FLOAT32, 2.0**128 - 2.0**104, 2.0**128 - 2.0**103),
+        (BFLOAT16, 2.0**128 - 2.0**120, 2.0**128 - 2.0**119),
+    ],
+    ids=str,
+)
+def test_overflow_is_right_exactly_where_rounding_overflows(dtype, largest, threshold):
+    infinity = np.array([np.inf])
+    for beyond in (threshold, 1.5 * largest, 1e60):
+        assert ulp_error(infinity, Exact.of([beyond]), dtype) <= 0.5
+        assert ulp_error(-infinity, Exact.of([-beyond]), dtype) <= 0.5
+    assert ulp_error(infinity, Exact.of([np.nextafter(threshold, 0)]), dtype) > 0.5
+    assert ulp_error(np.array([largest]), Exact.of([1e60]), dtype) == 1.0
+    assert ulp_error(-infinity, Exact.of([1e60]), dtype) > 1.0
+
+
+def test_values_that_are_not_finite_must_match_in_kind():
+    actual = np.array([np.nan, np.inf, -np.inf, np.nan, np.inf, 1.0, 1.0])
+    value = Exact.of([np.nan, np.inf, -np.inf, 1.0, -np.inf, np.nan, np.inf])
+    errors = ulp_error(actual, value, FLOAT32)
+    np.testing.assert_array_equal(errors, [0, 0, 0, np.inf, np.inf, np.inf, np.inf])
+
+
+def test_float64_overflow_must_match():
+    assert ulp_error(np.array([np.inf]), Exact.of([1e308]), FLOAT64) == np.inf
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_one_step_beside_the_right_value_fails(dtype):
+    right = np.linspace(1.1, 1.9, 7).astype(dtype)
+    value = Exact.of(right.astype(float))
+    verdict = judge("dx", right, value, np.abs(value.hi), dtype)
+    assert verdict.passed
+    assert verdict.worst_ulp == 0.0
+    wrong = right.copy()
+    wrong[3] = np.nextafter(wrong[3], dtype.type(2))
+    terms = np.zeros(7) if dtype == FLOAT64 else np.abs(value.hi)
+    verdict = judge("dx", wrong, value, terms, dtype)
+    assert not verdict.passed
+    assert verdict.where == (3,)
+    assert verdict.worst_ulp == 1.0
+    assert "dx[3]" in verdict.detail
+
+
+def test_what_cancels_is_allowed_its_share_of_the_terms():
+    value = Exact.of([2.0**-30])
+    actual = np.array([2.0**-30 + 2.0**-42], np.float32)
+    assert judge("dx", actual, value, np.array([1.0]), FLOAT32).passed
+    assert not judge("dx", actual, value, np.array([0.1]), FLOAT32).passed
+
+
+@pytest.mark.parametrize(
+    ("quantity", "output", "data", "ulps", "terms"),
+    [
+        ("dx", FLOAT32, FLOAT32, 0.5, -40),
+        ("dgamma", FLOAT32, FLOAT32, 0.5, -45),
+        ("dbeta", FLOAT32, FLOAT32, 0.5, -45),
+        ("dx", FLOAT64, FLOAT64, 0.5, -49),
+        ("dgamma", FLOAT64, FLOAT64, 0.5, -48),
+        ("dx", FLOAT16, FLOAT16, 0.5, -20),
+        ("dx", BFLOAT16, BFLOAT16, 0.5, -20),
+        ("dgamma", FLOAT32, BFLOAT16, 0.5, -22),
+        ("dbeta", FLOAT16, FLOAT16, 0.5, -20),
+        ("mean", FLOAT32, FLOAT32, 1.0, -45),
+        ("y", FLOAT32, FLOAT32, 0.5, -40),
+    ],
+)
+def test_the_budget_is_the_one_promised(quantity, output, data, ulps, terms):
+    allowed = budget(quantity, output, data)
+    assert (allowed.ulps, allowed.terms) == (ulps, 2.0**terms)
+
+
+def test_an_unknown_quantity_or_type_has_no_budget():
+    with pytest.raises(ValueError, match="quantity"):
+        budget("gradient", FLOAT32, FLOAT32)
+    with pytest.raises(TypeError, match="int32"):
+        budget("dx", np.dtype(np.int32), FLOAT32)
+
+
+def test_a_wrong_shape_or_type_is_refused(rng):
+    x = rng.standard_normal((3, 2)).astype(np.float32)
+    ones = np.ones(2, np.float32)
+    good = (x, ones, ones)
+    for position, wrong in [
+        (0, x[:2]),
+        (0, x.astype(float)),
+        (1, ones.astype(float)),
+        (2, ones[:1]),
+    ]:
+        outputs = list(good)
+        outputs[position] = wrong
+        verdicts = check_backward(x, x, ones, ones, ones, tuple(outputs), epsilon=0.0)
+        assert not list(verdicts.values())[position].passed
+
+
+def test_an_empty_output_passes():
+    assert judge(
+        "dx", np.zeros((0, 3), np.float32), Exact.of(np.zeros((0, 3))), np.zeros((0, 3)), FLOAT32
+    ).passed

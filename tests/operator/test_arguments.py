@@ -1,0 +1,109 @@
+"""Bad arguments of the canonical operator: each error names the argument and what came."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm.conformance.data import realistic_data
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
+
+NAMES = ("x", "dy", "mean", "variance", "gamma")
+
+
+def call(rng, dtype=FLOAT32, **changes):
+    data = realistic_data((3, 4, 5), dtype, rng=rng)
+    arguments = dict(zip(NAMES, data.backward_inputs, strict=True)) | data.options | changes
+    return backnorm.batch_norm_backward(**arguments)
+
+
+def f32(*shape):
+    return np.ones(shape, np.float32)
+
+
+SHAPES = {
+    "a gradient with fewer elements": ("dy", f32(3, 4, 4)),
+    "a gradient with more elements": ("dy", f32(4, 4, 5)),
+    "a gradient that would broadcast": ("dy", f32(1, 4, 5)),
+    "a gradient of another rank": ("dy", f32(3, 4)),
+    "an x of rank 1": ("x", f32(4)),
+    "an x of rank 0": ("x", f32()),
+    "a short mean": ("mean", f32(3)),
+    "a long mean": ("mean", f32(5)),
+    "an empty mean": ("mean", f32(0)),
+    "a scalar mean": ("mean", f32()),
+    "a mean of rank 2": ("mean", f32(4, 1)),
+    "a short variance": ("variance", f32(1)),
+    "a long variance": ("variance", f32(60)),
+    "a short gamma": ("gamma", f32(1)),
+    "an empty gamma": ("gamma", f32(0)),
+    "a gamma of rank 2": ("gamma", f32(1, 4)),
+}
+
+
+@pytest.mark.parametrize(("name", "array"), SHAPES.values(), ids=SHAPES)
+def test_wrong_shapes_are_refused(name, array, rng):
+    with pytest.raises(backnorm.ArgumentValueError, match=f"^{name}: ") as raised:
+        call(rng, **{name: array})
+    assert str(array.shape) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64, np.longdouble, object, "U3"])
+def test_types_that_are_not_supported_are_refused(name, dtype, rng):
+    shape = (3, 4, 5) if name in ("x", "dy") else (4,)
+    with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: "):
+        call(rng, **{name: np.ones(shape, dtype)})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [np.float64, FLOAT16, BFLOAT16])
+def test_types_that_do_not_go_together_are_refused(name, dtype, rng):
+    shape = (3, 4, 5) if name in ("x", "dy") else (4,)
+    with pytest.raises(backnorm.ArgumentTypeError):
+        call(rng, **{name: np.ones(shape, dtype)})
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def test_statistics_of_two_types_are_refused(dtype, rng):
+    with pytest.raises(backnorm.ArgumentTypeError, match="gamma"):
+        call(rng, dtype, gamma=np.ones(4, dtype))
+
+
+@pytest.mark.parametrize("name", NAMES[:4])
+def test_what_is_missing_is_named(name, rng):
+    with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: "):
+        call(rng, **{name: None})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masked_arrays_are_refused(name, rng):
+    shape = (3, 4, 5) if name in ("x", "dy") else (4,)
+    with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: .*mask"):
+        call(rng, **{name: np.ma.masked_equal(np.ones(shape, np.float32), 2)})
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "nxc", "", None, 1, ["NCX"]])
+def test_other_data_formats_are_refused(data_format, rng):
+    with pytest.raises(backnorm.ArgumentError, match=r"^data_format: .*NCX.*NXC"):
+        call(rng, data_format=data_format)
+
+
+@pytest.mark.parametrize("training", [None, 1, "yes"])
+def test_training_must_be_a_boolean(training, rng):
+    with pytest.raises(backnorm.ArgumentTypeError, match=r"^training: "):
+        call(rng, training=training)
+
+
+def test_what_can_be_read_as_an_array_is_accepted(rng):
+    data = realistic_data((2, 3, 2), np.dtype(np.float64), rng=rng)
+    lists = [array.tolist() for array in data.backward_inputs]
+    plain = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
+    gradients = backnorm.batch_norm_backward(*lists, **data.options)
+    np.testing.assert_array_equal(gradients.dx, plain.dx)
+
+
+def test_what_cannot_be_read_as_an_array_is_refused(rng):
+    with pytest.raises(backnorm.ArgumentTypeError, match=r"^mean: "):
+        call(rng, mean=[[1.0], [1.0, 2.0]])

@@ -1,0 +1,93 @@
+"""The same bits on every run, for any number of threads, and from several Python threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm.conformance.data import realistic_data
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+
+# Large enough to be worth several threads, in each of the ways the work can be cut.
+PROBLEMS = [
+    ("NCX", (16, 8, 40, 40), FLOAT32),
+    ("NCX", (64, 64, 7, 7), FLOAT32),
+    ("NCX", (2, 3, 30000), FLOAT64),
+    ("NXC", (16, 40, 40, 8), FLOAT32),
+    ("NXC", (8, 7, 7, 512), BFLOAT16),
+    ("NXC", (60000, 3), FLOAT16),
+]
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = backnorm.get_num_threads()
+    yield
+    backnorm.set_num_threads(before)
+
+
+def results(data):
+    gradients = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
+    normalized = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **data.options)
+    y = backnorm.batch_norm_inference(
+        data.x, data.mean, data.variance, data.gamma, data.beta, **data.options
+    )
+    sums = backnorm.reduce(data.x, data.dy, data.mean, data_format=data.data_format)
+    dx = backnorm.apply(*data.backward_inputs, sums, **data.options)
+    arrays = [*gradients, *normalized, y, sums.sum_dy, sums.sum_dy_xmu, dx]
+    return [array.tobytes() for array in arrays]
+
+
+@pytest.mark.parametrize(("data_format", "shape", "dtype"), PROBLEMS, ids=str)
+def test_the_number_of_threads_does_not_change_a_bit(data_format, shape, dtype, rng):
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=10.0)
+    backnorm.set_num_threads(1)
+    alone = results(data)
+    for count in (2, 3, 64):
+        backnorm.set_num_threads(count)
+        for _ in range(3):
+            assert results(data) == alone
+
+
+def test_several_python_threads_do_not_disturb_each_other(rng):
+    cases = [
+        realistic_data(shape, dtype, data_format=data_format, rng=rng)
+        for data_format, shape, dtype in PROBLEMS[:4]
+    ]
+    expected = [results(data) for data in cases]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(results, cases * 6))
+    assert found == expected * 6
+
+
+def test_the_bits_do_not_depend_on_where_the_arrays_begin(rng):
+    data = realistic_data((8, 5, 33, 3), FLOAT32, rng=rng)
+    plain = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
+    for offset in (1, 3, 8, 13):
+        x, dy, out = (
+            np.zeros(data.x.size + offset, np.float32)[offset:].reshape(data.x.shape)
+            for _ in range(3)
+        )
+        x[...], dy[...] = data.x, data.dy
+        moved = backnorm.batch_norm_backward(
+            x, dy, *data.backward_inputs[2:], **data.options, out=out
+        )
+        for actual, expected in zip(moved, plain, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
+
+def test_any_number_of_threads_from_one_is_accepted():
+    for count in (1, 2, 1000):
+        backnorm.set_num_threads(count)
+        assert 1 <= backnorm.get_num_threads() <= count
+    backnorm.set_num_threads(1)
+    assert backnorm.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_fewer_than_one_thread_is_refused(count):
+    with pytest.raises(ValueError, match="n: must be 1 or more"):
+        backnorm.set_num_threads(count)

@@ -1,0 +1,183 @@
+"""`out=`: where results go, which arrays are refused, and what in-place means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm.conformance.data import realistic_data
+from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32
+
+LAYOUTS = [("NCX", (4, 9, 5, 3)), ("NXC", (4, 5, 3, 9)), ("NCX", (3, 40, 2)), ("NXC", (70, 24))]
+
+
+def backward(data, **keywords):
+    return backnorm.batch_norm_backward(*data.backward_inputs, **data.options, **keywords)
+
+
+def test_every_output_is_written_in_full(poisoned_allocations, rng):
+    data = realistic_data((5, 7, 11), FLOAT32, rng=rng)
+    gradients = backward(data)
+    assert not any(np.isnan(values).any() for values in gradients)
+    assert len(poisoned_allocations) >= 3
+    for values in gradients:
+        assert any(np.shares_memory(values, array) for array in poisoned_allocations)
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
+@pytest.mark.parametrize("training", [True, False])
+def test_out_gets_the_same_bits_and_is_returned(dtype, data_format, shape, training, poison, rng):
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
+    plain = backward(data, training=training)
+    out = poison(np.empty(shape, dtype))
+    gradients = backward(data, training=training, out=out)
+    assert gradients.dx is out
+    for actual, expected in zip(gradients, plain, strict=True):
+        np.testing.assert_array_equal(actual, expected, strict=True)
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
+@pytest.mark.parametrize("training", [True, False])
+def test_out_may_be_dy(dtype, data_format, shape, training, rng):
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
+    plain = backward(data, training=training)
+    gradients = backward(data, training=training, out=data.dy)
+    assert gradients.dx is data.dy
+    for actual, expected in zip(gradients, plain, strict=True):
+        np.testing.assert_array_equal(actual, expected, strict=True)
+
+
+def strided(shape, dtype):
+    return np.full((*shape[:-1], 2 * shape[-1]), np.nan, dtype)[..., ::2]
+
+
+def reversed_rows(shape, dtype):
+    return np.full(shape, np.nan, dtype)[::-1]
+
+
+def fortran(shape, dtype):
+    return np.full(shape, np.nan, dtype, order="F")
+
+
+def byte_swapped(shape, dtype):
+    return np.full(shape, np.nan, dtype).astype(dtype.newbyteorder())
+
+
+def misaligned(shape, dtype):
+    count = int(np.prod(shape))
+    out = np.zeros(count * dtype.itemsize + 1, np.uint8)[1:].view(dtype).reshape(shape)
+    out.fill(np.nan)
+    return out
+
+
+@pytest.mark.parametrize("make", [strided, reversed_rows, fortran, byte_swapped, misaligned])
+@pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
+def test_out_may_lie_in_memory_as_it_likes(make, data_format, shape, rng):
+    data = realistic_data(shape, FLOAT32, data_format=data_format, rng=rng)
+    plain = backward(data)
+    out = make(shape, FLOAT32)
+    assert backward(data, out=out).dx is out
+    np.testing.assert_array_equal(out, plain.dx)
+
+
+@pytest.mark.parametrize("make", [strided, reversed_rows, fortran])
+def test_in_place_works_for_any_strides(make, rng):
+    data = realistic_data((4, 6, 8), FLOAT32, rng=rng)
+    plain = backward(data)
+    dy = make(data.dy.shape, FLOAT32)
+    dy[...] = data.dy
+    gradients = backnorm.batch_norm_backward(
+        data.x, dy, data.mean, data.variance, data.gamma, **data.options, out=dy
+    )
+    assert gradients.dx is dy
+    np.testing.assert_array_equal(dy, plain.dx)
+
+
+def test_the_gaps_of_a_strided_out_are_left_alone(rng):
+    data = realistic_data((3, 4, 10), FLOAT32, rng=rng)
+    memory = np.full((3, 4, 20), 7.0, np.float32)
+    backward(data, out=memory[..., ::2])
+    np.testing.assert_array_equal(memory[..., 1::2], 7.0)
+
+
+def refused(data, out, error, match):
+    before = [array.copy() for array in data.backward_inputs]
+    with pytest.raises(backnorm.BacknormError, match=match) as raised:
+        backward(data, out=out)
+    assert isinstance(raised.value, error)
+    for array, copy in zip(data.backward_inputs, before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+@pytest.fixture
+def data(rng):
+    return realistic_data((4, 4, 6), FLOAT32, rng=rng)
+
+
+def test_a_wrong_shape_is_refused(data):
+    refused(data, np.empty((4, 4, 7), np.float32), ValueError, "out.*shape")
+    refused(data, np.empty((16, 6), np.float32), ValueError, "out.*shape")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, BFLOAT16])
+def test_a_wrong_type_is_refused(data, dtype):
+    refused(data, np.empty((4, 4, 6), dtype), TypeError, "out.*element type")
+
+
+def test_what_is_no_array_is_refused(data):
+    refused(data, [1.0], TypeError, "out.*array")
+
+
+def test_a_read_only_out_is_refused(data, read_only):
+    (out,) = read_only(np.empty((4, 4, 6), np.float32))
+    refused(data, out, ValueError, "out.*read-only")
+
+
+def test_an_out_whose_elements_share_memory_is_refused(data):
+    out = np.lib.stride_tricks.as_strided(
+        np.zeros(24, np.float32), shape=(4, 4, 6), strides=(0, 24, 4)
+    )
+    refused(data, out, ValueError, "out.*share")
+
+
+def test_an_out_that_overlaps_an_input_is_refused(data):
+    refused(data, data.x, ValueError, "out.*overlaps x")
+    refused(data, data.dy[::-1], ValueError, "out.*overlaps.*dy")
+
+
+def test_an_out_that_overlaps_half_of_dy_is_refused(rng):
+    source = realistic_data((4, 4, 6), FLOAT32, rng=rng)
+    memory = np.zeros((5, 4, 6), np.float32)
+    memory[:4] = source.dy
+    arguments = (source.x, memory[:4], source.mean, source.variance, source.gamma)
+    with pytest.raises(ValueError, match=r"out.*overlaps.*dy"):
+        backnorm.batch_norm_backward(*arguments, **source.options, out=memory[1:])
+
+
+def test_neighbours_that_interleave_without_sharing_are_accepted(rng):
+    source = realistic_data((4, 4, 6), FLOAT32, rng=rng)
+    memory = np.zeros((4, 4, 12), np.float32)
+    memory[..., ::2] = source.dy
+    arguments = (source.x, memory[..., ::2], source.mean, source.variance, source.gamma)
+    gradients = backnorm.batch_norm_backward(*arguments, **source.options, out=memory[..., 1::2])
+    np.testing.assert_array_equal(gradients.dx, backward(source).dx)
+    np.testing.assert_array_equal(memory[..., ::2], source.dy)
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_out_of_the_forward_and_of_inference(dtype, poison, rng):
+    data = realistic_data((4, 6, 9), dtype, rng=rng)
+    out = poison(np.empty(data.x.shape, dtype))
+    plain = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **data.options)
+    normalized = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **data.options, out=out)
+    assert normalized.y is out
+    np.testing.assert_array_equal(out, plain.y)
+
+    inputs = (data.x, data.mean, data.variance, data.gamma, data.beta)
+    plain = backnorm.batch_norm_inference(*inputs, **data.options)
+    poison(out)
+    assert backnorm.batch_norm_inference(*inputs, **data.options, out=out) is out
+    np.testing.assert_array_equal(out, plain)
