@@ -1,0 +1,134 @@
+"""Write docs/dialects.md from the operators' own descriptions.
+
+With --check: say whether the page is current, and write nothing.
+
+Usage: python scripts/make_dialects_page.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from backnorm.dialects.registry import DIALECTS, operators
+from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorSpec
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "dialects.md"
+
+INTRODUCTION = """\
+# The dialects
+
+Each dialect is one specification's batch normalisation, called exactly as it is written there.
+This page is generated from the operators' descriptions (`.schema`), the same that the
+validation follows, by `scripts/make_dialects_page.py`.
+
+"Canonical" is the name in backnorm's own operator, e.g. `dx` in `batch_norm_backward`. Common
+to all: the statistics are used as they are given, the variance is the biased one, and results
+are those of the canonical operator bit for bit.
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    return "\n".join([INTRODUCTION, *_sections()]).rstrip() + "\n"
+
+
+def _sections() -> Iterator[str]:
+    for dialect in DIALECTS:
+        yield f"## `backnorm.dialects.{dialect}`\n"
+        for op in operators(dialect).values():
+            schemas = getattr(op, "schemas", None) or {None: op.schema}
+            for schema in schemas.values():
+                yield _operator(schema)
+
+
+def _operator(schema: OperatorSchema) -> str:
+    revision = f" (revision {schema.revision})" if schema.revision else ""
+    parts = [
+        f"### {schema.op}{revision}\n",
+        f"{schema.summary} Follows {schema.source}.\n",
+        _table(
+            ("Input", "Type", "Shape", "Required", "Canonical", ""),
+            (_tensor(tensor, schema) for tensor in schema.inputs),
+        ),
+        _table(
+            ("Output", "Type", "Shape", "Required", "Canonical", ""),
+            (_tensor(tensor, schema) for tensor in schema.outputs),
+        ),
+        _table(
+            ("Attribute", "Type", "Default", "Accepted", ""),
+            (_attribute(attribute) for attribute in schema.attributes),
+        ),
+        _table(
+            ("Element type of the data", "Element types of per-channel tensors"),
+            ((rule.data, ", ".join(rule.channel)) for rule in schema.type_rules),
+        ),
+        "\n".join(f"- {rule}" for rule in _rules(schema)) + "\n",
+    ]
+    return "\n".join(parts)
+
+
+def _tensor(tensor: TensorSpec, schema: OperatorSchema) -> Sequence[str]:
+    shape = {
+        "data": "data",
+        "channel": "(C,)",
+        "vector": "(0,)" if tensor.role == "empty" else "(C,) or (0,)",
+        "opaque": "any",
+    }[tensor.kind]
+    canonical = tensor.role if tensor.role not in ("empty", "ignored") else ""
+    return (
+        f"`{tensor.name}`",
+        tensor.type,
+        shape,
+        "yes" if tensor.required else "optional",
+        canonical,
+        tensor.summary,
+    )
+
+
+def _attribute(attribute: AttributeSpec) -> Sequence[str]:
+    default = "required" if attribute.required else f"`{attribute.default!r}`"
+    accepted = ", ".join(f"`{choice}`" for choice in attribute.choices)
+    if attribute.type in ("f32", "f64"):
+        accepted = "finite" if attribute.range == "any" else f"finite, {attribute.range}"
+    summary = attribute.summary + (" (backnorm's own)" if attribute.extension else "")
+    return f"`{attribute.name}`", attribute.type, default, accepted, summary
+
+
+def _rules(schema: OperatorSchema) -> Iterator[str]:
+    yield f"Rank of the data: {schema.rank_text}."
+    if schema.min_channels:
+        yield f"Channels: at least {schema.min_channels}."
+    if not schema.one_channel_type:
+        yield "Per-channel tensors may differ in element type."
+    for names in schema.inputs_together:
+        yield f"{_and(names)}: all given or none."
+    for names in schema.outputs_together:
+        yield f"{_and(names)}: all requested or none."
+    yield from schema.notes
+
+
+def _and(names: Iterable[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def main() -> int:
+    """Write the page, or with --check say whether it is current."""
+    text = page()
+    if "--check" in sys.argv[1:]:
+        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+            return 0
+        print(f"{PAGE.name} is not current: run scripts/make_dialects_page.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

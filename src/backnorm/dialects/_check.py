@@ -1,0 +1,327 @@
+"""The validation that a schema drives: attributes, inputs and requested outputs of one call.
+
+Everything here speaks the dialect's words and knows no particular dialect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Real
+
+import numpy as np
+
+from backnorm.dialects.schema import (
+    ELEMENT_TYPE_NAMES,
+    REQUIRED,
+    AttributeSpec,
+    FormatSpec,
+    OperatorSchema,
+    TensorSpec,
+    TypeRule,
+)
+from backnorm.dtypes import element_type
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.problem import as_array, check_flag
+
+__all__ = ["check_attributes", "check_inputs", "check_outputs", "format_of"]
+
+Attributes = Mapping[str, object]
+Arrays = dict[str, np.ndarray]
+
+
+def check_attributes(schema: OperatorSchema, given: Mapping[str, object]) -> dict[str, object]:
+    """Return every attribute with its checked value, defaults filled in."""
+    _refuse_unknown(given, [a.name for a in schema.attributes], "attribute", schema)
+    return {
+        spec.name: _attribute(spec, given.get(spec.name, spec.default), schema)
+        for spec in schema.attributes
+    }
+
+
+def check_inputs(
+    schema: OperatorSchema, attributes: Attributes, given: Mapping[str, object]
+) -> Arrays:
+    """Return the given inputs as arrays, after the schema's checks of types and shapes.
+
+    An input that is absent or None is not given.
+    """
+    _refuse_unknown(given, [tensor.name for tensor in schema.inputs], "input", schema)
+    arrays: Arrays = {}
+    for tensor in schema.inputs:
+        value = given.get(tensor.name)
+        if value is None:
+            if tensor.required:
+                raise ArgumentTypeError(
+                    tensor.name, f"is a required input of {schema.op}", accepted="an array"
+                )
+        elif tensor.kind == "opaque":
+            continue
+        else:
+            arrays[tensor.name] = as_array(tensor.name, value)
+    _check_together(schema.inputs_together, arrays, "given")
+    rule = _check_data(schema, attributes, arrays)
+    _check_channels(schema, attributes, arrays, rule)
+    return arrays
+
+
+def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None) -> tuple[str, ...]:
+    """Return the requested output names in index order.
+
+    `outputs` is a number (that many from the first), a collection of names, or None for all.
+    """
+    names = tuple(tensor.name for tensor in schema.outputs)
+    required = sum(tensor.required for tensor in schema.outputs)
+    accepted = f"{required} to {len(names)}, or names of {', '.join(names)}"
+    if outputs is None:
+        return names
+    if isinstance(outputs, int | np.integer) and not isinstance(outputs, bool):
+        if not required <= outputs <= len(names):
+            raise ArgumentValueError(
+                "outputs",
+                f"{schema.op} has no such number of outputs",
+                came=outputs,
+                accepted=accepted,
+            )
+        wanted: Collection[str] = names[: int(outputs)]
+    elif isinstance(outputs, Collection) and not isinstance(outputs, str | bytes):
+        wanted = outputs
+    else:
+        raise ArgumentTypeError(
+            "outputs",
+            "must be a number of outputs or their names",
+            came=repr(outputs),
+            accepted=accepted,
+        )
+    unknown = [name for name in wanted if name not in names]
+    missing = [t.name for t in schema.outputs if t.required and t.name not in wanted]
+    if unknown or missing:
+        raise ArgumentValueError(
+            "outputs",
+            f"{schema.op} has no output {unknown[0]!r}"
+            if unknown
+            else f"{missing[0]} is a required output",
+            came=list(wanted),
+            accepted=accepted,
+        )
+    _check_together(schema.outputs_together, wanted, "requested")
+    return tuple(name for name in names if name in wanted)
+
+
+def format_of(schema: OperatorSchema, attributes: Attributes) -> FormatSpec:
+    """Return the data format that the attributes choose."""
+    for spec in schema.attributes:
+        if spec.role == "data_format":
+            return next(f for f in schema.formats if f.name == attributes[spec.name])
+    return schema.formats[0]
+
+
+def _refuse_unknown(
+    given: Iterable[str], known: Sequence[str], what: str, schema: OperatorSchema
+) -> None:
+    for name in given:
+        if name not in known:
+            raise ArgumentTypeError(
+                str(name),
+                f"{schema.op} has no such {what}",
+                accepted=", ".join(known) or "none",
+            )
+
+
+def _check_together(groups: Iterable[tuple[str, ...]], given: Collection[str], verb: str) -> None:
+    for group in groups:
+        present = [name for name in group if name in given]
+        if present and len(present) != len(group):
+            absent = [name for name in group if name not in given]
+            raise ArgumentValueError(
+                absent[0],
+                f"{' and '.join(group)} are either all {verb} or none of them",
+                came=f"{' and '.join(present)} alone",
+            )
+
+
+def _attribute(spec: AttributeSpec, value: object, schema: OperatorSchema) -> object:
+    if value is REQUIRED:
+        raise ArgumentTypeError(
+            spec.name, f"is a required attribute of {schema.op}", accepted=_accepted(spec)
+        )
+    if value is None and spec.nullable:
+        return None
+    if spec.type == "bool":
+        return check_flag(spec.name, value)
+    if spec.type == "string":
+        if not isinstance(value, str):
+            raise ArgumentTypeError(
+                spec.name,
+                "must be a string",
+                came=f"{value!r} of type {type(value).__name__}",
+                accepted=_accepted(spec),
+            )
+        if spec.choices and value not in spec.choices:
+            raise ArgumentValueError(
+                spec.name, "unknown value", came=repr(value), accepted=_accepted(spec)
+            )
+        return value
+    return _number(spec, value)
+
+
+def _number(spec: AttributeSpec, value: object) -> float:
+    is_number = isinstance(value, Real | np.floating | np.integer)
+    if not is_number or isinstance(value, bool | np.bool_):
+        raise ArgumentTypeError(
+            spec.name,
+            "must be a real number",
+            came=f"{value!r} of type {type(value).__name__}",
+            accepted=_accepted(spec),
+        )
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
+    if spec.type == "f32":
+        with np.errstate(over="ignore"):
+            number = float(np.float32(number))
+    in_range = spec.range == "any" or number > 0 or (spec.range == "not negative" and number == 0)
+    if not (math.isfinite(number) and in_range):
+        raise ArgumentValueError(
+            spec.name, f"must be {_range(spec)}", came=value, accepted=_accepted(spec)
+        )
+    return number
+
+
+def _range(spec: AttributeSpec) -> str:
+    return "finite" if spec.range == "any" else f"finite and {spec.range}"
+
+
+def _accepted(spec: AttributeSpec) -> str:
+    if spec.type == "bool":
+        return "True or False"
+    if spec.type == "string":
+        return " or ".join(repr(choice) for choice in spec.choices) or "a string"
+    return f"a number, {_range(spec)}" + (" as float32" if spec.type == "f32" else "")
+
+
+def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) -> TypeRule:
+    """Check type and rank of x and that dy is its like; return the type rule of x's type."""
+    words = schema.words
+    name = words["x"]
+    x = arrays[name]
+    rule = _rule_of(schema, name, x)
+    low, high = schema.ranks
+    if x.ndim < low or (high and x.ndim > high):
+        raise ArgumentValueError(
+            name,
+            schema.phrases.rank.format(ranks=schema.rank_text),
+            came=f"rank {x.ndim}, shape {x.shape}",
+            accepted=f"rank {schema.rank_text}",
+        )
+    data_format = format_of(schema, attributes)
+    if data_format.rank is not None and x.ndim != data_format.rank:
+        fitting = [f.name for f in schema.formats if f.rank == x.ndim]
+        raise ArgumentValueError(
+            words["data_format"],
+            f"must name as many axes as {name} has",
+            came=f"{data_format.name!r} with {name} of rank {x.ndim}",
+            accepted=" or ".join(map(repr, fitting)),
+        )
+    if "dy" in words:
+        dy = arrays[words["dy"]]
+        if dy.shape != x.shape:
+            raise ArgumentValueError(
+                words["dy"],
+                schema.phrases.gradient_shape.format(x=name),
+                came=f"{words['dy']} of shape {dy.shape}",
+                accepted=f"the shape of {name}, {x.shape}",
+            )
+        own = element_type(dy.dtype)
+        if own is None or own != ELEMENT_TYPE_NAMES[rule.data]:
+            raise ArgumentTypeError(
+                words["dy"],
+                schema.phrases.gradient_type.format(x=name),
+                came=f"{words['dy']} of type {dy.dtype}",
+                accepted=f"the type of {name}, {rule.data}",
+            )
+    return rule
+
+
+def _rule_of(schema: OperatorSchema, name: str, x: np.ndarray) -> TypeRule:
+    dtype = element_type(x.dtype)
+    for rule in schema.type_rules:
+        # NumPy takes None for float64 in a comparison.
+        if dtype is not None and ELEMENT_TYPE_NAMES[rule.data] == dtype:
+            return rule
+    raise ArgumentTypeError(
+        name,
+        "unsupported element type",
+        came=x.dtype,
+        accepted=", ".join(rule.data for rule in schema.type_rules),
+        hint=f"convert it first, e.g. {name}.astype('float32')",
+    )
+
+
+def _check_channels(
+    schema: OperatorSchema, attributes: Attributes, arrays: Arrays, rule: TypeRule
+) -> None:
+    name = schema.words["x"]
+    x = arrays[name]
+    channels = x.shape[1 if format_of(schema, attributes).layout == "NCX" else -1]
+    specs = [t for t in schema.inputs if t.kind in ("channel", "vector") and t.name in arrays]
+    phrases = schema.phrases
+    shapes = {t.name: arrays[t.name].shape for t in specs}
+    if phrases.channel_shapes is not None and len(set(shapes.values())) > 1:
+        odd = next(n for n, shape in shapes.items() if shape != (channels,))
+        raise ArgumentValueError(
+            odd,
+            phrases.channel_shapes,
+            came=", ".join(f"{n} {shape}" for n, shape in shapes.items()),
+            accepted=f"shape ({channels},)",
+        )
+    for tensor in specs:
+        shape = shapes[tensor.name]
+        if len(shape) != 1:
+            raise ArgumentValueError(
+                tensor.name,
+                phrases.channel_rank,
+                came=f"shape {shape}",
+                accepted=f"shape ({channels},)",
+            )
+        if tensor.kind == "channel" and shape[0] != channels:
+            raise ArgumentValueError(
+                tensor.name,
+                phrases.channel_size.format(x=name, channels=channels, shape=shape),
+                came=f"{shape[0]} and {channels}",
+                accepted=f"shape ({channels},)",
+            )
+    _check_channel_types(schema, specs, arrays, rule)
+    if channels < schema.min_channels:
+        raise ArgumentValueError(
+            name,
+            f"channel count must be at least {schema.min_channels}",
+            came=f"{channels} channels, shape {x.shape}",
+        )
+
+
+def _check_channel_types(
+    schema: OperatorSchema, specs: Sequence[TensorSpec], arrays: Arrays, rule: TypeRule
+) -> None:
+    accepted = [ELEMENT_TYPE_NAMES[name] for name in rule.channel]
+    first: tuple[str, np.dtype] | None = None
+    for tensor in specs:
+        dtype = arrays[tensor.name].dtype
+        own = element_type(dtype)
+        if own is None or own not in accepted:
+            raise ArgumentTypeError(
+                tensor.name,
+                f"element types do not match: beside {schema.words['x']} of type {rule.data}",
+                came=dtype,
+                accepted=" or ".join(rule.channel),
+            )
+        if first is None:
+            first = (tensor.name, own)
+        elif schema.one_channel_type and own != first[1]:
+            raise ArgumentTypeError(
+                tensor.name,
+                f"must have the element type of {first[0]}",
+                came=dtype,
+                accepted=first[1],
+            )

@@ -1,0 +1,85 @@
+"""What the two oneDNN specifications have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backnorm.dialects._call import Call
+from backnorm.dialects._check import format_of
+from backnorm.dialects._statistics import blend
+from backnorm.dialects.schema import REQUIRED, AttributeSpec, FormatSpec, TypeRule
+
+__all__ = [
+    "DATA_FORMAT",
+    "EPSILON",
+    "FORMATS",
+    "MOMENTUM",
+    "RUNNING_NOTE",
+    "TYPE_RULES",
+    "with_running_statistics",
+]
+
+FORMATS = (FormatSpec("NXC", "NXC"), FormatSpec("NCX", "NCX"))
+
+EPSILON = AttributeSpec(
+    "epsilon",
+    "f32",
+    REQUIRED,
+    role="epsilon",
+    range="positive",
+    summary="added to the variance",
+)
+
+DATA_FORMAT = AttributeSpec(
+    "data_format",
+    "string",
+    "NXC",
+    role="data_format",
+    choices=("NCX", "NXC"),
+    summary="channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes",
+)
+
+MOMENTUM = AttributeSpec(
+    "momentum",
+    "f32",
+    None,
+    range="positive",
+    nullable=True,
+    summary="weight of the old running statistics; not given: the simple average (0.5)",
+)
+
+TYPE_RULES = (
+    TypeRule("f32", ("f32",)),
+    TypeRule("bf16", ("f32", "bf16")),
+    TypeRule("f16", ("f32",)),
+)
+
+RUNNING_NOTE = (
+    "running = momentum * old + (1 - momentum) * batch, as oneDNN 3.2 computes it "
+    "(PyTorch's momentum is one minus this one), of the biased batch variance. No batch (M = 0) "
+    "leaves the running statistics as they are."
+)
+
+
+def with_running_statistics(call: Call, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Add the running statistics to the results of a training forward."""
+    momentum = call.attributes["momentum"]
+    weight = 0.5 if momentum is None else 1.0 - call.number("momentum")
+    if _count(call) == 0:
+        weight = 0.0
+    names = {tensor.role: tensor.name for tensor in call.schema.outputs}
+    for statistic in ("mean", "variance"):
+        batch = results[names[statistic]]
+        old = call.by_role(f"running_{statistic}")
+        assert old is not None
+        results[names[f"running_{statistic}"]] = blend(old, batch, weight, batch.dtype)
+    return results
+
+
+def _count(call: Call) -> int:
+    """Return the number of elements per channel."""
+    x = call.by_role("x")
+    assert x is not None
+    shape = list(x.shape)
+    del shape[1 if format_of(call.schema, call.attributes).layout == "NCX" else -1]
+    return int(np.prod(shape, dtype=np.int64))

@@ -1,0 +1,87 @@
+"""The few per-channel conversions that dialects need beyond the canonical operator.
+
+All of it is on arrays of shape (C,), in float64, rounded once to the result's type.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backnorm.dtypes import FLOAT32, FLOAT64, element_type
+
+__all__ = [
+    "bessel_corrected",
+    "blend",
+    "common_type",
+    "rounded",
+    "undefined",
+    "variance_of_inverse",
+    "widened",
+]
+
+
+def blend(old: np.ndarray, new: np.ndarray, weight: float, dtype: np.dtype) -> np.ndarray:
+    """Return ``(1 - weight) * old + weight * new`` in `dtype`: a running statistic.
+
+    With weight 1 the old value is not looked at (it may be infinite or NaN), and the other way
+    round with weight 0.
+    """
+    if weight == 1.0:
+        return new.astype(dtype)
+    if weight == 0.0:
+        return old.astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mixed = (1.0 - weight) * old.astype(FLOAT64) + weight * new.astype(FLOAT64)
+    return rounded(mixed, dtype)
+
+
+def bessel_corrected(variance: np.ndarray, count: int) -> np.ndarray:
+    """Return the sample variance ``variance * M / (M - 1)``; M = 1 leaves it as it is.
+
+    `variance` is the biased one, `count` is M, the number of elements per channel.
+    """
+    corrected = variance.astype(FLOAT64) * (count / max(count - 1, 1))
+    return rounded(corrected, variance.dtype)
+
+
+def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return `values` in `dtype`; what is too large becomes infinite, as IEEE has it."""
+    with np.errstate(over="ignore"):
+        return values.astype(dtype, copy=False)
+
+
+def undefined(like: np.ndarray) -> np.ndarray:
+    """Return NaN for every channel: the statistics of no elements."""
+    return np.full(like.shape, np.nan, like.dtype)
+
+
+def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
+    """Return, in float64, the v with ``1 / sqrt(v) == inverse``, to within 2^-52.
+
+    That is variance + epsilon for an inverse standard deviation. It stays in float64: rounded to
+    float32 it would cost the result its last bit. An infinite inverse (variance + epsilon = 0)
+    becomes 1e-300, whose inverse root overflows float32 as it should, since a v of 0 is an
+    error in the canonical operator; infinities are to propagate.
+
+    Negative values have no meaning and give NaN; callers refuse them first.
+    """
+    wide = inverse.astype(FLOAT64)
+    with np.errstate(divide="ignore", over="ignore"):
+        v = 1.0 / (wide * wide)
+    v = np.where(np.isposinf(wide), 1e-300, v)
+    return np.where(wide < 0, np.nan, v)
+
+
+def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays in one element type: themselves if they share it, else float32.
+
+    Only float32 and 16-bit types are ever mixed, so that nothing is rounded.
+    """
+    if len({element_type(array.dtype) for array in arrays.values()}) <= 1:
+        return arrays
+    return {name: array.astype(FLOAT32) for name, array in arrays.items()}
+
+
+def widened(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays in float64."""
+    return {name: array.astype(FLOAT64) for name, array in arrays.items()}

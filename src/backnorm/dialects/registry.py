@@ -1,0 +1,96 @@
+"""Any dialect's operator by name: the uniform way in for the command and for graphs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from backnorm.dialects._call import CanonicalCall
+from backnorm.dialects._operator import DialectOperator, Outputs
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["DIALECTS", "CanonicalCall", "canonical", "invoke", "operator", "operators"]
+
+#: Dialect -> its module, which is imported when it is first asked for.
+DIALECTS: Mapping[str, str] = {
+    name: f"backnorm.dialects.{name}"
+    for name in ("onednn_graph", "onednn_spec", "ngraph", "tensorflow")
+}
+
+Operator = DialectOperator | type[DialectOperator]
+
+
+def operators(dialect: str) -> Mapping[str, Operator]:
+    """Return the operators of a dialect by name.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is no such dialect.
+    """
+    if dialect not in DIALECTS:
+        raise ArgumentValueError(
+            "dialect", "unknown dialect", came=repr(dialect), accepted=", ".join(DIALECTS)
+        )
+    found: Mapping[str, Operator] = importlib.import_module(DIALECTS[dialect]).OPERATORS
+    return found
+
+
+def operator(dialect: str, op: str) -> Operator:
+    """Return one operator; its ``.schema`` describes it, ``.schema_for(attributes)`` a revision.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is no such dialect or operator.
+    """
+    known = operators(dialect)
+    if op not in known:
+        raise ArgumentValueError(
+            "op", f"unknown operator of {dialect}", came=repr(op), accepted=", ".join(known)
+        )
+    return known[op]
+
+
+def invoke(
+    dialect: str,
+    op: str,
+    inputs: Mapping[str, object],
+    attributes: Mapping[str, object],
+    outputs: Outputs = None,
+    *,
+    out: object = None,
+) -> dict[str, np.ndarray]:
+    """Call an operator by its own names.
+
+    Parameters
+    ----------
+    dialect, op : str
+    inputs : mapping of str to array
+        Optional inputs may be left out or None.
+    attributes : mapping of str to value
+        Attributes that have a default may be left out.
+    outputs : int or collection of str, optional
+        That many outputs from the first, or their names; None: all.
+    out : numpy.ndarray, optional
+        Memory for the first output.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        The requested outputs by name, in index order.
+    """
+    return operator(dialect, op).invoke(inputs, attributes, outputs, out=out)
+
+
+def canonical(
+    dialect: str,
+    op: str,
+    inputs: Mapping[str, object],
+    attributes: Mapping[str, object],
+    outputs: Outputs = None,
+) -> CanonicalCall:
+    """Return which canonical call a dialect's call is, after checking it; nothing is computed."""
+    return operator(dialect, op).canonical(inputs, attributes, outputs)

@@ -1,0 +1,385 @@
+"""Inputs that crashed or corrupted other implementations, for every operator.
+
+A case says what must come of it: an error of a given kind that names the argument, or the value
+of the formula, evaluated here in float64 and plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from backnorm import ChannelSums, apply, batch_norm_backward, reduce
+
+from .subjects import BFLOAT16, SUBJECTS, Arrays, Results, Subject
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. `error` is None where a value is due; `run` then raises if it is wrong."""
+
+    name: str
+    run: Callable[[], object]
+    error: type[Exception] | None = None
+    argument: str = ""
+
+
+def all_cases() -> Iterator[Case]:
+    """Every case of every operator, in a fixed order."""
+    for subject in SUBJECTS.values():
+        for make in (_shapes, _types, _missing, _epsilons, _variances, _values, _memory):
+            yield from make(subject)
+    yield from _partial_sums()
+
+
+def _rejects(
+    subject: Subject, name: str, error: type[Exception], argument: str, epsilon: object = 1e-3,
+    **changes: object,
+) -> Case:  # fmt: skip
+    arrays = subject.arrays() | changes
+    return Case(
+        f"{subject.name}: {name}", lambda: subject.call(arrays, epsilon), error,
+        subject.words.get(argument, argument),
+    )  # fmt: skip
+
+
+def _shapes(subject: Subject) -> Iterator[Case]:
+    good = subject.arrays()
+    if "dy" in good:
+        dy = good["dy"]
+        twice = np.concatenate([dy, dy])
+        for label, bad in {
+            "larger": twice, "smaller": dy[:1], "wider": np.concatenate([dy, dy], axis=-1),
+            "of lower rank": dy[0], "of higher rank": dy[None], "flat": dy.reshape(-1),
+            "a scalar": np.float32(1), "empty": dy[:0], "permuted": dy.transpose(3, 1, 2, 0),
+        }.items():  # fmt: skip
+            yield _rejects(subject, f"gradient {label}", ValueError, "dy", dy=bad)
+    for tensor in subject.tensors:
+        if tensor.kind != "channel":
+            continue
+        value = good[tensor.role]
+        for label, bad in {
+            "too short": value[:-1], "too long": np.append(value, value), "of one": value[:1],
+            "empty": value[:0], "of rank 0": value[0], "of rank 2": value[None],
+            "a column": value[:, None], "of rank 4": value[None, None, None],
+        }.items():  # fmt: skip
+            yield _rejects(
+                subject, f"{tensor.name} {label}", ValueError, tensor.role, **{tensor.role: bad}
+            )
+    for shape in ((), (5,)):
+        flat = np.ones(shape, np.float32)
+        data = {role: flat for role in ("x", "dy") if role in good}
+        yield _rejects(subject, f"x of rank {len(shape)}", ValueError, "x", **data)
+
+
+def _types(subject: Subject) -> Iterator[Case]:
+    good = subject.arrays()
+    unusable = {
+        "of integers": np.arange(good["x"].size).reshape(good["x"].shape),
+        "of booleans": good["x"] > 0,
+        "of complex numbers": good["x"].astype(complex),
+        "of objects": good["x"].astype(object),
+        "of strings": np.full(good["x"].shape, "1.0"),
+        "of dates": np.zeros(good["x"].shape, "datetime64[s]"),
+        "of records": np.zeros(good["x"].shape, [("a", "f4")]),
+        "ragged": [[1.0], [1.0, 2.0]],
+        "masked": np.ma.masked_array(good["x"], good["x"] > 0),
+        "a dictionary": {"a": 1},
+        "long double": good["x"].astype(np.longdouble),
+    }
+    for label, bad in unusable.items():
+        yield _rejects(subject, f"x {label}", TypeError, "x", x=bad)
+        if "dy" in good and label not in ("ragged", "a dictionary"):
+            yield _rejects(subject, f"gradient {label}", TypeError, "dy", dy=bad)
+    if "dy" in good:
+        for dtype in (np.float64, np.float16, BFLOAT16):
+            yield _rejects(
+                subject, f"gradient in {np.dtype(dtype)} beside float32", TypeError, "dy",
+                dy=good["dy"].astype(dtype),
+            )  # fmt: skip
+    for tensor in subject.tensors:
+        if tensor.kind in ("channel", "vector"):
+            for dtype in (np.int32, complex, object, bool):
+                yield _rejects(
+                    subject, f"{tensor.name} in {np.dtype(dtype)}", TypeError, tensor.role,
+                    **{tensor.role: good[tensor.role].astype(dtype)},
+                )  # fmt: skip
+    # NumPy compares float64 equal to None, the answer for "no supported type".
+    doubles = [pair for pair in subject.type_pairs if pair[0] == np.float64]
+    if doubles and "dy" in good:
+        arrays = subject.arrays(None, *doubles[0])
+        arrays["dy"] = arrays["dy"].astype(np.int64)
+        yield Case(
+            f"{subject.name}: gradient of integers beside doubles",
+            lambda: subject.call(arrays), TypeError, subject.words["dy"],
+        )  # fmt: skip
+
+
+def _missing(subject: Subject) -> Iterator[Case]:
+    for tensor in subject.tensors:
+        if tensor.required:
+            yield _rejects(
+                subject, f"no {tensor.name}", TypeError, tensor.role, **{tensor.role: None}
+            )
+
+
+def _epsilons(subject: Subject) -> Iterator[Case]:
+    bad = {"negative": -0.5, "tiny negative": -1e-30, "nan": np.nan, "infinite": np.inf}
+    if not subject.zero_epsilon:
+        bad["zero"] = 0.0
+    for label, value in bad.items():
+        yield _rejects(subject, f"{label} epsilon", ValueError, "epsilon", value)
+    for wrong in ("1e-3", None, True, 1j, [1e-3], np.ones(1)):
+        yield _rejects(subject, f"epsilon {wrong!r}", TypeError, "epsilon", wrong)
+
+
+def _variances(subject: Subject) -> Iterator[Case]:
+    good = subject.arrays()
+    if "variance" not in good:
+        return
+    for label, value in {"negative": -1.0, "minus infinity": -np.inf}.items():
+        variance = good["variance"].copy()
+        variance[3] = value
+        if np.isfinite(value):
+            yield _rejects(subject, f"{label} variance", ValueError, "variance", variance=variance)
+        else:
+            yield _propagates(subject, f"{label} variance", "variance", value)
+    if subject.zero_epsilon:
+        variance = good["variance"].copy()
+        variance[0] = 0
+        yield _rejects(
+            subject, "no variance and no epsilon", ValueError, "variance", 0.0, variance=variance
+        )
+
+
+def _values(subject: Subject) -> Iterator[Case]:
+    for dtype, channel in subject.type_pairs:
+        yield _right(subject, f"{dtype} with {channel}", subject.arrays(None, dtype, channel))
+    good = subject.arrays()
+    for label, reshape in {
+        "reversed": lambda a: a[::-1, :, ::-1],
+        "every other": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+        "transposed": lambda a: np.asfortranarray(a),
+        "byte-swapped": lambda a: a.astype(a.dtype.newbyteorder()),
+        "misaligned": _misaligned,
+        "read-only": _read_only,
+    }.items():
+        changed = {role: reshape(good[role]) for role in ("x", "dy") if role in good}
+        yield _right(subject, f"{label} data", good | changed)
+    swapped = {t.role: good[t.role].astype(">f4") for t in subject.tensors if t.kind == "channel"}
+    yield _right(subject, "byte-swapped parameters", good | swapped)
+    if "dy" in good:
+        expanded = np.broadcast_to(good["dy"][:1], good["dy"].shape)
+        yield _right(subject, "expanded gradient", good | {"dy": expanded})
+    constant = good | {"x": np.broadcast_to(np.arange(5, dtype="f"), SHAPE_NXC).copy()}
+    if subject.layout == "NCX":
+        constant["x"] = np.moveaxis(constant["x"], -1, 1).copy()
+    if "mean" in good:
+        constant |= {"mean": np.arange(5, dtype="f"), "variance": np.zeros(5, "f")}
+    yield _right(subject, "constant channels", constant)
+    # The offset is what single precision loses; the spread is 1.
+    for offset in (1e4, 1e6):
+        yield _right(subject, f"mean {offset:g} times the spread",
+                     subject.arrays(offset=offset, scale=1.0))  # fmt: skip
+    yield _right(subject, "values near 1e30", subject.arrays(offset=1e30, scale=1e18))
+    shape = (1, 1, 1, 5) if subject.layout == "NXC" else (1, 5, 1, 1)
+    yield _right(subject, "one element per channel", subject.arrays(shape))
+    yield from _empties(subject)
+    yield from _half_sums(subject)
+    for role in good:
+        if role in ("x", "dy", "mean", "variance", "gamma"):
+            for value in (np.nan, np.inf):
+                yield _propagates(subject, f"{subject.words[role]} with {value}", role, value)
+
+
+SHAPE_NXC = (4, 3, 3, 5)
+
+
+def _empties(subject: Subject) -> Iterator[Case]:
+    channel = 3 if subject.layout == "NXC" else 1
+    for label, axis in {"N": 0, "space": 2, "C": channel}.items():
+        shape = list(SHAPE_NXC if subject.layout == "NXC" else (4, 5, 3, 3))
+        shape[axis] = 0
+        arrays = subject.arrays(tuple(shape))
+        name = f"{subject.name}: {label} = 0"
+        if label == "C" and subject.min_channels:
+            call = lambda a=arrays: subject.call(a)  # noqa: E731
+            yield Case(name, call, ValueError, subject.words["x"])
+        else:
+            yield Case(name, lambda a=arrays: _check_empty(subject.call(a), a["x"].shape))
+
+
+def _half_sums(subject: Subject) -> Iterator[Case]:
+    halves = [pair for pair in subject.type_pairs if pair[0] == np.float16]
+    for dtype, channel in halves:
+        if channel == np.float16:
+            continue
+        shape = (64, 8, 8, 5) if subject.layout == "NXC" else (64, 5, 8, 8)
+        arrays = subject.arrays(shape, dtype, channel)
+        if "dy" in arrays:
+            arrays["dy"] = (100 + np.abs(arrays["dy"])).astype(dtype)
+        else:
+            arrays["x"] = (100 + np.abs(arrays["x"])).astype(dtype)
+        yield _right(subject, "float16 sums beyond 65504", arrays)
+
+
+def _memory(subject: Subject) -> Iterator[Case]:
+    if not subject.takes_out:
+        return
+    good = subject.arrays()
+    x = good["x"]
+    readonly = np.empty_like(x)
+    readonly.flags.writeable = False
+    for label, out, error in (
+        ("of another shape", np.empty(x.shape[1:], "f"), ValueError),
+        ("of another type", np.empty(x.shape, "f8"), TypeError),
+        ("read-only", readonly, ValueError),
+        ("a list", [1.0], TypeError),
+        ("over x", x, ValueError),
+        ("expanded", np.broadcast_to(np.float32(0), x.shape), ValueError),
+    ):
+        yield Case(
+            f"{subject.name}: output {label}", lambda o=out: subject.call(good, 1e-3, o), error,
+            subject.out_word,
+        )  # fmt: skip
+    if "dy" in good:
+        room = np.zeros(x.size + 1, "f")
+        dy, shifted = room[:-1].reshape(x.shape), room[1:].reshape(x.shape)
+        yield Case(
+            f"{subject.name}: output half over the gradient",
+            lambda: subject.call(good | {"dy": dy}, 1e-3, shifted), ValueError, subject.out_word,
+        )  # fmt: skip
+        yield Case(f"{subject.name}: output over the gradient", lambda: _in_place(subject))
+
+
+def _in_place(subject: Subject) -> None:
+    arrays = subject.arrays()
+    expected = subject.call(arrays)
+    arrays["dy"] = arrays["dy"].copy()
+    results = subject.call(arrays, 1e-3, arrays["dy"])
+    assert results["dx"] is arrays["dy"]
+    for role, array in expected.items():
+        np.testing.assert_array_equal(results[role], array)
+
+
+def _partial_sums() -> Iterator[Case]:
+    """Uneven and empty shares of a batch, as data parallelism has them."""
+    subject = SUBJECTS["canonical-backward-NCX"]
+
+    def run() -> None:
+        a = subject.arrays()
+        whole = batch_norm_backward(**a, epsilon=1e-3)
+        total = ChannelSums.zero(5)
+        shares = (slice(0, 0), slice(0, 1), slice(1, 4))
+        for part in shares:
+            total = total + reduce(a["x"][part], a["dy"][part], a["mean"])
+        pieces = [
+            apply(a["x"][part], a["dy"][part], a["mean"], a["variance"], a["gamma"], total,
+                  epsilon=1e-3)
+            for part in shares
+        ]  # fmt: skip
+        np.testing.assert_allclose(np.concatenate(pieces), whole.dx, rtol=1e-6, atol=1e-7)
+
+    yield Case("canonical: uneven and empty shares", run)
+
+
+def _right(subject: Subject, name: str, arrays: Arrays) -> Case:
+    def run() -> None:
+        _check(subject, arrays, subject.call(arrays))
+
+    return Case(f"{subject.name}: {name}", run)
+
+
+def _propagates(subject: Subject, name: str, role: str, value: float) -> Case:
+    """A value that is not finite spoils its own channel, raises nothing, and spoils no other."""
+
+    def run() -> None:
+        arrays = subject.arrays()
+        arrays[role] = arrays[role].copy()
+        axis = 1 if subject.layout == "NCX" else -1
+        arrays[role][(0, 3, 0, 0) if axis == 1 and arrays[role].ndim > 1 else (..., 3)] = value
+        results = subject.call(arrays)
+        first = np.moveaxis(results["dx" if "dx" in results else "y"], axis, 0)
+        keep = [0, 1, 2, 4]
+        assert np.isfinite(first[keep]).all()
+        clean = np.moveaxis(next(iter(subject.call(subject.arrays()).values())), axis, 0)
+        np.testing.assert_array_equal(first[keep], clean[keep])
+        if not (role == "variance" and value == np.inf):
+            touched = [first[3], *(a[3] for r, a in results.items() if r in ("dgamma", "dbeta"))]
+            assert not all(np.isfinite(a).all() for a in touched)
+
+    return Case(f"{subject.name}: {name}", run)
+
+
+def _check(subject: Subject, arrays: Arrays, results: Results) -> None:
+    """Compare with the formula in extended precision, up to the rounding of the output."""
+    wide = {role: np.asarray(a).astype(np.longdouble) for role, a in arrays.items()}
+    x, axis = wide["x"], (1 if subject.layout == "NCX" else -1)
+    others = tuple(i for i in range(x.ndim) if i != axis % x.ndim)
+    shape = [1] * x.ndim
+    shape[axis] = -1
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        return values.reshape(shape)
+
+    epsilon = np.longdouble(np.float32(1e-3) if "ngraph" not in subject.name else 1e-3)
+    epsilon = np.longdouble(1e-3) if subject.name.startswith("canonical") else epsilon
+    m = x.size // x.shape[axis]
+    mean = wide["mean"] if subject.operation != "forward" else x.mean(others)
+    c = x - spread(mean)
+    variance = wide["variance"] if subject.operation != "forward" else (c * c).mean(others)
+    s = 1 / np.sqrt(variance + epsilon)
+    gamma = wide.get("gamma", np.ones_like(s))
+    if subject.operation == "backward":
+        dy = wide["dy"]
+        dbeta, total = dy.sum(others), (dy * c).sum(others)
+        t_dbeta, t_total = abs(dy).sum(others), abs(dy * c).sum(others)
+        dx = spread(gamma * s) * (dy - spread(dbeta / m) - c * spread(s * s * total / m))
+        t_dx = spread(abs(gamma) * s) * (
+            abs(dy) + spread(t_dbeta / m) + abs(c) * spread(s * s * t_total / m)
+        )
+        _near(results["dx"], dx, t_dx)
+        _near(results["dgamma"], s * total, s * t_total)
+        _near(results["dbeta"], dbeta, t_dbeta)
+        return
+    beta = wide.get("beta", np.zeros_like(s))
+    term = spread(abs(gamma) * s) * abs(c) + spread(abs(beta))
+    # The forward's own mean is rounded once more, in double precision, at the size of x.
+    loss = spread(abs(gamma) * s) * abs(x) * 2.0**-48
+    _near(results["y"], spread(gamma * s) * c + spread(beta), term, loss)
+
+
+def _near(
+    actual: np.ndarray, expected: np.ndarray, terms: np.ndarray, loss: np.ndarray | float = 0.0
+) -> None:
+    tolerance = {8: 2.0**-47, 4: 2.0**-38, 2: 2.0**-19}[actual.dtype.itemsize]
+    digits = {np.dtype("f8"): 52, np.dtype("f4"): 23, np.dtype("f2"): 10}.get(actual.dtype, 7)
+    lowest = {np.dtype("f8"): -1022, np.dtype("f2"): -14}.get(actual.dtype, -126)
+    exponent = np.maximum(np.frexp(expected)[1] - 1, lowest)
+    ulp = np.ldexp(np.longdouble(1), exponent - digits)
+    error = abs(actual.astype(np.longdouble) - expected)
+    limit = 0.5001 * ulp + tolerance * terms + loss
+    worst = np.max(error / np.maximum(limit, np.finfo(np.longdouble).tiny), initial=0)
+    assert worst <= 1, f"error is {worst:.3g} times what is allowed"
+
+
+def _check_empty(results: Results, shape: tuple[int, ...]) -> None:
+    assert results["dx" if "dx" in results else "y"].shape == shape
+    for role in ("dgamma", "dbeta", "mean", "variance"):
+        if role in results:
+            assert (results[role] == 0).all(), f"{role} is {results[role]}"
+
+
+def _misaligned(array: np.ndarray) -> np.ndarray:
+    room = np.zeros(array.nbytes + 1, np.uint8)
+    moved = room[1:].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy

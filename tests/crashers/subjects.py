@@ -1,0 +1,169 @@
+"""The operators under attack: the canonical ones and every operator of every dialect.
+
+Each is called through its front door, by the names that its users write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+import backnorm
+from backnorm.dialects.registry import DIALECTS, operators
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, TensorSpec
+
+Arrays = dict[str, np.ndarray]
+Results = dict[str, np.ndarray]
+
+SHAPES = {"NXC": (4, 3, 3, 5), "NCX": (4, 5, 3, 3)}
+_TYPES = ("f64", "f32", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One operator; `call` takes arrays by role and returns results by role."""
+
+    name: str
+    operation: str
+    layout: str
+    tensors: tuple[TensorSpec, ...]
+    call: Callable[..., Results]
+    epsilon_word: str = "epsilon"
+    out_word: str = "out"
+    zero_epsilon: bool = True
+    min_channels: int = 0
+    type_pairs: tuple[tuple[np.dtype, np.dtype], ...] = ()
+    takes_out: bool = True
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The operator's word for each role."""
+        return {tensor.role: tensor.name for tensor in self.tensors}
+
+    def arrays(
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: object = np.float32,
+        channel: object = np.float32,
+        *,
+        offset: float = 1.0,
+        scale: float = 3.0,
+    ) -> Arrays:
+        """Return good inputs by role."""
+        shape = shape or SHAPES[self.layout]
+        rng = np.random.default_rng(7)
+        axis = 1 if self.layout == "NCX" else len(shape) - 1
+        others = tuple(i for i in range(len(shape)) if i != axis)
+        x = (rng.normal(size=shape) * scale + offset).astype(dtype)
+        wide, c = x.astype(np.float64), shape[axis]
+        filled = x.size > 0
+        values = {
+            "x": x,
+            "dy": rng.normal(size=shape).astype(dtype),
+            "mean": wide.mean(others) if filled else np.zeros(c),
+            "variance": wide.var(others) if filled else np.ones(c),
+            "gamma": rng.normal(size=c),
+            "beta": rng.normal(size=c),
+        }
+        values["running_mean"], values["running_variance"] = values["mean"], values["variance"]
+        values["ignored"] = np.zeros(c)
+        kinds = {tensor.role: tensor.kind for tensor in self.tensors}
+        return {
+            role: values[role] if kind == "data" else values[role].astype(channel)
+            for role, kind in kinds.items()
+        }
+
+
+def _canonical() -> Iterator[Subject]:
+    data = {role: TensorSpec(role, role, "", "data") for role in ("x", "dy")}
+    stats = {role: TensorSpec(role, role, "", "channel") for role in ("mean", "variance")}
+    optional = {role: TensorSpec(role, role, "", "channel", False) for role in ("gamma", "beta")}
+    pairs = tuple(
+        (ELEMENT_TYPE_NAMES[a], ELEMENT_TYPE_NAMES[b])
+        for a in _TYPES
+        for b in _TYPES
+        if a == b or (a in ("f16", "bf16") and b == "f32")
+    )
+    tables: dict[str, tuple[TensorSpec, ...]] = {
+        "backward": (*data.values(), *stats.values(), optional["gamma"]),
+        "forward": (data["x"], *optional.values()),
+        "inference": (data["x"], *stats.values(), *optional.values()),
+    }
+    functions = {
+        "backward": backnorm.batch_norm_backward,
+        "forward": backnorm.batch_norm_forward,
+        "inference": backnorm.batch_norm_inference,
+    }
+
+    def caller(operation: str, layout: str) -> Callable[..., Results]:
+        def call(
+            arrays: Mapping[str, object], epsilon: object = 1e-3, out: object = None
+        ) -> Results:
+            given = dict(arrays)
+            # Missing arrays are missing: what Python itself says of them is no test of ours.
+            for tensor in tables[operation]:
+                given.setdefault(tensor.role, None)
+            result = functions[operation](**given, epsilon=epsilon, data_format=layout, out=out)
+            return {"y": result} if operation == "inference" else result._asdict()
+
+        return call
+
+    for layout in ("NCX", "NXC"):
+        for operation, tensors in tables.items():
+            yield Subject(
+                f"canonical-{operation}-{layout}", operation, layout, tensors,
+                caller(operation, layout), type_pairs=pairs,
+            )  # fmt: skip
+
+
+def _dialects() -> Iterator[Subject]:
+    for dialect in DIALECTS:
+        for op in operators(dialect).values():
+            schemas = getattr(op, "schemas", None) or {None: op.schema}
+            for schema in schemas.values():
+                layout = schema.formats[0].layout
+                name = "-".join(filter(None, (dialect, schema.op, schema.revision)))
+                epsilon = next(a for a in schema.attributes if a.role == "epsilon")
+                yield Subject(
+                    name,
+                    schema.operation,
+                    layout,
+                    schema.inputs,
+                    _front_door(dialect, op, schema),
+                    zero_epsilon=epsilon.range != "positive",
+                    out_word=schema.outputs[0].name,
+                    min_channels=schema.min_channels,
+                    type_pairs=tuple(
+                        (ELEMENT_TYPE_NAMES[rule.data], ELEMENT_TYPE_NAMES[channel])
+                        for rule in schema.type_rules
+                        for channel in rule.channel
+                    ),
+                    takes_out=dialect != "tensorflow",
+                )
+
+
+def _front_door(dialect, op, schema):
+    words = {tensor.role: tensor.name for tensor in schema.inputs}
+    roles = [tensor.role for tensor in schema.outputs]
+    is_onednn = dialect.startswith("onednn")
+
+    def call(arrays: Mapping[str, object], epsilon: object = 1e-3, out: object = None) -> Results:
+        inputs = {words[role]: array for role, array in arrays.items()}
+        memory = {} if out is None else {schema.outputs[0].name: out}
+        if is_onednn:
+            revision = {"revision": schema.revision} if schema.revision else {}
+            result = op(epsilon, **revision)(**inputs, **memory)
+        else:
+            result = op(**inputs, epsilon=epsilon, **memory)
+        if isinstance(result, np.ndarray):
+            result = (result,)
+        return dict(zip(roles, result, strict=True))
+
+    return call
+
+
+SUBJECTS = {subject.name: subject for subject in (*_canonical(), *_dialects())}
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from backnorm import BacknormError, batch_norm_backward, batch_norm_forward
+from backnorm.dialects.onednn_graph import (
+    BatchNormForwardTraining,
+    BatchNormInference,
+    BatchNormTrainingBackward,
+)
+
+ALLOWED = {("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32")}
+TYPES = ("f64", "f32", "f16", "bf16")
+CLASSES = (BatchNormTrainingBackward, BatchNormForwardTraining, BatchNormInference)
+
+
+def inputs(b, *names):
+    return [b[name] for name in names]
+
+
+BACKWARD = ("x", "dy", "mean", "variance", "gamma")
+FORWARD = ("x", "mean", "variance", "gamma", "beta")
+INFERENCE = ("x", "gamma", "beta", "mean", "variance")
+
+
+@pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
+def test_exactly_the_listed_type_combinations_are_accepted(batch, data, channel):
+    b = batch(dtype=data, channel=channel)
+    for cls, names in zip(CLASSES, (BACKWARD, FORWARD, INFERENCE), strict=True):
+        if (data, channel) in ALLOWED:
+            out = cls(1e-5)(*inputs(b, *names))
+            assert out[0].dtype == b["x"].dtype
+            assert all(o.dtype == b["mean"].dtype for o in out[1:])
+        else:
+            with pytest.raises(TypeError, match=r"src|mean|gamma") as error:
+                cls(1e-5)(*inputs(b, *names))
+            assert isinstance(error.value, BacknormError)
+
+
+@pytest.mark.parametrize("odd", ["variance", "gamma"])
+def test_per_channel_types_must_agree(batch, odd):
+    b = batch(dtype="bf16", channel="f32")
+    b[odd] = b[odd].astype(b["x"].dtype)
+    with pytest.raises(TypeError, match=rf"{odd}: must have the element type of mean"):
+        BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD))
+
+
+def test_diff_dst_of_another_type(batch):
+    b = batch()
+    b["dy"] = b["dy"].astype("float16")
+    with pytest.raises(TypeError, match=r"diff_dst: .*src.*float16.*f32"):
+        BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD))
+
+
+def test_data_format_defaults_to_nxc(batch, same):
+    b = batch((3, 4, 4, 2))
+    default = BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD))
+    same(default, BatchNormTrainingBackward(1e-5, "NXC")(*inputs(b, *BACKWARD)))
+    assert default[1].shape == (2,)
+    assert BatchNormForwardTraining(1e-5).attributes["data_format"] == "NXC"
+    assert BatchNormInference(1e-5).attributes["data_format"] == "NXC"
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_epsilon_is_required(cls):
+    with pytest.raises(TypeError, match="epsilon: is a required attribute") as error:
+        cls()
+    assert isinstance(error.value, BacknormError)
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.0, -0.5, -1e-30, float("nan"), float("inf"), 1e-60, 1e60])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_epsilon_must_be_positive_as_float32(cls, epsilon):
+    with pytest.raises(ValueError, match="epsilon: must be finite and positive") as error:
+        cls(epsilon=epsilon)
+    assert isinstance(error.value, BacknormError)
+
+
+@pytest.mark.parametrize("epsilon", [True, "1e-5", None, 1j, [1e-5], np.zeros(1)])
+def test_epsilon_of_a_wrong_type(epsilon):
+    with pytest.raises(TypeError, match="epsilon: must be a real number"):
+        BatchNormTrainingBackward(epsilon=epsilon)
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "nxc", "", "NCHW"])
+def test_unknown_data_format(data_format):
+    with pytest.raises(ValueError, match=r"data_format.*'NCX' or 'NXC'"):
+        BatchNormTrainingBackward(1e-5, data_format)
+
+
+@pytest.mark.parametrize("data_format", [None, 1, b"NXC"])
+def test_data_format_of_a_wrong_type(data_format):
+    with pytest.raises(TypeError, match="data_format: must be a string"):
+        BatchNormTrainingBackward(1e-5, data_format)
+
+
+@pytest.mark.parametrize("missing", ["src", "diff_dst", "mean", "variance"])
+def test_required_inputs(batch, missing):
+    b = batch()
+    call = dict(zip(("src", "diff_dst", "mean", "variance"), inputs(b, *BACKWARD), strict=False))
+    del call[missing]
+    with pytest.raises(TypeError, match=f"{missing}: is a required input") as error:
+        BatchNormTrainingBackward(1e-5)(**call)
+    assert isinstance(error.value, BacknormError)
+
+
+def test_gamma_is_optional_and_then_one(batch, same):
+    b = batch()
+    op = BatchNormTrainingBackward(1e-5)
+    ones = np.ones_like(b["gamma"])
+    same(op(*inputs(b, *BACKWARD[:4])), op(*inputs(b, *BACKWARD[:4]), ones))
+
+
+def test_outputs_three_one_and_by_name(batch, same):
+    b = batch()
+    op = BatchNormTrainingBackward(1e-5)
+    full = op(*inputs(b, *BACKWARD))
+    same(op(*inputs(b, *BACKWARD), outputs=("diff_beta", "diff_src", "diff_gamma")), full)
+    assert len(op(*inputs(b, *BACKWARD), outputs=1)) == 1
+
+
+@pytest.mark.parametrize("outputs", [2, ("diff_src", "diff_gamma"), ("diff_src", "diff_beta")])
+def test_one_parameter_gradient_alone_is_an_error(batch, outputs):
+    with pytest.raises(ValueError, match="diff_gamma and diff_beta are either all requested"):
+        BatchNormTrainingBackward(1e-5)(*inputs(batch(), *BACKWARD), outputs=outputs)
+
+
+@pytest.mark.parametrize("outputs", [0, 4, -1, ("dst",), ("diff_gamma", "diff_beta"), ()])
+def test_outputs_that_do_not_exist(batch, outputs):
+    with pytest.raises(ValueError, match="outputs"):
+        BatchNormTrainingBackward(1e-5)(*inputs(batch(), *BACKWARD), outputs=outputs)
+
+
+@pytest.mark.parametrize("outputs", [True, "diff_src", 1.0])
+def test_outputs_of_a_wrong_type(batch, outputs):
+    with pytest.raises(TypeError, match="outputs"):
+        BatchNormTrainingBackward(1e-5)(*inputs(batch(), *BACKWARD), outputs=outputs)
+
+
+def test_single_output_ignores_gamma_in_the_training_formula(batch, same):
+    b = batch()
+    (alone,) = BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD), outputs=1)
+    expected = batch_norm_backward(
+        *inputs(b, *BACKWARD[:4]), epsilon=float(np.float32(1e-5)), data_format="NXC"
+    )
+    same((alone,), (expected.dx,))
+
+
+def test_single_output_as_the_library_computes_it(batch, same):
+    b = batch()
+    op = BatchNormTrainingBackward(1e-5, single_output="onednn")
+    (alone,) = op(*inputs(b, *BACKWARD), outputs=1)
+    epsilon = float(np.float32(1e-5))
+    frozen = batch_norm_backward(
+        *inputs(b, *BACKWARD[:4]), epsilon=epsilon, data_format="NXC", training=False
+    )
+    same((alone,), (frozen.dx,))
+    s = 1 / np.sqrt(b["variance"].astype(np.float64) + epsilon)
+    np.testing.assert_allclose(alone, b["dy"] * s, rtol=1e-6)
+    # With all outputs it is the training formula all the same.
+    full = BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD))
+    same(op(*inputs(b, *BACKWARD)), full)
+
+
+def test_single_output_has_two_values():
+    with pytest.raises(ValueError, match="single_output"):
+        BatchNormTrainingBackward(1e-5, single_output="frozen")
+
+
+def test_in_place_over_diff_dst(batch, same):
+    b = batch()
+    op = BatchNormTrainingBackward(1e-5)
+    expected = op(*inputs(b, *BACKWARD))
+    memory = b["dy"].copy()
+    out = op(b["x"], memory, b["mean"], b["variance"], b["gamma"], diff_src=memory)
+    assert out[0] is memory
+    same(out, expected)
+
+
+def test_out_memory_is_checked(batch):
+    b = batch()
+    op = BatchNormTrainingBackward(1e-5)
+    with pytest.raises(TypeError, match="diff_src"):
+        op(*inputs(b, *BACKWARD), diff_src=[1.0])
+    with pytest.raises(ValueError, match="diff_src"):
+        op(*inputs(b, *BACKWARD), diff_src=np.empty((1, 2), "f"))
+    with pytest.raises(ValueError, match="diff_src"):
+        op(*inputs(b, *BACKWARD), diff_src=b["x"])
+    with pytest.raises(TypeError, match="diff_src"):
+        op(*inputs(b, *BACKWARD), diff_src=np.empty(b["x"].shape, "float64"))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 3), (2, 0, 4, 3), (2, 4, 4, 0), (0, 3), (0, 0)])
+def test_empty_succeeds_with_zeros(batch, shape):
+    b = batch(shape)
+    out = BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD))
+    assert out[0].shape == shape
+    for gradient in out[1:]:
+        assert gradient.shape == shape[-1:]
+        assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_rank_below_two(batch, shape):
+    x = np.ones(shape, "f")
+    c = np.ones(3, "f")
+    with pytest.raises(ValueError, match=r"src: must have rank 2 or more"):
+        BatchNormTrainingBackward(1e-5)(x, x, c, c)
+
+
+def test_shapes_are_named_in_the_dialects_words(batch):
+    b = batch()
+    op = BatchNormTrainingBackward(1e-5)
+    with pytest.raises(ValueError, match=r"diff_dst: must have the shape of src.*\(2, 5, 5, 3\)"):
+        op(b["x"], b["dy"][:2], b["mean"], b["variance"])
+    with pytest.raises(ValueError, match=r"mean: must hold one value per channel of src"):
+        op(b["x"], b["dy"], b["mean"][:2], b["variance"])
+    with pytest.raises(ValueError, match=r"gamma: must hold one value per channel of src"):
+        op(b["x"], b["dy"], b["mean"], b["variance"], b["gamma"][:2])
+    with pytest.raises(ValueError, match=r"variance: must have rank 1"):
+        op(b["x"], b["dy"], b["mean"], b["variance"][None])
+
+
+def test_a_variance_below_minus_epsilon_names_the_channel(batch):
+    b = batch()
+    b["variance"][1] = -1
+    with pytest.raises(ValueError, match=r"variance.*channel 1.*-1") as error:
+        BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD))
+    assert isinstance(error.value, BacknormError)
+
+
+@pytest.mark.parametrize("momentum", [0.25, None, 1.0])
+def test_forward_running_statistics(batch, same, momentum):
+    b, old = batch(), batch(seed=1)
+    op = BatchNormForwardTraining(1e-5, momentum)
+    out = op(b["x"], old["mean"], old["variance"], b["gamma"], b["beta"])
+    weight = 0.5 if momentum is None else momentum
+    for running, batch_statistic, name in ((out[1], out[3], "mean"), (out[2], out[4], "variance")):
+        wide = weight * old[name].astype(np.float64)
+        wide += (1 - weight) * batch_statistic.astype(np.float64)
+        same((running,), (wide.astype(np.float32),))
+
+
+def test_forward_of_no_elements_keeps_the_running_statistics(batch, same):
+    b = batch((0, 4, 3))
+    out = BatchNormForwardTraining(1e-5, 0.5)(*inputs(b, *FORWARD))
+    same(out[1:3], (b["mean"], b["variance"]))
+    same(out[3:], (np.zeros(3, "f"), np.zeros(3, "f")))
+
+
+def test_forward_gamma_and_beta_go_together(batch, same):
+    b = batch()
+    op = BatchNormForwardTraining(1e-5)
+    with pytest.raises(ValueError, match="gamma and beta are either all given"):
+        op(b["x"], b["mean"], b["variance"], b["gamma"])
+    plain = op(b["x"], b["mean"], b["variance"])
+    expected = batch_norm_forward(b["x"], epsilon=float(np.float32(1e-5)), data_format="NXC")
+    same((plain[0], *plain[3:]), expected)
+
+
+def test_forward_without_gamma_has_statistics_of_means_type(batch, dtypes):
+    b = batch(dtype="bf16", channel="bf16")
+    out = BatchNormForwardTraining(1e-5)(b["x"], b["mean"], b["variance"])
+    assert [o.dtype for o in out[1:]] == [dtypes["bf16"]] * 4
+
+
+@pytest.mark.parametrize("momentum", [0, -0.1, float("nan")])
+def test_momentum_must_be_positive(momentum):
+    with pytest.raises(ValueError, match="momentum"):
+        BatchNormForwardTraining(1e-5, momentum)
+
+
+@pytest.mark.parametrize("missing", range(5))
+def test_inference_needs_all_five_inputs(batch, missing):
+    call = inputs(batch(), *INFERENCE)
+    call[missing] = None
+    name = ("src", "gamma", "beta", "mean", "variance")[missing]
+    with pytest.raises(TypeError, match=f"{name}: is a required input"):
+        BatchNormInference(1e-5)(*call)
+
+
+def test_forward_and_inference_write_to_dst(batch, same):
+    b = batch()
+    forward, inference = BatchNormForwardTraining(1e-5), BatchNormInference(1e-5)
+    dst = np.full_like(b["x"], np.nan)
+    expected = forward(*inputs(b, *FORWARD))
+    assert forward(*inputs(b, *FORWARD), dst=dst)[0] is dst
+    same((dst,), expected[:1])
+    expected = inference(*inputs(b, *INFERENCE))
+    assert inference(*inputs(b, *INFERENCE), dst=dst)[0] is dst
+    same((dst,), expected)

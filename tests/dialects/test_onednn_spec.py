@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from backnorm import BacknormError, batch_norm_backward
+from backnorm.dialects.onednn_spec import (
+    BatchNormForwardTraining,
+    BatchNormInference,
+    BatchNormTrainingBackprop,
+)
+
+TYPES = ("f64", "f32", "f16", "bf16")
+ALLOWED = {
+    "latest": {("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32")},
+    "2020-21": {("f32", "f32"), ("bf16", "f32"), ("f16", "f32")},
+    "early": {("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32"), ("f16", "f16")},
+}
+LATEST = ("x", "dy", "mean", "variance", "gamma")
+EARLIER = ("x", "dy", "gamma", "beta", "mean", "variance")
+F32_EPSILON = float(np.float32(1e-5))
+
+
+def inputs(b, *names):
+    return [b[name] for name in names]
+
+
+def names_of(revision):
+    return LATEST if revision == "latest" else EARLIER
+
+
+@pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
+@pytest.mark.parametrize("revision", ALLOWED)
+def test_exactly_the_revisions_type_combinations_are_accepted(batch, revision, data, channel):
+    b = batch(dtype=data, channel=channel)
+    op = BatchNormTrainingBackprop(1e-5, revision=revision)
+    if (data, channel) in ALLOWED[revision]:
+        out = op(*inputs(b, *names_of(revision)))
+        assert [o.dtype for o in out] == [b["x"].dtype, b["mean"].dtype, b["mean"].dtype]
+    else:
+        with pytest.raises(TypeError, match=r"input|mean|gamma") as error:
+            op(*inputs(b, *names_of(revision)))
+        assert isinstance(error.value, BacknormError)
+
+
+@pytest.mark.parametrize("revision", ["2020-21", "early"])
+def test_earlier_revisions_are_the_latest_in_another_order(batch, same, revision):
+    b = batch()
+    expected = BatchNormTrainingBackprop(1e-5)(*inputs(b, *LATEST))
+    op = BatchNormTrainingBackprop(1e-5, revision=revision)
+    same(op(*inputs(b, *EARLIER)), expected)
+    by_name = {
+        "input": b["x"], "output_delta": b["dy"], "mean": b["mean"],
+        "variance": b["variance"], "gamma": b["gamma"],
+    }  # fmt: skip
+    same(op(**by_name), expected)
+
+
+@pytest.mark.parametrize("revision", ["2020-21", "early"])
+def test_earlier_revisions_without_gamma_and_beta(batch, same, revision):
+    b = batch()
+    expected = BatchNormTrainingBackprop(1e-5)(*inputs(b, *LATEST[:4]))
+    op = BatchNormTrainingBackprop(1e-5, revision=revision)
+    same(op(b["x"], b["dy"], None, None, b["mean"], b["variance"]), expected)
+
+
+@pytest.mark.parametrize("revision", ["2020-21", "early"])
+def test_is_training_false_takes_constant_statistics(batch, same, revision):
+    b = batch()
+    expected = batch_norm_backward(
+        *inputs(b, *LATEST), epsilon=F32_EPSILON, data_format="NXC", training=False
+    )
+    op = BatchNormTrainingBackprop(1e-5, revision=revision, is_training=False)
+    same(op(*inputs(b, *EARLIER)), expected)
+
+
+def test_is_training_defaults_to_true_and_is_not_in_the_latest(batch):
+    assert BatchNormTrainingBackprop(1e-5, revision="early").attributes["is_training"] is True
+    with pytest.raises(TypeError, match="is_training") as error:
+        BatchNormTrainingBackprop(1e-5, is_training=True)
+    assert isinstance(error.value, BacknormError)
+    with pytest.raises(TypeError, match="is_training: must be a boolean"):
+        BatchNormTrainingBackprop(1e-5, revision="early", is_training="yes")
+
+
+def test_beta_is_checked_though_it_enters_no_result(batch):
+    b = batch()
+    op = BatchNormTrainingBackprop(1e-5, revision="early")
+    b["beta"] = b["beta"][:-1]
+    with pytest.raises(ValueError, match="beta: must hold one value per channel of input"):
+        op(*inputs(b, *EARLIER))
+
+
+def test_the_early_revision_mixes_per_channel_types_and_rounds_once(batch, dtypes, same):
+    b = batch(dtype="bf16", channel="bf16")
+    b["mean"], b["variance"] = b["mean"].astype("f"), b["variance"].astype("f")
+    op = BatchNormTrainingBackprop(1e-5, revision="early")
+    dx, dgamma, dbeta = op(*inputs(b, *EARLIER))
+    wide = batch_norm_backward(
+        b["x"], b["dy"], b["mean"], b["variance"], b["gamma"].astype("f"),
+        epsilon=F32_EPSILON, data_format="NXC",
+    )  # fmt: skip
+    x, dy, mean, variance = (b[name].astype("d") for name in LATEST[:4])
+    xhat = (x - mean) / np.sqrt(variance + F32_EPSILON)
+    bf16 = dtypes["bf16"]
+    exact = (dy * xhat).sum((0, 1, 2)), dy.sum((0, 1, 2))
+    same((dx, dgamma, dbeta), (wide.dx, exact[0].astype(bf16), exact[1].astype(bf16)))
+    for revision, names in (("latest", LATEST), ("2020-21", EARLIER)):
+        with pytest.raises(TypeError, match=r"mean|gamma"):
+            BatchNormTrainingBackprop(1e-5, revision=revision)(*inputs(b, *names))
+
+
+def test_a_result_of_the_early_revision_has_the_type_of_its_parameter(batch, dtypes):
+    b = batch(dtype="f16", channel="f32")
+    b["beta"] = b["beta"].astype("float16")
+    op = BatchNormTrainingBackprop(1e-5, revision="early")
+    _, dgamma, dbeta = op(*inputs(b, *EARLIER))
+    assert (dgamma.dtype, dbeta.dtype) == (dtypes["f32"], dtypes["f16"])
+    _, dgamma, dbeta = op(b["x"], b["dy"], None, None, b["mean"], b["variance"])
+    assert (dgamma.dtype, dbeta.dtype) == (dtypes["f32"], dtypes["f32"])
+
+
+@pytest.mark.parametrize("revision", ["2019", "", "LATEST"])
+@pytest.mark.parametrize(
+    "cls", [BatchNormTrainingBackprop, BatchNormForwardTraining, BatchNormInference]
+)
+def test_unknown_revision(cls, revision):
+    with pytest.raises(ValueError, match=r"revision.*'latest' or '2020-21' or 'early'"):
+        cls(1e-5, revision=revision)
+    with pytest.raises(TypeError, match="revision: must be a string"):
+        cls(1e-5, revision=3)
+
+
+def test_the_schema_is_the_revisions():
+    op = BatchNormTrainingBackprop(1e-5, revision="early")
+    assert op.schema.revision == "early"
+    assert [t.name for t in op.schema.inputs][:4] == ["input", "output_delta", "gamma", "beta"]
+    assert BatchNormTrainingBackprop.schema.revision == "latest"
+
+
+def test_epsilon_is_required_and_positive():
+    with pytest.raises(TypeError, match="epsilon: is a required attribute"):
+        BatchNormTrainingBackprop()
+    for epsilon in (0.0, -1e-5, float("nan")):
+        with pytest.raises(ValueError, match="epsilon: must be finite and positive"):
+            BatchNormTrainingBackprop(epsilon)
+
+
+def test_parameter_gradients_are_optional_each_on_its_own(batch, same):
+    b = batch()
+    op = BatchNormTrainingBackprop(1e-5)
+    full = op(*inputs(b, *LATEST))
+    same(op(*inputs(b, *LATEST), outputs=1), full[:1])
+    same(op(*inputs(b, *LATEST), outputs=2), full[:2])
+    same(op(*inputs(b, *LATEST), outputs=("input_delta", "beta_delta")), (full[0], full[2]))
+
+
+def test_gamma_counts_even_where_only_input_delta_is_requested(batch):
+    b = batch()
+    op = BatchNormTrainingBackprop(1e-5)
+    (with_gamma,) = op(*inputs(b, *LATEST), outputs=1)
+    (without,) = op(*inputs(b, *LATEST[:4]), outputs=1)
+    assert (with_gamma != without).any()
+
+
+def test_input_delta_in_place(batch, same):
+    b = batch()
+    op = BatchNormTrainingBackprop(1e-5)
+    expected = op(*inputs(b, *LATEST))
+    memory = b["dy"].copy()
+    out = op(b["x"], memory, b["mean"], b["variance"], b["gamma"], input_delta=memory)
+    assert out[0] is memory
+    same(out, expected)
+
+
+def test_inputs_are_bound_like_a_call(batch):
+    b = batch()
+    op = BatchNormTrainingBackprop(1e-5)
+    with pytest.raises(TypeError, match="too many inputs"):
+        op(*inputs(b, *LATEST), b["beta"])
+    with pytest.raises(TypeError, match="output_delta: given twice"):
+        op(b["x"], b["dy"], output_delta=b["dy"])
+    with pytest.raises(TypeError, match="beta: BatchNormTrainingBackprop has no such input"):
+        op(*inputs(b, *LATEST), beta=b["beta"])
+    for count in range(4):
+        with pytest.raises(TypeError, match="is a required input") as error:
+            op(*inputs(b, *LATEST)[:count])
+        assert isinstance(error.value, BacknormError)
+
+
+@pytest.mark.parametrize("revision", ALLOWED)
+def test_forward_in_the_revisions_order(batch, same, revision):
+    b, old = batch(), batch(seed=1)
+    args = {
+        "latest": (b["x"], old["mean"], old["variance"], b["gamma"], b["beta"]),
+    }.get(revision, (b["x"], b["gamma"], b["beta"], old["mean"], old["variance"]))
+    out = BatchNormForwardTraining(1e-5, 0.25, revision=revision)(*args)
+    expected = 0.25 * old["mean"].astype(np.float64) + 0.75 * out[3].astype(np.float64)
+    same((out[1],), (expected.astype("f"),))
+
+
+def test_momentum_defaults_to_a_tenth_in_the_early_revision_alone():
+    assert BatchNormForwardTraining(1e-5).attributes["momentum"] is None
+    early = BatchNormForwardTraining(1e-5, revision="early")
+    assert early.attributes["momentum"] == np.float32(0.1)
+
+
+def test_forward_takes_gamma_without_beta(batch, same):
+    b = batch()
+    op = BatchNormForwardTraining(1e-5)
+    zeros = np.zeros_like(b["gamma"])
+    same(
+        op(b["x"], b["mean"], b["variance"], b["gamma"]),
+        op(b["x"], b["mean"], b["variance"], b["gamma"], zeros),
+    )
+
+
+def test_mixed_types_of_an_early_forward_keep_their_own(batch, dtypes):
+    b = batch(dtype="f16", channel="f16")
+    op = BatchNormForwardTraining(1e-5, revision="early")
+    out = op(b["x"], b["gamma"], b["beta"], b["mean"].astype("f"), b["variance"].astype("f"))
+    assert out[0].dtype == dtypes["f16"]
+    assert [o.dtype for o in out[1:]] == [dtypes["f32"]] * 4
+
+
+@pytest.mark.parametrize("revision", ALLOWED)
+def test_inference_is_the_same_in_every_revision(batch, same, revision):
+    b = batch()
+    args = inputs(b, "x", "gamma", "beta", "mean", "variance")
+    expected = BatchNormInference(1e-5)(*args)
+    out = np.full_like(b["x"], np.nan)
+    same(BatchNormInference(1e-5, revision=revision)(*args, output=out), expected)
+    same((out,), expected)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from backnorm import BacknormError, batch_norm_backward, batch_norm_forward, batch_norm_inference
+from backnorm.dialects.registry import DIALECTS, canonical, invoke, operator, operators
+
+CANONICAL_NAMES = {"dx", "dgamma", "dbeta", "y", "mean", "variance"}
+
+
+def tensors(schema, b):
+    roles = {"running_mean": "mean", "running_variance": "variance", "ignored": "mean"}
+    return {t.name: b[roles.get(t.role, t.role)] for t in schema.inputs}
+
+
+def run_canonically(call, inputs):
+    arrays = call.arrays(inputs)
+    common = {"epsilon": call.epsilon, "data_format": call.data_format}
+    if call.operation == "backward":
+        arrays.setdefault("gamma", None)
+        result = batch_norm_backward(**arrays, **common, training=call.training)
+    elif call.operation == "forward":
+        result = batch_norm_forward(**arrays, **common)
+    else:
+        return {"y": batch_norm_inference(**arrays, **common)}
+    return result._asdict()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("layout", [0, 1])
+def test_the_canonical_call_of_every_operator_gives_its_results(batch, dialect, layout):
+    for op, found in operators(dialect).items():
+        for revision, schema in (getattr(found, "schemas", None) or {None: found.schema}).items():
+            data_format = schema.formats[layout % len(schema.formats)]
+            attributes = {"epsilon": 0.01}
+            if len(schema.formats) > 1:
+                attributes["data_format"] = data_format.name
+            if revision:
+                attributes["revision"] = revision
+            inputs = tensors(schema, batch((2, 5, 3, 4), data_format.layout))
+            call = canonical(dialect, op, inputs, attributes)
+            assert call.operation == schema.operation
+            assert call.data_format == data_format.layout
+            assert call.epsilon == (0.01 if dialect == "ngraph" else np.float32(0.01))
+            assert set(call.outputs) <= CANONICAL_NAMES
+            out = invoke(dialect, op, inputs, attributes)
+            expected = run_canonically(call, inputs)
+            for role, name in call.outputs.items():
+                np.testing.assert_array_equal(out[name], expected[role])
+
+
+@pytest.mark.parametrize("flag", ["is_training", "training"])
+def test_frozen_statistics_of_tensorflow(batch, flag):
+    b = batch()
+    schema = operator("tensorflow", "FusedBatchNormGradV3").schema
+    attributes = {"is_training": False}
+    call = canonical("tensorflow", schema.op, tensors(schema, b), attributes)
+    assert call.training is False
+    schema = operator("tensorflow", "FusedBatchNormV3").schema
+    inputs = tensors(schema, b)
+    call = canonical("tensorflow", schema.op, inputs, attributes)
+    assert call.operation == "inference"
+    assert call.outputs == {"y": "y"}
+    out = invoke("tensorflow", schema.op, inputs, attributes)
+    np.testing.assert_array_equal(out["y"], run_canonically(call, inputs)["y"])
+
+
+def test_a_single_output_leaves_gamma_out(batch):
+    b = batch()
+    schema = operator("onednn_graph", "BatchNormTrainingBackward").schema
+    inputs = tensors(schema, b)
+    call = canonical("onednn_graph", schema.op, inputs, {"epsilon": 1}, outputs=1)
+    assert "gamma" not in call.inputs
+    assert call.outputs == {"dx": "diff_src"}
+    assert call.training
+    frozen = {"epsilon": 1, "single_output": "onednn"}
+    assert not canonical("onednn_graph", schema.op, inputs, frozen, outputs=1).training
+
+
+def test_an_inverse_standard_deviation_becomes_a_wide_variance(batch):
+    b = batch()
+    schema = operator("tensorflow", "FusedBatchNormGradV3").schema
+    inputs = tensors(schema, b)
+    attributes = {"reserve_space_2_is": "inverse_standard_deviation"}
+    call = canonical("tensorflow", schema.op, inputs, attributes)
+    assert call.epsilon == 0
+    variance = call.arrays(inputs)["variance"]
+    assert variance.dtype == np.float64
+    np.testing.assert_allclose(1 / np.sqrt(variance), inputs["reserve_space_2"], rtol=4e-16)
+
+
+def test_absent_optional_inputs_are_not_mapped(batch):
+    b = batch()
+    inputs = {"src": b["x"], "diff_dst": b["dy"], "mean": b["mean"], "variance": b["variance"]}
+    op = ("onednn_graph", "BatchNormTrainingBackward")
+    for given in (inputs, inputs | {"gamma": None}):
+        call = canonical(*op, given, {"epsilon": 1e-5})
+        assert call.inputs == {"x": "src", "dy": "diff_dst", "mean": "mean", "variance": "variance"}
+        assert list(invoke(*op, given, {"epsilon": 1e-5})) == [
+            "diff_src",
+            "diff_gamma",
+            "diff_beta",
+        ]
+
+
+def test_out_is_the_first_outputs_memory(batch):
+    b = batch((2, 3, 4), "NCX")
+    schema = operator("ngraph", "BatchNormTrainingBackprop").schema
+    out = np.full_like(b["x"], np.nan)
+    got = invoke("ngraph", schema.op, tensors(schema, b), {"epsilon": 0.1}, out=out)
+    assert got["input_delta"] is out
+    assert np.isfinite(out).all()
+
+
+def test_unknown_names_are_refused_with_the_known_ones(batch):
+    with pytest.raises(ValueError, match=r"dialect.*'caffe'.*onednn_graph"):
+        operators("caffe")
+    with pytest.raises(ValueError, match=r"op: .*'BatchNorm'.*FusedBatchNormGradV3"):
+        operator("tensorflow", "BatchNorm")
+    b = batch((2, 3), "NCX")
+    schema = operator("ngraph", "BatchNormTrainingBackprop").schema
+    inputs = tensors(schema, b)
+    with pytest.raises(TypeError, match=r"src: .*no such input.*input, gamma") as error:
+        invoke("ngraph", schema.op, inputs | {"src": b["x"]}, {"epsilon": 0.1})
+    assert isinstance(error.value, BacknormError)
+    with pytest.raises(TypeError, match=r"eps: .*no such attribute.*epsilon") as error:
+        invoke("ngraph", schema.op, inputs, {"eps": 0.1})
+    assert isinstance(error.value, BacknormError)
+
+
+def test_dialects_are_imported_when_they_are_asked_for():
+    code = (
+        "import sys; import backnorm.dialects.registry as r; "
+        "assert 'backnorm.dialects.ngraph' not in sys.modules; r.operators('ngraph'); "
+        "assert 'backnorm.dialects.ngraph' in sys.modules; "
+        "assert 'backnorm.dialects.tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,155 @@
+"""One description drives calls, validation and the page."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backnorm.dialects.registry import DIALECTS, operator, operators
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, REQUIRED
+
+OPERATORS = [(dialect, op) for dialect in DIALECTS for op in operators(dialect)]
+SCHEMAS = [
+    schema
+    for dialect, op in OPERATORS
+    for schema in (
+        getattr(operator(dialect, op), "schemas", None) or {"": operator(dialect, op).schema}
+    ).values()
+]
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_dialects_page.py"
+
+
+def ids(schema):
+    return f"{schema.dialect}-{schema.op}-{schema.revision}"
+
+
+def test_the_operators_of_the_four_specifications():
+    assert OPERATORS == [
+        ("onednn_graph", "BatchNormTrainingBackward"),
+        ("onednn_graph", "BatchNormForwardTraining"),
+        ("onednn_graph", "BatchNormInference"),
+        ("onednn_spec", "BatchNormTrainingBackprop"),
+        ("onednn_spec", "BatchNormForwardTraining"),
+        ("onednn_spec", "BatchNormInference"),
+        ("ngraph", "BatchNormTrainingBackprop"),
+        ("ngraph", "BatchNormTraining"),
+        ("ngraph", "BatchNormInference"),
+        ("tensorflow", "FusedBatchNormGradV3"),
+        ("tensorflow", "FusedBatchNormGradV2"),
+        ("tensorflow", "FusedBatchNormGrad"),
+        ("tensorflow", "FusedBatchNormV3"),
+        ("tensorflow", "FusedBatchNormV2"),
+        ("tensorflow", "FusedBatchNorm"),
+    ]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=ids)
+def test_a_schema_is_plain_json(schema):
+    described = json.loads(json.dumps(schema.to_dict()))
+    assert described["op"] == schema.op
+    assert len(described["inputs"]) == len(schema.inputs)
+    assert [a["required"] for a in described["attributes"]] == [
+        a.default is REQUIRED for a in schema.attributes
+    ]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=ids)
+def test_a_schema_is_consistent(schema):
+    names = [t.name for t in schema.inputs] + [a.name for a in schema.attributes]
+    assert len(names) == len(set(names))
+    assert len({t.name for t in schema.outputs}) == len(schema.outputs)
+    assert schema.summary.endswith(".")
+    assert schema.source
+    for rule in schema.type_rules:
+        assert {rule.data, *rule.channel} <= set(ELEMENT_TYPE_NAMES)
+    for attribute in schema.attributes:
+        if attribute.choices and not attribute.required:
+            assert attribute.default in attribute.choices
+        if attribute.role == "data_format":
+            assert set(attribute.choices) == {f.name for f in schema.formats}
+    together = [name for group in schema.inputs_together for name in group]
+    assert set(together) <= {t.name for t in schema.inputs if not t.required}
+
+
+def signature_names(function):
+    return [p.name for p in inspect.signature(function).parameters.values() if p.name != "self"]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "op"), [c for c in OPERATORS if c[0] in ("ngraph", "tensorflow")]
+)
+def test_call_signatures_follow_the_schema(dialect, op):
+    found = operator(dialect, op)
+    schema = found.schema
+    parameters = inspect.signature(found).parameters
+    described = [t.name for t in schema.inputs] + [a.name for a in schema.attributes]
+    memory = [schema.outputs[0].name] if dialect == "ngraph" else []
+    assert list(parameters) == described + memory
+    for attribute in schema.attributes:
+        assert parameters[attribute.name].default == attribute.default
+    kind = inspect.Parameter.KEYWORD_ONLY
+    if dialect == "tensorflow":
+        assert {p.kind for p in parameters.values()} == {kind}
+
+
+@pytest.mark.parametrize("op", operators("onednn_graph"))
+def test_onednn_graph_signatures_follow_the_schema(op):
+    found = operator("onednn_graph", op)
+    schema = found.schema
+    constructor = inspect.signature(found).parameters
+    assert list(constructor) == [a.name for a in schema.attributes]
+    for attribute in schema.attributes:
+        assert constructor[attribute.name].default == attribute.default
+    call = list(inspect.signature(found.__call__).parameters)[1:]
+    inputs = [t.name for t in schema.inputs]
+    assert call[: len(inputs)] == inputs
+    assert set(call[len(inputs) :]) <= {"outputs", schema.outputs[0].name}
+
+
+@pytest.mark.parametrize("op", operators("onednn_spec"))
+def test_onednn_spec_constructors_follow_the_schema(op):
+    found = operator("onednn_spec", op)
+    constructor = inspect.signature(found).parameters
+    described = {a.name for schema in found.schemas.values() for a in schema.attributes}
+    assert set(constructor) == described
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=ids)
+def test_every_type_rule_runs_and_gives_the_described_outputs(schema):
+    layout = schema.formats[0].layout
+    shape = (2, 3, 2, 3)
+    channel_count = 3
+    rng = np.random.default_rng(0)
+    for rule in schema.type_rules:
+        for channel in rule.channel:
+            inputs = {
+                t.name: rng.uniform(0.5, 2, shape if t.kind == "data" else channel_count).astype(
+                    ELEMENT_TYPE_NAMES[rule.data if t.kind == "data" else channel]
+                )
+                for t in schema.inputs
+            }
+            attributes = {"epsilon": 0.5}
+            if schema.revision:
+                attributes["revision"] = schema.revision
+            out = operator(schema.dialect, schema.op).invoke(inputs, attributes)
+            assert list(out) == [t.name for t in schema.outputs]
+            for tensor in schema.outputs:
+                wanted = rule.data if tensor.kind == "data" else channel
+                assert out[tensor.name].dtype == ELEMENT_TYPE_NAMES[wanted]
+                assert out[tensor.name].shape == {
+                    "data": shape, "channel": (channel_count,), "vector": (0,),
+                }[tensor.kind]  # fmt: skip
+            assert layout in ("NCX", "NXC")
+
+
+def test_the_committed_page_is_current():
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
