@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.aliasing import check_out
 from backnorm.kernels.cpu import channels
 from backnorm.kernels.cpu.launch import Work, stored
-from backnorm.layout import Order, extents_of, in_order, memory_order, restore
+from backnorm.layout import Order, dense, extents_of, in_order, memory_order, restore
 from backnorm.machine import Machine, detect
 from backnorm.plan import Plan, plan
 from backnorm.problem import Problem, Words, variance_error
@@ -57,14 +58,13 @@ def backward(
     _prepare(problem, work, mean, variance, gamma, words)
     dgamma = allocate((problem.channels,), problem.statistics_dtype)
     dbeta = allocate((problem.channels,), problem.statistics_dtype)
-    if decided.fused:
-        work.fused()
+    if exchange is None:
+        work.complete(fused=decided.fused, needs_x=problem.training)
     else:
         work.reduce()
-    channels.finish_backward(work.channel, work.result, _stored(dgamma), _stored(dbeta))
+    channels.finish_backward(work.channel, work.result, stored(dgamma), stored(dbeta))
     if exchange is not None:
         _settle(work, exchange(_sums(work)))
-    if not decided.fused:
         work.apply(needs_x=problem.training)
     return Gradients(task.finish(), dgamma, dbeta)
 
@@ -112,21 +112,17 @@ def forward(
     task = _Task(problem, x, None, out, {"gamma": gamma, "beta": beta}, words)
     decided, work = task.work()
     dtype = problem.statistics_dtype
-    affine = [None if a is None else _stored(np.require(a, dtype)) for a in (gamma, beta)]
+    affine = [_stored(a, dtype) for a in (gamma, beta)]
     channels.prepare_forward(*affine, work.channel)
     channels.pivots(work.x, work.extents, work.channel)
-    if decided.fused:
-        work.fused()
-    else:
-        work.reduce()
-        work.apply()
+    work.complete(fused=decided.fused)
     mean, variance = work.result
     if problem.count:
         _check_variance(variance, problem.epsilon, words)
     outputs = []
     for values in (mean, variance):
         outputs.append(allocate((problem.channels,), problem.statistics_dtype))
-        channels.write(values, _stored(outputs[-1]))
+        channels.write(values, stored(outputs[-1]))
     return Normalized(task.finish(), outputs[0], outputs[1])
 
 
@@ -182,7 +178,7 @@ class _Task:
         self.target: np.ndarray | None = None
         if writes:
             if out is not None:
-                _check_out(problem, out, {"x": x, **per_channel}, dy, words)
+                check_out(problem, out, {"x": x, **per_channel}, dy, words)
             self.target = self._target(out)
 
     def _target(self, out: np.ndarray | None) -> np.ndarray:
@@ -202,9 +198,9 @@ class _Task:
         extents = extents_of(problem.shape, problem.channel_axis, self.order)
         decided = plan(problem, extents, _machine(), exchanged=exchanged)
         work = Work(
-            _stored(self.x),
-            _stored(self.dy),
-            _stored(self.target),
+            stored(self.x),
+            None if self.dy is None else stored(self.dy),
+            None if self.target is None else stored(self.target),
             extents=extents,
             geometry=decided.geometry,
             epsilon=problem.epsilon,
@@ -225,11 +221,16 @@ class _Task:
 
 
 def _machine() -> Machine:
-    return dataclasses.replace(detect(), threads=get_num_threads())
+    return _with_threads(detect(), get_num_threads())
 
 
-def _stored(array: np.ndarray | None) -> np.ndarray | None:
-    return None if array is None else stored(np.require(array, array.dtype, ("C", "A")))
+@functools.lru_cache(maxsize=64)
+def _with_threads(machine: Machine, threads: int) -> Machine:
+    return dataclasses.replace(machine, threads=threads)
+
+
+def _stored(array: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
+    return None if array is None else stored(dense(array, dtype))
 
 
 def _prepare(
@@ -241,7 +242,7 @@ def _prepare(
     words: Words,
 ) -> None:
     dtype = problem.statistics_dtype
-    arrays = [None if a is None else _stored(np.require(a, dtype)) for a in (mean, variance, gamma)]
+    arrays = [_stored(a, dtype) for a in (mean, variance, gamma)]
     refused = channels.prepare(*arrays, problem.epsilon, work.channel)
     if refused >= 0:
         raise variance_error(variance, problem.epsilon, refused, words)
@@ -261,71 +262,3 @@ def _settle(work: Work, sums: ChannelSums) -> None:
     work.result[0] = sums.sum_dy
     work.result[1] = sums.sum_dy_xmu
     channels.settle(sums.count, work.channel, work.coefficients, work.result)
-
-
-def _check_out(
-    problem: Problem,
-    out: np.ndarray,
-    inputs: Mapping[str, np.ndarray | None],
-    dy: np.ndarray | None,
-    words: Words,
-) -> None:
-    name = words.get("out", "out")
-    if not isinstance(out, np.ndarray):
-        raise ArgumentTypeError(
-            name, "must be an array", came=type(out).__name__, accepted="a NumPy array or None"
-        )
-    if out.shape != problem.shape:
-        raise ArgumentValueError(
-            name,
-            f"must have the shape of {words.get('x', 'x')}",
-            came=f"shape {out.shape}",
-            accepted=f"shape {problem.shape}",
-        )
-    if out.dtype.newbyteorder("=") != problem.dtype:
-        raise ArgumentTypeError(
-            name,
-            f"must have the element type of {words.get('x', 'x')}",
-            came=out.dtype,
-            accepted=problem.dtype,
-        )
-    if not out.flags.writeable:
-        raise ArgumentValueError(name, "is read-only", accepted="a writable array")
-    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)):
-        raise ArgumentValueError(
-            name,
-            "has elements that share memory",
-            came=f"strides {out.strides}",
-            accepted="an array with distinct elements",
-        )
-    for other, array in inputs.items():
-        if array is not None and _overlap(out, array):
-            raise ArgumentValueError(
-                name,
-                f"overlaps {words.get(other, other)} in memory",
-                accepted="separate memory, or exactly the memory of " + words.get("dy", "dy"),
-            )
-    if dy is not None and not _same_memory(out, dy) and _overlap(out, dy):
-        raise ArgumentValueError(
-            name,
-            f"overlaps part of {words.get('dy', 'dy')} in memory",
-            accepted=f"separate memory, or exactly the memory of {words.get('dy', 'dy')}",
-        )
-
-
-def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
-    return (
-        left.__array_interface__["data"][0] == right.__array_interface__["data"][0]
-        and left.strides == right.strides
-        and left.dtype == right.dtype
-    )
-
-
-def _overlap(left: np.ndarray, right: np.ndarray) -> bool:
-    if not np.may_share_memory(left, right):
-        return False
-    try:
-        # The exact answer can take exponential time; the stubs know no bound but the two names.
-        return np.shares_memory(left, right, max_work=100_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True

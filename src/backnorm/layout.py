@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Extents", "Order", "extents_of", "in_order", "memory_order", "restore"]
+__all__ = ["Extents", "Order", "dense", "extents_of", "in_order", "memory_order", "restore"]
 
 #: The axes of an array from the slowest to the fastest in memory.
 Order = tuple[int, ...]
@@ -48,7 +48,15 @@ def extents_of(shape: tuple[int, ...], channel_axis: int, order: Order) -> Exten
 
 def in_order(array: np.ndarray, order: Order, dtype: np.dtype) -> np.ndarray:
     """Return `array` with its axes in `order`, dense, aligned and native; copied if need be."""
-    return np.require(array.transpose(order), dtype, ("C", "A"))
+    return dense(array.transpose(order), dtype)
+
+
+def dense(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return `array` itself if it is contiguous, aligned and of `dtype`, else a copy that is."""
+    flags = array.flags
+    if array.dtype == dtype and flags.c_contiguous and flags.aligned:
+        return array
+    return np.require(array, dtype, ("C", "A"))
 
 
 def restore(array: np.ndarray, order: Order) -> np.ndarray:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,11 +13,13 @@ from backnorm.kernels.cpu.jit import inlined
 from backnorm.kernels.cpu.launch import stored
 from backnorm.kernels.cpu.vector import (
     aligned_head,
-    last_lanes,
+    blend,
     load,
+    load_first,
     load_one,
     splat,
     store,
+    store_first,
     store_one,
     stream,
 )
@@ -39,13 +44,23 @@ def _stream(source, target, start):
 
 
 @inlined
-def _last(source, count, target):
-    store(target, 0, last_lanes(load(source, 0), count))
+def _first(source, start, count, target):
+    store_first(target, start, count, load_first(source, start, count))
+
+
+@inlined
+def _widen_first(source, start, count, target):
+    store(target, 0, load_first(source, start, count))
+
+
+@inlined
+def _blend(count, left, right, target):
+    store(target, 0, blend(count, load(left, 0), load(right, 0)))
 
 
 @inlined
 def _head(target, index):
-    return aligned_head(target, index)
+    return aligned_head(target, index, 8)
 
 
 @inlined
@@ -120,17 +135,72 @@ def test_streaming_writes_what_a_store_writes(dtype, rng):
     target = np.zeros(256 + 64, dtype)
     head = _head(stored(target), 0)
     aligned = target[head : head + 256]
-    assert aligned.__array_interface__["data"][0] % 64 == 0
+    assert aligned.__array_interface__["data"][0] % (8 * source.itemsize) == 0
     _stream(stored(source), stored(aligned), 0)
     np.testing.assert_array_equal(aligned.view(np.uint8), source.view(np.uint8))
 
 
-@pytest.mark.parametrize("count", range(9))
-def test_last_lanes_keeps_the_last(count):
-    source = np.arange(1.0, 9.0)
-    target = np.full(8, np.nan)
-    _last(source, count, target)
-    np.testing.assert_array_equal(target, np.where(np.arange(8) >= 8 - count, source, 0.0))
+@pytest.mark.parametrize("count", [*range(9), 11])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_the_first_elements_are_read_and_written_alone(dtype, count, rng):
+    source = rng.standard_normal(20).astype(dtype)
+    target = np.zeros(20, dtype)
+    _first(stored(source), 3, count, stored(target))
+    expected = np.zeros(20, dtype)
+    expected[3 : 3 + min(count, 8)] = source[3 : 3 + min(count, 8)]
+    np.testing.assert_array_equal(target.view(np.uint8), expected.view(np.uint8))
+    wide = np.full(8, np.nan)
+    _widen_first(stored(source), 3, count, wide)
+    np.testing.assert_array_equal(wide[: min(count, 8)], expected[3 : 3 + min(count, 8)])
+    assert (wide[min(count, 8) :] == 0).all()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="mmap with a protected page is POSIX's")
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_memory_after_the_first_elements_is_not_touched(dtype):
+    """The elements end where the process's memory does; touching more would end the process."""
+    code = f"""
+import ctypes, mmap
+import numpy as np
+from tests_engine_support import first
+size = mmap.PAGESIZE
+pages = mmap.mmap(-1, 2 * size)
+base = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(base + size), size, 0) == 0
+itemsize = np.dtype("{np.dtype(dtype).name}").itemsize
+values = np.frombuffer(pages, "{np.dtype(dtype).name}", size // itemsize)
+values[-5:] = [1, 2, 3, 4, 5]
+print(first(values))
+"""
+    support = """
+import numpy as np
+from backnorm.kernels.cpu.jit import inlined
+from backnorm.kernels.cpu.launch import stored
+from backnorm.kernels.cpu.vector import load_first, store, store_first
+
+@inlined
+def read(values, wide):
+    n = values.shape[0]
+    value = load_first(values, n - 5, 5)
+    store(wide, 0, value)
+    store_first(values, n - 5, 5, value)
+
+def first(values):
+    wide = np.zeros(8)
+    read(stored(values), wide)
+    return wide.tolist()
+"""
+    script = support + code.replace("from tests_engine_support import first\n", "")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0, 0.0]"
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 12])
+def test_blend_takes_the_first_lanes_from_the_first(count):
+    left, right, target = np.arange(8.0), -np.arange(8.0) - 1, np.full(8, np.nan)
+    _blend(count, left, right, target)
+    np.testing.assert_array_equal(target, np.where(np.arange(8) < count, left, right))
 
 
 def test_operators_on_vectors(rng):

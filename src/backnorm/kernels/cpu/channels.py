@@ -17,7 +17,7 @@ from numba.extending import overload
 from backnorm.kernels.cpu.formulas import solve_backward, solve_forward
 from backnorm.kernels.cpu.jit import inlined, kernel
 from backnorm.kernels.cpu.sums import pair_add, value
-from backnorm.kernels.cpu.vector import load_one, store_one
+from backnorm.kernels.cpu.vector import address, load_one, store_one
 
 __all__ = [
     "combine",
@@ -86,80 +86,103 @@ def pivots(x, extents, channel):
         channel[0, c] = pivot if math.isfinite(pivot) else 0.0
 
 
-def solve(dy, sums, count, channel, c, epsilon, coefficients, result):
-    """Turn the sums of channel c into its coefficients and its result."""
+def solve(dy, sums, count, channel, c, channels, epsilon, coefficients, result):
+    """Turn the sums of channel c into its coefficients and its result; arrays are addresses."""
 
 
 @overload(solve)
-def _solve(dy, sums, count, channel, c, epsilon, coefficients, result):
+def _solve(dy, sums, count, channel, c, channels, epsilon, coefficients, result):
     if isinstance(dy, types.NoneType):
 
-        def forward(dy, sums, count, channel, c, epsilon, coefficients, result):
-            mean, low, variance, scale = solve_forward(sums, count, channel[0, c], epsilon)
-            coefficients[0, c] = mean
-            coefficients[1, c] = low
-            coefficients[2, c] = channel[2, c]
-            coefficients[3, c] = channel[1, c] * scale
-            result[0, c] = mean + low
-            result[1, c] = variance
+        def forward(dy, sums, count, channel, c, channels, epsilon, coefficients, result):
+            pivot = load_one(channel, c)
+            mean, low, variance, scale = solve_forward(sums, count, pivot, epsilon)
+            store_one(coefficients, c, mean)
+            store_one(coefficients, c + channels, low)
+            store_one(coefficients, c + 2 * channels, load_one(channel, c + 2 * channels))
+            store_one(coefficients, c + 3 * channels, load_one(channel, c + channels) * scale)
+            store_one(result, c, mean + low)
+            store_one(result, c + channels, variance)
 
         return forward
 
-    def backward(dy, sums, count, channel, c, epsilon, coefficients, result):
-        result[0, c] = value(sums[0], sums[1])
-        result[1, c] = value(sums[2], sums[3])
-        set_backward(count, channel, c, coefficients, result)
+    def backward(dy, sums, count, channel, c, channels, epsilon, coefficients, result):
+        store_one(result, c, value(sums[0], sums[1]))
+        store_one(result, c + channels, value(sums[2], sums[3]))
+        _set_backward(count, channel, c, channels, coefficients, result)
 
     return backward
 
 
 @inlined
-def set_backward(count, channel, c, coefficients, result):
-    """Fill the coefficients of channel c from its sums."""
-    shift, slope = solve_backward(result[0, c], result[1, c], count, channel[1, c])
-    coefficients[0, c] = channel[0, c]
-    coefficients[1, c] = shift
-    coefficients[2, c] = slope
-    coefficients[3, c] = channel[2, c]
+def _set_backward(count, channel, c, channels, coefficients, result):
+    """Fill the coefficients of channel c from its result."""
+    scale = load_one(channel, c + channels)
+    shift, slope = solve_backward(load_one(result, c), load_one(result, c + channels), count, scale)
+    store_one(coefficients, c, load_one(channel, c))
+    store_one(coefficients, c + channels, shift)
+    store_one(coefficients, c + 2 * channels, slope)
+    store_one(coefficients, c + 3 * channels, load_one(channel, c + 2 * channels))
 
 
 @kernel
 def settle(count, channel, coefficients, result):
     """Fill the coefficients of every channel from sums that came from elsewhere."""
-    for c in range(channel.shape[1]):
-        set_backward(count, channel, c, coefficients, result)
+    channels = channel.shape[1]
+    given, table, results = address(channel), address(coefficients), address(result)
+    for c in range(channels):
+        _set_backward(count, given, c, channels, table, results)
 
 
 @kernel
 def combine(dy, partial, inner, repeats, count, channel, epsilon, coefficients, result):
-    """Add up partial (blocks, 4, width) in order and solve every channel."""
-    sums = partial[0]
-    width = sums.shape[1]
-    for b in range(1, partial.shape[0]):
-        add_columns(partial[b], sums, width)
-    step = channel.shape[1] * inner
-    for c in range(channel.shape[1]):
-        folded = fold(sums, c * inner, inner, repeats, step)
-        solve(dy, folded, count, channel, c, epsilon, coefficients, result)
+    """Add up partial (blocks, 4, width) in order and solve every channel.
+
+    A channel has `inner` neighbouring columns, `repeats` times.
+    """
+    blocks, _, width = partial.shape
+    channels = channel.shape[1]
+    sums = address(partial)
+    for b in range(1, blocks):
+        part = address(partial[b])
+        for k in range(width):
+            add_pairs(sums, k, width, quadruple(part, k, width))
+    given, table, results = address(channel), address(coefficients), address(result)
+    slopes = address(dy)
+    for c in range(channels):
+        pairs = (0.0, 0.0, 0.0, 0.0)
+        for repeat in range(repeats):
+            first = (repeat * channels + c) * inner
+            for k in range(first, first + inner):
+                more = quadruple(sums, k, width)
+                pairs = pair_add(pairs[0], pairs[1], more[0], more[1]) + pair_add(
+                    pairs[2], pairs[3], more[2], more[3]
+                )
+        solve(slopes, pairs, count, given, c, channels, epsilon, table, results)
 
 
 @inlined
-def add_columns(part, sums, width):
-    """Add the pairs of `part` to those of `sums`, column by column."""
-    for k in range(width):
-        sums[0, k], sums[1, k] = pair_add(sums[0, k], sums[1, k], part[0, k], part[1, k])
-        sums[2, k], sums[3, k] = pair_add(sums[2, k], sums[3, k], part[2, k], part[3, k])
+def quadruple(values, k, step):
+    """Return the two pairs of column k: values[k], values[k + step], ..."""
+    return (
+        load_one(values, k),
+        load_one(values, k + step),
+        load_one(values, k + 2 * step),
+        load_one(values, k + 3 * step),
+    )
 
 
 @inlined
-def fold(sums, first, inner, repeats, step):
-    """Add up the pairs of one channel: `inner` columns from `first`, `repeats` times `step` on."""
-    high, low, product_high, product_low = 0.0, 0.0, 0.0, 0.0
-    for repeat in range(repeats):
-        for k in range(first + repeat * step, first + repeat * step + inner):
-            high, low = pair_add(high, low, sums[0, k], sums[1, k])
-            product_high, product_low = pair_add(product_high, product_low, sums[2, k], sums[3, k])
-    return high, low, product_high, product_low
+def add_pairs(values, k, step, more):
+    """Add two pairs to those of column k."""
+    high, low = pair_add(load_one(values, k), load_one(values, k + step), more[0], more[1])
+    store_one(values, k, high)
+    store_one(values, k + step, low)
+    high, low = pair_add(
+        load_one(values, k + 2 * step), load_one(values, k + 3 * step), more[2], more[3]
+    )
+    store_one(values, k + 2 * step, high)
+    store_one(values, k + 3 * step, low)
 
 
 @kernel

@@ -1,36 +1,50 @@
-"""Kernels for rows of many short runs (NXC, and NCX with a small space).
+"""Kernels for rows of channels (NXC, and NCX with a space of a few elements).
 
 The array is a matrix of `rows` x `width`, contiguous. Column k belongs to channel
-(k // inner) % channels: NXC has inner = 1, NCX with a small space has a row a sample, and where a
+(k // inner) % channels: NXC has inner = 1, NCX with a tiny space has a row a sample, and where a
 row would be shorter than two vectors several make one. Elements after the last full row are
-`rest`. Vectors run along a row, so the shape of the space does not matter to them.
+`rest`.
 
-An item is a tile of columns and a block of rows; a column is summed down 64 rows in registers
-at a time, those sums are added up as pairs, and blocks are added up in order. Blocks depend on
-the shape alone and a column's sum on nothing but its column, so a channel's sums have the same
-bits however the work is shared out.
+An item of the reduction is a tile of columns and a block of rows. A column is summed down 64
+rows as plain vectors, those sums are added up as pairs, and blocks are added up in order. Blocks
+depend on the shape alone and a column's sum on nothing but its column, so a channel's sums have
+the same bits however the work is shared out.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from backnorm.kernels.cpu.channels import add_columns, fold, solve
-from backnorm.kernels.cpu.formulas import element, elements
+from backnorm.kernels.cpu.channels import combine
+from backnorm.kernels.cpu.formulas import elements, first_elements
 from backnorm.kernels.cpu.jit import inlined, kernel
-from backnorm.kernels.cpu.sums import empty_sum, flush, take, take_last, take_one
-from backnorm.kernels.cpu.threads import claim, finish
-from backnorm.kernels.cpu.vector import LANES, aligned_head, load, store, store_one, stream
+from backnorm.kernels.cpu.sums import merge_pairs, resume, suspend, take, take_first
+from backnorm.kernels.cpu.threads import arrive, await_second, claim, finish, open_second
+from backnorm.kernels.cpu.vector import (
+    LANES,
+    address,
+    aligned_head,
+    keep,
+    load,
+    load_one,
+    offset,
+    scratch,
+    store,
+    store_first,
+    store_one,
+    stream,
+)
 
-__all__ = ["apply", "fused", "reduce"]
+__all__ = ["apply", "both", "reduce"]
 
 # Additions in a row before a sum is kept as a pair: part of the error budget (128 would do), and
 # of the bits of the result.
 _RUN = 64
 
+# Elements of a cache line of float32.
+_LINE = 2 * LANES
+
 
 @kernel
-def reduce(x, dy, grid, block, tile, channel, partial, cursor, items):
+def reduce(x, dy, grid, cut, channel, partial, cursor, items):
     """Sum every column: partial[b, :, k] are the pairs of block b of column k.
 
     Parameters
@@ -39,99 +53,159 @@ def reduce(x, dy, grid, block, tile, channel, partial, cursor, items):
     dy : array or None
         None: sums of x - pivot and its square.
     grid : (rows, width, rest, inner, channels)
-    block, tile : int
-        Rows and columns of an item. If rest > 0, the last block is the rest.
+    cut : (block, tile, depth, share, abreast)
+        Rows and columns of an item of the reduction (if rest > 0, the last block is the rest)
+        and rows summed side by side; rows of an item of the apply pass and rows written side by
+        side.
     channel : float64 array (4, channels)
         Row 0: the mean, or the pivot if dy is None.
     partial : float64 array (blocks, 4, width)
     """
-    rows, width, rest, inner, channels = grid
-    tiles = (width + tile - 1) // tile
-    full = (rows + block - 1) // block
-    pivot = np.empty(tile + LANES)
+    memory = scratch(9 * _step(cut[1]))
+    place = address(memory)
+    x_, dy_, means, sums = address(x), address(dy), address(channel), address(partial)
     last = False
     item = claim(cursor)
     while item < items:
-        b, t = divmod(item, tiles)
-        first = t * tile
-        w = min(tile, width - first)
-        sums = partial[b, :, first : first + w]
-        sums[:] = 0.0
-        _spread(channel[0], pivot, first, w, inner, channels)
-        if b < full:
-            count = min(block, rows - b * block)
-            _add_block(x, dy, b * block * width + first, width, count, w, pivot, sums)
-        elif first < rest:
-            _add_block(x, dy, rows * width + first, width, 1, min(w, rest - first), pivot, sums)
+        _reduce_item(x_, dy_, grid, cut, means, sums, place, item)
         last = finish(cursor, items)
         item = claim(cursor)
+    keep(memory)
     return last
 
 
 @kernel
-def apply(x, dy, out, grid, block, tile, coefficients, streaming, cursor, items):
-    """Write the output, a block of rows and a tile of columns an item.
+def apply(x, dy, out, grid, cut, coefficients, streaming, cursor, items):
+    """Write the output, backwards: the end is what the reduction left in the cache.
 
     coefficients : float64 array (4, channels), rows mean, shift, slope, gain.
     """
-    rows, width, rest, inner, channels = grid
-    tiles = (width + tile - 1) // tile
-    full = (rows + block - 1) // block
-    wide = np.empty((4, tile + LANES))
+    memory = scratch(4 * _step(grid[1]))
+    wide = address(memory)
+    x_, dy_, out_ = address(x), address(dy), address(out)
+    _spread_all(address(coefficients), wide, grid)
     last = False
     item = claim(cursor)
     while item < items:
-        b, t = divmod(item, tiles)
-        first = t * tile
-        w = min(tile, width - first)
-        for i in range(4):
-            _spread(coefficients[i], wide[i], first, w, inner, channels)
-        if b < full:
-            count = min(block, rows - b * block)
-            _write_block(x, dy, out, b * block * width + first, width, count, w, wide, streaming)
-        elif first < rest:
-            start = rows * width + first
-            _write(x, dy, out, start, start + min(w, rest - first), w, wide, streaming)
+        _apply_item(x_, dy_, out_, grid, cut, wide, streaming, items - 1 - item)
         last = finish(cursor, items)
         item = claim(cursor)
+    keep(memory)
     return last
 
 
 @kernel
-def fused(
-    x, dy, out, grid, block, tile, channel, coefficients, result, epsilon, streaming, cursor, items
+def both(
+    x,
+    dy,
+    seen,
+    out,
+    grid,
+    cut,
+    repeats,
+    channel,
+    partial,
+    coefficients,
+    result,
+    epsilon,
+    streaming,
+    cursor,
+    items,
 ):
-    """Sum a tile of whole channels and write its output while it is in the cache.
+    """Reduce, combine and write, in one launch.
 
-    For grids without rest; `tile` is a multiple of inner.
+    The first items are those of the reduction. `seen` is x, or None where the output does not
+    depend on it.
     """
     rows, width, _, inner, channels = grid
-    pivot = np.empty(tile + LANES)
-    wide = np.empty((4, tile + LANES))
-    part = np.empty((4, tile))
-    sums = np.empty((4, tile))
+    memory = scratch(9 * _step(cut[1]) + 4 * _step(width))
+    place, wide = address(memory), address(memory[9 * _step(cut[1]) :])
+    x_, dy_, seen_, out_ = address(x), address(dy), address(seen), address(out)
+    means, sums, table = address(channel), address(partial), address(coefficients)
+    summed = partial.shape[0] * _tiles(width, cut[1])
     last = False
-    t = claim(cursor)
-    while t < items:
-        first = t * tile
-        w = min(tile, width - first)
-        _spread(channel[0], pivot, first, w, inner, channels)
-        sums[:] = 0.0
-        for start in range(0, rows, block):
-            part[:] = 0.0
-            count = min(block, rows - start)
-            _add_block(x, dy, start * width + first, width, count, w, pivot, part)
-            add_columns(part, sums, w)
-        for j in range(w // inner):
-            c = first // inner + j
-            folded = fold(sums, j * inner, inner, 1, w)
-            solve(dy, folded, rows * inner, channel, c, epsilon, coefficients, result)
-        for i in range(4):
-            _spread(coefficients[i], wide[i], first, w, inner, channels)
-        _write_block(x, dy, out, first, width, rows, w, wide, streaming)
+    item = claim(cursor)
+    while item < summed:
+        _reduce_item(x_, dy_, grid, cut, means, sums, place, item)
+        if arrive(cursor, summed):
+            count = (rows * width + grid[2]) // channels
+            combine(dy, partial, inner, repeats, count, channel, epsilon, coefficients, result)
+            open_second(cursor)
         last = finish(cursor, items)
-        t = claim(cursor)
+        item = claim(cursor)
+    if item < items:
+        await_second(cursor)
+        _spread_all(table, wide, grid)
+    while item < items:
+        _apply_item(seen_, dy_, out_, grid, cut, wide, streaming, items - 1 - item)
+        last = finish(cursor, items)
+        item = claim(cursor)
+    keep(memory)
     return last
+
+
+@inlined
+def _tiles(width, tile):
+    return (width + tile - 1) // tile
+
+
+@inlined
+def _reduce_item(x, dy, grid, cut, means, partial, place, item):
+    rows, width, rest, inner, channels = grid
+    block, tile, depth, _, _ = cut
+    step = _step(tile)
+    pivot, run, sums = place, offset(place, step), offset(place, 5 * step)
+    b, t = divmod(item, _tiles(width, tile))
+    first = t * tile
+    w = min(tile, width - first)
+    _clear(sums, 4 * step)
+    _spread(means, pivot, first, w, inner, channels)
+    if b * block < rows:
+        count = min(block, rows - b * block)
+        origin = b * block * width + first
+        _add_block(x, dy, origin, width, count, w, depth, pivot, run, sums, step)
+    elif first < rest:
+        origin = rows * width + first
+        _add_block(x, dy, origin, width, 1, min(w, rest - first), depth, pivot, run, sums, step)
+    for part in range(4):
+        for k in range(w):
+            store_one(partial, (b * 4 + part) * width + first + k, load_one(sums, part * step + k))
+
+
+@inlined
+def _apply_item(x, dy, out, grid, cut, wide, streaming, item):
+    """Write the rows of one item, the last rows also the rest."""
+    rows, width, rest, _, _ = grid
+    _, _, _, share, abreast = cut
+    step = _step(width)
+    row = item * share
+    end = min(rows, row + share)
+    if abreast > 1 and width % _LINE == 0:
+        while row + abreast <= end:
+            _write_rows(x, dy, out, row * width, abreast, width, wide, step, streaming)
+            row += abreast
+    stop = end * width + rest if end == rows else end * width
+    _write(x, dy, out, row * width, stop, width, wide, step, streaming)
+
+
+@inlined
+def _spread_all(coefficients, wide, grid):
+    _, width, _, inner, channels = grid
+    for part in range(4):
+        place = offset(wide, part * _step(width))
+        _spread(offset(coefficients, part * channels), place, 0, width, inner, channels)
+
+
+@inlined
+def _clear(values, size):
+    for i in range(size):
+        store_one(values, i, 0.0)
+
+
+@inlined
+def _step(columns):
+    """Return a distance between rows of scratch: whole vectors, and a spare one at the end."""
+    return (columns + 2 * LANES - 1) // LANES * LANES
 
 
 @inlined
@@ -141,120 +215,137 @@ def _spread(values, wide, first, width, inner, channels):
     The repetition lets a vector that runs over the end of a row go on with the next row.
     """
     c = (first // inner) % channels
-    left = inner - first % inner
-    for k in range(width):
-        wide[k] = values[c]
-        left -= 1
-        if left == 0:
-            left = inner
-            c += 1
-            if c == channels:
-                c = 0
+    k = 0
+    end = inner - first % inner
+    while k < width:
+        end = min(end, width)
+        value = load_one(values, c)
+        while k < end:
+            store_one(wide, k, value)
+            k += 1
+        end += inner
+        c += 1
+        if c == channels:
+            c = 0
     for k in range(LANES):
-        wide[width + k] = wide[k % width]
+        store_one(wide, width + k, load_one(wide, k % width))
 
 
 @inlined
-def _add_block(x, dy, start, stride, rows, width, pivot, sums):
-    """Add a block of rows to the pairs of its columns."""
-    for row in range(0, rows, _RUN):
-        run = min(_RUN, rows - row)
-        origin = start + row * stride
-        k = 0
-        while k + 16 <= width:
-            _add_two_strips(x, dy, origin + k, stride, run, pivot, sums, k)
-            k += 16
-        while k < width:
-            if width < LANES:
-                _add_column(x, dy, origin + k, stride, run, pivot, sums, k)
-                k += 1
-            else:
-                j = min(k, width - LANES)
-                _add_strip(x, dy, origin + j, stride, run, j + LANES - k, pivot, sums, j)
-                k = j + LANES
-
-
-@inlined
-def _add_two_strips(x, dy, i, stride, rows, pivot, sums, k):
-    s0, s1, p0, p1 = empty_sum(x), empty_sum(x), empty_sum(x), empty_sum(x)
-    m0, m1 = load(pivot, k), load(pivot, k + LANES)
-    for _ in range(rows):
-        s0, p0 = take(x, dy, i, m0, s0, p0)
-        s1, p1 = take(x, dy, i + LANES, m1, s1, p1)
-        i += stride
-    flush(s0, sums[0], sums[1], k)
-    flush(s1, sums[0], sums[1], k + LANES)
-    flush(p0, sums[2], sums[3], k)
-    flush(p1, sums[2], sums[3], k + LANES)
-
-
-@inlined
-def _add_strip(x, dy, i, stride, rows, count, pivot, sums, k):
-    """Add eight columns, of which only the last `count` are not counted yet."""
-    s, p, m = empty_sum(x), empty_sum(x), load(pivot, k)
-    for _ in range(rows):
-        s, p = take_last(x, dy, i, count, m, s, p)
-        i += stride
-    flush(s, sums[0], sums[1], k)
-    flush(p, sums[2], sums[3], k)
-
-
-@inlined
-def _add_column(x, dy, i, stride, rows, pivot, sums, k):
-    column = (sums[0, k], sums[1, k], sums[2, k], sums[3, k])
-    for _ in range(rows):
-        column = take_one(x, dy, i, pivot[k], column)
-        i += stride
-    for part in range(4):
-        sums[part, k] = column[part]
-
-
-@inlined
-def _write_block(x, dy, out, start, stride, rows, width, wide, streaming):
-    if width == stride:
-        _write(x, dy, out, start, start + rows * stride, width, wide, streaming)
-    else:
-        for row in range(rows):
+def _add_block(x, dy, start, stride, rows, width, depth, pivot, run, sums, step):
+    """Add a block of rows to the pairs of its columns; `run` is scratch like `sums`."""
+    for first in range(0, rows, _RUN):
+        _clear(run, 4 * step)
+        end = min(rows, first + _RUN)
+        for row in range(first, end, depth):
             origin = start + row * stride
-            _write(x, dy, out, origin, origin + width, width, wide, streaming)
+            _add_rows(x, dy, origin, stride, min(depth, end - row), width, pivot, run, step)
+        # The scratch is padded to whole vectors.
+        for k in range(0, width, LANES):
+            merge_pairs(sums, k, k + step, run, k, k + step)
+            merge_pairs(sums, k + 2 * step, k + 3 * step, run, k + 2 * step, k + 3 * step)
 
 
 @inlined
-def _write(x, dy, out, i, end, period, wide, streaming):
-    """Write elements i .. end-1; i is at column 0 of the tile, whose columns repeat by `period`."""
-    mean, shift, slope, gain = wide[0], wide[1], wide[2], wide[3]
+def _add_rows(x, dy, start, stride, rows, width, pivot, run, step):
+    """Add a few rows to the running sums of their columns, sixteen columns at a time."""
+    k = 0
+    while k + 2 * LANES <= width:
+        i = start + k
+        j = k + LANES
+        m0, m1 = load(pivot, k), load(pivot, j)
+        s0, s1 = resume(x, run, k, k + step), resume(x, run, j, j + step)
+        p0 = resume(x, run, k + 2 * step, k + 3 * step)
+        p1 = resume(x, run, j + 2 * step, j + 3 * step)
+        for _ in range(rows):
+            s0, p0 = take(x, dy, i, m0, s0, p0)
+            s1, p1 = take(x, dy, i + LANES, m1, s1, p1)
+            i += stride
+        suspend(s0, run, k, k + step)
+        suspend(s1, run, j, j + step)
+        suspend(p0, run, k + 2 * step, k + 3 * step)
+        suspend(p1, run, j + 2 * step, j + 3 * step)
+        k += 2 * LANES
+    while k < width:
+        i = start + k
+        m = load(pivot, k)
+        s, p = resume(x, run, k, k + step), resume(x, run, k + 2 * step, k + 3 * step)
+        for _ in range(rows):
+            s, p = take_first(x, dy, i, width - k, m, s, p)
+            i += stride
+        suspend(s, run, k, k + step)
+        suspend(p, run, k + 2 * step, k + 3 * step)
+        k += LANES
+
+
+@inlined
+def _write_rows(x, dy, out, i, rows, width, wide, step, streaming):
+    """Write rows of whole lines from element i on, a line of each before the next line.
+
+    Coefficients of wide rows are too many for the first-level cache; so they are read once for
+    several rows.
+    """
+    head = aligned_head(out, i, _LINE) if streaming else 0
+    end = width - _LINE + head if head > 0 else width
+    if head > 0:
+        for start in range(i, i + rows * width, width):
+            _write_part(x, dy, out, start, head, wide, step, 0)
+            _write_part(x, dy, out, start + end, width - end, wide, step, end)
+    for k in range(head, end, _LINE):
+        mean, shift, slope, gain = _coefficients(wide, step, k)
+        mean1, shift1, slope1, gain1 = _coefficients(wide, step, k + LANES)
+        for j in range(i + k, i + k + rows * width, width):
+            left = elements(x, dy, j, mean, shift, slope, gain)
+            right = elements(x, dy, j + LANES, mean1, shift1, slope1, gain1)
+            if streaming:
+                stream(out, j, left)
+                stream(out, j + LANES, right)
+            else:
+                store(out, j, left)
+                store(out, j + LANES, right)
+
+
+@inlined
+def _write(x, dy, out, i, end, period, wide, step, streaming):
+    """Write elements i .. end-1 of memory; i is at column 0, and columns repeat by `period`."""
     k = 0
     if streaming:
-        head = min(end, i + aligned_head(out, i))
-        while i < head:
-            store_one(out, i, element(x, dy, i, mean[k], shift[k], slope[k], gain[k]))
-            i += 1
-            k = _next(k, 1, period)
+        head = min(aligned_head(out, i, LANES), end - i)
+        _write_part(x, dy, out, i, head, wide, step, 0)
+        i += head
+        k = head
+    if streaming:
         while i + LANES <= end:
-            stream(
-                out,
-                i,
-                elements(x, dy, i, load(mean, k), load(shift, k), load(slope, k), load(gain, k)),
-            )
+            mean, shift, slope, gain = _coefficients(wide, step, k)
+            stream(out, i, elements(x, dy, i, mean, shift, slope, gain))
             i += LANES
-            k = _next(k, LANES, period)
+            k = k + LANES - period if k + LANES >= period else k + LANES
     else:
         while i + LANES <= end:
-            store(
-                out,
-                i,
-                elements(x, dy, i, load(mean, k), load(shift, k), load(slope, k), load(gain, k)),
-            )
+            mean, shift, slope, gain = _coefficients(wide, step, k)
+            store(out, i, elements(x, dy, i, mean, shift, slope, gain))
             i += LANES
-            k = _next(k, LANES, period)
-    while i < end:
-        store_one(out, i, element(x, dy, i, mean[k], shift[k], slope[k], gain[k]))
-        i += 1
-        k = _next(k, 1, period)
+            k = k + LANES - period if k + LANES >= period else k + LANES
+    if i < end:
+        _write_part(x, dy, out, i, end - i, wide, step, k)
 
 
 @inlined
-def _next(column, step, period):
-    """Return the column `step` further on (step <= period)."""
-    column += step
-    return column - period if column >= period else column
+def _write_part(x, dy, out, i, count, wide, step, k):
+    """Write `count` elements, fewer than a line, from column k on."""
+    while count > 0:
+        mean, shift, slope, gain = _coefficients(wide, step, k)
+        store_first(out, i, count, first_elements(x, dy, i, count, mean, shift, slope, gain))
+        i += LANES
+        k += LANES
+        count -= LANES
+
+
+@inlined
+def _coefficients(wide, step, k):
+    return (
+        load(wide, k),
+        load(wide, k + step),
+        load(wide, k + 2 * step),
+        load(wide, k + 3 * step),
+    )

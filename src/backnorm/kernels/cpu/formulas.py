@@ -31,38 +31,57 @@ from backnorm.kernels.cpu.vector import (
     exact_product,
     exact_sum,
     load,
-    load_one,
+    load_first,
     multiply_add,
 )
 
-__all__ = ["element", "elements", "solve_backward", "solve_forward"]
+__all__ = ["elements", "first_elements", "solve_backward", "solve_forward"]
 
 
 def elements(x, dy, index, mean, shift, slope, gain):
-    """Return eight elements of the output as a Vec, from `index` on; coefficients are Vec."""
+    """Return eight elements of the output, from `index` on; coefficients are Vec."""
 
 
-def element(x, dy, index, mean, shift, slope, gain):
-    """Return one element of the output; coefficients are floats."""
+def first_elements(x, dy, index, count, mean, shift, slope, gain):
+    """Return `count` elements of the output; memory after them is not touched."""
 
 
-def _formula(read):
-    def implementation(x, dy, index, mean, shift, slope, gain):
-        if isinstance(x, types.NoneType):
-            return lambda x, dy, index, mean, shift, slope, gain: gain * read(dy, index)
-        if isinstance(dy, types.NoneType):
-            return lambda x, dy, index, mean, shift, slope, gain: multiply_add(
-                gain, (read(x, index) - mean) - shift, slope
-            )
-        return lambda x, dy, index, mean, shift, slope, gain: (
-            gain * multiply_add(mean - read(x, index), slope, read(dy, index) - shift)
+@overload(elements)
+def _elements(x, dy, index, mean, shift, slope, gain):
+    if isinstance(x, types.NoneType):
+        return lambda x, dy, index, mean, shift, slope, gain: gain * load(dy, index)
+    if isinstance(dy, types.NoneType):
+        return lambda x, dy, index, mean, shift, slope, gain: _normalised(
+            load(x, index), mean, shift, slope, gain
         )
+    return lambda x, dy, index, mean, shift, slope, gain: _derivative(
+        load(x, index), load(dy, index), mean, shift, slope, gain
+    )
 
-    return implementation
+
+@overload(first_elements)
+def _first_elements(x, dy, index, count, mean, shift, slope, gain):
+    if isinstance(x, types.NoneType):
+        return lambda x, dy, index, count, mean, shift, slope, gain: (
+            gain * load_first(dy, index, count)
+        )
+    if isinstance(dy, types.NoneType):
+        return lambda x, dy, index, count, mean, shift, slope, gain: _normalised(
+            load_first(x, index, count), mean, shift, slope, gain
+        )
+    return lambda x, dy, index, count, mean, shift, slope, gain: _derivative(
+        load_first(x, index, count), load_first(dy, index, count), mean, shift, slope, gain
+    )
 
 
-overload(elements)(_formula(load))
-overload(element)(_formula(load_one))
+@inlined
+def _normalised(x, mean, shift, slope, gain):
+    return multiply_add(gain, (x - mean) - shift, slope)
+
+
+@inlined
+def _derivative(x, dy, mean, shift, slope, gain):
+    return gain * multiply_add(mean - x, slope, dy - shift)
 
 
 @inlined

@@ -9,7 +9,7 @@ __all__ = ["Columns", "Segments"]
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Geometry for long runs of one channel: see `segments`.
+    """Geometry for runs of one channel: see `segments`.
 
     Attributes
     ----------
@@ -17,6 +17,8 @@ class Segments:
         A chunk is `rows` segments, or pieces of `length` elements of one.
     chunks, block, blocks : int
         Chunks of a channel, chunks of a block, blocks of a channel.
+    group : int
+        Channels that are summed together.
     share : int
         Elements that one item of the apply pass writes.
     """
@@ -26,12 +28,13 @@ class Segments:
     chunks: int
     block: int
     blocks: int
+    group: int
     share: int
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Geometry for rows of short runs: see `columns`.
+    """Geometry for rows of channels: see `columns`.
 
     Attributes
     ----------
@@ -39,10 +42,10 @@ class Columns:
         Rows of `width` columns (`repeats` times all channels), and elements after the last row.
     block, blocks : int
         Rows of a block, number of blocks (the rest counts as one).
-    tile, fused_tile : int
-        Columns of an item of the reduction, and of the fused kernel.
-    share : int
-        Rows of an item of the apply pass.
+    tile, depth : int
+        Columns of an item of the reduction, and rows that it sums side by side.
+    share, abreast : int
+        Rows of an item of the apply pass, and rows that it writes side by side.
     """
 
     rows: int
@@ -52,5 +55,6 @@ class Columns:
     block: int
     blocks: int
     tile: int
-    fused_tile: int
+    depth: int
     share: int
+    abreast: int

@@ -33,10 +33,9 @@ def stored(array: np.ndarray) -> np.ndarray:
     Numba compiles a function anew for read-only arrays. Kernels never write to their inputs, so
     for them the flag is taken off.
     """
-    flat = array.reshape(-1)
-    storage = _STORAGE.get(flat.dtype)
-    if storage is not None:
-        flat = flat.view(storage)
+    flat = array if array.ndim == 1 else array.reshape(-1)
+    if flat.dtype.itemsize == 2:
+        flat = flat.view(_STORAGE[flat.dtype])
     return flat if flat.flags.writeable else np.asarray(_Writable(flat))
 
 
@@ -78,67 +77,42 @@ class Work:
         self.x, self.dy, self.out = x, dy, out
         self.extents, self.geometry = extents, geometry
         self.epsilon, self.streaming, self.threads = epsilon, streaming, threads
-        self.channel = np.zeros((4, extents.channels))
-        self.coefficients = np.zeros((4, extents.channels))
-        self.result = np.zeros((2, extents.channels))
+        table = np.zeros((10, extents.channels))
+        self.channel, self.coefficients, self.result = table[:4], table[4:8], table[8:]
 
     @property
     def count(self) -> int:
         """Elements of a channel."""
         return self.extents.outer * self.extents.inner
 
-    def fused(self) -> None:
-        """Sum, solve and write, channel by channel."""
-        geometry = self.geometry
-        common = (
-            self.channel,
-            self.coefficients,
-            self.result,
-            self.epsilon,
-            self.streaming,
-        )
-        arrays = (self.x, self.dy, self.out)
-        arguments: tuple[Any, ...]
-        if isinstance(geometry, Segments):
-            arguments = (*arrays, self.extents, _chunk(geometry), *common)
-            parallel(segments.fused, arguments, self.extents.channels, self.threads)
+    def complete(self, *, fused: bool, needs_x: bool = True) -> None:
+        """Sum every channel, solve for its coefficients, and write the output."""
+        if fused:
+            self._fused()
+        elif isinstance(self.geometry, Columns):
+            self._both(self.geometry, needs_x)
         else:
-            arguments = (
-                *arrays,
-                self._grid(geometry),
-                geometry.block,
-                geometry.fused_tile,
-                *common,
-            )
-            items = -(-geometry.width // geometry.fused_tile)
-            parallel(columns.fused, arguments, items, self.threads)
+            self.reduce()
+            self.apply(needs_x=needs_x)
 
     def reduce(self) -> None:
         """Sum every channel and solve for its coefficients."""
-        geometry = self.geometry
-        # Dimensions of the combination: one channel's columns, and how often they come.
+        geometry, extents = self.geometry, self.extents
+        # One channel's columns in the partial sums, and how often they come.
         inner, repeats = 1, 1
         arguments: tuple[Any, ...]
         if isinstance(geometry, Segments):
-            partial = np.empty((geometry.blocks, 4, self.extents.channels))
-            arguments = (self.x, self.dy, self.extents, _chunk(geometry), self.channel, partial)
-            items = geometry.blocks * self.extents.channels
-            parallel(segments.reduce, arguments, items, self.threads)
+            partial = np.empty((geometry.blocks, 4, extents.channels))
+            arguments = (extents, _chunk(geometry), geometry.group, self.channel, partial)
+            items = geometry.blocks * -(-extents.channels // geometry.group)
+            kernel = segments.reduce
         else:
             partial = np.empty((geometry.blocks, 4, geometry.width))
-            grid = self._grid(geometry)
-            arguments = (
-                self.x,
-                self.dy,
-                grid,
-                geometry.block,
-                geometry.tile,
-                self.channel,
-                partial,
-            )
+            arguments = (self._grid(geometry), _cut(geometry), self.channel, partial)
             items = geometry.blocks * -(-geometry.width // geometry.tile)
-            parallel(columns.reduce, arguments, items, self.threads)
-            inner, repeats = self.extents.inner, geometry.repeats
+            kernel = columns.reduce
+            inner, repeats = extents.inner, geometry.repeats
+        parallel(kernel, (self.x, self.dy, *arguments), items, self.threads)
         channels.combine(
             self.dy,
             partial,
@@ -154,18 +128,57 @@ class Work:
     def apply(self, *, needs_x: bool = True) -> None:
         """Write the output from the coefficients."""
         geometry = self.geometry
-        x = self.x if needs_x else None
         arguments: tuple[Any, ...]
         if isinstance(geometry, Segments):
-            arguments = (x, self.dy, self.out, self.extents, geometry.share)
+            arguments = (self.extents, geometry.share)
             items = -(-self.count * self.extents.channels // geometry.share)
             kernel = segments.apply
         else:
-            grid = self._grid(geometry)
-            arguments = (x, self.dy, self.out, grid, geometry.share, geometry.width)
-            items = -(-geometry.rows // geometry.share) + (geometry.rest > 0)
+            arguments = (self._grid(geometry), _cut(geometry))
+            items = _shares(geometry)
             kernel = columns.apply
-        parallel(kernel, (*arguments, self.coefficients, self.streaming), items, self.threads)
+        x = self.x if needs_x else None
+        arguments = (x, self.dy, self.out, *arguments, self.coefficients, self.streaming)
+        parallel(kernel, arguments, items, self.threads)
+
+    def _fused(self) -> None:
+        geometry = self.geometry
+        assert isinstance(geometry, Segments)
+        arguments = (
+            self.x,
+            self.dy,
+            self.out,
+            self.extents,
+            _chunk(geometry),
+            geometry.group,
+            self.channel,
+            self.coefficients,
+            self.result,
+            self.epsilon,
+            self.streaming,
+        )
+        items = -(-self.extents.channels // geometry.group)
+        parallel(segments.fused, arguments, items, self.threads)
+
+    def _both(self, geometry: Columns, needs_x: bool) -> None:
+        partial = np.empty((geometry.blocks, 4, geometry.width))
+        arguments = (
+            self.x,
+            self.dy,
+            self.x if needs_x else None,
+            self.out,
+            self._grid(geometry),
+            _cut(geometry),
+            geometry.repeats,
+            self.channel,
+            partial,
+            self.coefficients,
+            self.result,
+            self.epsilon,
+            self.streaming,
+        )
+        items = geometry.blocks * -(-geometry.width // geometry.tile) + _shares(geometry)
+        parallel(columns.both, arguments, items, self.threads)
 
     def _grid(self, geometry: Columns) -> tuple[int, int, int, int, int]:
         extents = self.extents
@@ -174,3 +187,11 @@ class Work:
 
 def _chunk(geometry: Segments) -> tuple[int, int, int, int]:
     return geometry.rows, geometry.length, geometry.chunks, geometry.block
+
+
+def _cut(geometry: Columns) -> tuple[int, int, int, int, int]:
+    return geometry.block, geometry.tile, geometry.depth, geometry.share, geometry.abreast
+
+
+def _shares(geometry: Columns) -> int:
+    return max(1, -(-geometry.rows // geometry.share))

@@ -21,12 +21,12 @@ from numba.extending import overload
 from backnorm.kernels.cpu.jit import inlined
 from backnorm.kernels.cpu.vector import (
     LANES,
+    blend,
     exact_product,
     exact_sum,
     lane,
-    last_lanes,
     load,
-    load_one,
+    load_first,
     multiply_add,
     splat,
     store,
@@ -36,12 +36,12 @@ __all__ = [
     "add",
     "add_product",
     "empty_sum",
-    "flush",
     "merge_pairs",
     "pair_add",
+    "resume",
+    "suspend",
     "take",
-    "take_last",
-    "take_one",
+    "take_first",
     "total",
     "value",
 ]
@@ -102,15 +102,15 @@ def _gradient(dy, index, centred):
     return lambda dy, index, centred: load(dy, index)
 
 
-def gradient_one(dy, index, centred):
-    """Return dy[index], or `centred` where dy is None."""
+def gradient_first(dy, index, count, centred):
+    """Return `count` elements of dy and zeros, or `centred` where dy is None."""
 
 
-@overload(gradient_one)
-def _gradient_one(dy, index, centred):
+@overload(gradient_first)
+def _gradient_first(dy, index, count, centred):
     if isinstance(dy, types.NoneType):
-        return lambda dy, index, centred: centred
-    return lambda dy, index, centred: load_one(dy, index)
+        return lambda dy, index, count, centred: centred
+    return lambda dy, index, count, centred: load_first(dy, index, count)
 
 
 @inlined
@@ -122,13 +122,13 @@ def take(x, dy, index, mean, sum_dy, sum_dy_xmu):
 
 
 @inlined
-def take_last(x, dy, index, count, mean, sum_dy, sum_dy_xmu):
-    """Add the last `count` of elements index .. index+7 to both sums.
+def take_first(x, dy, index, count, mean, sum_dy, sum_dy_xmu):
+    """Add `count` elements from `index` on to both sums.
 
-    Both factors are cleared in the other lanes: 0 * infinity would be NaN.
+    Both factors are zero in the other lanes: 0 * infinity would be NaN.
     """
-    centred = last_lanes(load(x, index) - mean, count)
-    slope = last_lanes(gradient(dy, index, centred), count)
+    centred = blend(count, load_first(x, index, count) - mean, splat(0.0))
+    slope = gradient_first(dy, index, count, centred)
     return add(sum_dy, slope), add_product(sum_dy_xmu, slope, centred)
 
 
@@ -145,36 +145,25 @@ def value(high, low):
     return high + low if math.isfinite(high) else high
 
 
-@inlined
-def take_one(x, dy, index, mean, sums):
-    """Add element `index` to the pairs (sum_dy high, low, sum_dy_xmu high, low)."""
-    centred = load_one(x, index) - mean
-    slope = gradient_one(dy, index, centred)
-    product, cut = exact_product(slope, centred)
-    return pair_add(sums[0], sums[1], slope, 0.0) + pair_add(sums[2], sums[3], product, cut)
-
-
-def total(sum0, sum1, sum2, sum3):
-    """Return the pair (high, low) of all lanes of four sums, always in the same order."""
+def total(left, right):
+    """Return the pair (high, low) of all lanes of two sums, always in the same order."""
 
 
 @overload(total)
-def _total(sum0, sum1, sum2, sum3):
-    if len(sum0) == 1:
+def _total(left, right):
+    if len(left) == 1:
 
-        def plain(sum0, sum1, sum2, sum3):
-            lanes = (sum0[0] + sum1[0]) + (sum2[0] + sum3[0])
+        def plain(left, right):
+            lanes = left[0] + right[0]
             low_half = (lane(lanes, 0) + lane(lanes, 1)) + (lane(lanes, 2) + lane(lanes, 3))
             high_half = (lane(lanes, 4) + lane(lanes, 5)) + (lane(lanes, 6) + lane(lanes, 7))
             return low_half + high_half, 0.0
 
         return plain
 
-    def compensated(sum0, sum1, sum2, sum3):
-        left, left_lost = exact_sum(sum0[0], sum1[0])
-        right, right_lost = exact_sum(sum2[0], sum3[0])
-        lanes, lost = exact_sum(left, right)
-        lows = (sum0[1] + sum1[1]) + (sum2[1] + sum3[1]) + (left_lost + right_lost + lost)
+    def compensated(left, right):
+        lanes, lost = exact_sum(left[0], right[0])
+        lows = left[1] + right[1] + lost
         high, low = 0.0, 0.0
         for i in range(LANES):
             high, low = pair_add(high, low, lane(lanes, i), lane(lows, i))
@@ -184,21 +173,35 @@ def _total(sum0, sum1, sum2, sum3):
 
 
 @inlined
-def merge_pairs(highs, lows, column, high, low):
-    """Add the pairs (high, low) of eight columns to highs and lows from `column` on."""
-    top, lost = exact_sum(load(highs, column), high)
-    store(highs, column, top)
-    store(lows, column, load(lows, column) + (low + lost))
+def merge_pairs(values, high, low, run, run_high, run_low):
+    """Add eight pairs of `run` to eight pairs of `values`; indices say where each part begins."""
+    top, lost = exact_sum(load(values, high), load(run, run_high))
+    store(values, high, top)
+    store(values, low, load(values, low) + (load(run, run_low) + lost))
 
 
-def flush(total, highs, lows, column):
-    """Add a sum to the pairs highs[column:column+8], lows[column:column+8], lane by lane."""
+def resume(array, values, high, low):
+    """Return the sum that `suspend` put down at values[high:high+8] and values[low:low+8]."""
 
 
-@overload(flush)
-def _flush(total, highs, lows, column):
+@overload(resume)
+def _resume(array, values, high, low):
+    if array.dtype == types.float64:
+        return lambda array, values, high, low: (load(values, high), load(values, low))
+    return lambda array, values, high, low: (load(values, high),)
+
+
+def suspend(total, values, high, low):
+    """Put a sum down in values[high:high+8] and, if it is compensated, values[low:low+8]."""
+
+
+@overload(suspend)
+def _suspend(total, values, high, low):
     if len(total) == 1:
-        return lambda total, highs, lows, column: merge_pairs(
-            highs, lows, column, total[0], splat(0.0)
-        )
-    return lambda total, highs, lows, column: merge_pairs(highs, lows, column, total[0], total[1])
+        return lambda total, values, high, low: store(values, high, total[0])
+
+    def compensated(total, values, high, low):
+        store(values, high, total[0])
+        store(values, low, total[1])
+
+    return compensated

@@ -10,6 +10,9 @@ threads.
 The caller never waits for a thread to start: if the others are late, busy with another
 caller's work, or gone after a fork, it does all items itself. It only waits for items that
 others have begun.
+
+A kernel of two phases takes one launch: starting a thread that sleeps costs more than a phase
+of a middle-sized problem.
 """
 
 from __future__ import annotations
@@ -24,38 +27,85 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["claim", "finish", "parallel"]
+from backnorm.kernels.cpu.jit import inlined
+
+__all__ = ["arrive", "await_second", "claim", "finish", "open_second", "parallel"]
 
 
-def _atomic_increment(position: int) -> Any:
+# Cells of a cursor: items claimed, items done, items of the first phase done, first phase over.
+_CLAIMED, _DONE, _ARRIVED, _OPEN = range(4)
+_CELLS = 4
+
+
+def _cell(context: Any, builder: Any, kind: Any, cursor: Any, position: int) -> Any:
+    data = context.make_array(kind)(context, builder, cursor).data
+    return builder.gep(data, [ir.Constant(ir.IntType(64), position)])
+
+
+def _count(position: int) -> Any:
+    """Return an intrinsic that counts a cell up and returns whether it reached `goal`."""
+
     @intrinsic
-    def increment(typingctx, cursor):
+    def count(typingctx, cursor, goal):
         def codegen(context, builder, signature, arguments):
-            data = context.make_array(cursor)(context, builder, arguments[0]).data
-            cell = builder.gep(data, [ir.Constant(ir.IntType(64), position)])
-            return builder.atomic_rmw("add", cell, ir.Constant(ir.IntType(64), 1), "acq_rel")
+            cell = _cell(context, builder, cursor, arguments[0], position)
+            one = ir.Constant(ir.IntType(64), 1)
+            before = builder.atomic_rmw("add", cell, one, "acq_rel")
+            return builder.icmp_signed("==", builder.add(before, one), arguments[1])
 
-        return types.intp(cursor), codegen
+        return types.boolean(cursor, types.intp), codegen
 
-    return increment
+    return count
 
 
-#: Return the next item nobody has claimed; at or past the number of items, there is none.
-claim = _atomic_increment(0)
+#: finish(cursor, items): report one item as done; return whether all `items` are now.
+finish = _count(_DONE)
+#: arrive(cursor, items): the same for the items of the first of two phases.
+arrive = _count(_ARRIVED)
 
 
 @intrinsic
-def finish(typingctx, cursor, items):
-    """Report one item as done; return whether it was the last of `items` to be done."""
+def claim(typingctx, cursor):
+    """Return the next item nobody has claimed; at or past the number of items, there is none."""
 
     def codegen(context, builder, signature, arguments):
-        data = context.make_array(cursor)(context, builder, arguments[0]).data
-        one = ir.Constant(ir.IntType(64), 1)
-        cell = builder.gep(data, [one])
-        before = builder.atomic_rmw("add", cell, one, "acq_rel")
-        return builder.icmp_signed("==", builder.add(before, one), arguments[1])
+        cell = _cell(context, builder, cursor, arguments[0], _CLAIMED)
+        return builder.atomic_rmw("add", cell, ir.Constant(ir.IntType(64), 1), "acq_rel")
 
-    return types.boolean(cursor, types.intp), codegen
+    return types.intp(cursor), codegen
+
+
+@intrinsic
+def open_second(typingctx, cursor):
+    """Let the participants that wait for the second phase begin it."""
+
+    def codegen(context, builder, signature, arguments):
+        cell = _cell(context, builder, cursor, arguments[0], _OPEN)
+        builder.store_atomic(ir.Constant(ir.IntType(64), 1), cell, "release", 8)
+        return context.get_dummy_value()
+
+    return types.none(cursor), codegen
+
+
+@intrinsic
+def _is_open(typingctx, cursor):
+    def codegen(context, builder, signature, arguments):
+        cell = _cell(context, builder, cursor, arguments[0], _OPEN)
+        value = builder.load_atomic(cell, "acquire", 8)
+        return builder.icmp_signed("!=", value, ir.Constant(ir.IntType(64), 0))
+
+    return types.boolean(cursor), codegen
+
+
+@inlined
+def await_second(cursor):
+    """Wait until the second phase is open.
+
+    Whoever comes here has claimed an item of it, so all of the first are claimed, by participants
+    that are at work on them: the wait is no longer than an item.
+    """
+    while not _is_open(cursor):
+        pass
 
 
 class _Pool:
@@ -113,7 +163,7 @@ def parallel(kernel: Any, arguments: tuple[Any, ...], items: int, threads: int) 
     """
     if items == 0:
         return
-    call = (*arguments, np.zeros(2, np.int64), items)
+    call = (*arguments, np.zeros(_CELLS, np.int64), items)
     helpers = min(threads, items) - 1
     if helpers < 1:
         kernel(*call)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -24,17 +25,23 @@ from backnorm.kernels.cpu.storage import accepts, narrow, stored_type, widen
 __all__ = [
     "LANES",
     "Vec",
+    "address",
     "aligned_head",
+    "blend",
     "exact_product",
     "exact_sum",
+    "keep",
     "lane",
-    "last_lanes",
     "load",
+    "load_first",
     "load_one",
     "multiply_add",
     "negated",
+    "offset",
+    "scratch",
     "splat",
     "store",
+    "store_first",
     "store_one",
     "stream",
 ]
@@ -43,6 +50,7 @@ LANES = 8
 
 _DOUBLE = ir.DoubleType()
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+_BYTES = ir.IntType(8).as_pointer()
 
 
 class _VecType(types.Type):
@@ -59,9 +67,76 @@ class _VecModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, ir.VectorType(_DOUBLE, LANES))
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
+def _first_lanes(builder: Any, count: Any) -> Any:
+    """Emit a mask of the first `count` lanes."""
+    wide = ir.VectorType(_I64, LANES)
+    one = builder.insert_element(ir.Constant(wide, ir.Undefined), count, ir.Constant(_I32, 0))
+    counts = builder.shuffle_vector(
+        one,
+        ir.Constant(wide, ir.Undefined),
+        ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES),
+    )
+    return builder.icmp_signed("<", ir.Constant(wide, list(range(LANES))), counts)
+
+
+def _masked(builder: Any, verb: str, vector: Any, parameters: list[Any], result: Any) -> Any:
+    """Declare llvm.masked.load or llvm.masked.store."""
+    name = f"llvm.masked.{verb}.v{LANES}{vector.element.intrinsic_name}.p0"
+    kind = ir.FunctionType(result, parameters)
+    return cgutils.get_or_insert_function(builder.module, kind, name)
+
+
+def _pointer(context: Any, builder: Any, kind: Any, value: Any, index: Any) -> Any:
+    if isinstance(kind, types.CPointer):
+        return builder.gep(value, [index])
+    data = context.make_array(kind)(context, builder, value).data
     return builder.gep(data, [index])
+
+
+@intrinsic
+def _address(typingctx, array):
+    def codegen(context, builder, signature, arguments):
+        return context.make_array(array)(context, builder, arguments[0]).data
+
+    return types.CPointer(array.dtype)(array), codegen
+
+
+def address(array):
+    """Return where the elements of an array begin, or None for None.
+
+    Functions within a kernel take addresses: for every array that a function takes, even one
+    that is inlined, Numba counts references up and down, which costs as much as a short run of
+    elements and spills all vectors. An address does not keep its array alive: see `keep`.
+    """
+
+
+@overload(address)
+def _address_of(array):
+    if isinstance(array, types.NoneType):
+        return lambda array: None
+    return lambda array: _address(array)
+
+
+@intrinsic
+def offset(typingctx, place, count):
+    """Return the address `count` elements further on."""
+    if not isinstance(place, types.CPointer):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        return builder.gep(arguments[0], [arguments[1]])
+
+    return place(place, types.intp), codegen
+
+
+@intrinsic
+def keep(typingctx, array):
+    """Do nothing. An array that was allocated in a kernel lives until its last mention."""
+
+    def codegen(context, builder, signature, arguments):
+        return context.get_dummy_value()
+
+    return types.none(array), codegen
 
 
 @intrinsic
@@ -79,6 +154,30 @@ def load(typingctx, array, index):
         return widen(builder, raw, array.dtype, LANES)
 
     return Vec(array, types.intp), codegen
+
+
+@intrinsic
+def load_first(typingctx, array, index, count):
+    """Return `count` elements from `index` on, and zero in the lanes after them.
+
+    Memory after the elements is not touched. `count` may exceed the lanes.
+    """
+    if not accepts(array):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        values, index, count = arguments
+        stored = ir.VectorType(stored_type(array.dtype), LANES)
+        pointer = _pointer(context, builder, array, values, index)
+        size = ir.Constant(_I32, array.dtype.bitwidth // 8)
+        zero = ir.Constant(stored, None)
+        mask = _first_lanes(builder, count)
+        intrinsic = _masked(builder, "load", stored, [_BYTES, _I32, mask.type, stored], stored)
+        pointer = builder.bitcast(pointer, _BYTES)
+        raw = builder.call(intrinsic, [pointer, size, mask, zero])
+        return widen(builder, raw, array.dtype, LANES)
+
+    return Vec(array, types.intp, types.intp), codegen
 
 
 @intrinsic
@@ -144,20 +243,43 @@ def store_one(typingctx, array, index, value):
 
 
 @intrinsic
-def aligned_head(typingctx, array, index):
-    """Return how many elements from `index` on precede the first 64-byte boundary.
+def store_first(typingctx, array, index, count, value):
+    """Write the first `count` lanes of a Vec, each rounded once; `count` may exceed the lanes."""
+    if not accepts(array):
+        return None
 
-    Streamed lines should be whole cache lines, so the boundary is the line's, not the vector's.
+    def codegen(context, builder, signature, arguments):
+        target, index, count, wide = arguments
+        raw = narrow(builder, wide, array.dtype, LANES)
+        pointer = _pointer(context, builder, array, target, index)
+        size = ir.Constant(_I32, array.dtype.bitwidth // 8)
+        mask = _first_lanes(builder, count)
+        intrinsic = _masked(
+            builder, "store", raw.type, [raw.type, _BYTES, _I32, mask.type], ir.VoidType()
+        )
+        builder.call(intrinsic, [raw, builder.bitcast(pointer, _BYTES), size, mask])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, types.intp, Vec), codegen
+
+
+@intrinsic
+def aligned_head(typingctx, array, index, step):
+    """Return how many elements from `index` on precede the first whose address is a multiple.
+
+    Namely of the size of `step` elements, a power of two.
     """
     if not accepts(array):
         return None
 
     def codegen(context, builder, signature, arguments):
-        address = builder.ptrtoint(_pointer(context, builder, array, *arguments), _I64)
-        missing = builder.and_(builder.neg(address), ir.Constant(_I64, 63))
-        return builder.udiv(missing, ir.Constant(_I64, array.dtype.bitwidth // 8))
+        values, index, step = arguments
+        address = builder.ptrtoint(_pointer(context, builder, array, values, index), _I64)
+        size = ir.Constant(_I64, array.dtype.bitwidth // 8)
+        mask = builder.sub(builder.mul(step, size), ir.Constant(_I64, 1))
+        return builder.udiv(builder.and_(builder.neg(address), mask), size)
 
-    return types.intp(array, types.intp), codegen
+    return types.intp(array, types.intp, types.intp), codegen
 
 
 @intrinsic
@@ -186,25 +308,14 @@ def lane(typingctx, vector, index):
 
 
 @intrinsic
-def last_lanes(typingctx, vector, count):
-    """Return the Vec with all but its last `count` lanes set to zero."""
+def blend(typingctx, count, first, second):
+    """Return a Vec with the first `count` lanes of `first` and the others of `second`."""
 
     def codegen(context, builder, signature, arguments):
-        value, count = arguments
-        wide = ir.VectorType(_I64, LANES)
-        first = builder.sub(ir.Constant(_I64, LANES), count)
-        one = builder.insert_element(ir.Constant(wide, ir.Undefined), first, ir.Constant(_I32, 0))
-        firsts = builder.shuffle_vector(
-            one,
-            ir.Constant(wide, ir.Undefined),
-            ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES),
-        )
-        lanes = ir.Constant(wide, list(range(LANES)))
-        keep = builder.icmp_signed(">=", lanes, firsts)
-        zero = ir.Constant(ir.VectorType(_DOUBLE, LANES), [0.0] * LANES)
-        return builder.select(keep, value, zero)
+        count, first, second = arguments
+        return builder.select(_first_lanes(builder, count), first, second)
 
-    return Vec(Vec, types.intp), codegen
+    return Vec(types.intp, Vec, Vec), codegen
 
 
 def _binary(name: str) -> Any:
@@ -279,3 +390,14 @@ def exact_product(left, right):
     """Return (p, e) with p = fl(left * right) and p + e = left * right exactly (by FMA)."""
     product = left * right
     return product, multiply_add(left, right, negated(product))
+
+
+@inlined
+def scratch(size):
+    """Return a flat float64 array, undefined, that starts at a cache line.
+
+    Vectors put down and taken up again must not straddle lines: that costs more than their sums.
+    """
+    memory = np.empty(size + LANES)
+    head = aligned_head(memory, 0, LANES)
+    return memory[head : head + size]

@@ -1,0 +1,1 @@
+"""The command line: parse what is asked, call the operators, render the results."""

@@ -1,0 +1,173 @@
+"""The `backnorm` command: options in, exit status out.
+
+Exit status: 0 fine; 1 a check failed; 2 bad input, said in one line on stderr; 130 interrupted,
+143 terminated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import backnorm
+from backnorm.cli import text
+from backnorm.errors import BacknormError
+
+__all__ = ["app", "main"]
+
+FAILED = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+TERMINATED = 143
+
+# Typer has its own copy of click in some releases and depends on click in others; either way
+# this is the base of the errors about the command line: BadParameter < UsageError < this.
+_CommandLineError: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="backnorm",
+    help="Batch normalisation and its gradient in every dialect, exact to one rounding.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads to use (default: all).", show_default=False)
+]
+
+
+def main() -> None:
+    """Run the command and exit; the console script."""
+    # As an exception, so that a result file in the making is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        status = app(standalone_mode=False)
+    except _CommandLineError as error:
+        text.warn(f"error: {error.format_message()}")
+        status = BAD_INPUT
+    sys.exit(status)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if version:
+        print(f"backnorm {backnorm.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="oneDNN Graph JSON, or a call of any dialect.")],
+    tensors: Annotated[
+        Path | None, typer.Option(help="The inputs: a .npz or .safetensors file.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the results (.npz, .safetensors).")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the results with the exact ones.")
+    ] = False,
+    random: Annotated[
+        int | None,
+        typer.Option(metavar="SEED", min=0, help="Make up missing tensors with this seed."),
+    ] = None,
+    threads: Threads = None,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Time this many calls, after one that does not count.")
+    ] = 3,
+    json: Json = False,
+) -> None:
+    """Run the operators that FILE describes, on tensors from a file."""
+    with _exits_in_one_line():
+        from backnorm.cli.render import run_table
+        from backnorm.cli.run import RunOptions, run_file
+
+        _set_threads(threads)
+        report = run_file(RunOptions(file, tensors, out, check, random, repeat))
+    if json:
+        text.print_json(report.to_dict())
+    else:
+        text.print_table(run_table(report))
+    if not report.passed:
+        for step in report.steps:
+            for name, verdict in (step.verdicts or {}).items():
+                if not verdict.passed:
+                    text.warn(f"check failed: {step.label} {name}: {verdict.detail}")
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def demo(threads: Threads = None, json: Json = False) -> None:
+    """Run all dialects, layouts and types on tensors of a real network, and compare."""
+    with _exits_in_one_line():
+        from backnorm.cli.demo import run_demo
+        from backnorm.cli.demo_table import demo_table
+
+        _set_threads(threads)
+        report = run_demo()
+    if json:
+        text.print_json(report.to_dict())
+    else:
+        text.print_table(demo_table(report))
+        print(report.verdict)
+    if not report.passed:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def info(
+    dialect: Annotated[str | None, typer.Argument(help="A dialect.")] = None,
+    op: Annotated[str | None, typer.Argument(help="One of its operators.")] = None,
+    json: Json = False,
+) -> None:
+    """Show versions and machine; or a dialect's operators; or all about one operator."""
+    with _exits_in_one_line():
+        from backnorm.cli.info import describe
+        from backnorm.cli.info_table import info_tables
+
+        facts = describe(dialect, op)
+    if json:
+        text.print_json(facts)
+    else:
+        for table in info_tables(facts):
+            text.print_table(table)
+
+
+@contextlib.contextmanager
+def _exits_in_one_line() -> Iterator[None]:
+    """Turn bad input, or an interruption, into one line on stderr and an exit status."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text.warn("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except BacknormError as error:
+        message = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        message = reason if error.filename is None else f"{error.filename}: {reason}"
+    except MemoryError:
+        message = "there is not enough memory"
+    else:
+        return
+    text.warn(f"error: {message}")
+    raise typer.Exit(BAD_INPUT)
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        backnorm.set_num_threads(threads)

@@ -1,0 +1,143 @@
+"""Parse the small JSON "call": one operator of any dialect, on named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+
+from backnorm.dialects import registry
+from backnorm.dialects.schema import OperatorSchema
+from backnorm.dtypes import ELEMENT_TYPES
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.graph.logical_tensor import MAX_ELEMENTS
+from backnorm.graph.program import Program, Step, Tensor
+from backnorm.graph.strict_json import (
+    expect_integer,
+    expect_list,
+    expect_name,
+    expect_object,
+    expect_string,
+)
+
+__all__ = ["parse_call"]
+
+_KEYS = ("dialect", "op", "attributes", "inputs", "outputs", "shapes", "types")
+_TYPES = {str(dtype): dtype for dtype in ELEMENT_TYPES}
+
+
+def parse_call(document: Mapping[str, object]) -> Program:
+    """Return the one-step program of a call document.
+
+    Parameters
+    ----------
+    document : mapping
+        ``dialect``, ``op`` : the operator.
+        ``attributes`` : object, by the dialect's names (optional).
+        ``inputs`` : object, the operator's input -> the tensor's name in the file. A required
+        input that is not listed goes by its own name; an optional one that is not listed is not
+        given.
+        ``outputs`` : the outputs to write: object, the operator's output -> the name to write it
+        under, or a list of outputs that keep their names; all if absent. Optional outputs that
+        are not listed are not requested of the operator.
+        ``shapes``, ``types`` : objects, the operator's input -> list of integers, or name of an
+        element type; checked against the tensors given, and used for those that are made up.
+
+    Raises
+    ------
+    ArgumentError
+        Naming the place in the document, what came and what is accepted.
+    """
+    _refuse_unknown(document, _KEYS, "call")
+    dialect = expect_string(document.get("dialect"), "dialect")
+    op = expect_string(document.get("op"), "op")
+    attributes = expect_object(document.get("attributes", {}), "attributes")
+    schema = registry.operator(dialect, op).schema_for(attributes)
+    inputs = _input_names(document.get("inputs", {}), schema)
+    written = _output_names(document.get("outputs"), schema)
+    requested = [t.name for t in schema.outputs if t.required or t.name in written]
+    outputs = {port: _fresh(f"output {port}", inputs.values()) for port in requested}
+    tensors = _declared(inputs, document)
+    tensors |= {key: Tensor(key, (key,)) for key in outputs.values()}
+    step = Step(dialect, op, op, attributes, inputs, outputs)
+    return Program((step,), tensors, {name: outputs[port] for port, name in written.items()})
+
+
+def _input_names(value: object, schema: OperatorSchema) -> dict[str, str]:
+    """Return input -> name in the file, in the operator's order."""
+    given = expect_object(value, "inputs")
+    _refuse_unknown(given, [t.name for t in schema.inputs], "inputs")
+    return {
+        t.name: expect_name(given.get(t.name, t.name), f"inputs.{t.name}")
+        for t in schema.inputs
+        if t.name in given or t.required
+    }
+
+
+def _output_names(value: object, schema: OperatorSchema) -> dict[str, str]:
+    """Return output -> name to write it under, in the operator's order."""
+    known = [t.name for t in schema.outputs]
+    if value is None:
+        return {name: name for name in known}
+    if isinstance(value, list):
+        ports = [expect_string(entry, f"outputs[{i}]") for i, entry in enumerate(value)]
+        given: Mapping[str, object] = {port: port for port in ports}
+    else:
+        given = expect_object(value, "outputs")
+    _refuse_unknown(given, known, "outputs")
+    names = {port: expect_name(given[port], f"outputs.{port}") for port in known if port in given}
+    if len(set(names.values())) != len(names):
+        raise ArgumentValueError("outputs", "two outputs go by one name", came=[*names.values()])
+    return names
+
+
+def _declared(inputs: Mapping[str, str], document: Mapping[str, object]) -> dict[str, Tensor]:
+    """Return the input tensors, with what "shapes" and "types" say of them."""
+    shapes = expect_object(document.get("shapes", {}), "shapes")
+    types = expect_object(document.get("types", {}), "types")
+    for given, where in ((shapes, "shapes"), (types, "types")):
+        _refuse_unknown(given, inputs, where)
+    tensors: dict[str, Tensor] = {}
+    for port, key in inputs.items():
+        shape = _shape(shapes[port], f"shapes.{port}") if port in shapes else None
+        dtype = _type(types[port], f"types.{port}") if port in types else None
+        tensor = Tensor(key, (key,), shape, dtype)
+        # One tensor may be two inputs; what is said of either holds for it.
+        earlier = tensors.get(key, tensor)
+        tensors[key] = Tensor(
+            key,
+            (key,),
+            earlier.shape if shape is None else shape,
+            earlier.dtype if dtype is None else dtype,
+        )
+    return tensors
+
+
+def _shape(value: object, where: str) -> tuple[int, ...]:
+    dims = expect_list(value, where, most=32)
+    return tuple(
+        expect_integer(dim, f"{where}[{i}]", low=0, high=MAX_ELEMENTS) for i, dim in enumerate(dims)
+    )
+
+
+def _type(value: object, where: str) -> np.dtype:
+    text = expect_string(value, where)
+    if text not in _TYPES:
+        raise ArgumentTypeError(
+            where, "unsupported element type", came=repr(text), accepted=", ".join(_TYPES)
+        )
+    return _TYPES[text]
+
+
+def _fresh(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "'"
+    return name
+
+
+def _refuse_unknown(given: Iterable[str], known: Collection[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            raise ArgumentValueError(
+                where, "unknown key", came=repr(key), accepted=", ".join(known)
+            )

@@ -1,0 +1,41 @@
+"""The table of `backnorm demo`."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.table import Table
+
+from backnorm.cli.demo import DemoReport
+from backnorm.cli.render import ULP_NOTE, measurements_table, number_texts, ulp_text
+from backnorm.cli.text import plain
+
+__all__ = ["demo_table"]
+
+
+def demo_table(report: DemoReport) -> Table:
+    """Return, for each type, whether all results agree, and a row per dialect and layout."""
+    layers = ", ".join(
+        f"{layer.name} {'x'.join(map(str, layer.x.shape))}" for layer in report.layers
+    )
+    caption = (
+        f"Layers {layers}, {report.threads} thread{'s' if report.threads > 1 else ''}. Time and "
+        "bandwidth (x and dy read twice, dx written): over all layers, medians of warm calls. "
+        f"nGraph knows channel axis 1 alone; its NXC is a view of channels-last memory. {ULP_NOTE}"
+    )
+    title = "Batch-normalisation gradients of a network that learns to read digits"
+    table = measurements_table(title, "call", caption)
+    agree = {a.dtype: not a.differences for a in report.agreements}
+    for dtype, rows in groupby(report.rows, key=lambda row: str(row.case.dtype)):
+        verdict = "all results are the same bits" if agree[dtype] else "RESULTS DIFFER"
+        table.add_row(f"{dtype}: {verdict}")
+        for row in rows:
+            table.add_row(
+                plain(f"  {row.case.call}"),
+                row.case.layout,
+                *number_texts(row.seconds, row.bandwidth),
+                ulp_text(row.worst_ulp, passed=not row.failures),
+                f"{row.budget_used:.1%}",
+            )
+        table.add_section()
+    return table

@@ -1,0 +1,92 @@
+"""Run a program, one step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+
+import numpy as np
+
+from backnorm.dialects import registry
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.graph.program import Program, Step, Tensor
+
+__all__ = ["gather", "run_program", "run_step", "store", "supply"]
+
+
+def run_program(program: Program, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run `program` on named tensors and return its results by name.
+
+    Parameters
+    ----------
+    program : Program
+    tensors : mapping of str to numpy.ndarray
+        The program's inputs under any of their names; further entries are ignored.
+
+    Raises
+    ------
+    ArgumentError
+        If an input is missing, or differs from what the program declares, or an operator refuses
+        its arguments.
+    """
+    found = program.find_inputs(tensors.keys())
+    missing = [key for key in program.inputs if key not in found]
+    if missing:
+        raise ArgumentValueError("tensors", f"missing: {', '.join(missing)}")
+    values = {key: supply(program, key, tensors[name]) for key, name in found.items()}
+    for step in program.steps:
+        store(program, step, values, run_step(step, gather(step, values)))
+    return {name: values[key] for name, key in program.results.items()}
+
+
+def supply(program: Program, key: str, array: np.ndarray) -> np.ndarray:
+    """Return `array` as the tensor `key`: checked, and laid out as declared.
+
+    The axes are ordered in memory as the declared stride orders them. Padding that a stride
+    declares between elements is not reproduced: it holds no values.
+    """
+    tensor = program.tensors[key]
+    _check_declared(tensor, array)
+    if tensor.stride is None or array.size == 0:
+        return array
+    outer_first = sorted(range(array.ndim), key=lambda axis: -tensor.stride[axis])  # type: ignore[index]
+    inverse = np.argsort(outer_first)
+    return np.ascontiguousarray(array.transpose(outer_first)).transpose(inverse)
+
+
+def gather(step: Step, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the inputs of `step`, by the operator's names for them."""
+    return {port: values[key] for port, key in step.inputs.items()}
+
+
+def run_step(step: Step, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the requested outputs of one step, by the operator's names for them."""
+    return registry.invoke(step.dialect, step.op, inputs, step.attributes, tuple(step.outputs))
+
+
+def store(
+    program: Program,
+    step: Step,
+    values: MutableMapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
+) -> None:
+    """Put the outputs of `step` among `values`, checked against what the program declares."""
+    for port, key in step.outputs.items():
+        _check_declared(program.tensors[key], outputs[port])
+        values[key] = outputs[port]
+
+
+def _check_declared(tensor: Tensor, array: np.ndarray) -> None:
+    if tensor.shape is not None and array.shape != tensor.shape:
+        raise ArgumentValueError(
+            tensor.key,
+            "differs from the declared shape",
+            came=f"shape {array.shape}",
+            accepted=f"shape {tensor.shape}",
+        )
+    if tensor.dtype is not None and array.dtype != tensor.dtype:
+        raise ArgumentTypeError(
+            tensor.key,
+            "differs from the declared data type",
+            came=array.dtype,
+            accepted=tensor.dtype,
+        )
