@@ -54,7 +54,7 @@ def test_every_element_is_in_exactly_one_chunk(extents):
     else:
         assert geometry.rows * geometry.width + geometry.rest == outer * channels * inner
         assert geometry.rest < max(1, geometry.width)
-        assert geometry.width >= 16 or geometry.rows == 0
+        assert geometry.width >= 16 or geometry.rows * geometry.width == 0
         assert geometry.block * geometry.blocks >= geometry.rows
         assert geometry.share >= 1
 

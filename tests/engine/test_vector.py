@@ -1,4 +1,4 @@
-"""Loads and stores of every element type against NumPy and ml_dtypes, exhaustively for 16 bits."""
+"""Vectors in memory: every element type against NumPy and ml_dtypes, exhaustively for 16 bits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import pytest
 
 from backnorm.kernels.cpu.jit import inlined
 from backnorm.kernels.cpu.launch import stored
-from backnorm.kernels.cpu.vector import (
+from backnorm.kernels.cpu.memory import (
     aligned_head,
-    blend,
     load,
     load_first,
     load_one,
-    splat,
     store,
     store_first,
     store_one,
     stream,
+)
+from backnorm.kernels.cpu.vector import (
+    blend,
+    splat,
 )
 
 
@@ -162,36 +164,29 @@ def test_memory_after_the_first_elements_is_not_touched(dtype):
     code = f"""
 import ctypes, mmap
 import numpy as np
-from tests_engine_support import first
-size = mmap.PAGESIZE
-pages = mmap.mmap(-1, 2 * size)
-base = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(base + size), size, 0) == 0
-itemsize = np.dtype("{np.dtype(dtype).name}").itemsize
-values = np.frombuffer(pages, "{np.dtype(dtype).name}", size // itemsize)
-values[-5:] = [1, 2, 3, 4, 5]
-print(first(values))
-"""
-    support = """
-import numpy as np
 from backnorm.kernels.cpu.jit import inlined
 from backnorm.kernels.cpu.launch import stored
-from backnorm.kernels.cpu.vector import load_first, store, store_first
+from backnorm.kernels.cpu.memory import load_first, store, store_first
 
 @inlined
-def read(values, wide):
+def first(values, wide):
     n = values.shape[0]
     value = load_first(values, n - 5, 5)
     store(wide, 0, value)
     store_first(values, n - 5, 5, value)
 
-def first(values):
-    wide = np.zeros(8)
-    read(stored(values), wide)
-    return wide.tolist()
+size = mmap.PAGESIZE
+pages = mmap.mmap(-1, 2 * size)
+base = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(base + size), size, 0) == 0
+dtype = np.dtype("{np.dtype(dtype).name}")
+values = np.frombuffer(pages, dtype, size // dtype.itemsize)
+values[-5:] = [1, 2, 3, 4, 5]
+wide = np.zeros(8)
+first(stored(values), wide)
+print(wide.tolist())
 """
-    script = support + code.replace("from tests_engine_support import first\n", "")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0, 0.0]"
 

@@ -16,8 +16,12 @@ from numba.extending import overload
 
 from backnorm.kernels.cpu.formulas import solve_backward, solve_forward
 from backnorm.kernels.cpu.jit import inlined, kernel
+from backnorm.kernels.cpu.memory import (
+    address,
+    load_one,
+    store_one,
+)
 from backnorm.kernels.cpu.sums import pair_add, value
-from backnorm.kernels.cpu.vector import address, load_one, store_one
 
 __all__ = [
     "combine",

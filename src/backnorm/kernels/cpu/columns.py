@@ -16,10 +16,7 @@ from __future__ import annotations
 from backnorm.kernels.cpu.channels import combine
 from backnorm.kernels.cpu.formulas import elements, first_elements
 from backnorm.kernels.cpu.jit import inlined, kernel
-from backnorm.kernels.cpu.sums import merge_pairs, resume, suspend, take, take_first
-from backnorm.kernels.cpu.threads import arrive, await_second, claim, finish, open_second
-from backnorm.kernels.cpu.vector import (
-    LANES,
+from backnorm.kernels.cpu.memory import (
     address,
     aligned_head,
     keep,
@@ -31,6 +28,11 @@ from backnorm.kernels.cpu.vector import (
     store_first,
     store_one,
     stream,
+)
+from backnorm.kernels.cpu.sums import merge_pairs, resume, suspend, take, take_first
+from backnorm.kernels.cpu.threads import arrive, await_second, claim, finish, open_second
+from backnorm.kernels.cpu.vector import (
+    LANES,
 )
 
 __all__ = ["apply", "both", "reduce"]

@@ -26,12 +26,14 @@ from numba import types
 from numba.extending import overload
 
 from backnorm.kernels.cpu.jit import inlined
+from backnorm.kernels.cpu.memory import (
+    load,
+    load_first,
+)
 from backnorm.kernels.cpu.sums import value
 from backnorm.kernels.cpu.vector import (
     exact_product,
     exact_sum,
-    load,
-    load_first,
     multiply_add,
 )
 

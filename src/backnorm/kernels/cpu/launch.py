@@ -87,6 +87,9 @@ class Work:
 
     def complete(self, *, fused: bool, needs_x: bool = True) -> None:
         """Sum every channel, solve for its coefficients, and write the output."""
+        # No element: the sums are zero, as they were made.
+        if self.count * self.extents.channels == 0:
+            return
         if fused:
             self._fused()
         elif isinstance(self.geometry, Columns):

@@ -16,21 +16,23 @@ from __future__ import annotations
 from backnorm.kernels.cpu.channels import add_pairs, quadruple, solve
 from backnorm.kernels.cpu.formulas import elements, first_elements
 from backnorm.kernels.cpu.jit import inlined, kernel
-from backnorm.kernels.cpu.sums import resume, suspend, take, take_first, total
-from backnorm.kernels.cpu.threads import claim, finish
-from backnorm.kernels.cpu.vector import (
-    LANES,
+from backnorm.kernels.cpu.memory import (
     address,
     aligned_head,
-    blend,
     keep,
     load_one,
     scratch,
-    splat,
     store,
     store_first,
     store_one,
     stream,
+)
+from backnorm.kernels.cpu.sums import resume, suspend, take, take_first, total
+from backnorm.kernels.cpu.threads import claim, finish
+from backnorm.kernels.cpu.vector import (
+    LANES,
+    blend,
+    splat,
 )
 
 __all__ = ["apply", "fused", "reduce"]

@@ -19,17 +19,19 @@ from numba import types
 from numba.extending import overload
 
 from backnorm.kernels.cpu.jit import inlined
+from backnorm.kernels.cpu.memory import (
+    load,
+    load_first,
+    store,
+)
 from backnorm.kernels.cpu.vector import (
     LANES,
     blend,
     exact_product,
     exact_sum,
     lane,
-    load,
-    load_first,
     multiply_add,
     splat,
-    store,
 )
 
 __all__ = [

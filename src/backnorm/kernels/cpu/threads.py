@@ -101,8 +101,9 @@ def _is_open(typingctx, cursor):
 def await_second(cursor):
     """Wait until the second phase is open.
 
-    Whoever comes here has claimed an item of it, so all of the first are claimed, by participants
-    that are at work on them: the wait is no longer than an item.
+    Whoever comes here has claimed an item of it, so all of the first, of which there must be at
+    least one, are claimed, by participants that are at work on them: the wait is no longer than
+    an item.
     """
     while not _is_open(cursor):
         pass
