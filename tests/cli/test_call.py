@@ -1,0 +1,74 @@
+"""The call document becomes a program of one step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backnorm.cli.call import parse_call
+
+
+def test_required_inputs_go_by_their_own_name_and_optional_ones_are_left_out():
+    program = parse_call({"dialect": "onednn_graph", "op": "BatchNormTrainingBackward"})
+    assert dict(program.steps[0].inputs) == {
+        "src": "src",
+        "diff_dst": "diff_dst",
+        "mean": "mean",
+        "variance": "variance",
+    }
+    assert list(program.results) == ["diff_src", "diff_gamma", "diff_beta"]
+
+
+def test_inputs_are_in_the_order_of_the_operator():
+    inputs = {"variance": "v", "input": "a", "delta": "d", "mean": "m", "gamma": "g", "beta": "b"}
+    program = parse_call({"dialect": "ngraph", "op": "BatchNormTrainingBackprop", "inputs": inputs})
+    assert list(program.steps[0].inputs) == [
+        "input",
+        "gamma",
+        "beta",
+        "mean",
+        "variance",
+        "delta",
+    ]
+
+
+def test_the_revision_chooses_the_inputs():
+    document = {"dialect": "onednn_spec", "op": "BatchNormTrainingBackprop"}
+    early = parse_call(document | {"attributes": {"revision": "early"}})
+    assert "input" in early.steps[0].inputs
+    assert "input_forward" in parse_call(document).steps[0].inputs
+
+
+def test_required_outputs_are_requested_though_not_written():
+    program = parse_call(
+        {"dialect": "tensorflow", "op": "FusedBatchNormGradV3", "outputs": {"scale_backprop": "g"}}
+    )
+    assert list(program.results) == ["g"]
+    assert len(program.steps[0].outputs) == 5
+
+
+def test_shapes_and_types_are_declared():
+    program = parse_call(
+        {
+            "dialect": "ngraph",
+            "op": "BatchNormTraining",
+            "inputs": {"input": "a"},
+            "shapes": {"input": [2, 0, 3]},
+            "types": {"input": "bfloat16"},
+        }
+    )
+    tensor = program.tensors["a"]
+    assert tensor.shape == (2, 0, 3)
+    assert str(tensor.dtype) == "bfloat16"
+
+
+def test_one_tensor_may_be_two_inputs():
+    program = parse_call(
+        {
+            "dialect": "ngraph",
+            "op": "BatchNormTraining",
+            "inputs": {"gamma": "ones", "beta": "ones"},
+            "types": {"gamma": "float16"},
+        }
+    )
+    assert program.inputs == ("input", "ones")
+    assert program.tensors["ones"].dtype == np.float16

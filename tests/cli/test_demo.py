@@ -1,0 +1,131 @@
+"""`backnorm demo`: the whole run, its data, and that it can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import resources
+
+import numpy as np
+import pytest
+
+from backnorm.cli import demo
+from backnorm.cli.demo_cases import LAYERS, cases, load_layers
+
+
+def test_the_demo_in_a_process_of_its_own():
+    process = subprocess.run(
+        [sys.executable, "-m", "backnorm", "demo", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (0, "")
+    report = json.loads(process.stdout)
+    assert report["passed"] is True
+    combinations = {(row["dialect"], row["layout"], row["dtype"]) for row in report["rows"]}
+    assert len(combinations) == len(report["rows"]) == 4 * 2 * 3 + 2
+    assert {dtype for _, _, dtype in combinations} == {"float32", "bfloat16", "float16", "float64"}
+    for row in report["rows"]:
+        assert row["passed"]
+        assert row["seconds"] > 0
+        assert row["gigabytes_per_second"] > 0
+        assert row["worst_ulp"] > 0
+        assert 0 < row["budget_used"] <= 1
+    assert all(a["agree"] and a["compared"] > 0 for a in report["agreements"])
+
+
+def test_the_table_ends_with_the_verdict(cli):
+    result = cli("demo")
+    assert result.exit_code == 0
+    assert "tensorflow.FusedBatchNormGradV3(NHWC)" in result.stdout
+    assert "All 4 dialects agree bit for bit" in result.stdout
+
+
+def perturbed(cases_to_spoil, factor):
+    """Return a `cases` whose chosen cases hand back a result that is slightly off."""
+
+    def spoiled():
+        for case in cases():
+            if (case.dialect, case.layout, str(case.dtype)) in cases_to_spoil:
+                yield Spoiled(case, factor)
+            else:
+                yield case
+
+    return spoiled
+
+
+class Spoiled:
+    def __init__(self, case, factor):
+        self._case = case
+        self._factor = factor
+
+    def __getattr__(self, name):
+        return getattr(self._case, name)
+
+    def inputs(self, layer):
+        inputs = self._case.inputs(layer)
+        return inputs | {"gamma": inputs["gamma"] * inputs["gamma"].dtype.type(self._factor)}
+
+
+def test_a_dialect_that_disagrees_fails_the_demo(cli, monkeypatch):
+    # Right for its own inputs, so the oracle is content; but not what the others computed.
+    spoiled = perturbed({("ngraph", "NCX", "float32")}, 1.0001)
+    monkeypatch.setattr(demo, "cases", spoiled)
+    result = cli("demo", "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["passed"] is False
+    agree = {a["dtype"]: a["agree"] for a in report["agreements"]}
+    assert agree == {"float32": False, "bfloat16": True, "float16": True, "float64": True}
+    assert all(row["passed"] for row in report["rows"])
+    table = cli("demo").stdout
+    assert "float32: RESULTS DIFFER" in table
+    assert "bfloat16: all results are the same bits" in table
+
+
+def test_a_wrong_result_fails_the_demo(cli, monkeypatch):
+    right = demo.timed
+
+    def wrong(call, repeat):
+        outputs, seconds = right(call, 1)
+        first = next(iter(outputs))
+        return outputs | {first: outputs[first] * outputs[first].dtype.type(1.01)}, seconds
+
+    monkeypatch.setattr(demo, "timed", wrong)
+    result = cli("demo")
+    assert result.exit_code == 1
+    assert "FAILED" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return {layer.name: layer for layer in load_layers()}
+
+
+def test_the_layers_are_spatial_and_dense(layers):
+    assert tuple(layers) == LAYERS
+    assert layers["conv8"].x.shape[2:] == (8, 8)
+    assert layers["conv4"].x.shape[2:] == (4, 4)
+    assert layers["dense"].x.ndim == 2
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_tensors_are_those_of_a_training_step(layers, name):
+    layer = layers[name]
+    axes = tuple(i for i in range(layer.x.ndim) if i != 1)
+    wide = np.float64(layer.x)
+    np.testing.assert_array_equal(layer.mean, wide.mean(axes).astype(np.float32))
+    np.testing.assert_array_equal(layer.variance, wide.var(axes).astype(np.float32))
+    assert layer.dy.shape == layer.x.shape
+    # A ReLU follows each layer, so about half of the gradients are zero; the others vary.
+    assert 0.3 < (layer.dy == 0).mean() < 0.7
+    assert np.unique(layer.dy).size > 1000
+    assert np.isfinite(layer.dy).all()
+
+
+def test_the_data_is_small():
+    data = resources.files("backnorm") / "data/digits_batchnorm.npz"
+    with resources.as_file(data) as path:
+        assert path.stat().st_size <= 2**20

@@ -1,0 +1,249 @@
+"""`backnorm run` on calls: results, report, exit status."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import backnorm
+from backnorm.cli import run as run_module
+
+EPSILON = 1e-5
+
+
+@pytest.fixture
+def expected(tensors):
+    epsilon = float(np.float32(EPSILON))
+    return backnorm.batch_norm_backward(**tensors, epsilon=epsilon, data_format="NCX")
+
+
+CALLS = {
+    "onednn_graph": (
+        "BatchNormTrainingBackward",
+        {"data_format": "NCX"},
+        {"src": "x", "diff_dst": "dy", "mean": "mean", "variance": "variance", "gamma": "gamma"},
+        ("diff_src", "diff_gamma", "diff_beta"),
+    ),
+    "onednn_spec": (
+        "BatchNormTrainingBackprop",
+        {"data_format": "NCX"},
+        {
+            "input_forward": "x",
+            "output_delta": "dy",
+            "mean": "mean",
+            "variance": "variance",
+            "gamma": "gamma",
+        },
+        ("input_delta", "gamma_delta", "beta_delta"),
+    ),
+    "ngraph": (
+        "BatchNormTrainingBackprop",
+        {"epsilon": float(np.float32(EPSILON))},
+        {
+            "input": "x",
+            "gamma": "gamma",
+            "beta": "gamma",
+            "mean": "mean",
+            "variance": "variance",
+            "delta": "dy",
+        },
+        ("input_delta", "gamma_delta", "beta_delta"),
+    ),
+    "tensorflow": (
+        "FusedBatchNormGradV3",
+        {"data_format": "NCHW"},
+        {
+            "y_backprop": "dy",
+            "x": "x",
+            "scale": "gamma",
+            "reserve_space_1": "mean",
+            "reserve_space_2": "variance",
+            "reserve_space_3": "mean",
+        },
+        ("x_backprop", "scale_backprop", "offset_backprop"),
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", CALLS)
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_every_dialect_writes_the_gradients(
+    cli, read_npz, write_json, npz, tmp_path, expected, dialect, suffix
+):
+    op, attributes, inputs, outputs = CALLS[dialect]
+    file = write_json(
+        {
+            "dialect": dialect,
+            "op": op,
+            "attributes": {"epsilon": EPSILON} | attributes,
+            "inputs": inputs,
+            "outputs": dict(zip(outputs, ("dx", "dgamma", "dbeta"), strict=True)),
+        }
+    )
+    out = tmp_path / f"out{suffix}"
+    result = cli("run", file, "--tensors", npz, "--out", out, "--check", "--repeat", 1)
+    assert result.exit_code == 0, result.output
+    assert op in result.stdout
+    written = load_file(out) if suffix == ".safetensors" else read_npz(out)
+    assert sorted(written) == ["dbeta", "dgamma", "dx"]
+    for name, array in expected._asdict().items():
+        assert written[name].tobytes() == array.tobytes()
+
+
+def test_the_json_report_has_what_the_table_shows(cli, write_json, npz, call):
+    result = cli("run", write_json(call()), "--tensors", npz, "--check", "--json", "--threads", 1)
+    report = json.loads(result.stdout)
+    assert set(report) == {"file", "threads", "repeat", "steps", "written", "passed"}
+    assert (report["threads"], report["passed"], report["written"]) == (1, True, None)
+    (step,) = report["steps"]
+    assert set(step) == {
+        "dialect",
+        "op",
+        "label",
+        "layout",
+        "inputs",
+        "outputs",
+        "seconds",
+        "gigabytes_per_second",
+        "worst_ulp",
+        "budget_used",
+        "check",
+    }
+    assert (step["dialect"], step["layout"]) == ("onednn_graph", "NCX")
+    assert step["inputs"][0] == {
+        "port": "src",
+        "name": "x",
+        "shape": [6, 5, 4, 3],
+        "dtype": "float32",
+        "random": False,
+    }
+    assert [t["port"] for t in step["outputs"]] == ["diff_src", "diff_gamma", "diff_beta"]
+    # Five passes over arrays of 6 * 5 * 4 * 3 floats.
+    assert step["gigabytes_per_second"] * step["seconds"] == pytest.approx(5 * 360 * 4 / 1e9)
+    assert 0 < step["worst_ulp"] <= 0.51
+    assert set(step["check"]) == {"diff_src", "diff_gamma", "diff_beta"}
+    assert all(verdict["passed"] for verdict in step["check"].values())
+
+
+def test_without_check_there_is_no_verdict(cli, write_json, npz, call):
+    report = json.loads(cli("run", write_json(call()), "--tensors", npz, "--json").stdout)
+    assert report["steps"][0]["check"] is None
+    assert report["steps"][0]["worst_ulp"] is None
+
+
+@pytest.mark.parametrize("json_option", [(), ("--json",)])
+def test_a_wrong_result_fails_the_check(cli, write_json, npz, call, monkeypatch, json_option):
+    right = run_module.run_step
+
+    def wrong(step, inputs):
+        outputs = right(step, inputs)
+        outputs["diff_gamma"] = outputs["diff_gamma"] * np.float32(1.00001)
+        return outputs
+
+    monkeypatch.setattr(run_module, "run_step", wrong)
+    file = write_json(call())
+    result = cli("run", file, "--tensors", npz, "--check", *json_option)
+    assert result.exit_code == 1
+    assert "check failed: BatchNormTrainingBackward diff_gamma" in result.stderr
+    if json_option:
+        report = json.loads(result.stdout)
+        assert report["passed"] is False
+        assert report["steps"][0]["check"]["diff_gamma"]["passed"] is False
+        assert report["steps"][0]["check"]["diff_src"]["passed"] is True
+    else:
+        assert "FAILED" in result.stdout
+
+
+def test_a_result_that_is_not_a_number_is_reported_in_valid_json(
+    cli, write_json, npz, call, monkeypatch
+):
+    right = run_module.run_step
+    monkeypatch.setattr(
+        run_module, "run_step", lambda *a: {k: v * np.float32("nan") for k, v in right(*a).items()}
+    )
+    result = cli("run", write_json(call()), "--tensors", npz, "--check", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["steps"][0]["worst_ulp"] == "inf"
+
+
+def test_bfloat16_goes_in_and_out_of_both_kinds_of_file(
+    cli, read_npz, write_json, tensors, tmp_path, call
+):
+    halves = {name: array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
+    np.savez(tmp_path / "in.npz", **halves)
+    file = write_json(call())
+    first, second = tmp_path / "out.npz", tmp_path / "out.safetensors"
+    for out in (first, second):
+        result = cli("run", file, "--tensors", tmp_path / "in.npz", "--out", out, "--check")
+        assert result.exit_code == 0, result.output
+        assert "bfloat16" in result.stdout
+    by_numpy, by_safetensors = read_npz(first), load_file(second)
+    for name in ("diff_src", "diff_gamma"):
+        assert by_numpy[name].dtype == np.dtype("V2")
+        assert by_safetensors[name].dtype == ml_dtypes.bfloat16
+        assert by_numpy[name].tobytes() == by_safetensors[name].tobytes()
+
+
+def test_an_unlisted_optional_output_is_not_requested(
+    cli, read_npz, write_json, npz, tmp_path, call
+):
+    out = tmp_path / "out.npz"
+    cli("run", write_json(call(outputs=["diff_src"])), "--tensors", npz, "--out", out)
+    with_gamma = read_npz(npz)
+    epsilon = float(np.float32(EPSILON))
+    arrays = {name: with_gamma[name] for name in ("x", "dy", "mean", "variance")}
+    # The guide: with neither diff_gamma nor diff_beta, gamma is ignored.
+    expected = backnorm.batch_norm_backward(**arrays, epsilon=epsilon).dx
+    written = read_npz(out)
+    assert list(written) == ["diff_src"]
+    assert written["diff_src"].tobytes() == expected.tobytes()
+
+
+def test_an_output_may_have_the_name_of_an_input(
+    cli, read_npz, write_json, npz, tmp_path, call, expected
+):
+    out = tmp_path / "out.npz"
+    outputs = {"diff_src": "x", "diff_gamma": "gamma", "diff_beta": "beta"}
+    result = cli("run", write_json(call(outputs=outputs)), "--tensors", npz, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert read_npz(out)["x"].tobytes() == expected.dx.tobytes()
+
+
+def test_results_may_replace_the_file_they_come_from(
+    cli, read_npz, write_json, npz, call, expected
+):
+    file = write_json(call(outputs={"diff_src": "dx", "diff_gamma": "a", "diff_beta": "b"}))
+    result = cli("run", file, "--tensors", npz, "--out", npz)
+    assert result.exit_code == 0, result.output
+    assert read_npz(npz)["dx"].tobytes() == expected.dx.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "outputs"),
+    [
+        ("BatchNormTraining", {"input": "x", "beta": "gamma"}, {"normalized", "batch_mean"}),
+        ("BatchNormInference", {"input": "x", "beta": "gamma"}, {"normalized"}),
+    ],
+)
+def test_forward_and_inference_are_checked_too(cli, write_json, npz, op, inputs, outputs):
+    document = {
+        "dialect": "ngraph",
+        "op": op,
+        "attributes": {"epsilon": EPSILON},
+        "inputs": inputs,
+    }
+    result = cli("run", write_json(document), "--tensors", npz, "--check", "--json")
+    assert result.exit_code == 0, result.output
+    assert outputs <= set(json.loads(result.stdout)["steps"][0]["check"])
+
+
+def test_escape_sequences_in_names_do_not_reach_the_terminal(cli, write_json, npz, call):
+    document = call(op="Batch\x1b[31mNorm [bold]")
+    result = cli("run", write_json(document), "--tensors", npz)
+    assert result.exit_code == 2
+    assert "\x1b" not in result.output
+    assert "[bold]" in result.stderr

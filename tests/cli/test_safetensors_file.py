@@ -1,0 +1,123 @@
+"""The .safetensors reader and writer, against the safetensors package and against lies."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from backnorm.cli.safetensors_file import SafetensorsFile, write_safetensors
+from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+
+ARRAYS = {
+    "f64": np.arange(6.0).reshape(2, 3),
+    "f32": np.arange(5, dtype=np.float32),
+    "f16": np.array([[1.5]], np.float16),
+    "bf16": np.arange(4).astype(ml_dtypes.bfloat16),
+    "empty": np.empty((0, 3), np.float32),
+    "scalar": np.array(2.0, np.float32),
+}
+
+
+def load(path, name="x"):
+    with SafetensorsFile(path) as file:
+        return file.load(name)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a header, an object or bytes, and data; return the path."""
+
+    def write(header, data=b"", length=None):
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        path = tmp_path / "file.safetensors"
+        size = len(text) if length is None else length
+        path.write_bytes(size.to_bytes(8, "little") + text + data)
+        return path
+
+    return write
+
+
+def entry(shape=(2,), dtype="F32", offsets=(0, 8)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_what_the_package_saves_is_read(tmp_path, name):
+    path = tmp_path / "file.safetensors"
+    save_file(ARRAYS, path, metadata={"made by": "a test"})
+    array = load(path, name)
+    assert (array.dtype, array.shape) == (ARRAYS[name].dtype, ARRAYS[name].shape)
+    assert array.tobytes() == ARRAYS[name].tobytes()
+
+
+def test_the_package_reads_what_is_written(tmp_path):
+    path = tmp_path / "file.safetensors"
+    arrays = ARRAYS | {"strided": np.arange(24.0).reshape(4, 6).T, "ünïcode": np.ones(1)}
+    with path.open("wb") as stream:
+        write_safetensors(stream, arrays)
+    read = load_file(path)
+    assert set(read) == set(arrays)
+    for name, array in arrays.items():
+        assert (read[name].dtype, read[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(read[name], array)
+
+
+def test_tensors_that_are_not_used_may_be_of_any_type(written):
+    header = {"x": entry(), "labels": entry((8,), "I8", (8, 16))}
+    assert load(written(header, b"\0" * 16)).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (b"", "no JSON header"),
+        (b"[]", "no JSON header"),
+        (b"{", "not JSON"),
+        (b'{"x": 1}', "wrong JSON type"),
+        (b'{"x": {}}', "shape"),
+        (b'{"x": {}, "x": {}}', "occurs twice"),
+        ({"x": entry(offsets=(0,))}, "a beginning and an end"),
+        ({"x": entry(offsets=(0, 4, 8))}, "too many"),
+        ({"x": entry(offsets=(-8, 0))}, "out of range"),
+        ({"x": entry(offsets=(0, 2**63))}, "out of range"),
+        ({"x": entry(offsets=(8, 0))}, "overlap"),
+        ({"x": entry(offsets=(0, 16))}, "truncated"),
+        ({"x": entry(offsets=(0, 4))}, "too long"),
+        ({"x": entry(offsets=(4, 8))}, "gap"),
+        ({"x": entry(), "y": entry()}, "overlap"),
+        ({"x": entry((2**40, 2**20))}, "contradicts the amount of data"),
+        ({"x": entry((1,))}, "contradicts the amount of data"),
+        ({"x": entry((-2,))}, "out of range"),
+        ({"x": entry((2.0,))}, "an integer"),
+        ({"x": entry((True,))}, "an integer"),
+        ({"x": entry([1] * 33)}, "too many"),
+    ],
+)
+def test_a_header_that_lies(written, header, says):
+    with pytest.raises(ArgumentError, match=says):
+        load(written(header, b"\0" * 8))
+
+
+@pytest.mark.parametrize("dtype", ["I64", "BOOL", "F8_E4M3", "float32", ""])
+def test_an_element_type_that_is_not_ours(written, dtype):
+    with pytest.raises(ArgumentTypeError, match="unsupported element type"):
+        load(written({"x": entry(dtype=dtype)}, b"\0" * 8))
+
+
+@pytest.mark.parametrize("length", [0, 7, 10**6, 2**63, 2**64 - 1])
+def test_a_header_length_that_lies(written, length):
+    with pytest.raises(ArgumentError):
+        load(written({"x": entry()}, b"\0" * 8, length=length))
+
+
+def test_every_truncation_is_refused(written):
+    path = written({"x": entry()}, b"12345678")
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ArgumentValueError):
+            load(path)

@@ -1,0 +1,70 @@
+"""The order in which operators run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backnorm.errors import ArgumentValueError
+from backnorm.graph import Operator
+from backnorm.graph.order import topological_order
+
+
+def operator(id_, inputs, outputs):
+    return Operator(id_, str(id_), "any", {}, tuple(inputs), tuple(outputs))
+
+
+def ids(operators):
+    return [operator.id for operator in operators]
+
+
+def test_producers_come_first():
+    operators = [operator(0, [11], [12]), operator(1, [10], [11]), operator(2, [], [10])]
+    assert ids(topological_order(operators)) == [2, 1, 0]
+
+
+def test_independent_operators_keep_their_order():
+    operators = [operator(i, [100], [i]) for i in (3, 1, 2)]
+    assert ids(topological_order(operators)) == [3, 1, 2]
+
+
+def test_an_operator_may_read_one_tensor_twice():
+    operators = [operator(0, [5, 5], [6]), operator(1, [], [5])]
+    assert ids(topological_order(operators)) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        [operator(0, [1], [1])],
+        [operator(0, [1], [2]), operator(1, [2], [1])],
+        [operator(9, [], [0]), operator(0, [0, 3], [2]), operator(1, [2], [3])],
+    ],
+)
+def test_a_cycle_is_refused(operators):
+    with pytest.raises(ArgumentValueError, match="cycle"):
+        topological_order(operators)
+
+
+@pytest.mark.parametrize("operators", [[(0, [7, 7])], [(0, [7]), (1, [7])]])
+def test_a_tensor_with_two_producers_is_refused(operators):
+    with pytest.raises(ArgumentValueError, match="already produced by graph"):
+        topological_order([operator(i, [], outputs) for i, outputs in operators])
+
+
+def test_a_long_chain_needs_no_recursion():
+    operators = [operator(i, [i + 1], [i]) for i in range(5000)]
+    assert ids(topological_order(operators)) == list(range(4999, -1, -1))
+
+
+@given(st.data())
+def test_any_acyclic_graph_is_ordered(data):
+    size = data.draw(st.integers(1, 8))
+    # Operator i produces tensor i and reads tensors of lower number, in a shuffled file.
+    reads = [data.draw(st.lists(st.integers(0, i - 1))) if i else [] for i in range(size)]
+    shuffled = data.draw(st.permutations(range(size)))
+    order = ids(topological_order([operator(i, reads[i], [i]) for i in shuffled]))
+    assert sorted(order) == list(range(size))
+    for i in range(size):
+        assert all(order.index(source) < order.index(i) for source in reads[i])

@@ -1,0 +1,175 @@
+"""oneDNN Graph JSON: what is read, and what is refused, by place."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from backnorm.errors import ArgumentError, ArgumentValueError, BacknormError
+from backnorm.graph import parse_graph
+
+
+def put(document, path, value):
+    """Set the value at a path of keys and indices; "del" as value deletes it."""
+    *way, last = path
+    for key in way:
+        document = document[key]
+    if value == "del":
+        del document[last]
+    else:
+        document[last] = value
+
+
+INPUT = ("graph", 0, "inputs", 0)
+OUTPUT = ("graph", 0, "outputs", 0)
+
+
+def test_a_graph_is_read(backward):
+    graph = parse_graph(backward)
+    (operator,) = graph.operators
+    assert (operator.id, operator.name) == (10, "bn")
+    assert operator.kind == "BatchNormTrainingBackward"
+    assert operator.attributes == {"epsilon": 1e-5, "data_format": "NCX"}
+    assert (operator.inputs, operator.outputs) == ((0, 1, 2, 3, 4), (5, 6, 7))
+    assert graph.outputs == (5, 6, 7)
+    tensor = graph.tensors[0]
+    assert (tensor.shape, tensor.stride, tensor.dtype) == ((4, 3, 2, 2), (12, 4, 2, 1), np.float32)
+
+
+def test_keys_of_newer_versions_are_ignored(backward):
+    backward |= {"version": "3.9.1", "fpmath_mode_apply_to_int": "false", "input_ports": [0]}
+    assert parse_graph(backward) == parse_graph(backward | {"version": "3.0.0"})
+
+
+def test_data_types(backward):
+    for tensor in backward["graph"][0]["inputs"]:
+        tensor["dtype"] = "bf16"
+    graph = parse_graph(backward)
+    assert graph.tensors[0].dtype == ml_dtypes.bfloat16
+    put(backward, (*INPUT, "dtype"), "f16")
+    assert parse_graph(backward).tensors[0].dtype == np.float16
+
+
+@pytest.mark.parametrize("shape", [[-1, 3, 2, 2], [-1], [-(2**63), 3, 2, 2]])
+def test_the_shape_of_an_output_may_be_unknown(backward, shape):
+    put(backward, (*OUTPUT, "shape"), shape)
+    put(backward, (*OUTPUT, "stride"), [-(2**63)] * len(shape))
+    tensor = parse_graph(backward).tensors[5]
+    assert (tensor.shape, tensor.stride) == (None, None)
+
+
+def test_an_unknown_shape_is_filled_in_from_another_mention(training_step):
+    mention = training_step["graph"][1]["outputs"][3]
+    mention |= {"shape": [-1], "stride": [-1], "layout_type": "any"}
+    assert parse_graph(training_step).tensors[24].shape == (3,)
+
+
+@pytest.mark.parametrize("layout_type", ["any", "undef"])
+def test_other_layouts_have_no_stride(backward, layout_type):
+    put(backward, (*INPUT, "layout_type"), layout_type)
+    assert parse_graph(backward).tensors[0].stride is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where", "says"),
+    [
+        (("version",), "del", "graph file", "version"),
+        (("version",), "2.0.0", "version", "3.x.y"),
+        (("version",), 3, "version", "a string"),
+        (("graph",), "del", "graph", "a list"),
+        (("graph",), {}, "graph", "a list"),
+        (("graph",), [], "graph", "no operator"),
+        (("graph", 0), [], "graph[0]", "an object"),
+        (("graph", 0, "kind"), "del", "graph[0].kind", "a string"),
+        (("graph", 0, "id"), "del", "graph[0].id", "an integer"),
+        (("graph", 0, "id"), -1, "graph[0].id", "out of range"),
+        (("graph", 0, "id"), True, "graph[0].id", "an integer"),
+        (("graph", 0, "id"), 2**64, "graph[0].id", "out of range"),
+        (("graph", 0, "name"), 5, "graph[0].name", "a string"),
+        (("graph", 0, "inputs"), "del", "graph[0].inputs", "a list"),
+        (("graph", 0, "outputs"), 5, "graph[0].outputs", "a list"),
+        (("graph", 0, "attrs"), [], "graph[0].attrs", "an object"),
+        (INPUT, 0, "graph[0].inputs[0]", "an object"),
+        ((*INPUT, "id"), "del", "graph[0].inputs[0]", "lacks the key 'id'"),
+        ((*INPUT, "id"), "0", "graph[0].inputs[0].id", "an integer"),
+        ((*INPUT, "id"), 1.0, "graph[0].inputs[0].id", "an integer"),
+        ((*INPUT, "dtype"), "del", "graph[0].inputs[0]", "lacks the key 'dtype'"),
+        ((*INPUT, "dtype"), "s8", "graph[0].inputs[0].dtype", "f32, bf16, f16"),
+        ((*INPUT, "shape"), "del", "graph[0].inputs[0]", "lacks the key 'shape'"),
+        ((*INPUT, "shape"), [4, "3"], "graph[0].inputs[0].shape[1]", "an integer"),
+        ((*INPUT, "shape"), [4, -2], "graph[0].inputs[0].shape[1]", "out of range"),
+        ((*INPUT, "shape"), [-1, 3], "graph[0].inputs[0].shape", "must be known"),
+        ((*INPUT, "shape"), [1] * 13, "graph[0].inputs[0].shape", "at most 12"),
+        ((*INPUT, "shape"), [2**40, 2**40], "graph[0].inputs[0].shape", "too many elements"),
+        ((*INPUT, "shape"), [0, 2**40, 2**40], "graph[0].inputs[0].shape", "too many elements"),
+        ((*INPUT, "stride"), 1, "graph[0].inputs[0].stride", "a list"),
+        ((*INPUT, "stride"), [1], "graph[0].inputs[0].stride", "one entry per dimension"),
+        ((*INPUT, "stride"), [12, 4, 2, -3], "graph[0].inputs[0].stride[3]", "out of range"),
+        ((*INPUT, "layout_type"), "opaque", "graph[0].inputs[0].layout_type", "strided, any"),
+        ((*INPUT, "property_type"), "x", "graph[0].inputs[0].property_type", "constant"),
+        ((*INPUT, "name"), "", "graph[0].inputs[0].name", "printable"),
+        ((*INPUT, "name"), "a\x00", "graph[0].inputs[0].name", "printable"),
+        ((*INPUT, "name"), "\ud800", "graph[0].inputs[0].name", "printable"),
+        ((*INPUT, "name"), "__metadata__", "graph[0].inputs[0].name", "cannot name"),
+        (("output_ports",), [0], "output_ports[0]", "no operator produces"),
+        (("output_ports",), ["5"], "output_ports[0]", "an integer"),
+        (("graph", 0, "attrs", "epsilon"), 1e-5, "graph[0].attrs.epsilon", "an object"),
+        (("graph", 0, "attrs", "epsilon", "value"), "del", "graph[0].attrs.epsilon", "lacks"),
+        (("graph", 0, "attrs", "epsilon", "type"), "f33", "graph[0].attrs.epsilon.type", "f32"),
+        (("graph", 0, "attrs", "epsilon", "value"), "1", "graph[0].attrs.epsilon.value", "f32"),
+        (("graph", 0, "attrs", "epsilon", "value"), [1], "graph[0].attrs.epsilon.value", "f32"),
+    ],
+)
+def test_what_is_malformed_is_named(backward, path, value, where, says):
+    put(backward, path, value)
+    with pytest.raises(ArgumentError) as caught:
+        parse_graph(backward)
+    assert caught.value.argument == where
+    assert says in str(caught.value)
+
+
+def test_an_unknown_operator_is_named_with_those_that_are_known(backward):
+    put(backward, ("graph", 0, "kind"), "ReLU")
+    with pytest.raises(ArgumentValueError) as caught:
+        parse_graph(backward)
+    assert isinstance(caught.value, BacknormError)
+    assert str(caught.value).startswith("graph[0].kind: unknown operator; got 'ReLU'")
+    assert "BatchNormTrainingBackward, BatchNormForwardTraining" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [("dtype", "bf16", "bfloat16"), ("shape", [4], "(4,)"), ("stride", [2], "(2,)")],
+)
+def test_two_mentions_of_a_tensor_must_agree(training_step, key, value, says):
+    training_step["graph"][1]["inputs"][3][key] = value
+    with pytest.raises(ArgumentValueError, match="earlier mention of logical tensor 4") as caught:
+        parse_graph(training_step)
+    assert says in str(caught.value)
+
+
+def test_two_operators_may_not_have_one_id(training_step):
+    training_step["graph"][1]["id"] = 10
+    with pytest.raises(ArgumentValueError, match="two operators have this id"):
+        parse_graph(training_step)
+
+
+@pytest.mark.parametrize(
+    ("type_", "good", "bad"),
+    [
+        ("f32", 1, True),
+        ("s64", 3, 3.5),
+        ("bool", 1, 2),
+        ("bool", False, "false"),
+        ("string", "a", 1),
+        ("f32[]", [1, 2.5], [1, "2"]),
+        ("s64[]", [], 1),
+    ],
+)
+def test_attributes_are_of_their_declared_type(backward, type_, good, bad):
+    put(backward, ("graph", 0, "attrs", "a"), {"type": type_, "value": good})
+    assert parse_graph(backward).operators[0].attributes["a"] == good
+    put(backward, ("graph", 0, "attrs", "a"), {"type": type_, "value": bad})
+    with pytest.raises(ArgumentError, match="declared type"):
+        parse_graph(backward)
