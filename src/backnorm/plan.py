@@ -132,7 +132,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     written = size * problem.dtype.itemsize
     # What fits in the last-level cache beside its two inputs is best written there.
     streaming = 3 * written > machine.cache_shared
-    geometry = _geometry(extents, in_cache=not streaming)
+    geometry = _geometry(extents, threads, in_cache=not streaming)
     reasons.append(
         f"{'streaming' if streaming else 'ordinary'} stores: two inputs and the output are "
         f"{3 * written >> 10} KiB, the last-level cache {machine.cache_shared >> 10} KiB"
@@ -142,13 +142,13 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     return Plan(problem, extents, geometry, fused, streaming, threads, tuple(reasons))
 
 
-def _geometry(extents: Extents, *, in_cache: bool) -> Segments | Columns:
+def _geometry(extents: Extents, threads: int, *, in_cache: bool) -> Segments | Columns:
     if extents.inner >= _SHORT or extents.channels == 1:
-        return _segments(extents)
+        return _segments(extents, threads)
     return _columns(extents, in_cache=in_cache)
 
 
-def _segments(extents: Extents) -> Segments:
+def _segments(extents: Extents, threads: int) -> Segments:
     outer, channels, inner = extents
     pieces = max(1, -(-inner // _CHUNK))
     # Whole cache lines, all pieces about the same.
@@ -158,7 +158,8 @@ def _segments(extents: Extents) -> Segments:
     rows = 1 if pieces > 1 else max(1, _CHUNK // length)
     chunks = -(-outer // rows) * pieces
     block = max(1, -(-chunks // _most_blocks(channels)))
-    groups = -(-channels // max(1, _GROUP // max(1, inner)))
+    # Long runs of memory, but enough groups to share out.
+    groups = max(-(-channels // max(1, _GROUP // max(1, inner))), min(channels, 4 * threads))
     group = max(1, -(-channels // max(1, groups)))
     blocks = max(1, -(-chunks // block))
     return Segments(rows, length, chunks, block, blocks, group, _SHARE)
