@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 
 __all__ = ["accepts", "narrow", "stored_type", "widen"]
 
@@ -42,9 +43,11 @@ def widen(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
     if dtype == types.float32:
         return builder.fpext(raw, double)
     if dtype == types.uint16:
-        half = builder.bitcast(raw, _wide(_HALF, lanes))
         # By way of float32: the processors that convert halves convert them to float32.
-        return builder.fpext(builder.fpext(half, _wide(_FLOAT, lanes)), double)
+        if _converts_halves():
+            half = builder.bitcast(raw, _wide(_HALF, lanes))
+            return builder.fpext(builder.fpext(half, _wide(_FLOAT, lanes)), double)
+        return builder.fpext(_half_to_single(builder, raw, lanes), double)
     bits = builder.shl(builder.zext(raw, _wide(_I32, lanes)), _constant(_I32, 16, lanes))
     return builder.fpext(builder.bitcast(bits, _wide(_FLOAT, lanes)), double)
 
@@ -57,7 +60,10 @@ def narrow(builder: Any, value: Any, dtype: Any, lanes: int | None) -> Any:
         return builder.fptrunc(value, _wide(_FLOAT, lanes))
     single = _to_odd(builder, value, lanes)
     if dtype == types.uint16:
-        return builder.bitcast(builder.fptrunc(single, _wide(_HALF, lanes)), _wide(_I16, lanes))
+        if _converts_halves():
+            half = builder.fptrunc(single, _wide(_HALF, lanes))
+            return builder.bitcast(half, _wide(_I16, lanes))
+        return _single_to_half(builder, single, lanes)
     return _to_bfloat16(builder, single, lanes)
 
 
@@ -94,6 +100,60 @@ def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
     quiet = builder.or_(bits, _constant(_I32, 0x400000, lanes))
     chosen = builder.select(builder.fcmp_unordered("uno", single, single), quiet, rounded)
     return builder.trunc(builder.lshr(chosen, _constant(_I32, 16, lanes)), _wide(_I16, lanes))
+
+
+def _converts_halves() -> bool:
+    """Whether the target has instructions for halves; LLVM's substitute is a function not here."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return not triple.startswith(("x86_64", "i")) or "+f16c" in features.split(",")
+
+
+def _half_to_single(builder: Any, raw: Any, lanes: int | None) -> Any:
+    """Emit the exact conversion by integer arithmetic."""
+    integer, single = _wide(_I32, lanes), _wide(_FLOAT, lanes)
+    half = builder.zext(raw, integer)
+    sign = builder.shl(
+        builder.and_(half, _constant(_I32, 0x8000, lanes)), _constant(_I32, 16, lanes)
+    )
+    moved = builder.shl(
+        builder.and_(half, _constant(_I32, 0x7FFF, lanes)), _constant(_I32, 13, lanes)
+    )
+    # The exponent's bias is 112 less; the product is exact, also for subnormal halves.
+    scaled = builder.fmul(builder.bitcast(moved, single), _constant(_FLOAT, 2.0**112, lanes))
+    special = builder.icmp_unsigned(">=", moved, _constant(_I32, 0x7C00 << 13, lanes))
+    kept = builder.or_(moved, _constant(_I32, 0x7F800000, lanes))
+    bits = builder.select(special, kept, builder.bitcast(scaled, integer))
+    return builder.bitcast(builder.or_(bits, sign), single)
+
+
+def _single_to_half(builder: Any, value: Any, lanes: int | None) -> Any:
+    """Emit the conversion, rounded to nearest even, by integer arithmetic."""
+    integer, single = _wide(_I32, lanes), _wide(_FLOAT, lanes)
+    bits = builder.bitcast(value, integer)
+    magnitude = builder.and_(bits, _constant(_I32, 0x7FFFFFFF, lanes))
+    # Added to one half, a number below 2^-14 is rounded to a multiple of the smallest half.
+    anchor = _constant(_I32, 0x3F000000, lanes)
+    shifted = builder.fadd(builder.bitcast(magnitude, single), builder.bitcast(anchor, single))
+    tiny = builder.sub(builder.bitcast(shifted, integer), anchor)
+    odd = builder.and_(
+        builder.lshr(magnitude, _constant(_I32, 13, lanes)), _constant(_I32, 1, lanes)
+    )
+    # Change the exponent's bias by 112 and round: a carry goes to the next exponent, or infinity.
+    biased = builder.add(magnitude, _constant(_I32, 0xFFF - (112 << 23), lanes))
+    normal = builder.lshr(builder.add(biased, odd), _constant(_I32, 13, lanes))
+    special = builder.select(
+        builder.fcmp_unordered("uno", value, value),
+        _constant(_I32, 0x7E00, lanes),
+        _constant(_I32, 0x7C00, lanes),
+    )
+    least = _constant(_I32, 0x38800000, lanes)
+    most = _constant(_I32, 0x47800000, lanes)
+    finite = builder.select(builder.icmp_unsigned("<", magnitude, least), tiny, normal)
+    chosen = builder.select(builder.icmp_unsigned(">=", magnitude, most), special, finite)
+    sign = builder.and_(
+        builder.lshr(bits, _constant(_I32, 16, lanes)), _constant(_I32, 0x8000, lanes)
+    )
+    return builder.trunc(builder.or_(chosen, sign), _wide(_I16, lanes))
 
 
 def _wide(element: ir.Type, lanes: int | None) -> ir.Type:
