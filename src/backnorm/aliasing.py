@@ -71,7 +71,7 @@ def check_out(
                 f"overlaps {words.get(other, other)} in memory",
                 accepted="separate memory, or exactly the memory of " + words.get("dy", "dy"),
             )
-    if dy is not None and not _same_memory(out, dy) and _overlap(out, dy):
+    if dy is not None and dy is not out and _overlap(out, dy) and not _same_memory(out, dy):
         raise ArgumentValueError(
             name,
             f"overlaps part of {words.get('dy', 'dy')} in memory",
