@@ -18,7 +18,7 @@ ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS := 1
 endif
 
-.PHONY: demo test lint ci sweep format build clean
+.PHONY: demo test lint sweep format build clean
 
 demo: $(VENV)/.package
 	$(BIN)/backnorm demo
