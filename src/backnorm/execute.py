@@ -121,7 +121,7 @@ def forward(
         _check_variance(variance, problem.epsilon, words)
     outputs = []
     for values in (mean, variance):
-        outputs.append(allocate((problem.channels,), problem.statistics_dtype))
+        outputs.append(allocate((problem.channels,), dtype))
         channels.write(values, stored(outputs[-1]))
     return Normalized(task.finish(), outputs[0], outputs[1])
 
@@ -192,8 +192,6 @@ class _Task:
 
     def work(self, *, exchanged: bool = False) -> tuple[Plan, Work]:
         """Return the plan of this task and the kernels' view of it."""
-        from backnorm.kernels.cpu.launch import Work
-
         problem = self.problem
         extents = extents_of(problem.shape, problem.channel_axis, self.order)
         decided = plan(problem, extents, _machine(), exchanged=exchanged)

@@ -16,11 +16,7 @@ from numba.extending import overload
 
 from backnorm.kernels.cpu.formulas import solve_backward, solve_forward
 from backnorm.kernels.cpu.jit import inlined, kernel
-from backnorm.kernels.cpu.memory import (
-    address,
-    load_one,
-    store_one,
-)
+from backnorm.kernels.cpu.memory import address, load_one, store_one
 from backnorm.kernels.cpu.sums import pair_add, value
 
 __all__ = [
@@ -158,10 +154,7 @@ def combine(dy, partial, inner, repeats, count, channel, epsilon, coefficients, 
         for repeat in range(repeats):
             first = (repeat * channels + c) * inner
             for k in range(first, first + inner):
-                more = quadruple(sums, k, width)
-                pairs = pair_add(pairs[0], pairs[1], more[0], more[1]) + pair_add(
-                    pairs[2], pairs[3], more[2], more[3]
-                )
+                pairs = _plus(pairs, quadruple(sums, k, width))
         solve(slopes, pairs, count, given, c, channels, epsilon, table, results)
 
 
@@ -179,14 +172,17 @@ def quadruple(values, k, step):
 @inlined
 def add_pairs(values, k, step, more):
     """Add two pairs to those of column k."""
-    high, low = pair_add(load_one(values, k), load_one(values, k + step), more[0], more[1])
-    store_one(values, k, high)
-    store_one(values, k + step, low)
-    high, low = pair_add(
-        load_one(values, k + 2 * step), load_one(values, k + 3 * step), more[2], more[3]
+    total = _plus(quadruple(values, k, step), more)
+    for part in range(4):
+        store_one(values, k + part * step, total[part])
+
+
+@inlined
+def _plus(left, right):
+    """Return the sums of two pairs each."""
+    return pair_add(left[0], left[1], right[0], right[1]) + pair_add(
+        left[2], left[3], right[2], right[3]
     )
-    store_one(values, k + 2 * step, high)
-    store_one(values, k + 3 * step, low)
 
 
 @kernel

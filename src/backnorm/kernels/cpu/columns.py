@@ -19,6 +19,7 @@ from backnorm.kernels.cpu.jit import inlined, kernel
 from backnorm.kernels.cpu.memory import (
     address,
     aligned_head,
+    clear,
     keep,
     load,
     load_one,
@@ -31,9 +32,7 @@ from backnorm.kernels.cpu.memory import (
 )
 from backnorm.kernels.cpu.sums import merge_pairs, resume, suspend, take, take_first
 from backnorm.kernels.cpu.threads import arrive, await_second, claim, finish, open_second
-from backnorm.kernels.cpu.vector import (
-    LANES,
-)
+from backnorm.kernels.cpu.vector import LANES
 
 __all__ = ["apply", "both", "reduce"]
 
@@ -160,7 +159,7 @@ def _reduce_item(x, dy, grid, cut, means, partial, place, item):
     b, t = divmod(item, _tiles(width, tile))
     first = t * tile
     w = min(tile, width - first)
-    _clear(sums, 4 * step)
+    clear(sums, 4 * step)
     _spread(means, pivot, first, w, inner, channels)
     if b * block < rows:
         count = min(block, rows - b * block)
@@ -199,12 +198,6 @@ def _spread_all(coefficients, wide, grid):
 
 
 @inlined
-def _clear(values, size):
-    for i in range(size):
-        store_one(values, i, 0.0)
-
-
-@inlined
 def _step(columns):
     """Return a distance between rows of scratch: whole vectors, and a spare one at the end."""
     return (columns + 2 * LANES - 1) // LANES * LANES
@@ -237,7 +230,7 @@ def _spread(values, wide, first, width, inner, channels):
 def _add_block(x, dy, start, stride, rows, width, depth, pivot, run, sums, step):
     """Add a block of rows to the pairs of its columns; `run` is scratch like `sums`."""
     for first in range(0, rows, _RUN):
-        _clear(run, 4 * step)
+        clear(run, 4 * step)
         end = min(rows, first + _RUN)
         for row in range(first, end, depth):
             origin = start + row * stride
@@ -312,11 +305,9 @@ def _write(x, dy, out, i, end, period, wide, step, streaming):
     """Write elements i .. end-1 of memory; i is at column 0, and columns repeat by `period`."""
     k = 0
     if streaming:
-        head = min(aligned_head(out, i, LANES), end - i)
-        _write_part(x, dy, out, i, head, wide, step, 0)
-        i += head
-        k = head
-    if streaming:
+        k = min(aligned_head(out, i, LANES), end - i)
+        _write_part(x, dy, out, i, k, wide, step, 0)
+        i += k
         while i + LANES <= end:
             mean, shift, slope, gain = _coefficients(wide, step, k)
             stream(out, i, elements(x, dy, i, mean, shift, slope, gain))

@@ -21,6 +21,7 @@ from backnorm.kernels.cpu.vector import LANES, Vec, first_lanes
 __all__ = [
     "address",
     "aligned_head",
+    "clear",
     "keep",
     "load",
     "load_first",
@@ -242,6 +243,13 @@ def scratch(size):
     memory = np.empty(size + LANES)
     head = aligned_head(memory, 0, LANES)
     return memory[head : head + size]
+
+
+@inlined
+def clear(values, size):
+    """Set the first `size` elements to zero."""
+    for i in range(size):
+        store_one(values, i, 0.0)
 
 
 def _masked(builder: Any, verb: str, vector: Any, parameters: list[Any], result: Any) -> Any:

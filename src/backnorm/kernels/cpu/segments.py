@@ -19,21 +19,17 @@ from backnorm.kernels.cpu.jit import inlined, kernel
 from backnorm.kernels.cpu.memory import (
     address,
     aligned_head,
+    clear,
     keep,
     load_one,
     scratch,
     store,
     store_first,
-    store_one,
     stream,
 )
 from backnorm.kernels.cpu.sums import resume, suspend, take, take_first, total
 from backnorm.kernels.cpu.threads import claim, finish
-from backnorm.kernels.cpu.vector import (
-    LANES,
-    blend,
-    splat,
-)
+from backnorm.kernels.cpu.vector import LANES, blend, splat
 
 __all__ = ["apply", "fused", "reduce"]
 
@@ -69,7 +65,7 @@ def reduce(x, dy, extents, chunk, group, channel, partial, cursor, items):
     while item < items:
         block, g = divmod(item, groups)
         first, end = g * group, min(channels, (g + 1) * group)
-        _clear(sums, 4 * group)
+        clear(sums, 4 * group)
         _add_block(x_, dy_, extents, chunk, block, first, end, means, running, sums, group)
         for part in range(4):
             for c in range(first, end):
@@ -129,9 +125,9 @@ def fused(
     g = claim(cursor)
     while g < items:
         first, end = g * group, min(channels, (g + 1) * group)
-        _clear(sums, 4 * group)
+        clear(sums, 4 * group)
         for block in range(blocks):
-            _clear(part, 4 * group)
+            clear(part, 4 * group)
             _add_block(x_, dy_, extents, chunk, block, first, end, given, running, part, group)
             for j in range(end - first):
                 add_pairs(sums, j, group, quadruple(part, j, group))
@@ -149,12 +145,6 @@ def fused(
 
 
 @inlined
-def _clear(values, size):
-    for i in range(size):
-        store_one(values, i, 0.0)
-
-
-@inlined
 def _add_block(x, dy, extents, chunk, block, first, end, means, running, sums, group):
     """Add a block of channels first .. end-1 to their pairs."""
     outer, channels, inner = extents
@@ -165,7 +155,7 @@ def _add_block(x, dy, extents, chunk, block, first, end, means, running, sums, g
         row *= rows
         offset = piece * length
         extent = min(length, inner - offset)
-        _clear(running, (end - first) * _SUMS)
+        clear(running, (end - first) * _SUMS)
         for n in range(row, min(outer, row + rows)):
             start = (n * channels + first) * inner + offset
             for c in range(first, end):
