@@ -21,17 +21,18 @@ if layer == "backnorm":
     def work():
         backnorm.batch_norm_backward(x, x * x, statistics, statistics, epsilon=1e-5)
     from backnorm.kernels.cpu.jit import kernel
-    from backnorm.kernels.cpu.threads import claim, finish, parallel
+    from backnorm.kernels.cpu.threads import claim, enter, finish, leave, parallel
     @kernel
-    def nothing(cursor, items):
+    def nothing(cursor, summed, items, index):
+        rung = enter(cursor)
         last = False
-        item = claim(cursor)
+        item = claim(cursor, summed, items, index)
         while item < items:
             last = finish(cursor, items)
-            item = claim(cursor)
-        return last
+            item = claim(cursor, summed, items, index)
+        return leave(cursor, items, index, rung, last)
     def region():
-        parallel(nothing, (), 2, 2)
+        parallel(nothing, (), 2, 2, 2)
 else:
     import numba
     numba.config.THREADING_LAYER = layer

@@ -57,7 +57,9 @@ def check_out(
         )
     if not out.flags.writeable:
         raise ArgumentValueError(name, "is read-only", accepted="a writable array")
-    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)):
+    if not out.flags.c_contiguous and any(
+        stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)
+    ):
         raise ArgumentValueError(
             name,
             "has elements that share memory",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
 from backnorm.aliasing import check_out
+from backnorm.allocation import allocate
 from backnorm.kernels.cpu import channels
-from backnorm.kernels.cpu.launch import Work, stored
+from backnorm.kernels.cpu.launch import Launch, stored
 from backnorm.layout import Order, dense, extents_of, in_order, memory_order, restore
 from backnorm.machine import Machine, detect
 from backnorm.plan import Plan, plan
@@ -19,13 +20,14 @@ from backnorm.results import ChannelSums, Gradients, Normalized
 from backnorm.threads import get_num_threads
 
 __all__ = [
+    "Call",
     "Exchange",
     "allocate",
     "apply",
     "backward",
-    "explain",
     "forward",
     "inference",
+    "planned",
     "reduce",
 ]
 
@@ -35,13 +37,106 @@ Exchange = Callable[[ChannelSums], ChannelSums]
 _NO_WORDS: Words = {}
 
 
-def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return a new array with undefined contents; every array that is returned starts here."""
-    return np.empty(shape, dtype)
+class Call:
+    """A problem on arrays laid out like x, planned; the same for all arrays of the same metadata.
+
+    Attributes
+    ----------
+    problem : Problem
+    plan : Plan
+    launch : Launch
+    plain : bool
+        Whether the arrays are known to be ones that the kernels can take as they are: contiguous,
+        aligned, native, writable.
+    """
+
+    __slots__ = ("_natural", "_order", "launch", "plain", "plan", "problem")
+
+    def __init__(self, problem: Problem, order: Order, decided: Plan, launch: Launch) -> None:
+        self.problem, self.plan, self.launch = problem, decided, launch
+        self._order, self._natural = order, order == tuple(range(len(order)))
+        self.plain = False
+
+    def for_plain_arrays(self) -> Call:
+        """Return the same call for arrays that the kernels can take as they are."""
+        call = Call(self.problem, self._order, self.plan, self.launch)
+        call.plain = True
+        return call
+
+    def flat(self, array: np.ndarray) -> np.ndarray:
+        """Return x or dy as the kernels see it."""
+        if self.plain:
+            return array.ravel()
+        return stored(in_order(array, self._order, self.problem.dtype))
+
+    def flat_target(self, target: np.ndarray) -> np.ndarray:
+        """Return the array to write as the kernels see it."""
+        return target.ravel() if self.plain else stored(target)
+
+    def flat_channels(self, array: np.ndarray | None) -> np.ndarray | None:
+        """Return a per-channel array as the kernels see it."""
+        if array is None or self.plain:
+            return array
+        return stored(dense(array, self.problem.statistics_dtype))
+
+    def fresh(self) -> np.ndarray:
+        """Return a new array to write, dense in x's order."""
+        shape = self.problem.shape
+        if not self._natural:
+            shape = tuple(shape[axis] for axis in self._order)
+        return allocate(shape, self.problem.dtype)
+
+    def within(self, out: np.ndarray) -> np.ndarray:
+        """Return the array to write instead of `out`: itself, if it is dense in x's order."""
+        if out.dtype == self.problem.dtype and out.flags.aligned:
+            moved = out.transpose(self._order)
+            if moved.flags.c_contiguous:
+                return moved
+        return self.fresh()
+
+    def finish(self, target: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+        """Return the array that was written in the caller's terms."""
+        result = target if self._natural else restore(target, self._order)
+        if out is None:
+            return result
+        if not np.may_share_memory(result, out):
+            out[...] = result
+        return out
+
+
+def planned(
+    problem: Problem, x: np.ndarray, *, exchanged: bool = False, machine: Machine | None = None
+) -> Call:
+    """Return how `problem` is computed on arrays laid out like x.
+
+    `exchanged` says that the sums will be exchanged between the phases, `machine` which machine
+    to plan for instead of this one.
+    """
+    return _planned(problem, memory_order(x), machine or _machine(get_num_threads()), exchanged)
+
+
+@functools.lru_cache(maxsize=64)
+def _machine(threads: int) -> Machine:
+    return dataclasses.replace(detect(), threads=threads)
+
+
+@functools.lru_cache(maxsize=1024)
+def _planned(problem: Problem, order: Order, machine: Machine, exchanged: bool) -> Call:
+    extents = extents_of(problem.shape, problem.channel_axis, order)
+    decided = plan(problem, extents, machine, exchanged=exchanged)
+    launch = Launch(
+        extents,
+        decided.geometry,
+        epsilon=problem.epsilon,
+        fused=decided.fused,
+        streaming=decided.streaming,
+        threads=decided.threads,
+    )
+    return Call(problem, order, decided, launch)
 
 
 def backward(
-    problem: Problem,
+    call: Call,
     x: np.ndarray,
     dy: np.ndarray,
     mean: np.ndarray,
@@ -52,34 +147,41 @@ def backward(
     exchange: Exchange | None = None,
     words: Words = _NO_WORDS,
 ) -> Gradients:
-    """Return the gradients; with `exchange`, dx from the exchanged sums, dgamma and dbeta local."""
-    task = _Task(problem, x, dy, out, {"mean": mean, "variance": variance, "gamma": gamma}, words)
-    decided, work = task.work(exchanged=exchange is not None)
-    _prepare(problem, work, mean, variance, gamma, words)
+    """Return the gradients; with `exchange`, dx from the exchanged sums, dgamma and dbeta local.
+
+    With `exchange` the call must have been planned for it.
+    """
+    problem, launch = call.problem, call.launch
+    if out is not None:
+        inputs = {"x": x, "mean": mean, "variance": variance, "gamma": gamma}
+        check_out(problem, out, inputs, dy, words)
+    target = call.fresh() if out is None else call.within(out)
+    table = _prepared(call, mean, variance, gamma, None, words)
+    x_, dy_, dx_ = call.flat(x), call.flat(dy), call.flat_target(target)
     dgamma = allocate((problem.channels,), problem.statistics_dtype)
     dbeta = allocate((problem.channels,), problem.statistics_dtype)
+    results = call.flat_channels(dgamma), call.flat_channels(dbeta)
     if exchange is None:
-        work.complete(fused=decided.fused, needs_x=problem.training)
+        launch.complete(x_, dy_, dx_, table, needs_x=problem.training)
+        channels.finish_backward(table, *results)
     else:
-        work.reduce()
-    channels.finish_backward(work.channel, work.result, stored(dgamma), stored(dbeta))
-    if exchange is not None:
-        _settle(work, exchange(_sums(work)))
-        work.apply(needs_x=problem.training)
-    return Gradients(task.finish(), dgamma, dbeta)
+        launch.reduce(x_, dy_, table)
+        channels.finish_backward(table, *results)
+        _settle(launch, table, exchange(_sums(launch, table)))
+        launch.apply(x_, dy_, dx_, table, needs_x=problem.training)
+    return Gradients(call.finish(target, out), dgamma, dbeta)
 
 
-def reduce(problem: Problem, x: np.ndarray, dy: np.ndarray, mean: np.ndarray) -> ChannelSums:
+def reduce(call: Call, x: np.ndarray, dy: np.ndarray, mean: np.ndarray) -> ChannelSums:
     """Return the sums of dy and dy * (x - mean) over this machine's elements."""
-    task = _Task(problem, x, dy, None, {}, _NO_WORDS, writes=False)
-    _, work = task.work(exchanged=True)
-    work.channel[0] = mean
-    work.reduce()
-    return _sums(work)
+    table = call.launch.table()
+    table[: call.problem.channels] = mean
+    call.launch.reduce(call.flat(x), call.flat(dy), table)
+    return _sums(call.launch, table)
 
 
 def apply(
-    problem: Problem,
+    call: Call,
     x: np.ndarray,
     dy: np.ndarray,
     mean: np.ndarray,
@@ -91,16 +193,19 @@ def apply(
     words: Words = _NO_WORDS,
 ) -> np.ndarray:
     """Return dx from sums that `reduce` gave (and others may have been added to)."""
-    task = _Task(problem, x, dy, out, {"mean": mean, "variance": variance, "gamma": gamma}, words)
-    _, work = task.work(exchanged=True)
-    _prepare(problem, work, mean, variance, gamma, words)
-    _settle(work, sums)
-    work.apply(needs_x=problem.training)
-    return task.finish()
+    problem, launch = call.problem, call.launch
+    if out is not None:
+        inputs = {"x": x, "mean": mean, "variance": variance, "gamma": gamma}
+        check_out(problem, out, inputs, dy, words)
+    target = call.fresh() if out is None else call.within(out)
+    table = _prepared(call, mean, variance, gamma, None, words)
+    _settle(launch, table, sums)
+    launch.apply(call.flat(x), call.flat(dy), stored(target), table, needs_x=problem.training)
+    return call.finish(target, out)
 
 
 def forward(
-    problem: Problem,
+    call: Call,
     x: np.ndarray,
     gamma: np.ndarray | None,
     beta: np.ndarray | None,
@@ -109,25 +214,23 @@ def forward(
     words: Words = _NO_WORDS,
 ) -> Normalized:
     """Return y, the mean and the biased variance of the batch (0 and 0 for an empty batch)."""
-    task = _Task(problem, x, None, out, {"gamma": gamma, "beta": beta}, words)
-    decided, work = task.work()
+    problem, launch = call.problem, call.launch
+    if out is not None:
+        check_out(problem, out, {"x": x, "gamma": gamma, "beta": beta}, None, words)
+    target = call.fresh() if out is None else call.within(out)
+    x_, table = call.flat(x), launch.table()
+    launch.pivots(x_, call.flat_channels(gamma), call.flat_channels(beta), table)
+    launch.complete(x_, None, call.flat_target(target), table)
     dtype = problem.statistics_dtype
-    affine = [_stored(a, dtype) for a in (gamma, beta)]
-    channels.prepare_forward(*affine, work.channel)
-    channels.pivots(work.x, work.extents, work.channel)
-    work.complete(fused=decided.fused)
-    mean, variance = work.result
-    if problem.count:
-        _check_variance(variance, problem.epsilon, words)
-    outputs = []
-    for values in (mean, variance):
-        outputs.append(allocate((problem.channels,), dtype))
-        channels.write(values, stored(outputs[-1]))
-    return Normalized(task.finish(), outputs[0], outputs[1])
+    mean, variance = allocate((problem.channels,), dtype), allocate((problem.channels,), dtype)
+    refused = channels.finish_forward(table, problem.epsilon, stored(mean), stored(variance))
+    if refused >= 0 and problem.count:
+        raise variance_error(launch.results(table)[1], problem.epsilon, refused, words)
+    return Normalized(call.finish(target, out), mean, variance)
 
 
 def inference(
-    problem: Problem,
+    call: Call,
     x: np.ndarray,
     mean: np.ndarray,
     variance: np.ndarray,
@@ -138,125 +241,40 @@ def inference(
     words: Words = _NO_WORDS,
 ) -> np.ndarray:
     """Return y, normalised with the given statistics."""
-    per_channel = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
-    task = _Task(problem, x, None, out, per_channel, words)
-    _, work = task.work(exchanged=True)
-    _prepare(problem, work, mean, variance, gamma, words)
-    work.coefficients[0] = work.channel[0]
-    if beta is not None:
-        work.coefficients[2] = beta
-    work.coefficients[3] = work.channel[2]
-    work.apply()
-    return task.finish()
+    if out is not None:
+        inputs = {"x": x, "mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
+        check_out(call.problem, out, inputs, None, words)
+    target = call.fresh() if out is None else call.within(out)
+    table = _prepared(call, mean, variance, gamma, beta, words)
+    call.launch.apply(call.flat(x), None, call.flat_target(target), table)
+    return call.finish(target, out)
 
 
-def explain(problem: Problem, x: np.ndarray) -> Plan:
-    """Return the plan that an array laid out like `x` gets."""
-    order = memory_order(x)
-    return plan(problem, extents_of(x.shape, problem.channel_axis, order), _machine())
-
-
-class _Task:
-    """The caller's arrays of one call, and their canonical form."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        x: np.ndarray,
-        dy: np.ndarray | None,
-        out: np.ndarray | None,
-        per_channel: Mapping[str, np.ndarray | None],
-        words: Words,
-        *,
-        writes: bool = True,
-    ) -> None:
-        self.problem = problem
-        self.order: Order = memory_order(x)
-        self.x = in_order(x, self.order, problem.dtype)
-        self.dy = None if dy is None else in_order(dy, self.order, problem.dtype)
-        self.out = out
-        self.target: np.ndarray | None = None
-        if writes:
-            if out is not None:
-                check_out(problem, out, {"x": x, **per_channel}, dy, words)
-            self.target = self._target(out)
-
-    def _target(self, out: np.ndarray | None) -> np.ndarray:
-        """Return the dense array to write: `out` itself where it is dense in x's order."""
-        shape = self.x.shape
-        if out is not None and out.dtype == self.problem.dtype and out.flags.aligned:
-            moved = out.transpose(self.order)
-            if moved.flags.c_contiguous:
-                return moved
-        return allocate(shape, self.problem.dtype)
-
-    def work(self, *, exchanged: bool = False) -> tuple[Plan, Work]:
-        """Return the plan of this task and the kernels' view of it."""
-        problem = self.problem
-        extents = extents_of(problem.shape, problem.channel_axis, self.order)
-        decided = plan(problem, extents, _machine(), exchanged=exchanged)
-        work = Work(
-            stored(self.x),
-            None if self.dy is None else stored(self.dy),
-            None if self.target is None else stored(self.target),
-            extents=extents,
-            geometry=decided.geometry,
-            epsilon=problem.epsilon,
-            streaming=decided.streaming,
-            threads=decided.threads,
-        )
-        return decided, work
-
-    def finish(self) -> np.ndarray:
-        """Return the output in the caller's terms."""
-        assert self.target is not None
-        result = restore(self.target, self.order)
-        if self.out is None:
-            return result
-        if not np.may_share_memory(result, self.out):
-            self.out[...] = result
-        return self.out
-
-
-def _machine() -> Machine:
-    return _with_threads(detect(), get_num_threads())
-
-
-@functools.lru_cache(maxsize=64)
-def _with_threads(machine: Machine, threads: int) -> Machine:
-    return dataclasses.replace(machine, threads=threads)
-
-
-def _stored(array: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
-    return None if array is None else stored(dense(array, dtype))
-
-
-def _prepare(
-    problem: Problem,
-    work: Work,
+def _prepared(
+    call: Call,
     mean: np.ndarray,
     variance: np.ndarray,
     gamma: np.ndarray | None,
+    beta: np.ndarray | None,
     words: Words,
-) -> None:
-    dtype = problem.statistics_dtype
-    arrays = [_stored(a, dtype) for a in (mean, variance, gamma)]
-    refused = channels.prepare(*arrays, problem.epsilon, work.channel)
+) -> np.ndarray:
+    """Return a table filled from statistics."""
+    epsilon, table = call.problem.epsilon, call.launch.table()
+    arrays = (mean, variance, gamma, beta)
+    flat = arrays if call.plain else map(call.flat_channels, arrays)
+    refused = channels.prepare(*flat, epsilon, table)
     if refused >= 0:
-        raise variance_error(variance, problem.epsilon, refused, words)
+        raise variance_error(variance, epsilon, refused, words)
+    return table
 
 
-def _check_variance(variance: np.ndarray, epsilon: float, words: Words) -> None:
-    refused = np.flatnonzero(variance + epsilon <= 0.0)
-    if refused.size:
-        raise variance_error(variance, epsilon, int(refused[0]), words)
+def _sums(launch: Launch, table: np.ndarray) -> ChannelSums:
+    sum_dy, sum_dy_xmu = launch.results(table)
+    return ChannelSums(sum_dy.copy(), sum_dy_xmu.copy(), launch.count)
 
 
-def _sums(work: Work) -> ChannelSums:
-    return ChannelSums(work.result[0].copy(), work.result[1].copy(), work.count)
-
-
-def _settle(work: Work, sums: ChannelSums) -> None:
-    work.result[0] = sums.sum_dy
-    work.result[1] = sums.sum_dy_xmu
-    channels.settle(sums.count, work.channel, work.coefficients, work.result)
+def _settle(launch: Launch, table: np.ndarray, sums: ChannelSums) -> None:
+    sum_dy, sum_dy_xmu = launch.results(table)
+    sum_dy[...] = sums.sum_dy
+    sum_dy_xmu[...] = sums.sum_dy_xmu
+    launch.settle(sums.count, table)

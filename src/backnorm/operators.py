@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from backnorm import execute
+from backnorm.execute import planned
 from backnorm.plan import Plan
 from backnorm.problem import (
     apply_problem,
@@ -16,6 +17,7 @@ from backnorm.problem import (
     inference_problem,
     reduce_problem,
 )
+from backnorm.recall import Recall, metadata
 from backnorm.results import ChannelSums, Gradients, Normalized, check_sums
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "explain",
     "reduce",
 ]
+
+_backward_calls, _forward_calls, _inference_calls = Recall(), Recall(), Recall()
 
 
 def batch_norm_backward(
@@ -88,13 +92,26 @@ def batch_norm_backward(
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    x, dy = as_array("x", x), as_array("dy", dy)
-    mean, variance = as_array("mean", mean), as_array("variance", variance)
-    gamma = _optional("gamma", gamma)
-    problem = backward_problem(
-        x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
-    )
-    return execute.backward(problem, x, dy, mean, variance, gamma, out=out)
+    given = (x, dy, mean, variance) if gamma is None else (x, dy, mean, variance, gamma)
+    key = metadata(given, (epsilon, data_format, training))
+    call = _backward_calls(key)
+    if call is None:
+        x, dy = as_array("x", x), as_array("dy", dy)
+        mean, variance = as_array("mean", mean), as_array("variance", variance)
+        gamma = _optional("gamma", gamma)
+        problem = backward_problem(
+            x,
+            dy,
+            mean,
+            variance,
+            gamma,
+            epsilon=epsilon,
+            data_format=data_format,
+            training=training,
+        )
+        call = planned(problem, x)
+        _backward_calls.keep(key, call, given)
+    return execute.backward(call, x, dy, mean, variance, gamma, out=out)
 
 
 def batch_norm_forward(
@@ -136,10 +153,16 @@ def batch_norm_forward(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`.
     """
-    x = as_array("x", x)
-    gamma, beta = _optional("gamma", gamma), _optional("beta", beta)
-    problem = forward_problem(x, gamma, beta, epsilon=epsilon, data_format=data_format)
-    return execute.forward(problem, x, gamma, beta, out=out)
+    given = tuple(array for array in (x, gamma, beta) if array is not None)
+    key = metadata(given, (epsilon, data_format, gamma is None))
+    call = _forward_calls(key)
+    if call is None:
+        x = as_array("x", x)
+        gamma, beta = _optional("gamma", gamma), _optional("beta", beta)
+        problem = forward_problem(x, gamma, beta, epsilon=epsilon, data_format=data_format)
+        call = planned(problem, x)
+        _forward_calls.keep(key, call, given)
+    return execute.forward(call, x, gamma, beta, out=out)
 
 
 def batch_norm_inference(
@@ -180,12 +203,18 @@ def batch_norm_inference(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`.
     """
-    x, mean, variance = as_array("x", x), as_array("mean", mean), as_array("variance", variance)
-    gamma, beta = _optional("gamma", gamma), _optional("beta", beta)
-    problem = inference_problem(
-        x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
-    )
-    return execute.inference(problem, x, mean, variance, gamma, beta, out=out)
+    given = tuple(array for array in (x, mean, variance, gamma, beta) if array is not None)
+    key = metadata(given, (epsilon, data_format, gamma is None))
+    call = _inference_calls(key)
+    if call is None:
+        x, mean, variance = as_array("x", x), as_array("mean", mean), as_array("variance", variance)
+        gamma, beta = _optional("gamma", gamma), _optional("beta", beta)
+        problem = inference_problem(
+            x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
+        )
+        call = planned(problem, x)
+        _inference_calls.keep(key, call, given)
+    return execute.inference(call, x, mean, variance, gamma, beta, out=out)
 
 
 def reduce(x: Any, dy: Any, mean: Any, *, data_format: str = "NCX") -> ChannelSums:
@@ -214,7 +243,7 @@ def reduce(x: Any, dy: Any, mean: Any, *, data_format: str = "NCX") -> ChannelSu
     """
     x, dy, mean = as_array("x", x), as_array("dy", dy), as_array("mean", mean)
     problem = reduce_problem(x, dy, mean, data_format=data_format)
-    return execute.reduce(problem, x, dy, mean)
+    return execute.reduce(planned(problem, x, exchanged=True), x, dy, mean)
 
 
 def apply(
@@ -264,7 +293,8 @@ def apply(
         data_format=data_format,
         training=training,
     )
-    return execute.apply(problem, x, dy, mean, variance, gamma, sums, out=out)
+    call = planned(problem, x, exchanged=True)
+    return execute.apply(call, x, dy, mean, variance, gamma, sums, out=out)
 
 
 def explain(
@@ -293,7 +323,7 @@ def explain(
     problem = backward_problem(
         x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
     )
-    return execute.explain(problem, x)
+    return planned(problem, x).plan
 
 
 def _optional(name: str, value: Any) -> np.ndarray | None:

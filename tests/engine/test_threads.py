@@ -123,6 +123,8 @@ def test_work_is_done_even_if_no_thread_ever_starts(monkeypatch, rng):
     """The caller claims every item itself; it waits for nothing that has not begun."""
 
     class Idle:
+        bell = pool._pool.bell
+
         def submit(self, task, copies):
             pass
 
@@ -141,15 +143,17 @@ def test_a_failure_in_another_thread_reaches_the_caller():
     caller = threading.get_ident()
     started = threading.Event()
 
-    def broken(cursor, items):
+    def broken(cursor, summed, items, index):
         if threading.get_ident() == caller:
+            assert index == 0
             started.wait(10)
             return False
+        assert index == 1
         started.set()
         raise MemoryError("no memory in a worker")
 
     with pytest.raises(MemoryError, match="worker"):
-        pool.parallel(broken, (), 2, 2)
+        pool.parallel(broken, (), 2, 2, 2)
 
 
 @pytest.mark.parametrize("n", [0, -1])

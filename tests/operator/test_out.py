@@ -143,6 +143,14 @@ def test_an_out_whose_elements_share_memory_is_refused(data):
     refused(data, out, ValueError, "out.*share")
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 5), (3, 4, 0), (3, 0, 5)], ids=str)
+def test_an_empty_out_is_accepted(shape):
+    x, statistics = np.empty(shape, np.float32), np.ones(shape[1], np.float32)
+    out = np.empty_like(x)
+    gradients = backnorm.batch_norm_backward(x, x, statistics, statistics, epsilon=1e-5, out=out)
+    assert gradients.dx is out
+
+
 def test_an_out_that_overlaps_an_input_is_refused(data):
     refused(data, data.x, ValueError, "out.*overlaps x")
     refused(data, data.dy[::-1], ValueError, "out.*overlaps.*dy")

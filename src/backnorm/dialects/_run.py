@@ -48,7 +48,7 @@ def _backward(call: Call, canonical: CanonicalCall, data: Arrays, parameters: Ar
     if canonical.inverse_std:
         common["variance"] = variance_of_inverse(common["variance"])
     gradients = execute.backward(
-        problem,
+        execute.planned(problem, x),
         x,
         dy,
         common["mean"],
@@ -80,7 +80,12 @@ def _forward(call: Call, canonical: CanonicalCall, data: Arrays, parameters: Arr
     if running is not None and element_type(running.dtype) != problem.statistics_dtype:
         problem, common = _wide(problem, parameters)
     normalized = execute.forward(
-        problem, x, common.get("gamma"), common.get("beta"), out=call.out, words=words
+        execute.planned(problem, x),
+        x,
+        common.get("gamma"),
+        common.get("beta"),
+        out=call.out,
+        words=words,
     )
     mean_type = problem.statistics_dtype if running is None else _result_type(call, "running_mean")
     variance_type = mean_type if running is None else _result_type(call, "running_variance")
@@ -105,7 +110,7 @@ def _inference(call: Call, canonical: CanonicalCall, data: Arrays, parameters: A
         words=words,
     )
     y = execute.inference(
-        problem,
+        execute.planned(problem, x),
         x,
         common["mean"],
         common["variance"],

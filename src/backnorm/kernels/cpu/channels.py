@@ -1,10 +1,21 @@
-"""Kernels over channels: from statistics to coefficients, from partial sums to results.
+r"""Kernels over channels: from statistics to coefficients, from partial sums to results.
 
-They are small and serial. `channel` is a float64 array (4, channels) with what a channel brings:
-in the backward pass rows mean, scale s, gain gamma·s; in the forward pass rows pivot, gamma, beta.
-`coefficients` is a float64 array (4, channels) with rows mean, shift, slope, gain (see `formulas`).
-`result` is a float64 array (2, channels): sum_dy and sum_dy_xmu, or mean and variance.
-Per-channel arrays of the caller are read and written in their own type.
+They work on a table, a float64 array of a few rows with a place for every channel, rows `step`
+elements apart:
+
+=======  =====================================================================================
+MEAN     mean, or before it is known (forward pass) the pivot that is subtracted in its place
+SHIFT    \\
+SLOPE     > coefficients, see `formulas`; before a forward pass is solved SLOPE and GAIN hold
+GAIN     /  beta and gamma, before a backward pass is solved GAIN holds gamma·s
+SCALE    s = 1/sqrt(variance + epsilon)
+FIRST    sum_dy, or mean
+SECOND   sum_dy_xmu, or variance
+=======  =====================================================================================
+
+A row is longer than the number of channels by at least eight places. After the coefficients of
+the last channel come those of the first again, so that a vector may run over the end of a row
+of memory and go on with the next.
 """
 
 from __future__ import annotations
@@ -16,185 +27,260 @@ from numba.extending import overload
 
 from backnorm.kernels.cpu.formulas import solve_backward, solve_forward
 from backnorm.kernels.cpu.jit import inlined, kernel
-from backnorm.kernels.cpu.memory import address, load_one, store_one
-from backnorm.kernels.cpu.sums import pair_add, value
+from backnorm.kernels.cpu.memory import (
+    address,
+    load,
+    load_apart,
+    load_one,
+    load_some,
+    offset,
+    store_one,
+    store_some,
+)
+from backnorm.kernels.cpu.sums import merge_pairs, pair_add, value
+from backnorm.kernels.cpu.vector import LANES, any_not_positive, blend, splat, square_root
 
 __all__ = [
+    "FIRST",
+    "GAIN",
+    "MEAN",
+    "ROWS",
+    "SECOND",
+    "SHIFT",
+    "SLOPE",
     "combine",
     "finish_backward",
-    "pivots",
+    "finish_forward",
     "prepare",
     "prepare_forward",
     "settle",
     "solve",
-    "write",
+    "table_step",
 ]
+
+MEAN, SHIFT, SLOPE, GAIN, SCALE, FIRST, SECOND = range(7)
+ROWS = 7
 
 # Elements of a channel whose mean is its pivot.
 _SAMPLE = 16
 
 
-def read(values, c, otherwise):
-    """Return values[c], or `otherwise` where values is None."""
+def table_step(channels: int) -> int:
+    """Return the length of a table's row: whole vectors, and one to spare."""
+    return -(-channels // LANES) * LANES + LANES
+
+
+def read(values, c, count, otherwise):
+    """Return `count` values from c on, or `otherwise` everywhere where values is None."""
 
 
 @overload(read)
-def _read(values, c, otherwise):
+def _read(values, c, count, otherwise):
     if isinstance(values, types.NoneType):
-        return lambda values, c, otherwise: otherwise
-    return lambda values, c, otherwise: load_one(values, c)
+        return lambda values, c, count, otherwise: splat(otherwise)
+    return lambda values, c, count, otherwise: load_some(values, c, count)
 
 
 @kernel
-def prepare(mean, variance, gamma, epsilon, channel):
-    """Fill mean, scale and gain; return the first channel of variance + epsilon <= 0, or -1.
+def prepare(mean, variance, gamma, beta, epsilon, table):
+    """Fill mean, scale and the coefficients of inference; return the first channel refused, or -1.
 
-    NaN is not refused, nor is an infinite sum: they propagate.
+    Refused is a variance + epsilon <= 0. NaN is not, nor is an infinite sum: they propagate.
     """
-    refused = -1
-    for c in range(channel.shape[1]):
-        total = load_one(variance, c) + epsilon
-        if total <= 0.0 and math.isfinite(total) and refused < 0:
-            refused = c
-        scale = 1.0 / math.sqrt(total)
-        channel[0, c] = load_one(mean, c)
-        channel[1, c] = scale
-        channel[2, c] = read(gamma, c, 1.0) * scale
-    return refused
+    channels = mean.shape[0]
+    step = table.shape[0] // ROWS
+    rows = address(table)
+    for c in range(0, channels, LANES):
+        count = channels - c
+        total = load_some(variance, c, count) + splat(epsilon)
+        total = blend(count, total, splat(1.0))
+        if any_not_positive(total):
+            for refused in range(c, min(c + LANES, channels)):
+                one = load_one(variance, refused) + epsilon
+                if one <= 0.0 and math.isfinite(one):
+                    return refused
+        scale = splat(1.0) / square_root(total)
+        store_some(rows, MEAN * step + c, count, load_some(mean, c, count))
+        store_some(rows, SHIFT * step + c, count, splat(0.0))
+        store_some(rows, SLOPE * step + c, count, read(beta, c, count, 0.0))
+        store_some(rows, GAIN * step + c, count, read(gamma, c, count, 1.0) * scale)
+        store_some(rows, SCALE * step + c, count, scale)
+    _wrap(rows, step, channels)
+    return -1
 
 
 @kernel
-def prepare_forward(gamma, beta, channel):
-    """Fill gamma and beta."""
-    for c in range(channel.shape[1]):
-        channel[1, c] = read(gamma, c, 1.0)
-        channel[2, c] = read(beta, c, 0.0)
-
-
-@kernel
-def pivots(x, extents, channel):
-    """Fill the pivot of every channel: the mean of its first elements."""
-    outer, channels, inner = extents
+def prepare_forward(x, outer, channels, inner, gamma, beta, table):
+    """Fill pivot, gamma and beta; a pivot is the mean of the first elements of its channel."""
+    step = table.shape[0] // ROWS
+    rows = address(table)
+    for c in range(0, channels, LANES):
+        count = channels - c
+        store_some(rows, SLOPE * step + c, count, read(beta, c, count, 0.0))
+        store_some(rows, GAIN * step + c, count, read(gamma, c, count, 1.0))
     sample = min(_SAMPLE, outer * inner)
+    if inner == 1:
+        for c in range(0, channels, LANES):
+            total = splat(0.0)
+            for n in range(sample):
+                total = total + load_some(x, n * channels + c, channels - c)
+            store_some(rows, MEAN * step + c, channels - c, total / splat(float(max(sample, 1))))
+    else:
+        for c in range(channels):
+            total, left, start = 0.0, sample, c * inner
+            while left > 0:
+                for i in range(start, start + min(left, inner)):
+                    total += load_one(x, i)
+                left -= inner
+                start += channels * inner
+            store_one(rows, MEAN * step + c, total / max(sample, 1))
     for c in range(channels):
-        total = 0.0
-        for e in range(sample):
-            n, s = divmod(e, inner)
-            total += load_one(x, (n * channels + c) * inner + s)
         # A pivot that is not finite would hide what the sums themselves come to.
-        pivot = total / max(sample, 1)
-        channel[0, c] = pivot if math.isfinite(pivot) else 0.0
+        if not math.isfinite(load_one(rows, MEAN * step + c)):
+            store_one(rows, MEAN * step + c, 0.0)
+    _wrap(rows, step, channels)
 
 
-def solve(dy, sums, count, channel, c, channels, epsilon, coefficients, result):
-    """Turn the sums of channel c into its coefficients and its result; arrays are addresses."""
+def solve(dy, sums, far, total, rows, step, c, channels, epsilon):
+    """Turn the sums of up to eight channels from c on into their coefficients and results.
+
+    `sums` are their pairs, parts `far` elements apart; `total` is the number of elements of a
+    channel; `channels` the end of the channels that are wanted. Arrays are addresses.
+    """
 
 
 @overload(solve)
-def _solve(dy, sums, count, channel, c, channels, epsilon, coefficients, result):
+def _solve(dy, sums, far, total, rows, step, c, channels, epsilon):
     if isinstance(dy, types.NoneType):
 
-        def forward(dy, sums, count, channel, c, channels, epsilon, coefficients, result):
-            pivot = load_one(channel, c)
-            mean, low, variance, scale = solve_forward(sums, count, pivot, epsilon)
-            store_one(coefficients, c, mean)
-            store_one(coefficients, c + channels, low)
-            store_one(coefficients, c + 2 * channels, load_one(channel, c + 2 * channels))
-            store_one(coefficients, c + 3 * channels, load_one(channel, c + channels) * scale)
-            store_one(result, c, mean + low)
-            store_one(result, c + channels, variance)
+        def forward(dy, sums, far, total, rows, step, c, channels, epsilon):
+            count = channels - c
+            pairs = _quadruple(sums, far)
+            pivot = load(rows, MEAN * step + c)
+            mean, low, variance, scale = solve_forward(pairs, total, pivot, epsilon)
+            gain = load(rows, GAIN * step + c) * scale
+            store_some(rows, MEAN * step + c, count, mean)
+            store_some(rows, SHIFT * step + c, count, low)
+            store_some(rows, GAIN * step + c, count, gain)
+            store_some(rows, FIRST * step + c, count, mean + low)
+            store_some(rows, SECOND * step + c, count, variance)
 
         return forward
 
-    def backward(dy, sums, count, channel, c, channels, epsilon, coefficients, result):
-        store_one(result, c, value(sums[0], sums[1]))
-        store_one(result, c + channels, value(sums[2], sums[3]))
-        _set_backward(count, channel, c, channels, coefficients, result)
+    def backward(dy, sums, far, total, rows, step, c, channels, epsilon):
+        count = channels - c
+        first, low, second, second_low = _quadruple(sums, far)
+        store_some(rows, FIRST * step + c, count, value(first, low))
+        store_some(rows, SECOND * step + c, count, value(second, second_low))
+        _set_backward(total, rows, step, c, count)
 
     return backward
 
 
 @inlined
-def _set_backward(count, channel, c, channels, coefficients, result):
-    """Fill the coefficients of channel c from its result."""
-    scale = load_one(channel, c + channels)
-    shift, slope = solve_backward(load_one(result, c), load_one(result, c + channels), count, scale)
-    store_one(coefficients, c, load_one(channel, c))
-    store_one(coefficients, c + channels, shift)
-    store_one(coefficients, c + 2 * channels, slope)
-    store_one(coefficients, c + 3 * channels, load_one(channel, c + 2 * channels))
+def _set_backward(total, rows, step, c, count):
+    """Fill the coefficients of `count` channels from their results."""
+    first, second = load(rows, FIRST * step + c), load(rows, SECOND * step + c)
+    shift, slope = solve_backward(first, second, total, load(rows, SCALE * step + c))
+    store_some(rows, SHIFT * step + c, count, shift)
+    store_some(rows, SLOPE * step + c, count, slope)
 
 
 @kernel
-def settle(count, channel, coefficients, result):
+def settle(total, channels, table):
     """Fill the coefficients of every channel from sums that came from elsewhere."""
-    channels = channel.shape[1]
-    given, table, results = address(channel), address(coefficients), address(result)
-    for c in range(channels):
-        _set_backward(count, given, c, channels, table, results)
+    step = table.shape[0] // ROWS
+    rows = address(table)
+    for c in range(0, channels, LANES):
+        _set_backward(total, rows, step, c, channels - c)
+    _wrap(rows, step, channels)
 
 
-@kernel
-def combine(dy, partial, inner, repeats, count, channel, epsilon, coefficients, result):
-    """Add up partial (blocks, 4, width) in order and solve every channel.
+@inlined
+def combine(dy, partial, blocks, far, inner, repeats, total, rows, step, channels, epsilon):
+    """Add up the partial sums (blocks, 4, far) in order and solve every channel.
 
     A channel has `inner` neighbouring columns, `repeats` times.
     """
-    blocks, _, width = partial.shape
-    channels = channel.shape[1]
-    sums = address(partial)
+    width = channels * inner * repeats
     for b in range(1, blocks):
-        part = address(partial[b])
-        for k in range(width):
-            add_pairs(sums, k, width, quadruple(part, k, width))
-    given, table, results = address(channel), address(coefficients), address(result)
-    slopes = address(dy)
-    for c in range(channels):
-        pairs = (0.0, 0.0, 0.0, 0.0)
-        for repeat in range(repeats):
-            first = (repeat * channels + c) * inner
-            for k in range(first, first + inner):
-                pairs = _plus(pairs, quadruple(sums, k, width))
-        solve(slopes, pairs, count, given, c, channels, epsilon, table, results)
+        for k in range(0, width, LANES):
+            merge_pairs(offset(partial, k), far, offset(partial, 4 * b * far + k), far)
+    for c in range(0, channels, LANES):
+        # The columns of channels up to here have been read: their places are free.
+        if inner * repeats > 1:
+            _gather(partial, far, inner, repeats, c, channels)
+        sums = offset(partial, c)
+        solve(dy, sums, far, total, rows, step, c, channels, epsilon)
+    _wrap(rows, step, channels)
 
 
 @inlined
-def quadruple(values, k, step):
-    """Return the two pairs of column k: values[k], values[k + step], ..."""
-    return (
-        load_one(values, k),
-        load_one(values, k + step),
-        load_one(values, k + 2 * step),
-        load_one(values, k + 3 * step),
-    )
+def _gather(partial, far, inner, repeats, c, channels):
+    """Add the pairs of all columns of eight channels, and leave them at columns c .. c+7."""
+    zero = splat(0.0)
+    first, low, second, second_low = zero, zero, zero, zero
+    last = channels * inner * repeats - 1
+    for repeat in range(repeats):
+        for k in range(inner):
+            at = (repeat * channels + c) * inner + k
+            first, low = pair_add(
+                first,
+                low,
+                load_apart(partial, at, inner, last),
+                load_apart(partial, at + far, inner, last + far),
+            )
+            at += 2 * far
+            second, second_low = pair_add(
+                second,
+                second_low,
+                load_apart(partial, at, inner, last + 2 * far),
+                load_apart(partial, at + far, inner, last + 3 * far),
+            )
+    count = min(channels - c, LANES)
+    store_some(partial, c, count, first)
+    store_some(partial, c + far, count, low)
+    store_some(partial, c + 2 * far, count, second)
+    store_some(partial, c + 3 * far, count, second_low)
 
 
 @inlined
-def add_pairs(values, k, step, more):
-    """Add two pairs to those of column k."""
-    total = _plus(quadruple(values, k, step), more)
-    for part in range(4):
-        store_one(values, k + part * step, total[part])
+def _quadruple(sums, far):
+    return load(sums, 0), load(sums, far), load(sums, 2 * far), load(sums, 3 * far)
 
 
 @inlined
-def _plus(left, right):
-    """Return the sums of two pairs each."""
-    return pair_add(left[0], left[1], right[0], right[1]) + pair_add(
-        left[2], left[3], right[2], right[3]
-    )
+def _wrap(rows, step, channels):
+    """Repeat the coefficients of the first channels after those of the last."""
+    if channels > 0:
+        for k in range(LANES):
+            for row in range(SCALE):
+                at = row * step
+                store_one(rows, at + channels + k, load_one(rows, at + k % channels))
 
 
 @kernel
-def finish_backward(channel, result, dgamma, dbeta):
+def finish_backward(table, dgamma, dbeta):
     """Write dgamma = s·sum_dy_xmu and dbeta = sum_dy, each rounded once."""
-    for c in range(channel.shape[1]):
-        store_one(dgamma, c, channel[1, c] * result[1, c])
-        store_one(dbeta, c, result[0, c])
+    channels = dgamma.shape[0]
+    step = table.shape[0] // ROWS
+    rows = address(table)
+    for c in range(0, channels, LANES):
+        scale, sums = load(rows, SCALE * step + c), load(rows, SECOND * step + c)
+        store_some(dgamma, c, channels - c, scale * sums)
+        store_some(dbeta, c, channels - c, load(rows, FIRST * step + c))
 
 
 @kernel
-def write(values, target):
-    """Write float64 values to `target`, each rounded once."""
-    for c in range(values.shape[0]):
-        store_one(target, c, values[c])
+def finish_forward(table, epsilon, mean, variance):
+    """Write mean and variance, each rounded once; return the first channel refused, or -1."""
+    channels = mean.shape[0]
+    step = table.shape[0] // ROWS
+    rows = address(table)
+    for c in range(0, channels, LANES):
+        store_some(mean, c, channels - c, load(rows, FIRST * step + c))
+        store_some(variance, c, channels - c, load(rows, SECOND * step + c))
+    for c in range(channels):
+        if load_one(rows, SECOND * step + c) + epsilon <= 0.0:
+            return c
+    return -1

@@ -1,4 +1,4 @@
-"""Kernels for rows of channels (NXC, and NCX with a space of a few elements).
+"""The kernel for rows of channels (NXC, and NCX with a space of a few elements).
 
 The array is a matrix of `rows` x `width`, contiguous. Column k belongs to channel
 (k // inner) % channels: NXC has inner = 1, NCX with a tiny space has a row a sample, and where a
@@ -13,7 +13,7 @@ the same bits however the work is shared out.
 
 from __future__ import annotations
 
-from backnorm.kernels.cpu.channels import combine
+from backnorm.kernels.cpu.channels import MEAN, ROWS, combine
 from backnorm.kernels.cpu.formulas import elements, first_elements
 from backnorm.kernels.cpu.jit import inlined, kernel
 from backnorm.kernels.cpu.memory import (
@@ -31,10 +31,18 @@ from backnorm.kernels.cpu.memory import (
     stream,
 )
 from backnorm.kernels.cpu.sums import merge_pairs, resume, suspend, take, take_first
-from backnorm.kernels.cpu.threads import arrive, await_second, claim, finish, open_second
+from backnorm.kernels.cpu.threads import (
+    arrive,
+    await_second,
+    claim,
+    enter,
+    finish,
+    leave,
+    open_second,
+)
 from backnorm.kernels.cpu.vector import LANES
 
-__all__ = ["apply", "both", "reduce"]
+__all__ = ["run"]
 
 # Additions in a row before a sum is kept as a pair: part of the error budget (128 would do), and
 # of the bits of the result.
@@ -45,140 +53,118 @@ _LINE = 2 * LANES
 
 
 @kernel
-def reduce(x, dy, grid, cut, channel, partial, cursor, items):
-    """Sum every column: partial[b, :, k] are the pairs of block b of column k.
+def run(
+    x, dy, seen, out, geometry, table, partial, epsilon, streaming, cursor, summed, items, index
+):
+    """Sum every column, solve for the coefficients of the channels, and write the output.
 
     Parameters
     ----------
     x : array
     dy : array or None
         None: sums of x - pivot and its square.
-    grid : (rows, width, rest, inner, channels)
-    cut : (block, tile, depth, share, abreast)
-        Rows and columns of an item of the reduction (if rest > 0, the last block is the rest)
-        and rows summed side by side; rows of an item of the apply pass and rows written side by
-        side.
-    channel : float64 array (4, channels)
-        Row 0: the mean, or the pivot if dy is None.
-    partial : float64 array (blocks, 4, width)
+    seen : array or None
+        x, or None where the output does not depend on it.
+    out : array
+    geometry : int64 array
+        rows, width, rest, inner, channels, repeats, block, blocks, tile, depth, share, abreast:
+        an item of the sums is `block` rows (if rest > 0, the last block is the rest) of `tile`
+        columns, `depth` rows side by side; one of the output `share` rows, `abreast` side by side.
+    table : float64 array
+        See `channels`.
+    partial : float64 array
+        (blocks, 4, step of `width` columns): the pairs of every block of every column.
+    epsilon : float
+        Used by the forward pass.
+    streaming : bool
+        Whether the output is written past the caches.
+    summed : int
+        The first so many items are sums, the others are of the output.
     """
-    memory = scratch(9 * _step(cut[1]))
+    rung = enter(cursor)
+    rows, width, rest, inner, channels = (
+        geometry[0],
+        geometry[1],
+        geometry[2],
+        geometry[3],
+        geometry[4],
+    )
+    grid = (rows, width, rest, inner, channels)
+    repeats, blocks = geometry[5], geometry[7]
+    cut = (geometry[6], geometry[8], geometry[9], geometry[10], geometry[11])
+    # Columns are channels: what is known of the channels need not be spread over columns.
+    plain = width == channels
+    step = table.shape[0] // ROWS
+    wide_step = step if plain else _step(width)
+    far = _step(width)
+    memory = scratch(5 * _step(cut[1]) + (0 if plain else 4 * wide_step))
     place = address(memory)
-    x_, dy_, means, sums = address(x), address(dy), address(channel), address(partial)
-    last = False
-    item = claim(cursor)
-    while item < items:
-        _reduce_item(x_, dy_, grid, cut, means, sums, place, item)
-        last = finish(cursor, items)
-        item = claim(cursor)
-    keep(memory)
-    return last
-
-
-@kernel
-def apply(x, dy, out, grid, cut, coefficients, streaming, cursor, items):
-    """Write the output, backwards: the end is what the reduction left in the cache.
-
-    coefficients : float64 array (4, channels), rows mean, shift, slope, gain.
-    """
-    memory = scratch(4 * _step(grid[1]))
-    wide = address(memory)
-    x_, dy_, out_ = address(x), address(dy), address(out)
-    _spread_all(address(coefficients), wide, grid)
-    last = False
-    item = claim(cursor)
-    while item < items:
-        _apply_item(x_, dy_, out_, grid, cut, wide, streaming, items - 1 - item)
-        last = finish(cursor, items)
-        item = claim(cursor)
-    keep(memory)
-    return last
-
-
-@kernel
-def both(
-    x,
-    dy,
-    seen,
-    out,
-    grid,
-    cut,
-    repeats,
-    channel,
-    partial,
-    coefficients,
-    result,
-    epsilon,
-    streaming,
-    cursor,
-    items,
-):
-    """Reduce, combine and write, in one launch.
-
-    The first items are those of the reduction. `seen` is x, or None where the output does not
-    depend on it.
-    """
-    rows, width, _, inner, channels = grid
-    memory = scratch(9 * _step(cut[1]) + 4 * _step(width))
-    place, wide = address(memory), address(memory[9 * _step(cut[1]) :])
     x_, dy_, seen_, out_ = address(x), address(dy), address(seen), address(out)
-    means, sums, table = address(channel), address(partial), address(coefficients)
-    summed = partial.shape[0] * _tiles(width, cut[1])
+    known, pairs = address(table), address(partial)
+    wide = known if plain else offset(place, 5 * _step(cut[1]))
+    spread = plain
     last = False
-    item = claim(cursor)
-    while item < summed:
-        _reduce_item(x_, dy_, grid, cut, means, sums, place, item)
-        if arrive(cursor, summed):
-            count = (rows * width + grid[2]) // channels
-            combine(dy, partial, inner, repeats, count, channel, epsilon, coefficients, result)
-            open_second(cursor)
-        last = finish(cursor, items)
-        item = claim(cursor)
-    if item < items:
-        await_second(cursor)
-        _spread_all(table, wide, grid)
+    item = claim(cursor, summed, items, index)
     while item < items:
-        _apply_item(seen_, dy_, out_, grid, cut, wide, streaming, items - 1 - item)
+        if item < summed:
+            _reduce_item(x_, dy_, grid, cut, known, plain, pairs, far, place, item)
+            if arrive(cursor, summed):
+                count = (rows * width + rest) // channels
+                combine(
+                    dy_, pairs, blocks, far, inner, repeats, count, known, step, channels, epsilon
+                )
+                open_second(cursor)
+        else:
+            if summed > 0:
+                await_second(cursor)
+            if not spread:
+                for row in range(4):
+                    _spread(
+                        offset(known, row * step),
+                        offset(wide, row * wide_step),
+                        0,
+                        width,
+                        inner,
+                        channels,
+                    )
+                spread = True
+            _apply_item(seen_, dy_, out_, grid, cut, wide, wide_step, streaming, item - summed)
         last = finish(cursor, items)
-        item = claim(cursor)
+        item = claim(cursor, summed, items, index)
     keep(memory)
-    return last
+    return leave(cursor, items, index, rung, last)
 
 
 @inlined
-def _tiles(width, tile):
-    return (width + tile - 1) // tile
-
-
-@inlined
-def _reduce_item(x, dy, grid, cut, means, partial, place, item):
+def _reduce_item(x, dy, grid, cut, known, plain, partial, far, place, item):
     rows, width, rest, inner, channels = grid
     block, tile, depth, _, _ = cut
     step = _step(tile)
-    pivot, run, sums = place, offset(place, step), offset(place, 5 * step)
-    b, t = divmod(item, _tiles(width, tile))
+    b, t = divmod(item, (width + tile - 1) // tile)
     first = t * tile
     w = min(tile, width - first)
-    clear(sums, 4 * step)
-    _spread(means, pivot, first, w, inner, channels)
+    sums = offset(partial, 4 * b * far + first)
+    for part in range(4):
+        clear(offset(sums, part * far), _whole(w))
+    pivot = offset(known, MEAN + first) if plain else place
+    if not plain:
+        _spread(known, pivot, first, w, inner, channels)
+    run = offset(place, step)
     if b * block < rows:
         count = min(block, rows - b * block)
         origin = b * block * width + first
-        _add_block(x, dy, origin, width, count, w, depth, pivot, run, sums, step)
+        _add_block(x, dy, origin, width, count, w, depth, pivot, run, step, sums, far)
     elif first < rest:
         origin = rows * width + first
-        _add_block(x, dy, origin, width, 1, min(w, rest - first), depth, pivot, run, sums, step)
-    for part in range(4):
-        for k in range(w):
-            store_one(partial, (b * 4 + part) * width + first + k, load_one(sums, part * step + k))
+        w = min(w, rest - first)
+        _add_block(x, dy, origin, width, 1, w, depth, pivot, run, step, sums, far)
 
 
 @inlined
-def _apply_item(x, dy, out, grid, cut, wide, streaming, item):
+def _apply_item(x, dy, out, grid, cut, wide, step, streaming, item):
     """Write the rows of one item, the last rows also the rest."""
     rows, width, rest, _, _ = grid
     _, _, _, share, abreast = cut
-    step = _step(width)
     row = item * share
     end = min(rows, row + share)
     if abreast > 1 and width % _LINE == 0:
@@ -190,17 +176,14 @@ def _apply_item(x, dy, out, grid, cut, wide, streaming, item):
 
 
 @inlined
-def _spread_all(coefficients, wide, grid):
-    _, width, _, inner, channels = grid
-    for part in range(4):
-        place = offset(wide, part * _step(width))
-        _spread(offset(coefficients, part * channels), place, 0, width, inner, channels)
+def _whole(columns):
+    return (columns + LANES - 1) // LANES * LANES
 
 
 @inlined
 def _step(columns):
-    """Return a distance between rows of scratch: whole vectors, and a spare one at the end."""
-    return (columns + 2 * LANES - 1) // LANES * LANES
+    """Return a distance between rows: whole vectors, and a spare one at the end."""
+    return _whole(columns) + LANES
 
 
 @inlined
@@ -227,7 +210,7 @@ def _spread(values, wide, first, width, inner, channels):
 
 
 @inlined
-def _add_block(x, dy, start, stride, rows, width, depth, pivot, run, sums, step):
+def _add_block(x, dy, start, stride, rows, width, depth, pivot, run, step, sums, far):
     """Add a block of rows to the pairs of its columns; `run` is scratch like `sums`."""
     for first in range(0, rows, _RUN):
         clear(run, 4 * step)
@@ -235,41 +218,40 @@ def _add_block(x, dy, start, stride, rows, width, depth, pivot, run, sums, step)
         for row in range(first, end, depth):
             origin = start + row * stride
             _add_rows(x, dy, origin, stride, min(depth, end - row), width, pivot, run, step)
-        # The scratch is padded to whole vectors.
+        # Rows of sums are padded to whole vectors.
         for k in range(0, width, LANES):
-            merge_pairs(sums, k, k + step, run, k, k + step)
-            merge_pairs(sums, k + 2 * step, k + 3 * step, run, k + 2 * step, k + 3 * step)
+            merge_pairs(offset(sums, k), far, offset(run, k), step)
 
 
 @inlined
 def _add_rows(x, dy, start, stride, rows, width, pivot, run, step):
     """Add a few rows to the running sums of their columns, sixteen columns at a time."""
+    products = offset(run, 2 * step)
     k = 0
     while k + 2 * LANES <= width:
         i = start + k
         j = k + LANES
         m0, m1 = load(pivot, k), load(pivot, j)
-        s0, s1 = resume(x, run, k, k + step), resume(x, run, j, j + step)
-        p0 = resume(x, run, k + 2 * step, k + 3 * step)
-        p1 = resume(x, run, j + 2 * step, j + 3 * step)
+        s0, s1 = resume(x, run, k, step), resume(x, run, j, step)
+        p0, p1 = resume(x, products, k, step), resume(x, products, j, step)
         for _ in range(rows):
             s0, p0 = take(x, dy, i, m0, s0, p0)
             s1, p1 = take(x, dy, i + LANES, m1, s1, p1)
             i += stride
-        suspend(s0, run, k, k + step)
-        suspend(s1, run, j, j + step)
-        suspend(p0, run, k + 2 * step, k + 3 * step)
-        suspend(p1, run, j + 2 * step, j + 3 * step)
+        suspend(s0, run, k, step)
+        suspend(s1, run, j, step)
+        suspend(p0, products, k, step)
+        suspend(p1, products, j, step)
         k += 2 * LANES
     while k < width:
         i = start + k
         m = load(pivot, k)
-        s, p = resume(x, run, k, k + step), resume(x, run, k + 2 * step, k + 3 * step)
+        s, p = resume(x, run, k, step), resume(x, products, k, step)
         for _ in range(rows):
             s, p = take_first(x, dy, i, width - k, m, s, p)
             i += stride
-        suspend(s, run, k, k + step)
-        suspend(p, run, k + 2 * step, k + 3 * step)
+        suspend(s, run, k, step)
+        suspend(p, products, k, step)
         k += LANES
 
 

@@ -20,8 +20,6 @@ backward pass. Which one is decided when a kernel is compiled.
 
 from __future__ import annotations
 
-import math
-
 from numba import types
 from numba.extending import overload
 
@@ -32,9 +30,13 @@ from backnorm.kernels.cpu.memory import (
 )
 from backnorm.kernels.cpu.sums import value
 from backnorm.kernels.cpu.vector import (
+    at_least_zero,
     exact_product,
     exact_sum,
     multiply_add,
+    splat,
+    square_root,
+    where_finite,
 )
 
 __all__ = ["elements", "first_elements", "solve_backward", "solve_forward"]
@@ -88,16 +90,17 @@ def _derivative(x, dy, mean, shift, slope, gain):
 
 @inlined
 def solve_backward(sum_dy, sum_dy_xmu, count, scale):
-    """Return (shift, slope) of a channel; zero if it has no elements."""
+    """Return (shift, slope) of channels; zero if they have no elements."""
     if count == 0:
-        return 0.0, 0.0
+        return splat(0.0), splat(0.0)
+    elements = splat(float(count))
     # In this order a scale as large as 1/sqrt(smallest epsilon) does not overflow.
-    return sum_dy / count, scale * (scale * sum_dy_xmu / count)
+    return sum_dy / elements, scale * (scale * sum_dy_xmu / elements)
 
 
 @inlined
 def solve_forward(sums, count, pivot, epsilon):
-    """Return (mean, rest of the mean, variance, scale) of a channel.
+    """Return (mean, rest of the mean, variance, scale) of channels with at least one element.
 
     `sums` are those of x - pivot and (x - pivot)², each a pair. With d the mean of x - pivot,
     mean = pivot + d and variance = sum((x - pivot)²)/M - d². The pivot being the mean of some
@@ -105,19 +108,13 @@ def solve_forward(sums, count, pivot, epsilon):
     difference loses at most log2(M) of the 53 bits, even for data made to make it lose; for
     data without order it loses none.
     """
-    if count == 0:
-        return 0.0, 0.0, 0.0, 0.0
-    total = value(sums[0], sums[1])
-    offset = total / count
-    product, cut = exact_product(offset, float(count))
-    rest = ((sums[0] - product) + (sums[1] - cut)) / count
+    elements = splat(float(count))
+    offset = value(sums[0], sums[1]) / elements
+    product, cut = exact_product(offset, elements)
+    rest = ((sums[0] - product) + (sums[1] - cut)) / elements
     mean, low = exact_sum(pivot, offset)
-    low += rest
+    low = where_finite(mean, low + rest, splat(0.0))
     square, cut = exact_product(sums[0], offset)
-    cut += sums[0] * rest + sums[1] * offset
-    variance = ((sums[2] - square) + (sums[3] - cut)) / count
-    if variance < 0.0:
-        variance = 0.0
-    if not math.isfinite(mean):
-        low = 0.0
-    return mean, low, variance, 1.0 / math.sqrt(variance + epsilon)
+    cut = cut + (sums[0] * rest + sums[1] * offset)
+    variance = at_least_zero(((sums[2] - square) + (sums[3] - cut)) / elements)
+    return mean, low, variance, splat(1.0) / square_root(variance + splat(epsilon))

@@ -17,8 +17,8 @@ class Segments:
         A chunk is `rows` segments, or pieces of `length` elements of one.
     chunks, block, blocks : int
         Chunks of a channel, chunks of a block, blocks of a channel.
-    group : int
-        Channels that are summed together.
+    group, batch : int
+        Channels that are summed together, and groups of an item.
     share : int
         Elements that one item of the apply pass writes.
     """
@@ -29,6 +29,7 @@ class Segments:
     block: int
     blocks: int
     group: int
+    batch: int
     share: int
 
 

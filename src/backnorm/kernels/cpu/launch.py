@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from backnorm.dtypes import BFLOAT16, FLOAT16
@@ -12,10 +10,12 @@ from backnorm.kernels.cpu.geometry import Columns, Segments
 from backnorm.kernels.cpu.threads import parallel
 from backnorm.layout import Extents
 
-__all__ = ["Work", "stored"]
+__all__ = ["Launch", "stored"]
 
 # How the kernels see elements that Numba has no type for: see `vector`.
 _STORAGE = {FLOAT16: np.dtype(np.uint16), BFLOAT16: np.dtype(np.int16)}
+
+_NOTHING = np.empty(0)
 
 
 class _Writable:
@@ -39,162 +39,133 @@ def stored(array: np.ndarray) -> np.ndarray:
     return flat if flat.flags.writeable else np.asarray(_Writable(flat))
 
 
-class Work:
-    """One problem under way: the canonical arrays and what is known of each channel.
+class Launch:
+    """How a problem's kernels are called, whatever the arrays.
 
     Parameters
     ----------
-    x, dy, out : numpy.ndarray or None
-        Stored arrays of `extents`; dy is None in a forward pass.
     extents : Extents
     geometry : Segments or Columns
     epsilon : float
         Used by a forward pass alone; in a backward pass it is in the scale already.
+    fused : bool
+        Whether a channel is written while still in the cache.
     streaming : bool
         Whether the output is written past the caches.
     threads : int
-
-    Attributes
-    ----------
-    channel, coefficients : numpy.ndarray
-        float64, (4, C): see `channels`.
-    result : numpy.ndarray
-        float64, (2, C): sum_dy and sum_dy_xmu, or mean and variance.
     """
 
     def __init__(
         self,
-        x: np.ndarray | None,
-        dy: np.ndarray | None,
-        out: np.ndarray | None,
-        *,
         extents: Extents,
         geometry: Segments | Columns,
+        *,
         epsilon: float,
+        fused: bool,
         streaming: bool,
         threads: int,
     ) -> None:
-        self.x, self.dy, self.out = x, dy, out
-        self.extents, self.geometry = extents, geometry
-        self.epsilon, self.streaming, self.threads = epsilon, streaming, threads
-        table = np.zeros((10, extents.channels))
-        self.channel, self.coefficients, self.result = table[:4], table[4:8], table[8:]
-
-    @property
-    def count(self) -> int:
-        """Elements of a channel."""
-        return self.extents.outer * self.extents.inner
-
-    def complete(self, *, fused: bool, needs_x: bool = True) -> None:
-        """Sum every channel, solve for its coefficients, and write the output."""
-        # No element: the sums are zero, as they were made.
-        if self.count * self.extents.channels == 0:
-            return
-        if fused:
-            self._fused()
-        elif isinstance(self.geometry, Columns):
-            self._both(self.geometry, needs_x)
-        else:
-            self.reduce()
-            self.apply(needs_x=needs_x)
-
-    def reduce(self) -> None:
-        """Sum every channel and solve for its coefficients."""
-        geometry, extents = self.geometry, self.extents
-        # One channel's columns in the partial sums, and how often they come.
-        inner, repeats = 1, 1
-        arguments: tuple[Any, ...]
+        self.extents = extents
+        self.count = extents.outer * extents.inner
+        self._channels = extents.channels
+        self._empty = self.count * extents.channels == 0
+        self._step = channels.table_step(extents.channels)
+        self._epsilon, self._streaming, self._threads = epsilon, streaming, threads
+        self._fused = fused
+        self._segments = isinstance(geometry, Segments)
+        values: tuple[int, ...]
         if isinstance(geometry, Segments):
-            partial = np.empty((geometry.blocks, 4, extents.channels))
-            arguments = (extents, _chunk(geometry), geometry.group, self.channel, partial)
-            items = geometry.blocks * -(-extents.channels // geometry.group)
-            kernel = segments.reduce
+            chunk = (geometry.rows, geometry.length, geometry.chunks, geometry.block)
+            cut = (geometry.blocks, geometry.group, geometry.batch, geometry.share)
+            values = (*extents, *chunk, *cut)
+            batches = -(-extents.channels // (geometry.group * geometry.batch))
+            self._summed = batches if fused else batches * geometry.blocks
+            self._written = -(-self.count * extents.channels // geometry.share)
+            self._partial = 0 if fused else 4 * geometry.blocks * self._step
         else:
-            partial = np.empty((geometry.blocks, 4, geometry.width))
-            arguments = (self._grid(geometry), _cut(geometry), self.channel, partial)
-            items = geometry.blocks * -(-geometry.width // geometry.tile)
-            kernel = columns.reduce
-            inner, repeats = extents.inner, geometry.repeats
-        parallel(kernel, (self.x, self.dy, *arguments), items, self.threads)
-        channels.combine(
-            self.dy,
-            partial,
-            inner,
-            repeats,
-            self.count,
-            self.channel,
-            self.epsilon,
-            self.coefficients,
-            self.result,
-        )
+            grid = (geometry.rows, geometry.width, geometry.rest, extents.inner, extents.channels)
+            cut = (geometry.tile, geometry.depth, geometry.share, geometry.abreast)
+            values = (*grid, geometry.repeats, geometry.block, geometry.blocks, *cut)
+            self._summed = geometry.blocks * -(-geometry.width // geometry.tile)
+            self._written = max(1, -(-geometry.rows // geometry.share))
+            self._partial = 4 * geometry.blocks * channels.table_step(geometry.width)
+        self._geometry = np.array(values, np.int64)
 
-    def apply(self, *, needs_x: bool = True) -> None:
-        """Write the output from the coefficients."""
-        geometry = self.geometry
-        arguments: tuple[Any, ...]
-        if isinstance(geometry, Segments):
-            arguments = (self.extents, geometry.share)
-            items = -(-self.count * self.extents.channels // geometry.share)
-            kernel = segments.apply
-        else:
-            arguments = (self._grid(geometry), _cut(geometry))
-            items = _shares(geometry)
-            kernel = columns.apply
-        x = self.x if needs_x else None
-        arguments = (x, self.dy, self.out, *arguments, self.coefficients, self.streaming)
-        parallel(kernel, arguments, items, self.threads)
+    def table(self) -> np.ndarray:
+        """Return a new table of what is known of every channel (see `channels`)."""
+        # The sums of no elements are zero. Otherwise nothing is read that was not written.
+        return (np.zeros if self._empty else np.empty)(channels.ROWS * self._step)
 
-    def _fused(self) -> None:
-        geometry = self.geometry
-        assert isinstance(geometry, Segments)
-        arguments = (
-            self.x,
-            self.dy,
-            self.out,
-            self.extents,
-            _chunk(geometry),
-            geometry.group,
-            self.channel,
-            self.coefficients,
-            self.result,
-            self.epsilon,
-            self.streaming,
-        )
-        items = -(-self.extents.channels // geometry.group)
-        parallel(segments.fused, arguments, items, self.threads)
+    def results(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return views of the two results of every channel in a table."""
+        rows = table.reshape(channels.ROWS, self._step)[:, : self._channels]
+        return rows[channels.FIRST], rows[channels.SECOND]
 
-    def _both(self, geometry: Columns, needs_x: bool) -> None:
-        partial = np.empty((geometry.blocks, 4, geometry.width))
-        arguments = (
-            self.x,
-            self.dy,
-            self.x if needs_x else None,
-            self.out,
-            self._grid(geometry),
-            _cut(geometry),
-            geometry.repeats,
-            self.channel,
-            partial,
-            self.coefficients,
-            self.result,
-            self.epsilon,
-            self.streaming,
-        )
-        items = geometry.blocks * -(-geometry.width // geometry.tile) + _shares(geometry)
-        parallel(columns.both, arguments, items, self.threads)
-
-    def _grid(self, geometry: Columns) -> tuple[int, int, int, int, int]:
+    def pivots(
+        self,
+        x: np.ndarray,
+        gamma: np.ndarray | None,
+        beta: np.ndarray | None,
+        table: np.ndarray,
+    ) -> None:
+        """Fill a table for a forward pass."""
         extents = self.extents
-        return geometry.rows, geometry.width, geometry.rest, extents.inner, extents.channels
+        channels.prepare_forward(x, *extents, gamma, beta, table)
 
+    def settle(self, total: int, table: np.ndarray) -> None:
+        """Fill the coefficients of a table from its results, sums over `total` elements each."""
+        channels.settle(total, self._channels, table)
 
-def _chunk(geometry: Segments) -> tuple[int, int, int, int]:
-    return geometry.rows, geometry.length, geometry.chunks, geometry.block
+    def complete(
+        self,
+        x: np.ndarray,
+        dy: np.ndarray | None,
+        out: np.ndarray,
+        table: np.ndarray,
+        *,
+        needs_x: bool = True,
+    ) -> None:
+        """Sum every channel, solve for its coefficients, and write the output.
 
+        All arrays are stored ones of `extents`; dy is None in a forward pass. Without `needs_x`
+        the output does not depend on x.
+        """
+        items = self._summed if self._fused else self._summed + self._written
+        self._run(x, dy, x if needs_x else None, out, table, self._summed, items)
 
-def _cut(geometry: Columns) -> tuple[int, int, int, int, int]:
-    return geometry.block, geometry.tile, geometry.depth, geometry.share, geometry.abreast
+    def reduce(self, x: np.ndarray, dy: np.ndarray | None, table: np.ndarray) -> None:
+        """Sum every channel and solve for its coefficients."""
+        self._run(x, dy, x, x, table, self._summed, self._summed)
 
+    def apply(
+        self,
+        x: np.ndarray,
+        dy: np.ndarray | None,
+        out: np.ndarray,
+        table: np.ndarray,
+        *,
+        needs_x: bool = True,
+    ) -> None:
+        """Write the output from the coefficients."""
+        self._run(x, dy, x if needs_x else None, out, table, 0, self._written)
 
-def _shares(geometry: Columns) -> int:
-    return max(1, -(-geometry.rows // geometry.share))
+    def _run(
+        self,
+        x: np.ndarray,
+        dy: np.ndarray | None,
+        seen: np.ndarray | None,
+        out: np.ndarray,
+        table: np.ndarray,
+        summed: int,
+        items: int,
+    ) -> None:
+        # The table was made for this.
+        if self._empty:
+            return
+        partial = np.empty(self._partial) if summed and self._partial else _NOTHING
+        common = (x, dy, seen, out, self._geometry, table, partial, self._epsilon, self._streaming)
+        if self._segments:
+            arguments = (*common, self._fused and summed > 0)
+            parallel(segments.run, arguments, summed, items, self._threads)
+        else:
+            parallel(columns.run, common, summed, items, self._threads)

@@ -16,7 +16,7 @@ from numba.extending import intrinsic, overload
 
 from backnorm.kernels.cpu.jit import inlined
 from backnorm.kernels.cpu.storage import accepts, narrow, stored_type, widen
-from backnorm.kernels.cpu.vector import LANES, Vec, first_lanes
+from backnorm.kernels.cpu.vector import LANES, Vec, first_lanes, splat
 
 __all__ = [
     "address",
@@ -24,13 +24,16 @@ __all__ = [
     "clear",
     "keep",
     "load",
+    "load_apart",
     "load_first",
     "load_one",
+    "load_some",
     "offset",
     "scratch",
     "store",
     "store_first",
     "store_one",
+    "store_some",
     "stream",
 ]
 
@@ -146,6 +149,44 @@ def load_one(typingctx, array, index):
     return types.float64(array, types.intp), codegen
 
 
+@intrinsic
+def load_apart(typingctx, array, index, step, last):
+    """Return elements index, index + step, ... as a Vec; instead of any after `last`, that one."""
+    if not accepts(array):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        values, index, step, last = arguments
+        stored = stored_type(array.dtype)
+        raw = ir.Constant(ir.VectorType(stored, LANES), ir.Undefined)
+        for lane in range(LANES):
+            within = builder.icmp_signed("<", index, last)
+            pointer = _pointer(context, builder, array, values, builder.select(within, index, last))
+            one = builder.load(pointer, typ=stored, align=array.dtype.bitwidth // 8)
+            raw = builder.insert_element(raw, one, ir.Constant(_I32, lane))
+            index = builder.add(index, step)
+        return widen(builder, raw, array.dtype, LANES)
+
+    return Vec(array, types.intp, types.intp, types.intp), codegen
+
+
+@inlined
+def load_some(values, index, count):
+    """Return `count` elements from `index` on, at most eight, and zero in the lanes after them."""
+    if count >= LANES:
+        return load(values, index)
+    return load_first(values, index, count)
+
+
+@inlined
+def store_some(values, index, count, value):
+    """Write the first `count` lanes of a Vec, at most all eight, each rounded once."""
+    if count >= LANES:
+        store(values, index, value)
+    else:
+        store_first(values, index, count, value)
+
+
 def _storing(lanes: int | None, streaming: bool) -> Any:
     def typed(array: Any, index: Any, value: Any) -> Any:
         if not accepts(array):
@@ -247,9 +288,10 @@ def scratch(size):
 
 @inlined
 def clear(values, size):
-    """Set the first `size` elements to zero."""
-    for i in range(size):
-        store_one(values, i, 0.0)
+    """Set the first `size` elements to zero; `size` is a multiple of eight."""
+    zero = splat(0.0)
+    for i in range(0, size, LANES):
+        store(values, i, zero)
 
 
 def _masked(builder: Any, verb: str, vector: Any, parameters: list[Any], result: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Kernels for channels whose elements lie in contiguous runs (NCX).
+"""The kernel for channels whose elements lie in contiguous runs (NCX).
 
 The array is (outer, channels, inner), contiguous: a channel has `outer` segments of `inner`
 elements, at least eight unless it is the only channel. Neighbouring channels are summed
@@ -13,7 +13,7 @@ shared out.
 
 from __future__ import annotations
 
-from backnorm.kernels.cpu.channels import add_pairs, quadruple, solve
+from backnorm.kernels.cpu.channels import GAIN, MEAN, ROWS, SHIFT, SLOPE, combine, solve
 from backnorm.kernels.cpu.formulas import elements, first_elements
 from backnorm.kernels.cpu.jit import inlined, kernel
 from backnorm.kernels.cpu.memory import (
@@ -21,17 +21,35 @@ from backnorm.kernels.cpu.memory import (
     aligned_head,
     clear,
     keep,
+    load,
     load_one,
+    offset,
     scratch,
     store,
     store_first,
+    store_some,
     stream,
 )
-from backnorm.kernels.cpu.sums import resume, suspend, take, take_first, total
-from backnorm.kernels.cpu.threads import claim, finish
+from backnorm.kernels.cpu.sums import (
+    add_totals,
+    merge_pairs,
+    resume,
+    suspend,
+    take,
+    take_first,
+)
+from backnorm.kernels.cpu.threads import (
+    arrive,
+    await_second,
+    claim,
+    enter,
+    finish,
+    leave,
+    open_second,
+)
 from backnorm.kernels.cpu.vector import LANES, blend, splat
 
-__all__ = ["apply", "fused", "reduce"]
+__all__ = ["run"]
 
 # Running sums of a channel: two of dy and two of the product, to hide the latency of additions,
 # and places for their low parts.
@@ -39,137 +57,143 @@ _SUMS = 8 * LANES
 
 
 @kernel
-def reduce(x, dy, extents, chunk, group, channel, partial, cursor, items):
-    """Sum every channel: partial[b, :, c] are the pairs of block b of channel c.
+def run(
+    x,
+    dy,
+    seen,
+    out,
+    geometry,
+    table,
+    partial,
+    epsilon,
+    streaming,
+    fused,
+    cursor,
+    summed,
+    items,
+    index,
+):
+    """Sum every channel, solve for its coefficients, and write the output.
 
     Parameters
     ----------
     x : array
     dy : array or None
         None: sums of x - pivot and its square.
-    extents : (outer, channels, inner)
-    chunk : (rows, length, chunks, block)
-    group : int
-        Channels of an item.
-    channel : float64 array (4, channels)
-        Row 0: the mean, or the pivot if dy is None.
-    partial : float64 array (blocks, 4, channels)
+    seen : array or None
+        x, or None where the output does not depend on it.
+    out : array
+    geometry : int64 array
+        outer, channels, inner, rows, length, chunks, block, blocks, group, batch, share.
+    table : float64 array
+        See `channels`.
+    partial : float64 array
+        (blocks, 4, step): the pairs of every block of every channel, unless fused.
+    epsilon : float
+        Used by the forward pass.
+    streaming : bool
+        Whether the output is written past the caches.
+    fused : bool
+        A group's output is written while the group is in the cache.
+    summed : int
+        The first so many items are sums: of `batch` groups of channels, of one block of theirs
+        unless fused. The others write `share` elements of memory each.
     """
-    channels = extents[1]
-    groups = (channels + group - 1) // group
-    memory = scratch(group * (_SUMS + 4))
-    running, sums = address(memory), address(memory[group * _SUMS :])
-    x_, dy_, means = address(x), address(dy), address(channel)
+    rung = enter(cursor)
+    outer, channels, inner = geometry[0], geometry[1], geometry[2]
+    extents = (outer, channels, inner)
+    chunk = (geometry[3], geometry[4], geometry[5], geometry[6])
+    blocks, group, batch, share = geometry[7], geometry[8], geometry[9], geometry[10]
+    batches = (channels + group * batch - 1) // (group * batch)
+    far = _whole(group)
+    step = table.shape[0] // ROWS
+    memory = scratch(far * (_SUMS + 8))
+    running, part = address(memory), address(memory[far * _SUMS :])
+    sums = address(memory[far * (_SUMS + 4) :])
+    x_, dy_, seen_, out_ = address(x), address(dy), address(seen), address(out)
+    rows, pairs = address(table), address(partial)
     last = False
-    item = claim(cursor)
+    item = claim(cursor, summed, items, index)
     while item < items:
-        block, g = divmod(item, groups)
-        first, end = g * group, min(channels, (g + 1) * group)
-        clear(sums, 4 * group)
-        _add_block(x_, dy_, extents, chunk, block, first, end, means, running, sums, group)
-        for part in range(4):
-            for c in range(first, end):
-                partial[block, part, c] = load_one(sums, part * group + c - first)
+        if item < summed:
+            begin, b = (0, item) if fused else divmod(item, batches)
+            stop_block = blocks if fused else begin + 1
+            first, end_batch = b * batch * group, min(channels, (b + 1) * batch * group)
+            while first < end_batch:
+                end = min(end_batch, first + group)
+                clear(sums, 4 * far)
+                for block in range(begin, stop_block):
+                    clear(part, 4 * far)
+                    _add_block(x_, dy_, extents, chunk, block, first, end, rows, running, part, far)
+                    for j in range(0, end - first, LANES):
+                        merge_pairs(offset(sums, j), far, offset(part, j), far)
+                if fused:
+                    for j in range(0, end - first, LANES):
+                        place, c = offset(sums, j), first + j
+                        solve(dy_, place, far, outer * inner, rows, step, c, end, epsilon)
+                    for n in range(outer):
+                        start, stop = (n * channels + first) * inner, (n * channels + end) * inner
+                        _write(
+                            seen_, dy_, out_, start, stop, channels, inner, rows, step, streaming
+                        )
+                else:
+                    for k in range(4):
+                        place = offset(pairs, (4 * begin + k) * step)
+                        for j in range(0, end - first, LANES):
+                            count = end - first - j
+                            store_some(place, first + j, count, load(sums, k * far + j))
+                first = end
+            if not fused and arrive(cursor, summed):
+                count = outer * inner
+                combine(dy_, pairs, blocks, step, 1, 1, count, rows, step, channels, epsilon)
+                open_second(cursor)
+        else:
+            if summed > 0:
+                await_second(cursor)
+            start = (item - summed) * share
+            stop = min(outer * channels * inner, start + share)
+            _write(seen_, dy_, out_, start, stop, channels, inner, rows, step, streaming)
         last = finish(cursor, items)
-        item = claim(cursor)
+        item = claim(cursor, summed, items, index)
     keep(memory)
-    return last
-
-
-@kernel
-def apply(x, dy, out, extents, share, coefficients, streaming, cursor, items):
-    """Write the output, `share` elements of memory an item.
-
-    coefficients : float64 array (4, channels), rows mean, shift, slope, gain.
-    """
-    outer, channels, inner = extents
-    size = outer * channels * inner
-    x_, dy_, out_, table = address(x), address(dy), address(out), address(coefficients)
-    last = False
-    item = claim(cursor)
-    while item < items:
-        # Backwards: the end is what the reduction left in the cache.
-        start = (items - 1 - item) * share
-        stop = min(size, start + share)
-        _write(x_, dy_, out_, start, stop, channels, inner, table, streaming)
-        last = finish(cursor, items)
-        item = claim(cursor)
-    return last
-
-
-@kernel
-def fused(
-    x,
-    dy,
-    out,
-    extents,
-    chunk,
-    group,
-    channel,
-    coefficients,
-    result,
-    epsilon,
-    streaming,
-    cursor,
-    items,
-):
-    """Sum a group of channels and write its output while it is in the cache, a group an item."""
-    outer, channels, inner = extents
-    blocks = (chunk[2] + chunk[3] - 1) // chunk[3]
-    memory = scratch(group * (_SUMS + 8))
-    running, part = address(memory), address(memory[group * _SUMS :])
-    sums = address(memory[group * (_SUMS + 4) :])
-    x_, dy_, out_ = address(x), address(dy), address(out)
-    given, table, results = address(channel), address(coefficients), address(result)
-    last = False
-    g = claim(cursor)
-    while g < items:
-        first, end = g * group, min(channels, (g + 1) * group)
-        clear(sums, 4 * group)
-        for block in range(blocks):
-            clear(part, 4 * group)
-            _add_block(x_, dy_, extents, chunk, block, first, end, given, running, part, group)
-            for j in range(end - first):
-                add_pairs(sums, j, group, quadruple(part, j, group))
-        for j in range(end - first):
-            pairs = quadruple(sums, j, group)
-            solve(dy_, pairs, outer * inner, given, first + j, channels, epsilon, table, results)
-        for n in range(outer):
-            start = (n * channels + first) * inner
-            stop = (n * channels + end) * inner
-            _write(x_, dy_, out_, start, stop, channels, inner, table, streaming)
-        last = finish(cursor, items)
-        g = claim(cursor)
-    keep(memory)
-    return last
+    return leave(cursor, items, index, rung, last)
 
 
 @inlined
-def _add_block(x, dy, extents, chunk, block, first, end, means, running, sums, group):
+def _whole(count):
+    return (count + LANES - 1) // LANES * LANES
+
+
+@inlined
+def _add_block(x, dy, extents, chunk, block, first, end, rows, running, sums, far):
     """Add a block of channels first .. end-1 to their pairs."""
     outer, channels, inner = extents
-    rows, length, chunks, size = chunk
+    height, length, chunks, size = chunk
     pieces = (inner + length - 1) // length
     for index in range(block * size, min(chunks, (block + 1) * size)):
         row, piece = divmod(index, pieces)
-        row *= rows
-        offset = piece * length
-        extent = min(length, inner - offset)
+        row *= height
+        start = piece * length
+        extent = min(length, inner - start)
         clear(running, (end - first) * _SUMS)
-        for n in range(row, min(outer, row + rows)):
-            start = (n * channels + first) * inner + offset
+        for n in range(row, min(outer, row + height)):
+            i = (n * channels + first) * inner + start
             for c in range(first, end):
-                mean = load_one(means, c)
-                _add_segment(x, dy, start, start + extent, mean, running, (c - first) * _SUMS)
-                start += inner
-        for j in range(end - first):
-            add_pairs(sums, j, group, _chunk_total(x, running, j * _SUMS))
+                mean = load_one(rows, c)
+                _add_segment(x, dy, i, i + extent, mean, running, (c - first) * _SUMS)
+                i += inner
+        for j in range(0, end - first, LANES):
+            add_totals(x, offset(running, j * _SUMS), _SUMS, offset(sums, j), far)
 
 
 @inlined
 def _add_segment(x, dy, i, end, mean, running, place):
     m = splat(mean)
-    s0, s1, p0, p1 = _resume_all(x, running, place)
+    s0, s1 = resume(x, running, place, LANES), resume(x, running, place + 2 * LANES, LANES)
+    p0, p1 = (
+        resume(x, running, place + 4 * LANES, LANES),
+        resume(x, running, place + 6 * LANES, LANES),
+    )
     while i + 2 * LANES <= end:
         s0, p0 = take(x, dy, i, m, s0, p0)
         s1, p1 = take(x, dy, i + LANES, m, s1, p1)
@@ -179,30 +203,14 @@ def _add_segment(x, dy, i, end, mean, running, place):
         i += LANES
     if i < end:
         s1, p1 = take_first(x, dy, i, end - i, m, s1, p1)
-    suspend(s0, running, place, place + LANES)
-    suspend(s1, running, place + 2 * LANES, place + 3 * LANES)
-    suspend(p0, running, place + 4 * LANES, place + 5 * LANES)
-    suspend(p1, running, place + 6 * LANES, place + 7 * LANES)
+    suspend(s0, running, place, LANES)
+    suspend(s1, running, place + 2 * LANES, LANES)
+    suspend(p0, running, place + 4 * LANES, LANES)
+    suspend(p1, running, place + 6 * LANES, LANES)
 
 
 @inlined
-def _chunk_total(x, running, place):
-    s0, s1, p0, p1 = _resume_all(x, running, place)
-    return total(s0, s1) + total(p0, p1)
-
-
-@inlined
-def _resume_all(x, running, place):
-    return (
-        resume(x, running, place, place + LANES),
-        resume(x, running, place + 2 * LANES, place + 3 * LANES),
-        resume(x, running, place + 4 * LANES, place + 5 * LANES),
-        resume(x, running, place + 6 * LANES, place + 7 * LANES),
-    )
-
-
-@inlined
-def _write(x, dy, out, i, end, channels, inner, coefficients, streaming):
+def _write(x, dy, out, i, end, channels, inner, rows, step, streaming):
     """Write elements i .. end-1 of memory, whatever channels they belong to.
 
     A vector that reaches from one channel into the next takes its coefficients from both, so
@@ -212,13 +220,13 @@ def _write(x, dy, out, i, end, channels, inner, coefficients, streaming):
     border = (i // inner + 1) * inner
     if streaming:
         head = min(aligned_head(out, i, LANES), end - i)
-        _write_across(x, dy, out, i, head, border - i, c, channels, coefficients, False)
+        _write_across(x, dy, out, i, head, border - i, c, channels, rows, step, False)
         i += head
     while i < end:
         if i >= border:
             border += inner
             c = _next(c, channels)
-        mean, shift, slope, gain = _coefficients(coefficients, c, channels)
+        mean, shift, slope, gain = _coefficients(rows, step, c)
         stop = min(border, end) - LANES
         if streaming:
             while i <= stop:
@@ -230,15 +238,16 @@ def _write(x, dy, out, i, end, channels, inner, coefficients, streaming):
                 i += LANES
         if i < border and i < end:
             count = min(LANES, end - i)
-            _write_across(x, dy, out, i, count, border - i, c, channels, coefficients, streaming)
+            left = border - i
+            _write_across(x, dy, out, i, count, left, c, channels, rows, step, streaming)
             i += count
 
 
 @inlined
-def _write_across(x, dy, out, i, count, left, c, channels, coefficients, streaming):
+def _write_across(x, dy, out, i, count, left, c, channels, rows, step, streaming):
     """Write `count` elements: the first `left` of channel c, the others of the next."""
-    mean, shift, slope, gain = _coefficients(coefficients, c, channels)
-    mean1, shift1, slope1, gain1 = _coefficients(coefficients, _next(c, channels), channels)
+    mean, shift, slope, gain = _coefficients(rows, step, c)
+    mean1, shift1, slope1, gain1 = _coefficients(rows, step, _next(c, channels))
     mean, shift = blend(left, mean, mean1), blend(left, shift, shift1)
     slope, gain = blend(left, slope, slope1), blend(left, gain, gain1)
     if count < LANES:
@@ -256,10 +265,10 @@ def _next(c, channels):
 
 
 @inlined
-def _coefficients(coefficients, c, channels):
+def _coefficients(rows, step, c):
     return (
-        splat(load_one(coefficients, c)),
-        splat(load_one(coefficients, c + channels)),
-        splat(load_one(coefficients, c + 2 * channels)),
-        splat(load_one(coefficients, c + 3 * channels)),
+        splat(load_one(rows, MEAN * step + c)),
+        splat(load_one(rows, SHIFT * step + c)),
+        splat(load_one(rows, SLOPE * step + c)),
+        splat(load_one(rows, GAIN * step + c)),
     )

@@ -13,8 +13,6 @@ keeps its meaning beside a low part that became NaN.
 
 from __future__ import annotations
 
-import math
-
 from numba import types
 from numba.extending import overload
 
@@ -22,7 +20,10 @@ from backnorm.kernels.cpu.jit import inlined
 from backnorm.kernels.cpu.memory import (
     load,
     load_first,
+    load_one,
+    offset,
     store,
+    store_one,
 )
 from backnorm.kernels.cpu.vector import (
     LANES,
@@ -32,11 +33,14 @@ from backnorm.kernels.cpu.vector import (
     lane,
     multiply_add,
     splat,
+    sums_of_lanes,
+    where_finite,
 )
 
 __all__ = [
     "add",
     "add_product",
+    "add_totals",
     "empty_sum",
     "merge_pairs",
     "pair_add",
@@ -44,7 +48,6 @@ __all__ = [
     "suspend",
     "take",
     "take_first",
-    "total",
     "value",
 ]
 
@@ -143,67 +146,97 @@ def pair_add(high, low, other_high, other_low):
 
 @inlined
 def value(high, low):
-    """Return the float64 nearest to a pair."""
-    return high + low if math.isfinite(high) else high
+    """Return the float64 nearest to each pair of two Vec."""
+    return where_finite(high, high + low, high)
 
 
-def total(left, right):
-    """Return the pair (high, low) of all lanes of two sums, always in the same order."""
+def add_totals(x, running, step, sums, far):
+    """Add the totals of eight accumulators each for sums of dy and of the product to their pairs.
+
+    An accumulator is two sums put down by `suspend`, `2 * LANES` apart; those of the product come
+    after those of dy, and the next channel's after `step` elements. `sums` are pairs, their parts
+    `far` elements apart. The lanes of a sum are always added in the same order.
+    """
 
 
-@overload(total)
-def _total(left, right):
-    if len(left) == 1:
+@overload(add_totals)
+def _add_totals(x, running, step, sums, far):
+    if x.dtype == types.float64:
+        return _add_totals_compensated
+    return _add_totals_plain
 
-        def plain(left, right):
-            lanes = left[0] + right[0]
-            low_half = (lane(lanes, 0) + lane(lanes, 1)) + (lane(lanes, 2) + lane(lanes, 3))
-            high_half = (lane(lanes, 4) + lane(lanes, 5)) + (lane(lanes, 6) + lane(lanes, 7))
-            return low_half + high_half, 0.0
 
-        return plain
-
-    def compensated(left, right):
-        lanes, lost = exact_sum(left[0], right[0])
-        lows = left[1] + right[1] + lost
-        high, low = 0.0, 0.0
-        for i in range(LANES):
-            high, low = pair_add(high, low, lane(lanes, i), lane(lows, i))
-        return high, low
-
-    return compensated
+def _add_totals_plain(x, running, step, sums, far):
+    _merge(sums, 0, far, sums_of_lanes(_all_lanes(running, step)), splat(0.0))
+    lanes = _all_lanes(offset(running, 4 * LANES), step)
+    _merge(sums, 2 * far, 3 * far, sums_of_lanes(lanes), splat(0.0))
 
 
 @inlined
-def merge_pairs(values, high, low, run, run_high, run_low):
-    """Add eight pairs of `run` to eight pairs of `values`; indices say where each part begins."""
-    top, lost = exact_sum(load(values, high), load(run, run_high))
+def _all_lanes(running, step):
+    return (
+        load(running, 0) + load(running, 2 * LANES),
+        load(running, step) + load(running, step + 2 * LANES),
+        load(running, 2 * step) + load(running, 2 * step + 2 * LANES),
+        load(running, 3 * step) + load(running, 3 * step + 2 * LANES),
+        load(running, 4 * step) + load(running, 4 * step + 2 * LANES),
+        load(running, 5 * step) + load(running, 5 * step + 2 * LANES),
+        load(running, 6 * step) + load(running, 6 * step + 2 * LANES),
+        load(running, 7 * step) + load(running, 7 * step + 2 * LANES),
+    )
+
+
+def _add_totals_compensated(x, running, step, sums, far):
+    for part in range(2):
+        for j in range(LANES):
+            place = j * step + part * 4 * LANES
+            lanes, lost = exact_sum(load(running, place), load(running, place + 2 * LANES))
+            lows = load(running, place + LANES) + load(running, place + 3 * LANES) + lost
+            high, low = 0.0, 0.0
+            for i in range(LANES):
+                high, low = pair_add(high, low, lane(lanes, i), lane(lows, i))
+            at = part * 2 * far + j
+            high, low = pair_add(load_one(sums, at), load_one(sums, at + far), high, low)
+            store_one(sums, at, high)
+            store_one(sums, at + far, low)
+
+
+@inlined
+def _merge(values, high, low, more_high, more_low):
+    top, bottom = pair_add(load(values, high), load(values, low), more_high, more_low)
     store(values, high, top)
-    store(values, low, load(values, low) + (load(run, run_low) + lost))
+    store(values, low, bottom)
 
 
-def resume(array, values, high, low):
-    """Return the sum that `suspend` put down at values[high:high+8] and values[low:low+8]."""
+@inlined
+def merge_pairs(values, far, run, run_far):
+    """Add eight channels' pairs of `run` to those of `values`; their parts are so far apart."""
+    _merge(values, 0, far, load(run, 0), load(run, run_far))
+    _merge(values, 2 * far, 3 * far, load(run, 2 * run_far), load(run, 3 * run_far))
+
+
+def resume(array, values, place, step):
+    """Return the sum that `suspend` put down at `place`."""
 
 
 @overload(resume)
-def _resume(array, values, high, low):
+def _resume(array, values, place, step):
     if array.dtype == types.float64:
-        return lambda array, values, high, low: (load(values, high), load(values, low))
-    return lambda array, values, high, low: (load(values, high),)
+        return lambda array, values, place, step: (load(values, place), load(values, place + step))
+    return lambda array, values, place, step: (load(values, place),)
 
 
-def suspend(total, values, high, low):
-    """Put a sum down in values[high:high+8] and, if it is compensated, values[low:low+8]."""
+def suspend(total, values, place, step):
+    """Put a sum down: a vector at `place` and, if it is compensated, another `step` further on."""
 
 
 @overload(suspend)
-def _suspend(total, values, high, low):
+def _suspend(total, values, place, step):
     if len(total) == 1:
-        return lambda total, values, high, low: store(values, high, total[0])
+        return lambda total, values, place, step: store(values, place, total[0])
 
-    def compensated(total, values, high, low):
-        store(values, high, total[0])
-        store(values, low, total[1])
+    def compensated(total, values, place, step):
+        store(values, place, total[0])
+        store(values, place + step, total[1])
 
     return compensated

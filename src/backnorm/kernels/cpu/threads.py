@@ -3,16 +3,21 @@
 None of Numba's threading layers is used (docs/architecture.md has what each did when it was
 tried: one ends a forked child, one ends the process when two Python threads enter it, one is
 an extra package). Kernels are serial and release the GIL; a few daemon threads run the same
-kernel as the caller, and each claims the next item with an atomic add until none is left. An
-item's result does not depend on who computes it, so the bits are the same for any number of
-threads.
+kernel as the caller, and each claims items with an atomic add until none is left. An item's
+result does not depend on who computes it, so the bits are the same for any number of threads.
+
+Each participant has its own range of the items and only then takes those of others. A thread thus
+finds in the second phase of a call, and in the next call, what it has itself left in the cache:
+processors often do not share the last-level cache that the system reports (on two virtual
+processors of an AMD Zen 5, what the other had read came half as fast).
 
 The caller never waits for a thread to start: if the others are late, busy with another
 caller's work, or gone after a fork, it does all items itself. It only waits for items that
 others have begun.
 
 A kernel of two phases takes one launch: starting a thread that sleeps costs more than a phase
-of a middle-sized problem.
+of a middle-sized problem. For the same reason a thread that has run out of work stays awake
+for a moment, without the GIL, and so does a caller whose items are all but done.
 """
 
 from __future__ import annotations
@@ -25,16 +30,32 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from backnorm.kernels.cpu.jit import inlined
 
-__all__ = ["arrive", "await_second", "claim", "finish", "open_second", "parallel"]
+__all__ = [
+    "arrive",
+    "await_second",
+    "claim",
+    "enter",
+    "finish",
+    "leave",
+    "open_second",
+    "parallel",
+]
 
 
-# Cells of a cursor: items claimed, items done, items of the first phase done, first phase over.
-_CLAIMED, _DONE, _ARRIVED, _OPEN = range(4)
-_CELLS = 4
+# Cells of a cursor: participants, items done, items of the first phase done, first phase over,
+# caller asleep, address of the bell (0: nobody else takes part), whether it is being rung, and how
+# often it has rung then. From _CLAIMED on, for each phase and participant, how many items of that
+# range are claimed, a cache line each.
+_PARTS, _DONE, _ARRIVED, _OPEN, _ASLEEP, _BELL, _RINGING, _RUNG, _CLAIMED = range(9)
+_LINE = 8
+
+# How often to look for more work, or for the last item, before going to sleep: 50 to 100 µs.
+_PATIENCE = 2000
 
 
 def _cell(context: Any, builder: Any, kind: Any, cursor: Any, position: int) -> Any:
@@ -65,14 +86,36 @@ arrive = _count(_ARRIVED)
 
 
 @intrinsic
-def claim(typingctx, cursor):
-    """Return the next item nobody has claimed; at or past the number of items, there is none."""
+def _count_up(typingctx, cursor, position):
+    """Count a cell up; return what it was."""
 
     def codegen(context, builder, signature, arguments):
-        cell = _cell(context, builder, cursor, arguments[0], _CLAIMED)
+        data = context.make_array(cursor)(context, builder, arguments[0]).data
+        cell = builder.gep(data, [arguments[1]])
         return builder.atomic_rmw("add", cell, ir.Constant(ir.IntType(64), 1), "acq_rel")
 
-    return types.intp(cursor), codegen
+    return types.int64(cursor, types.intp), codegen
+
+
+@inlined
+def claim(cursor, summed, items, index):
+    """Return an item nobody has claimed, or the number of items if there is none.
+
+    The first `summed` come before the others. Participant `index` gets those of its own range
+    first; the ranges of both phases are alike, and the second is gone through backwards.
+    """
+    parts = cursor[_PARTS]
+    for phase in range(2):
+        first, count = (0, summed) if phase == 0 else (summed, items - summed)
+        for k in range(parts if count > 0 else 0):
+            part = (index + k) % parts
+            low, high = first + count * part // parts, first + count * (part + 1) // parts
+            cell = _CLAIMED + _LINE * (phase * parts + part)
+            if low + cursor[cell] < high:
+                claimed = low + _count_up(cursor, cell)
+                if claimed < high:
+                    return claimed if phase == 0 else high - 1 - (claimed - low)
+    return items
 
 
 @intrinsic
@@ -97,6 +140,113 @@ def _is_open(typingctx, cursor):
     return types.boolean(cursor), codegen
 
 
+@intrinsic
+def _at(typingctx, address):
+    """Return the count at an address, as the other threads have left it."""
+
+    def codegen(context, builder, signature, arguments):
+        cell = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(cell, "acquire", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def _add_at(typingctx, address):
+    """Count up at an address; return the new count."""
+
+    def codegen(context, builder, signature, arguments):
+        one = ir.Constant(ir.IntType(64), 1)
+        cell = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.add(builder.atomic_rmw("add", cell, one, "seq_cst"), one)
+
+    return types.int64(types.int64), codegen
+
+
+def _exchange(position: int, value: int) -> Any:
+    """Return an intrinsic that adds `value` to a cell and returns what was there."""
+
+    @intrinsic
+    def exchange(typingctx, cursor):
+        def codegen(context, builder, signature, arguments):
+            cell = _cell(context, builder, cursor, arguments[0], position)
+            return builder.atomic_rmw("add", cell, ir.Constant(ir.IntType(64), value), "seq_cst")
+
+        return types.int64(cursor), codegen
+
+    return exchange
+
+
+_ring_once = _exchange(_RINGING, 1)
+_fall_asleep, _asleep = _exchange(_ASLEEP, 1), _exchange(_ASLEEP, 0)
+_done = _exchange(_DONE, 0)
+
+
+@intrinsic
+def _pause(typingctx):
+    """Tell the processor that this is a loop that waits."""
+
+    def codegen(context, builder, signature, arguments):
+        triple = context.codegen().magic_tuple()[0]
+        if triple.startswith("x86_64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(
+                cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), []
+            )
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+@inlined
+def enter(cursor):
+    """Begin to take part: ring the bell, if nobody has. Return how often it had rung then.
+
+    The first thing that a kernel does: by now the caller has let go of the GIL, so that a thread
+    that is awake gets it without waiting.
+    """
+    bell = cursor[_BELL]
+    if bell == 0:
+        return 0
+    if _ring_once(cursor) == 0:
+        cursor[_RUNG] = _add_at(bell)
+    # A latecomer must not take the bell of the next call for its own.
+    return cursor[_RUNG]
+
+
+@inlined
+def leave(cursor, items, index, rung, last):
+    """Stay for a moment; the last thing that a kernel does.
+
+    Neither the caller nor a helper gives up its processor, or takes the GIL, before it has
+    waited a little: the caller for the last items, a helper for the bell. Being woken takes longer
+    than a small problem, and so does waiting for the GIL.
+
+    Returns
+    -------
+    bool
+        Caller: whether all items are done. Helper: whether it is for this one to wake the caller.
+    """
+    bell = cursor[_BELL]
+    if bell == 0:
+        return last
+    if index == 0:
+        for _ in range(_PATIENCE):
+            if last or _done(cursor) == items:
+                return True
+            _pause()
+        _fall_asleep(cursor)
+        # Whoever did the last item before that did not see the caller asleep.
+        return _done(cursor) == items
+    if last and _asleep(cursor) != 0:
+        return True
+    for _ in range(_PATIENCE):
+        if _at(bell) != rung:
+            break
+        _pause()
+    return False
+
+
 @inlined
 def await_second(cursor):
     """Wait until the second phase is open.
@@ -106,7 +256,7 @@ def await_second(cursor):
     an item.
     """
     while not _is_open(cursor):
-        pass
+        _pause()
 
 
 class _Pool:
@@ -116,6 +266,9 @@ class _Pool:
         self._lock = threading.Lock()
         self._tasks: SimpleQueue[Any] = SimpleQueue()
         self._started = 0
+        self._bell = np.zeros(1, np.int64)
+        #: Where kernels ring when they begin.
+        self.bell = self._bell.ctypes.data
 
     def submit(self, task: Any, copies: int) -> None:
         if self._started < copies:
@@ -126,22 +279,21 @@ class _Pool:
     def _start(self, wanted: int) -> None:
         with self._lock:
             while self._started < wanted:
-                threading.Thread(
-                    target=_work, args=(self._tasks,), name="backnorm", daemon=True
-                ).start()
                 self._started += 1
+                threading.Thread(
+                    target=self._work, args=(self._started,), name="backnorm", daemon=True
+                ).start()
 
-
-def _work(tasks: SimpleQueue[Any]) -> None:
-    while True:
-        kernel, arguments, done = tasks.get()
-        try:
-            if kernel(*arguments):
-                done.put(None)
-        except BaseException as error:  # handed to the caller, who is waiting
-            done.put(error)
-        # Hold no array while waiting for the next task.
-        del kernel, arguments, done
+    def _work(self, index: int) -> None:
+        while True:
+            kernel, arguments, done = self._tasks.get()
+            try:
+                if kernel(*arguments, index):
+                    done.put(None)
+            except BaseException as error:  # handed to the caller, who is waiting
+                done.put(error)
+            # Hold no array while waiting for the next task.
+            del kernel, arguments, done
 
 
 _pool = _Pool()
@@ -156,22 +308,29 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
 
 
-def parallel(kernel: Any, arguments: tuple[Any, ...], items: int, threads: int) -> None:
-    """Run `kernel(*arguments, cursor, items)` on up to `threads` threads until all items are done.
+def parallel(
+    kernel: Any, arguments: tuple[Any, ...], summed: int, items: int, threads: int
+) -> None:
+    """Run `kernel(*arguments, cursor, summed, items, index)` on up to `threads` threads.
 
-    The kernel claims items from the cursor, calls `finish` after each, and returns whether it
-    finished the last one.
+    It returns when all items, of which the first `summed` come before the others, are done. The
+    kernel begins with `enter`, claims items, calls `finish` after each, and returns what `leave`
+    returns. `index` is 0 for the caller, and always the same number for the same other thread.
     """
     if items == 0:
         return
-    call = (*arguments, np.zeros(_CELLS, np.int64), items)
     helpers = min(threads, items) - 1
-    if helpers < 1:
-        kernel(*call)
+    cursor = np.zeros(_CLAIMED + 2 * _LINE * (helpers + 1), np.int64)
+    cursor[_PARTS] = helpers + 1
+    if helpers == 0:
+        kernel(*arguments, cursor, summed, items, 0)
         return
+    pool = _pool
+    cursor[_BELL] = pool.bell
+    call = (*arguments, cursor, summed, items)
     done: SimpleQueue[BaseException | None] = SimpleQueue()
-    _pool.submit((kernel, call, done), helpers)
-    if not kernel(*call):
+    pool.submit((kernel, call, done), helpers)
+    if not kernel(*call, 0):
         error = done.get()
         if error is not None:
             raise error

@@ -20,6 +20,8 @@ from backnorm.kernels.cpu.jit import inlined
 __all__ = [
     "LANES",
     "Vec",
+    "any_not_positive",
+    "at_least_zero",
     "blend",
     "exact_product",
     "exact_sum",
@@ -28,6 +30,9 @@ __all__ = [
     "multiply_add",
     "negated",
     "splat",
+    "square_root",
+    "sums_of_lanes",
+    "where_finite",
 ]
 
 LANES = 8
@@ -111,7 +116,7 @@ def _binary(name: str) -> Any:
     return operation
 
 
-_add, _sub, _mul = _binary("fadd"), _binary("fsub"), _binary("fmul")
+_add, _sub, _mul, _div = _binary("fadd"), _binary("fsub"), _binary("fmul"), _binary("fdiv")
 
 
 def _operator(symbol: Any, operation: Any) -> None:
@@ -125,6 +130,94 @@ def _operator(symbol: Any, operation: Any) -> None:
 _operator(operator.add, _add)
 _operator(operator.sub, _sub)
 _operator(operator.mul, _mul)
+_operator(operator.truediv, _div)
+
+
+def _all(value: float) -> ir.Constant:
+    return ir.Constant(ir.VectorType(_DOUBLE, LANES), [value] * LANES)
+
+
+@intrinsic
+def square_root(typingctx, value):
+    """Return the square root of every lane, each rounded once."""
+
+    def codegen(context, builder, signature, arguments):
+        kind = arguments[0].type
+        root = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(kind, [kind]), f"llvm.sqrt.v{LANES}f64"
+        )
+        return builder.call(root, arguments)
+
+    return Vec(Vec), codegen
+
+
+@intrinsic
+def at_least_zero(typingctx, value):
+    """Return a Vec with negative lanes replaced by zero; NaN stays."""
+
+    def codegen(context, builder, signature, arguments):
+        negative = builder.fcmp_ordered("<", arguments[0], _all(0.0))
+        return builder.select(negative, _all(0.0), arguments[0])
+
+    return Vec(Vec), codegen
+
+
+@intrinsic
+def where_finite(typingctx, tested, then, otherwise):
+    """Return the lanes of `then` where `tested` is finite, and of `otherwise` elsewhere."""
+
+    def codegen(context, builder, signature, arguments):
+        tested, then, otherwise = arguments
+        # Infinity and NaN less themselves are NaN.
+        finite = builder.fcmp_ordered("ord", builder.fsub(tested, tested), _all(0.0))
+        return builder.select(finite, then, otherwise)
+
+    return Vec(Vec, Vec, Vec), codegen
+
+
+@intrinsic
+def any_not_positive(typingctx, value):
+    """Return whether a lane is zero or negative (NaN is neither)."""
+
+    def codegen(context, builder, signature, arguments):
+        lanes = builder.fcmp_ordered("<=", arguments[0], _all(0.0))
+        bits = builder.bitcast(lanes, ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
+
+    return types.boolean(Vec), codegen
+
+
+def _folding(left: list[int], right: list[int]) -> Any:
+    """Return an intrinsic that adds two selections of the lanes of two Vec."""
+
+    @intrinsic
+    def fold(typingctx, first, second):
+        def codegen(context, builder, signature, arguments):
+            chosen = [
+                builder.shuffle_vector(*arguments, ir.Constant(ir.VectorType(_I32, LANES), mask))
+                for mask in (left, right)
+            ]
+            return builder.fadd(*chosen)
+
+        return Vec(Vec, Vec), codegen
+
+    return fold
+
+
+_fold_ones = _folding([0, 8, 2, 10, 4, 12, 6, 14], [1, 9, 3, 11, 5, 13, 7, 15])
+_fold_twos = _folding([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
+_fold_fours = _folding([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
+
+
+@inlined
+def sums_of_lanes(v):
+    """Return the sums of the lanes of eight Vec, as the lanes of one.
+
+    Each is ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)); one by one takes five times as long.
+    """
+    left = _fold_twos(_fold_ones(v[0], v[1]), _fold_ones(v[2], v[3]))
+    right = _fold_twos(_fold_ones(v[4], v[5]), _fold_ones(v[6], v[7]))
+    return _fold_fours(left, right)
 
 
 @intrinsic

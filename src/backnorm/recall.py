@@ -1,0 +1,75 @@
+"""Calls that were seen before: from the arrays' metadata straight to the plan.
+
+Checking a call's arguments takes longer than computing a small one. What the checks look at
+(shapes, types, options) is the same in every step of a training loop, so their outcome is kept.
+Values are never part of it, and whatever is not a plain array is left to the checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from backnorm.dtypes import is_16_bit
+from backnorm.execute import Call
+from backnorm.threads import get_num_threads
+
+__all__ = ["Recall", "metadata"]
+
+# Calls kept for one operator: more than the layers of any model. When full it starts afresh.
+_KEPT = 4096
+
+# One call of C code an array. A dtype includes the byte order; `carray` means C-contiguous, aligned
+# and writable.
+_facts = attrgetter("__class__", "shape", "dtype", "flags.carray")
+
+
+def metadata(arrays: tuple[Any, ...], options: tuple[Hashable, ...]) -> Hashable | None:
+    """Return all that the checks of a call look at; None if an argument is not even like an array.
+
+    Parameters
+    ----------
+    arrays : tuple of numpy.ndarray
+        The arrays that were given.
+    options : tuple
+        The other arguments, and which arrays were not given.
+    """
+    try:
+        known = tuple(map(_facts, arrays))
+    except AttributeError:
+        return None
+    # With the types of the options: True == 1 == 1.0.
+    return known, options, tuple(map(type, options)), get_num_threads()
+
+
+class Recall:
+    """The calls of one operator that need neither checks nor copies, by their metadata."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Hashable, Call] = {}
+
+    def __call__(self, key: Hashable | None) -> Call | None:
+        """Return the call that was kept for `key`, or None."""
+        try:
+            return self._calls.get(key)
+        except TypeError:  # an option that is not hashable
+            return None
+
+    def keep(self, key: Hashable | None, call: Call, arrays: tuple[Any, ...]) -> None:
+        """Keep a call of `arrays` that passed the checks, if the kernels take them as they are."""
+        if key is None or not _plain(call, arrays):
+            return
+        if len(self._calls) >= _KEPT:
+            self._calls.clear()
+        self._calls[key] = call.for_plain_arrays()
+
+
+def _plain(call: Call, arrays: tuple[Any, ...]) -> bool:
+    # 16-bit types are views of integers to the kernels.
+    return not is_16_bit(call.problem.dtype) and all(
+        type(array) is np.ndarray and array.flags.carray and array.dtype.isnative
+        for array in arrays
+    )

@@ -1,0 +1,220 @@
+"""Every plan that is legal, forced, on every kind of shape.
+
+A plan decides how the arrays are cut, which the bits may depend on, and how the work is shared
+out, which they may not. So for each shape here are several cuts, judged by the oracle, and for
+each cut many schedules, which must give its bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm import execute, operators
+from backnorm.conformance import judge
+from backnorm.conformance.data import realistic_data
+from backnorm.dtypes import ELEMENT_TYPES
+from backnorm.kernels.cpu.geometry import Columns, Segments
+
+SHAPES = {
+    "long-segments": ("NCX", (2, 3, 5000)),
+    "segments-of-49": ("NCX", (9, 20, 49)),
+    "segments-of-16": ("NCX", (5, 7, 16)),
+    "ragged-segments": ("NCX", (37, 6, 23)),
+    "tiny-segments": ("NCX", (6, 5, 4)),
+    "wide-rows": ("NXC", (5, 2048)),
+    "narrow-rows": ("NXC", (1001, 3)),
+    "ragged-rows": ("NXC", (131, 17)),
+    "many-rows": ("NXC", (300, 2, 32)),
+    "one-channel": ("NCX", (7, 1, 33)),
+    "one-sample": ("NCX", (1, 6, 300)),
+    "no-sample": ("NCX", (0, 4, 5)),
+    "no-space": ("NCX", (3, 4, 0)),
+}
+OPERATIONS = ("backward", "frozen", "phases", "forward", "inference")
+
+# Schedules beside those that differ in one respect alone.
+_MIXED = 8
+
+
+def results(operation, data, offset):
+    """Return what the public operators make of the data, under whatever is planned.
+
+    The output is full of NaN before, and begins `offset` elements after an aligned address.
+    """
+    memory = np.full(64 + offset + data.x.size, np.nan, data.x.dtype)
+    start = -memory.ctypes.data % 64 // memory.itemsize + offset
+    out = memory[start : start + data.x.size].reshape(data.x.shape)
+    inputs, options = data.backward_inputs, data.options
+    if operation == "backward":
+        return backnorm.batch_norm_backward(*inputs, out=out, **options)
+    if operation == "frozen":
+        return backnorm.batch_norm_backward(*inputs, training=False, out=out, **options)
+    if operation == "phases":
+        sums = backnorm.reduce(*inputs[:3], data_format=data.data_format)
+        dx = backnorm.apply(*inputs, sums, out=out, **options)
+        return dx, *backnorm.batch_norm_backward(*inputs, **options)[1:]
+    if operation == "forward":
+        return backnorm.batch_norm_forward(data.x, data.gamma, data.beta, out=out, **options)
+    per_channel = (data.mean, data.variance, data.gamma, data.beta)
+    return (backnorm.batch_norm_inference(data.x, *per_channel, out=out, **options),)
+
+
+def verdicts(operation, data, arrays):
+    if operation == "forward":
+        return judge.check_forward(data.x, data.gamma, data.beta, arrays, **data.options)
+    if operation == "inference":
+        per_channel = (data.mean, data.variance, data.gamma, data.beta)
+        return judge.check_inference(data.x, *per_channel, *arrays, **data.options)
+    training = operation != "frozen"
+    return judge.check_backward(*data.backward_inputs, arrays, training=training, **data.options)
+
+
+def bits(arrays):
+    return [np.ascontiguousarray(array).tobytes() for array in arrays]
+
+
+def up(value, multiple):
+    return -(-value // multiple) * multiple
+
+
+def segments(extents):
+    """Yield legal cuts into segments: chunks of rows, of pieces; blocks small and large."""
+    outer, channels, inner = extents
+    # A vector across a border belongs to two channels, not three.
+    if inner < 8 and channels != 1:
+        return
+    whole = max(16, up(inner, 16))
+    cuts = [(1, length) for length in (16, 64, 2048) if length < whole]
+    if whole <= 2048:
+        # Each of sixteen running sums takes at most 130 elements.
+        cuts += [(rows, whole) for rows in (1, 3, max(1, 2048 // whole))]
+    for (rows, length), whole_block in itertools.product(cuts, (False, True)):
+        chunks = -(-outer // rows) * max(1, -(-inner // length))
+        block = max(1, chunks) if whole_block else 1
+        blocks = max(1, -(-chunks // block))
+        yield Segments(rows, length, chunks, block, blocks, group=1, batch=1, share=1 << 16)
+
+
+def columns(extents):
+    """Yield legal cuts into columns: rows joined more or less, blocks small and large."""
+    outer, channels, inner = extents
+    row = channels * inner
+    least = -(-16 // row) if row else 1
+    for repeats, block in itertools.product((least, least + 2), (64, 1024)):
+        rows, left = divmod(outer, repeats)
+        blocks = max(1, -(-rows // block) + (left > 0))
+        width, tile = row * repeats, max(16, up(row * repeats, 16))
+        if tile <= 1 << 14:
+            yield Columns(
+                rows, width, left * row, repeats, block, blocks, tile, depth=1, share=1, abreast=1
+            )
+
+
+def choices(plan, operation):
+    """Return, by the name of a field, the values that the bits may not depend on.
+
+    "offset", where the output lies, is no field of a plan, but matters to streaming stores.
+    """
+    found = {"offset": [0, 1, 13], "streaming": [False, True], "threads": [1, 2, 3]}
+    extents, geometry = plan.extents, plan.geometry
+    if isinstance(geometry, Segments):
+        if operation in ("backward", "frozen", "forward"):
+            found["fused"] = [False, True]
+        found["group"] = [1, 2, max(1, extents.channels)]
+        found["batch"] = [1, 2, 5]
+        found["share"] = [48, 1000, 1 << 16]
+    else:
+        found["tile"] = [16, 48, max(16, up(geometry.width, 16))]
+        found["depth"] = [1, 2, 4, 8]
+        found["share"] = [1, 5, max(1, geometry.rows)]
+        found["abreast"] = [1, 4]
+    return found
+
+
+def schedules(found, rng):
+    """Yield choices: each value once beside the first of everything else, and mixtures."""
+    plain = {name: values[0] for name, values in found.items()}
+    yield plain
+    for name, values in found.items():
+        yield from (plain | {name: value} for value in values[1:])
+    for _ in range(_MIXED):
+        yield {name: values[rng.integers(len(values))] for name, values in found.items()}
+
+
+def changed(plan, geometry=None, **values):
+    """Return the plan with another cut and schedule."""
+    geometry = geometry or plan.geometry
+    of_plan = {name: values.pop(name) for name in ("fused", "streaming", "threads") & values.keys()}
+    # Segments alone can be fused, and fusion is for calls in one pass.
+    fused = of_plan.pop("fused", isinstance(geometry, Segments) and plan.fused)
+    geometry = dataclasses.replace(geometry, **values)
+    return dataclasses.replace(plan, geometry=geometry, fused=fused, **of_plan)
+
+
+class Forced:
+    """Makes the engine follow a changed plan."""
+
+    def __init__(self, monkeypatch):
+        self._monkeypatch = monkeypatch
+        self._plan = execute.plan
+
+    def results(self, operation, data, change, offset=0):
+        seen = []
+
+        def plan(*arguments, exchanged=False):
+            decided = change(self._plan(*arguments, exchanged=exchanged))
+            # What is exchanged cannot be fused.
+            seen.append(dataclasses.replace(decided, fused=decided.fused and not exchanged))
+            return seen[-1]
+
+        with self._monkeypatch.context() as context:
+            context.setattr(execute, "plan", plan)
+            forget()
+            arrays = results(operation, data, offset)
+        forget()
+        assert seen
+        return arrays, seen[0]
+
+
+def forget():
+    """Forget the calls that were planned before."""
+    for value in (*vars(execute).values(), *vars(operators).values()):
+        if getattr(value, "__module__", "") == execute.__name__ and hasattr(value, "cache_clear"):
+            value.cache_clear()
+        elif isinstance(getattr(value, "_calls", None), dict):
+            value._calls.clear()
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    return Forced(monkeypatch)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_cut_is_exact_and_every_schedule_gives_its_bits(name, dtype, operation, forced, rng):
+    data_format, shape = SHAPES[name]
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=4.0)
+    _, default = forced.results(operation, data, lambda plan: plan)
+    cuts = [None, *segments(default.extents), *columns(default.extents)]
+    for cut in cuts:
+        expected, first = forced.results(operation, data, lambda plan, cut=cut: changed(plan, cut))
+        for quantity, verdict in verdicts(operation, data, expected).items():
+            assert verdict.passed, (quantity, first.geometry, verdict.detail)
+        every = list(schedules(choices(first, operation), rng))
+        # All of them for the plan's own cut, for the others some.
+        for values in every if cut is None else every[-_MIXED:]:
+            offset = values.pop("offset")
+            got, plan = forced.results(
+                operation,
+                data,
+                lambda plan, cut=cut, values=values: changed(plan, cut, **values),
+                offset,
+            )
+            assert bits(got) == bits(expected), (plan, offset)
