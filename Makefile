@@ -1,6 +1,8 @@
-# Two commands do everything on a machine with Python 3.11+ (with venv) and make:
-#   make demo    run the main job on real data
-#   make test    run the tests
+# On a machine with Python 3.11+ (with venv) and make:
+#   make demo          run the main job on real data
+#   make test          run the tests
+#   make bench         measure everything beside all peers
+#   make bench-quick   measure a little
 # Each makes .venv and installs what it needs, at the versions of constraints.txt.
 
 PYTHON ?= python3
@@ -13,12 +15,15 @@ JOBS   ?= 2
 TESTS  ?= tests
 PYTEST_FLAGS ?=
 
+# Where a benchmark puts result.json, report.md and report.html.
+BENCH ?= bench-results
+
 # Where all peers can be installed, a missing one is a failure.
 ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS := 1
 endif
 
-.PHONY: demo test lint sweep format build clean
+.PHONY: demo test bench bench-quick lint sweep format build clean
 
 demo: $(VENV)/.package
 	$(BIN)/backnorm demo
@@ -28,6 +33,14 @@ test: $(VENV)/.test
 
 sweep: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS) $(TESTS) -m sweep
+
+# All suites, operations and types beside all peers: about 25 minutes on two processors.
+bench: $(VENV)/.bench
+	$(BIN)/backnorm bench --suite all --op all --dtype all --out $(BENCH)
+
+# A few telling cells: less than two minutes.
+bench-quick: $(VENV)/.bench
+	$(BIN)/backnorm bench --quick --out $(BENCH)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -57,6 +70,11 @@ $(VENV)/.package: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.package
 	$(PIP) install --constraint constraints.txt --group test
+	touch $@
+
+# The peers at the versions that the tests use.
+$(VENV)/.bench: $(VENV)/.package
+	$(PIP) install --constraint constraints.txt --editable ".[bench]"
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.package

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from backnorm.cli.files import atomic_writer
 from backnorm.cli.tensors import write_tensors
+from backnorm.files import atomic_writer
 
 
 def names(folder):

@@ -129,6 +129,105 @@ def demo(threads: Threads = None, json: Json = False) -> None:
 
 
 @app.command()
+def warm(
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="An element type; float32 if none is named.")
+    ] = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="backward, forward, frozen, phases or inference; all if none is named."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All element types and operations.")
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Then remove kernels that nothing uses any more.")
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes to compile in (default: all).", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compile kernels ahead of their first use, into the cache."""
+    with _exits_in_one_line():
+        from backnorm.cli.warm import WarmOptions, run_warm
+
+        _set_threads(threads)
+        report = run_warm(WarmOptions(dtype or [], op or [], everything, prune))
+    if json:
+        text.print_json(report.to_dict())
+    else:
+        print(report)
+    for failure in report.failures:
+        text.warn(f"cannot compile {failure}")
+    if report.failures:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def bench(
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="resnet50, inception, densenet, tensorflow, 3d, other, small, sweep; or all."
+        ),
+    ] = "resnet50",
+    op: Annotated[str, typer.Option(help="backward, forward, inference; or all.")] = "backward",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, float64; or all that a suite lists.")
+    ] = "float32",
+    layout: Annotated[str, typer.Option(help="NCX, NXC; or all.")] = "all",
+    peers: Annotated[
+        str, typer.Option(help="torch, tensorflow, jax, onednn, numpy; all; or none.")
+    ] = "all",
+    threads: Threads = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for result.json, report.md and report.html.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few telling cells, in less than two minutes.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each contestant in a cell.")] = 4,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of a turn.")] = 3,
+    warm_up: Annotated[
+        float, typer.Option(min=0.0, help="Seconds of calls that do not count before each turn.")
+    ] = 0.02,
+    limit: Annotated[
+        float, typer.Option(min=0.0, help="Seconds after which a contestant gets no more samples.")
+    ] = 0.4,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Measure nothing: compare two result.json, before and after."),
+    ] = None,
+) -> None:
+    """Time all operations beside those of other libraries, once all have been checked.
+
+    Options that name several things take lists with commas.
+    """
+    with _exits_in_one_line():
+        from backnorm.bench.turns import Settings
+        from backnorm.cli.bench import BenchOptions, comparison, run_bench
+
+        if compare is not None:
+            print(text.plain(comparison(*compare)))
+            return
+        _set_threads(threads)
+        settings = Settings(rounds=rounds, samples=samples, warm=warm_up, limit=limit)
+        report = run_bench(BenchOptions(suite, op, dtype, layout, peers, quick, out, settings))
+    text.print_table(report.table())
+    for line in report.summary():
+        print(line)
+    for failure in report.failures:
+        text.warn(f"not exact: {failure}")
+    if report.interrupted:
+        text.warn("interrupted")
+        raise typer.Exit(INTERRUPTED)
+    if report.failures:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
 def info(
     dialect: Annotated[str | None, typer.Argument(help="A dialect.")] = None,
     op: Annotated[str | None, typer.Argument(help="One of its operators.")] = None,

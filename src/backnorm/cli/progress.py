@@ -7,12 +7,23 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
-__all__ = ["Advance", "progress"]
+__all__ = ["Advance", "AdvanceTo", "progress", "weighted_progress"]
 
 #: Say what is being done now, and that what was said before is done.
 Advance = Callable[[str], None]
+
+#: Say what is being done now, and how much is done.
+AdvanceTo = Callable[[str, float], None]
 
 
 @contextlib.contextmanager
@@ -22,8 +33,7 @@ def progress(total: int) -> Iterator[Advance]:
     if not console.is_terminal:
         yield lambda _: None
         return
-    columns = (BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with _bar(console) as bar:
         task = bar.add_task("", total=total)
         started = False
 
@@ -33,3 +43,38 @@ def progress(total: int) -> Iterator[Advance]:
             started = True
 
         yield advance
+
+
+@contextlib.contextmanager
+def weighted_progress(total: float) -> Iterator[AdvanceTo]:
+    """Do the same for pieces of different weight that add up to `total`."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda *_: None
+        return
+    with _bar(console) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda what, done: bar.update(task, description=escape(what), completed=done)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        BarColumn(20),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        _TimeLeftColumn(),
+        console=console,
+        transient=True,
+        # Seldom: it takes processor time from what is done, which may be timed.
+        refresh_per_second=2,
+    )
+
+
+class _TimeLeftColumn(ProgressColumn):
+    """The time left if the rest goes on as it did so far: pieces take seconds, not moments."""
+
+    def render(self, task: Task) -> Text:
+        if not task.completed or task.total is None or task.elapsed is None:
+            return Text()
+        left = task.elapsed * (task.total - task.completed) / task.completed
+        return Text(f"{int(left) // 60}:{int(left) % 60:02} left")

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from backnorm.cli.files import atomic_writer, check_readable, check_writable
 from backnorm.cli.npz import NpzFile, write_npz
 from backnorm.cli.safetensors_file import SafetensorsFile, write_safetensors
 from backnorm.errors import ArgumentValueError
+from backnorm.files import atomic_writer, check_readable, check_writable
 
 __all__ = ["TensorFile", "check_output", "open_tensors", "write_tensors"]
 

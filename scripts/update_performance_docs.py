@@ -1,0 +1,180 @@
+"""Write the tables and plots of README.md and docs/performance.md from docs/bench/result.json.
+
+Text between the markers is replaced, all other text stays. With --check: say what is not current,
+and write nothing.
+
+Usage: python scripts/update_performance_docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from backnorm.bench.model import OURS, Result, Row, geometric_mean
+from backnorm.bench.report import read_result
+from backnorm.bench.report.figures import SWEEP, best_peer, groups, losing, summaries
+from backnorm.bench.report.markdown import cell_list, summary_table, table
+from backnorm.bench.report.plots import draw
+from backnorm.bench.report.words import DASH, label, milliseconds, ratio_text, shape_text
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = Path("docs/bench/result.json")
+
+BEGIN = "<!-- bench:begin -->"
+END = "<!-- bench:end -->"
+
+# What the README's table and plot show: the operator that the project is about, and the suite of
+# the network that most people know.
+_OP, _DTYPE, _SUITE = "backward", "float32", "resnet50"
+_README_PLOT = f"ratio-{_OP}-{_DTYPE}"
+_PLOTS = (_README_PLOT, f"roofline-{_DTYPE}", SWEEP)
+
+
+def pages(result: Result, root: Path) -> dict[Path, str]:
+    """Return the text of every file that follows from `result`, by its path."""
+    plots = {plot.name: plot for plot in draw(result) if plot.name in _PLOTS}
+    folder = RESULT.parent
+    found = {root / folder / f"{name}.svg": plot.standalone() for name, plot in plots.items()}
+    for name, part, images in (
+        ("README.md", _readme(result), (_README_PLOT,)),
+        ("docs/performance.md", _performance(result), _PLOTS),
+    ):
+        path = root / name
+        # From the page to the plots: relative, so that it works in any checkout and on any site.
+        to_plots = folder if path.parent == root else folder.relative_to(path.parent.name)
+        shown = [
+            f"![{plots[image].alternative}]({(to_plots / image).as_posix()}.svg)\n"
+            for image in images
+            if image in plots
+        ]
+        found[path] = _between_markers(path, "\n".join([part, *shown]))
+    return found
+
+
+def stale(result: Result, root: Path) -> list[Path]:
+    """Return the files that are not what `result` gives."""
+    return [path for path, text in pages(result, root).items() if not _is_current(path, text)]
+
+
+def _readme(result: Result) -> str:
+    rows = _rows(result)
+    chosen = [row for row in rows if row.cell.suite == _SUITE] or rows
+    suites = {
+        suite: geometric_mean(r for row in rows if row.cell.suite == suite and (r := row.ratio()))
+        for suite in dict.fromkeys(row.cell.suite for row in rows)
+    }
+    means = ", ".join(f"{suite} {ratio_text(mean)}" for suite, mean in suites.items())
+    lost = losing(rows)
+    return "\n".join(
+        [
+            f"{_where(result)} `batch_norm_backward`, {_DTYPE}, on ResNet-50's layers, beside the "
+            "peer that is fastest there: milliseconds (medians), ratio of ours to theirs.\n",
+            _table(chosen),
+            f"Geometric means of all suites: {means}. "
+            + (f"Of {len(rows)} cells a peer is faster in {len(lost)}:\n" if lost else ""),
+            cell_list(lost, f"No peer is faster in any of {len(rows)} cells."),
+        ]
+    )
+
+
+def _performance(result: Result) -> str:
+    return "\n".join(
+        [
+            f"{_where(result)} All numbers: [bench/result.json](bench/result.json).\n",
+            "## Means\n",
+            summary_table(summaries(result)),
+            f"## {_OP}, {_DTYPE}\n",
+            _table([row for row in _rows(result) if row.cell.suite != SWEEP]),
+            "## Losing cells\n",
+            cell_list(losing(result.rows), "No peer is faster anywhere."),
+            "## Plots\n",
+        ]
+    )
+
+
+def _rows(result: Result) -> list[Row]:
+    return groups(result.rows).get((_OP, _DTYPE), [])
+
+
+def _where(result: Result) -> str:
+    environment = result.environment
+    versions = ", ".join(f"{name} {text}" for name, text in environment.versions.items())
+    threads = f"{environment.threads} thread{'s' if environment.threads > 1 else ''}"
+    return f"{environment.cpu}, {threads}, {environment.date[:10]}; {versions}."
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Return a line per shape, both layouts side by side, and their geometric means."""
+    lines: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        lines.setdefault(shape_text(row.cell), {})[row.cell.layout] = row
+    body = [
+        [shape, *_columns(layouts.get("NCX")), *_columns(layouts.get("NXC"))]
+        for shape, layouts in lines.items()
+    ]
+    means = [
+        ratio_text(
+            geometric_mean(r for row in rows if row.cell.layout == layout and (r := row.ratio()))
+        )
+        for layout in ("NCX", "NXC")
+    ]
+    body.append(["geometric mean", "", "", f"**{means[0]}**", "", "", f"**{means[1]}**"])
+    columns = ("best peer", "ratio")
+    return table(["shape", "NCX, ms", *columns, "NXC, ms", *columns], body)
+
+
+def _columns(row: Row | None) -> tuple[str, str, str]:
+    peer = best_peer(row) if row else None
+    if row is None or peer is None:
+        return DASH, DASH, DASH
+    ratio = row.ratio()
+    text = ratio_text(ratio)
+    return (
+        milliseconds(row.seconds(OURS, peer.form)),
+        f"{label(peer.contestant)} {milliseconds(row.seconds(peer.contestant, peer.form))}",
+        f"**{text}** (slower)" if ratio is not None and ratio > 1 else text,
+    )
+
+
+def _between_markers(path: Path, part: str) -> str:
+    text = path.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise SystemExit(f"{path}: needs the lines {BEGIN} and {END}, once and in this order")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{part.rstrip()}\n{END}{rest.split(END)[1]}"
+
+
+def _is_current(path: Path, text: str) -> bool:
+    if not path.exists():
+        return False
+    there = path.read_text(encoding="utf-8")
+    # Another release of matplotlib draws other paths from the same numbers.
+    return there == text or (path.suffix == ".svg" and _drawn_by(there) != _drawn_by(text))
+
+
+def _drawn_by(svg: str) -> str:
+    found = re.search(r"Matplotlib v[\d.]+", svg)
+    return found[0] if found else ""
+
+
+def main() -> int:
+    """Write the files, or with --check say which are not current."""
+    result = read_result(ROOT / RESULT)
+    if "--check" in sys.argv[1:]:
+        old = stale(result, ROOT)
+        for path in old:
+            print(
+                f"{path.relative_to(ROOT)} is not current: run scripts/update_performance_docs.py",
+                file=sys.stderr,
+            )
+        return 1 if old else 0
+    for path, text in pages(result, ROOT).items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

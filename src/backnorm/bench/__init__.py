@@ -1,0 +1,1 @@
+"""The benchmark: workloads, contestants, rounds in turns, and the report."""

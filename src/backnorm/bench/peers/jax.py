@@ -1,0 +1,93 @@
+"""JAX: the formula as one writes it, under ``jit``, on the CPU.
+
+Elements of 16 bits are widened to float32 first, as the layers of JAX's libraries do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from backnorm.bench.model import Cell, Form
+from backnorm.bench.peers.base import Data, Missing, Prepared
+
+__all__ = ["Jax"]
+
+
+class Jax:
+    """Allocating: a compiled function returns new arrays."""
+
+    name = "jax"
+    temporaries = 3.0
+
+    def start(self, threads: int) -> dict[str, str]:
+        """Import JAX with a pool of `threads` threads."""
+        # XLA's CPU client sizes its pool by this variable, when it is made.
+        os.environ["NPROC"] = os.environ["PJRT_NPROC"] = str(threads)
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        try:
+            import jax
+        except ModuleNotFoundError as error:
+            raise Missing("jax is not installed") from error
+        jax.config.update("jax_enable_x64", True)
+        self._jax = jax
+        return {"jax": jax.__version__}
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return the allocating form, compiled."""
+        axis = 1 if cell.layout == "NCX" else len(cell.shape) - 1
+        function = self._jax.jit(self._formula(cell, axis, data.epsilon))
+        names = {
+            "backward": ("x", "dy", "mean", "variance", "gamma"),
+            "forward": ("x", "gamma", "beta"),
+            "inference": ("x", "mean", "variance", "gamma", "beta"),
+        }[cell.op]
+        # Aligned arrays are taken as they are.
+        arguments = [self._jax.device_put(getattr(data, name), may_alias=True) for name in names]
+        compiled = function.lower(*arguments).compile()
+        wait = self._jax.block_until_ready
+        outputs = {
+            "backward": ("dx", "dgamma", "dbeta"),
+            "forward": ("y", "mean", "variance"),
+            "inference": ("y",),
+        }[cell.op]
+
+        def results(returned: Any) -> Mapping[str, np.ndarray]:
+            return dict(zip(outputs, map(np.asarray, returned), strict=True))
+
+        return {"allocate": Prepared(lambda: wait(compiled(*arguments)), results)}
+
+    def _formula(self, cell: Cell, axis: int, epsilon: float) -> Any:
+        jnp, rsqrt = self._jax.numpy, self._jax.lax.rsqrt
+        axes = tuple(i for i in range(len(cell.shape)) if i != axis)
+        column = tuple(-1 if i == axis else 1 for i in range(len(cell.shape)))
+        count = cell.size // cell.shape[1]
+
+        def wide(x: Any) -> Any:
+            return x.astype(jnp.float32) if x.dtype.itemsize == 2 else x
+
+        def backward(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any) -> Any:
+            centred, gradient = wide(x) - mean.reshape(column), wide(dy)
+            s = rsqrt(variance + epsilon)
+            sum_dy = gradient.sum(axes)
+            sum_dy_xmu = (gradient * centred).sum(axes)
+            slope = s * s * sum_dy_xmu / count
+            dx = (gamma * s).reshape(column) * (
+                gradient - (sum_dy / count).reshape(column) - centred * slope.reshape(column)
+            )
+            return dx.astype(x.dtype), s * sum_dy_xmu, sum_dy
+
+        def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any) -> Any:
+            gain = gamma * rsqrt(variance + epsilon)
+            y = gain.reshape(column) * (wide(x) - mean.reshape(column)) + beta.reshape(column)
+            return (y.astype(x.dtype),)
+
+        def forward(x: Any, gamma: Any, beta: Any) -> Any:
+            mean = wide(x).mean(axes)
+            variance = jnp.square(wide(x) - mean.reshape(column)).mean(axes)
+            return (*inference(x, mean, variance, gamma, beta), mean, variance)
+
+        return {"backward": backward, "forward": forward, "inference": inference}[cell.op]

@@ -1,0 +1,30 @@
+"""The plots of a report."""
+
+from __future__ import annotations
+
+from backnorm.bench.model import Result
+from backnorm.bench.report.figures import groups
+from backnorm.bench.report.plots.canvas import COLOURS, Plot, look
+from backnorm.bench.report.plots.curves import roofline_plot, sweep_plot
+from backnorm.bench.report.plots.ratio import ratio_plot
+
+__all__ = ["COLOURS", "Plot", "draw"]
+
+
+def draw(result: Result) -> list[Plot]:
+    """Return all plots that `result` has the cells for: ratios, rooflines, the size sweep.
+
+    Raises
+    ------
+    BacknormError
+        If matplotlib is not installed.
+    """
+    chosen = groups(result.rows)
+    environment = result.environment
+    caches = (environment.cache_per_core, environment.cache_shared)
+    with look():
+        plots = [ratio_plot(op, dtype, rows) for (op, dtype), rows in chosen.items()]
+        dtypes = dict.fromkeys(dtype for _, dtype in chosen)
+        plots += [roofline_plot(dtype, result.rows, caches) for dtype in dtypes]
+        plots.append(sweep_plot(result.rows, caches))
+    return [plot for plot in plots if plot]

@@ -1,0 +1,48 @@
+"""A result's files in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backnorm.bench.model import Result
+from backnorm.bench.report.html import to_html
+from backnorm.bench.report.markdown import to_markdown
+from backnorm.bench.report.result_file import write_result
+from backnorm.errors import ArgumentValueError
+from backnorm.files import atomic_writer, check_writable
+
+__all__ = ["write_report"]
+
+
+def write_report(result: Result, directory: str | Path) -> list[Path]:
+    """Write `result.json`, `report.md` and `report.html` to a folder, and return their paths.
+
+    The JSON comes first: whatever keeps a page from being drawn does not cost the measurements.
+
+    Parameters
+    ----------
+    result : Result
+    directory : str or Path
+        Made, with its parents, if it does not exist.
+
+    Raises
+    ------
+    BacknormError
+        If the folder cannot be written to, or Jinja or matplotlib is not installed.
+    """
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ArgumentValueError(str(folder), "is not a folder") from error
+    json, markdown, html = (folder / name for name in ("result.json", "report.md", "report.html"))
+    write_result(result, json)
+    _write(markdown, to_markdown(result))
+    _write(html, to_html(result))
+    return [json, markdown, html]
+
+
+def _write(path: Path, text: str) -> None:
+    check_writable(path)
+    with atomic_writer(path) as stream:
+        stream.write(text.encode())

@@ -1,0 +1,177 @@
+"""Measures in another process, and goes on where a contestant has ended it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Mapping
+from multiprocessing import Pipe
+from typing import Any
+
+from backnorm.bench.model import Cell, Outcome, Row
+from backnorm.bench.turns import Settings
+from backnorm.errors import BacknormError
+
+__all__ = ["Runner"]
+
+# Seconds without a sign of life after which a contestant counts as hanging.
+_PATIENCE = 300.0
+
+
+class Runner:
+    """Measures cells in a worker process that is started again whenever it ends.
+
+    Parameters
+    ----------
+    contestants : mapping of str to str
+        Name to "module:class", see :mod:`backnorm.bench.peers`.
+    threads : int
+        For each of them.
+    patience : float
+        Seconds that a contestant may take for a turn.
+
+    Attributes
+    ----------
+    versions : dict of str to str
+        Of the packages that took part, known after the first cell.
+    """
+
+    def __init__(
+        self, contestants: Mapping[str, str], threads: int, *, patience: float = _PATIENCE
+    ) -> None:
+        self.versions: dict[str, str] = {}
+        self._contestants = dict(contestants)
+        self._threads = threads
+        self._patience = patience
+        self._worker: _Worker | None = None
+        # Those that cannot even be started.
+        self._lost: dict[str, Outcome] = {}
+
+    def __enter__(self) -> Runner:
+        """Return itself; the worker is started for the first cell."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the worker."""
+        self._stop()
+
+    def measure(self, cell: Cell, settings: Settings) -> Row:
+        """Return what became of every contestant in a cell.
+
+        Raises
+        ------
+        BacknormError
+            If there is no starting the worker.
+        """
+        crashed: dict[str, Outcome] = {}
+        while True:
+            worker = self._ready()
+            try:
+                measured = worker.ask(cell, tuple(crashed), settings)
+                break
+            except _EndedError as end:
+                self._stop()
+                # Where nobody's code ran (memory gave out, say) nobody can play.
+                names = [end.contestant] if end.contestant else list(self._contestants)
+                crashed |= {name: _crashed(name, end) for name in names}
+                if not end.contestant:
+                    measured = Row(cell, ())
+                    break
+        outcomes = (*measured.outcomes, *({**self._lost, **crashed}).values())
+        places = list(self._contestants)
+        return Row(cell, tuple(sorted(outcomes, key=lambda o: places.index(o.contestant))))
+
+    def _ready(self) -> _Worker:
+        """Return the worker, started if there is none, without those that it does not survive."""
+        while self._worker is None:
+            playing = {n: p for n, p in self._contestants.items() if n not in self._lost}
+            worker = _Worker(self._patience)
+            try:
+                self.versions |= worker.start(playing, self._threads)
+                self._worker = worker
+            except _EndedError as end:
+                worker.stop()
+                if not end.contestant:
+                    raise BacknormError(f"the measuring process does not start: {end}") from None
+                self._lost[end.contestant] = _crashed(end.contestant, end)
+        return self._worker
+
+    def _stop(self) -> None:
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+
+
+class _EndedError(Exception):
+    """The worker ended while a contestant's code ran (or, with no name, between)."""
+
+    def __init__(self, contestant: str, reason: str) -> None:
+        super().__init__(reason)
+        self.contestant = contestant
+
+
+def _crashed(name: str, end: _EndedError) -> Outcome:
+    return Outcome(name, "allocate", "crashed", detail=str(end))
+
+
+class _Worker:
+    """The process, and this end of the pipe to it."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._at = ""
+        self._pipe, other = Pipe()
+        # What frameworks have to say is for nobody, unless it was their last word.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
+        command = [sys.executable, "-m", "backnorm.bench.worker", str(other.fileno())]
+        self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
+            command,
+            pass_fds=[other.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
+            # Ctrl-C is for this process, which then ends the other.
+            start_new_session=True,
+        )
+        other.close()
+
+    def start(self, contestants: Mapping[str, str], threads: int) -> dict[str, str]:
+        """Start the contestants and return the versions of what they use."""
+        versions: dict[str, str] = self._answer((dict(contestants), threads))
+        return versions
+
+    def ask(self, cell: Cell, excluded: Collection[str], settings: Settings) -> Row:
+        """Measure a cell."""
+        row: Row = self._answer((cell, excluded, settings))
+        return row
+
+    def stop(self) -> None:
+        """End the process, in the middle of something if need be."""
+        self._pipe.close()
+        self._process.kill()
+        self._process.wait()
+        self._said.close()
+
+    def _answer(self, question: object) -> Any:
+        """Return the answer, taking notice of who is at work meanwhile."""
+        self._at = ""
+        try:
+            self._pipe.send(question)
+            while self._pipe.poll(self._patience):
+                kind, value = self._pipe.recv()
+                if kind != "at":
+                    return value
+                self._at = value
+        except (EOFError, OSError):
+            raise _EndedError(self._at, self._last_word()) from None
+        raise _EndedError(self._at, f"no answer in {self._patience:.0f} s")
+
+    def _last_word(self) -> str:
+        """Return how the process ended, and the last line of what it said."""
+        status = self._process.wait()
+        how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return f"{how}: {lines[-1][:200]}" if lines else how

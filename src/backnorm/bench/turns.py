@@ -1,0 +1,125 @@
+"""Timing several calls in turns, so that whatever else the machine does falls on all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from backnorm.bench.model import Timing
+
+__all__ = ["Settings", "order", "summary", "take_turns"]
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long to measure.
+
+    Attributes
+    ----------
+    rounds : int
+        Turns that each call gets, unless its time is up.
+    samples : int
+        Samples of a turn.
+    warm : float
+        Seconds of calls at the beginning of a turn that do not count, one call at the least:
+        OpenMP's threads spin for some milliseconds after their last region and would take a
+        processor from whoever comes next, and the cache must hold the call's own data.
+    least : float
+        Seconds of a sample at the least: shorter calls are repeated in a loop.
+    limit : float
+        Seconds after which a call gets no further turn; and no further sample of its first turn
+        if a single sample takes that long.
+    """
+
+    rounds: int = 4
+    samples: int = 3
+    warm: float = 0.02
+    least: float = 1e-4
+    limit: float = 0.4
+
+
+@dataclass(slots=True)
+class _State:
+    """What one call has spent, and its samples."""
+
+    spent: float = 0.0
+    estimate: float = 0.0
+    samples: list[float] = field(default_factory=list)
+
+
+def take_turns(
+    calls: Mapping[Key, Callable[[], Any]],
+    settings: Settings,
+    announce: Callable[[Key], None],
+    estimates: Mapping[Key, float],
+) -> dict[Key, list[float]]:
+    """Return samples, in seconds a call, of every call.
+
+    Parameters
+    ----------
+    calls : mapping
+        What to time, by a key.
+    settings : Settings
+    announce : callable
+        Told whose turn begins, before anything of it runs.
+    estimates : mapping
+        Seconds of an earlier call, by key; more than none.
+    """
+    states = {key: _State(estimate=estimates[key]) for key in calls}
+    for number in range(settings.rounds):
+        for key in order(list(calls), number):
+            state = states[key]
+            if state.samples and state.spent >= settings.limit:
+                continue
+            announce(key)
+            _turn(calls[key], state, settings)
+    return {key: state.samples for key, state in states.items()}
+
+
+def order(keys: Sequence[Key], number: int) -> list[Key]:
+    """Return the order of round `number`.
+
+    It begins with another key each time, and every other round goes backwards, so that nobody
+    always follows the same neighbour.
+    """
+    start = number % max(1, len(keys))
+    step = -1 if number % 2 else 1
+    return [keys[(start + step * i) % len(keys)] for i in range(len(keys))]
+
+
+def summary(samples: Sequence[float]) -> Timing:
+    """Return median, 20th and 80th percentile."""
+    p20, median, p80 = np.percentile(np.asarray(samples), (20, 50, 80))
+    return Timing(float(median), float(p20), float(p80), len(samples))
+
+
+def _turn(call: Callable[[], Any], state: _State, settings: Settings) -> None:
+    begin = time.perf_counter()
+    # A call so long that what went before does not show in it is its own warm-up.
+    if state.estimate < 20 * settings.warm:
+        calls = 0
+        while True:
+            call()
+            calls += 1
+            warmed = time.perf_counter() - begin
+            if warmed >= settings.warm:
+                break
+        state.estimate = warmed / calls
+    loop = max(1, math.ceil(settings.least / max(state.estimate, 1e-9)))
+    for _ in range(settings.samples):
+        start = time.perf_counter()
+        for _ in itertools.repeat(None, loop):
+            call()
+        now = time.perf_counter()
+        state.samples.append((now - start) / loop)
+        if now - start >= settings.limit:
+            break
+    state.spent += time.perf_counter() - begin

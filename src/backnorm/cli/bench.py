@@ -1,0 +1,124 @@
+"""`backnorm bench`: measure, show, write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+import backnorm
+from backnorm.bench.campaign import Campaign
+from backnorm.bench.cells import chosen, representative, select
+from backnorm.bench.model import Result
+from backnorm.bench.peers import CONTESTANTS, PEERS
+from backnorm.bench.report import compare, read_result, write_report
+from backnorm.bench.turns import Settings
+from backnorm.cli.bench_table import bench_table, summary_lines
+from backnorm.cli.progress import weighted_progress
+from backnorm.cli.text import warn
+
+__all__ = ["BenchOptions", "BenchReport", "comparison", "run_bench"]
+
+# What `--peers` takes for nobody.
+_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What to time, beside whom, and for how long; lists are as they were typed, with commas."""
+
+    suites: str
+    ops: str
+    dtypes: str
+    layouts: str
+    peers: str
+    quick: bool
+    out: Path | None
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """What came of it.
+
+    Attributes
+    ----------
+    result : Result
+    failures : list of str
+        Where ours is not exact, a line each.
+    written : list of Path
+    interrupted : bool
+        Whether `result` is but the beginning.
+    """
+
+    result: Result
+    failures: list[str]
+    written: list[Path]
+    interrupted: bool
+
+    def table(self) -> Table:
+        """Return a row a cell."""
+        return bench_table(self.result)
+
+    def summary(self) -> list[str]:
+        """Return lines on all cells together, and on where to find more."""
+        return [*summary_lines(self.result), *(f"wrote {path}" for path in self.written)]
+
+
+def run_bench(options: BenchOptions) -> BenchReport:
+    """Measure what the options ask for, as far as one lets it, and write it where they say.
+
+    Raises
+    ------
+    BacknormError
+        For a name that is not known, or if the measuring process does not start.
+    OSError
+        If the report cannot be written.
+    """
+    campaign = _campaign(options)
+    if options.out is not None:
+        # Now, and not after all the work.
+        options.out.mkdir(parents=True, exist_ok=True)
+    expected = sum(campaign.expected())
+    warn(f"{len(campaign.cells)} cells, about {_duration(expected)}")
+    interrupted = False
+    try:
+        with weighted_progress(expected) as advance:
+            campaign.run(advance)
+    except KeyboardInterrupt:
+        interrupted = True
+    result = campaign.result()
+    written = []
+    if options.out is not None and result.rows:
+        written = write_report(result, options.out)
+    return BenchReport(result, campaign.failures(), written, interrupted)
+
+
+def comparison(before: Path, after: Path) -> str:
+    """Return how two results differ, as Markdown."""
+    return compare(read_result(before), read_result(after)).to_markdown()
+
+
+def _campaign(options: BenchOptions) -> Campaign:
+    peers = chosen("--peers", _words(options.peers), (*PEERS, _NONE))
+    contestants = {n: p for n, p in CONTESTANTS.items() if n not in PEERS or n in peers}
+    if options.quick:
+        cells = representative()
+    else:
+        cells = select(
+            _words(options.suites),
+            _words(options.ops),
+            _words(options.dtypes),
+            _words(options.layouts),
+        )
+    return Campaign(cells, contestants, backnorm.get_num_threads(), options.settings)
+
+
+def _words(text: str) -> Sequence[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"

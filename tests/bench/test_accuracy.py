@@ -1,0 +1,161 @@
+"""The check that comes before timing: right results pass, wrong ones do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm.bench.accuracy import Examiner, float32_loss, sampled_channels
+from backnorm.bench.data import make_data
+from backnorm.bench.model import Cell
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+SHAPE = (8, 20, 7, 5)
+
+
+def case(op="backward", layout="NCX", dtype="float32", shape=SHAPE):
+    cell = Cell("small", op, shape, layout, dtype)
+    return cell, make_data(cell)
+
+
+def ours(cell, data):
+    if cell.op == "backward":
+        results = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)._asdict()
+    elif cell.op == "forward":
+        results = backnorm.batch_norm_forward(
+            data.x, data.gamma, data.beta, **data.options
+        )._asdict()
+    else:
+        y = backnorm.batch_norm_inference(
+            data.x, data.mean, data.variance, data.gamma, data.beta, **data.options
+        )
+        results = {"y": y}
+    return {name: value.copy() for name, value in results.items()}
+
+
+def formula(data, *, power=2, count=None, drop=(), epsilon=None, gamma=None, mean=None):
+    """Return the gradients as a float32 implementation computes them, or wrong ones."""
+    axes, column = (0, 2, 3), (1, -1, 1, 1)
+    x, dy = data.x.astype(np.float32), data.dy.astype(np.float32)
+    s = 1 / np.sqrt(data.variance + np.float32(data.epsilon if epsilon is None else epsilon))
+    centred = x - (data.mean if mean is None else mean).reshape(column)
+    m = count or x.size // x.shape[1]
+    total, product = dy.sum(axes), (dy * centred).sum(axes)
+    dx = dy.copy()
+    if "sum_dy" not in drop:
+        dx -= (total / m).reshape(column)
+    if "sum_dy_xmu" not in drop:
+        dx -= centred * (s**power * product / m).reshape(column)
+    dx *= ((data.gamma if gamma is None else gamma) * s).reshape(column)
+    return {"dx": dx.astype(data.x.dtype), "dgamma": s * product, "dbeta": total}
+
+
+@pytest.mark.parametrize("op", ["backward", "forward", "inference"])
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ours_pass(op, layout, dtype):
+    cell, data = case(op, layout, dtype)
+    results = ours(cell, data)
+    examiner = Examiner(cell, data)
+    assert examiner.examine("backnorm", results) == ("ok", "")
+    assert examiner.examine("torch", results) == ("ok", "")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_float32_arithmetic_is_enough_for_a_peer_and_not_for_ours(dtype):
+    cell, data = case(dtype=dtype)
+    examiner = Examiner(cell, data)
+    assert examiner.examine("torch", formula(data)) == ("ok", "")
+    if dtype == "float32":
+        assert examiner.examine("backnorm", formula(data))[0] == "inaccurate"
+
+
+def mutants(data):
+    n = data.x.size // data.x.shape[1]
+    return {
+        "dropped sum_dy": formula(data, drop=("sum_dy",)),
+        "dropped sum_dy_xmu": formula(data, drop=("sum_dy_xmu",)),
+        "wrong power of s": formula(data, power=1),
+        "n - 1": formula(data, count=n - 1),
+        "no epsilon": formula(data, epsilon=1e-2),
+        "gamma of another channel": formula(data, gamma=np.roll(data.gamma, 1)),
+        "mean of another channel": formula(data, mean=np.roll(data.mean, 1)),
+        "no gamma": formula(data, gamma=np.ones_like(data.gamma)),
+        "dgamma without s": formula(data) | {"dgamma": formula(data, epsilon=0.5)["dgamma"]},
+        "half of dbeta": formula(data) | {"dbeta": formula(data)["dbeta"] / 2},
+        "dy for dx": formula(data) | {"dx": data.dy},
+    }
+
+
+@pytest.mark.parametrize("name", mutants(case()[1]))
+@pytest.mark.parametrize("contestant", ["backnorm", "torch"])
+def test_a_broken_formula_is_noticed(name, contestant):
+    cell, data = case()
+    status, detail = Examiner(cell, data).examine(contestant, mutants(data)[name])
+    assert status == "inaccurate"
+    assert detail
+
+
+@pytest.mark.parametrize("contestant", ["backnorm", "torch"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+def test_elements_that_were_not_written_are_noticed(contestant, value):
+    cell, data = case()
+    results = ours(cell, data)
+    results["dx"][-1, -1, -1, -1] = value
+    assert Examiner(cell, data).examine(contestant, results)[0] == "inaccurate"
+
+
+@pytest.mark.parametrize("contestant", ["backnorm", "torch"])
+def test_shape_and_type_are_looked_at(contestant):
+    cell, data = case()
+    examiner, results = Examiner(cell, data), ours(cell, data)
+    transposed = results | {"dx": results["dx"].swapaxes(2, 3)}
+    assert examiner.examine(contestant, transposed)[0] == "inaccurate"
+    integers = results | {"dbeta": results["dbeta"].astype(int)}
+    assert examiner.examine(contestant, integers)[0] == "inaccurate"
+
+
+def test_a_peer_may_leave_out_all_but_the_array():
+    cell, data = case("forward")
+    examiner, results = Examiner(cell, data), ours(cell, data)
+    only_y = {"y": results["y"]}
+    assert examiner.examine("torch", only_y) == ("ok", "")
+    assert examiner.examine("backnorm", only_y) == ("inaccurate", "mean is not there")
+    del results["y"]
+    assert examiner.examine("torch", results) == ("inaccurate", "y is not there")
+
+
+def test_first_and_last_channels_are_looked_at():
+    assert sampled_channels(1, 10) == [0]
+    assert sampled_channels(2, 10) == [0, 1]
+    many = sampled_channels(1000, 10)
+    assert many[0] == 0
+    assert many[-1] == 999
+    assert len(set(many)) == len(many) == 4
+    assert sampled_channels(64, 1 << 30) == [63]
+
+
+def test_what_float32_may_lose_is_little():
+    assert float32_loss(1, 1.0) < 2e-6
+    assert float32_loss(10**6, 3.0) < 3e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_data_is_the_same_every_time_aligned_and_not_constant(dtype):
+    cell, data = case("backward", "NXC", dtype, (2, 9, 5))
+    again = make_data(cell)
+    assert data.x.shape == (2, 5, 9)
+    for name in ("x", "dy", "mean", "variance", "gamma", "beta"):
+        assert getattr(data, name).tobytes() == getattr(again, name).tobytes()
+    for array in (data.x, data.dy, data.out):
+        assert array.ctypes.data % 64 == 0
+        assert str(array.dtype) == dtype
+    assert len(np.unique(data.dy.astype(float))) > 20
+    assert data.mean.dtype == (np.float64 if dtype == "float64" else np.float32)
+
+
+def test_large_arrays_repeat_their_values():
+    _, data = case(shape=(3, 4, 400, 300))
+    assert np.isfinite(data.x).all()
+    assert data.x.reshape(-1)[0] == data.x.reshape(-1)[1_000_003]

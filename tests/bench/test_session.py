@@ -1,0 +1,124 @@
+"""What becomes of contestants of every kind, in one process."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from backnorm.bench.model import Cell
+from backnorm.bench.peers.floor import Floor
+from backnorm.bench.peers.ours import Backnorm
+from backnorm.bench.session import Session
+
+_spec = importlib.util.spec_from_file_location("fakes", Path(__file__).parent / "fakes.py")
+fakes = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fakes)
+
+
+def session(*kinds, announce=lambda name: None):
+    return Session({kind.name: kind for kind in kinds}, 1, announce)
+
+
+def outcomes(cell, settings, *kinds, excluded=()):
+    return session(*kinds).measure(cell, excluded, settings).outcomes
+
+
+def test_right_results_are_timed(cell, hasty):
+    (outcome,) = outcomes(cell, hasty, fakes.Right)
+    assert (outcome.contestant, outcome.form, outcome.status) == ("torch", "allocate", "ok")
+    assert outcome.timing.samples == 4
+    assert 0 < outcome.timing.p20 <= outcome.timing.median <= outcome.timing.p80
+
+
+def test_wrong_results_are_timed_and_said_to_be_wrong(cell, hasty):
+    (outcome,) = outcomes(cell, hasty, fakes.Wrong)
+    assert outcome.status == "inaccurate"
+    assert outcome.timing is not None
+    assert outcome.detail.startswith("dx: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "detail"),
+    [
+        (fakes.Absent, "missing", "absent is not installed"),
+        (fakes.Declining, "unsupported", "not today"),
+        (fakes.Raising, "unsupported", "RuntimeError: out of luck"),
+        (fakes.RaisingOurs, "crashed", "ValueError: no such thing"),
+        (fakes.Greedy, "unsupported", "what it needs besides would take"),
+    ],
+)
+def test_whoever_does_not_take_part_is_shown(cell, hasty, kind, status, detail):
+    other, outcome = sorted(
+        outcomes(cell, hasty, fakes.Right, kind), key=lambda o: o.contestant != "torch"
+    )
+    assert other.status == "ok"
+    assert outcome.status == status
+    assert outcome.timing is None
+    assert outcome.detail.startswith(detail)
+
+
+def test_ours_must_be_exact_to_the_last_place(cell, hasty):
+    (outcome,) = outcomes(cell, hasty, fakes.WrongOurs)
+    assert outcome.status == "inaccurate"
+    assert "dgamma" in outcome.detail
+
+
+def test_the_excluded_do_not_run(cell, hasty):
+    assert outcomes(cell, hasty, fakes.Segfaulting, excluded=("tensorflow",)) == ()
+
+
+@pytest.mark.parametrize("op", ["backward", "forward", "inference"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+def test_ours_and_the_floor_do_every_cell(hasty, op, dtype, layout):
+    cell = Cell("small", op, (3, 5, 7), layout, dtype)
+    row = session(Backnorm, Floor).measure(cell, (), hasty)
+    found = {(o.contestant, o.form): o.status for o in row.outcomes}
+    assert found == {
+        ("backnorm", "out"): "ok",
+        ("backnorm", "allocate"): "ok",
+        ("floor", "out"): "ok",
+    }
+    assert row.ratio_to_floor() > 0
+
+
+def test_the_floor_moves_nothing_where_there_is_next_to_nothing(hasty):
+    cell = Cell("small", "backward", (1, 1), "NCX", "float32")
+    (outcome,) = outcomes(cell, hasty, Floor)
+    assert outcome.status == "unsupported"
+
+
+def test_arrays_too_large_for_the_machine_are_left_out(hasty):
+    cell = Cell("small", "backward", (1 << 40, 64), "NCX", "float32")
+    (outcome,) = outcomes(cell, hasty, fakes.Right)
+    assert outcome.status == "unsupported"
+    assert "GB" in outcome.detail
+
+
+def test_the_arrays_serve_all_operations(cell, hasty):
+    seen = []
+
+    class Watching(fakes.Right):
+        def prepare(self, cell, data):
+            seen.append(data)
+            return {}
+
+    running = session(Watching)
+    running.measure(cell, (), hasty)
+    running.measure(Cell("small", "forward", cell.shape, "NCX", "float32"), (), hasty)
+    running.measure(Cell("small", "forward", cell.shape, "NXC", "float32"), (), hasty)
+    assert seen[0] is seen[1]
+    assert seen[1] is not seen[2]
+
+
+def test_it_says_whose_code_runs(cell, hasty):
+    heard = []
+    session(fakes.Right, announce=heard.append).measure(cell, (), hasty)
+    # Starting; preparing and checking; two turns.
+    assert heard == ["torch", "", "torch", "torch", "torch", ""]
+
+
+def test_versions_are_those_of_who_started(cell):
+    assert session(fakes.Right, fakes.Absent).versions == {"right": "1.1"}

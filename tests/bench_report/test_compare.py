@@ -1,0 +1,142 @@
+"""A comparison finds what changed, and only that."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from backnorm.bench.model import Cell, Outcome, Result, Row
+from backnorm.bench.report import compare
+
+from .synthetic import environment, timing
+
+CELL = Cell("resnet50", "backward", (50, 64, 112, 112), "NCX", "float32")
+
+
+def outcome(contestant, seconds, form="out", **options):
+    return Outcome(contestant, form, "ok", timing(seconds, **options))
+
+
+def run(ours=1.0, floor=0.5, torch=2.0, cell=CELL, settings=None, spread=0.02, **changes):
+    outcomes = [outcome("backnorm", ours, spread=spread)]
+    if floor:
+        outcomes.append(outcome("floor", floor, spread=spread))
+    if torch:
+        outcomes.append(outcome("torch", torch, "allocate", spread=spread))
+    return Result(environment(**changes), settings or {}, (Row(cell, tuple(outcomes)),))
+
+
+def test_a_result_beside_itself_has_not_changed(result):
+    comparison = compare(result, result)
+    assert len(comparison.changes) > 300
+    assert not any(change.beyond_noise for change in comparison.changes)
+    assert comparison.slower == comparison.faster == []
+    assert comparison.warnings == comparison.statuses == ()
+    assert comparison.only_before == comparison.only_after == ()
+    assert "0 became slower and 0 faster" in comparison.to_markdown()
+
+
+def test_a_slower_machine_is_not_a_slower_operator():
+    comparison = compare(run(), run(ours=3.0, floor=1.5, torch=6.0))
+    assert not comparison.slower
+
+
+@pytest.mark.parametrize(("ours", "slower"), [(1.5, True), (0.5, False)])
+def test_a_change_beyond_the_spread_is_found(ours, slower):
+    comparison = compare(run(), run(ours=ours))
+    found = comparison.slower if slower else comparison.faster
+    assert [change.factor for change in found] == [pytest.approx(ours)]
+    assert found[0].before == pytest.approx(2.0)
+    heading = "## Slower" if slower else "## Faster"
+    line = comparison.to_markdown().split(heading)[1].splitlines()[4]
+    assert line == (f"| {CELL} | backnorm (out) | 2.00 | {ours * 2:.2f} | {ours:.2f} | ±6 % |")
+
+
+def test_the_spread_decides_what_is_noise():
+    assert compare(run(), run(ours=1.2)).slower
+    assert not compare(run(), run(ours=1.2, spread=0.2)).slower
+
+
+def test_few_samples_make_the_noise_larger():
+    def noise(samples):
+        row = Row(CELL, (outcome("backnorm", 1.0, spread=0.1, samples=samples),))
+        result = Result(environment(), {}, (row,))
+        return compare(result, result).changes[0].noise
+
+    assert noise(5) > noise(15) > noise(100) > math.sqrt(2) * math.log(1.1)
+
+
+def test_steady_times_still_differ_between_runs():
+    assert not compare(run(spread=0), run(ours=1.02, spread=0)).slower
+    assert compare(run(spread=0), run(ours=1.04, spread=0)).slower
+
+
+def test_without_a_floor_seconds_are_compared_and_marked():
+    comparison = compare(run(floor=None), run(ours=1.5))
+    assert not comparison.slower[0].relative
+    assert "| 1000 ms | 1500 ms |" in comparison.to_markdown()
+
+
+def test_peers_of_the_same_version_are_the_control():
+    comparison = compare(run(), run(torch=4.0))
+    assert [change.contestant for change in comparison.control] == ["torch"]
+    text = comparison.to_markdown()
+    assert "Control: 1 of 1 times of peers" in text
+    assert "## Peers, beyond noise" in text
+    unknown = compare(run(versions={}), run(versions={}))
+    assert unknown.control == ()
+    newer = compare(run(), run(versions={"backnorm": "0.2.0", "torch": "2.14.0"}))
+    assert newer.control == ()
+
+
+def test_different_circumstances_are_warned_of():
+    after = run(cpu="another", threads=1, versions={"backnorm": "0.2.0"}, settings={"rounds": 3})
+    warnings = compare(run(settings={"rounds": 15}), after).warnings
+    assert "cpu: AMD EPYC 9R14 (made up), now another" in warnings
+    assert "threads: 2, now 1" in warnings
+    assert "version of torch: 2.13.0, now none" in warnings
+    assert "setting rounds: 15, now 3" in warnings
+    assert not any("backnorm" in warning or "date" in warning for warning in warnings)
+
+
+def test_suites_do_not_matter_and_other_cells_are_listed():
+    renamed = dataclasses.replace(CELL, suite="other")
+    assert compare(run(), run(cell=renamed)).changes
+    elsewhere = dataclasses.replace(CELL, layout="NXC")
+    comparison = compare(run(), run(cell=elsewhere))
+    assert (comparison.only_before, comparison.only_after) == ((CELL,), (elsewhere,))
+    assert f"## Only after\n\n- {elsewhere}\n" in comparison.to_markdown()
+
+
+def test_a_changed_status_is_told():
+    before = run()
+    row = before.rows[0]
+    crashed = Outcome("torch", "allocate", "crashed", None, "signal SIGSEGV")
+    after = dataclasses.replace(before, rows=(Row(CELL, (*row.outcomes[:2], crashed)),))
+    assert compare(before, after).statuses == (
+        f"{CELL}, PyTorch (allocate): ok, now crashed (signal SIGSEGV)",
+    )
+
+
+def test_runs_that_differ_by_their_own_spread_pass_in_a_minority_of_cells(rng):
+    """The worst that the rule has to meet: all samples of a run share one shift."""
+    sigma = 0.05
+
+    def measured():
+        rows = []
+        for extent in range(300):
+            cell = dataclasses.replace(CELL, shape=(1, extent + 1))
+            times = [
+                # The 80th percentile of normal numbers lies 0.84 sigma above their median.
+                timing(math.exp(shift), spread=math.expm1(0.84 * sigma))
+                for shift in rng.normal(0, sigma, 2)
+            ]
+            names = ("backnorm", "floor")
+            outcomes = (Outcome(n, "out", "ok", t) for n, t in zip(names, times, strict=True))
+            rows.append(Row(cell, tuple(outcomes)))
+        return Result(environment(), {}, tuple(rows))
+
+    changes = compare(measured(), measured()).changes
+    assert sum(change.beyond_noise for change in changes) < 0.3 * len(changes)

@@ -1,0 +1,221 @@
+"""The page needs nothing beside itself, and works in a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from backnorm.bench.model import Cell, Outcome, Row
+from backnorm.bench.report import to_html, write_report
+
+from . import synthetic
+
+# What a person would do, done by a script that leaves its findings in the page's body.
+VISIT = """
+<script>
+const seen = {};
+const table = document.querySelector("#table-backward-float32 table");
+const column = (i) => [...table.tBodies[0].rows].map((row) => row.cells[i].textContent);
+const click = (i) => table.tHead.rows[0].cells[i].querySelector("button").click();
+click(2); seen.ratio_up = column(2); seen.sort = table.tHead.rows[0].cells[2].ariaSort;
+click(2); seen.ratio_down = column(2);
+const size = table.tHead.rows[0].cells.length - 2;
+click(size); seen.sizes = [...table.tBodies[0].rows].map((row) => +row.cells[size].dataset.v);
+click(8); seen.peer = column(8);
+const visible = () => [...document.querySelectorAll(".sortable tbody tr:not([hidden])")];
+const type = (text) => {
+  const input = document.getElementById("filter");
+  input.value = text;
+  input.dispatchEvent(new Event("input"));
+  return visible().length;
+};
+seen.filtered = type("7x7 nxc resnet50");
+seen.count = document.getElementById("count").textContent;
+seen.all = type("");
+document.getElementById("only-lost").click();
+seen.lost = visible().length;
+seen.lost_only = visible().every((row) => row.classList.contains("lost"));
+location.hash = "#table-forward-float64";
+seen.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+document.body.dataset.seen = JSON.stringify(seen);
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def page():
+    return to_html(synthetic.result())
+
+
+@pytest.fixture(scope="module")
+def browse(tmp_path_factory):
+    """Open a page in a headless browser; returns what the browser printed."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
+    if Path(program).resolve().name == "snap":
+        pytest.skip("the browser is confined by snap: it cannot read temporary files")
+    folder = tmp_path_factory.mktemp("browser")
+
+    def run(page, *options):
+        path = folder / "page.html"
+        path.write_text(page, encoding="utf-8")
+        done = subprocess.run(
+            [
+                program,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--enable-logging=stderr",
+                f"--user-data-dir={folder / 'profile'}",
+                *options,
+                path.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert "CONSOLE" not in done.stderr, done.stderr
+        return done.stdout
+
+    return run
+
+
+class _Structure(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.attributes = []
+        self.ids = []
+
+    def handle_starttag(self, tag, attributes):
+        self.attributes += [(tag, name, value) for name, value in attributes]
+        self.ids += [value for name, value in attributes if name == "id"]
+
+
+def test_the_page_needs_nothing_beside_itself(page):
+    structure = _Structure()
+    structure.feed(page)
+    for tag, name, value in structure.attributes:
+        assert tag not in ("link", "img", "iframe", "object"), (tag, name, value)
+        assert name not in ("src", "srcset", "xmlns"), (tag, name, value)
+        if name == "href":
+            assert value.startswith("#"), (tag, value)
+            assert value[1:] in structure.ids, value
+    assert not re.search(r"https?://|@import|url\((?!#)", page)
+
+
+def test_names_in_the_page_are_unique(page):
+    structure = _Structure()
+    structure.feed(page)
+    assert len(structure.ids) == len(set(structure.ids))
+
+
+def test_texts_of_a_result_are_text(page, result):
+    assert "&lt;made up&gt; &amp; not measured" in page
+    assert "<made up>" not in page
+    cell = Cell(r"<b>suite $\frac$</b>", "backward", (2, 3), "NCX", "float32")
+    timed = tuple(
+        Outcome(name, "out", "inaccurate", synthetic.timing(1.0), "<script>alert(1)</script>")
+        for name in ("backnorm", "<i>peer</i>")
+    )
+    text = to_html(dataclasses.replace(result, rows=(Row(cell, timed),)))
+    assert not re.search("<b>suite|<i>peer|<script>alert", text)
+
+
+def test_the_page_is_small(result):
+    rows = [synthetic.row(row.cell, seed=1) for row in result.rows]
+    shifted = [
+        dataclasses.replace(
+            row, cell=dataclasses.replace(row.cell, shape=(3, *row.cell.shape[1:]), dtype="float16")
+        )
+        for row in rows
+    ]
+    many = (*result.rows, *shifted)
+    assert len(many) > 260
+    assert len(to_html(dataclasses.replace(result, rows=many)).encode()) < 1_500_000
+
+
+def test_every_plot_has_a_text_alternative(page):
+    names = re.findall(r'role="img" aria-labelledby="([^"]+)"', page)
+    assert len(names) == 9
+    for name in names:
+        assert re.search(rf'<span class="hidden" id="{name}">[^<]{{40,}}</span>', page)
+
+
+def test_a_result_without_rows_is_a_page(result):
+    text = to_html(dataclasses.replace(result, rows=()))
+    assert "No peer is faster anywhere." in text
+
+
+def test_a_browser_shows_it_and_its_tables_sort_and_filter(browse, page, result):
+    dom = browse(page.replace("</body>", f"{VISIT}</body>"), "--dump-dom")
+    attribute = re.search(r'data-seen="([^"]*)"', dom)
+    assert attribute, "the script did not come to its end"
+    seen = json.loads(attribute[1].replace("&quot;", '"').replace("&amp;", "&"))
+
+    def numbers(texts):
+        return [float(text.strip("▲△ ").split("‡")[0]) for text in texts]
+
+    assert seen["sort"] == "ascending"
+    assert numbers(seen["ratio_up"]) == sorted(numbers(seen["ratio_up"]))
+    assert numbers(seen["ratio_down"]) == sorted(numbers(seen["ratio_down"]), reverse=True)
+    assert seen["sizes"] == sorted(seen["sizes"])
+    assert seen["peer"][-2:] == ["crashed", "crashed"]
+    # Two shapes, three operations, two types.
+    assert seen["filtered"] == 12
+    assert seen["count"] == "12 of 134 cells"
+    assert seen["all"] == len(result.rows) - 1
+    assert 0 < seen["lost"] < seen["all"]
+    assert seen["lost_only"]
+    assert not seen["wide"]
+
+
+@pytest.mark.parametrize(
+    ("options", "paper"),
+    [((), (245, 246, 248)), (("--blink-settings=preferredColorScheme=0",), (13, 17, 23))],
+    ids=["light", "dark"],
+)
+def test_a_screenshot_shows_something_on_the_right_paper(browse, page, tmp_path, options, paper):
+    picture = tmp_path / "page.png"
+    browse(page, f"--screenshot={picture}", "--window-size=1400,3000", *options)
+    with Image.open(picture) as image:
+        image = image.convert("RGB")
+        assert image.size == (1400, 3000)
+        assert image.getpixel((3, 3)) == paper
+        colours = image.getcolors(2**24)
+    assert len(colours) > 200
+    # More than margins: cards, plots and text are on it.
+    most = max(count for count, _ in colours)
+    assert most < 0.8 * image.width * image.height
+
+
+def test_on_a_telephone_the_page_is_not_wider_than_the_screen(browse, page):
+    # Chromium's windows are at least 500 pixels wide; a frame is as narrow as it is told.
+    text = json.dumps(page).replace("</", r"<\/")
+    frame = f"""<!doctype html><iframe id="f" width="360" height="800"></iframe><script>
+const frame = document.getElementById("f");
+frame.onload = () => {{
+  const root = frame.contentDocument.documentElement;
+  document.body.dataset.overflow = root.scrollWidth - root.clientWidth;
+}};
+frame.srcdoc = {text};
+</script>"""
+    dom = browse(frame, "--dump-dom", "--virtual-time-budget=2000")
+    assert 'data-overflow="0"' in dom
+
+
+def test_a_report_is_three_files(result, tmp_path):
+    paths = write_report(result, tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == ["result.json", "report.md", "report.html"]
+    assert all(path.stat().st_size > 1000 for path in paths)
+    assert sorted(paths) == sorted((tmp_path / "new" / "folder").iterdir())

@@ -1,0 +1,95 @@
+"""The committed performance pages are what the committed result gives."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from backnorm.bench.report import read_result
+from backnorm.bench.report.words import TIMES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script():
+    path = ROOT / "scripts" / "update_performance_docs.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def checkout(tmp_path, script):
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/performance.md"):
+        (tmp_path / name).write_text(f"before\n{script.BEGIN}\nold\n{script.END}\nafter\n")
+    return tmp_path
+
+
+def write(pages):
+    for path, text in pages.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+def test_what_is_committed_is_current(script):
+    path = ROOT / script.RESULT
+    if not path.exists():
+        pytest.skip(f"{script.RESULT} is not committed yet")
+    assert script.stale(read_result(path), ROOT) == []
+
+
+def test_the_committed_pages_have_the_markers(script):
+    for name in ("README.md", "docs/performance.md"):
+        text = (ROOT / name).read_text()
+        assert text.count(script.BEGIN) == text.count(script.END) == 1
+
+
+def test_pages_are_written_once_and_then_current(script, checkout, result):
+    assert script.stale(result, checkout) == list(script.pages(result, checkout))
+    write(script.pages(result, checkout))
+    assert script.stale(result, checkout) == []
+    readme = (checkout / "README.md").read_text()
+    assert readme.startswith("before\n")
+    assert readme.endswith("after\n")
+    assert "old" not in readme
+
+
+def test_tables_hold_every_shape_with_losing_cells_visible(script, checkout, result):
+    write(script.pages(result, checkout))
+    readme = (checkout / "README.md").read_text()
+    assert "| 50x2048x7x7 |".replace("x", TIMES) in readme
+    assert "| backward (32,10) NCX float32 |" in readme
+    assert "| geometric mean |" in readme
+    page = (checkout / "docs" / "performance.md").read_text()
+    assert "**4.38** (slower)" in page
+    assert "| 1x4x2x2 |".replace("x", TIMES) in page
+
+
+def test_plots_that_the_pages_name_exist(script, checkout, result):
+    write(script.pages(result, checkout))
+    assert "](docs/bench/ratio-backward-float32.svg)" in (checkout / "README.md").read_text()
+    page = (checkout / "docs" / "performance.md").read_text()
+    for name in ("ratio-backward-float32", "roofline-float32", "sweep"):
+        assert f"](bench/{name}.svg)" in page
+        assert (checkout / "docs" / "bench" / f"{name}.svg").exists()
+
+
+def test_a_plot_of_another_release_of_matplotlib_is_left_alone(script, checkout, result):
+    write(script.pages(result, checkout))
+    path = checkout / "docs" / "bench" / "sweep.svg"
+    drawn = path.read_text()
+    path.write_text(drawn.replace("Matplotlib v", "Matplotlib v9"))
+    assert script.stale(result, checkout) == []
+    path.write_text(drawn.replace("cache", "store"))
+    assert script.stale(result, checkout) == [path]
+
+
+def test_a_page_without_markers_is_refused(script, checkout, result):
+    (checkout / "README.md").write_text("no markers")
+    with pytest.raises(SystemExit, match="bench:begin"):
+        script.pages(result, checkout)

@@ -1,0 +1,169 @@
+"""Results survive a file, and files that are not results are refused with a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib import resources
+
+import jsonschema
+import pytest
+
+import backnorm.bench.report
+from backnorm.bench.report import read_result, result_file, write_result
+from backnorm.errors import ArgumentError, ArgumentValueError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "result.json"
+
+
+@pytest.fixture
+def document(result, path):
+    """The JSON of a small result, to be damaged."""
+    write_result(dataclasses.replace(result, rows=result.rows[:2]), path)
+    return json.loads(path.read_text())
+
+
+def schema():
+    folder = resources.files(backnorm.bench.report)
+    return json.loads((folder / "result.schema.json").read_text())
+
+
+def test_a_result_survives_a_file(result, path):
+    write_result(result, path)
+    assert read_result(path) == result
+    assert read_result(str(path)) == result
+
+
+def test_a_result_without_rows_survives_a_file(result, path):
+    empty = dataclasses.replace(result, rows=(), settings={})
+    write_result(empty, path)
+    assert read_result(path) == empty
+
+
+def test_files_are_what_the_schema_describes(result, path):
+    jsonschema.Draft202012Validator.check_schema(schema())
+    write_result(result, path)
+    jsonschema.validate(json.loads(path.read_text()), schema())
+
+
+def test_there_is_a_line_for_every_cell(result, path):
+    write_result(result, path)
+    lines = path.read_text().splitlines()
+    assert sum('"outcomes"' in line for line in lines) == len(result.rows)
+
+
+def test_unknown_fields_are_ignored(document, path):
+    expected = read_result(path)
+    document["later"] = document["environment"]["later"] = document["rows"][0]["later"] = 1
+    path.write_text(json.dumps(document))
+    assert read_result(path) == expected
+
+
+def _outcome(document):
+    return document["rows"][1]["outcomes"][0]
+
+
+def _set(*keys, to):
+    def damage(document):
+        for key in keys[:-1]:
+            document = document[key]
+        document[keys[-1]] = to
+
+    return damage
+
+
+TIMING = ("rows", 1, "outcomes", 0, "timing")
+
+DAMAGES = {
+    "foreign": (lambda d: d.pop("schema"), "schema: is not a result of `backnorm bench`"),
+    "later version": (_set("schema", to="backnorm.bench/2"), "accepted: backnorm.bench/1"),
+    "no rows": (lambda d: d.pop("rows"), "lacks the key 'rows'"),
+    "rows": (_set("rows", to={}), "rows: has the wrong JSON type"),
+    "cpu": (_set("environment", "cpu", to=1), "environment.cpu"),
+    "threads": (_set("environment", "threads", to=0), "environment.threads: is out of range"),
+    "version": (_set("environment", "versions", "torch", to=None), "environment.versions.torch"),
+    "setting": (_set("settings", "rounds", to=[1]), "settings.rounds"),
+    "flag": (_set("settings", "rounds", to=True), "settings.rounds"),
+    "op": (_set("rows", 1, "op", to="sideways"), "rows[1].op: unknown value"),
+    "layout": (_set("rows", 1, "layout", to="NCHW"), "accepted: NCX, NXC"),
+    "dtype": (_set("rows", 1, "dtype", to="int8"), "rows[1].dtype"),
+    "rank": (_set("rows", 1, "shape", to=[5]), "rows[1].shape: has too few axes"),
+    "extent": (_set("rows", 1, "shape", to=[5, 0]), "rows[1].shape[1]: is out of range"),
+    "status": (_set(*TIMING[:4], "status", to="slow"), "rows[1].outcomes[0].status"),
+    "form": (_set(*TIMING[:4], "form", to="in"), "rows[1].outcomes[0].form"),
+    "no timing": (lambda d: _outcome(d).pop("timing"), "timing: is missing"),
+    "timing of nothing": (_set(*TIMING[:4], "status", to="crashed"), "timing: must be absent"),
+    "no time": (_set(*TIMING, "median", to=0), "timing.median: is not a time"),
+    "negative": (_set(*TIMING, "p20", to=-1.0), "timing.p20: is not a time"),
+    "huge": (_set(*TIMING, "p80", to=10**400), "timing.p80: is not a time"),
+    "text": (_set(*TIMING, "p80", to="1"), "timing.p80: has the wrong JSON type"),
+    "order": (_set(*TIMING, "p80", to=1e-12), "timing: is out of order"),
+    "samples": (_set(*TIMING, "samples", to=0), "timing.samples: is out of range"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_named_with_file_and_place(document, path, name):
+    damage, expected = DAMAGES[name]
+    damage(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(ArgumentError) as caught:
+        read_result(path)
+    assert str(path) in str(caught.value)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "is not JSON"),
+        ("[]", "has the wrong JSON type"),
+        ('{"schema": "backnorm.bench/1"', "is not JSON"),
+        ('{"schema": NaN}', "NaN is not a JSON number"),
+        ('{"schema": 1, "schema": 1}', "occurs twice"),
+    ],
+)
+def test_a_file_that_is_no_result_is_refused(path, text, expected):
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match=expected) as caught:
+        read_result(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_cut_file_is_refused_wherever_it_is_cut(document, path):
+    text = path.read_bytes()
+    for size in range(0, len(text) - 2, 97):
+        path.write_bytes(text[:size])
+        with pytest.raises(ArgumentError):
+            read_result(path)
+
+
+def test_a_missing_file_is_named(path):
+    with pytest.raises(ArgumentValueError, match=r"result\.json: no such file"):
+        read_result(path)
+
+
+def test_a_number_that_json_lacks_is_refused_and_nothing_is_written(result, path):
+    with pytest.raises(ArgumentValueError, match="NaN or inf"):
+        write_result(dataclasses.replace(result, settings={"rounds": float("nan")}), path)
+    assert not path.exists()
+
+
+def test_an_interrupted_write_leaves_what_was_there(result, path, monkeypatch):
+    path.write_text("before")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("backnorm.files.os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_result(result, path)
+    assert path.read_text() == "before"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_schema_names_this_version():
+    assert schema()["properties"]["schema"] == {"const": result_file.SCHEMA}

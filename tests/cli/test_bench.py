@@ -1,0 +1,200 @@
+"""`backnorm bench`: options in; a table, files and an exit status out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backnorm.bench import peers
+from backnorm.bench.campaign import Campaign
+from backnorm.bench.model import Cell, Outcome, Row, Timing
+
+FAKES = Path(__file__).parents[1] / "bench"
+HASTY = ("--rounds", 1, "--samples", 1, "--warm-up", 0)
+
+# The module of each peer, and the contestant that needs it.
+MODULES = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax"}
+
+
+def rows():
+    def outcome(name, form, seconds):
+        return Outcome(name, form, "ok", Timing(seconds, seconds, seconds, 1))
+
+    for layout, peer in (("NCX", 2e-3), ("NXC", 5e-4)):
+        yield Row(
+            Cell("resnet50", "backward", (50, 512, 7, 7), layout, "float32"),
+            (
+                outcome("backnorm", "out", 1e-3),
+                outcome("floor", "out", 8e-4),
+                outcome("torch", "out", peer),
+                outcome("torch", "allocate", 1e-9),
+                Outcome("jax", "allocate", "missing", detail="jax is not installed"),
+            ),
+        )
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Make up the measurements; returns what campaigns were asked for."""
+    campaigns = []
+
+    def run(self, advance):
+        campaigns.append(self)
+        self.rows.extend(rows())
+
+    monkeypatch.setattr(Campaign, "run", run)
+    return campaigns
+
+
+def test_a_table_and_what_it_comes_to(cli, measured):
+    result = cli("bench")
+    assert result.exit_code == 0
+    assert "resnet50: backward (50,512,7,7) NCX float32 1 ms 25.1 0.50 torch 1.25" in (
+        " ".join(result.stdout.split())
+    )
+    assert (
+        "ratio to the best peer: 1.00 in the geometric mean of 2 cells, 1 or less in 1; "
+        "worst 2.00 backward (50,512,7,7) NXC float32"
+    ) in result.stdout
+    assert "ratio to the floor: 1.25 in the geometric mean" in result.stdout
+    assert "jax missing in 2 of 2 cells: jax is not installed" in result.stdout
+    assert result.stderr.startswith("backnorm: 18 cells, about ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_options_reach_the_campaign(cli, measured):
+    options = "--suite 3d,small --op forward --dtype float64,float32 --layout NXC --peers torch,jax"
+    assert cli("bench", *options.split(), *HASTY, "--limit", 3).exit_code == 0
+    (campaign,) = measured
+    assert {cell.suite for cell in campaign.cells} == {"3d", "small"}
+    assert {cell.dtype for cell in campaign.cells} == {"float64", "float32"}
+    assert {cell.op for cell in campaign.cells} == {"forward"}
+    assert {cell.layout for cell in campaign.cells} == {"NXC"}
+    assert list(campaign.contestants) == ["backnorm", "floor", "torch", "jax"]
+    settings = campaign.result().settings
+    assert (settings["rounds"], settings["samples"]) == (1, 1)
+    assert (settings["warm"], settings["limit"]) == (0.0, 3.0)
+
+
+def test_a_quick_run_is_short(cli, measured):
+    assert cli("bench", "--quick", "--peers", "none").exit_code == 0
+    (campaign,) = measured
+    assert sum(campaign.expected()) < 60
+    assert list(campaign.contestants) == ["backnorm", "floor"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--suite", "resnet51"),
+        ("--op", "sideways"),
+        ("--dtype", "int8"),
+        ("--layout", "NCHW"),
+        ("--peers", "mxnet"),
+    ],
+)
+def test_unknown_names_are_refused(refused, option, value):
+    line = refused("bench", option, value)
+    assert f"{option}: unknown; got '{value}'; accepted: " in line
+
+
+def test_files_are_written_and_compared(cli, measured, tmp_path):
+    folder = tmp_path / "a" / "b"
+    result = cli("bench", "--out", folder)
+    assert result.exit_code == 0
+    assert {file.name for file in folder.iterdir()} >= {"result.json", "report.md", "report.html"}
+    assert f"wrote {folder / 'report.html'}" in result.stdout
+    compared = cli("bench", "--compare", folder / "result.json", folder / "result.json")
+    assert compared.exit_code == 0
+    assert compared.stdout.startswith("# ")
+    assert len(measured) == 1
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(
+    refused, measured, tmp_path
+):
+    (tmp_path / "file").touch()
+    assert "file" in refused("bench", "--out", tmp_path / "file")
+    assert measured == []
+
+
+def test_nothing_to_compare_is_refused(refused, tmp_path):
+    assert "absent.json" in refused(
+        "bench", "--compare", tmp_path / "absent.json", tmp_path / "absent.json"
+    )
+
+
+def test_an_interruption_keeps_what_is_there(cli, monkeypatch, tmp_path):
+    def run(self, advance):
+        self.rows.extend(rows())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Campaign, "run", run)
+    result = cli("bench", "--out", tmp_path)
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "backnorm: interrupted"
+    assert len(json.loads((tmp_path / "result.json").read_text())["rows"]) == 2
+    assert "ratio to the best peer" in result.stdout
+
+
+def test_an_interruption_before_the_first_cell_writes_nothing(cli, monkeypatch, tmp_path):
+    def run(self, advance):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Campaign, "run", run)
+    assert cli("bench", "--out", tmp_path).exit_code == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inexact_results_of_ours_are_a_failure(cli, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+    monkeypatch.setitem(peers.CONTESTANTS, "backnorm", "fakes:WrongOurs")
+    options = ["--suite", "small", "--op", "backward", "--layout", "NCX", "--peers", "none"]
+    result = cli("bench", *options, *HASTY)
+    assert result.exit_code == 1
+    assert "backnorm: not exact: backward (1,4,2,2) NCX float32: allocate: dgamma" in result.stderr
+
+
+@pytest.mark.peer
+def test_all_peers_take_part(tmp_path):
+    """From the command line to the files, with whatever is installed here."""
+    command = [sys.executable, "-m", "backnorm", "bench", "--suite", "small", "--layout", "NXC"]
+    done = subprocess.run(
+        [*command, *map(str, HASTY), "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert len(result["rows"]) == 4
+    for row in result["rows"]:
+        found = {outcome["contestant"]: outcome["status"] for outcome in row["outcomes"]}
+        assert set(found) == set(peers.CONTESTANTS)
+        assert set(found.values()) <= {"ok", "missing"}, row
+        if os.environ.get("BACKNORM_REQUIRE_PEERS") == "1":
+            assert set(found.values()) == {"ok"}, row
+    assert "backnorm" in result["environment"]["versions"]
+
+
+def test_control_c_ends_it_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "backnorm", "bench", "--suite", "sweep", "--peers", "none"]
+    running = subprocess.Popen(
+        [*command, "--rounds", "1000", "--limit", "1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr.readline().startswith("backnorm: 64 cells")
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert stderr == "backnorm: interrupted\n"
+    assert "Traceback" not in stdout
