@@ -36,6 +36,36 @@ def check_out(
     ------
     ArgumentTypeError, ArgumentValueError
     """
+    # What is usual, in one look.
+    usual = (
+        type(out) is np.ndarray
+        and out.flags.carray
+        and out.shape == problem.shape
+        and out.dtype is problem.dtype
+    )
+    if not usual:
+        _check_kind(problem, out, words)
+    name = words.get("out", "out")
+    near = np.may_share_memory
+    for other, array in inputs.items():
+        if array is not None and near(out, array) and _overlap(out, array):
+            raise ArgumentValueError(
+                name,
+                f"overlaps {words.get(other, other)} in memory",
+                accepted="separate memory, or exactly the memory of " + words.get("dy", "dy"),
+            )
+    if dy is None or dy is out or not near(out, dy):
+        return
+    if _overlap(out, dy) and not _same_memory(out, dy):
+        raise ArgumentValueError(
+            name,
+            f"overlaps part of {words.get('dy', 'dy')} in memory",
+            accepted=f"separate memory, or exactly the memory of {words.get('dy', 'dy')}",
+        )
+
+
+def _check_kind(problem: Problem, out: object, words: Words) -> None:
+    """Check type, shape, element type and flags of `out`."""
     name = words.get("out", "out")
     if not isinstance(out, np.ndarray):
         raise ArgumentTypeError(
@@ -66,19 +96,6 @@ def check_out(
             came=f"strides {out.strides}",
             accepted="an array with distinct elements",
         )
-    for other, array in inputs.items():
-        if array is not None and _overlap(out, array):
-            raise ArgumentValueError(
-                name,
-                f"overlaps {words.get(other, other)} in memory",
-                accepted="separate memory, or exactly the memory of " + words.get("dy", "dy"),
-            )
-    if dy is not None and dy is not out and _overlap(out, dy) and not _same_memory(out, dy):
-        raise ArgumentValueError(
-            name,
-            f"overlaps part of {words.get('dy', 'dy')} in memory",
-            accepted=f"separate memory, or exactly the memory of {words.get('dy', 'dy')}",
-        )
 
 
 def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
@@ -90,8 +107,6 @@ def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _overlap(left: np.ndarray, right: np.ndarray) -> bool:
-    if not np.may_share_memory(left, right):
-        return False
     try:
         # The exact answer can take exponential time; the stubs know no bound but the two names.
         return np.shares_memory(left, right, max_work=100_000)  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ without such a mark, are left to NumPy.
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import sys
 
@@ -75,12 +74,14 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     ------
     MemoryError
     """
-    size = math.prod(shape) * dtype.itemsize
+    # Costs nothing until it is written to.
+    array = np.empty(shape, dtype)
+    size = array.nbytes
     if size < _LARGE or not _CAN_MARK:
-        return np.empty(shape, dtype)
+        return array
     block = _take(-(-size // _PAGE) * _PAGE)
     if block is None:
-        return np.empty(shape, dtype)
+        return array
     return np.asarray(_Lease(block, size)).view(dtype).reshape(shape)
 
 

@@ -89,6 +89,8 @@ class Call:
     def within(self, out: np.ndarray) -> np.ndarray:
         """Return the array to write instead of `out`: itself, if it is dense in x's order."""
         if out.dtype == self.problem.dtype and out.flags.aligned:
+            if self._natural and out.flags.c_contiguous:
+                return out
             moved = out.transpose(self._order)
             if moved.flags.c_contiguous:
                 return moved
@@ -96,6 +98,8 @@ class Call:
 
     def finish(self, target: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Return the array that was written in the caller's terms."""
+        if target is out:
+            return target
         result = target if self._natural else restore(target, self._order)
         if out is None:
             return result

@@ -93,7 +93,7 @@ def batch_norm_backward(
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
     given = (x, dy, mean, variance) if gamma is None else (x, dy, mean, variance, gamma)
-    key = metadata(given, (epsilon, data_format, training))
+    key = metadata(given, epsilon, data_format, training)
     call = _backward_calls(key)
     if call is None:
         x, dy = as_array("x", x), as_array("dy", dy)
@@ -154,7 +154,7 @@ def batch_norm_forward(
         As `batch_norm_backward`.
     """
     given = tuple(array for array in (x, gamma, beta) if array is not None)
-    key = metadata(given, (epsilon, data_format, gamma is None))
+    key = metadata(given, epsilon, data_format, gamma is None)
     call = _forward_calls(key)
     if call is None:
         x = as_array("x", x)
@@ -204,7 +204,7 @@ def batch_norm_inference(
         As `batch_norm_backward`.
     """
     given = tuple(array for array in (x, mean, variance, gamma, beta) if array is not None)
-    key = metadata(given, (epsilon, data_format, gamma is None))
+    key = metadata(given, epsilon, data_format, gamma is None)
     call = _inference_calls(key)
     if call is None:
         x, mean, variance = as_array("x", x), as_array("mean", mean), as_array("variance", variance)

@@ -27,22 +27,25 @@ _KEPT = 4096
 _facts = attrgetter("__class__", "shape", "dtype", "flags.carray")
 
 
-def metadata(arrays: tuple[Any, ...], options: tuple[Hashable, ...]) -> Hashable | None:
-    """Return all that the checks of a call look at; None if an argument is not even like an array.
+def metadata(
+    arrays: tuple[Any, ...], epsilon: object, data_format: object, flag: object
+) -> Hashable | None:
+    """Return all that the checks of a call look at, or None if it is not a usual call.
 
     Parameters
     ----------
     arrays : tuple of numpy.ndarray
         The arrays that were given.
-    options : tuple
+    epsilon, data_format, flag
         The other arguments, and which arrays were not given.
     """
+    # True == 1 == 1.0: a key cannot tell them apart.
+    if type(epsilon) is not float or type(flag) is not bool or type(data_format) is not str:
+        return None
     try:
-        known = tuple(map(_facts, arrays))
+        return (*map(_facts, arrays), epsilon, data_format, flag, get_num_threads())
     except AttributeError:
         return None
-    # With the types of the options: True == 1 == 1.0.
-    return known, options, tuple(map(type, options)), get_num_threads()
 
 
 class Recall:
@@ -53,10 +56,7 @@ class Recall:
 
     def __call__(self, key: Hashable | None) -> Call | None:
         """Return the call that was kept for `key`, or None."""
-        try:
-            return self._calls.get(key)
-        except TypeError:  # an option that is not hashable
-            return None
+        return self._calls.get(key)
 
     def keep(self, key: Hashable | None, call: Call, arrays: tuple[Any, ...]) -> None:
         """Keep a call of `arrays` that passed the checks, if the kernels take them as they are."""

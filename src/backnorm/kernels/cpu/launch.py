@@ -73,6 +73,7 @@ class Launch:
         self._epsilon, self._streaming, self._threads = epsilon, streaming, threads
         self._fused = fused
         self._segments = isinstance(geometry, Segments)
+        self._kernel = segments.run if self._segments else columns.run
         values: tuple[int, ...]
         if isinstance(geometry, Segments):
             chunk = (geometry.rows, geometry.length, geometry.chunks, geometry.block)
@@ -163,9 +164,8 @@ class Launch:
         if self._empty:
             return
         partial = np.empty(self._partial) if summed and self._partial else _NOTHING
-        common = (x, dy, seen, out, self._geometry, table, partial, self._epsilon, self._streaming)
+        how: tuple[float, ...] = (self._epsilon, self._streaming)
         if self._segments:
-            arguments = (*common, self._fused and summed > 0)
-            parallel(segments.run, arguments, summed, items, self._threads)
-        else:
-            parallel(columns.run, common, summed, items, self._threads)
+            how = (*how, self._fused and summed > 0)
+        arguments = (x, dy, seen, out, self._geometry, table, partial, *how)
+        parallel(self._kernel, arguments, summed, items, self._threads)

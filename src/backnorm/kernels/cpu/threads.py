@@ -319,12 +319,14 @@ def parallel(
     """
     if items == 0:
         return
+    if threads == 1 or items == 1:
+        cursor = np.zeros(_CLAIMED + 2 * _LINE, np.int64)
+        cursor[_PARTS] = 1
+        kernel(*arguments, cursor, summed, items, 0)
+        return
     helpers = min(threads, items) - 1
     cursor = np.zeros(_CLAIMED + 2 * _LINE * (helpers + 1), np.int64)
     cursor[_PARTS] = helpers + 1
-    if helpers == 0:
-        kernel(*arguments, cursor, summed, items, 0)
-        return
     pool = _pool
     cursor[_BELL] = pool.bell
     call = (*arguments, cursor, summed, items)
