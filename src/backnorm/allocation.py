@@ -20,8 +20,8 @@ import numpy as np
 
 __all__ = ["allocate"]
 
-# The C library keeps freed memory of up to 32 MiB itself.
-_LARGE = 16 << 20
+# The C library uses freed memory of up to 32 MiB again itself, which costs less than marking it.
+_LARGE = 32 << 20
 
 # Blocks are whole huge pages.
 _PAGE = 2 << 20

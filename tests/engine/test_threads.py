@@ -148,7 +148,7 @@ def test_a_failure_in_another_thread_reaches_the_caller():
             assert index == 0
             started.wait(10)
             return False
-        assert index == 1
+        assert index > 0
         started.set()
         raise MemoryError("no memory in a worker")
 

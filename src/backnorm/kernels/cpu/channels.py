@@ -38,7 +38,15 @@ from backnorm.kernels.cpu.memory import (
     store_some,
 )
 from backnorm.kernels.cpu.sums import merge_pairs, pair_add, value
-from backnorm.kernels.cpu.vector import LANES, any_not_positive, blend, splat, square_root
+from backnorm.kernels.cpu.vector import (
+    LANES,
+    any_not_positive,
+    blend,
+    splat,
+    square_root,
+    sums_of_lanes,
+    where_finite,
+)
 
 __all__ = [
     "FIRST",
@@ -61,7 +69,7 @@ __all__ = [
 MEAN, SHIFT, SLOPE, GAIN, SCALE, FIRST, SECOND = range(7)
 ROWS = 7
 
-# Elements of a channel whose mean is its pivot.
+# Elements of a column whose mean is its pivot.
 _SAMPLE = 16
 
 
@@ -111,34 +119,52 @@ def prepare(mean, variance, gamma, beta, epsilon, table):
 
 @kernel
 def prepare_forward(x, outer, channels, inner, gamma, beta, table):
-    """Fill pivot, gamma and beta; a pivot is the mean of the first elements of its channel."""
+    """Fill pivot, gamma and beta; a pivot is the mean of a few elements of its channel."""
     step = table.shape[0] // ROWS
     rows = address(table)
+    zero = splat(0.0)
     for c in range(0, channels, LANES):
         count = channels - c
         store_some(rows, SLOPE * step + c, count, read(beta, c, count, 0.0))
         store_some(rows, GAIN * step + c, count, read(gamma, c, count, 1.0))
-    sample = min(_SAMPLE, outer * inner)
-    if inner == 1:
-        for c in range(0, channels, LANES):
-            total = splat(0.0)
+        total = zero
+        if inner == 1:
+            sample = _power_of_two(_SAMPLE, outer)
             for n in range(sample):
-                total = total + load_some(x, n * channels + c, channels - c)
-            store_some(rows, MEAN * step + c, channels - c, total / splat(float(max(sample, 1))))
-    else:
-        for c in range(channels):
-            total, left, start = 0.0, sample, c * inner
-            while left > 0:
-                for i in range(start, start + min(left, inner)):
-                    total += load_one(x, i)
-                left -= inner
-                start += channels * inner
-            store_one(rows, MEAN * step + c, total / max(sample, 1))
-    for c in range(channels):
+                total = total + load_some(x, n * channels + c, count)
+        elif outer * inner > 0:
+            sample = _power_of_two(LANES, inner)
+            total = sums_of_lanes(
+                (
+                    _sample(x, c, channels, inner, sample),
+                    _sample(x, c + 1, channels, inner, sample),
+                    _sample(x, c + 2, channels, inner, sample),
+                    _sample(x, c + 3, channels, inner, sample),
+                    _sample(x, c + 4, channels, inner, sample),
+                    _sample(x, c + 5, channels, inner, sample),
+                    _sample(x, c + 6, channels, inner, sample),
+                    _sample(x, c + 7, channels, inner, sample),
+                )
+            )
+        else:
+            sample = 0
+        pivot = total / splat(float(max(sample, 1)))
         # A pivot that is not finite would hide what the sums themselves come to.
-        if not math.isfinite(load_one(rows, MEAN * step + c)):
-            store_one(rows, MEAN * step + c, 0.0)
+        store_some(rows, MEAN * step + c, count, where_finite(pivot, pivot, zero))
     _wrap(rows, step, channels)
+
+
+@inlined
+def _power_of_two(most, limit):
+    """Return the largest power of two up to both: dividing by it is exact."""
+    while most > limit:
+        most //= 2
+    return most
+
+
+@inlined
+def _sample(x, c, channels, inner, sample):
+    return load_some(x, min(c, channels - 1) * inner, sample)
 
 
 def solve(dy, sums, far, total, rows, step, c, channels, epsilon):
@@ -277,10 +303,14 @@ def finish_forward(table, epsilon, mean, variance):
     channels = mean.shape[0]
     step = table.shape[0] // ROWS
     rows = address(table)
+    refused = -1
     for c in range(0, channels, LANES):
-        store_some(mean, c, channels - c, load(rows, FIRST * step + c))
-        store_some(variance, c, channels - c, load(rows, SECOND * step + c))
-    for c in range(channels):
-        if load_one(rows, SECOND * step + c) + epsilon <= 0.0:
-            return c
-    return -1
+        count = channels - c
+        values = load(rows, SECOND * step + c)
+        store_some(mean, c, count, load(rows, FIRST * step + c))
+        store_some(variance, c, count, values)
+        if any_not_positive(blend(count, values + splat(epsilon), splat(1.0))) and refused < 0:
+            refused = c
+            while load_one(rows, SECOND * step + refused) + epsilon > 0.0:
+                refused += 1
+    return refused
