@@ -144,12 +144,12 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     # element with streaming and with ordinary stores, 32 MiB of cache (AMD Zen 5): backward, arrays
     # of 5 MiB, 0.18 and 0.19, of 9 MiB 0.27 and 0.43; inference, 9 MiB 0.10 and 0.05, 29 MiB 0.06
     # and 0.09.
-    arrays = 3 if problem.operation in ("backward", "apply") else 2
+    inputs = 1 if problem.operation in ("forward", "inference") else 2
+    arrays = inputs + 1
     room = machine.cache_shared if problem.operation == "inference" else machine.cache_shared // 2
     streaming = arrays * written > room
     share = _share(size, threads)
-    # By then the cache has lost much of what it was to keep.
-    in_cache = 2 * written <= machine.cache_shared // 4 * 3
+    in_cache = arrays * written <= machine.cache_shared // 10 * 9
     geometry = _geometry(extents, threads, share, in_cache=in_cache)
     reasons.append(
         f"{'streaming' if streaming else 'ordinary'} stores: inputs and output are "
