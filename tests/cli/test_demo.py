@@ -82,7 +82,7 @@ def test_a_dialect_that_disagrees_fails_the_demo(cli, monkeypatch):
     assert all(row["passed"] for row in report["rows"])
     table = cli("demo").stdout
     assert "float32: RESULTS DIFFER" in table
-    assert "bfloat16: all results are the same bits" in table
+    assert "bfloat16: all results in a layout are the same bits" in table
 
 
 def test_a_wrong_result_fails_the_demo(cli, monkeypatch):

@@ -17,7 +17,7 @@ import backnorm
 from backnorm import execute, operators
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
-from backnorm.dtypes import ELEMENT_TYPES
+from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16
 from backnorm.kernels.cpu.geometry import Columns, Segments
 
 SHAPES = {
@@ -86,7 +86,7 @@ def segments(extents):
     """Yield legal cuts into segments: chunks of rows, of pieces; blocks small and large."""
     outer, channels, inner = extents
     # A vector across a border belongs to two channels, not three.
-    if inner < 8 and channels != 1:
+    if inner < 16 and channels != 1:
         return
     whole = max(16, up(inner, 16))
     cuts = [(1, length) for length in (16, 64, 2048) if length < whole]
@@ -218,3 +218,47 @@ def test_every_cut_is_exact_and_every_schedule_gives_its_bits(name, dtype, opera
                 offset,
             )
             assert bits(got) == bits(expected), (plan, offset)
+
+
+# Powers of two for x and dy (None: dy is zero) of one channel after another: what float32 has the
+# range for, what it has not, and what comes near the limits of bfloat16.
+RANGES = [
+    (0, 0), (0, -125), (40, 90), (-45, -60), (0, None), (58, 0), (0, 126), (-58, 60), (0, -133),
+]  # fmt: skip
+REACHING = ["long-segments", "segments-of-49", "ragged-rows", "tiny-segments"]
+
+
+def wide_ranging(data, dtype):
+    """Scale every channel of the data by its powers of two, and let single elements stand out."""
+    axis = 1 if data.data_format == "NCX" else data.x.ndim - 1
+    for c in range(data.mean.size):
+        power, gradient = RANGES[c % len(RANGES)]
+        if dtype == FLOAT16:
+            power, gradient = power // 8, gradient and gradient // 8
+        at = (slice(None),) * axis + (c,)
+        data.x[at] = np.ldexp(data.x[at].astype(float), power).astype(dtype)
+        data.mean[c], data.variance[c] = data.mean[c] * 2.0**power, data.variance[c] * 4.0**power
+        scaled = data.dy[at].astype(float) * (0 if gradient is None else 2.0**gradient)
+        limit = 3e38 if dtype == BFLOAT16 else 65504
+        data.dy[at] = np.clip(scaled, -limit, limit).astype(dtype)
+        if c % 4 == 3 and data.x[at].size:
+            data.x[at][(0,) * data.x[at].ndim] = dtype.type(1e30 if dtype == BFLOAT16 else 6e4)
+    return data
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("name", REACHING)
+def test_no_schedule_shows_where_the_range_of_float32_ends(name, dtype, operation, forced, rng):
+    data_format, shape = SHAPES[name]
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=4.0)
+    wide_ranging(data, dtype)
+    expected, first = forced.results(operation, data, lambda plan: plan)
+    for quantity, verdict in verdicts(operation, data, expected).items():
+        assert verdict.passed, (quantity, verdict.detail)
+    for values in list(schedules(choices(first, operation), rng)):
+        offset = values.pop("offset")
+        got, plan = forced.results(
+            operation, data, lambda plan, values=values: changed(plan, **values), offset
+        )
+        assert bits(got) == bits(expected), (plan, offset)

@@ -11,16 +11,18 @@ import pytest
 
 _CODE = """
 import hashlib
+import ml_dtypes
 import numpy as np
 import backnorm
 rng = np.random.default_rng(0)
 digest = hashlib.sha256()
-for dtype in (np.float16, np.float64):
+for dtype in (np.float16, ml_dtypes.bfloat16, np.float64):
     x = rng.standard_normal((203, 21)).astype(dtype)
     dy = (rng.standard_normal(x.shape) + x).astype(dtype)
     dy[3, 4] = 1e-7
-    statistics = np.float32 if dtype is np.float16 else dtype
-    mean, variance = x.mean(0).astype(statistics), x.var(0).astype(statistics)
+    statistics = dtype if dtype is np.float64 else np.float32
+    wide = x.astype(np.float64)
+    mean, variance = wide.mean(0).astype(statistics), wide.var(0).astype(statistics)
     for array in backnorm.batch_norm_backward(x, dy, mean, variance, epsilon=1e-3):
         digest.update(array.tobytes())
 print(digest.hexdigest())

@@ -16,6 +16,8 @@ from backnorm.kernels.cpu.memory import (
     load,
     load_first,
     load_one,
+    load_singles,
+    load_singles_first,
     store,
     store_first,
     store_one,
@@ -23,7 +25,13 @@ from backnorm.kernels.cpu.memory import (
 )
 from backnorm.kernels.cpu.vector import (
     blend,
+    high_half,
+    low_half,
+    marked,
+    multiply_add,
+    sound,
     splat,
+    splat_single,
 )
 
 
@@ -69,6 +77,42 @@ def _head(target, index):
 def _arithmetic(left, right, target):
     a, b = load(left, 0), load(right, 0)
     store(target, 0, (a - b) * (a + splat(2.0)))
+
+
+@inlined
+def _copy_singles(source, target):
+    for i in range(0, source.shape[0] - 15, 16):
+        store(target, i, load_singles(source, i))
+
+
+@inlined
+def _stream_singles(source, target):
+    for i in range(0, source.shape[0] - 15, 16):
+        stream(target, i, load_singles(source, i))
+
+
+@inlined
+def _first_singles(source, start, count, target):
+    store_first(target, start, count, load_singles_first(source, start, count))
+
+
+@inlined
+def _halves(source, target):
+    store(target, 0, low_half(load_singles(source, 0)))
+    store(target, 8, high_half(load_singles(source, 0)))
+
+
+@inlined
+def _marked(source, target):
+    value = load_singles(source, 0)
+    store(target, 0, marked(value))
+    return sound(value)
+
+
+@inlined
+def _arithmetic_of_singles(count, left, right, target):
+    a, b = load_singles(left, 0), load_singles(right, 0)
+    store(target, 0, blend(count, multiply_add(a - b, a, b), splat_single(0.1)))
 
 
 def _all_16_bit_values(dtype):
@@ -210,3 +254,82 @@ def test_a_read_only_array_is_seen_without_a_copy():
     seen = stored(values)
     assert seen.flags.writeable
     assert seen.__array_interface__["data"][0] == values.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+def test_every_16_bit_value_becomes_float32_exactly_and_back(dtype):
+    values, exact = _all_16_bit_values(dtype)
+    wide = np.full(values.size, np.nan, np.float32)
+    _copy_singles(stored(values), wide)
+    np.testing.assert_array_equal(wide, exact)
+    back = np.zeros_like(values)
+    _copy_singles(wide, stored(back))
+    # What is not zero or normal in float32 is not stored this way.
+    kept = (exact == 0) | (np.isfinite(exact) & (np.abs(exact) >= 2.0**-126))
+    np.testing.assert_array_equal(back[kept].view(np.uint16), values[kept].view(np.uint16))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+def test_float32_is_rounded_to_16_bits_to_nearest_even(dtype):
+    _, values = _all_16_bit_values(dtype)
+    finite = np.unique(np.abs(values[np.isfinite(values)]))
+    middle = ((finite[:-1] + finite[1:]) / 2).astype(np.float32)
+    middle = middle[middle >= 2.0**-126]
+    every = [middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(3e38))]
+    singles = np.concatenate([sign * each for each in every for sign in (1, -1)])
+    singles = np.resize(singles[np.abs(singles) >= 2.0**-126], -(-singles.size // 16) * 16)
+    got = np.zeros(singles.size, dtype)
+    _copy_singles(singles, stored(got))
+    with np.errstate(over="ignore"):
+        expected = singles.astype(dtype)
+    np.testing.assert_array_equal(got.view(np.uint16), expected.view(np.uint16))
+
+
+@pytest.mark.parametrize("count", [-3, 0, 1, 7, 8, 9, 15, 16, 20])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_the_first_singles_are_read_and_written_alone(dtype, count, rng):
+    source = rng.standard_normal(32).astype(dtype)
+    target = np.zeros(32, dtype)
+    _first_singles(stored(source), 3, count, stored(target))
+    expected = np.zeros(32, dtype)
+    expected[3 : 3 + min(max(count, 0), 16)] = source[3 : 3 + min(max(count, 0), 16)]
+    np.testing.assert_array_equal(target.view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_streaming_singles_writes_what_a_store_writes(dtype, rng):
+    source = rng.standard_normal(256).astype(dtype)
+    target = np.zeros(256 + 64, dtype)
+    head = -target.ctypes.data % 32 // 2
+    _stream_singles(stored(source), stored(target[head : head + 256]))
+    np.testing.assert_array_equal(target[head : head + 256].view(np.uint8), source.view(np.uint8))
+
+
+def test_halves_of_singles():
+    source, target = np.arange(16, dtype=np.float32), np.zeros(16)
+    _halves(source, target)
+    np.testing.assert_array_equal(target, np.arange(16.0))
+
+
+def test_what_is_not_zero_or_normal_is_not_sound():
+    least, most = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+    good = np.array([0.0, -0.0, 1.0, -1.0, least, -least, most, -most] * 2, np.float32)
+    target = np.zeros(16, np.float32)
+    assert _marked(good, target)
+    np.testing.assert_array_equal(target.view(np.uint32), good.view(np.uint32))
+    for bad in (np.nan, -np.nan, np.inf, -np.inf, least / 2, -least / 2, 1e-45, -1e-45):
+        for place in (0, 9, 15):
+            values = good.copy()
+            values[place] = bad
+            assert not _marked(values, target)
+            np.testing.assert_array_equal(np.isnan(target), np.arange(16) == place)
+
+
+@pytest.mark.parametrize("count", [0, 5, 16])
+def test_operators_on_singles(count, rng):
+    left, right = rng.standard_normal((2, 16)).astype(np.float32)
+    target = np.zeros(16, np.float32)
+    _arithmetic_of_singles(count, left, right, target)
+    expected = ((left - right).astype(float) * left + right).astype(np.float32)
+    expected[count:] = np.float32(0.1)
+    np.testing.assert_allclose(target, expected, rtol=2e-7)

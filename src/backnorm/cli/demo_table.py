@@ -9,6 +9,7 @@ from rich.table import Table
 from backnorm.cli.demo import DemoReport
 from backnorm.cli.render import ULP_NOTE, measurements_table, number_texts, ulp_text
 from backnorm.cli.text import plain
+from backnorm.dtypes import is_16_bit
 
 __all__ = ["demo_table"]
 
@@ -27,9 +28,11 @@ def demo_table(report: DemoReport) -> Table:
     table = measurements_table(title, "call", caption)
     agree = {a.dtype: not a.differences for a in report.agreements}
     for dtype, rows in groupby(report.rows, key=lambda row: str(row.case.dtype)):
-        verdict = "all results are the same bits" if agree[dtype] else "RESULTS DIFFER"
-        table.add_row(f"{dtype}: {verdict}")
-        for row in rows:
+        rows_of = list(rows)
+        where = " in a layout" if is_16_bit(rows_of[0].case.dtype) else ""
+        same = f"all results{where} are the same bits"
+        table.add_row(f"{dtype}: {same if agree[dtype] else 'RESULTS DIFFER'}")
+        for row in rows_of:
             table.add_row(
                 plain(f"  {row.case.call}"),
                 row.case.layout,

@@ -109,8 +109,10 @@ def budget(quantity: Quantity, output: np.dtype, data: np.dtype) -> Budget:
     - float64 data has no wider type to fall back on. Sums are compensated (2**-48 T holds for
       parameter gradients, with the rounding of s and of the product), and the dozen float64
       operations of the element leave 2**-49 T.
-    - 16-bit data is evaluated in float64 too, but 2**-20 T (2**-22 T for float32 parameters)
-      also admits evaluation in float32 before the one rounding to 8 or 11 bits.
+    - 16-bit data is evaluated in float32, whose unit roundoff is 2**-24, before the one rounding
+      to 8 or 11 bits. A term of a parameter gradient is rounded four times before it is added up
+      in float64: 2**-22 T. dx has those sums as coefficients, and with five more roundings no
+      more than nine of a term: 2**-20 T.
     - mean and variance are themselves sums that are rounded once; they get a whole ulp, beside
       the coefficient of a parameter gradient, which counts only for a mean that cancels. The
       terms of the variance are all positive, so its T is itself.

@@ -6,16 +6,20 @@ row would be shorter than two vectors several make one. Elements after the last 
 `rest`.
 
 An item of the reduction is a tile of columns and a block of rows. A column is summed down 64
-rows as plain vectors, those sums are added up as pairs, and blocks are added up in order. Blocks
-depend on the shape alone and a column's sum on nothing but its column, so a channel's sums have
-the same bits however the work is shared out.
+rows as plain vectors (gradients of 16 bits in float32 first, four rows at a time), those sums are
+added up as pairs, and blocks are added up in order. Blocks depend on the shape alone and a
+column's sum on nothing but its column, so a channel's sums have the same bits however the work is
+shared out.
 """
 
 from __future__ import annotations
 
+from numba import types
+from numba.extending import overload
+
 from backnorm.kernels.cpu.channels import MEAN, ROWS, combine
 from backnorm.kernels.cpu.formulas import elements, first_elements
-from backnorm.kernels.cpu.jit import inlined, kernel
+from backnorm.kernels.cpu.jit import inlined, kernel, outlined
 from backnorm.kernels.cpu.memory import (
     address,
     aligned_head,
@@ -23,12 +27,27 @@ from backnorm.kernels.cpu.memory import (
     keep,
     load,
     load_one,
+    load_singles,
     offset,
     scratch,
+    singles_within,
     store,
     store_first,
     store_one,
     stream,
+)
+from backnorm.kernels.cpu.singles import (
+    add_strip,
+    add_strip_first,
+    coefficients_for,
+    end_strip,
+    holds,
+    kept_sums,
+    lanes_of,
+    narrow_coefficients,
+    repeat_first,
+    room_for,
+    vector_of,
 )
 from backnorm.kernels.cpu.sums import merge_pairs, resume, suspend, take, take_first
 from backnorm.kernels.cpu.threads import (
@@ -40,16 +59,23 @@ from backnorm.kernels.cpu.threads import (
     leave,
     open_second,
 )
-from backnorm.kernels.cpu.vector import LANES
+from backnorm.kernels.cpu.vector import (
+    LANES,
+    SINGLES,
+    Singles,
+    all_finite,
+    high_half,
+    low_half,
+    marked,
+    multiply_add,
+    where_finite,
+)
 
 __all__ = ["run"]
 
 # Additions in a row before a sum is kept as a pair: part of the error budget (128 would do), and
 # of the bits of the result.
 _RUN = 64
-
-# Elements of a cache line of float32.
-_LINE = 2 * LANES
 
 
 @kernel
@@ -97,12 +123,16 @@ def run(
     step = table.shape[0] // ROWS
     wide_step = step if plain else _step(width)
     far = _step(width)
-    memory = scratch(5 * _step(cut[1]) + (0 if plain else 4 * wide_step))
+    spreads = 0 if plain else 4 * wide_step
+    memory = scratch(12 * _step(cut[1]) + spreads + room_for(out, width))
     place = address(memory)
     x_, dy_, seen_, out_ = address(x), address(dy), address(seen), address(out)
     known, pairs = address(table), address(partial)
-    wide = known if plain else offset(place, 5 * _step(cut[1]))
-    spread = plain
+    place_of_wide = offset(place, 12 * _step(cut[1]))
+    wide = known if plain else place_of_wide
+    exact = (wide, wide_step)
+    used = coefficients_for(out_, wide, wide_step, offset(place_of_wide, spreads), width)
+    spread = False
     last = False
     item = claim(cursor, summed, items, index)
     while item < items:
@@ -118,7 +148,7 @@ def run(
             if summed > 0:
                 await_second(cursor)
             if not spread:
-                for row in range(4):
+                for row in range(0 if plain else 4):
                     _spread(
                         offset(known, row * step),
                         offset(wide, row * wide_step),
@@ -127,8 +157,10 @@ def run(
                         inner,
                         channels,
                     )
+                narrow_coefficients(seen_, dy_, wide, wide_step, 0, width, used)
+                repeat_first(used, width)
                 spread = True
-            _apply_item(seen_, dy_, out_, grid, cut, wide, wide_step, streaming, item - summed)
+            _apply_item(seen_, dy_, out_, grid, cut, exact, used, streaming, item - summed)
         last = finish(cursor, items)
         item = claim(cursor, summed, items, index)
     keep(memory)
@@ -152,27 +184,26 @@ def _reduce_item(x, dy, grid, cut, known, plain, partial, far, place, item):
     run = offset(place, step)
     if b * block < rows:
         count = min(block, rows - b * block)
-        origin = b * block * width + first
-        _add_block(x, dy, origin, width, count, w, depth, pivot, run, step, sums, far)
+        cells = (b * block * width + first, width, count, w)
+        _sum_block(x, dy, cells, depth, pivot, run, step, sums, far)
     elif first < rest:
-        origin = rows * width + first
-        w = min(w, rest - first)
-        _add_block(x, dy, origin, width, 1, w, depth, pivot, run, step, sums, far)
+        cells = (rows * width + first, width, 1, min(w, rest - first))
+        _sum_block(x, dy, cells, depth, pivot, run, step, sums, far)
 
 
 @inlined
-def _apply_item(x, dy, out, grid, cut, wide, step, streaming, item):
+def _apply_item(x, dy, out, grid, cut, exact, used, streaming, item):
     """Write the rows of one item, the last rows also the rest."""
     rows, width, rest, _, _ = grid
     _, _, _, share, abreast = cut
     row = item * share
     end = min(rows, row + share)
-    if abreast > 1 and width % _LINE == 0:
+    if abreast > 1 and width % (2 * lanes_of(used[0])) == 0:
         while row + abreast <= end:
-            _write_rows(x, dy, out, row * width, abreast, width, wide, step, streaming)
+            _write_rows(x, dy, out, row * width, abreast, width, exact, used, streaming)
             row += abreast
     stop = end * width + rest if end == rows else end * width
-    _write(x, dy, out, row * width, stop, width, wide, step, streaming)
+    _write(x, dy, out, row * width, stop, width, exact, used, streaming)
 
 
 @inlined
@@ -209,15 +240,61 @@ def _spread(values, wide, first, width, inner, channels):
         store_one(wide, width + k, load_one(wide, k % width))
 
 
+def _sum_block(x, dy, part, depth, pivot, run, step, sums, far):
+    """Add a part of the rows to the pairs of its columns, which are zero.
+
+    A part is its first element, the distance of rows, their number, and that of columns. `run` is
+    scratch, eleven rows of float64 of length `step`.
+    """
+
+
+@overload(_sum_block)
+def _sum_block_of(x, dy, part, depth, pivot, run, step, sums, far):
+    if isinstance(dy, types.NoneType) or x.dtype.bitwidth != 16:
+        return lambda x, dy, part, depth, pivot, run, step, sums, far: _add_block(
+            _add_rows, x, dy, part, depth, pivot, run, step, sums, far
+        )
+
+    def in_singles(x, dy, part, depth, pivot, run, step, sums, far):
+        start, stride, rows, width = part
+        singles = singles_within(offset(run, 6 * step))
+        for k in range(0, width, LANES):
+            store(singles, k, load(pivot, k))
+        # The same sums in the same order, read in another.
+        if depth < 4:
+            _add_block(_add_strip_by_rows, x, dy, part, 4, singles, run, step, sums, far)
+        else:
+            _add_block(_add_strip_at_once, x, dy, part, 4, singles, run, step, sums, far)
+        for k in range(0, width, LANES):
+            place = offset(sums, k)
+            kept = kept_sums(load(pivot, k), load(place, 0), load(place, 2 * far))
+            if not all_finite(kept, width - k):
+                columns = (start + k, stride, rows, min(LANES, width - k))
+                anew = offset(run, 4 * step)
+                clear(anew, 4 * LANES)
+                _add_block_anew(x, dy, columns, offset(pivot, k), run, anew)
+                for row in range(4):
+                    value = where_finite(kept, load(place, row * far), load(anew, row * LANES))
+                    store(place, row * far, value)
+
+    return in_singles
+
+
+@outlined
+def _add_block_anew(x, dy, part, pivot, run, sums):
+    _add_block(_add_rows, x, dy, part, 8, pivot, run, 2 * LANES, sums, LANES)
+
+
 @inlined
-def _add_block(x, dy, start, stride, rows, width, depth, pivot, run, step, sums, far):
-    """Add a block of rows to the pairs of its columns; `run` is scratch like `sums`."""
+def _add_block(add, x, dy, part, depth, pivot, run, step, sums, far):
+    """Add the rows of a part to the pairs of its columns, `depth` rows at a time by `add`."""
+    start, stride, rows, width = part
     for first in range(0, rows, _RUN):
         clear(run, 4 * step)
         end = min(rows, first + _RUN)
         for row in range(first, end, depth):
             origin = start + row * stride
-            _add_rows(x, dy, origin, stride, min(depth, end - row), width, pivot, run, step)
+            add(x, dy, origin, stride, min(depth, end - row), width, pivot, run, step)
         # Rows of sums are padded to whole vectors.
         for k in range(0, width, LANES):
             merge_pairs(offset(sums, k), far, offset(run, k), step)
@@ -256,71 +333,199 @@ def _add_rows(x, dy, start, stride, rows, width, pivot, run, step):
 
 
 @inlined
-def _write_rows(x, dy, out, i, rows, width, wide, step, streaming):
+def _add_strip_at_once(x, dy, start, stride, rows, width, pivot, run, step):
+    """Add up to four rows of 16-bit elements to the running sums, all for a vector of columns."""
+    _add_strips(x, dy, start, stride, rows, 0, width, pivot, run, step)
+
+
+@inlined
+def _add_strip_by_rows(x, dy, start, stride, rows, width, pivot, run, step):
+    """Add up to four rows of 16-bit elements to the running sums, in the order of memory."""
+    first = 0
+    if rows == 4:
+        first = width // SINGLES * SINGLES
+        # A row of float32 in the place of one of float64.
+        held, far = singles_within(offset(run, 7 * step)), 2 * step
+        _begin_pair(x, dy, start, first, pivot, held, far)
+        _end_pair(x, dy, start + stride, first, pivot, held, far)
+        _begin_pair(x, dy, start + 2 * stride, first, pivot, offset(held, 2 * far), far)
+        for k in range(0, first, SINGLES):
+            i = start + 3 * stride + k
+            totals = _resume_four(x, run, k, step)
+            before = (
+                load_singles(held, k),
+                load_singles(held, k + far),
+                load_singles(held, k + 2 * far),
+                load_singles(held, k + 3 * far),
+            )
+            totals = end_strip(x, dy, i, load_singles(pivot, k), before, totals)
+            _suspend_four(totals, run, k, step)
+    _add_strips(x, dy, start, stride, rows, first, width, pivot, run, step)
+
+
+@inlined
+def _begin_pair(x, dy, start, width, pivot, held, far):
+    for k in range(0, width, SINGLES):
+        gradient = load_singles(dy, start + k)
+        store(held, k, gradient)
+        store(held, k + far, gradient * (load_singles(x, start + k) - load_singles(pivot, k)))
+
+
+@inlined
+def _end_pair(x, dy, start, width, pivot, held, far):
+    for k in range(0, width, SINGLES):
+        gradient = load_singles(dy, start + k)
+        centred = load_singles(x, start + k) - load_singles(pivot, k)
+        store(held, k, load_singles(held, k) + gradient)
+        store(held, k + far, multiply_add(gradient, centred, load_singles(held, k + far)))
+
+
+@inlined
+def _add_strips(x, dy, start, stride, rows, first, width, pivot, run, step):
+    """Add up to four rows of the columns first .. width-1, in float32 among themselves."""
+    for k in range(first, width, SINGLES):
+        mean, totals = load_singles(pivot, k), _resume_four(x, run, k, step)
+        count = width - k
+        if rows == 4 and count >= SINGLES:
+            totals = add_strip(x, dy, start + k, stride, mean, totals)
+        else:
+            counts = (count, _if(rows > 1, count), _if(rows > 2, count), _if(rows > 3, count))
+            totals = add_strip_first(x, dy, start + k, stride, counts, mean, totals)
+        _suspend_four(totals, run, k, step)
+
+
+@inlined
+def _resume_four(x, run, k, step):
+    """Return the running sums of sixteen columns: of dy and of the products, eight columns each."""
+    products = offset(run, 2 * step)
+    return (
+        resume(x, run, k, step),
+        resume(x, run, k + LANES, step),
+        resume(x, products, k, step),
+        resume(x, products, k + LANES, step),
+    )
+
+
+@inlined
+def _suspend_four(totals, run, k, step):
+    products = offset(run, 2 * step)
+    suspend(totals[0], run, k, step)
+    suspend(totals[1], run, k + LANES, step)
+    suspend(totals[2], products, k, step)
+    suspend(totals[3], products, k + LANES, step)
+
+
+@inlined
+def _if(there, count):
+    return count if there else 0
+
+
+@inlined
+def _write_rows(x, dy, out, i, rows, width, exact, used, streaming):
     """Write rows of whole lines from element i on, a line of each before the next line.
 
     Coefficients of wide rows are too many for the first-level cache; so they are read once for
     several rows.
     """
-    head = aligned_head(out, i, _LINE) if streaming else 0
-    end = width - _LINE + head if head > 0 else width
+    lanes = lanes_of(used[0])
+    line = 2 * lanes
+    head = aligned_head(out, i, line) if streaming else 0
+    end = width - line + head if head > 0 else width
     if head > 0:
         for start in range(i, i + rows * width, width):
-            _write_part(x, dy, out, start, head, wide, step, 0)
-            _write_part(x, dy, out, start + end, width - end, wide, step, end)
-    for k in range(head, end, _LINE):
-        mean, shift, slope, gain = _coefficients(wide, step, k)
-        mean1, shift1, slope1, gain1 = _coefficients(wide, step, k + LANES)
+            _write_part(x, dy, out, start, head, width, exact, used, 0)
+            _write_part(x, dy, out, start + end, width - end, width, exact, used, end)
+    for k in range(head, end, line):
+        mean, shift, slope, gain = _coefficients(used, k)
+        mean1, shift1, slope1, gain1 = _coefficients(used, k + lanes)
         for j in range(i + k, i + k + rows * width, width):
             left = elements(x, dy, j, mean, shift, slope, gain)
-            right = elements(x, dy, j + LANES, mean1, shift1, slope1, gain1)
-            if streaming:
+            right = elements(x, dy, j + lanes, mean1, shift1, slope1, gain1)
+            if not (holds(left, lanes) and holds(right, lanes)):
+                _write_anew(x, dy, out, j, lanes, width, exact, k, left)
+                _write_anew(x, dy, out, j + lanes, lanes, width, exact, k + lanes, right)
+            elif streaming:
                 stream(out, j, left)
-                stream(out, j + LANES, right)
+                stream(out, j + lanes, right)
             else:
                 store(out, j, left)
-                store(out, j + LANES, right)
+                store(out, j + lanes, right)
 
 
 @inlined
-def _write(x, dy, out, i, end, period, wide, step, streaming):
+def _write(x, dy, out, i, end, period, exact, used, streaming):
     """Write elements i .. end-1 of memory; i is at column 0, and columns repeat by `period`."""
+    lanes = lanes_of(used[0])
     k = 0
     if streaming:
-        k = min(aligned_head(out, i, LANES), end - i)
-        _write_part(x, dy, out, i, k, wide, step, 0)
+        k = min(aligned_head(out, i, lanes), end - i)
+        _write_part(x, dy, out, i, k, period, exact, used, 0)
         i += k
-        while i + LANES <= end:
-            mean, shift, slope, gain = _coefficients(wide, step, k)
-            stream(out, i, elements(x, dy, i, mean, shift, slope, gain))
-            i += LANES
-            k = k + LANES - period if k + LANES >= period else k + LANES
-    else:
-        while i + LANES <= end:
-            mean, shift, slope, gain = _coefficients(wide, step, k)
-            store(out, i, elements(x, dy, i, mean, shift, slope, gain))
-            i += LANES
-            k = k + LANES - period if k + LANES >= period else k + LANES
+    while i + lanes <= end:
+        mean, shift, slope, gain = _coefficients(used, k)
+        value = elements(x, dy, i, mean, shift, slope, gain)
+        if not holds(value, lanes):
+            _write_anew(x, dy, out, i, lanes, period, exact, k, value)
+        elif streaming:
+            stream(out, i, value)
+        else:
+            store(out, i, value)
+        i += lanes
+        k = k + lanes - period if k + lanes >= period else k + lanes
     if i < end:
-        _write_part(x, dy, out, i, end - i, wide, step, k)
+        _write_part(x, dy, out, i, end - i, period, exact, used, k)
 
 
 @inlined
-def _write_part(x, dy, out, i, count, wide, step, k):
+def _write_part(x, dy, out, i, count, period, exact, used, k):
     """Write `count` elements, fewer than a line, from column k on."""
+    lanes = lanes_of(used[0])
     while count > 0:
-        mean, shift, slope, gain = _coefficients(wide, step, k)
-        store_first(out, i, count, first_elements(x, dy, i, count, mean, shift, slope, gain))
-        i += LANES
-        k += LANES
-        count -= LANES
+        mean, shift, slope, gain = _coefficients(used, k)
+        value = first_elements(x, dy, i, count, mean, shift, slope, gain)
+        if holds(value, count):
+            store_first(out, i, count, value)
+        else:
+            _write_anew(x, dy, out, i, count, period, exact, k, value)
+        i += lanes
+        k += lanes
+        count -= lanes
+
+
+def _write_anew(x, dy, out, i, count, period, exact, k, value):
+    """Write `count` elements of which some do not hold: those as float64 has them."""
+
+
+@overload(_write_anew)
+def _write_anew_of(x, dy, out, i, count, period, exact, k, value):
+    if value != Singles:
+        return lambda x, dy, out, i, count, period, exact, k, value: None
+    return lambda x, dy, out, i, count, period, exact, k, value: _write_halves(
+        x, dy, out, i, count, period, exact, k, value
+    )
+
+
+@outlined
+def _write_halves(x, dy, out, i, count, period, exact, k, value):
+    value = marked(value)
+    _write_half(x, dy, out, i, count, exact, k, low_half(value))
+    k = k + LANES - period if k + LANES >= period else k + LANES
+    _write_half(x, dy, out, i + LANES, count - LANES, exact, k, high_half(value))
 
 
 @inlined
-def _coefficients(wide, step, k):
+def _write_half(x, dy, out, i, count, exact, k, value):
+    mean, shift, slope, gain = _coefficients(exact, k)
+    anew = first_elements(x, dy, i, count, mean, shift, slope, gain)
+    store_first(out, i, count, where_finite(value, value, anew))
+
+
+@inlined
+def _coefficients(values, k):
+    rows, step = values
     return (
-        load(wide, k),
-        load(wide, k + step),
-        load(wide, k + 2 * step),
-        load(wide, k + 3 * step),
+        vector_of(rows, k),
+        vector_of(rows, k + step),
+        vector_of(rows, k + 2 * step),
+        vector_of(rows, k + 3 * step),
     )

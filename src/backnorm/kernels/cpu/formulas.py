@@ -1,7 +1,7 @@
 """The formulas, once: of an element of the output, and of a channel's coefficients.
 
 Every output is an expression of one element and four coefficients of its channel,
-(mean, shift, slope, gain), in float64:
+(mean, shift, slope, gain), in float64 or, for 16-bit elements, in float32 (see `singles`):
 
 ==========================  =============================================================
 backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
@@ -24,12 +24,10 @@ from numba import types
 from numba.extending import overload
 
 from backnorm.kernels.cpu.jit import inlined
-from backnorm.kernels.cpu.memory import (
-    load,
-    load_first,
-)
+from backnorm.kernels.cpu.memory import load, load_first, load_singles, load_singles_first
 from backnorm.kernels.cpu.sums import value
 from backnorm.kernels.cpu.vector import (
+    Singles,
     at_least_zero,
     exact_product,
     exact_sum,
@@ -43,7 +41,7 @@ __all__ = ["elements", "first_elements", "solve_backward", "solve_forward"]
 
 
 def elements(x, dy, index, mean, shift, slope, gain):
-    """Return eight elements of the output, from `index` on; coefficients are Vec."""
+    """Return a vector of the output, from `index` on; coefficients are Vec, or Singles."""
 
 
 def first_elements(x, dy, index, count, mean, shift, slope, gain):
@@ -52,29 +50,29 @@ def first_elements(x, dy, index, count, mean, shift, slope, gain):
 
 @overload(elements)
 def _elements(x, dy, index, mean, shift, slope, gain):
+    take = load_singles if mean == Singles else load
     if isinstance(x, types.NoneType):
-        return lambda x, dy, index, mean, shift, slope, gain: gain * load(dy, index)
+        return lambda x, dy, index, mean, shift, slope, gain: gain * take(dy, index)
     if isinstance(dy, types.NoneType):
         return lambda x, dy, index, mean, shift, slope, gain: _normalised(
-            load(x, index), mean, shift, slope, gain
+            take(x, index), mean, shift, slope, gain
         )
     return lambda x, dy, index, mean, shift, slope, gain: _derivative(
-        load(x, index), load(dy, index), mean, shift, slope, gain
+        take(x, index), take(dy, index), mean, shift, slope, gain
     )
 
 
 @overload(first_elements)
 def _first_elements(x, dy, index, count, mean, shift, slope, gain):
+    take = load_singles_first if mean == Singles else load_first
     if isinstance(x, types.NoneType):
-        return lambda x, dy, index, count, mean, shift, slope, gain: (
-            gain * load_first(dy, index, count)
-        )
+        return lambda x, dy, index, count, mean, shift, slope, gain: gain * take(dy, index, count)
     if isinstance(dy, types.NoneType):
         return lambda x, dy, index, count, mean, shift, slope, gain: _normalised(
-            load_first(x, index, count), mean, shift, slope, gain
+            take(x, index, count), mean, shift, slope, gain
         )
     return lambda x, dy, index, count, mean, shift, slope, gain: _derivative(
-        load_first(x, index, count), load_first(dy, index, count), mean, shift, slope, gain
+        take(x, index, count), take(dy, index, count), mean, shift, slope, gain
     )
 
 

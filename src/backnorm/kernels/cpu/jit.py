@@ -28,7 +28,7 @@ from numba.core.caching import _Cache
 
 from backnorm import config
 
-__all__ = ["inlined", "kernel"]
+__all__ = ["inlined", "kernel", "outlined"]
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -45,6 +45,11 @@ def kernel(function: Callable[..., Any]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile `function` as a part of the kernels that call it."""
     return numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+
+
+def outlined(function: Callable[..., Any]) -> Any:
+    """Compile `function` as a call for the kernels to make where it is rarely made."""
+    return numba.njit(nogil=True, error_model="numpy")(function)
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """Memory in Numba code: addresses, loads and stores of vectors, scratch.
 
 Arrays in memory are one-dimensional and contiguous; `storage` has the forms their elements take.
-Everything between a load and a store is float64, so a store is the only rounding that shows.
+Loading is exact, and storing is one rounding. Singles are not stored to float64, and to 16 bits
+only lanes that are zero or normal (see `vector.sound`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from backnorm.kernels.cpu.jit import inlined
-from backnorm.kernels.cpu.storage import accepts, narrow, stored_type, widen
-from backnorm.kernels.cpu.vector import LANES, Vec, first_lanes, splat
+from backnorm.kernels.cpu.storage import (
+    accepts,
+    narrow,
+    narrow_sound,
+    stored_type,
+    widen,
+    widen_to_single,
+)
+from backnorm.kernels.cpu.vector import LANES, SINGLES, Singles, Vec, first_lanes, splat
 
 __all__ = [
     "address",
@@ -27,9 +35,13 @@ __all__ = [
     "load_apart",
     "load_first",
     "load_one",
+    "load_singles",
+    "load_singles_first",
+    "load_singles_some",
     "load_some",
     "offset",
     "scratch",
+    "singles_within",
     "store",
     "store_first",
     "store_one",
@@ -85,6 +97,18 @@ def offset(typingctx, place, count):
 
 
 @intrinsic
+def singles_within(typingctx, place):
+    """Return the address of float64 memory as one of float32 elements, two for each."""
+    if place != types.CPointer(types.float64):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType().as_pointer())
+
+    return types.CPointer(types.float32)(place), codegen
+
+
+@intrinsic
 def keep(typingctx, array):
     """Do nothing. An array that was allocated in a kernel lives until its last mention."""
 
@@ -94,21 +118,34 @@ def keep(typingctx, array):
     return types.none(array), codegen
 
 
+def _loading(array: Any, index: Any, count: Any, kind: Any) -> Any:
+    """Return how a vector is loaded, or its first `count` lanes."""
+    if not accepts(array):
+        return None
+    lanes = kind.lanes
+    convert = widen if kind == Vec else widen_to_single
+
+    def codegen(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, array, *arguments[:2])
+        stored = ir.VectorType(stored_type(array.dtype), lanes)
+        size = array.dtype.bitwidth // 8
+        if count is None:
+            raw = builder.load(pointer, typ=stored, align=size)
+        else:
+            mask = first_lanes(builder, arguments[2], lanes)
+            masked = _masked(builder, "load", stored, [_BYTES, _I32, mask.type, stored], stored)
+            pointer, zero = builder.bitcast(pointer, _BYTES), ir.Constant(stored, None)
+            raw = builder.call(masked, [pointer, ir.Constant(_I32, size), mask, zero])
+        return convert(builder, raw, array.dtype, lanes)
+
+    counted = () if count is None else (types.intp,)
+    return kind(array, types.intp, *counted), codegen
+
+
 @intrinsic
 def load(typingctx, array, index):
     """Return elements index .. index+7 as a Vec."""
-    if not accepts(array):
-        return None
-
-    def codegen(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, array, *arguments)
-        stored = stored_type(array.dtype)
-        raw = builder.load(
-            pointer, typ=ir.VectorType(stored, LANES), align=array.dtype.bitwidth // 8
-        )
-        return widen(builder, raw, array.dtype, LANES)
-
-    return Vec(array, types.intp), codegen
+    return _loading(array, index, None, Vec)
 
 
 @intrinsic
@@ -117,22 +154,27 @@ def load_first(typingctx, array, index, count):
 
     Memory after the elements is not touched. `count` may exceed the lanes.
     """
-    if not accepts(array):
-        return None
+    return _loading(array, index, count, Vec)
 
-    def codegen(context, builder, signature, arguments):
-        values, index, count = arguments
-        stored = ir.VectorType(stored_type(array.dtype), LANES)
-        pointer = _pointer(context, builder, array, values, index)
-        size = ir.Constant(_I32, array.dtype.bitwidth // 8)
-        zero = ir.Constant(stored, None)
-        mask = first_lanes(builder, count)
-        intrinsic = _masked(builder, "load", stored, [_BYTES, _I32, mask.type, stored], stored)
-        pointer = builder.bitcast(pointer, _BYTES)
-        raw = builder.call(intrinsic, [pointer, size, mask, zero])
-        return widen(builder, raw, array.dtype, LANES)
 
-    return Vec(array, types.intp, types.intp), codegen
+@intrinsic
+def load_singles(typingctx, array, index):
+    """Return elements index .. index+15, not of float64, as Singles."""
+    return _loading(array, index, None, Singles)
+
+
+@intrinsic
+def load_singles_first(typingctx, array, index, count):
+    """Return Singles of `count` elements, not of float64, and zero in the lanes after them."""
+    return _loading(array, index, count, Singles)
+
+
+@inlined
+def load_singles_some(values, index, count):
+    """Return `count` elements from `index` on, and zero in the lanes after them, as Singles."""
+    if count >= SINGLES:
+        return load_singles(values, index)
+    return load_singles_first(values, index, count)
 
 
 @intrinsic
@@ -187,73 +229,72 @@ def store_some(values, index, count, value):
         store_first(values, index, count, value)
 
 
-def _storing(lanes: int | None, streaming: bool) -> Any:
-    def typed(array: Any, index: Any, value: Any) -> Any:
-        if not accepts(array):
-            return None
-
-        def codegen(context, builder, signature, arguments):
-            target, position, wide = arguments
-            raw = narrow(builder, wide, array.dtype, lanes)
-            pointer = builder.bitcast(
-                _pointer(context, builder, array, target, position), raw.type.as_pointer()
-            )
-            size = array.dtype.bitwidth // 8
-            written = builder.store(raw, pointer, align=size * LANES if streaming else size)
-            if streaming:
-                mark = builder.module.add_metadata([ir.Constant(_I32, 1)])
-                written.set_metadata("nontemporal", mark)
-            return context.get_dummy_value()
-
-        kind = types.float64 if lanes is None else Vec
-        return types.none(array, types.intp, kind), codegen
-
-    return typed
+def _narrow(builder: Any, value: Any, kind: Any, dtype: Any) -> Any:
+    if kind == Singles:
+        return narrow_sound(builder, value, dtype, SINGLES)
+    return narrow(builder, value, dtype, LANES if kind == Vec else None)
 
 
-_store, _stream, _store_one = _storing(LANES, False), _storing(LANES, True), _storing(None, False)
+def _storing(array: Any, kind: Any, *, streaming: bool = False) -> Any:
+    if not accepts(array):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        target, position, value = arguments
+        raw = _narrow(builder, value, kind, array.dtype)
+        pointer = builder.bitcast(
+            _pointer(context, builder, array, target, position), raw.type.as_pointer()
+        )
+        size = array.dtype.bitwidth // 8
+        written = builder.store(raw, pointer, align=size * kind.lanes if streaming else size)
+        if streaming:
+            mark = builder.module.add_metadata([ir.Constant(_I32, 1)])
+            written.set_metadata("nontemporal", mark)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, kind), codegen
 
 
 @intrinsic
 def store(typingctx, array, index, value):
-    """Write a Vec to elements index .. index+7, each rounded once."""
-    return _store(array, index, value)
+    """Write a vector to the elements from `index` on, each rounded once."""
+    return _storing(array, value)
 
 
 @intrinsic
 def stream(typingctx, array, index, value):
-    """Write a Vec past the caches; the address must be a multiple of eight elements' size.
+    """Write a vector past the caches; the address must be a multiple of its lanes' size.
 
     An ordinary store reads its cache line first; this one does not, and evicts nothing.
     """
-    return _stream(array, index, value)
+    return _storing(array, value, streaming=True)
 
 
 @intrinsic
 def store_one(typingctx, array, index, value):
     """Write one float64 to element `index`, rounded once."""
-    return _store_one(array, index, value)
+    return _storing(array, types.float64)
 
 
 @intrinsic
 def store_first(typingctx, array, index, count, value):
-    """Write the first `count` lanes of a Vec, each rounded once; `count` may exceed the lanes."""
+    """Write the first `count` lanes of a vector, each rounded once; there may be fewer."""
     if not accepts(array):
         return None
 
     def codegen(context, builder, signature, arguments):
-        target, index, count, wide = arguments
-        raw = narrow(builder, wide, array.dtype, LANES)
+        target, index, count, lanes = arguments
+        raw = _narrow(builder, lanes, value, array.dtype)
         pointer = _pointer(context, builder, array, target, index)
         size = ir.Constant(_I32, array.dtype.bitwidth // 8)
-        mask = first_lanes(builder, count)
+        mask = first_lanes(builder, count, value.lanes)
         intrinsic = _masked(
             builder, "store", raw.type, [raw.type, _BYTES, _I32, mask.type], ir.VoidType()
         )
         builder.call(intrinsic, [raw, builder.bitcast(pointer, _BYTES), size, mask])
         return context.get_dummy_value()
 
-    return types.none(array, types.intp, types.intp, Vec), codegen
+    return types.none(array, types.intp, types.intp, value), codegen
 
 
 @intrinsic
@@ -296,6 +337,6 @@ def clear(values, size):
 
 def _masked(builder: Any, verb: str, vector: Any, parameters: list[Any], result: Any) -> Any:
     """Declare llvm.masked.load or llvm.masked.store."""
-    name = f"llvm.masked.{verb}.v{LANES}{vector.element.intrinsic_name}.p0"
+    name = f"llvm.masked.{verb}.v{vector.count}{vector.element.intrinsic_name}.p0"
     kind = ir.FunctionType(result, parameters)
     return cgutils.get_or_insert_function(builder.module, kind, name)

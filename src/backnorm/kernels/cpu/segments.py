@@ -1,11 +1,12 @@
 """The kernel for channels whose elements lie in contiguous runs (NCX).
 
 The array is (outer, channels, inner), contiguous: a channel has `outer` segments of `inner`
-elements, at least eight unless it is the only channel. Neighbouring channels are summed
+elements, at least sixteen unless it is the only channel. Neighbouring channels are summed
 together, a group at a time, so that memory is read in long runs even where segments are short.
 
 A channel is summed chunk by chunk, a chunk being `rows` segments, or of each long segment a
-piece of `length` elements. Within a chunk sums are plain vectors; `block` chunks at a time are
+piece of `length` elements. Within a chunk sums are plain vectors (gradients of 16 bits are first
+added up in float32, four vectors at a time); `block` chunks at a time are
 added up as pairs, and blocks are added up in order. Chunks and blocks depend on the shape alone
 and a channel's sums on nothing but the channel, so they have the same bits however the work is
 shared out.
@@ -13,9 +14,14 @@ shared out.
 
 from __future__ import annotations
 
+import math
+
+from numba import types
+from numba.extending import overload
+
 from backnorm.kernels.cpu.channels import GAIN, MEAN, ROWS, SHIFT, SLOPE, combine, solve
 from backnorm.kernels.cpu.formulas import elements, first_elements
-from backnorm.kernels.cpu.jit import inlined, kernel
+from backnorm.kernels.cpu.jit import inlined, kernel, outlined
 from backnorm.kernels.cpu.memory import (
     address,
     aligned_head,
@@ -27,8 +33,20 @@ from backnorm.kernels.cpu.memory import (
     scratch,
     store,
     store_first,
+    store_one,
     store_some,
     stream,
+)
+from backnorm.kernels.cpu.singles import (
+    add_strip,
+    add_strip_first,
+    coefficients_for,
+    holds,
+    kept_sums,
+    lanes_of,
+    narrow_coefficients,
+    room_for,
+    splat_of,
 )
 from backnorm.kernels.cpu.sums import (
     add_totals,
@@ -47,7 +65,19 @@ from backnorm.kernels.cpu.threads import (
     leave,
     open_second,
 )
-from backnorm.kernels.cpu.vector import LANES, blend, splat
+from backnorm.kernels.cpu.vector import (
+    LANES,
+    SINGLES,
+    Singles,
+    blend,
+    high_half,
+    lane,
+    low_half,
+    marked,
+    splat,
+    splat_single,
+    where_finite,
+)
 
 __all__ = ["run"]
 
@@ -107,11 +137,17 @@ def run(
     batches = (channels + group * batch - 1) // (group * batch)
     far = _whole(group)
     step = table.shape[0] // ROWS
-    memory = scratch(far * (_SUMS + 8))
+    scratched = far * (_SUMS + 8)
+    memory = scratch(scratched + 4 * LANES + room_for(out, channels))
     running, part = address(memory), address(memory[far * _SUMS :])
     sums = address(memory[far * (_SUMS + 4) :])
     x_, dy_, seen_, out_ = address(x), address(dy), address(seen), address(out)
     rows, pairs = address(table), address(partial)
+    exact = (rows, step)
+    alone = address(memory[scratched:])
+    place = address(memory[scratched + 4 * LANES :])
+    known = coefficients_for(out_, rows, step, place, channels)
+    narrowed = False
     last = False
     item = claim(cursor, summed, items, index)
     while item < items:
@@ -124,18 +160,18 @@ def run(
                 clear(sums, 4 * far)
                 for block in range(begin, stop_block):
                     clear(part, 4 * far)
-                    _add_block(x_, dy_, extents, chunk, block, first, end, rows, running, part, far)
+                    span = (block, first, end)
+                    _sum_block(x_, dy_, extents, chunk, span, rows, running, part, far, alone)
                     for j in range(0, end - first, LANES):
                         merge_pairs(offset(sums, j), far, offset(part, j), far)
                 if fused:
                     for j in range(0, end - first, LANES):
                         place, c = offset(sums, j), first + j
                         solve(dy_, place, far, outer * inner, rows, step, c, end, epsilon)
+                    narrow_coefficients(seen_, dy_, rows, step, first, end, known)
                     for n in range(outer):
                         start, stop = (n * channels + first) * inner, (n * channels + end) * inner
-                        _write(
-                            seen_, dy_, out_, start, stop, channels, inner, rows, step, streaming
-                        )
+                        _write(seen_, dy_, out_, start, stop, extents, exact, known, streaming)
                 else:
                     for k in range(4):
                         place = offset(pairs, (4 * begin + k) * step)
@@ -150,9 +186,12 @@ def run(
         else:
             if summed > 0:
                 await_second(cursor)
+            if not narrowed:
+                narrow_coefficients(seen_, dy_, rows, step, 0, channels, known)
+                narrowed = True
             start = (item - summed) * share
             stop = min(outer * channels * inner, start + share)
-            _write(seen_, dy_, out_, start, stop, channels, inner, rows, step, streaming)
+            _write(seen_, dy_, out_, start, stop, extents, exact, known, streaming)
         last = finish(cursor, items)
         item = claim(cursor, summed, items, index)
     keep(memory)
@@ -164,9 +203,46 @@ def _whole(count):
     return (count + LANES - 1) // LANES * LANES
 
 
+def _sum_block(x, dy, extents, chunk, span, rows, running, sums, far, alone):
+    """Add the block of channels that `span` says to their pairs, which are zero.
+
+    `alone` is scratch for the pairs of eight channels.
+    """
+
+
+@overload(_sum_block)
+def _sum_block_of(x, dy, extents, chunk, span, rows, running, sums, far, alone):
+    if isinstance(dy, types.NoneType) or x.dtype.bitwidth != 16:
+        return lambda x, dy, extents, chunk, span, rows, running, sums, far, alone: _add_block(
+            _add_segment, x, dy, extents, chunk, span, rows, running, sums, far
+        )
+
+    def in_singles(x, dy, extents, chunk, span, rows, running, sums, far, alone):
+        _add_block(_add_strips, x, dy, extents, chunk, span, rows, running, sums, far)
+        block, first, end = span
+        for j in range(0, end - first, LANES):
+            place = offset(sums, j)
+            kept = kept_sums(load(rows, first + j), load(place, 0), load(place, 2 * far))
+            for k in range(min(LANES, end - first - j)):
+                if not math.isfinite(lane(kept, k)):
+                    c = first + j + k
+                    clear(alone, 4 * LANES)
+                    _add_block_anew(x, dy, extents, chunk, (block, c, c + 1), rows, running, alone)
+                    for part in range(4):
+                        store_one(place, part * far + k, load_one(alone, part * LANES))
+
+    return in_singles
+
+
+@outlined
+def _add_block_anew(x, dy, extents, chunk, span, rows, running, sums):
+    _add_block(_add_segment, x, dy, extents, chunk, span, rows, running, sums, LANES)
+
+
 @inlined
-def _add_block(x, dy, extents, chunk, block, first, end, rows, running, sums, far):
-    """Add a block of channels first .. end-1 to their pairs."""
+def _add_block(add, x, dy, extents, chunk, span, rows, running, sums, far):
+    """Add a block of channels first .. end-1 to their pairs, each segment by `add`."""
+    block, first, end = span
     outer, channels, inner = extents
     height, length, chunks, size = chunk
     pieces = (inner + length - 1) // length
@@ -180,7 +256,7 @@ def _add_block(x, dy, extents, chunk, block, first, end, rows, running, sums, fa
             i = (n * channels + first) * inner + start
             for c in range(first, end):
                 mean = load_one(rows, c)
-                _add_segment(x, dy, i, i + extent, mean, running, (c - first) * _SUMS)
+                add(x, dy, i, i + extent, mean, running, (c - first) * _SUMS)
                 i += inner
         for j in range(0, end - first, LANES):
             add_totals(x, offset(running, j * _SUMS), _SUMS, offset(sums, j), far)
@@ -210,53 +286,110 @@ def _add_segment(x, dy, i, end, mean, running, place):
 
 
 @inlined
-def _write(x, dy, out, i, end, channels, inner, rows, step, streaming):
+def _add_strips(x, dy, i, end, mean, running, place):
+    """Add a segment of 16-bit elements like `_add_segment`, four vectors of float32 at a time."""
+    m = splat_single(mean)
+    totals = (
+        resume(x, running, place, LANES),
+        resume(x, running, place + 2 * LANES, LANES),
+        resume(x, running, place + 4 * LANES, LANES),
+        resume(x, running, place + 6 * LANES, LANES),
+    )
+    while i + 4 * SINGLES <= end:
+        totals = add_strip(x, dy, i, SINGLES, m, totals)
+        i += 4 * SINGLES
+    if i < end:
+        left = end - i
+        counts = (left, left - SINGLES, left - 2 * SINGLES, left - 3 * SINGLES)
+        totals = add_strip_first(x, dy, i, SINGLES, counts, m, totals)
+    suspend(totals[0], running, place, LANES)
+    suspend(totals[1], running, place + 2 * LANES, LANES)
+    suspend(totals[2], running, place + 4 * LANES, LANES)
+    suspend(totals[3], running, place + 6 * LANES, LANES)
+
+
+@inlined
+def _write(x, dy, out, i, end, extents, exact, known, streaming):
     """Write elements i .. end-1 of memory, whatever channels they belong to.
 
     A vector that reaches from one channel into the next takes its coefficients from both, so
     that whole aligned vectors can be written however long the segments are.
     """
+    _, channels, inner = extents
+    lanes = lanes_of(known[0])
     c = (i // inner) % channels
     border = (i // inner + 1) * inner
     if streaming:
-        head = min(aligned_head(out, i, LANES), end - i)
-        _write_across(x, dy, out, i, head, border - i, c, channels, rows, step, False)
+        head = min(aligned_head(out, i, lanes), end - i)
+        _write_across(x, dy, out, i, head, border - i, c, channels, exact, known, False)
         i += head
     while i < end:
         if i >= border:
             border += inner
             c = _next(c, channels)
-        mean, shift, slope, gain = _coefficients(rows, step, c)
-        stop = min(border, end) - LANES
-        if streaming:
-            while i <= stop:
-                stream(out, i, elements(x, dy, i, mean, shift, slope, gain))
-                i += LANES
-        else:
-            while i <= stop:
-                store(out, i, elements(x, dy, i, mean, shift, slope, gain))
-                i += LANES
+        mean, shift, slope, gain = _coefficients(known, c)
+        stop = min(border, end) - lanes
+        while i <= stop:
+            value = elements(x, dy, i, mean, shift, slope, gain)
+            if not holds(value, lanes):
+                _write_anew(x, dy, out, i, lanes, lanes, c, channels, exact, value)
+            elif streaming:
+                stream(out, i, value)
+            else:
+                store(out, i, value)
+            i += lanes
         if i < border and i < end:
-            count = min(LANES, end - i)
+            count = min(lanes, end - i)
             left = border - i
-            _write_across(x, dy, out, i, count, left, c, channels, rows, step, streaming)
+            _write_across(x, dy, out, i, count, left, c, channels, exact, known, streaming)
             i += count
 
 
 @inlined
-def _write_across(x, dy, out, i, count, left, c, channels, rows, step, streaming):
+def _write_across(x, dy, out, i, count, left, c, channels, exact, known, streaming):
     """Write `count` elements: the first `left` of channel c, the others of the next."""
-    mean, shift, slope, gain = _coefficients(rows, step, c)
-    mean1, shift1, slope1, gain1 = _coefficients(rows, step, _next(c, channels))
-    mean, shift = blend(left, mean, mean1), blend(left, shift, shift1)
-    slope, gain = blend(left, slope, slope1), blend(left, gain, gain1)
-    if count < LANES:
+    lanes = lanes_of(known[0])
+    mean, shift, slope, gain = _of_two(known, left, c, channels)
+    if count < lanes:
         value = first_elements(x, dy, i, count, mean, shift, slope, gain)
+    else:
+        value = elements(x, dy, i, mean, shift, slope, gain)
+    if not holds(value, count):
+        _write_anew(x, dy, out, i, count, left, c, channels, exact, value)
+    elif count < lanes:
         store_first(out, i, count, value)
     elif streaming:
-        stream(out, i, elements(x, dy, i, mean, shift, slope, gain))
+        stream(out, i, value)
     else:
-        store(out, i, elements(x, dy, i, mean, shift, slope, gain))
+        store(out, i, value)
+
+
+def _write_anew(x, dy, out, i, count, left, c, channels, exact, value):
+    """Write `count` elements of which some do not hold: those as float64 has them."""
+
+
+@overload(_write_anew)
+def _write_anew_of(x, dy, out, i, count, left, c, channels, exact, value):
+    if value != Singles:
+        return lambda x, dy, out, i, count, left, c, channels, exact, value: None
+    return lambda x, dy, out, i, count, left, c, channels, exact, value: _write_halves(
+        x, dy, out, i, count, left, c, channels, exact, value
+    )
+
+
+@outlined
+def _write_halves(x, dy, out, i, count, left, c, channels, exact, value):
+    value = marked(value)
+    _write_half(x, dy, out, i, count, left, c, channels, exact, low_half(value))
+    more = count - LANES
+    _write_half(x, dy, out, i + LANES, more, left - LANES, c, channels, exact, high_half(value))
+
+
+@inlined
+def _write_half(x, dy, out, i, count, left, c, channels, exact, value):
+    mean, shift, slope, gain = _of_two(exact, left, c, channels)
+    anew = first_elements(x, dy, i, count, mean, shift, slope, gain)
+    store_first(out, i, count, where_finite(value, value, anew))
 
 
 @inlined
@@ -265,10 +398,24 @@ def _next(c, channels):
 
 
 @inlined
-def _coefficients(rows, step, c):
+def _of_two(known, left, c, channels):
+    """Return coefficients of channel c in the first `left` lanes, of the next in the others."""
+    mean, shift, slope, gain = _coefficients(known, c)
+    mean1, shift1, slope1, gain1 = _coefficients(known, _next(c, channels))
     return (
-        splat(load_one(rows, MEAN * step + c)),
-        splat(load_one(rows, SHIFT * step + c)),
-        splat(load_one(rows, SLOPE * step + c)),
-        splat(load_one(rows, GAIN * step + c)),
+        blend(left, mean, mean1),
+        blend(left, shift, shift1),
+        blend(left, slope, slope1),
+        blend(left, gain, gain1),
+    )
+
+
+@inlined
+def _coefficients(known, c):
+    values, step = known
+    return (
+        splat_of(values, MEAN * step + c),
+        splat_of(values, SHIFT * step + c),
+        splat_of(values, SLOPE * step + c),
+        splat_of(values, GAIN * step + c),
     )

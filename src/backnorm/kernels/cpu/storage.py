@@ -1,4 +1,4 @@
-"""How elements are stored: LLVM code between the four element types and float64.
+"""How elements are stored: LLVM code between the four element types and float64, or float32.
 
 An array's NumPy type, as the kernels see it, tells how an element is stored: ``float64``,
 ``float32``, ``uint16`` for float16 and ``int16`` for bfloat16 (Numba has arithmetic for neither,
@@ -14,9 +14,27 @@ from llvmlite import ir
 from numba import types
 from numba.core.registry import cpu_target
 
-__all__ = ["accepts", "narrow", "stored_type", "widen"]
+__all__ = [
+    "accepts",
+    "has_feature",
+    "narrow",
+    "narrow_sound",
+    "stored_type",
+    "widen",
+    "widen_to_single",
+]
 
 _DOUBLE, _FLOAT, _HALF = ir.DoubleType(), ir.FloatType(), ir.HalfType()
+
+
+class _BrainFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not know."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+_BFLOAT = _BrainFloat()
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
@@ -37,19 +55,23 @@ def accepts(array: Any) -> bool:
 
 def widen(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
     """Emit the exact conversion of stored elements to float64."""
-    double = _wide(_DOUBLE, lanes)
     if dtype == types.float64:
         return raw
+    # By way of float32 also from 16 bits: so do the processors that convert halves.
+    return builder.fpext(widen_to_single(builder, raw, dtype, lanes), _wide(_DOUBLE, lanes))
+
+
+def widen_to_single(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
+    """Emit the exact conversion of stored elements, not of float64, to float32."""
     if dtype == types.float32:
-        return builder.fpext(raw, double)
+        return raw
     if dtype == types.uint16:
-        # By way of float32: the processors that convert halves convert them to float32.
         if _converts_halves():
             half = builder.bitcast(raw, _wide(_HALF, lanes))
-            return builder.fpext(builder.fpext(half, _wide(_FLOAT, lanes)), double)
-        return builder.fpext(_half_to_single(builder, raw, lanes), double)
+            return builder.fpext(half, _wide(_FLOAT, lanes))
+        return _half_to_single(builder, raw, lanes)
     bits = builder.shl(builder.zext(raw, _wide(_I32, lanes)), _constant(_I32, 16, lanes))
-    return builder.fpext(builder.bitcast(bits, _wide(_FLOAT, lanes)), double)
+    return builder.bitcast(bits, _wide(_FLOAT, lanes))
 
 
 def narrow(builder: Any, value: Any, dtype: Any, lanes: int | None) -> Any:
@@ -60,11 +82,27 @@ def narrow(builder: Any, value: Any, dtype: Any, lanes: int | None) -> Any:
         return builder.fptrunc(value, _wide(_FLOAT, lanes))
     single = _to_odd(builder, value, lanes)
     if dtype == types.uint16:
-        if _converts_halves():
-            half = builder.fptrunc(single, _wide(_HALF, lanes))
-            return builder.bitcast(half, _wide(_I16, lanes))
-        return _single_to_half(builder, single, lanes)
+        return _to_half(builder, single, lanes)
     return _to_bfloat16(builder, single, lanes)
+
+
+def narrow_sound(builder: Any, single: Any, dtype: Any, lanes: int) -> Any:
+    """Emit the conversion of float32 to itself, or of what is zero or normal to 16 bits."""
+    if dtype == types.float32:
+        return single
+    if dtype == types.uint16:
+        return _to_half(builder, single, lanes)
+    if has_feature("avx512bf16"):
+        # One instruction, which would take subnormal numbers for zero.
+        return builder.bitcast(builder.fptrunc(single, _wide(_BFLOAT, lanes)), _wide(_I16, lanes))
+    rounded = _round_to_bfloat16(builder, builder.bitcast(single, _wide(_I32, lanes)), lanes)
+    return builder.trunc(builder.lshr(rounded, _constant(_I32, 16, lanes)), _wide(_I16, lanes))
+
+
+def _to_half(builder: Any, single: Any, lanes: int | None) -> Any:
+    if _converts_halves():
+        return builder.bitcast(builder.fptrunc(single, _wide(_HALF, lanes)), _wide(_I16, lanes))
+    return _single_to_half(builder, single, lanes)
 
 
 def _to_odd(builder: Any, value: Any, lanes: int | None) -> Any:
@@ -94,18 +132,29 @@ def _magnitude(builder: Any, value: Any, lanes: int | None) -> Any:
 
 def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
     bits = builder.bitcast(single, _wide(_I32, lanes))
-    odd = builder.and_(builder.lshr(bits, _constant(_I32, 16, lanes)), _constant(_I32, 1, lanes))
-    rounded = builder.add(builder.add(bits, _constant(_I32, 0x7FFF, lanes)), odd)
+    rounded = _round_to_bfloat16(builder, bits, lanes)
     # Rounding could carry a NaN's payload into the sign or to infinity: keep it, made quiet.
     quiet = builder.or_(bits, _constant(_I32, 0x400000, lanes))
     chosen = builder.select(builder.fcmp_unordered("uno", single, single), quiet, rounded)
     return builder.trunc(builder.lshr(chosen, _constant(_I32, 16, lanes)), _wide(_I16, lanes))
 
 
+def _round_to_bfloat16(builder: Any, bits: Any, lanes: int | None) -> Any:
+    """Emit the upper halves rounded to nearest even, by integer arithmetic."""
+    odd = builder.and_(builder.lshr(bits, _constant(_I32, 16, lanes)), _constant(_I32, 1, lanes))
+    return builder.add(builder.add(bits, _constant(_I32, 0x7FFF, lanes)), odd)
+
+
+def has_feature(name: str) -> bool:
+    """Whether the target is an x86 processor with this feature."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return triple.startswith(("x86_64", "i")) and f"+{name}" in features.split(",")
+
+
 def _converts_halves() -> bool:
     """Whether the target has instructions for halves; LLVM's substitute is a function not here."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return not triple.startswith(("x86_64", "i")) or "+f16c" in features.split(",")
+    triple = cpu_target.target_context.codegen().magic_tuple()[0]
+    return not triple.startswith(("x86_64", "i")) or has_feature("f16c")
 
 
 def _half_to_single(builder: Any, raw: Any, lanes: int | None) -> Any:

@@ -1,9 +1,10 @@
 """Running sums in Vec registers: plain for narrow types, compensated for float64.
 
-Sums are float64 throughout. For x of float32 or narrower that leaves 29 bits to spare and a
-plain addition will do. For float64 there is nothing to spare, so a sum is a pair (high, low)
-kept by error-free transformations (Ogita, Rump and Oishi, "Accurate sum and dot product",
-2005), and comes out as if computed with twice the digits.
+Running sums are float64 throughout (`singles` has what is added up before, of elements of 16
+bits). For x of float32 or narrower that leaves 29 bits to spare and a plain addition will do.
+For float64 there is nothing to spare, so a sum is a pair (high, low) kept by error-free
+transformations (Ogita, Rump and Oishi, "Accurate sum and dot product", 2005), and comes out as
+if computed with twice the digits.
 
 A sum is a tuple of Vec, of one or two elements; the type of the array decides which when the
 kernel is compiled. Leaving registers, every sum is a pair of floats (high, low), low being 0

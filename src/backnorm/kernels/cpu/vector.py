@@ -1,6 +1,7 @@
-"""Vectors of eight float64 as values in Numba code, and their arithmetic.
+"""Vectors of eight float64 or sixteen float32 as values in Numba code, and their arithmetic.
 
-A kernel stays a readable Python loop over ``Vec`` values while the machine code is explicit:
+A kernel stays a readable Python loop over ``Vec`` (float64) and ``Singles`` (float32) values while
+the machine code is explicit:
 what is one register (or two with AVX2, four with NEON), and what is fused. The auto-vectoriser
 is not relied on: its speed changed fivefold with the shape of the arrays.
 """
@@ -16,55 +17,78 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 from backnorm.kernels.cpu.jit import inlined
+from backnorm.kernels.cpu.storage import has_feature
 
 __all__ = [
     "LANES",
+    "SINGLES",
+    "Singles",
     "Vec",
+    "all_finite",
     "any_not_positive",
     "at_least_zero",
     "blend",
     "exact_product",
     "exact_sum",
     "first_lanes",
+    "high_half",
     "lane",
+    "low_half",
+    "magnitude",
+    "marked",
     "multiply_add",
     "negated",
+    "rounded",
+    "sound",
     "splat",
+    "splat_single",
     "square_root",
     "sums_of_lanes",
+    "where_equal",
     "where_finite",
+    "where_less",
 ]
 
 LANES = 8
+SINGLES = 16
 
-_DOUBLE = ir.DoubleType()
+_DOUBLE, _SINGLE = ir.DoubleType(), ir.FloatType()
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+# What `llvm.is.fpclass` calls NaN (signalling, quiet), infinity (-, +) and subnormal (-, +).
+_UNSOUND = 0x1 | 0x2 | 0x4 | 0x200 | 0x10 | 0x80
+# The same in the words of vfpclassps.
+_UNSOUND_X86 = 0x1 | 0x80 | 0x8 | 0x10 | 0x20
 
 
 class _VecType(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name=f"Vec<{LANES} x float64>")
+    def __init__(self, element: str, lanes: int) -> None:
+        self.element, self.lanes = element, lanes
+        super().__init__(name=f"Vec<{lanes} x {element}>")
 
 
-Vec = _VecType()
+Vec = _VecType("float64", LANES)
+Singles = _VecType("float32", SINGLES)
 
 
 @register_model(_VecType)
 class _VecModel(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Any) -> None:
-        super().__init__(dmm, fe_type, ir.VectorType(_DOUBLE, LANES))
+        element = _DOUBLE if fe_type.element == "float64" else _SINGLE
+        super().__init__(dmm, fe_type, ir.VectorType(element, fe_type.lanes))
 
 
-def first_lanes(builder: Any, count: Any) -> Any:
+def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
     """Emit a mask of the first `count` lanes."""
-    wide = ir.VectorType(_I64, LANES)
-    one = builder.insert_element(ir.Constant(wide, ir.Undefined), count, ir.Constant(_I32, 0))
-    counts = builder.shuffle_vector(
-        one,
-        ir.Constant(wide, ir.Undefined),
-        ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES),
-    )
-    return builder.icmp_signed("<", ir.Constant(wide, list(range(LANES))), counts)
+    counts = _spread(builder, count, lanes)
+    return builder.icmp_signed("<", ir.Constant(counts.type, list(range(lanes))), counts)
+
+
+def _spread(builder: Any, value: Any, lanes: int) -> Any:
+    vector = ir.VectorType(value.type, lanes)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
+    mask = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), mask)
 
 
 @intrinsic
@@ -72,14 +96,19 @@ def splat(typingctx, value):
     """Return a Vec with `value` in every lane."""
 
     def codegen(context, builder, signature, arguments):
-        vector = ir.VectorType(_DOUBLE, LANES)
-        one = builder.insert_element(
-            ir.Constant(vector, ir.Undefined), arguments[0], ir.Constant(_I32, 0)
-        )
-        mask = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
-        return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), mask)
+        return _spread(builder, arguments[0], LANES)
 
     return Vec(types.float64), codegen
+
+
+@intrinsic
+def splat_single(typingctx, value):
+    """Return Singles with `value`, rounded to float32, in every lane."""
+
+    def codegen(context, builder, signature, arguments):
+        return _spread(builder, builder.fptrunc(arguments[0], _SINGLE), SINGLES)
+
+    return Singles(types.float64), codegen
 
 
 @intrinsic
@@ -94,13 +123,13 @@ def lane(typingctx, vector, index):
 
 @intrinsic
 def blend(typingctx, count, first, second):
-    """Return a Vec with the first `count` lanes of `first` and the others of `second`."""
+    """Return a vector with the first `count` lanes of `first` and the others of `second`."""
 
     def codegen(context, builder, signature, arguments):
         count, first, second = arguments
-        return builder.select(first_lanes(builder, count), first, second)
+        return builder.select(first_lanes(builder, count, first.type.count), first, second)
 
-    return Vec(types.intp, Vec, Vec), codegen
+    return first(types.intp, first, first), codegen
 
 
 def _binary(name: str) -> Any:
@@ -109,8 +138,8 @@ def _binary(name: str) -> Any:
         def codegen(context, builder, signature, arguments):
             return getattr(builder, name)(*arguments)
 
-        if left == Vec and right == Vec:
-            return Vec(Vec, Vec), codegen
+        if isinstance(left, _VecType) and left == right:
+            return left(left, right), codegen
         return None
 
     return operation
@@ -122,7 +151,7 @@ _add, _sub, _mul, _div = _binary("fadd"), _binary("fsub"), _binary("fmul"), _bin
 def _operator(symbol: Any, operation: Any) -> None:
     @overload(symbol)
     def implementation(left, right):
-        if left == Vec and right == Vec:
+        if isinstance(left, _VecType) and left == right:
             return lambda left, right: operation(left, right)
         return None
 
@@ -175,6 +204,62 @@ def where_finite(typingctx, tested, then, otherwise):
     return Vec(Vec, Vec, Vec), codegen
 
 
+def _where(symbol: str) -> Any:
+    """Return an intrinsic that chooses lanes by how those of two Vec compare."""
+
+    @intrinsic
+    def where(typingctx, left, right, then, otherwise):
+        def codegen(context, builder, signature, arguments):
+            left, right, then, otherwise = arguments
+            return builder.select(builder.fcmp_ordered(symbol, left, right), then, otherwise)
+
+        return Vec(Vec, Vec, Vec, Vec), codegen
+
+    return where
+
+
+#: where_...(left, right, then, otherwise): `then` where it holds; it does not for NaN.
+where_less, where_equal = _where("<"), _where("==")
+
+
+@intrinsic
+def magnitude(typingctx, value):
+    """Return the absolute value of every lane of a Vec."""
+
+    def codegen(context, builder, signature, arguments):
+        kind = arguments[0].type
+        fabs = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(kind, [kind]), f"llvm.fabs.v{LANES}f64"
+        )
+        return builder.call(fabs, arguments)
+
+    return Vec(Vec), codegen
+
+
+@intrinsic
+def rounded(typingctx, value):
+    """Return a Vec rounded to float32."""
+
+    def codegen(context, builder, signature, arguments):
+        single = builder.fptrunc(arguments[0], ir.VectorType(_SINGLE, LANES))
+        return builder.fpext(single, arguments[0].type)
+
+    return Vec(Vec), codegen
+
+
+@intrinsic
+def all_finite(typingctx, value, count):
+    """Return whether the first `count` lanes of a Vec are finite."""
+
+    def codegen(context, builder, signature, arguments):
+        value, count = arguments
+        lost = builder.fcmp_unordered("uno", builder.fsub(value, value), _all(0.0))
+        bits = builder.bitcast(builder.and_(lost, first_lanes(builder, count)), ir.IntType(LANES))
+        return builder.icmp_unsigned("==", bits, ir.Constant(ir.IntType(LANES), 0))
+
+    return types.boolean(Vec, types.intp), codegen
+
+
 @intrinsic
 def any_not_positive(typingctx, value):
     """Return whether a lane is zero or negative (NaN is neither)."""
@@ -222,7 +307,7 @@ def sums_of_lanes(v):
 
 @intrinsic
 def multiply_add(typingctx, left, right, term):
-    """Return left * right + term rounded once, for Vec or float64.
+    """Return left * right + term rounded once, for vectors or float64.
 
     Fusion is asked for where it is wanted and nowhere else: were it left to the compiler, the
     vector loop and the scalar end of a row could round differently, and so could two machines.
@@ -233,21 +318,88 @@ def multiply_add(typingctx, left, right, term):
         fma = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(kind, [kind] * 3),
-            "llvm.fma." + ("f64" if kind == _DOUBLE else f"v{LANES}f64"),
+            "llvm.fma." + ("" if kind == _DOUBLE else f"v{kind.count}") + _suffix(kind),
         )
         return builder.call(fma, arguments)
 
     return term(left, right, term), codegen
 
 
+def _suffix(kind: Any) -> str:
+    return getattr(kind, "element", kind).intrinsic_name
+
+
 @intrinsic
 def negated(typingctx, value):
-    """Return -value, for Vec or float64."""
+    """Return -value, for vectors or float64."""
 
     def codegen(context, builder, signature, arguments):
         return builder.fneg(arguments[0])
 
     return value(value), codegen
+
+
+def _half(first: int) -> Any:
+    """Return an intrinsic that widens eight lanes of Singles."""
+
+    @intrinsic
+    def half(typingctx, value):
+        def codegen(context, builder, signature, arguments):
+            lanes = ir.Constant(ir.VectorType(_I32, LANES), list(range(first, first + LANES)))
+            chosen = builder.shuffle_vector(
+                arguments[0], ir.Constant(arguments[0].type, ir.Undefined), lanes
+            )
+            return builder.fpext(chosen, ir.VectorType(_DOUBLE, LANES))
+
+        return Vec(Singles), codegen
+
+    return half
+
+
+#: The first and the last eight lanes of Singles as a Vec, exactly.
+low_half, high_half = _half(0), _half(LANES)
+
+
+def _unsound(builder: Any, value: Any) -> Any:
+    """Emit a mask of the lanes that are NaN, infinite or subnormal."""
+    mask = ir.VectorType(ir.IntType(1), SINGLES)
+    if has_feature("avx512dq"):
+        # LLVM takes seven instructions for what is one.
+        one = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(mask, [value.type, _I32]),
+            "llvm.x86.avx512.fpclass.ps.512",
+        )
+        return builder.call(one, [value, ir.Constant(_I32, _UNSOUND_X86)])
+    tests = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(mask, [value.type, _I32]),
+        f"llvm.is.fpclass.v{SINGLES}f32",
+    )
+    return builder.call(tests, [value, ir.Constant(_I32, _UNSOUND)])
+
+
+@intrinsic
+def sound(typingctx, value):
+    """Return whether no lane of Singles is NaN, infinite or subnormal."""
+
+    def codegen(context, builder, signature, arguments):
+        bits = builder.bitcast(_unsound(builder, arguments[0]), ir.IntType(SINGLES))
+        return builder.icmp_unsigned("==", bits, ir.Constant(ir.IntType(SINGLES), 0))
+
+    return types.boolean(Singles), codegen
+
+
+@intrinsic
+def marked(typingctx, value):
+    """Return Singles with NaN for the lanes that are not sound."""
+
+    def codegen(context, builder, signature, arguments):
+        (value,) = arguments
+        nan = ir.Constant(value.type, [float("nan")] * SINGLES)
+        return builder.select(_unsound(builder, value), nan, value)
+
+    return Singles(Singles), codegen
 
 
 @inlined
