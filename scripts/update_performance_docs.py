@@ -74,8 +74,11 @@ def _readme(result: Result) -> str:
             "peer that is fastest there: milliseconds (medians), ratio of ours to theirs.\n",
             _table(chosen),
             f"Geometric means of all suites: {means}. "
-            + (f"Of {len(rows)} cells a peer is faster in {len(lost)}:\n" if lost else ""),
+            + (f"Of {len(rows)} cells a peer is faster in {len(lost)}.\n" if lost else ""),
+            # A long list: there for who wants it.
+            "<details><summary>Cells in which a peer is faster</summary>\n",
             cell_list(lost, f"No peer is faster in any of {len(rows)} cells."),
+            "</details>\n",
         ]
     )
 

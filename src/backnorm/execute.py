@@ -10,6 +10,7 @@ import numpy as np
 
 from backnorm.aliasing import check_out
 from backnorm.allocation import allocate
+from backnorm.dtypes import is_16_bit
 from backnorm.kernels.cpu import channels
 from backnorm.kernels.cpu.launch import Launch, stored
 from backnorm.layout import Order, dense, extents_of, in_order, memory_order, restore
@@ -50,11 +51,13 @@ class Call:
         aligned, native, writable.
     """
 
-    __slots__ = ("_natural", "_order", "launch", "plain", "plan", "problem")
+    __slots__ = ("_natural", "_order", "_seen_as_is", "launch", "plain", "plan", "problem")
 
     def __init__(self, problem: Problem, order: Order, decided: Plan, launch: Launch) -> None:
         self.problem, self.plan, self.launch = problem, decided, launch
         self._order, self._natural = order, order == tuple(range(len(order)))
+        # Types of 16 bits are integers to the kernels.
+        self._seen_as_is = not is_16_bit(problem.dtype), not is_16_bit(problem.statistics_dtype)
         self.plain = False
 
     def for_plain_arrays(self) -> Call:
@@ -66,16 +69,16 @@ class Call:
     def flat(self, array: np.ndarray) -> np.ndarray:
         """Return x or dy as the kernels see it."""
         if self.plain:
-            return array.ravel()
+            return array.ravel() if self._seen_as_is[0] else stored(array)
         return stored(in_order(array, self._order, self.problem.dtype))
 
     def flat_target(self, target: np.ndarray) -> np.ndarray:
         """Return the array to write as the kernels see it."""
-        return target.ravel() if self.plain else stored(target)
+        return target.ravel() if self.plain and self._seen_as_is[0] else stored(target)
 
     def flat_channels(self, array: np.ndarray | None) -> np.ndarray | None:
         """Return a per-channel array as the kernels see it."""
-        if array is None or self.plain:
+        if array is None or (self.plain and self._seen_as_is[1]):
             return array
         return stored(dense(array, self.problem.statistics_dtype))
 
@@ -265,7 +268,7 @@ def _prepared(
     """Return a table filled from statistics."""
     epsilon, table = call.problem.epsilon, call.launch.table()
     arrays = (mean, variance, gamma, beta)
-    flat = arrays if call.plain else map(call.flat_channels, arrays)
+    flat = map(call.flat_channels, arrays)
     refused = channels.prepare(*flat, epsilon, table)
     if refused >= 0:
         raise variance_error(variance, epsilon, refused, words)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.dtypes import is_16_bit
 from backnorm.execute import Call
 from backnorm.threads import get_num_threads
 
@@ -60,16 +59,15 @@ class Recall:
 
     def keep(self, key: Hashable | None, call: Call, arrays: tuple[Any, ...]) -> None:
         """Keep a call of `arrays` that passed the checks, if the kernels take them as they are."""
-        if key is None or not _plain(call, arrays):
+        if key is None or not _plain(arrays):
             return
         if len(self._calls) >= _KEPT:
             self._calls.clear()
         self._calls[key] = call.for_plain_arrays()
 
 
-def _plain(call: Call, arrays: tuple[Any, ...]) -> bool:
-    # 16-bit types are views of integers to the kernels.
-    return not is_16_bit(call.problem.dtype) and all(
+def _plain(arrays: tuple[Any, ...]) -> bool:
+    return all(
         type(array) is np.ndarray and array.flags.carray and array.dtype.isnative
         for array in arrays
     )
