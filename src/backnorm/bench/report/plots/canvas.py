@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from backnorm.bench.report.libraries import needs
 
@@ -172,17 +172,18 @@ def new_figure(
 
     # A little more room at the edges than by default, where labels otherwise touch the card.
     engine = ConstrainedLayoutEngine(w_pad=5 / _INCH, h_pad=4 / _INCH, wspace=0.03)
-    figure = Figure(figsize=(width / _INCH, height / _INCH), layout=engine)
-    axes = figure.subplots(rows, columns, squeeze=False, **options)  # type: ignore[call-overload]
+    # Any: matplotlib's overloads do not know options that are passed on.
+    figure: Any = Figure(figsize=(width / _INCH, height / _INCH), layout=engine)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, [list(row) for row in axes]
 
 
-def quiet(axes: Axes, grid: str = "both") -> None:
+def quiet(axes: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
     """Take away what is not data: frames, and ticks where grid lines say the same."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0, which="both")
-    axes.grid(True, axis=grid)  # type: ignore[arg-type]
+    axes.grid(True, axis=grid)
 
 
 def show_legend(figure: Figure, handles: Sequence[Artist]) -> None:
