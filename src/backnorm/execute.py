@@ -207,7 +207,8 @@ def apply(
     target = call.fresh() if out is None else call.within(out)
     table = _prepared(call, mean, variance, gamma, None, words)
     _settle(launch, table, sums)
-    launch.apply(call.flat(x), call.flat(dy), stored(target), table, needs_x=problem.training)
+    x_, dy_, dx_ = call.flat(x), call.flat(dy), call.flat_target(target)
+    launch.apply(x_, dy_, dx_, table, needs_x=problem.training)
     return call.finish(target, out)
 
 
@@ -267,8 +268,7 @@ def _prepared(
 ) -> np.ndarray:
     """Return a table filled from statistics."""
     epsilon, table = call.problem.epsilon, call.launch.table()
-    arrays = (mean, variance, gamma, beta)
-    flat = map(call.flat_channels, arrays)
+    flat = map(call.flat_channels, (mean, variance, gamma, beta))
     refused = channels.prepare(*flat, epsilon, table)
     if refused >= 0:
         raise variance_error(variance, epsilon, refused, words)

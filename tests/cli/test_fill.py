@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from backnorm.cli import fill as fill_module
+from backnorm import machine
 from backnorm.cli.fill import fill
 from backnorm.dialects import registry
 from backnorm.graph.program import Tensor
@@ -104,8 +104,8 @@ def test_a_shape_that_does_not_fit_in_memory_is_refused(refused, write_json, cal
 
 
 def test_without_knowledge_of_the_memory_there_is_no_limit(monkeypatch):
-    monkeypatch.setattr(fill_module, "Path", lambda _: (_ for _ in ()).throw(OSError))
-    assert fill_module._available_memory() > 2**60
+    monkeypatch.setattr(machine, "Path", lambda _: (_ for _ in ()).throw(OSError))
+    assert machine.free_memory() > 2**60
 
 
 def test_the_command_fills_what_is_missing_and_says_so(cli, write_json, call, tmp_path, tensors):

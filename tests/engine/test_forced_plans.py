@@ -183,11 +183,9 @@ class Forced:
 
 def forget():
     """Forget the calls that were planned before."""
-    for value in (*vars(execute).values(), *vars(operators).values()):
-        if getattr(value, "__module__", "") == execute.__name__ and hasattr(value, "cache_clear"):
-            value.cache_clear()
-        elif isinstance(getattr(value, "_calls", None), dict):
-            value._calls.clear()
+    execute._planned.cache_clear()
+    for recall in (operators._backward_calls, operators._forward_calls, operators._inference_calls):
+        recall._calls.clear()
 
 
 @pytest.fixture

@@ -39,17 +39,7 @@ def environment(threads: int, versions: Mapping[str, str], date: str) -> Environ
 
 def available_memory() -> float:
     """Return the bytes that can still be taken; infinity where the system does not tell."""
-    return min(_free(), _quota())
-
-
-def _free() -> float:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return float("inf")
+    return min(machine.free_memory(), _quota())
 
 
 def _quota() -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
+from backnorm import machine
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema, TensorSpec
 from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
@@ -104,7 +104,7 @@ def _check_memory(
     count = sum(
         math.prod(tensor.shape or usual[specs[port].kind]) for port, tensor in missing.items()
     )
-    if count * _WORKING_BYTES > _available_memory():
+    if count * _WORKING_BYTES > machine.free_memory():
         raise ArgumentValueError(
             "shapes", "random tensors of this size do not fit in memory", came=list(shape)
         )
@@ -180,14 +180,3 @@ def _channel(
     if spec.role.endswith("variance"):
         return rng.uniform(0.5, 2.0, shape)
     return rng.standard_normal(shape)
-
-
-def _available_memory() -> int:
-    """Return the bytes of memory that can be had, or no limit where the system does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return 2**62

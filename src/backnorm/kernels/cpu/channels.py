@@ -61,6 +61,7 @@ __all__ = [
     "finish_forward",
     "prepare",
     "prepare_forward",
+    "row_step",
     "settle",
     "solve",
     "table_step",
@@ -73,9 +74,13 @@ ROWS = 7
 _SAMPLE = 16
 
 
-def table_step(channels: int) -> int:
-    """Return the length of a table's row: whole vectors, and one to spare."""
-    return -(-channels // LANES) * LANES + LANES
+def table_step(count: int) -> int:
+    """Return the length of a row of `count` places: whole vectors, and one to spare."""
+    return (count + 2 * LANES - 1) // LANES * LANES
+
+
+#: The same within kernels.
+row_step = inlined(table_step)
 
 
 def read(values, c, count, otherwise):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import overload
 
-from backnorm.kernels.cpu.channels import MEAN, ROWS, combine
+from backnorm.kernels.cpu.channels import MEAN, ROWS, combine, row_step
 from backnorm.kernels.cpu.formulas import elements, first_elements
 from backnorm.kernels.cpu.jit import inlined, kernel, outlined
 from backnorm.kernels.cpu.memory import (
@@ -35,6 +35,7 @@ from backnorm.kernels.cpu.memory import (
     store_first,
     store_one,
     stream,
+    whole,
 )
 from backnorm.kernels.cpu.singles import (
     add_strip,
@@ -121,14 +122,14 @@ def run(
     # Columns are channels: what is known of the channels need not be spread over columns.
     plain = width == channels
     step = table.shape[0] // ROWS
-    wide_step = step if plain else _step(width)
-    far = _step(width)
+    wide_step = step if plain else row_step(width)
+    far = row_step(width)
     spreads = 0 if plain else 4 * wide_step
-    memory = scratch(12 * _step(cut[1]) + spreads + room_for(out, width))
+    memory = scratch(12 * row_step(cut[1]) + spreads + room_for(out, width))
     place = address(memory)
     x_, dy_, seen_, out_ = address(x), address(dy), address(seen), address(out)
     known, pairs = address(table), address(partial)
-    place_of_wide = offset(place, 12 * _step(cut[1]))
+    place_of_wide = offset(place, 12 * row_step(cut[1]))
     wide = known if plain else place_of_wide
     exact = (wide, wide_step)
     used = coefficients_for(out_, wide, wide_step, offset(place_of_wide, spreads), width)
@@ -171,13 +172,13 @@ def run(
 def _reduce_item(x, dy, grid, cut, known, plain, partial, far, place, item):
     rows, width, rest, inner, channels = grid
     block, tile, depth, _, _ = cut
-    step = _step(tile)
+    step = row_step(tile)
     b, t = divmod(item, (width + tile - 1) // tile)
     first = t * tile
     w = min(tile, width - first)
     sums = offset(partial, 4 * b * far + first)
     for part in range(4):
-        clear(offset(sums, part * far), _whole(w))
+        clear(offset(sums, part * far), whole(w))
     pivot = offset(known, MEAN + first) if plain else place
     if not plain:
         _spread(known, pivot, first, w, inner, channels)
@@ -204,17 +205,6 @@ def _apply_item(x, dy, out, grid, cut, exact, used, streaming, item):
             row += abreast
     stop = end * width + rest if end == rows else end * width
     _write(x, dy, out, row * width, stop, width, exact, used, streaming)
-
-
-@inlined
-def _whole(columns):
-    return (columns + LANES - 1) // LANES * LANES
-
-
-@inlined
-def _step(columns):
-    """Return a distance between rows: whole vectors, and a spare one at the end."""
-    return _whole(columns) + LANES
 
 
 @inlined

@@ -47,6 +47,7 @@ __all__ = [
     "store_one",
     "store_some",
     "stream",
+    "whole",
 ]
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -325,6 +326,12 @@ def scratch(size):
     memory = np.empty(size + LANES)
     head = aligned_head(memory, 0, LANES)
     return memory[head : head + size]
+
+
+@inlined
+def whole(count):
+    """Return `count` rounded up to whole vectors."""
+    return (count + LANES - 1) // LANES * LANES
 
 
 @inlined

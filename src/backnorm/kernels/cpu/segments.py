@@ -36,6 +36,7 @@ from backnorm.kernels.cpu.memory import (
     store_one,
     store_some,
     stream,
+    whole,
 )
 from backnorm.kernels.cpu.singles import (
     add_strip,
@@ -135,7 +136,7 @@ def run(
     chunk = (geometry[3], geometry[4], geometry[5], geometry[6])
     blocks, group, batch, share = geometry[7], geometry[8], geometry[9], geometry[10]
     batches = (channels + group * batch - 1) // (group * batch)
-    far = _whole(group)
+    far = whole(group)
     step = table.shape[0] // ROWS
     scratched = far * (_SUMS + 8)
     memory = scratch(scratched + 4 * LANES + room_for(out, channels))
@@ -196,11 +197,6 @@ def run(
         item = claim(cursor, summed, items, index)
     keep(memory)
     return leave(cursor, items, index, rung, last)
-
-
-@inlined
-def _whole(count):
-    return (count + LANES - 1) // LANES * LANES
 
 
 def _sum_block(x, dy, extents, chunk, span, rows, running, sums, far, alone):

@@ -42,7 +42,6 @@ __all__ = [
     "add",
     "add_product",
     "add_totals",
-    "empty_sum",
     "merge_pairs",
     "pair_add",
     "resume",
@@ -51,17 +50,6 @@ __all__ = [
     "take_first",
     "value",
 ]
-
-
-def empty_sum(array):
-    """Return the empty sum for elements stored as in `array`."""
-
-
-@overload(empty_sum)
-def _empty_sum(array):
-    if array.dtype == types.float64:
-        return lambda array: (splat(0.0), splat(0.0))
-    return lambda array: (splat(0.0),)
 
 
 def add(total, term):

@@ -163,23 +163,23 @@ def _add_at(typingctx, address):
     return types.int64(types.int64), codegen
 
 
-def _exchange(position: int, value: int) -> Any:
+def _adding(position: int, value: int) -> Any:
     """Return an intrinsic that adds `value` to a cell and returns what was there."""
 
     @intrinsic
-    def exchange(typingctx, cursor):
+    def add(typingctx, cursor):
         def codegen(context, builder, signature, arguments):
             cell = _cell(context, builder, cursor, arguments[0], position)
             return builder.atomic_rmw("add", cell, ir.Constant(ir.IntType(64), value), "seq_cst")
 
         return types.int64(cursor), codegen
 
-    return exchange
+    return add
 
 
-_ring_once = _exchange(_RINGING, 1)
-_fall_asleep, _asleep = _exchange(_ASLEEP, 1), _exchange(_ASLEEP, 0)
-_done = _exchange(_DONE, 0)
+_ring_once = _adding(_RINGING, 1)
+_fall_asleep, _asleep = _adding(_ASLEEP, 1), _adding(_ASLEEP, 0)
+_done = _adding(_DONE, 0)
 
 
 @intrinsic

@@ -166,18 +166,25 @@ def _all(value: float) -> ir.Constant:
     return ir.Constant(ir.VectorType(_DOUBLE, LANES), [value] * LANES)
 
 
-@intrinsic
-def square_root(typingctx, value):
-    """Return the square root of every lane, each rounded once."""
+def _each(name: str) -> Any:
+    """Return an intrinsic that applies a function of LLVM to every lane of a Vec."""
 
-    def codegen(context, builder, signature, arguments):
-        kind = arguments[0].type
-        root = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, [kind]), f"llvm.sqrt.v{LANES}f64"
-        )
-        return builder.call(root, arguments)
+    @intrinsic
+    def each(typingctx, value):
+        def codegen(context, builder, signature, arguments):
+            kind = arguments[0].type
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(kind, [kind]), f"llvm.{name}.v{LANES}f64"
+            )
+            return builder.call(function, arguments)
 
-    return Vec(Vec), codegen
+        return Vec(Vec), codegen
+
+    return each
+
+
+#: square_root(value), rounded once, and magnitude(value), the absolute value.
+square_root, magnitude = _each("sqrt"), _each("fabs")
 
 
 @intrinsic
@@ -220,20 +227,6 @@ def _where(symbol: str) -> Any:
 
 #: where_...(left, right, then, otherwise): `then` where it holds; it does not for NaN.
 where_less, where_equal = _where("<"), _where("==")
-
-
-@intrinsic
-def magnitude(typingctx, value):
-    """Return the absolute value of every lane of a Vec."""
-
-    def codegen(context, builder, signature, arguments):
-        kind = arguments[0].type
-        fabs = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, [kind]), f"llvm.fabs.v{LANES}f64"
-        )
-        return builder.call(fabs, arguments)
-
-    return Vec(Vec), codegen
 
 
 @intrinsic
