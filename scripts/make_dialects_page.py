@@ -25,7 +25,8 @@ validation follows, by `scripts/make_dialects_page.py`.
 
 "Canonical" is the name in backnorm's own operator, e.g. `dx` in `batch_norm_backward`. Common
 to all: the statistics are used as they are given, the variance is the biased one, and results
-are those of the canonical operator bit for bit.
+are those of the canonical operator bit for bit (where a specification hands over an inverse
+deviation, of the canonical operator with the float64 variance that it stands for).
 """
 
 

@@ -128,3 +128,24 @@ def test_tensorflow_forward_with_nothing_given(cli, write_json, is_training):
     }
     result = cli("run", write_json(document), "--random", 0, "--check", "--json")
     assert result.exit_code == 0, result.output
+
+
+def test_the_feature_index_is_the_channel_axis():
+    schema = registry.operator("stablehlo", "batch_norm_grad").schema
+    ports = {p: Tensor(p, (p,)) for p in ("scale", "mean", "variance", "grad_output")}
+    x = np.arange(120.0).reshape(2, 3, 4, 5)
+    for axis in range(4):
+        made = fill(schema, {"feature_index": axis}, {"operand": x}, ports, 0)
+        others = tuple(k for k in range(4) if k != axis)
+        np.testing.assert_allclose(made["mean"], x.mean(others))
+        np.testing.assert_allclose(made["variance"], x.var(others))
+    for refused_later in (4, -1, "1", None):
+        made = fill(schema, {"feature_index": refused_later}, {"operand": x}, ports, 0)
+        assert made["grad_output"].shape == x.shape
+
+
+def test_an_inverse_deviation_is_that_of_x(rng):
+    schema = registry.operator("aten", "native_batch_norm_backward").schema
+    x = rng.normal(5.0, 2.0, (4, 3, 6))
+    made = fill(schema, {}, {"input": x}, {"save_invstd": Tensor("s", ("s",))}, 0)
+    np.testing.assert_allclose(made["save_invstd"], 1 / np.sqrt(x.var((0, 2)) + 1e-5))

@@ -68,7 +68,7 @@ def _shapes(subject: Subject) -> Iterator[Case]:
             yield _rejects(
                 subject, f"{tensor.name} {label}", ValueError, tensor.role, **{tensor.role: bad}
             )
-    for shape in ((), (5,)):
+    for shape in ((), (5,))[: subject.min_rank]:
         flat = np.ones(shape, np.float32)
         data = {role: flat for role in ("x", "dy") if role in good}
         yield _rejects(subject, f"x of rank {len(shape)}", ValueError, "x", **data)
@@ -130,13 +130,21 @@ def _epsilons(subject: Subject) -> Iterator[Case]:
     if not subject.zero_epsilon:
         bad["zero"] = 0.0
     for label, value in bad.items():
-        yield _rejects(subject, f"{label} epsilon", ValueError, "epsilon", value)
+        yield _rejects(subject, f"{label} epsilon", ValueError, subject.epsilon_word, value)
     for wrong in ("1e-3", None, True, 1j, [1e-3], np.ones(1)):
-        yield _rejects(subject, f"epsilon {wrong!r}", TypeError, "epsilon", wrong)
+        yield _rejects(subject, f"epsilon {wrong!r}", TypeError, subject.epsilon_word, wrong)
 
 
 def _variances(subject: Subject) -> Iterator[Case]:
     good = subject.arrays()
+    if "inverse_deviation" in good:
+        for value in (-1.0, -np.inf):
+            inverse = good["inverse_deviation"].copy()
+            inverse[3] = value
+            yield _rejects(
+                subject, f"inverse deviation {value}", ValueError, "inverse_deviation",
+                inverse_deviation=inverse,
+            )  # fmt: skip
     if "variance" not in good:
         return
     for label, value in {"negative": -1.0, "minus infinity": -np.inf}.items():
@@ -177,7 +185,9 @@ def _values(subject: Subject) -> Iterator[Case]:
     if subject.layout == "NCX":
         constant["x"] = np.moveaxis(constant["x"], -1, 1).copy()
     if "mean" in good:
-        constant |= {"mean": np.arange(5, dtype="f"), "variance": np.zeros(5, "f")}
+        constant |= {"mean": np.arange(5, dtype="f")}
+    if "variance" in good:
+        constant |= {"variance": np.zeros(5, "f")}
     yield _right(subject, "constant channels", constant)
     # The offset is what single precision loses; the spread is 1.
     for offset in (1e4, 1e6):
@@ -189,7 +199,7 @@ def _values(subject: Subject) -> Iterator[Case]:
     yield from _empties(subject)
     yield from _half_sums(subject)
     for role in good:
-        if role in ("x", "dy", "mean", "variance", "gamma"):
+        if role in ("x", "dy", "mean", "variance", "inverse_deviation", "gamma"):
             for value in (np.nan, np.inf):
                 yield _propagates(subject, f"{subject.words[role]} with {value}", role, value)
 
@@ -329,8 +339,11 @@ def _check(subject: Subject, arrays: Arrays, results: Results) -> None:
     m = x.size // x.shape[axis]
     mean = wide["mean"] if subject.operation != "forward" else x.mean(others)
     c = x - spread(mean)
-    variance = wide["variance"] if subject.operation != "forward" else (c * c).mean(others)
-    s = 1 / np.sqrt(variance + epsilon)
+    if "inverse_deviation" in wide:
+        s = wide["inverse_deviation"]
+    else:
+        variance = wide["variance"] if subject.operation != "forward" else (c * c).mean(others)
+        s = 1 / np.sqrt(variance + epsilon)
     gamma = wide.get("gamma", np.ones_like(s))
     if subject.operation == "backward":
         dy = wide["dy"]

@@ -32,6 +32,7 @@ class Subject:
     tensors: tuple[TensorSpec, ...]
     call: Callable[..., Results]
     epsilon_word: str = "epsilon"
+    min_rank: int = 2
     out_word: str = "out"
     zero_epsilon: bool = True
     min_channels: int = 0
@@ -65,6 +66,7 @@ class Subject:
             "dy": rng.normal(size=shape).astype(dtype),
             "mean": wide.mean(others) if filled else np.zeros(c),
             "variance": wide.var(others) if filled else np.ones(c),
+            "inverse_deviation": 1 / np.sqrt((wide.var(others) if filled else np.ones(c)) + 1e-3),
             "gamma": rng.normal(size=c),
             "beta": rng.normal(size=c),
         }
@@ -133,6 +135,8 @@ def _dialects() -> Iterator[Subject]:
                     layout,
                     schema.inputs,
                     _front_door(dialect, op, schema),
+                    epsilon_word=epsilon.name,
+                    min_rank=schema.ranks[0],
                     zero_epsilon=epsilon.range != "positive",
                     out_word=schema.outputs[0].name,
                     min_channels=schema.min_channels,
@@ -141,7 +145,7 @@ def _dialects() -> Iterator[Subject]:
                         for rule in schema.type_rules
                         for channel in rule.channel
                     ),
-                    takes_out=dialect != "tensorflow",
+                    takes_out=dialect not in ("tensorflow", "aten", "stablehlo"),
                 )
 
 
@@ -149,6 +153,9 @@ def _front_door(dialect, op, schema):
     words = {tensor.role: tensor.name for tensor in schema.inputs}
     roles = [tensor.role for tensor in schema.outputs]
     is_onednn = dialect.startswith("onednn")
+    epsilon_word = schema.words["epsilon"]
+    values = {"aten": {"train": True, "output_mask": [True] * 3}, "stablehlo": {"feature_index": 1}}
+    fixed = values.get(dialect, {})
 
     def call(arrays: Mapping[str, object], epsilon: object = 1e-3, out: object = None) -> Results:
         inputs = {words[role]: array for role, array in arrays.items()}
@@ -157,7 +164,7 @@ def _front_door(dialect, op, schema):
             revision = {"revision": schema.revision} if schema.revision else {}
             result = op(epsilon, **revision)(**inputs, **memory)
         else:
-            result = op(**inputs, epsilon=epsilon, **memory)
+            result = op(**inputs, **{epsilon_word: epsilon}, **fixed, **memory)
         if isinstance(result, np.ndarray):
             result = (result,)
         return dict(zip(roles, result, strict=True))

@@ -6,6 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from backnorm.dialects.schema import OperatorSchema
+
 Batch = dict[str, np.ndarray]
 
 DTYPES = {
@@ -50,6 +52,19 @@ def batch() -> Callable[..., Batch]:
             "variance": variance.astype(channel_type),
             "gamma": rng.normal(size=c).astype(channel_type),
             "beta": rng.normal(size=c).astype(channel_type),
+        }
+
+    return make
+
+
+@pytest.fixture
+def required() -> Callable[..., dict[str, object]]:
+    """Return the attributes that a call must have, by the dialect's names."""
+
+    def make(schema: OperatorSchema, epsilon: float) -> dict[str, object]:
+        values = {"epsilon": epsilon, "channel_axis": 1, "training": True}
+        return {schema.words["epsilon"]: epsilon} | {
+            a.name: values[a.role] for a in schema.attributes if a.required and a.role in values
         }
 
     return make

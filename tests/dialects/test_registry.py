@@ -14,6 +14,7 @@ CANONICAL_NAMES = {"dx", "dgamma", "dbeta", "y", "mean", "variance"}
 
 def tensors(schema, b):
     roles = {"running_mean": "mean", "running_variance": "variance", "ignored": "mean"}
+    b = b | {"inverse_deviation": 1 / np.sqrt(b["variance"])}
     return {t.name: b[roles.get(t.role, t.role)] for t in schema.inputs}
 
 
@@ -32,20 +33,23 @@ def run_canonically(call, inputs):
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("layout", [0, 1])
-def test_the_canonical_call_of_every_operator_gives_its_results(batch, dialect, layout):
+def test_the_canonical_call_of_every_operator_gives_its_results(batch, dialect, layout, required):
     for op, found in operators(dialect).items():
         for revision, schema in (getattr(found, "schemas", None) or {None: found.schema}).items():
             data_format = schema.formats[layout % len(schema.formats)]
-            attributes = {"epsilon": 0.01}
+            attributes = required(schema, 0.01)
             if len(schema.formats) > 1:
                 attributes["data_format"] = data_format.name
             if revision:
                 attributes["revision"] = revision
-            inputs = tensors(schema, batch((2, 5, 3, 4), data_format.layout))
+            # Only float64 data may have the float64 variance of an inverse deviation beside it.
+            dtype = "f64" if dialect == "aten" else "f32"
+            inputs = tensors(schema, batch((2, 5, 3, 4), data_format.layout, dtype))
             call = canonical(dialect, op, inputs, attributes)
             assert call.operation == schema.operation
             assert call.data_format == data_format.layout
-            assert call.epsilon == (0.01 if dialect == "ngraph" else np.float32(0.01))
+            epsilon = {"ngraph": 0.01, "aten": 0.0}.get(dialect, np.float32(0.01))
+            assert call.epsilon == epsilon
             assert set(call.outputs) <= CANONICAL_NAMES
             out = invoke(dialect, op, inputs, attributes)
             expected = run_canonically(call, inputs)

@@ -44,7 +44,8 @@ def fill(
     dict
         x of a different mean and deviation in every channel and dy, both normal; gamma in
         [0.5, 1.5) and beta normal. For a backward pass the mean and the biased variance are those
-        of x (1 where that is 0); elsewhere the mean is normal and the variance in [0.5, 2).
+        of x (1 where that is 0), and an inverse deviation is that of the variance and 1e-5;
+        elsewhere the mean is normal and the variance in [0.5, 2).
 
     Raises
     ------
@@ -54,8 +55,7 @@ def fill(
     specs = {spec.name: spec for spec in schema.inputs}
     shape = _data_shape(specs, given, missing)
     dtype = _data_type(specs, given, missing)
-    axis = 1 if _layout(schema, attributes) == "NCX" else -1
-    _check_memory(specs, missing, shape, shape[axis])
+    axis = _axis(schema, attributes, len(shape))
     _check_memory(specs, missing, shape, shape[axis])
     arrays = dict(given)
     made = {}
@@ -139,12 +139,18 @@ def _channel_type(
     return dtype
 
 
-def _layout(schema: OperatorSchema, attributes: Mapping[str, object]) -> str:
+def _axis(schema: OperatorSchema, attributes: Mapping[str, object], rank: int) -> int:
+    """Return the channel axis; of attributes that will be refused anyway, any axis there is."""
+    for spec in schema.attributes:
+        if spec.role == "channel_axis":
+            axis = attributes.get(spec.name)
+            return axis if isinstance(axis, int) and 0 <= axis < rank else 0
     chosen = next(
         (attributes.get(a.name, a.default) for a in schema.attributes if a.role == "data_format"),
         None,
     )
-    return next((f.layout for f in schema.formats if f.name == chosen), schema.formats[0].layout)
+    layout = next((f.layout for f in schema.formats if f.name == chosen), schema.formats[0].layout)
+    return 1 if layout == "NCX" else -1
 
 
 def _data(
@@ -174,9 +180,10 @@ def _channel(
         others = tuple(i for i in range(x.ndim) if i != axis % x.ndim)
         if spec.role == "mean":
             return np.asarray(x.mean(others, np.float64))
-        if spec.role == "variance":
+        if spec.role in ("variance", "inverse_deviation"):
             variance = x.astype(np.float64).var(others)
-            return np.where(variance > 0, variance, 1.0)
+            variance = np.where(variance > 0, variance, 1.0)
+            return variance if spec.role == "variance" else 1.0 / np.sqrt(variance + 1e-5)
     if spec.role.endswith("variance"):
         return rng.uniform(0.5, 2.0, shape)
     return rng.standard_normal(shape)

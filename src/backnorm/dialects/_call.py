@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backnorm.dialects._check import format_of
+from backnorm.dialects._axis import channel_from_second, channel_to_second
+from backnorm.dialects._check import axis_of, format_of
 from backnorm.dialects._statistics import variance_of_inverse
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.problem import Operation
@@ -24,6 +25,8 @@ _ARGUMENTS = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),
 }
+# Roles of tensors that have the shape of x.
+_DATA = ("x", "dy", "dx", "y")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +73,9 @@ class CanonicalCall:
         for the outputs that are returned.
     inverse_std : bool
         Whether the input for `variance` holds ``1 / sqrt(variance + epsilon)``.
+    channel_axis : int or None
+        The channel axis of the dialect's tensors, where it may be any. To the canonical call they
+        are NCX: views with that axis second.
     """
 
     operation: Operation
@@ -79,6 +85,7 @@ class CanonicalCall:
     inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     inverse_std: bool = False
+    channel_axis: int | None = None
 
     def arrays(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Return canonical name -> array, from arrays by the dialect's names.
@@ -88,7 +95,19 @@ class CanonicalCall:
         arrays = {role: np.asarray(inputs[name]) for role, name in self.inputs.items()}
         if self.inverse_std:
             arrays["variance"] = variance_of_inverse(arrays["variance"])
-        return arrays
+        return {role: self.to_canonical(role, array) for role, array in arrays.items()}
+
+    def to_canonical(self, role: str, array: np.ndarray) -> np.ndarray:
+        """Return an input or output of the dialect as the canonical operator sees it."""
+        if self.channel_axis is None or role not in _DATA:
+            return array
+        return channel_to_second(array, self.channel_axis)
+
+    def from_canonical(self, role: str, array: np.ndarray, rank: int) -> np.ndarray:
+        """Return a canonical output as the dialect has it, its data being of `rank` axes."""
+        if self.channel_axis is None or role not in _DATA:
+            return array
+        return channel_from_second(array, self.channel_axis, rank)
 
 
 def canonical_call(call: Call, operation: Operation | None = None) -> CanonicalCall:
@@ -106,4 +125,5 @@ def canonical_call(call: Call, operation: Operation | None = None) -> CanonicalC
         epsilon,
         {t.role: t.name for t in schema.inputs if t.role in arguments and t.name in call.inputs},
         {t.role: t.name for t in schema.outputs if t.role in results and t.name in call.outputs},
+        channel_axis=axis_of(schema, call.attributes) if "channel_axis" in schema.words else None,
     )

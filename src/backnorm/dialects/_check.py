@@ -1,20 +1,17 @@
-"""The validation that a schema drives: attributes, inputs and requested outputs of one call.
+"""The validation that a schema drives: inputs and requested outputs of one call.
 
 Everything here speaks the dialect's words and knows no particular dialect.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from numbers import Real
 
 import numpy as np
 
+from backnorm.dialects._attributes import refuse_unknown
 from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
-    REQUIRED,
-    AttributeSpec,
     FormatSpec,
     OperatorSchema,
     TensorSpec,
@@ -22,21 +19,12 @@ from backnorm.dialects.schema import (
 )
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.problem import as_array, check_flag
+from backnorm.problem import as_array
 
-__all__ = ["check_attributes", "check_inputs", "check_outputs", "format_of"]
+__all__ = ["axis_of", "check_inputs", "check_outputs", "format_of"]
 
 Attributes = Mapping[str, object]
 Arrays = dict[str, np.ndarray]
-
-
-def check_attributes(schema: OperatorSchema, given: Mapping[str, object]) -> dict[str, object]:
-    """Return every attribute with its checked value, defaults filled in."""
-    _refuse_unknown(given, [a.name for a in schema.attributes], "attribute", schema)
-    return {
-        spec.name: _attribute(spec, given.get(spec.name, spec.default), schema)
-        for spec in schema.attributes
-    }
 
 
 def check_inputs(
@@ -46,7 +34,7 @@ def check_inputs(
 
     An input that is absent or None is not given.
     """
-    _refuse_unknown(given, [tensor.name for tensor in schema.inputs], "input", schema)
+    refuse_unknown(given, [tensor.name for tensor in schema.inputs], "input", schema)
     arrays: Arrays = {}
     for tensor in schema.inputs:
         value = given.get(tensor.name)
@@ -116,16 +104,14 @@ def format_of(schema: OperatorSchema, attributes: Attributes) -> FormatSpec:
     return schema.formats[0]
 
 
-def _refuse_unknown(
-    given: Iterable[str], known: Sequence[str], what: str, schema: OperatorSchema
-) -> None:
-    for name in given:
-        if name not in known:
-            raise ArgumentTypeError(
-                str(name),
-                f"{schema.op} has no such {what}",
-                accepted=", ".join(known) or "none",
-            )
+def axis_of(schema: OperatorSchema, attributes: Attributes) -> int:
+    """Return the channel axis that the attributes choose (-1: the last)."""
+    for spec in schema.attributes:
+        if spec.role == "channel_axis":
+            axis = attributes[spec.name]
+            assert isinstance(axis, int)
+            return axis
+    return 1 if format_of(schema, attributes).layout == "NCX" else -1
 
 
 def _check_together(groups: Iterable[tuple[str, ...]], given: Collection[str], verb: str) -> None:
@@ -138,67 +124,6 @@ def _check_together(groups: Iterable[tuple[str, ...]], given: Collection[str], v
                 f"{' and '.join(group)} are either all {verb} or none of them",
                 came=f"{' and '.join(present)} alone",
             )
-
-
-def _attribute(spec: AttributeSpec, value: object, schema: OperatorSchema) -> object:
-    if value is REQUIRED:
-        raise ArgumentTypeError(
-            spec.name, f"is a required attribute of {schema.op}", accepted=_accepted(spec)
-        )
-    if value is None and spec.nullable:
-        return None
-    if spec.type == "bool":
-        return check_flag(spec.name, value)
-    if spec.type == "string":
-        if not isinstance(value, str):
-            raise ArgumentTypeError(
-                spec.name,
-                "must be a string",
-                came=f"{value!r} of type {type(value).__name__}",
-                accepted=_accepted(spec),
-            )
-        if spec.choices and value not in spec.choices:
-            raise ArgumentValueError(
-                spec.name, "unknown value", came=repr(value), accepted=_accepted(spec)
-            )
-        return value
-    return _number(spec, value)
-
-
-def _number(spec: AttributeSpec, value: object) -> float:
-    is_number = isinstance(value, Real | np.floating | np.integer)
-    if not is_number or isinstance(value, bool | np.bool_):
-        raise ArgumentTypeError(
-            spec.name,
-            "must be a real number",
-            came=f"{value!r} of type {type(value).__name__}",
-            accepted=_accepted(spec),
-        )
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        number = math.inf
-    if spec.type == "f32":
-        with np.errstate(over="ignore"):
-            number = float(np.float32(number))
-    in_range = spec.range == "any" or number > 0 or (spec.range == "not negative" and number == 0)
-    if not (math.isfinite(number) and in_range):
-        raise ArgumentValueError(
-            spec.name, f"must be {_range(spec)}", came=value, accepted=_accepted(spec)
-        )
-    return number
-
-
-def _range(spec: AttributeSpec) -> str:
-    return "finite" if spec.range == "any" else f"finite and {spec.range}"
-
-
-def _accepted(spec: AttributeSpec) -> str:
-    if spec.type == "bool":
-        return "True or False"
-    if spec.type == "string":
-        return " or ".join(repr(choice) for choice in spec.choices) or "a string"
-    return f"a number, {_range(spec)}" + (" as float32" if spec.type == "f32" else "")
 
 
 def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) -> TypeRule:
@@ -214,6 +139,14 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
             schema.phrases.rank.format(ranks=schema.rank_text),
             came=f"rank {x.ndim}, shape {x.shape}",
             accepted=f"rank {schema.rank_text}",
+        )
+    axis = axis_of(schema, attributes)
+    if axis >= x.ndim:
+        raise ArgumentValueError(
+            words["channel_axis"],
+            f"must be an axis of {name}",
+            came=f"{axis} with {name} of rank {x.ndim}",
+            accepted=f"0 to {x.ndim - 1}",
         )
     data_format = format_of(schema, attributes)
     if data_format.rank is not None and x.ndim != data_format.rank:
@@ -264,7 +197,7 @@ def _check_channels(
 ) -> None:
     name = schema.words["x"]
     x = arrays[name]
-    channels = x.shape[1 if format_of(schema, attributes).layout == "NCX" else -1]
+    channels = x.shape[axis_of(schema, attributes)]
     specs = [t for t in schema.inputs if t.kind in ("channel", "vector") and t.name in arrays]
     phrases = schema.phrases
     shapes = {t.name: arrays[t.name].shape for t in specs}

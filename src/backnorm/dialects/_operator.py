@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from backnorm.dialects._attributes import check_attributes
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
-from backnorm.dialects._check import check_attributes, check_inputs, check_outputs
+from backnorm.dialects._check import check_inputs, check_outputs
 from backnorm.dialects._run import run
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentTypeError

@@ -22,9 +22,22 @@ _Runner = Callable[[Call, CanonicalCall, Arrays, Arrays], Arrays]
 
 def run(call: Call, canonical: CanonicalCall) -> Arrays:
     """Return the results by the dialect's output names (also those that were not requested)."""
-    data = {role: call.inputs[name] for role, name in canonical.inputs.items()}
+    rank = call.inputs[canonical.inputs["x"]].ndim
+    data = {
+        role: canonical.to_canonical(role, call.inputs[name])
+        for role, name in canonical.inputs.items()
+    }
     parameters = {role: data.pop(role) for role in _PARAMETERS if role in data}
+    out = call.out
+    if canonical.channel_axis is not None and out is not None and out.ndim == rank:
+        call = replace(call, out=canonical.to_canonical("dx", out))
     results = _RUNNERS[canonical.operation](call, canonical, data, parameters)
+    results = {
+        role: out
+        if array is call.out and out is not None
+        else canonical.from_canonical(role, array, rank)
+        for role, array in results.items()
+    }
     names = {tensor.role: tensor.name for tensor in call.schema.outputs}
     return {names[role]: array for role, array in results.items() if role in names}
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type
+from backnorm.errors import ArgumentValueError
 
 __all__ = [
     "bessel_corrected",
     "blend",
+    "check_inverse",
     "common_type",
     "rounded",
     "undefined",
@@ -70,6 +72,19 @@ def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
         v = 1.0 / (wide * wide)
     v = np.where(np.isposinf(wide), 1e-300, v)
     return np.where(wide < 0, np.nan, v)
+
+
+def check_inverse(name: str, inverse: np.ndarray) -> None:
+    """Raise if an inverse standard deviation is negative in some channel."""
+    negative = np.flatnonzero(inverse.astype(FLOAT64) < 0)
+    if negative.size:
+        channel = int(negative[0])
+        raise ArgumentValueError(
+            name,
+            f"an inverse standard deviation cannot be negative, but is in channel {channel}",
+            came=inverse[channel],
+            accepted="values >= 0 (infinity and NaN propagate)",
+        )
 
 
 def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

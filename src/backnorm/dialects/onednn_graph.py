@@ -21,8 +21,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.dialects._attributes import check_attributes
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
-from backnorm.dialects._check import check_attributes
 from backnorm.dialects._onednn import (
     DATA_FORMAT,
     EPSILON,

@@ -16,7 +16,7 @@ __all__ = ["DIALECTS", "CanonicalCall", "canonical", "invoke", "operator", "oper
 #: Dialect -> its module, which is imported when it is first asked for.
 DIALECTS: Mapping[str, str] = {
     name: f"backnorm.dialects.{name}"
-    for name in ("onednn_graph", "onednn_spec", "ngraph", "tensorflow")
+    for name in ("onednn_graph", "onednn_spec", "ngraph", "tensorflow", "aten", "stablehlo")
 }
 
 Operator = DialectOperator | type[DialectOperator]

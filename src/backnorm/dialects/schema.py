@@ -26,6 +26,7 @@ __all__ = [
     "OperatorSchema",
     "Phrases",
     "Required",
+    "TensorKind",
     "TensorSpec",
     "TypeRule",
 ]
@@ -42,7 +43,7 @@ ELEMENT_TYPE_NAMES: dict[str, np.dtype] = {
 }
 
 TensorKind = Literal["data", "channel", "vector", "opaque"]
-AttributeType = Literal["f32", "f64", "string", "bool"]
+AttributeType = Literal["f32", "f64", "i64", "string", "bool"]
 Range = Literal["positive", "not negative", "any"]
 
 
@@ -66,7 +67,8 @@ class TensorSpec:
         The dialect's name.
     role : str
         The canonical name (x, dy, mean, variance, gamma, beta, dx, dgamma, dbeta, y), or
-        running_mean, running_variance, empty, ignored.
+        inverse_deviation (1 / sqrt(variance + epsilon)), running_mean, running_variance, empty,
+        ignored.
     type : str
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "vector", "opaque"}
@@ -95,11 +97,11 @@ class AttributeSpec:
     default : object
         :data:`REQUIRED` where there is none.
     role : str or None
-        ``"epsilon"``, ``"data_format"`` or ``"training"``, the canonical argument it sets.
+        ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or ``"training"``, what it sets.
     choices : tuple of str
         Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}
-        Accepted values of a number (always finite).
+        Accepted values of a number (always finite) or an integer.
     nullable : bool
         Whether None ("not given") is accepted.
     extension : bool

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
 from backnorm.dialects._operator import DialectOperator
+from backnorm.dialects._statistics import check_inverse
 from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorSpec
 from backnorm.dialects.tensorflow._common import (
     EPSILON,
@@ -148,16 +149,7 @@ class _GradientOperator(DialectOperator):
                 came="'inverse_standard_deviation'",
                 accepted="'variance'",
             )
-        inverse = call.inputs["reserve_space_2"]
-        negative = np.flatnonzero(inverse < 0)
-        if negative.size:
-            channel = int(negative[0])
-            raise ArgumentValueError(
-                "reserve_space_2",
-                f"an inverse standard deviation cannot be negative, but is in channel {channel}",
-                came=inverse[channel],
-                accepted="values >= 0 (infinity and NaN propagate)",
-            )
+        check_inverse("reserve_space_2", call.inputs["reserve_space_2"])
 
     @classmethod
     def canonical_call(cls, call: Call) -> CanonicalCall:

@@ -1,0 +1,93 @@
+"""What is allowed, with the argument for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+
+__all__ = ["Budget", "Quantity", "budget"]
+
+Quantity = Literal[
+    "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Allowed error of an element: ``ulps`` units in the last place plus ``terms`` times T."""
+
+    ulps: float
+    terms: float
+
+
+def budget(quantity: Quantity, output: np.dtype, data: np.dtype) -> Budget:
+    """Return the error allowed in `quantity` of type `output`, computed from data of type `data`.
+
+    Parameters
+    ----------
+    quantity : {"dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", \
+"second_gamma"}
+        Of the forward, the backward, and the second order (gradients of the backward).
+    output : numpy.dtype
+        Element type of the quantity.
+    data : numpy.dtype
+        Element type of x.
+
+    Notes
+    -----
+    Half an ulp is the one rounding to the output's type; it is all that is allowed where nothing
+    cancels. T is the sum of the magnitudes of the terms of the element's formula (see
+    :mod:`backnorm.reference`), and the coefficient beside it is what the arithmetic before that
+    rounding may lose:
+
+    - float32 data is summed and evaluated in float64, whose unit roundoff is 2**-53. Blocked
+      sums of up to 2**30 elements lose a few dozen roundoffs of sum|terms|, so parameter
+      gradients stay within 2**-45 T. dx divides two such sums by M and takes about eight more
+      operations; 2**-40 T leaves room for other orders of summation, and is still 2**-16 ulp
+      of T.
+    - float64 data has no wider type to fall back on. Sums are compensated (2**-48 T holds for
+      parameter gradients, with the rounding of s and of the product), and the dozen float64
+      operations of the element leave 2**-49 T.
+    - 16-bit data is evaluated in float32, whose unit roundoff is 2**-24, before the one rounding
+      to 8 or 11 bits. A term of a parameter gradient is rounded four times before it is added up
+      in float64: 2**-22 T. dx has those sums as coefficients, and with five more roundings no
+      more than nine of a term: 2**-20 T.
+    - mean and variance are themselves sums that are rounded once; they get a whole ulp, beside
+      the coefficient of a parameter gradient, which counts only for a mean that cancels. The
+      terms of the variance are all positive, so its T is itself.
+    - y is like dx, with the T of its own formula. A residual is one term more, and cutting off
+      what is negative does not enlarge an error.
+    - The second order multiplies two sums and up to three powers of s in a term. Evaluated in
+      float64, with compensated sums, no term of it takes more than 32 roundings: 2**-48 T
+      beside float64 data. Sums of float32 data lose a few dozen roundoffs each, and so does the
+      gradient of gamma: 2**-44 T; elements have the room that dx has. A product of two sums of
+      16-bit terms is off by twice 2**-22, and 2**-20 T is allowed in all of them.
+      (bfloat16 is rounded by way of float32, which is within 2**-25 T.)
+    """
+    if output not in ELEMENT_TYPES or data not in ELEMENT_TYPES:
+        raise ArgumentTypeError(
+            "output" if output not in ELEMENT_TYPES else "data",
+            "no budget for this element type",
+            came=output if output not in ELEMENT_TYPES else data,
+            accepted=", ".join(str(t) for t in ELEMENT_TYPES),
+        )
+    if quantity not in get_args(Quantity):
+        raise ArgumentValueError(
+            "quantity", "unknown", came=repr(quantity), accepted=", ".join(get_args(Quantity))
+        )
+    second = quantity.startswith("second_")
+    elementwise = quantity in ("dx", "y", "second_x", "second_dy")
+    if is_16_bit(data):
+        terms = 2.0**-20 if is_16_bit(output) or second else 2.0**-22
+    elif data == FLOAT64:
+        terms = 2.0**-49 if elementwise and not second else 2.0**-48
+    elif elementwise:
+        terms = 2.0**-40
+    else:
+        terms = 2.0**-44 if second else 2.0**-45
+    return Budget(1.0 if quantity in ("mean", "variance") else 0.5, terms)

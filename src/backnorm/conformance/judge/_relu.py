@@ -1,0 +1,140 @@
+"""Verdicts on the operators fused with an addition and a rectifier."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backnorm import reference
+from backnorm.conformance.judge._passes import check_backward
+from backnorm.conformance.judge._verdict import Verdict, judge, judge_typed, refused
+
+__all__ = ["check_relu_backward", "check_relu_forward", "check_relu_inference"]
+
+
+def check_relu_forward(
+    x: np.ndarray,
+    gamma: np.ndarray | None,
+    beta: np.ndarray | None,
+    rectified: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None],
+    *,
+    residual: np.ndarray | None = None,
+    epsilon: float,
+    data_format: str = "NCX",
+) -> dict[str, Verdict]:
+    """Judge `rectified` (y, mean, variance, mask); see :func:`reference.relu_forward`.
+
+    The mask is judged by the y that came, not by the exact one: a bit is set exactly where y > 0.
+    """
+    exact = reference.relu_forward(
+        x, gamma, beta, residual=residual, epsilon=epsilon, data_format=data_format
+    )
+    y, mean, variance, mask = rectified
+    return {
+        "y": _judge_y(y, exact, x),
+        "mean": judge("mean", mean, exact.mean, exact.mean_terms, x.dtype),
+        "variance": judge("variance", variance, exact.variance, exact.variance_terms, x.dtype),
+        "mask": _judge_mask(mask, y, x),
+    }
+
+
+def check_relu_inference(
+    x: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    gamma: np.ndarray | None,
+    beta: np.ndarray | None,
+    y: np.ndarray,
+    *,
+    residual: np.ndarray | None = None,
+    epsilon: float,
+    data_format: str = "NCX",
+) -> dict[str, Verdict]:
+    """Judge `y` = relu(batch norm + residual); see :func:`reference.relu_inference`."""
+    exact = reference.relu_inference(
+        x, mean, variance, gamma, beta, residual=residual, epsilon=epsilon, data_format=data_format
+    )
+    return {"y": _judge_y(y, exact, x)}
+
+
+def check_relu_backward(
+    x: np.ndarray,
+    dy: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    gamma: np.ndarray | None,
+    gradients: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None],
+    *,
+    mask: np.ndarray,
+    residual: bool = False,
+    epsilon: float,
+    data_format: str = "NCX",
+    training: bool = True,
+) -> dict[str, Verdict]:
+    """Judge `gradients` (dx, dgamma, dbeta, dresidual); see :func:`reference.relu_backward`.
+
+    dresidual must be dy itself where the mask is set and 0 elsewhere, or None unless `residual`.
+    """
+    *others, dresidual = gradients
+    dx, dgamma, dbeta = others
+    gradient = reference.masked(dy, mask, x)
+    verdicts = check_backward(
+        x,
+        gradient,
+        mean,
+        variance,
+        gamma,
+        (dx, dgamma, dbeta),
+        epsilon=epsilon,
+        data_format=data_format,
+        training=training,
+    )
+    return verdicts | {"dresidual": _judge_dresidual(dresidual, gradient if residual else None)}
+
+
+def _judge_y(
+    y: np.ndarray, exact: reference.ExactNormalized | reference.ExactOutput, x: np.ndarray
+) -> Verdict:
+    verdict = judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype)
+    # Beside an exact 0 the budget has room on both sides; a rectified value has none below.
+    if verdict.passed and (y.astype(np.float64) < 0).any():
+        return refused(f"y is negative {int((y.astype(np.float64) < 0).sum())} times")
+    return verdict
+
+
+def _judge_mask(mask: np.ndarray | None, y: np.ndarray, x: np.ndarray) -> Verdict:
+    if mask is None:
+        return refused("mask is absent")
+    if mask.dtype != np.uint8 or mask.ndim != 1 or mask.size < reference.mask_bytes(x.size):
+        return refused(
+            f"mask is {mask.dtype} of shape {mask.shape}, not uint8 of at least "
+            f"{reference.mask_bytes(x.size)} elements"
+        )
+    if y.shape != x.shape:
+        return refused(f"y has shape {y.shape}, not {x.shape}")
+    # Not y > 0 in y's own type: ml_dtypes warns of NaN.
+    return _judge_equal("mask", reference.unpack_mask(mask, x), y.astype(np.float64) > 0)
+
+
+def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> Verdict:
+    if actual is None or expected is None:
+        if actual is expected:
+            return Verdict(0.0, 0.0, True, (), "dresidual is not wanted")
+        return refused(f"dresidual is {'absent' if actual is None else 'not wanted'}")
+    if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
+        return refused(
+            f"dresidual is {actual.dtype} of shape {actual.shape}, "
+            f"not {expected.dtype} of shape {expected.shape}"
+        )
+    return _judge_equal("dresidual", actual.astype(np.float64), expected.astype(np.float64))
+
+
+def _judge_equal(quantity: str, actual: np.ndarray, expected: np.ndarray) -> Verdict:
+    """Judge an output that leaves no room: equal values, and NaN where NaN is expected."""
+    different = (actual != expected) & ~((actual != actual) & (expected != expected))
+    if not different.any():
+        return Verdict(0.0, 0.0, True, (), f"{quantity} is as it must be")
+    where = tuple(int(i) for i in np.argwhere(different)[0])
+    return refused(
+        f"{quantity}[{', '.join(map(str, where))}] = {actual[where]!s}, not {expected[where]!s}; "
+        f"wrong in {int(different.sum())} of {different.size} elements"
+    )

@@ -1,0 +1,75 @@
+"""Errors in units in the last place of a type."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backnorm._doubledouble import Exact, FloatArray
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+
+__all__ = ["absolute_error", "ulp_at", "ulp_error"]
+
+# Significant bits, exponent of the least normal number, exponent of the largest finite number.
+_FORMATS = {
+    FLOAT64: (53, -1022, 1023),
+    FLOAT32: (24, -126, 127),
+    FLOAT16: (11, -14, 15),
+    BFLOAT16: (8, -126, 127),
+}
+
+
+def ulp_error(actual: np.ndarray, exact: Exact, dtype: np.dtype) -> FloatArray:
+    """Return ``|actual - exact|`` in units in the last place of `dtype` at the exact value.
+
+    Parameters
+    ----------
+    actual : numpy.ndarray
+        Values representable in `dtype`.
+    exact : Exact
+        Exact values, of the same shape.
+    dtype : numpy.dtype
+        float64, float32, float16 or bfloat16.
+
+    Returns
+    -------
+    numpy.ndarray
+        float64. The ulp at a value of exponent e is ``2**(e - precision + 1)``, and the smallest
+        subnormal below the normal range. Infinity counts as the power of two after the largest
+        finite number, which is where rounding to nearest takes it from; so overflow where the
+        exact value overflows is no error. Equal infinities and NaN facing NaN are no error; any
+        other non-finite disagreement is an infinite one.
+    """
+    with np.errstate(over="ignore"):
+        ulps: FloatArray = absolute_error(actual, exact, dtype) / ulp_at(exact, dtype)
+    return ulps
+
+
+def ulp_at(exact: Exact, dtype: np.dtype) -> FloatArray:
+    """Return the unit in the last place of `dtype` at each exact value."""
+    bits, least, largest = _FORMATS[dtype]
+    fraction, exponent = np.frexp(exact.hi)
+    exponent = exponent.astype(np.int64) - 1
+    # A power of two in hi with a part of the other sign below it lies in the binade beneath.
+    exponent -= (np.abs(fraction) == 0.5) & (exact.lo * np.sign(exact.hi) < 0)
+    exponent = np.where(exact.hi == 0, least, exponent)
+    result: FloatArray = np.ldexp(1.0, np.clip(exponent, least, largest) - bits + 1)
+    return result
+
+
+def absolute_error(actual: np.ndarray, exact: Exact, dtype: np.dtype) -> FloatArray:
+    """Return the absolute difference, with the rules for overflow of :func:`ulp_error`."""
+    _, _, largest = _FORMATS[dtype]
+    hi, lo = exact.hi, exact.lo
+    with np.errstate(all="ignore"):
+        value = np.asarray(actual, np.float64)
+        same = (value == hi) & ~np.isfinite(hi) | np.isnan(value) & np.isnan(hi)
+        if dtype != FLOAT64:
+            beyond = 2.0 ** (largest + 1)
+            overflowed = np.isinf(value) & np.isfinite(hi)
+            value = np.where(overflowed, np.copysign(beyond, value), value)
+            outside = np.isfinite(hi) & (np.abs(hi) >= beyond)
+            hi = np.where(outside, np.copysign(beyond, hi), hi)
+            lo = np.where(outside, 0.0, lo)
+        error = np.abs((value - hi) - lo)
+    result: FloatArray = np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+    return result

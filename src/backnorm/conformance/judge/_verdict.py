@@ -1,0 +1,109 @@
+"""Whether an output is within its budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from backnorm._doubledouble import Exact, FloatArray
+from backnorm.conformance.judge._budget import Quantity, budget
+from backnorm.conformance.judge._ulps import absolute_error, ulp_at
+from backnorm.dtypes import FLOAT64, element_type
+
+__all__ = ["Verdict", "judge", "judge_typed", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of comparing one output with the exact one.
+
+    Attributes
+    ----------
+    worst_ulp : float
+        Largest error, in ulps of the output's type at the exact value.
+    worst_excess : float
+        Largest error as a multiple of what :func:`budget` allows for that element.
+    passed : bool
+        True when every element is within its budget (``worst_excess <= 1``) and NaN and infinity
+        stand where they must, and nowhere else.
+    where : tuple of int
+        Index of the element that `worst_excess` was seen at; empty for an empty output.
+    detail : str
+        That element: what came, what is exact, error and allowance.
+    """
+
+    worst_ulp: float
+    worst_excess: float
+    passed: bool
+    where: tuple[int, ...]
+    detail: str
+
+
+def judge(
+    quantity: Quantity,
+    actual: np.ndarray,
+    exact: Exact,
+    terms: FloatArray,
+    dtype: np.dtype,
+) -> Verdict:
+    """Return whether every element of `actual` is within its budget of the exact value.
+
+    Parameters
+    ----------
+    quantity : str
+        What it is, for :func:`budget`.
+    actual : numpy.ndarray
+        The output that is judged; its own type is the one it was rounded to.
+    exact : Exact
+        Exact values.
+    terms : numpy.ndarray
+        float64: T of each element.
+    dtype : numpy.dtype
+        Element type of the data (x) it was computed from.
+    """
+    output, data = element_type(actual.dtype), element_type(dtype)
+    if output is None or data is None:
+        return refused(f"{quantity} has element type {actual.dtype}, which is none of ours")
+    if actual.shape != exact.shape:
+        return refused(f"{quantity} has shape {actual.shape}, not {exact.shape}")
+    if actual.size == 0:
+        return Verdict(0.0, 0.0, True, (), f"{quantity} is empty")
+    allowance = budget(quantity, output, data)
+    error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
+    with np.errstate(all="ignore"):
+        # Where T is not finite although the result is, T says nothing and half an ulp has to do.
+        slack = np.where(np.isfinite(terms), terms, 0.0) * allowance.terms
+        # No float64 pair holds a part below 2**-1074, so the oracle itself may be off by that.
+        allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)
+        excess = error / allowed
+        ulps, allowed_ulps = error / ulp, allowed / ulp
+    worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
+    where = tuple(int(i) for i in worst)
+    worst_excess = float(excess[where])
+    detail = (
+        f"{quantity}[{', '.join(map(str, where))}] = {actual[where]!s}, "
+        f"exact {exact.hi[where]:.17g}, error {ulps[where]:.4g} ulp, "
+        f"allowed {allowed_ulps[where]:.4g} ulp"
+    )
+    return Verdict(float(ulps.max()), worst_excess, bool(worst_excess <= 1.0), where, detail)
+
+
+def judge_typed(
+    quantity: Quantity,
+    actual: np.ndarray,
+    exact: Exact,
+    terms: FloatArray,
+    data: np.dtype,
+    expected: np.dtype,
+) -> Verdict:
+    """Judge an output whose element type is prescribed."""
+    if element_type(actual.dtype) != element_type(expected):
+        return refused(f"{quantity} has element type {actual.dtype}, not {expected}")
+    return judge(quantity, actual, exact, terms, data)
+
+
+def refused(detail: str) -> Verdict:
+    """Return the verdict on an output that cannot be compared at all."""
+    return Verdict(math.inf, math.inf, False, (), detail)

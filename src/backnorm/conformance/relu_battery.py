@@ -1,0 +1,198 @@
+"""A battery of cases that tells right fused operators (add, rectify) from wrong ones.
+
+As in :mod:`backnorm.conformance.battery`, each case is there because some plausible mistake shows
+in it and perhaps nowhere else. Forward and backward are judged apart: the mask that the backward
+pass is given is drawn at random, and not the operator's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from backnorm import reference
+from backnorm.conformance.data import LayerData, realistic_data
+from backnorm.conformance.judge import (
+    Verdict,
+    check_relu_backward,
+    check_relu_forward,
+    check_relu_inference,
+)
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, statistics_types
+
+__all__ = ["ReluCase", "ReluOperators", "examine_relu", "random_mask", "relu_case", "relu_cases"]
+
+# Odd sizes: the last byte of a mask is not full.
+_SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
+
+
+class ReluOperators(Protocol):
+    """The three operators, called as those of backnorm."""
+
+    def forward(self, x: np.ndarray, gamma: Any, beta: Any, **options: Any) -> Any:
+        """Return y, mean, variance, mask."""
+
+    def inference(
+        self, x: np.ndarray, mean: Any, variance: Any, gamma: Any, beta: Any, **options: Any
+    ) -> Any:
+        """Return y."""
+
+    def backward(
+        self, x: np.ndarray, dy: np.ndarray, mean: Any, variance: Any, gamma: Any, **options: Any
+    ) -> Any:
+        """Return dx, dgamma, dbeta, dresidual."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReluCase:
+    """One call of each operator.
+
+    Attributes
+    ----------
+    name : str
+    data : LayerData
+    residual : numpy.ndarray or None
+    mask : numpy.ndarray
+        For the backward pass.
+    training : bool
+        Of the backward pass.
+    affine : bool
+        Whether gamma and beta are passed.
+    """
+
+    name: str
+    data: LayerData
+    residual: np.ndarray | None
+    mask: np.ndarray
+    training: bool = True
+    affine: bool = True
+
+
+def random_mask(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return a mask of random bits; the bits after the last element are set."""
+    mask = reference.pack_mask(rng.random(x.shape) < 0.6, x)
+    mask[-(-x.size // 8) :] = 0xFF
+    if x.size % 8:
+        mask[x.size // 8] |= np.uint8(0xFF << x.size % 8 & 0xFF)
+    return mask
+
+
+def relu_case(
+    name: str,
+    data: LayerData,
+    rng: np.random.Generator,
+    *,
+    with_residual: bool = True,
+    training: bool = True,
+    affine: bool = True,
+) -> ReluCase:
+    """Return a case on `data` with a random mask and residual."""
+    residual = (rng.standard_normal(data.x.shape) - 0.3).astype(data.x.dtype)
+    return ReluCase(
+        name,
+        data,
+        residual if with_residual else None,
+        random_mask(data.x, rng),
+        training=training,
+        affine=affine,
+    )
+
+
+def relu_cases(seed: int = 0) -> Iterator[ReluCase]:
+    """Yield the battery, small cases for every type and layout; the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    for dtype in ELEMENT_TYPES:
+        for statistics in statistics_types(dtype):
+            for data_format in _SHAPES:
+                yield from _of_types(dtype, statistics, data_format, rng)
+
+
+def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]:
+    """Run the operators on `case` and judge all that they return."""
+    data, options = case.data, case.data.options
+    x, dy, mean, variance, scale, offset = (
+        _read_only(array) for array in (*data.backward_inputs, data.beta)
+    )
+    gamma, beta = (scale, offset) if case.affine else (None, None)
+    residual = None if case.residual is None else _read_only(case.residual)
+    mask = _read_only(case.mask)
+
+    added = options | {"residual": residual}
+    rectified = operators.forward(x, gamma, beta, **added)
+    forward = check_relu_forward(x, gamma, beta, rectified, **added)
+    y = operators.inference(x, mean, variance, gamma, beta, **added)
+    inference = check_relu_inference(x, mean, variance, gamma, beta, y, **added)
+    wanted = options | {
+        "mask": mask,
+        "residual": residual is not None,
+        "training": case.training,
+    }
+    gradients = operators.backward(x, dy, mean, variance, gamma, **wanted)
+    backward = check_relu_backward(x, dy, mean, variance, gamma, gradients, **wanted)
+    passes = {"forward": forward, "inference": inference, "backward": backward}
+    return {
+        f"{name} {quantity}": verdict
+        for name, verdicts in passes.items()
+        for quantity, verdict in verdicts.items()
+    }
+
+
+def _of_types(
+    dtype: np.dtype, statistics: np.dtype, data_format: str, rng: np.random.Generator
+) -> Iterator[ReluCase]:
+    types = f"{dtype}-{statistics}-{data_format}"
+    real = partial(
+        realistic_data, dtype=dtype, data_format=data_format, rng=rng, statistics_dtype=statistics
+    )
+    plain = real(_SHAPES[data_format])
+    yield relu_case(f"residual-{types}", plain, rng)
+    yield relu_case(f"no-residual-{types}", plain, rng, with_residual=False)
+    yield relu_case(f"frozen-{types}", plain, rng, training=False)
+    yield relu_case(f"no-affine-{types}", plain, rng, affine=False)
+    yield relu_case(f"axes-in-another-order-{types}", _turned(plain), rng)
+    yield relu_case(f"mean-over-deviation-{types}", real(_SHAPES[data_format], ratio=10.0), rng)
+    yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)
+    if dtype != FLOAT64:
+        # Positive values that are rounded to 0 have no bit. (The oracle ends where float64 does.)
+        least = np.full_like(plain.gamma, _least_subnormal(dtype))
+        vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
+        yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)
+    yield _with_nan(f"nan-{types}", plain, rng)
+
+
+def _turned(data: LayerData) -> LayerData:
+    """Return the same data with x and dy in another order in memory."""
+
+    def turn(array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(array.transpose(2, 0, 3, 1)).transpose(1, 3, 0, 2)
+
+    return replace(data, x=turn(data.x), dy=turn(data.dy))
+
+
+def _with_nan(name: str, data: LayerData, rng: np.random.Generator) -> ReluCase:
+    """Return a case with NaN in x (spoils its channel), the residual, and a dy that is cut off."""
+    axis = 1 if data.data_format == "NCX" else -1
+    x, dy = (np.moveaxis(array.copy(), axis, 0) for array in (data.x, data.dy))
+    case = relu_case(name, data, rng)
+    assert case.residual is not None
+    residual = np.moveaxis(case.residual, axis, 0)
+    positive = np.moveaxis(reference.unpack_mask(case.mask, data.x), axis, 0)
+    x[0, 1, 2, 0] = residual[1, 0, 3, 1] = dy[2, 2, 1, 1] = np.nan
+    positive[2, 2, 1, 1] = False
+    x, dy, positive = (np.moveaxis(array, 0, axis) for array in (x, dy, positive))
+    return replace(case, data=replace(data, x=x, dy=dy), mask=reference.pack_mask(positive, x))
+
+
+def _least_subnormal(dtype: np.dtype) -> float:
+    one = np.ones(1, f"u{dtype.itemsize}")
+    return float(one.view(dtype)[0])
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,257 @@
+"""batch_norm_backward_reduce and batch_norm_backward_elemt: the two phases of the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from backnorm import execute
+from backnorm.dialects._check import check_inputs
+from backnorm.dialects._statistics import (
+    check_inverse,
+    common_type,
+    rounded,
+    variance_of_inverse,
+    widened,
+)
+from backnorm.dialects.aten._common import (
+    FORMATS,
+    GRAD_OUT,
+    INPUT,
+    PHRASES,
+    SOURCE,
+    TYPE_RULES,
+    WEIGHT,
+)
+from backnorm.dialects.schema import REQUIRED, OperatorSchema, Required, TensorSpec
+from backnorm.dtypes import FLOAT64, element_type
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.problem import apply_problem, as_array, check_flag, reduce_problem
+from backnorm.results import ChannelSums
+
+__all__ = ["batch_norm_backward_elemt", "batch_norm_backward_reduce"]
+
+_STATISTICS = (
+    TensorSpec("mean", "mean", "V", "channel", summary="mean of the whole batch"),
+    TensorSpec(
+        "invstd", "inverse_deviation", "V", "channel", summary="1 / sqrt(variance + epsilon)"
+    ),
+)
+_INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
+_WORDS = {"dy": "grad_out", "x": "input", "gamma": "weight", "variance": "invstd"}
+
+
+def _schema(op: str, summary: str, outputs: tuple[TensorSpec, ...]) -> OperatorSchema:
+    return OperatorSchema(
+        dialect="aten",
+        op=op,
+        operation="reduce" if op.endswith("reduce") else "apply",
+        summary=summary,
+        source=SOURCE.format(op=op),
+        inputs=_INPUTS,
+        outputs=outputs,
+        attributes=(),
+        type_rules=TYPE_RULES,
+        # A 16-bit model has 16-bit weights and, on a GPU, float32 statistics.
+        one_channel_type=False,
+        formats=FORMATS,
+        phrases=PHRASES,
+    )
+
+
+_REDUCE = _schema(
+    "batch_norm_backward_reduce",
+    "Sums of the gradient of batch normalisation over one part of a batch.",
+    tuple(
+        TensorSpec(name, role, "V", "channel", required=False)
+        for name, role in (
+            ("sum_dy", "sum_dy"),
+            ("sum_dy_xmu", "sum_dy_xmu"),
+            ("grad_weight", "dgamma"),
+            ("grad_bias", "dbeta"),
+        )
+    ),
+)
+_ELEMT = _schema(
+    "batch_norm_backward_elemt",
+    "Gradient of one part of a batch, from sums over the whole.",
+    (TensorSpec("grad_input", "dx", "T", "data"),),
+)
+
+
+def batch_norm_backward_reduce(
+    grad_out: ArrayLike | None = None,
+    input: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
+    invstd: ArrayLike | None = None,
+    weight: ArrayLike | None = None,
+    input_g: bool | Required = REQUIRED,
+    weight_g: bool | Required = REQUIRED,
+    bias_g: bool | Required = REQUIRED,
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """Return sum_dy, sum_dy_xmu, grad_weight, grad_bias of one part of a batch.
+
+    ::
+
+        sum_dy = grad_bias = sum grad_out
+        sum_dy_xmu         = sum grad_out * (input - mean)
+        grad_weight        = invstd * sum_dy_xmu
+
+    Parameters
+    ----------
+    grad_out, input : array of rank 2 or more
+        Of one shape (N, C, ...) and element type (f64, f32, f16 or bf16).
+    mean, invstd : array of shape (C,)
+        Of the whole batch; of the type of `input`, or float32 beside a 16-bit one.
+    weight : array of shape (C,), optional
+        Its type is that of grad_weight and grad_bias (None: that of `mean`); its values are not
+        used.
+    input_g, weight_g, bias_g : bool
+        Whether the two sums, grad_weight and grad_bias are wanted; others are None.
+
+    Returns
+    -------
+    tuple of numpy.ndarray or None
+        The sums are of the type of `mean`. All are summed wide and rounded once.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        For an argument that is not as described, by its name here.
+    """
+    wanted = {"input_g": input_g, "weight_g": weight_g, "bias_g": bias_g}
+    for name, flag in wanted.items():
+        wanted[name] = check_flag(name, None if flag is REQUIRED else flag)
+    arrays = _checked(_REDUCE, grad_out, input, mean, invstd, weight)
+    x, dy, center = arrays["input"], arrays["grad_out"], arrays["mean"]
+    problem = reduce_problem(x, dy, center, data_format="NCX", words=_WORDS)
+    sums = execute.reduce(execute.planned(problem, x, exchanged=True), x, dy, center)
+    sum_type = element_type(center.dtype)
+    parameter_type = element_type(arrays.get("weight", center).dtype)
+    assert sum_type is not None
+    assert parameter_type is not None
+    with np.errstate(all="ignore"):
+        grad_weight = sums.sum_dy_xmu * arrays["invstd"].astype(FLOAT64)
+    return (
+        rounded(sums.sum_dy, sum_type) if wanted["input_g"] else None,
+        rounded(sums.sum_dy_xmu, sum_type) if wanted["input_g"] else None,
+        rounded(grad_weight, parameter_type) if wanted["weight_g"] else None,
+        rounded(sums.sum_dy, parameter_type).copy() if wanted["bias_g"] else None,
+    )
+
+
+def batch_norm_backward_elemt(
+    grad_out: ArrayLike | None = None,
+    input: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
+    invstd: ArrayLike | None = None,
+    weight: ArrayLike | None = None,
+    sum_dy: ArrayLike | None = None,
+    sum_dy_xmu: ArrayLike | None = None,
+    count: ArrayLike | None = None,
+) -> np.ndarray:
+    """Return grad_input of one part of a batch, from sums over the whole.
+
+    With M the sum of `count`, and weight 1 if it is None::
+
+        weight*invstd * (grad_out - sum_dy/M - (input - mean) * invstd**2 * sum_dy_xmu/M)
+
+    Parameters
+    ----------
+    grad_out, input, mean, invstd, weight
+        As `batch_norm_backward_reduce`; here the values of `weight` are used.
+    sum_dy, sum_dy_xmu : array of shape (C,)
+        What `batch_norm_backward_reduce` returned, added up over all parts; of the type of `mean`,
+        or float64.
+    count : array of integers
+        Elements per channel of each part, in any shape. Their sum is M.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the shape, type and order in memory of `input`.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        For an argument that is not as described, by its name here.
+    """
+    arrays = _checked(_ELEMT, grad_out, input, mean, invstd, weight)
+    x, dy = arrays["input"], arrays["grad_out"]
+    sums = ChannelSums(
+        _sum("sum_dy", sum_dy, arrays["mean"]),
+        _sum("sum_dy_xmu", sum_dy_xmu, arrays["mean"]),
+        _total(count, x),
+    )
+    parameters = {name: a for name, a in arrays.items() if name in ("mean", "invstd", "weight")}
+    common = common_type(parameters)
+    problem = apply_problem(
+        x,
+        dy,
+        common["mean"],
+        common["invstd"],
+        common.get("weight"),
+        sums_shapes=(sums.sum_dy.shape, sums.sum_dy_xmu.shape),
+        epsilon=0.0,
+        data_format="NCX",
+        training=True,
+        words=_WORDS,
+    )
+    wide = widened(parameters)
+    return execute.apply(
+        execute.planned(replace(problem, statistics_dtype=FLOAT64), x, exchanged=True),
+        x,
+        dy,
+        wide["mean"],
+        variance_of_inverse(wide["invstd"]),
+        wide.get("weight"),
+        sums,
+        words=_WORDS,
+    )
+
+
+def _checked(schema: OperatorSchema, *values: ArrayLike | None) -> dict[str, np.ndarray]:
+    given: Mapping[str, object] = {
+        tensor.name: value for tensor, value in zip(schema.inputs, values, strict=True)
+    }
+    arrays = check_inputs(schema, {}, given)
+    check_inverse("invstd", arrays["invstd"])
+    return arrays
+
+
+def _sum(name: str, value: ArrayLike | None, mean: np.ndarray) -> np.ndarray:
+    array = as_array(name, value)
+    own, expected = element_type(array.dtype), element_type(mean.dtype)
+    if own is None or own not in (expected, FLOAT64):
+        raise ArgumentTypeError(
+            name, "unsupported element type", came=array.dtype, accepted=f"{expected} or float64"
+        )
+    if array.shape != mean.shape:
+        raise ArgumentValueError(
+            name,
+            "must hold one value per channel of input",
+            came=f"shape {array.shape}",
+            accepted=f"shape {mean.shape}",
+        )
+    return array.astype(FLOAT64)
+
+
+def _total(count: ArrayLike | None, x: np.ndarray) -> int:
+    array = as_array("count", count)
+    if array.dtype.kind not in "iu":
+        raise ArgumentTypeError(
+            "count", "must hold integers", came=array.dtype, accepted="an array of integers"
+        )
+    counts = [int(value) for value in array.ravel()]
+    own = x.size // x.shape[1] if x.size else 0
+    if any(value < 0 for value in counts) or sum(counts) < own:
+        raise ArgumentValueError(
+            "count",
+            "must be the numbers of elements per channel of all parts, that of input among them",
+            came=counts,
+            accepted=f"numbers that are not negative, {own} or more together",
+        )
+    return sum(counts)

@@ -1,0 +1,56 @@
+"""The oracle: batch normalisation's formulas in double-double arithmetic, slow and obvious.
+
+With M elements per channel, c = x - mean and s = 1 / sqrt(variance + epsilon)::
+
+    dbeta  = sum(dy)
+    dgamma = s * sum(dy * c)
+    dx     = gamma * s * (dy - sum(dy)/M - c * s**2 * sum(dy * c)/M)      training
+    dx     = gamma * s * dy                                               statistics are constants
+
+    y      = gamma * s * c + beta
+
+Beside each result stands T, the sum of the magnitudes of the terms of that element's formula: the
+yardstick of what rounding may cost where terms cancel (:mod:`backnorm.conformance.judge`).
+
+The arithmetic carries about 106 bits, so it can judge float64. Work proceeds in small blocks:
+besides the results, memory does not grow with the problem. Where a result is not finite, plain
+float64 evaluation of the same formula decides between infinity and NaN.
+"""
+
+from backnorm._doubledouble import Exact
+from backnorm.reference._passes import backward, forward, inference
+from backnorm.reference._relu import (
+    mask_bytes,
+    masked,
+    pack_mask,
+    relu_backward,
+    relu_forward,
+    relu_inference,
+    unpack_mask,
+)
+from backnorm.reference._results import (
+    ExactGradients,
+    ExactNormalized,
+    ExactOutput,
+    ExactSecondGradients,
+)
+from backnorm.reference._second_order import double_backward
+
+__all__ = [
+    "Exact",
+    "ExactGradients",
+    "ExactNormalized",
+    "ExactOutput",
+    "ExactSecondGradients",
+    "backward",
+    "double_backward",
+    "forward",
+    "inference",
+    "mask_bytes",
+    "masked",
+    "pack_mask",
+    "relu_backward",
+    "relu_forward",
+    "relu_inference",
+    "unpack_mask",
+]

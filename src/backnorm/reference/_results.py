@@ -1,0 +1,61 @@
+"""What the oracle returns: exact values, and beside each T, the magnitudes of its terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backnorm._doubledouble import Exact, FloatArray
+
+__all__ = ["ExactGradients", "ExactNormalized", "ExactOutput", "ExactSecondGradients"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExactGradients:
+    """Exact gradients and the magnitudes of their terms.
+
+    Attributes
+    ----------
+    dx, dgamma, dbeta : Exact
+        Of x's shape; (C,); (C,).
+    dx_terms, dgamma_terms, dbeta_terms : numpy.ndarray
+        float64: T of each element of the gradient of that name.
+    """
+
+    dx: Exact
+    dgamma: Exact
+    dbeta: Exact
+    dx_terms: FloatArray
+    dgamma_terms: FloatArray
+    dbeta_terms: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class ExactNormalized:
+    """Exact training forward: y, the batch mean and the biased variance, with their terms."""
+
+    y: Exact
+    mean: Exact
+    variance: Exact
+    y_terms: FloatArray
+    mean_terms: FloatArray
+    variance_terms: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class ExactOutput:
+    """Exact inference: y and the magnitudes of its terms."""
+
+    y: Exact
+    y_terms: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class ExactSecondGradients:
+    """Exact gradients of the backward pass with respect to x, dy and gamma, with their terms."""
+
+    x: Exact
+    dy: Exact
+    gamma: Exact
+    x_terms: FloatArray
+    dy_terms: FloatArray
+    gamma_terms: FloatArray

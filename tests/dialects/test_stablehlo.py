@@ -1,0 +1,198 @@
+"""StableHLO: any rank from 1 up, and any axis for the features."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from backnorm import BacknormError, batch_norm_backward, batch_norm_forward, batch_norm_inference
+from backnorm.dialects import registry, stablehlo
+
+EPSILON = 1e-3
+F32_EPSILON = float(np.float32(EPSILON))
+TYPES = ("f64", "f32", "f16", "bf16")
+SHAPES = [(7, 3), (3, 4, 5), (2, 3, 5, 4), (2, 3, 2, 4, 3), (2, 2, 3, 2, 2, 3)]
+AXES = [(shape, axis) for shape in SHAPES for axis in range(len(shape))]
+
+
+def moved(b, axis):
+    """Return the batch with its channel axis, the second, at `axis`; in C order there."""
+    data = {name: np.moveaxis(b[name], 1, axis).copy() for name in ("x", "dy")}
+    return b | data
+
+
+def batch_at(batch, shape, axis, dtype="f32"):
+    """Return a batch of `shape` with its channels at `axis`."""
+    others = [n for k, n in enumerate(shape) if k != axis]
+    return moved(batch((others[0], shape[axis], *others[1:]), "NCX", dtype), axis)
+
+
+def grad(b, axis, **changes):
+    names = {"operand": "x", "scale": "gamma", "mean": "mean", "variance": "variance"}
+    given = {name: b[key] for name, key in names.items()} | {"grad_output": b["dy"]}
+    attributes = {"epsilon": EPSILON, "feature_index": axis}
+    return stablehlo.batch_norm_grad(**given | attributes | changes)
+
+
+def rejects(error_type, match, call):
+    with pytest.raises(error_type, match=match) as error:
+        call()
+    assert isinstance(error.value, BacknormError)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "axis"), AXES)
+def test_any_axis_gives_the_canonical_results(batch, dtype, shape, axis):
+    b = batch_at(batch, shape, axis, dtype)
+    assert b["x"].shape == shape
+    ncx = {name: np.moveaxis(b[name], axis, 1) for name in ("x", "dy")}
+    options = {"epsilon": F32_EPSILON}
+    dx, dgamma, dbeta = batch_norm_backward(
+        ncx["x"], ncx["dy"], b["mean"], b["variance"], b["gamma"], **options
+    )
+    grad_operand, grad_scale, grad_offset = grad(b, axis)
+    np.testing.assert_array_equal(grad_operand, np.moveaxis(dx, 1, axis))
+    np.testing.assert_array_equal(grad_scale, dgamma)
+    np.testing.assert_array_equal(grad_offset, dbeta)
+    assert grad_operand.strides == b["x"].strides
+
+    affine = (b["gamma"], b["beta"])
+    y, mean, variance = batch_norm_forward(ncx["x"], *affine, **options)
+    output, *statistics = stablehlo.batch_norm_training(b["x"], *affine, EPSILON, axis)
+    np.testing.assert_array_equal(output, np.moveaxis(y, 1, axis))
+    np.testing.assert_array_equal(statistics, [mean, variance])
+    y = batch_norm_inference(ncx["x"], b["mean"], b["variance"], *affine, **options)
+    result = stablehlo.batch_norm_inference(
+        b["x"], *affine, b["mean"], b["variance"], EPSILON, axis
+    )
+    np.testing.assert_array_equal(result, np.moveaxis(y, 1, axis))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rank_1_is_a_batch_of_one(batch, dtype):
+    b = batch((1, 5), "NCX", dtype)
+    flat = b | {"x": b["x"][0], "dy": b["dy"][0], "mean": b["mean"] + b["mean"].dtype.type(0.25)}
+    options = {"epsilon": F32_EPSILON}
+    expected = batch_norm_backward(
+        b["x"], b["dy"], flat["mean"], b["variance"], b["gamma"], **options
+    )
+    grad_operand, *others = grad(flat, 0)
+    assert grad_operand.shape == (5,)
+    np.testing.assert_array_equal(grad_operand, expected.dx[0])
+    np.testing.assert_array_equal(others, expected[1:])
+    output, mean, variance = stablehlo.batch_norm_training(
+        flat["x"], b["gamma"], b["beta"], EPSILON, 0
+    )
+    np.testing.assert_array_equal(output, b["beta"])
+    np.testing.assert_array_equal(mean, flat["x"])
+    np.testing.assert_array_equal(variance.astype(float), 0.0)
+    result = stablehlo.batch_norm_inference(
+        flat["x"], b["gamma"], b["beta"], flat["mean"], b["variance"], EPSILON, 0
+    )
+    assert result.shape == (5,)
+
+
+def test_memory_for_the_first_output_at_any_axis(batch):
+    for shape, axis in [*AXES, ((5,), 0)]:
+        b = batch((1, 5), "NCX") if shape == (5,) else batch_at(batch, shape, axis)
+        if shape == (5,):
+            b |= {"x": b["x"][0], "dy": b["dy"][0]}
+        inputs = {"operand": b["x"], "scale": b["gamma"], "mean": b["mean"],
+                  "variance": b["variance"], "grad_output": b["dy"]}  # fmt: skip
+        attributes = {"epsilon": EPSILON, "feature_index": axis}
+        out = np.full_like(b["x"], np.nan)
+        results = registry.invoke("stablehlo", "batch_norm_grad", inputs, attributes, out=out)
+        assert results["grad_operand"] is out
+        np.testing.assert_array_equal(out, grad(b, axis)[0])
+        with pytest.raises(ValueError, match="grad_operand: "):
+            registry.invoke("stablehlo", "batch_norm_grad", inputs, attributes, out=out[..., None])
+
+
+def test_strides_of_the_operand_are_kept(batch):
+    b = batch_at(batch, (2, 3, 5, 4), 2)
+    turned = np.asfortranarray(b["x"])
+    grad_operand, *_ = grad(b, 2, operand=turned)
+    assert grad_operand.strides == turned.strides
+    np.testing.assert_allclose(grad_operand, grad(b, 2)[0], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
+def test_one_element_type_for_everything(batch, data, channel):
+    b = batch((3, 4, 5), "NCX", data, channel)
+    if data == channel:
+        assert {values.dtype for values in grad(b, 1)} == {b["x"].dtype}
+    else:
+        rejects(TypeError, "scale: element types do not match", lambda: grad(b, 1))
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+def test_float16_gradients_of_many_elements_do_not_overflow(batch, dtype):
+    b = batch((20000, 2), "NCX", dtype)
+    b["dy"] = np.abs(b["dy"]) + b["dy"].dtype.type(4)
+    grad_operand, *_ = grad(b, 1)
+    assert np.isfinite(grad_operand.astype(float)).all()
+
+
+def test_every_word_of_an_error_is_stablehlos(batch):
+    b = batch((3, 4, 5), "NCX")
+    for name, short in (("scale", "gamma"), ("mean", "mean"), ("variance", "variance")):
+        rejects(ValueError, rf"{name}: must have as many elements as operand has features \(4\)",
+                lambda n=name, s=short: grad(b, 1, **{n: b[s][:3]}))  # fmt: skip
+    rejects(ValueError, "grad_output: must have the shape of operand",
+            lambda: grad(b, 1, grad_output=b["dy"][:1]))  # fmt: skip
+    rejects(TypeError, "grad_output: must have the element type of operand",
+            lambda: grad(b, 1, grad_output=b["dy"].astype("f8")))  # fmt: skip
+    rejects(ValueError, "operand: must have rank 1 or more",
+            lambda: grad(b, 0, operand=np.float32(1), grad_output=np.float32(1)))  # fmt: skip
+    rejects(ValueError, r"variance: .*channel 2",
+            lambda: grad(b, 1, variance=np.array([1, 1, -1, 1], "f")))  # fmt: skip
+    rejects(ValueError, "epsilon: must be finite and not negative",
+            lambda: grad(b, 1, epsilon=-1.0))  # fmt: skip
+    rejects(TypeError, "offset: is a required input",
+            lambda: stablehlo.batch_norm_training(b["x"], b["gamma"], None, 0.1, 1))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("axis", "error", "match"),
+    [
+        (3, ValueError, "must be an axis of operand.*3 with operand of rank 3.*0 to 2"),
+        (-1, ValueError, "must be not negative.*-1"),
+        (2**70, ValueError, "must be an axis of operand"),
+        (1.0, TypeError, "must be an integer"),
+        (True, TypeError, "must be an integer"),
+        ("1", TypeError, "must be an integer"),
+        (None, TypeError, "must be an integer"),
+        (np.array([1, 2]), TypeError, "must be an integer"),
+    ],
+)
+def test_a_feature_index_is_an_axis_of_operand(batch, axis, error, match):
+    b = batch((3, 4, 5), "NCX")
+    rejects(error, f"^feature_index: {match}", lambda: grad(b, axis))
+
+
+def test_an_index_of_numpys_integers_is_one(batch, same):
+    b = batch((3, 4, 5), "NCX")
+    same(grad(b, np.int64(1)), grad(b, 1))
+    same(grad(b, np.array(1)), grad(b, 1))
+
+
+def test_required_attributes(batch):
+    b = batch((3, 4, 5), "NCX")
+    inputs = (b["x"], b["gamma"], b["mean"], b["variance"], b["dy"])
+    rejects(TypeError, "epsilon: is a required attribute",
+            lambda: stablehlo.batch_norm_grad(*inputs, feature_index=1))  # fmt: skip
+    rejects(TypeError, "feature_index: is a required attribute",
+            lambda: stablehlo.batch_norm_grad(*inputs, epsilon=0.1))  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4), (0,)])
+def test_empty_tensors(batch, shape):
+    axis = 0 if len(shape) == 1 else 1
+    channels = shape[axis]
+    x, ones = np.zeros(shape, "f"), np.ones(channels, "f")
+    grad_operand, *others = stablehlo.batch_norm_grad(x, ones, ones, ones, x, 0.1, axis)
+    assert grad_operand.shape == shape
+    for values in others:
+        np.testing.assert_array_equal(values, np.zeros(channels, "f"), strict=True)

@@ -1,0 +1,297 @@
+"""Right fused operators in steps, slow, and broken ones that each get one step wrong."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from backnorm import reference
+from backnorm.dtypes import FLOAT32, is_16_bit
+
+from .kernels import Kernel
+
+Wide = np.longdouble
+
+
+class Fused:
+    """The right operators."""
+
+    wrong: ClassVar[str] = ""
+
+    @np.errstate(all="ignore")
+    def forward(self, x, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"):
+        axis = 1 if data_format == "NCX" else x.ndim - 1
+        others = tuple(k for k in range(x.ndim) if k != axis)
+        v = x.astype(Wide)
+        mean = v.mean(others) if v.size else np.zeros(x.shape[axis], Wide)
+        c = v - np.expand_dims(mean, others)
+        variance = (c * c).mean(others) if v.size else mean
+        z = self.normalized(x, mean, variance, gamma, beta, epsilon, axis)
+        y, positive = self.rectified(z, residual, x.dtype)
+        given = beta if gamma is None else gamma
+        statistics = FLOAT32 if is_16_bit(x.dtype) else x.dtype
+        statistics = statistics if given is None else given.dtype
+        mask = self.pack(positive, x)
+        return y, mean.astype(statistics), variance.astype(statistics), mask
+
+    @np.errstate(all="ignore")
+    def inference(
+        self, x, mean, variance, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"
+    ):
+        axis = 1 if data_format == "NCX" else x.ndim - 1
+        z = self.normalized(x, mean, variance, gamma, beta, epsilon, axis)
+        return self.rectified(z, residual, x.dtype)[0]
+
+    @np.errstate(all="ignore")
+    def backward(
+        self, x, dy, mean, variance, gamma=None, *,
+        mask, residual=False, epsilon, data_format="NCX", training=True,
+    ):  # fmt: skip
+        positive = self.unpack(mask, x)
+        gradient = self.masked(dy, positive)
+        options = {"epsilon": epsilon, "data_format": data_format, "training": training}
+        dx, dgamma, dbeta = Kernel()(x, gradient, mean, variance, gamma, **options)
+        dx, dgamma, dbeta = self.afterwards(
+            (dx, dgamma, dbeta), positive, Kernel()(x, dy, mean, variance, gamma, **options)
+        )
+        return dx, dgamma, dbeta, self.dresidual(dy, gradient) if residual else None
+
+    def normalized(self, x, mean, variance, gamma, beta, epsilon, axis):
+        others = tuple(k for k in range(x.ndim) if k != axis)
+
+        def column(values, absent):
+            values = np.full(x.shape[axis], absent) if values is None else values
+            return np.expand_dims(values.astype(Wide), others)
+
+        s = 1 / np.sqrt(column(variance, 0) + Wide(epsilon))
+        return column(gamma, 1.0) * s * (x.astype(Wide) - column(mean, 0)) + column(beta, 0.0)
+
+    def rectified(self, z, residual, dtype):
+        """Return y and where its bits are set."""
+        total = self.joined(z, residual)
+        y = self.relu(total).astype(dtype)
+        return y, self.positive(z, total, y)
+
+    def joined(self, z, residual):
+        return z if residual is None else z + residual.astype(Wide)
+
+    def relu(self, total):
+        return np.maximum(total, 0)
+
+    def positive(self, z, total, y):
+        return y.astype(Wide) > 0
+
+    def pack(self, positive, x):
+        return reference.pack_mask(positive, x)
+
+    def unpack(self, mask, x):
+        return reference.unpack_mask(mask, x)
+
+    def masked(self, dy, positive):
+        return np.where(positive, dy, np.zeros((), dy.dtype))
+
+    def afterwards(self, gradients, positive, unmasked):
+        return gradients
+
+    def dresidual(self, dy, masked):
+        return masked
+
+
+class MaskIgnored(Fused):
+    wrong = "the backward pass ignores the mask"
+
+    def masked(self, dy, positive):
+        return dy
+
+
+class MaskAppliedToDx(Fused):
+    wrong = "the mask is applied to dx instead of dy"
+
+    def afterwards(self, gradients, positive, unmasked):
+        return self.masked(unmasked[0], positive), *gradients[1:]
+
+
+class MaskAppliedToDxToo(Fused):
+    wrong = "the mask is applied to dy and again to dx"
+
+    def afterwards(self, gradients, positive, unmasked):
+        return self.masked(gradients[0], positive), *gradients[1:]
+
+
+class SumsOfTheUnmasked(Fused):
+    wrong = "dgamma and dbeta are sums of dy without the mask"
+
+    def afterwards(self, gradients, positive, unmasked):
+        return gradients[0], *unmasked[1:]
+
+
+class MaskMultiplied(Fused):
+    wrong = "dy is multiplied by the mask, so that NaN stays"
+
+    def masked(self, dy, positive):
+        return dy * positive.astype(dy.dtype)
+
+
+class MaskInverted(Fused):
+    wrong = "the backward pass takes dy where the mask is not set"
+
+    def masked(self, dy, positive):
+        return np.where(positive, np.zeros((), dy.dtype), dy)
+
+
+class ResidualGradientUnmasked(Fused):
+    wrong = "dresidual is dy without the mask"
+
+    def dresidual(self, dy, masked):
+        return dy
+
+
+class ResidualGradientLost(Fused):
+    wrong = "dresidual is not returned"
+
+    def dresidual(self, dy, masked):
+        return None
+
+
+class ResidualGradientUnwanted(Fused):
+    wrong = "dresidual is returned though there is no residual"
+
+    def backward(self, *inputs, residual=False, **options):
+        return super().backward(*inputs, residual=True, **options)
+
+
+class BitsReversedForward(Fused):
+    wrong = "the first element of a byte is its highest bit"
+
+    def pack(self, positive, x):
+        mask = reference.pack_mask(positive, x)
+        return np.packbits(np.unpackbits(mask, bitorder="little"))
+
+
+class BitsReversedBackward(Fused):
+    wrong = "the backward pass reads the highest bit of a byte first"
+
+    def unpack(self, mask, x):
+        return reference.unpack_mask(np.packbits(np.unpackbits(mask, bitorder="little")), x)
+
+
+class MaskInOrderOfIndices(Fused):
+    wrong = "bits follow the indices of x, and not its memory"
+
+    def pack(self, positive, x):
+        return reference.pack_mask(positive, np.empty(x.shape, x.dtype))
+
+
+class MaskReadInOrderOfIndices(Fused):
+    wrong = "the backward pass reads bits by the indices of x, and not by its memory"
+
+    def unpack(self, mask, x):
+        return reference.unpack_mask(mask, np.empty(x.shape, x.dtype))
+
+
+class MaskShiftedByOne(Fused):
+    wrong = "the mask begins a bit late"
+
+    def pack(self, positive, x):
+        return reference.pack_mask(np.roll(positive.ravel(), 1).reshape(x.shape), x)
+
+
+class MaskWithoutItsEnd(Fused):
+    wrong = "bits after the last whole byte are left out"
+
+    def pack(self, positive, x):
+        mask = reference.pack_mask(positive, x)
+        mask[x.size // 8 :] = 0
+        return mask
+
+
+class MaskNotPadded(Fused):
+    wrong = "the mask has no padding"
+
+    def pack(self, positive, x):
+        return reference.pack_mask(positive, x)[: -(-x.size // 8)].copy()
+
+
+class MaskOfBytes(Fused):
+    wrong = "the mask has a byte for each element"
+
+    def pack(self, positive, x):
+        return positive.astype(np.uint8).ravel()
+
+
+class MaskOfZeroToo(Fused):
+    wrong = "the bit is set where y is 0"
+
+    def positive(self, z, total, y):
+        return y.astype(Wide) >= 0
+
+
+class MaskBeforeRounding(Fused):
+    wrong = "the bit is set where y was positive before it was rounded to 0"
+
+    def positive(self, z, total, y):
+        return total > 0
+
+
+class MaskBeforeAddition(Fused):
+    wrong = "the bit is that of the normalised value without the residual"
+
+    def positive(self, z, total, y):
+        return z > 0
+
+
+class MaskOfNaN(Fused):
+    wrong = "the bit is set where y is NaN"
+
+    def positive(self, z, total, y):
+        return ~(y.astype(Wide) <= 0)
+
+
+class ReluBeforeAddition(Fused):
+    wrong = "the residual is added after the rectifier"
+
+    def rectified(self, z, residual, dtype):
+        y = self.relu(z) if residual is None else self.relu(z) + residual.astype(Wide)
+        return y.astype(dtype), y.astype(dtype).astype(Wide) > 0
+
+
+class ReluForgotten(Fused):
+    wrong = "y is not rectified"
+
+    def relu(self, total):
+        return total
+
+
+class ReluOfNaNIsZero(Fused):
+    wrong = "NaN becomes 0"
+
+    def relu(self, total):
+        return np.where(total > 0, total, 0)
+
+
+class ResidualIgnored(Fused):
+    wrong = "the residual is ignored"
+
+    def joined(self, z, residual):
+        return z
+
+
+class ResidualSubtracted(Fused):
+    wrong = "the residual is subtracted"
+
+    def joined(self, z, residual):
+        return z if residual is None else z - residual.astype(Wide)
+
+
+class ResidualRounded(Fused):
+    wrong = "the residual is rounded to 7 bits before it is added"
+
+    def joined(self, z, residual):
+        if residual is None:
+            return z
+        fraction, exponent = np.frexp(residual.astype(np.float64))
+        return z + np.ldexp(np.rint(fraction * 128) / 128, exponent).astype(Wide)
+
+
+BROKEN = Fused.__subclasses__()

@@ -1,0 +1,45 @@
+"""The judge of the second order accepts the right closed form and rejects broken ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import check_double_backward
+from backnorm.dtypes import ELEMENT_TYPES
+
+from .second_order import BROKEN, SecondOrder
+
+
+def passes(operator, dtype, rng):
+    data = realistic_data((6, 5, 8), dtype, rng=rng)
+    cotangents = {
+        "ddx": (rng.standard_normal(data.x.shape) + 0.7).astype(dtype),
+        "ddgamma": rng.standard_normal(5).astype(data.mean.dtype),
+        "ddbeta": rng.standard_normal(5).astype(data.mean.dtype),
+    }
+    gradients = operator(*data.backward_inputs, **cotangents, training=True, **data.options)
+    verdicts = check_double_backward(
+        *data.backward_inputs, gradients, **cotangents, training=True, **data.options
+    )
+    return all(verdict.passed for verdict in verdicts.values())
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_the_right_one_passes(dtype, rng):
+    assert passes(SecondOrder(), dtype, rng)
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_broken_ones_do_not(broken, dtype, rng):
+    assert not passes(broken(), dtype, rng), broken.wrong
+
+
+def test_a_result_of_the_wrong_type_does_not_pass(rng):
+    def wide(*inputs, **options):
+        by_x, by_dy, by_gamma = SecondOrder()(*inputs, **options)
+        return by_x.astype(np.float64), by_dy, by_gamma
+
+    assert not passes(wide, np.dtype(np.float32), rng)

@@ -1,0 +1,135 @@
+"""Bad arguments of the fused operators: each error names the argument and what came."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.relu_battery import relu_case
+from backnorm.dtypes import FLOAT32
+
+NAMES = ("x", "gamma", "beta", "mean", "variance", "residual", "dy", "mask")
+
+
+@pytest.fixture
+def arguments(rng):
+    """Arguments of the three operators, by the operator's name."""
+    data = realistic_data((3, 5, 7, 3), FLOAT32, rng=rng)
+    case = relu_case("", data, rng)
+    x = {"x": data.x} | data.options
+    affine = {"gamma": data.gamma, "beta": data.beta, "residual": case.residual}
+    statistics = {"mean": data.mean, "variance": data.variance}
+    return {
+        "forward": x | affine,
+        "inference": x | statistics | affine,
+        "backward": x | statistics | {"dy": data.dy, "gamma": data.gamma, "mask": case.mask},
+    }
+
+
+OPERATORS = ("forward", "inference", "backward")
+
+
+def call(operator, arguments, **changes):
+    return getattr(backnorm, f"batch_norm_relu_{operator}")(**arguments[operator] | changes)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64, np.longdouble, object, "U3"])
+def test_types_that_are_not_supported_are_refused(operator, name, dtype, arguments):
+    if name not in arguments[operator]:
+        return
+    wrong = np.ones(arguments[operator][name].shape, dtype)
+    with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: "):
+        call(operator, arguments, **{name: wrong})
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("name", ["dy", "residual"])
+def test_tensors_of_another_type_or_shape_than_x_are_refused(operator, name, arguments):
+    if name not in arguments[operator]:
+        return
+    right = arguments[operator][name]
+    with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: .*float16"):
+        call(operator, arguments, **{name: right.astype(np.float16)})
+    for wrong in (right[..., :-1], right[:1], right[0], right[..., None], right.ravel()):
+        with pytest.raises(backnorm.ArgumentValueError, match=f"^{name}: ") as raised:
+            call(operator, arguments, **{name: wrong})
+        assert str(wrong.shape) in str(raised.value)
+        assert str(right.shape) in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.float32, np.bool_, np.int64, object])
+def test_a_mask_of_another_type_is_refused(dtype, arguments):
+    mask = arguments["backward"]["mask"].astype(dtype)
+    with pytest.raises(backnorm.ArgumentTypeError, match=r"^mask: ") as raised:
+        call("backward", arguments, mask=mask)
+    assert str(mask.dtype) in str(raised.value)
+    assert "uint8" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mask: mask[:0],
+        lambda mask: mask[: mask.size // 2],
+        lambda mask: mask[:-9],
+        lambda mask: mask[None],
+        lambda mask: mask.reshape(-1, 1),
+        lambda mask: mask[0],
+    ],
+    ids=["empty", "half", "a bit too short", "(1, n)", "(n, 1)", "scalar"],
+)
+def test_a_mask_of_another_size_is_refused(change, arguments):
+    wrong = np.asarray(change(arguments["backward"]["mask"]))
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^mask: ") as raised:
+        call("backward", arguments, mask=wrong)
+    assert str(wrong.shape) in str(raised.value)
+
+
+def test_a_missing_mask_is_refused(arguments):
+    with pytest.raises(backnorm.ArgumentTypeError, match=r"^mask: "):
+        call("backward", arguments, mask=None)
+    del arguments["backward"]["mask"]
+    with pytest.raises(TypeError, match="mask"):
+        call("backward", arguments)
+
+
+def test_a_strided_mask_is_a_legal_array(arguments):
+    expected = call("backward", arguments, residual=True)
+    wide = np.repeat(arguments["backward"]["mask"], 2)
+    actual = call("backward", arguments, residual=True, mask=wide[::2])
+    for values, other in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(values, other)
+
+
+@pytest.mark.parametrize("value", [1, "yes", None, np.ones(3)])
+def test_whether_a_residual_gradient_is_wanted_is_a_flag(value, arguments):
+    with pytest.raises(backnorm.ArgumentTypeError, match=r"^residual: "):
+        call("backward", arguments, residual=value)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_other_arguments_are_checked_like_those_of_the_plain_operators(operator, arguments):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^epsilon: .*-1"):
+        call(operator, arguments, epsilon=-1.0)
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^data_format: .*NHWC"):
+        call(operator, arguments, data_format="NHWC")
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^x: must have rank 2"):
+        call(operator, arguments, x=np.ones(5, np.float32))
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^gamma: .*\(4,\)"):
+        call(operator, arguments, gamma=np.ones(4, np.float32))
+    with pytest.raises(backnorm.ArgumentTypeError, match=r"^gamma: "):
+        call(operator, arguments, gamma=np.ones(5))
+    with pytest.raises(backnorm.ArgumentTypeError, match=r"^x: .*masked"):
+        call(operator, arguments, x=np.ma.masked_array(arguments[operator]["x"]))
+
+
+@pytest.mark.parametrize("operator", ["inference", "backward"])
+def test_a_variance_that_is_not_positive_is_named(operator, arguments):
+    variance = arguments[operator]["variance"].copy()
+    variance[3] = -1.0
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^variance: .*channel 3"):
+        call(operator, arguments, variance=variance)

@@ -1,0 +1,105 @@
+"""The oracle of the fused operators against mpmath, and the order of the bits."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+from mpmath import mpf
+
+from backnorm import reference
+from backnorm.conformance.data import realistic_data
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
+
+from . import high_precision as hp
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    with mpmath.workdps(hp.DIGITS):
+        yield
+
+
+def channel(values, index):
+    if isinstance(values, reference.Exact):
+        return reference.Exact(values.hi[:, index], values.lo[:, index])
+    return values[:, index]
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_forward_and_inference(dtype, with_residual, rng):
+    data = realistic_data((3, 2, 5), dtype, rng=rng, ratio=10.0)
+    added = rng.standard_normal(data.x.shape).astype(dtype)
+    options = data.options | {"residual": added if with_residual else None}
+    parameters = (data.gamma, data.beta)
+    trained = reference.relu_forward(data.x, *parameters, **options)
+    given = reference.relu_inference(data.x, data.mean, data.variance, *parameters, **options)
+    cut_off = 0
+    for c in range(2):
+        gamma, beta, mean, variance = (
+            mpf(float(values[c])) for values in (*parameters, data.mean, data.variance)
+        )
+        x, other = hp.numbers(channel(data.x, c)), hp.numbers(channel(added, c))
+        y, own_mean, _ = hp.forward(x, gamma, beta, data.epsilon)
+        known = hp.inference(x, mean, variance, gamma, beta, data.epsilon)
+        for exact, values in ((trained, y), (given, known)):
+            if with_residual:
+                values = [v + r for v, r in zip(values, other, strict=True)]
+            cut_off += sum(v < 0 for v in values)
+            expected = [max(v, mpf(0)) for v in values]
+            hp.assert_equals(channel(exact.y, c), expected, channel(exact.y_terms, c))
+        hp.assert_equals(trained.mean[c : c + 1], [own_mean], trained.mean_terms[c])
+    assert 0 < cut_off < 2 * data.x.size
+
+
+def test_terms_have_the_residual(rng):
+    data = realistic_data((3, 2, 5), FLOAT64, rng=rng)
+    residual = rng.standard_normal(data.x.shape)
+    inputs = (data.x, data.mean, data.variance, data.gamma, data.beta)
+    plain = reference.inference(*inputs, **data.options)
+    added = reference.relu_inference(*inputs, residual=residual, **data.options)
+    np.testing.assert_array_equal(added.y_terms, plain.y_terms + np.abs(residual))
+
+
+def test_nan_stays_and_has_no_bit(rng):
+    data = realistic_data((3, 2, 5), FLOAT64, rng=rng)
+    residual = np.zeros(data.x.shape)
+    residual[0, 0] = np.nan, np.inf, -np.inf, 1e3, -1e3
+    y = reference.relu_forward(data.x, residual=residual, **data.options).y.hi
+    np.testing.assert_array_equal(y[0, 0, :3], [np.nan, np.inf, 0.0])
+    assert y[0, 0, 3] > 0 == y[0, 0, 4]
+    mask = reference.pack_mask(y > 0, data.x)
+    assert mask[0] & 0b11111 == 0b01010
+
+
+def test_bits_are_in_the_order_of_memory():
+    x = np.zeros((2, 3, 5))
+    positive = np.zeros(x.shape, bool)
+    positive[0, 1, 4] = positive[1, 2, 4] = True
+    mask = reference.pack_mask(positive, x)
+    assert mask.shape == (reference.mask_bytes(30),) == (4 + 8,)
+    assert list(mask) == [0, 1 << 1, 0, 1 << 5] + 8 * [0]
+    last = np.moveaxis(np.zeros((2, 5, 3)), -1, 1)
+    mask = reference.pack_mask(positive, last)
+    assert list(mask) == [0, 1 << 5, 0, 1 << 5] + 8 * [0]
+    for like in (x, last):
+        mask = reference.pack_mask(positive, like)
+        np.testing.assert_array_equal(reference.unpack_mask(mask, like), positive)
+    assert reference.mask_bytes(0) == 8
+    assert reference.mask_bytes(64) == 16
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_backward_is_that_of_the_masked_gradient(training, rng):
+    data = realistic_data((3, 2, 5), FLOAT64, rng=rng)
+    positive = rng.random(data.x.shape) < 0.5
+    data.dy[0, 1, 2], positive[0, 1, 2] = np.nan, False
+    mask = reference.pack_mask(positive, data.x)
+    options = data.options | {"training": training}
+    exact = reference.relu_backward(*data.backward_inputs, mask=mask, **options)
+    data.dy[~positive] = 0.0
+    expected = reference.backward(*data.backward_inputs, **options)
+    for name in ("dx", "dgamma", "dbeta"):
+        np.testing.assert_array_equal(getattr(exact, name).hi, getattr(expected, name).hi)
+        np.testing.assert_array_equal(getattr(exact, name).lo, getattr(expected, name).lo)
