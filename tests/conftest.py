@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import shutil
+import subprocess
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import pytest
 # The one function through which the engine allocates what it returns, and where it is called.
 ALLOCATOR = ("backnorm.execute", "allocate")
 # The module that takes scratch memory for the kernels.
-SCRATCH = "backnorm.kernels.cpu.launch"
+SCRATCH = "backnorm.kernels.cpu.native"
 
 
 @pytest.fixture
@@ -55,24 +58,50 @@ def poisoned_allocations(monkeypatch):
 
     def allocate(*args, **kwargs):
         array = original(*args, **kwargs)
-        array.fill(np.nan)
+        # A mask is of bytes.
+        array.fill(255 if array.dtype == np.uint8 else np.nan)
         allocated.append(array)
         return array
 
+    def memory(space, participants):
+        return np.full(space, np.nan)
+
     monkeypatch.setattr(engine, name, allocate)
-    monkeypatch.setattr(importlib.import_module(SCRATCH), "np", _PoisonedNumpy())
+    monkeypatch.setattr(importlib.import_module(SCRATCH), "_memory", memory)
     return allocated
 
 
-class _PoisonedNumpy:
-    """NumPy, but `empty` of floating-point numbers is full of NaN."""
+@pytest.fixture(scope="module")
+def browse(tmp_path_factory):
+    """Open a page in a headless browser; returns what the browser printed."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
+    if Path(program).resolve().name == "snap":
+        pytest.skip("the browser is confined by snap: it cannot read temporary files")
+    folder = tmp_path_factory.mktemp("browser")
 
-    def __getattr__(self, name):
-        return getattr(np, name)
+    def run(page, *options):
+        path = folder / "page.html"
+        path.write_text(page, encoding="utf-8")
+        done = subprocess.run(
+            [
+                program,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--enable-logging=stderr",
+                f"--user-data-dir={folder / 'profile'}",
+                *options,
+                path.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert "CONSOLE" not in done.stderr, done.stderr
+        return done.stdout
 
-    @staticmethod
-    def empty(*args, **kwargs):
-        array = np.empty(*args, **kwargs)
-        if array.dtype.kind == "f":
-            array.fill(np.nan)
-        return array
+    return run

@@ -8,6 +8,11 @@ The canonical operator works on NumPy arrays::
 """
 
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, BacknormError
+from backnorm.fused import (
+    batch_norm_relu_backward,
+    batch_norm_relu_forward,
+    batch_norm_relu_inference,
+)
 from backnorm.operators import (
     apply,
     batch_norm_backward,
@@ -17,7 +22,15 @@ from backnorm.operators import (
     reduce,
 )
 from backnorm.plan import Plan
-from backnorm.results import ChannelSums, Gradients, Normalized
+from backnorm.results import (
+    ChannelSums,
+    Gradients,
+    Normalized,
+    Rectified,
+    RectifiedGradients,
+    SecondGradients,
+)
+from backnorm.second_order import batch_norm_double_backward
 from backnorm.threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"
@@ -31,10 +44,17 @@ __all__ = [
     "Gradients",
     "Normalized",
     "Plan",
+    "Rectified",
+    "RectifiedGradients",
+    "SecondGradients",
     "apply",
     "batch_norm_backward",
+    "batch_norm_double_backward",
     "batch_norm_forward",
     "batch_norm_inference",
+    "batch_norm_relu_backward",
+    "batch_norm_relu_forward",
+    "batch_norm_relu_inference",
     "explain",
     "get_num_threads",
     "reduce",

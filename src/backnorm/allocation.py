@@ -22,11 +22,11 @@ import time
 
 import numpy as np
 
-__all__ = ["allocate"]
+__all__ = ["LARGE", "allocate"]
 
 # Blocks are whole huge pages. The C library uses freed memory of up to 32 MiB again too, but may
 # have given it back to the system: an output of 3 MB then took 0.9 ms instead of 0.2.
-_PAGE = _LARGE = 2 << 20
+_PAGE = LARGE = 2 << 20
 
 # Blocks that are kept, and their bytes together: address space and page tables, not memory.
 _MOST_BLOCKS = 64
@@ -86,7 +86,7 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     # Costs nothing until it is written to.
     array = np.empty(shape, dtype)
     size = array.nbytes
-    if size < _LARGE or not _CAN_MARK:
+    if size < LARGE or not _CAN_MARK:
         return array
     block = _take(-(-size // _PAGE) * _PAGE)
     if block is None:

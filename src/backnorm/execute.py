@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from backnorm.aliasing import check_out
 from backnorm.allocation import allocate
 from backnorm.dtypes import is_16_bit
-from backnorm.kernels.cpu import channels
 from backnorm.kernels.cpu.launch import Launch, stored
 from backnorm.layout import Order, dense, extents_of, in_order, memory_order, restore
 from backnorm.machine import Machine, detect
 from backnorm.plan import Plan, plan
 from backnorm.problem import Problem, Words, variance_error
-from backnorm.results import ChannelSums, Gradients, Normalized
+from backnorm.results import ChannelSums, Rectified, RectifiedGradients
 from backnorm.threads import get_num_threads
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "backward",
     "forward",
     "inference",
+    "mask_size",
     "planned",
     "reduce",
 ]
@@ -36,6 +37,8 @@ __all__ = [
 Exchange = Callable[[ChannelSums], ChannelSums]
 
 _NO_WORDS: Words = {}
+_BYTE = np.dtype(np.uint8)
+_FIVE_ABSENT, _SEVEN_ABSENT = (None,) * 5, (None,) * 7
 
 
 class Call:
@@ -89,6 +92,10 @@ class Call:
             shape = tuple(shape[axis] for axis in self._order)
         return allocate(shape, self.problem.dtype)
 
+    def fresh_channels(self) -> np.ndarray:
+        """Return a new per-channel array."""
+        return allocate((self.problem.channels,), self.problem.statistics_dtype)
+
     def within(self, out: np.ndarray) -> np.ndarray:
         """Return the array to write instead of `out`: itself, if it is dense in x's order."""
         if out.dtype == self.problem.dtype and out.flags.aligned:
@@ -131,9 +138,15 @@ def _machine(threads: int) -> Machine:
 def _planned(problem: Problem, order: Order, machine: Machine, exchanged: bool) -> Call:
     extents = extents_of(problem.shape, problem.channel_axis, order)
     decided = plan(problem, extents, machine, exchanged=exchanged)
+    forward = problem.operation in ("forward", "inference")
     launch = Launch(
         extents,
         decided.geometry,
+        dtype=problem.dtype,
+        statistics_dtype=problem.statistics_dtype,
+        operation="forward" if forward else "backward" if problem.training else "frozen",
+        rectified=problem.rectified,
+        sided=problem.residual,
         epsilon=problem.epsilon,
         fused=decided.fused,
         streaming=decided.streaming,
@@ -150,41 +163,58 @@ def backward(
     variance: np.ndarray,
     gamma: np.ndarray | None,
     *,
+    mask: np.ndarray | None = None,
     out: np.ndarray | None = None,
     exchange: Exchange | None = None,
     words: Words = _NO_WORDS,
-) -> Gradients:
+) -> RectifiedGradients:
     """Return the gradients; with `exchange`, dx from the exchanged sums, dgamma and dbeta local.
 
-    With `exchange` the call must have been planned for it.
+    With `exchange` the call must have been planned for it. Where a rectifier follows the layer,
+    `mask` is that of its forward pass.
     """
     problem, launch = call.problem, call.launch
     if out is not None:
         inputs = {"x": x, "mean": mean, "variance": variance, "gamma": gamma}
         check_out(problem, out, inputs, dy, words)
     target = call.fresh() if out is None else call.within(out)
-    table = _prepared(call, mean, variance, gamma, None, words)
-    x_, dy_, dx_ = call.flat(x), call.flat(dy), call.flat_target(target)
-    dgamma = allocate((problem.channels,), problem.statistics_dtype)
-    dbeta = allocate((problem.channels,), problem.statistics_dtype)
-    results = call.flat_channels(dgamma), call.flat_channels(dbeta)
+    beside = call.fresh() if problem.residual else None
+    dgamma, dbeta = call.fresh_channels(), call.fresh_channels()
+    places = (
+        call.flat(x),
+        call.flat(dy),
+        call.flat_target(target),
+        None if beside is None else call.flat_target(beside),
+        mask,
+        call.flat_channels(mean),
+        call.flat_channels(variance),
+        call.flat_channels(gamma),
+        None,
+        call.flat_channels(dgamma),
+        call.flat_channels(dbeta),
+        None,
+        None,
+    )
     if exchange is None:
-        launch.complete(x_, dy_, dx_, table, needs_x=problem.training)
-        channels.finish_backward(table, *results)
+        refused = launch.complete(*places)
     else:
-        launch.reduce(x_, dy_, table)
-        channels.finish_backward(table, *results)
-        _settle(launch, table, exchange(_sums(launch, table)))
-        launch.apply(x_, dy_, dx_, table, needs_x=problem.training)
-    return Gradients(call.finish(target, out), dgamma, dbeta)
+        memory = launch.memory()
+        refused = launch.reduce(*places, memory=memory)
+        if refused < 0:
+            sums = exchange(_sums(launch, memory))
+            refused = _apply(launch, places, sums, memory)
+    if refused >= 0:
+        raise variance_error(variance, problem.epsilon, refused, words)
+    dresidual = None if beside is None else call.finish(beside, None)
+    return RectifiedGradients(call.finish(target, out), dgamma, dbeta, dresidual)
 
 
 def reduce(call: Call, x: np.ndarray, dy: np.ndarray, mean: np.ndarray) -> ChannelSums:
     """Return the sums of dy and dy * (x - mean) over this machine's elements."""
-    table = call.launch.table()
-    table[: call.problem.channels] = mean
-    call.launch.reduce(call.flat(x), call.flat(dy), table)
-    return _sums(call.launch, table)
+    launch, memory = call.launch, call.launch.memory()
+    given = (call.flat(x), call.flat(dy), None, None, None, call.flat_channels(mean))
+    launch.sum_all(*given, *_SEVEN_ABSENT, memory=memory)
+    return _sums(launch, memory)
 
 
 def apply(
@@ -205,10 +235,20 @@ def apply(
         inputs = {"x": x, "mean": mean, "variance": variance, "gamma": gamma}
         check_out(problem, out, inputs, dy, words)
     target = call.fresh() if out is None else call.within(out)
-    table = _prepared(call, mean, variance, gamma, None, words)
-    _settle(launch, table, sums)
-    x_, dy_, dx_ = call.flat(x), call.flat(dy), call.flat_target(target)
-    launch.apply(x_, dy_, dx_, table, needs_x=problem.training)
+    places = (
+        call.flat(x),
+        call.flat(dy),
+        call.flat_target(target),
+        None,
+        None,
+        call.flat_channels(mean),
+        call.flat_channels(variance),
+        call.flat_channels(gamma),
+        *_FIVE_ABSENT,
+    )
+    refused = _apply(launch, places, sums, launch.memory())
+    if refused >= 0:
+        raise variance_error(variance, problem.epsilon, refused, words)
     return call.finish(target, out)
 
 
@@ -218,23 +258,38 @@ def forward(
     gamma: np.ndarray | None,
     beta: np.ndarray | None,
     *,
+    residual: np.ndarray | None = None,
     out: np.ndarray | None = None,
     words: Words = _NO_WORDS,
-) -> Normalized:
-    """Return y, the mean and the biased variance of the batch (0 and 0 for an empty batch)."""
+) -> Rectified:
+    """Return y, the mean and the biased variance of the batch (0 and 0 for an empty batch).
+
+    Where a rectifier follows, also its mask.
+    """
     problem, launch = call.problem, call.launch
     if out is not None:
         check_out(problem, out, {"x": x, "gamma": gamma, "beta": beta}, None, words)
     target = call.fresh() if out is None else call.within(out)
-    x_, table = call.flat(x), launch.table()
-    launch.pivots(x_, call.flat_channels(gamma), call.flat_channels(beta), table)
-    launch.complete(x_, None, call.flat_target(target), table)
-    dtype = problem.statistics_dtype
-    mean, variance = allocate((problem.channels,), dtype), allocate((problem.channels,), dtype)
-    refused = channels.finish_forward(table, problem.epsilon, stored(mean), stored(variance))
+    mean, variance = call.fresh_channels(), call.fresh_channels()
+    mask = allocate((mask_size(problem.size),), _BYTE) if problem.rectified else None
+    refused = launch.complete(
+        call.flat(x),
+        None,
+        call.flat_target(target),
+        None if residual is None else call.flat(residual),
+        mask,
+        None,
+        None,
+        call.flat_channels(gamma),
+        call.flat_channels(beta),
+        call.flat_channels(mean),
+        call.flat_channels(variance),
+        None,
+        None,
+    )
     if refused >= 0 and problem.count:
-        raise variance_error(launch.results(table)[1], problem.epsilon, refused, words)
-    return Normalized(call.finish(target, out), mean, variance)
+        raise variance_error(variance, problem.epsilon, refused, words)
+    return Rectified(call.finish(target, out), mean, variance, mask)
 
 
 def inference(
@@ -245,6 +300,7 @@ def inference(
     gamma: np.ndarray | None,
     beta: np.ndarray | None,
     *,
+    residual: np.ndarray | None = None,
     out: np.ndarray | None = None,
     words: Words = _NO_WORDS,
 ) -> np.ndarray:
@@ -253,35 +309,47 @@ def inference(
         inputs = {"x": x, "mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
         check_out(call.problem, out, inputs, None, words)
     target = call.fresh() if out is None else call.within(out)
-    table = _prepared(call, mean, variance, gamma, beta, words)
-    call.launch.apply(call.flat(x), None, call.flat_target(target), table)
+    refused = call.launch.apply(
+        call.flat(x),
+        None,
+        call.flat_target(target),
+        None if residual is None else call.flat(residual),
+        None,
+        call.flat_channels(mean),
+        call.flat_channels(variance),
+        call.flat_channels(gamma),
+        call.flat_channels(beta),
+        None,
+        None,
+        None,
+        None,
+    )
+    if refused >= 0:
+        raise variance_error(variance, call.problem.epsilon, refused, words)
     return call.finish(target, out)
 
 
-def _prepared(
-    call: Call,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: np.ndarray | None,
-    beta: np.ndarray | None,
-    words: Words,
-) -> np.ndarray:
-    """Return a table filled from statistics."""
-    epsilon, table = call.problem.epsilon, call.launch.table()
-    flat = map(call.flat_channels, (mean, variance, gamma, beta))
-    refused = channels.prepare(*flat, epsilon, table)
-    if refused >= 0:
-        raise variance_error(variance, epsilon, refused, words)
-    return table
+def mask_size(elements: int) -> int:
+    """Return the bytes of the mask of so many elements.
+
+    A bit each, and some to spare: kernels read whole words.
+    """
+    return -(-elements // 8) + 8
 
 
-def _sums(launch: Launch, table: np.ndarray) -> ChannelSums:
-    sum_dy, sum_dy_xmu = launch.results(table)
+def _sums(launch: Launch, memory: np.ndarray) -> ChannelSums:
+    sum_dy, sum_dy_xmu = launch.sums(memory)
     return ChannelSums(sum_dy.copy(), sum_dy_xmu.copy(), launch.count)
 
 
-def _settle(launch: Launch, table: np.ndarray, sums: ChannelSums) -> None:
-    sum_dy, sum_dy_xmu = launch.results(table)
+def _apply(
+    launch: Launch,
+    places: tuple[Any, ...],
+    sums: ChannelSums,
+    memory: np.ndarray,
+) -> int:
+    """Write dx from sums; return the channel that was refused, or -1."""
+    sum_dy, sum_dy_xmu = launch.sums(memory)
     sum_dy[...] = sums.sum_dy
     sum_dy_xmu[...] = sums.sum_dy_xmu
-    launch.settle(sums.count, table)
+    return launch.apply(*places, memory=memory, count=sums.count)

@@ -12,6 +12,7 @@ from backnorm.plan import Plan
 from backnorm.problem import (
     apply_problem,
     as_array,
+    as_optional_array,
     backward_problem,
     forward_problem,
     inference_problem,
@@ -98,7 +99,7 @@ def batch_norm_backward(
     if call is None:
         x, dy = as_array("x", x), as_array("dy", dy)
         mean, variance = as_array("mean", mean), as_array("variance", variance)
-        gamma = _optional("gamma", gamma)
+        gamma = as_optional_array("gamma", gamma)
         problem = backward_problem(
             x,
             dy,
@@ -111,7 +112,7 @@ def batch_norm_backward(
         )
         call = planned(problem, x)
         _backward_calls.keep(key, call, given)
-    return execute.backward(call, x, dy, mean, variance, gamma, out=out)
+    return Gradients(*execute.backward(call, x, dy, mean, variance, gamma, out=out)[:3])
 
 
 def batch_norm_forward(
@@ -158,11 +159,11 @@ def batch_norm_forward(
     call = _forward_calls(key)
     if call is None:
         x = as_array("x", x)
-        gamma, beta = _optional("gamma", gamma), _optional("beta", beta)
+        gamma, beta = as_optional_array("gamma", gamma), as_optional_array("beta", beta)
         problem = forward_problem(x, gamma, beta, epsilon=epsilon, data_format=data_format)
         call = planned(problem, x)
         _forward_calls.keep(key, call, given)
-    return execute.forward(call, x, gamma, beta, out=out)
+    return Normalized(*execute.forward(call, x, gamma, beta, out=out)[:3])
 
 
 def batch_norm_inference(
@@ -208,7 +209,7 @@ def batch_norm_inference(
     call = _inference_calls(key)
     if call is None:
         x, mean, variance = as_array("x", x), as_array("mean", mean), as_array("variance", variance)
-        gamma, beta = _optional("gamma", gamma), _optional("beta", beta)
+        gamma, beta = as_optional_array("gamma", gamma), as_optional_array("beta", beta)
         problem = inference_problem(
             x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
         )
@@ -280,7 +281,7 @@ def apply(
     """
     x, dy = as_array("x", x), as_array("dy", dy)
     mean, variance = as_array("mean", mean), as_array("variance", variance)
-    gamma = _optional("gamma", gamma)
+    gamma = as_optional_array("gamma", gamma)
     sums = check_sums(sums)
     problem = apply_problem(
         x,
@@ -319,12 +320,8 @@ def explain(
     """
     x, dy = as_array("x", x), as_array("dy", dy)
     mean, variance = as_array("mean", mean), as_array("variance", variance)
-    gamma = _optional("gamma", gamma)
+    gamma = as_optional_array("gamma", gamma)
     problem = backward_problem(
         x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
     )
     return planned(problem, x).plan
-
-
-def _optional(name: str, value: Any) -> np.ndarray | None:
-    return None if value is None else as_array(name, value)

@@ -145,7 +145,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     # of 5 MiB, 0.18 and 0.19, of 9 MiB 0.27 and 0.43; inference, 9 MiB 0.10 and 0.05, 29 MiB 0.06
     # and 0.09.
     inputs = 1 if problem.operation in ("forward", "inference") else 2
-    arrays = inputs + 1
+    arrays = inputs + 1 + problem.residual
     room = machine.cache_shared if problem.operation == "inference" else machine.cache_shared // 2
     streaming = arrays * written > room
     share = _share(size, threads)
@@ -161,10 +161,13 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
 
 
 def _share(size: int, threads: int) -> int:
-    """Return the elements of an item: few items, but enough to share them out evenly."""
+    """Return the elements of an item: few items, but enough to share them out evenly.
+
+    Whole vectors, so that all but the last end with a byte of a rectifier's mask.
+    """
     if threads == 1:
         return max(1, size)
-    return max(_LEAST_SHARE, min(_SHARE, size // (8 * threads)))
+    return max(_LEAST_SHARE, min(_SHARE, _up(size // (8 * threads), 64)))
 
 
 def _geometry(extents: Extents, threads: int, share: int, *, in_cache: bool) -> Segments | Columns:
@@ -208,6 +211,9 @@ def _columns(extents: Extents, threads: int, share: int, *, in_cache: bool) -> C
     tiles = max(-(-width // _TILE), min(width // _LEAST_TILE, -(-2 * threads // blocks)), 1)
     tile = max(16, _up(-(-width // tiles), 16))
     height = max(1, share // max(1, width))
+    if width % 8:
+        # An item ends with a byte of a rectifier's mask.
+        height = _up(height, 8)
     depth = _depth(width, in_cache=in_cache)
     abreast = _abreast(width, in_cache=in_cache)
     return Columns(rows, width, rest, repeats, block, blocks, tile, depth, height, abreast)
@@ -272,6 +278,9 @@ def _fuse(
         return False, "two passes: the sums are exchanged in between"
     if isinstance(geometry, Columns):
         return False, "two passes: a row holds every channel"
+    runs = (geometry.group * extents.inner, extents.channels * extents.inner * (extents.outer > 1))
+    if problem.rectified and problem.operation == "forward" and any(run % 8 for run in runs):
+        return False, "two passes: a channel group does not end with a byte of the mask"
     items = -(-extents.channels // (geometry.group * geometry.batch))
     inputs = 2 if problem.operation == "backward" else 1
     held = inputs * extents.outer * geometry.group * extents.inner * problem.dtype.itemsize

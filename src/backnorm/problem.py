@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Literal
 
@@ -28,11 +28,15 @@ __all__ = [
     "Words",
     "apply_problem",
     "as_array",
+    "as_optional_array",
     "backward_problem",
     "channel_axis_of",
     "check_flag",
+    "check_like",
+    "check_mask",
     "forward_problem",
     "inference_problem",
+    "rectified",
     "reduce_problem",
     "variance_error",
 ]
@@ -65,6 +69,10 @@ class Problem:
     epsilon : float
     training : bool
         True: the statistics are functions of x; False: they are constants ("frozen").
+    rectified : bool
+        Whether y = max(0, ...), and dy counts where y > 0.
+    residual : bool
+        Whether an array of x's shape and type is added before that.
     """
 
     operation: Operation
@@ -76,6 +84,8 @@ class Problem:
     has_beta: bool = False
     epsilon: float = 0.0
     training: bool = True
+    rectified: bool = False
+    residual: bool = False
 
     @property
     def channels(self) -> int:
@@ -109,7 +119,7 @@ def backward_problem(
     """Validate a backward call and return its Problem."""
     axis = channel_axis_of(data_format, words)
     dtype = _check_input("x", x, words)
-    _check_gradient(x, dy, dtype, words)
+    _check_like("dy", dy, x, dtype, words)
     statistics_dtype = _check_channel_arrays(
         {"mean": mean, "variance": variance, "gamma": gamma}, x.shape[axis], dtype, words
     )
@@ -136,7 +146,7 @@ def reduce_problem(
     """Validate a reduction call and return its Problem."""
     axis = channel_axis_of(data_format, words)
     dtype = _check_input("x", x, words)
-    _check_gradient(x, dy, dtype, words)
+    _check_like("dy", dy, x, dtype, words)
     statistics_dtype = _check_channel_arrays({"mean": mean}, x.shape[axis], dtype, words)
     return Problem("reduce", x.shape, axis % x.ndim, dtype, statistics_dtype)
 
@@ -252,6 +262,11 @@ def inference_problem(
     )
 
 
+def rectified(problem: Problem, *, sided: bool) -> Problem:
+    """Return the problem with a rectifier behind it, and a residual before that if `sided`."""
+    return replace(problem, rectified=True, residual=sided)
+
+
 def variance_error(
     variance: np.ndarray, epsilon: float, channel: int, words: Words = _CANONICAL
 ) -> ArgumentValueError:
@@ -290,6 +305,36 @@ def as_array(name: str, value: object, words: Words = _CANONICAL) -> np.ndarray:
             came=type(value).__name__,
             accepted="an array",
         ) from error
+
+
+def as_optional_array(name: str, value: object) -> np.ndarray | None:
+    """Return `as_array` of a value, or None for None."""
+    return None if value is None else as_array(name, value)
+
+
+def check_like(name: str, array: np.ndarray, x: np.ndarray) -> None:
+    """Raise if `array` has not the shape and type of x, or x is none that is accepted."""
+    _check_like(name, array, x, _check_input("x", x, _CANONICAL), _CANONICAL)
+
+
+def check_mask(mask: object, size: int) -> np.ndarray:
+    """Return `mask` as an array, or raise if it is not one of `size` bytes."""
+    array = as_array("mask", mask)
+    if array.dtype != np.uint8:
+        raise ArgumentTypeError(
+            "mask",
+            "must be the mask that batch_norm_relu_forward returned",
+            came=array.dtype,
+            accepted="uint8",
+        )
+    if array.shape != (size,):
+        raise ArgumentValueError(
+            "mask",
+            "must be the mask that batch_norm_relu_forward returned for an x of this shape",
+            came=f"shape {array.shape}",
+            accepted=f"shape ({size},)",
+        )
+    return np.ascontiguousarray(array)
 
 
 def channel_axis_of(data_format: str, words: Words = _CANONICAL) -> int:
@@ -342,21 +387,22 @@ def _check_input(name: str, array: np.ndarray, words: Words) -> np.dtype:
     return dtype
 
 
-def _check_gradient(x: np.ndarray, dy: np.ndarray, dtype: np.dtype, words: Words) -> None:
-    if dy.shape != x.shape:
+def _check_like(name: str, array: np.ndarray, x: np.ndarray, dtype: np.dtype, words: Words) -> None:
+    """Raise if an array has not x's shape and type."""
+    if array.shape != x.shape:
         raise ArgumentValueError(
-            _word("dy", words),
+            _word(name, words),
             f"must have the shape of {_word('x', words)}",
-            came=f"shape {dy.shape}",
+            came=f"shape {array.shape}",
             accepted=f"shape {x.shape}",
         )
-    own = element_type(dy.dtype)
+    own = element_type(array.dtype)
     # NumPy takes None for float64 in a comparison.
     if own is None or own != dtype:
         raise ArgumentTypeError(
-            _word("dy", words),
+            _word(name, words),
             f"must have the element type of {_word('x', words)}",
-            came=dy.dtype,
+            came=array.dtype,
             accepted=dtype,
         )
 

@@ -9,7 +9,14 @@ import numpy as np
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["ChannelSums", "Gradients", "Normalized"]
+__all__ = [
+    "ChannelSums",
+    "Gradients",
+    "Normalized",
+    "Rectified",
+    "RectifiedGradients",
+    "SecondGradients",
+]
 
 
 class Gradients(NamedTuple):
@@ -20,12 +27,43 @@ class Gradients(NamedTuple):
     dbeta: np.ndarray
 
 
+class SecondGradients(NamedTuple):
+    """Gradients of the backward pass: with respect to x and dy, of x's shape; to gamma, (C,)."""
+
+    x: np.ndarray
+    dy: np.ndarray
+    gamma: np.ndarray
+
+
 class Normalized(NamedTuple):
     """Result of the training forward: y, and the batch mean and biased variance, (C,) each."""
 
     y: np.ndarray
     mean: np.ndarray
     variance: np.ndarray
+
+
+class Rectified(NamedTuple):
+    """Result of the training forward with a rectifier: y, mean and variance as `Normalized`.
+
+    And the mask, uint8: bit i % 8 of byte i // 8 says whether element i of y, in the order of
+    memory, is more than zero. A few bytes at the end are to spare. None where there is no
+    rectifier.
+    """
+
+    y: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    mask: np.ndarray | None
+
+
+class RectifiedGradients(NamedTuple):
+    """Gradients through a rectifier: as `Gradients`, and that of the residual, if there is one."""
+
+    dx: np.ndarray
+    dgamma: np.ndarray
+    dbeta: np.ndarray
+    dresidual: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

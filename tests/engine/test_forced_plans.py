@@ -17,6 +17,7 @@ import backnorm
 from backnorm import execute, operators
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
+from backnorm.conformance.relu_battery import random_mask
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16
 from backnorm.kernels.cpu.geometry import Columns, Segments
 
@@ -35,7 +36,16 @@ SHAPES = {
     "no-sample": ("NCX", (0, 4, 5)),
     "no-space": ("NCX", (3, 4, 0)),
 }
-OPERATIONS = ("backward", "frozen", "phases", "forward", "inference")
+OPERATIONS = (
+    "backward",
+    "frozen",
+    "phases",
+    "forward",
+    "inference",
+    "relu forward",
+    "relu inference",
+    "relu backward",
+)
 
 # Schedules beside those that differ in one respect alone.
 _MIXED = 8
@@ -60,18 +70,49 @@ def results(operation, data, offset):
         return dx, *backnorm.batch_norm_backward(*inputs, **options)[1:]
     if operation == "forward":
         return backnorm.batch_norm_forward(data.x, data.gamma, data.beta, out=out, **options)
+    # The gradient is as good a residual as any.
+    if operation == "relu forward":
+        return backnorm.batch_norm_relu_forward(
+            data.x, data.gamma, data.beta, residual=data.dy, **options
+        )
+    if operation == "relu backward":
+        return backnorm.batch_norm_relu_backward(
+            *inputs, mask=some_mask(data), residual=True, **options
+        )
     per_channel = (data.mean, data.variance, data.gamma, data.beta)
+    if operation == "relu inference":
+        return (
+            backnorm.batch_norm_relu_inference(data.x, *per_channel, residual=data.dy, **options),
+        )
     return (backnorm.batch_norm_inference(data.x, *per_channel, out=out, **options),)
 
 
 def verdicts(operation, data, arrays):
     if operation == "forward":
         return judge.check_forward(data.x, data.gamma, data.beta, arrays, **data.options)
+    if operation == "relu forward":
+        return judge.check_relu_forward(
+            data.x, data.gamma, data.beta, arrays, residual=data.dy, **data.options
+        )
+    if operation == "relu backward":
+        mask = some_mask(data)
+        return judge.check_relu_backward(
+            *data.backward_inputs, arrays, mask=mask, residual=True, **data.options
+        )
+    per_channel = (data.mean, data.variance, data.gamma, data.beta)
+    if operation == "relu inference":
+        return judge.check_relu_inference(
+            data.x, *per_channel, *arrays, residual=data.dy, **data.options
+        )
     if operation == "inference":
-        per_channel = (data.mean, data.variance, data.gamma, data.beta)
         return judge.check_inference(data.x, *per_channel, *arrays, **data.options)
     training = operation != "frozen"
     return judge.check_backward(*data.backward_inputs, arrays, training=training, **data.options)
+
+
+def some_mask(data):
+    """Return a mask that is the same in every call."""
+    return random_mask(data.x, np.random.default_rng(5))
 
 
 def bits(arrays):
@@ -111,7 +152,16 @@ def columns(extents):
         width, tile = row * repeats, max(16, up(row * repeats, 16))
         if tile <= 1 << 14:
             yield Columns(
-                rows, width, left * row, repeats, block, blocks, tile, depth=1, share=1, abreast=1
+                rows,
+                width,
+                left * row,
+                repeats,
+                block,
+                blocks,
+                tile,
+                depth=1,
+                share=max(1, rows),
+                abreast=1,
             )
 
 
@@ -123,7 +173,7 @@ def choices(plan, operation):
     found = {"offset": [0, 1, 13], "streaming": [False, True], "threads": [1, 2, 3]}
     extents, geometry = plan.extents, plan.geometry
     if isinstance(geometry, Segments):
-        if operation in ("backward", "frozen", "forward"):
+        if operation in ("backward", "frozen", "forward", "relu forward", "relu backward"):
             found["fused"] = [False, True]
         found["group"] = [1, 2, max(1, extents.channels)]
         found["batch"] = [1, 2, 5]
@@ -134,6 +184,19 @@ def choices(plan, operation):
         found["share"] = [1, 5, max(1, geometry.rows)]
         found["abreast"] = [1, 4]
     return found
+
+
+def legal(plan, operation):
+    """Whether all items end with a byte of the mask that a forward pass with a rectifier writes."""
+    if operation != "relu forward":
+        return True
+    geometry, extents = plan.geometry, plan.extents
+    if isinstance(geometry, Columns):
+        return geometry.share * geometry.width % 8 == 0 or geometry.share >= geometry.rows
+    if plan.fused:
+        group = geometry.group * extents.inner % 8 == 0 or geometry.group >= extents.channels
+        return group and (extents.channels * extents.inner % 8 == 0 or extents.outer == 1)
+    return geometry.share % 8 == 0 or geometry.share >= plan.problem.size
 
 
 def schedules(found, rng):
@@ -168,6 +231,7 @@ class Forced:
 
         def plan(*arguments, exchanged=False):
             decided = change(self._plan(*arguments, exchanged=exchanged))
+            assert legal(decided, operation)
             # What is exchanged cannot be fused.
             seen.append(dataclasses.replace(decided, fused=decided.fused and not exchanged))
             return seen[-1]
@@ -209,6 +273,8 @@ def test_every_cut_is_exact_and_every_schedule_gives_its_bits(name, dtype, opera
         # All of them for the plan's own cut, for the others some.
         for values in every if cut is None else every[-_MIXED:]:
             offset = values.pop("offset")
+            if not legal(changed(first, cut, **values), operation):
+                continue
             got, plan = forced.results(
                 operation,
                 data,

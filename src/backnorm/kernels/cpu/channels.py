@@ -26,9 +26,8 @@ from numba import types
 from numba.extending import overload
 
 from backnorm.kernels.cpu.formulas import solve_backward, solve_forward
-from backnorm.kernels.cpu.jit import inlined, kernel
+from backnorm.kernels.cpu.jit import inlined, outlined
 from backnorm.kernels.cpu.memory import (
-    address,
     load,
     load_apart,
     load_one,
@@ -42,6 +41,7 @@ from backnorm.kernels.cpu.vector import (
     LANES,
     any_not_positive,
     blend,
+    multiply_add,
     splat,
     square_root,
     sums_of_lanes,
@@ -61,6 +61,7 @@ __all__ = [
     "finish_forward",
     "prepare",
     "prepare_forward",
+    "prepare_means",
     "row_step",
     "settle",
     "solve",
@@ -83,30 +84,33 @@ def table_step(count: int) -> int:
 row_step = inlined(table_step)
 
 
-def read(values, c, count, otherwise):
-    """Return `count` values from c on, or `otherwise` everywhere where values is None."""
+@inlined
+def _read(values, given, c, count, otherwise):
+    """Return `count` values from c on, or `otherwise` everywhere if none are given."""
+    return load_some(values, c, count) if given else splat(otherwise)
 
 
-@overload(read)
-def _read(values, c, count, otherwise):
-    if isinstance(values, types.NoneType):
-        return lambda values, c, count, otherwise: splat(otherwise)
-    return lambda values, c, count, otherwise: load_some(values, c, count)
-
-
-@kernel
-def prepare(mean, variance, gamma, beta, epsilon, table):
+@outlined
+def prepare(rows, step, channels, given, present, epsilon):
     """Fill mean, scale and the coefficients of inference; return the first channel refused, or -1.
 
     Refused is a variance + epsilon <= 0. NaN is not, nor is an infinite sum: they propagate.
+
+    Parameters
+    ----------
+    rows, step
+        The table.
+    channels : int
+    given : (address, address, address, address)
+        Mean, variance, gamma and beta.
+    present : (bool, bool)
+        Whether there is gamma, and whether there is beta.
+    epsilon : float
     """
-    channels = mean.shape[0]
-    step = table.shape[0] // ROWS
-    rows = address(table)
+    mean, variance, gamma, beta = given
     for c in range(0, channels, LANES):
         count = channels - c
-        total = load_some(variance, c, count) + splat(epsilon)
-        total = blend(count, total, splat(1.0))
+        total = blend(count, load_some(variance, c, count) + splat(epsilon), splat(1.0))
         if any_not_positive(total):
             for refused in range(c, min(c + LANES, channels)):
                 one = load_one(variance, refused) + epsilon
@@ -115,23 +119,29 @@ def prepare(mean, variance, gamma, beta, epsilon, table):
         scale = splat(1.0) / square_root(total)
         store_some(rows, MEAN * step + c, count, load_some(mean, c, count))
         store_some(rows, SHIFT * step + c, count, splat(0.0))
-        store_some(rows, SLOPE * step + c, count, read(beta, c, count, 0.0))
-        store_some(rows, GAIN * step + c, count, read(gamma, c, count, 1.0) * scale)
+        store_some(rows, SLOPE * step + c, count, _read(beta, present[1], c, count, 0.0))
+        store_some(rows, GAIN * step + c, count, _read(gamma, present[0], c, count, 1.0) * scale)
         store_some(rows, SCALE * step + c, count, scale)
     _wrap(rows, step, channels)
     return -1
 
 
-@kernel
-def prepare_forward(x, outer, channels, inner, gamma, beta, table):
+@outlined
+def prepare_means(rows, step, channels, mean):
+    """Fill the mean alone, which is all that sums need."""
+    for c in range(0, channels, LANES):
+        store_some(rows, MEAN * step + c, channels - c, load_some(mean, c, channels - c))
+
+
+@outlined
+def prepare_forward(rows, step, x, extents, gamma, beta, present):
     """Fill pivot, gamma and beta; a pivot is the mean of a few elements of its channel."""
-    step = table.shape[0] // ROWS
-    rows = address(table)
+    outer, channels, inner = extents
     zero = splat(0.0)
     for c in range(0, channels, LANES):
         count = channels - c
-        store_some(rows, SLOPE * step + c, count, read(beta, c, count, 0.0))
-        store_some(rows, GAIN * step + c, count, read(gamma, c, count, 1.0))
+        store_some(rows, SLOPE * step + c, count, _read(beta, present[1], c, count, 0.0))
+        store_some(rows, GAIN * step + c, count, _read(gamma, present[0], c, count, 1.0))
         total = zero
         if inner == 1:
             sample = _power_of_two(_SAMPLE, outer)
@@ -217,11 +227,9 @@ def _set_backward(total, rows, step, c, count):
     store_some(rows, SLOPE * step + c, count, slope)
 
 
-@kernel
-def settle(total, channels, table):
+@outlined
+def settle(rows, step, channels, total):
     """Fill the coefficients of every channel from sums that came from elsewhere."""
-    step = table.shape[0] // ROWS
-    rows = address(table)
     for c in range(0, channels, LANES):
         _set_backward(total, rows, step, c, channels - c)
     _wrap(rows, step, channels)
@@ -290,32 +298,54 @@ def _wrap(rows, step, channels):
                 store_one(rows, at + channels + k, load_one(rows, at + k % channels))
 
 
-@kernel
-def finish_backward(table, dgamma, dbeta):
+@outlined
+def finish_backward(rows, step, channels, dgamma, dbeta):
     """Write dgamma = s·sum_dy_xmu and dbeta = sum_dy, each rounded once."""
-    channels = dgamma.shape[0]
-    step = table.shape[0] // ROWS
-    rows = address(table)
     for c in range(0, channels, LANES):
         scale, sums = load(rows, SCALE * step + c), load(rows, SECOND * step + c)
         store_some(dgamma, c, channels - c, scale * sums)
         store_some(dbeta, c, channels - c, load(rows, FIRST * step + c))
 
 
-@kernel
-def finish_forward(table, epsilon, mean, variance):
-    """Write mean and variance, each rounded once; return the first channel refused, or -1."""
-    channels = mean.shape[0]
-    step = table.shape[0] // ROWS
-    rows = address(table)
+@outlined
+def finish_forward(rows, step, channels, results, epsilon, running, momentum, total):
+    """Write mean and variance, each rounded once; return the first channel refused, or -1.
+
+    Parameters
+    ----------
+    rows, step, channels
+        The table.
+    results : (address, address)
+        Where to write mean and variance.
+    epsilon : float
+    running : (address, address, bool)
+        Running mean, running variance, and whether there are any. They move towards the mean and
+        the unbiased variance, total/(total - 1) times the biased, by `momentum`.
+    momentum : float
+    total : int
+        Elements of a channel.
+    """
+    mean, variance = results
+    running_mean, running_variance, tracked = running
+    unbiased = splat(total / max(total - 1.0, 1.0))
     refused = -1
     for c in range(0, channels, LANES):
         count = channels - c
-        values = load(rows, SECOND * step + c)
-        store_some(mean, c, count, load(rows, FIRST * step + c))
+        average, values = load(rows, FIRST * step + c), load(rows, SECOND * step + c)
+        store_some(mean, c, count, average)
         store_some(variance, c, count, values)
+        if tracked:
+            _move(running_mean, c, count, average, momentum)
+            _move(running_variance, c, count, values * unbiased, momentum)
         if any_not_positive(blend(count, values + splat(epsilon), splat(1.0))) and refused < 0:
             refused = c
             while load_one(rows, SECOND * step + refused) + epsilon > 0.0:
                 refused += 1
     return refused
+
+
+@inlined
+def _move(running, c, count, value, momentum):
+    """Move running statistics towards those of a batch."""
+    kept = load_some(running, c, count) * splat(1.0 - momentum)
+    store_some(running, c, count, multiply_add(value, splat(momentum), kept))

@@ -37,6 +37,30 @@ from backnorm.kernels.cpu.memory import (
     stream,
     whole,
 )
+from backnorm.kernels.cpu.record import (
+    CURSOR,
+    EPSILON,
+    GEOMETRY,
+    ITEMS,
+    JOINED,
+    READY,
+    SCRATCH,
+    SPACE,
+    STREAMING,
+    SUMMED,
+    X,
+    cells_of,
+    doubles_at,
+    ended,
+    gradient_of,
+    number,
+    number_of,
+    output_of,
+    rest_of,
+    seen_of,
+    values_at,
+)
+from backnorm.kernels.cpu.rectified import same_line
 from backnorm.kernels.cpu.singles import (
     add_strip,
     add_strip_first,
@@ -50,15 +74,18 @@ from backnorm.kernels.cpu.singles import (
     room_for,
     vector_of,
 )
+from backnorm.kernels.cpu.stages import before, end
 from backnorm.kernels.cpu.sums import merge_pairs, resume, suspend, take, take_first
 from backnorm.kernels.cpu.threads import (
     arrive,
+    await_flag,
     await_second,
     claim,
     enter,
     finish,
     leave,
     open_second,
+    raise_flag,
 )
 from backnorm.kernels.cpu.vector import (
     LANES,
@@ -80,61 +107,67 @@ _RUN = 64
 
 
 @kernel
-def run(
-    x, dy, seen, out, geometry, table, partial, epsilon, streaming, cursor, summed, items, index
-):
+def run(kind, record, index):
     """Sum every column, solve for the coefficients of the channels, and write the output.
 
-    Parameters
-    ----------
-    x : array
-    dy : array or None
-        None: sums of x - pivot and its square.
-    seen : array or None
-        x, or None where the output does not depend on it.
-    out : array
-    geometry : int64 array
-        rows, width, rest, inner, channels, repeats, block, blocks, tile, depth, share, abreast:
-        an item of the sums is `block` rows (if rest > 0, the last block is the rest) of `tile`
-        columns, `depth` rows side by side; one of the output `share` rows, `abreast` side by side.
-    table : float64 array
-        See `channels`.
-    partial : float64 array
-        (blocks, 4, step of `width` columns): the pairs of every block of every column.
-    epsilon : float
-        Used by the forward pass.
-    streaming : bool
-        Whether the output is written past the caches.
-    summed : int
-        The first so many items are sums, the others are of the output.
+    See `record`. The geometry is rows, width, rest, inner, channels, repeats, block, blocks, tile,
+    depth, share, abreast: an item of the sums is `block` rows (if rest > 0, the last block is the
+    rest) of `tile` columns, `depth` rows side by side; one of the output `share` rows, `abreast`
+    side by side. Partial sums are (blocks, 4, step of `width` columns): the pairs of every block of
+    every column.
+
+    Returns
+    -------
+    int
+        See `record.ended`.
     """
-    rung = enter(cursor)
-    rows, width, rest, inner, channels = (
-        geometry[0],
-        geometry[1],
-        geometry[2],
-        geometry[3],
-        geometry[4],
-    )
+    cells = cells_of(record)
+    geometry, cursor = offset(cells, GEOMETRY), offset(cells, CURSOR)
+    rows, width, rest = geometry[0], geometry[1], geometry[2]
+    inner, channels = geometry[3], geometry[4]
     grid = (rows, width, rest, inner, channels)
     repeats, blocks = geometry[5], geometry[7]
     cut = (geometry[6], geometry[8], geometry[9], geometry[10], geometry[11])
+    step = row_step(channels)
+    if index == JOINED:
+        return ended(end(kind, cells, doubles_at(kind, cells, SCRATCH), step, channels))
     # Columns are channels: what is known of the channels need not be spread over columns.
     plain = width == channels
-    step = table.shape[0] // ROWS
     wide_step = step if plain else row_step(width)
     far = row_step(width)
     spreads = 0 if plain else 4 * wide_step
-    memory = scratch(12 * row_step(cut[1]) + spreads + room_for(out, width))
+    if index != 0:
+        # Nothing else is read before the caller has filled in the record, and the table.
+        await_flag(cells, READY)
+    x_, dy_, rest_ = values_at(kind, cells, X), gradient_of(kind, cells), rest_of(kind, cells)
+    seen_, out_ = seen_of(kind, cells), output_of(kind, cells)
+    epsilon = number(cells, EPSILON)
+    streaming = cells[STREAMING] != 0 and same_line(out_)
+    own = cells[SPACE] if index == 0 and cells[SCRATCH] == 0 else 0
+    used_here = 12 * row_step(cut[1]) + spreads + room_for(out_, width)
+    memory = scratch(used_here + own)
     place = address(memory)
-    x_, dy_, seen_, out_ = address(x), address(dy), address(seen), address(out)
-    known, pairs = address(table), address(partial)
+    if own != 0:
+        cells[SCRATCH] = number_of(offset(place, used_here))
+    known = doubles_at(kind, cells, SCRATCH)
+    pairs = offset(known, ROWS * step)
+    if index == 0:
+        total = (rows * width + rest) // max(1, channels * inner)
+        refused = before(kind, cells, known, step, (total, channels, inner))
+        if refused >= 0:
+            cells[SUMMED] = 0
+            cells[ITEMS] = 0
+        raise_flag(cells, READY)
+        if refused >= 0:
+            return ended(refused)
+    summed, items = cells[SUMMED], cells[ITEMS]
+    rung = enter(cursor)
     place_of_wide = offset(place, 12 * row_step(cut[1]))
     wide = known if plain else place_of_wide
     exact = (wide, wide_step)
     used = coefficients_for(out_, wide, wide_step, offset(place_of_wide, spreads), width)
     spread = False
-    last = False
+    last = items == 0
     item = claim(cursor, summed, items, index)
     while item < items:
         if item < summed:
@@ -161,11 +194,15 @@ def run(
                 narrow_coefficients(seen_, dy_, wide, wide_step, 0, width, used)
                 repeat_first(used, width)
                 spread = True
-            _apply_item(seen_, dy_, out_, grid, cut, exact, used, streaming, item - summed)
+            _apply_item(seen_, rest_, out_, grid, cut, exact, used, streaming, item - summed)
         last = finish(cursor, items)
         item = claim(cursor, summed, items, index)
+    done = leave(cursor, items, index, rung, last)
+    refused = -1
+    if index == 0 and done:
+        refused = end(kind, cells, known, step, channels)
     keep(memory)
-    return leave(cursor, items, index, rung, last)
+    return ended(refused) if done else 0
 
 
 @inlined

@@ -7,6 +7,7 @@ Every output is an expression of one element and four coefficients of its channe
 backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
 backward, frozen statistics  dx = gain * dy
 forward and inference        y  = gain * ((x - mean) - shift) + slope
+with a rectifier             max(0, y), or max(0, y + residual)
 ==========================  =============================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
@@ -14,8 +15,9 @@ s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded in
 with |mean| much larger than the deviation that would cancel. In the forward pass shift is the
 part of the exact mean that a float64 cannot hold, slope is beta.
 
-A missing array is None: without dy the kernels compute a forward pass, without x the frozen
-backward pass. Which one is decided when a kernel is compiled.
+A missing array is None: without dy the kernels compute a forward pass (with a `Rectifier` in its
+place, one that ends in a rectifier), without x the frozen backward pass. Which one is decided when
+a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from numba.extending import overload
 
 from backnorm.kernels.cpu.jit import inlined
 from backnorm.kernels.cpu.memory import load, load_first, load_singles, load_singles_first
+from backnorm.kernels.cpu.rectified import Rectifier, rectified, side_of
 from backnorm.kernels.cpu.sums import value
 from backnorm.kernels.cpu.vector import (
     Singles,
@@ -57,6 +60,10 @@ def _elements(x, dy, index, mean, shift, slope, gain):
         return lambda x, dy, index, mean, shift, slope, gain: _normalised(
             take(x, index), mean, shift, slope, gain
         )
+    if isinstance(dy, Rectifier):
+        return lambda x, dy, index, mean, shift, slope, gain: rectified(
+            _beside(dy, index, _normalised(take(x, index), mean, shift, slope, gain))
+        )
     return lambda x, dy, index, mean, shift, slope, gain: _derivative(
         take(x, index), take(dy, index), mean, shift, slope, gain
     )
@@ -71,8 +78,44 @@ def _first_elements(x, dy, index, count, mean, shift, slope, gain):
         return lambda x, dy, index, count, mean, shift, slope, gain: _normalised(
             take(x, index, count), mean, shift, slope, gain
         )
+    if isinstance(dy, Rectifier):
+        return lambda x, dy, index, count, mean, shift, slope, gain: rectified(
+            _beside_first(
+                dy, index, count, _normalised(take(x, index, count), mean, shift, slope, gain)
+            )
+        )
     return lambda x, dy, index, count, mean, shift, slope, gain: _derivative(
         take(x, index, count), take(dy, index, count), mean, shift, slope, gain
+    )
+
+
+def _beside(rectifier, index, value):
+    """Return `value` with the residual, if there is one, added."""
+
+
+@overload(_beside)
+def _beside_of(rectifier, index, value):
+    if not rectifier.sided:
+        return lambda rectifier, index, value: value
+    if value == Singles:
+        return lambda rectifier, index, value: value + load_singles(side_of(rectifier), index)
+    return lambda rectifier, index, value: value + load(side_of(rectifier), index)
+
+
+def _beside_first(rectifier, index, count, value):
+    """Return `value` with `count` elements of the residual, if there is one, added."""
+
+
+@overload(_beside_first)
+def _beside_first_of(rectifier, index, count, value):
+    if not rectifier.sided:
+        return lambda rectifier, index, count, value: value
+    if value == Singles:
+        return lambda rectifier, index, count, value: (
+            value + load_singles_first(side_of(rectifier), index, count)
+        )
+    return lambda rectifier, index, count, value: (
+        value + load_first(side_of(rectifier), index, count)
     )
 
 

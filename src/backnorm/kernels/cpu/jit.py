@@ -28,7 +28,7 @@ from numba.core.caching import _Cache
 
 from backnorm import config
 
-__all__ = ["inlined", "kernel", "outlined"]
+__all__ = ["inlined", "kernel", "native", "outlined"]
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -40,6 +40,17 @@ def kernel(function: Callable[..., Any]) -> Any:
     dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
     dispatcher._cache = _DiskCache(function)
     return dispatcher
+
+
+def native(dispatcher: Any, *signature: Any) -> int:
+    """Return the address of a kernel's machine code for argument types, compiled if need be.
+
+    The code is a function ``int status(result*, error**, arguments...)``; `record.invoke` calls it.
+    """
+    dispatcher.compile(signature)
+    compiled = dispatcher.overloads[signature]
+    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return address
 
 
 def inlined(function: Callable[..., Any]) -> Any:

@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from backnorm.kernels.cpu.jit import inlined
+from backnorm.kernels.cpu.rectified import Addresses, after_store, base_of, masked
 from backnorm.kernels.cpu.storage import (
     accepts,
     narrow,
@@ -55,6 +56,8 @@ _BYTES = ir.IntType(8).as_pointer()
 
 
 def _pointer(context: Any, builder: Any, kind: Any, value: Any, index: Any) -> Any:
+    if isinstance(kind, Addresses):
+        return builder.gep(base_of(context, builder, kind, value), [index])
     if isinstance(kind, types.CPointer):
         return builder.gep(value, [index])
     data = context.make_array(kind)(context, builder, value).data
@@ -134,9 +137,10 @@ def _loading(array: Any, index: Any, count: Any, kind: Any) -> Any:
             raw = builder.load(pointer, typ=stored, align=size)
         else:
             mask = first_lanes(builder, arguments[2], lanes)
-            masked = _masked(builder, "load", stored, [_BYTES, _I32, mask.type, stored], stored)
+            loading = _masked(builder, "load", stored, [_BYTES, _I32, mask.type, stored], stored)
             pointer, zero = builder.bitcast(pointer, _BYTES), ir.Constant(stored, None)
-            raw = builder.call(masked, [pointer, ir.Constant(_I32, size), mask, zero])
+            raw = builder.call(loading, [pointer, ir.Constant(_I32, size), mask, zero])
+        raw = masked(context, builder, array, arguments[0], arguments[1], raw)
         return convert(builder, raw, array.dtype, lanes)
 
     counted = () if count is None else (types.intp,)
@@ -239,18 +243,21 @@ def _narrow(builder: Any, value: Any, kind: Any, dtype: Any) -> Any:
 def _storing(array: Any, kind: Any, *, streaming: bool = False) -> Any:
     if not accepts(array):
         return None
+    size = array.dtype.bitwidth // 8
 
     def codegen(context, builder, signature, arguments):
-        target, position, value = arguments
+        target, index, value = arguments
         raw = _narrow(builder, value, kind, array.dtype)
-        pointer = builder.bitcast(
-            _pointer(context, builder, array, target, position), raw.type.as_pointer()
-        )
-        size = array.dtype.bitwidth // 8
-        written = builder.store(raw, pointer, align=size * kind.lanes if streaming else size)
-        if streaming:
-            mark = builder.module.add_metadata([ir.Constant(_I32, 1)])
-            written.set_metadata("nontemporal", mark)
+
+        def write(pointer, vector):
+            pointer = builder.bitcast(pointer, vector.type.as_pointer())
+            written = builder.store(vector, pointer, align=size * kind.lanes if streaming else size)
+            if streaming:
+                mark = builder.module.add_metadata([ir.Constant(_I32, 1)])
+                written.set_metadata("nontemporal", mark)
+
+        write(_pointer(context, builder, array, target, index), raw)
+        after_store(context, builder, array, target, index, raw, write)
         return context.get_dummy_value()
 
     return types.none(array, types.intp, kind), codegen
@@ -283,16 +290,20 @@ def store_first(typingctx, array, index, count, value):
     if not accepts(array):
         return None
 
+    size = ir.Constant(_I32, array.dtype.bitwidth // 8)
+
     def codegen(context, builder, signature, arguments):
         target, index, count, lanes = arguments
         raw = _narrow(builder, lanes, value, array.dtype)
-        pointer = _pointer(context, builder, array, target, index)
-        size = ir.Constant(_I32, array.dtype.bitwidth // 8)
         mask = first_lanes(builder, count, value.lanes)
-        intrinsic = _masked(
-            builder, "store", raw.type, [raw.type, _BYTES, _I32, mask.type], ir.VoidType()
-        )
-        builder.call(intrinsic, [raw, builder.bitcast(pointer, _BYTES), size, mask])
+        parameters = [raw.type, _BYTES, _I32, mask.type]
+        storing = _masked(builder, "store", raw.type, parameters, ir.VoidType())
+
+        def write(pointer, vector):
+            builder.call(storing, [vector, builder.bitcast(pointer, _BYTES), size, mask])
+
+        write(_pointer(context, builder, array, target, index), raw)
+        after_store(context, builder, array, target, index, raw, write, count)
         return context.get_dummy_value()
 
     return types.none(array, types.intp, types.intp, value), codegen

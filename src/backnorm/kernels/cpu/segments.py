@@ -19,7 +19,7 @@ import math
 from numba import types
 from numba.extending import overload
 
-from backnorm.kernels.cpu.channels import GAIN, MEAN, ROWS, SHIFT, SLOPE, combine, solve
+from backnorm.kernels.cpu.channels import GAIN, MEAN, ROWS, SHIFT, SLOPE, combine, row_step, solve
 from backnorm.kernels.cpu.formulas import elements, first_elements
 from backnorm.kernels.cpu.jit import inlined, kernel, outlined
 from backnorm.kernels.cpu.memory import (
@@ -38,6 +38,31 @@ from backnorm.kernels.cpu.memory import (
     stream,
     whole,
 )
+from backnorm.kernels.cpu.record import (
+    CURSOR,
+    EPSILON,
+    FUSED,
+    GEOMETRY,
+    ITEMS,
+    JOINED,
+    READY,
+    SCRATCH,
+    SPACE,
+    STREAMING,
+    SUMMED,
+    X,
+    cells_of,
+    doubles_at,
+    ended,
+    gradient_of,
+    number,
+    number_of,
+    output_of,
+    rest_of,
+    seen_of,
+    values_at,
+)
+from backnorm.kernels.cpu.rectified import same_line
 from backnorm.kernels.cpu.singles import (
     add_strip,
     add_strip_first,
@@ -49,6 +74,7 @@ from backnorm.kernels.cpu.singles import (
     room_for,
     splat_of,
 )
+from backnorm.kernels.cpu.stages import before, end
 from backnorm.kernels.cpu.sums import (
     add_totals,
     merge_pairs,
@@ -59,12 +85,14 @@ from backnorm.kernels.cpu.sums import (
 )
 from backnorm.kernels.cpu.threads import (
     arrive,
+    await_flag,
     await_second,
     claim,
     enter,
     finish,
     leave,
     open_second,
+    raise_flag,
 )
 from backnorm.kernels.cpu.vector import (
     LANES,
@@ -88,68 +116,62 @@ _SUMS = 8 * LANES
 
 
 @kernel
-def run(
-    x,
-    dy,
-    seen,
-    out,
-    geometry,
-    table,
-    partial,
-    epsilon,
-    streaming,
-    fused,
-    cursor,
-    summed,
-    items,
-    index,
-):
-    """Sum every channel, solve for its coefficients, and write the output.
+def run(kind, record, index):
+    """Sum every channel, solve for its coefficients, and write the output: see `record`.
 
-    Parameters
-    ----------
-    x : array
-    dy : array or None
-        None: sums of x - pivot and its square.
-    seen : array or None
-        x, or None where the output does not depend on it.
-    out : array
-    geometry : int64 array
-        outer, channels, inner, rows, length, chunks, block, blocks, group, batch, share.
-    table : float64 array
-        See `channels`.
-    partial : float64 array
-        (blocks, 4, step): the pairs of every block of every channel, unless fused.
-    epsilon : float
-        Used by the forward pass.
-    streaming : bool
-        Whether the output is written past the caches.
-    fused : bool
-        A group's output is written while the group is in the cache.
-    summed : int
-        The first so many items are sums: of `batch` groups of channels, of one block of theirs
-        unless fused. The others write `share` elements of memory each.
+    The geometry is outer, channels, inner, rows, length, chunks, block, blocks, group, batch,
+    share. Items of the first phase are sums: of `batch` groups of channels, of one block of theirs
+    unless fused. The others write `share` elements of memory each. Partial sums are
+    (blocks, 4, step): the pairs of every block of every channel, none if fused.
+
+    Returns
+    -------
+    int
+        See `record.ended`.
     """
-    rung = enter(cursor)
+    cells = cells_of(record)
+    geometry, cursor = offset(cells, GEOMETRY), offset(cells, CURSOR)
     outer, channels, inner = geometry[0], geometry[1], geometry[2]
     extents = (outer, channels, inner)
+    step = row_step(channels)
+    if index == JOINED:
+        return ended(end(kind, cells, doubles_at(kind, cells, SCRATCH), step, channels))
     chunk = (geometry[3], geometry[4], geometry[5], geometry[6])
     blocks, group, batch, share = geometry[7], geometry[8], geometry[9], geometry[10]
     batches = (channels + group * batch - 1) // (group * batch)
     far = whole(group)
-    step = table.shape[0] // ROWS
+    if index != 0:
+        # Nothing else is read before the caller has filled in the record, and the table.
+        await_flag(cells, READY)
+    x_, dy_, rest_ = values_at(kind, cells, X), gradient_of(kind, cells), rest_of(kind, cells)
+    seen_, out_ = seen_of(kind, cells), output_of(kind, cells)
+    epsilon, fused = number(cells, EPSILON), cells[FUSED] != 0
+    streaming = cells[STREAMING] != 0 and same_line(out_)
+    own = cells[SPACE] if index == 0 and cells[SCRATCH] == 0 else 0
     scratched = far * (_SUMS + 8)
-    memory = scratch(scratched + 4 * LANES + room_for(out, channels))
+    memory = scratch(scratched + 4 * LANES + room_for(out_, channels) + own)
     running, part = address(memory), address(memory[far * _SUMS :])
     sums = address(memory[far * (_SUMS + 4) :])
-    x_, dy_, seen_, out_ = address(x), address(dy), address(seen), address(out)
-    rows, pairs = address(table), address(partial)
-    exact = (rows, step)
     alone = address(memory[scratched:])
     place = address(memory[scratched + 4 * LANES :])
+    if own != 0:
+        cells[SCRATCH] = number_of(offset(place, room_for(out_, channels)))
+    rows = doubles_at(kind, cells, SCRATCH)
+    pairs = offset(rows, ROWS * step)
+    if index == 0:
+        refused = before(kind, cells, rows, step, extents)
+        if refused >= 0:
+            cells[SUMMED] = 0
+            cells[ITEMS] = 0
+        raise_flag(cells, READY)
+        if refused >= 0:
+            return ended(refused)
+    summed, items = cells[SUMMED], cells[ITEMS]
+    rung = enter(cursor)
+    exact = (rows, step)
     known = coefficients_for(out_, rows, step, place, channels)
     narrowed = False
-    last = False
+    last = items == 0
     item = claim(cursor, summed, items, index)
     while item < items:
         if item < summed:
@@ -157,29 +179,38 @@ def run(
             stop_block = blocks if fused else begin + 1
             first, end_batch = b * batch * group, min(channels, (b + 1) * batch * group)
             while first < end_batch:
-                end = min(end_batch, first + group)
+                stop = min(end_batch, first + group)
                 clear(sums, 4 * far)
                 for block in range(begin, stop_block):
                     clear(part, 4 * far)
-                    span = (block, first, end)
+                    span = (block, first, stop)
                     _sum_block(x_, dy_, extents, chunk, span, rows, running, part, far, alone)
-                    for j in range(0, end - first, LANES):
+                    for j in range(0, stop - first, LANES):
                         merge_pairs(offset(sums, j), far, offset(part, j), far)
                 if fused:
-                    for j in range(0, end - first, LANES):
-                        place, c = offset(sums, j), first + j
-                        solve(dy_, place, far, outer * inner, rows, step, c, end, epsilon)
-                    narrow_coefficients(seen_, dy_, rows, step, first, end, known)
+                    for j in range(0, stop - first, LANES):
+                        solve(
+                            dy_,
+                            offset(sums, j),
+                            far,
+                            outer * inner,
+                            rows,
+                            step,
+                            first + j,
+                            stop,
+                            epsilon,
+                        )
+                    narrow_coefficients(seen_, dy_, rows, step, first, stop, known)
                     for n in range(outer):
-                        start, stop = (n * channels + first) * inner, (n * channels + end) * inner
-                        _write(seen_, dy_, out_, start, stop, extents, exact, known, streaming)
+                        i, border = (n * channels + first) * inner, (n * channels + stop) * inner
+                        _write(seen_, rest_, out_, i, border, extents, exact, known, streaming)
                 else:
                     for k in range(4):
-                        place = offset(pairs, (4 * begin + k) * step)
-                        for j in range(0, end - first, LANES):
-                            count = end - first - j
-                            store_some(place, first + j, count, load(sums, k * far + j))
-                first = end
+                        to = offset(pairs, (4 * begin + k) * step)
+                        for j in range(0, stop - first, LANES):
+                            count = stop - first - j
+                            store_some(to, first + j, count, load(sums, k * far + j))
+                first = stop
             if not fused and arrive(cursor, summed):
                 count = outer * inner
                 combine(dy_, pairs, blocks, step, 1, 1, count, rows, step, channels, epsilon)
@@ -190,13 +221,17 @@ def run(
             if not narrowed:
                 narrow_coefficients(seen_, dy_, rows, step, 0, channels, known)
                 narrowed = True
-            start = (item - summed) * share
-            stop = min(outer * channels * inner, start + share)
-            _write(seen_, dy_, out_, start, stop, extents, exact, known, streaming)
+            i = (item - summed) * share
+            border = min(outer * channels * inner, i + share)
+            _write(seen_, rest_, out_, i, border, extents, exact, known, streaming)
         last = finish(cursor, items)
         item = claim(cursor, summed, items, index)
+    done = leave(cursor, items, index, rung, last)
+    refused = -1
+    if index == 0 and done:
+        refused = end(kind, cells, rows, step, channels)
     keep(memory)
-    return leave(cursor, items, index, rung, last)
+    return ended(refused) if done else 0
 
 
 def _sum_block(x, dy, extents, chunk, span, rows, running, sums, far, alone):

@@ -45,7 +45,8 @@ def stored_type(dtype: Any) -> ir.Type:
 
 def accepts(array: Any) -> bool:
     """Whether `array` is the Numba type of an array of elements, or of the address of one."""
-    return isinstance(array, types.Array | types.CPointer) and array.dtype in (
+    is_address = isinstance(array, types.CPointer) or getattr(array, "is_address", False)
+    return (is_address or isinstance(array, types.Array)) and array.dtype in (
         types.float64,
         types.float32,
         types.uint16,

@@ -36,14 +36,20 @@ from numba.extending import intrinsic
 from backnorm.kernels.cpu.jit import inlined
 
 __all__ = [
+    "DONE_CELL",
     "arrive",
+    "await_flag",
     "await_second",
+    "cells",
     "claim",
     "enter",
     "finish",
     "leave",
     "open_second",
     "parallel",
+    "raise_flag",
+    "summon",
+    "wait",
 ]
 
 
@@ -54,13 +60,23 @@ __all__ = [
 _PARTS, _DONE, _ARRIVED, _OPEN, _ASLEEP, _BELL, _RINGING, _RUNG, _CLAIMED = range(9)
 _LINE = 8
 
+#: Where a cursor counts the items that are done.
+DONE_CELL = _DONE
+
 # How often to look for more work, or for the last item, before going to sleep: 50 to 100 µs.
 _PATIENCE = 2000
 
 
 def _cell(context: Any, builder: Any, kind: Any, cursor: Any, position: int) -> Any:
-    data = context.make_array(kind)(context, builder, cursor).data
-    return builder.gep(data, [ir.Constant(ir.IntType(64), position)])
+    return builder.gep(
+        _cells(context, builder, kind, cursor), [ir.Constant(ir.IntType(64), position)]
+    )
+
+
+def _cells(context: Any, builder: Any, kind: Any, cursor: Any) -> Any:
+    if isinstance(kind, types.CPointer):
+        return cursor
+    return context.make_array(kind)(context, builder, cursor).data
 
 
 def _count(position: int) -> Any:
@@ -90,8 +106,8 @@ def _count_up(typingctx, cursor, position):
     """Count a cell up; return what it was."""
 
     def codegen(context, builder, signature, arguments):
-        data = context.make_array(cursor)(context, builder, arguments[0]).data
-        cell = builder.gep(data, [arguments[1]])
+        cells = _cells(context, builder, cursor, arguments[0])
+        cell = builder.gep(cells, [arguments[1]])
         return builder.atomic_rmw("add", cell, ir.Constant(ir.IntType(64), 1), "acq_rel")
 
     return types.int64(cursor, types.intp), codegen
@@ -119,25 +135,38 @@ def claim(cursor, summed, items, index):
 
 
 @intrinsic
-def open_second(typingctx, cursor):
-    """Let the participants that wait for the second phase begin it."""
+def raise_flag(typingctx, cells, position):
+    """Set a cell; who sees it set sees everything that was written before."""
 
     def codegen(context, builder, signature, arguments):
-        cell = _cell(context, builder, cursor, arguments[0], _OPEN)
+        cell = builder.gep(_cells(context, builder, cells, arguments[0]), [arguments[1]])
         builder.store_atomic(ir.Constant(ir.IntType(64), 1), cell, "release", 8)
         return context.get_dummy_value()
 
-    return types.none(cursor), codegen
+    return types.none(cells, types.intp), codegen
 
 
 @intrinsic
-def _is_open(typingctx, cursor):
+def _is_raised(typingctx, cells, position):
     def codegen(context, builder, signature, arguments):
-        cell = _cell(context, builder, cursor, arguments[0], _OPEN)
+        cell = builder.gep(_cells(context, builder, cells, arguments[0]), [arguments[1]])
         value = builder.load_atomic(cell, "acquire", 8)
         return builder.icmp_signed("!=", value, ir.Constant(ir.IntType(64), 0))
 
-    return types.boolean(cursor), codegen
+    return types.boolean(cells, types.intp), codegen
+
+
+@inlined
+def await_flag(cells, position):
+    """Wait until a cell is set."""
+    while not _is_raised(cells, position):
+        _pause()
+
+
+@inlined
+def open_second(cursor):
+    """Let the participants that wait for the second phase begin it."""
+    raise_flag(cursor, _OPEN)
 
 
 @intrinsic
@@ -255,8 +284,7 @@ def await_second(cursor):
     least one, are claimed, by participants that are at work on them: the wait is no longer than
     an item.
     """
-    while not _is_open(cursor):
-        _pause()
+    await_flag(cursor, _OPEN)
 
 
 class _Pool:
@@ -308,31 +336,49 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
 
 
+def cells(participants: int) -> np.ndarray:
+    """Return the cells of a new cursor for so many participants."""
+    cursor = np.zeros(_CLAIMED + 2 * _LINE * participants, np.int64)
+    cursor[_PARTS] = participants
+    return cursor
+
+
+def summon(kernel: Any, arguments: tuple[Any, ...], cursor: np.ndarray, helpers: int) -> Any:
+    """Let so many helpers call `kernel(*arguments, index)`; return what `wait` takes.
+
+    `index` counts from 1, and is always the same number for the same thread. The kernel begins
+    with `enter`, claims items, calls `finish` after each, and returns what `leave` returns.
+    """
+    pool = _pool
+    cursor[_BELL] = pool.bell
+    done: SimpleQueue[BaseException | None] = SimpleQueue()
+    pool.submit((kernel, arguments, done), helpers)
+    return done
+
+
+def wait(done: Any) -> None:
+    """Wait for the helpers that are at work on the last items."""
+    error = done.get()
+    if error is not None:
+        raise error
+
+
 def parallel(
     kernel: Any, arguments: tuple[Any, ...], summed: int, items: int, threads: int
 ) -> None:
     """Run `kernel(*arguments, cursor, summed, items, index)` on up to `threads` threads.
 
-    It returns when all items, of which the first `summed` come before the others, are done. The
-    kernel begins with `enter`, claims items, calls `finish` after each, and returns what `leave`
-    returns. `index` is 0 for the caller, and always the same number for the same other thread.
+    It returns when all items, of which the first `summed` come before the others, are done; `index`
+    is 0 for the caller, and otherwise as in `summon`.
     """
     if items == 0:
         return
-    if threads == 1 or items == 1:
-        cursor = np.zeros(_CLAIMED + 2 * _LINE, np.int64)
-        cursor[_PARTS] = 1
-        kernel(*arguments, cursor, summed, items, 0)
-        return
-    helpers = min(threads, items) - 1
-    cursor = np.zeros(_CLAIMED + 2 * _LINE * (helpers + 1), np.int64)
-    cursor[_PARTS] = helpers + 1
-    pool = _pool
-    cursor[_BELL] = pool.bell
+    participants = min(threads, items)
+    cursor = cells(participants)
     call = (*arguments, cursor, summed, items)
-    done: SimpleQueue[BaseException | None] = SimpleQueue()
-    pool.submit((kernel, call, done), helpers)
+    if participants == 1:
+        kernel(*call, 0)
+        return
+    done = summon(kernel, call, cursor, participants - 1)
     if not kernel(*call, 0):
-        error = done.get()
-        if error is not None:
-            raise error
+        wait(done)
