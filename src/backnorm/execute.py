@@ -50,8 +50,7 @@ class Call:
     plan : Plan
     launch : Launch
     plain : bool
-        Whether the arrays are known to be ones that the kernels can take as they are: contiguous,
-        aligned, native, writable.
+        Whether the arrays are known to be contiguous, aligned and native.
     """
 
     __slots__ = ("_natural", "_order", "_seen_as_is", "launch", "plain", "plan", "problem")
@@ -63,10 +62,13 @@ class Call:
         self._seen_as_is = not is_16_bit(problem.dtype), not is_16_bit(problem.statistics_dtype)
         self.plain = False
 
-    def for_plain_arrays(self) -> Call:
-        """Return the same call for arrays that the kernels can take as they are."""
+    def for_plain_arrays(self, *, writeable: bool) -> Call:
+        """Return the same call for arrays that are plain, and writeable or perhaps not."""
         call = Call(self.problem, self._order, self.plan, self.launch)
         call.plain = True
+        if not writeable:
+            # They are seen without the flag.
+            call._seen_as_is = False, False
         return call
 
     def flat(self, array: np.ndarray) -> np.ndarray:

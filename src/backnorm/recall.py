@@ -21,9 +21,8 @@ __all__ = ["Recall", "metadata"]
 # Calls kept for one operator: more than the layers of any model. When full it starts afresh.
 _KEPT = 4096
 
-# One call of C code an array. A dtype includes the byte order; `carray` means C-contiguous, aligned
-# and writable.
-_facts = attrgetter("__class__", "shape", "dtype", "flags.carray")
+# One call of C code an array. A dtype includes the byte order; the number has all flags.
+_facts = attrgetter("__class__", "shape", "dtype", "flags.num")
 
 
 def metadata(
@@ -63,11 +62,15 @@ class Recall:
             return
         if len(self._calls) >= _KEPT:
             self._calls.clear()
-        self._calls[key] = call.for_plain_arrays()
+        writeable = all(array.flags.writeable for array in arrays)
+        self._calls[key] = call.for_plain_arrays(writeable=writeable)
 
 
 def _plain(arrays: tuple[Any, ...]) -> bool:
     return all(
-        type(array) is np.ndarray and array.flags.carray and array.dtype.isnative
+        type(array) is np.ndarray
+        and array.flags.c_contiguous
+        and array.flags.aligned
+        and array.dtype.isnative
         for array in arrays
     )

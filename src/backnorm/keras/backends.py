@@ -1,0 +1,40 @@
+"""The function that normalises a batch, for the backend that Keras has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from backnorm.errors import BacknormError
+
+__all__ = ["COMPILED_BY_XLA", "batch_norm"]
+
+_BACKEND = keras.backend.backend()
+
+#: Whether XLA can compile `batch_norm`. TensorFlow's calls back to Python, where XLA cannot.
+COMPILED_BY_XLA = _BACKEND != "tensorflow"
+
+
+def _function() -> Callable[..., tuple[Any, Any, Any]]:
+    if _BACKEND == "tensorflow":
+        from backnorm.tensorflow import batch_norm as of_tensorflow
+
+        return of_tensorflow
+    if _BACKEND == "jax":
+        from backnorm.jax import batch_norm as of_jax
+
+        return of_jax
+    if _BACKEND == "torch":
+        from backnorm.keras.of_torch import batch_norm as of_torch
+
+        return of_torch
+    raise BacknormError(
+        f"backnorm.keras: there is no layer for Keras's backend {_BACKEND!r}; there is one for "
+        "'tensorflow', 'torch' and 'jax' (KERAS_BACKEND chooses, before Keras is imported)"
+    )
+
+
+#: batch_norm(x, gamma, beta, *, epsilon, axis) -> (y, mean, variance)
+batch_norm = _function()

@@ -1,0 +1,26 @@
+"""The training forward on PyTorch's tensors as Keras calls it: any axis, statistics returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backnorm.errors import ArgumentValueError
+from backnorm.torch import library
+
+__all__ = ["batch_norm"]
+
+
+def batch_norm(x: Any, gamma: Any, beta: Any, *, epsilon: float, axis: int) -> tuple[Any, Any, Any]:
+    """Return y, mean and biased variance; y lies in memory as x does, gradients are those of y."""
+    # Keras traces shapes with tensors on PyTorch's meta device.
+    if x.device.type not in ("cpu", "meta"):
+        raise ArgumentValueError(
+            "inputs",
+            "must be on the CPU, where alone backnorm computes for PyTorch",
+            came=f"a tensor on {x.device}",
+            accepted="a tensor on the CPU",
+            hint="set KERAS_TORCH_DEVICE=cpu, or use keras.layers.BatchNormalization",
+        )
+    # With the channels last this is a view of a kind that the kernels take as it is.
+    y, mean, variance = library.batch_norm(x.movedim(axis, 1), gamma, beta, epsilon)
+    return y.movedim(1, axis), mean, variance

@@ -1,0 +1,42 @@
+"""Batch normalisation in TensorFlow, computed by backnorm.
+
+The functions `batch_norm`, `batch_norm_inference` and `batch_norm_backward` take and return
+tensors, eagerly and within a `tf.function`, and have gradients. `BatchNormalization` is Keras's
+layer, computed by them; `convert` and `revert` exchange the layers of a model. The layer is
+`backnorm.keras`'s, and imported when it is first asked for.
+"""
+
+from typing import Any
+
+from backnorm.tensorflow.operators import (
+    Gradients,
+    Normalized,
+    batch_norm,
+    batch_norm_backward,
+    batch_norm_inference,
+)
+
+_OF_KERAS = ("BatchNormalization", "convert", "revert")
+
+__all__ = [
+    "BatchNormalization",
+    "Gradients",
+    "Normalized",
+    "batch_norm",
+    "batch_norm_backward",
+    "batch_norm_inference",
+    "convert",
+    "revert",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_KERAS:
+        import backnorm.keras as of_keras
+
+        return getattr(of_keras, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_KERAS})

@@ -1,0 +1,166 @@
+"""What may be asked of the TensorFlow functions; shapes and types by the rules of `problem.py`.
+
+An eager call is checked by the operator that it calls. While a function is traced there are no
+arrays yet, and what is known of their shapes is checked here: an error then names the line that is
+wrong, instead of ending a training step with an error of the runtime.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from backnorm import problem
+from backnorm.dtypes import ELEMENT_TYPES
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, BacknormError
+
+__all__ = ["as_tensors", "check_axis", "metadata", "refuse_xla"]
+
+# Arguments of the shape (N, ..., C); the others hold a value per channel.
+_LARGE = ("x", "dy")
+_OPTIONAL = ("gamma", "beta")
+_TYPES = frozenset(tf.as_dtype(dtype) for dtype in ELEMENT_TYPES)
+_TYPE_NAMES = ", ".join(str(dtype) for dtype in ELEMENT_TYPES)
+
+
+def as_tensors(**given: Any) -> dict[str, Any]:
+    """Return the arguments as tensors; gamma and beta may be None.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If one cannot be a tensor, or x or dy has elements of another type.
+    """
+    tensors: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None and name in _OPTIONAL:
+            tensors[name] = None
+            continue
+        tensor = tensors[name] = _as_tensor(name, value)
+        if name in _LARGE and tensor.dtype not in _TYPES:
+            raise ArgumentTypeError(
+                name,
+                "unsupported element type",
+                came=tensor.dtype.name,
+                accepted=_TYPE_NAMES,
+                hint=f"convert it first, e.g. tf.cast({name}, tf.float32)",
+            )
+    return tensors
+
+
+def check_axis(axis: Any, x: Any) -> int:
+    """Return the channel axis, not negative, or raise."""
+    rank: int | None = x.shape.rank
+    if rank is None:
+        raise ArgumentValueError(
+            "x",
+            "must have a known rank when a function is traced",
+            accepted="a tensor of known rank",
+            hint="say what it is, e.g. x = tf.ensure_shape(x, [None, None, None, 64])",
+        )
+    if rank < 2:
+        raise ArgumentValueError(
+            "x",
+            "must have rank 2 or more: a batch axis and a channel axis",
+            came=f"rank {rank}, shape {x.shape}",
+            accepted="rank >= 2",
+        )
+    accepted = f"an integer from {-rank} to {rank - 1}"
+    try:
+        if isinstance(axis, bool | np.bool_):
+            raise TypeError
+        place: int = operator.index(axis)
+    except TypeError:
+        raise ArgumentTypeError(
+            "axis",
+            "must be an integer, the position of the channels",
+            came=f"{axis!r} of type {type(axis).__name__}",
+            accepted=accepted,
+        ) from None
+    if not -rank <= place < rank:
+        raise ArgumentValueError(
+            "axis", f"is not an axis of x, which has rank {rank}", came=place, accepted=accepted
+        )
+    return place % rank
+
+
+def refuse_xla(name: str) -> None:
+    """Raise if what is traced is to be compiled by XLA, which cannot call back.
+
+    The answer is in a module that TensorFlow does not document. Where that has gone, the error is
+    TensorFlow's own, when it compiles; it names the node.
+    """
+    try:
+        from tensorflow.python.ops import control_flow_util
+
+        compiled = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    except (ImportError, AttributeError):
+        return
+    if compiled:
+        raise BacknormError(
+            f"backnorm.tensorflow.{name}: XLA cannot compile it; call it from a tf.function "
+            "without jit_compile=True (in Keras: model.compile(..., jit_compile=False))"
+        )
+
+
+class Metadata(NamedTuple):
+    """Shape and type of an array, as the rules of `problem.py` read them."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+
+def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
+    """Return what is known of the tensors of a traced call, with the channels last.
+
+    A size that one tensor does not know another may; a size that none knows is 1.
+    """
+    sizes = {name: _sizes(name, tensors, axis) for name in tensors if tensors[name] is not None}
+    channels = _known(own[-1] for own in sizes.values() if own)
+    large = [sizes[name] for name in _LARGE if name in sizes]
+    space = [_known(places) for places in zip(*(own[:-1] for own in large), strict=False)]
+    result: dict[str, Any] = dict.fromkeys(tensors)
+    for name, own in sizes.items():
+        guesses = [*space, channels] if name in _LARGE and len(own) == len(space) + 1 else []
+        pairs = zip_longest(own, guesses, fillvalue=channels)
+        shape = tuple(guess if size is None else size for size, guess in pairs)
+        result[name] = Metadata(shape, np.dtype(tensors[name].dtype.as_numpy_dtype))
+    return result
+
+
+def _sizes(name: str, tensors: Mapping[str, Any], axis: int) -> list[int | None]:
+    """Return the sizes of a tensor with the channels last, None where they are not known."""
+    shape = tensors[name].shape
+    if name not in _LARGE:
+        return [None] if shape.rank is None else list(shape)
+    if shape.rank is None:  # dy; x's rank is known
+        shape = tensors["x"].shape
+    sizes = list(shape)
+    return sizes if axis >= len(sizes) else [*sizes[:axis], *sizes[axis + 1 :], sizes[axis]]
+
+
+def _known(sizes: Any) -> int:
+    return next((size for size in sizes if size is not None), 1)
+
+
+def _as_tensor(name: str, value: Any) -> Any:
+    if value is None:
+        raise ArgumentTypeError(name, "is required", came="None", accepted="a tensor")
+    if isinstance(value, np.ma.MaskedArray):
+        problem.as_array(name, value)  # raises
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            name, "cannot be read as a tensor", came=type(value).__name__, accepted="a tensor"
+        ) from error

@@ -1,0 +1,206 @@
+"""The operators on tensors, with their gradients.
+
+Each has the gradient of its mathematics, not of its operations: that of the forward is the backward
+pass, that of the backward pass is `backnorm.batch_norm_double_backward`, and there it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from backnorm.errors import BacknormError
+from backnorm.tensorflow import calls
+from backnorm.tensorflow.calls import Options
+from backnorm.tensorflow.checks import refuse_xla
+from backnorm.tensorflow.memory import as_array, as_tensor
+
+__all__ = ["backward", "forward", "inference"]
+
+
+def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) -> tuple[Any, ...]:
+    """Return y, mean and variance; gradients are those of y.
+
+    Parameters
+    ----------
+    statistics : tf.DType or None
+        Type of mean and variance; an eager call finds it itself.
+    """
+    given = [gamma is not None, beta is not None]
+
+    def operation(x: Any, *parameters: Any) -> Any:
+        x, gamma, beta = _here([x, *_place(parameters, given)])
+        y, mean, variance = _compute(
+            "batch_norm", calls.forward, [x, gamma, beta], options, [x], [statistics] * 2
+        )
+
+        # The statistics are hidden behind stop_gradient: what comes for them is zero.
+        def gradient(dy: Any, *of_statistics: Any) -> Any:
+            # What comes may be tf.IndexedSlices, as of tf.gather.
+            dy = tf.convert_to_tensor(dy)
+            dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, options)
+            return [dx, *_pick([dgamma, dbeta], given)]
+
+        return (y, mean, variance), gradient
+
+    y, mean, variance = tf.custom_gradient(operation)(x, *_pick([gamma, beta], given))
+    return y, tf.stop_gradient(mean), tf.stop_gradient(variance)
+
+
+def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, options: Options) -> Any:
+    """Return y, which has gradients with respect to all five."""
+    given = [gamma is not None, beta is not None]
+
+    def operation(x: Any, mean: Any, variance: Any, *parameters: Any) -> Any:
+        tensors = _here([x, mean, variance, *_place(parameters, given)])
+        x, mean, variance, gamma, _ = tensors
+        (y,) = _compute("batch_norm_inference", calls.inference, tensors, options, [x], [])
+
+        def gradient(dy: Any) -> Any:
+            # What comes may be tf.IndexedSlices, as of tf.gather.
+            dy = tf.convert_to_tensor(dy)
+            dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, options)
+            s = _inverse_deviation(variance, options)
+            scale = s if gamma is None else gamma * s
+            # y is linear in mean and in s, and ds/dvariance = -s**3/2.
+            of_statistics = [-scale * dbeta, -0.5 * scale * s * dgamma]
+            return [dx, *of_statistics, *_pick([dgamma, dbeta], given)]
+
+        return y, gradient
+
+    return tf.custom_gradient(operation)(x, mean, variance, *_pick([gamma, beta], given))
+
+
+def backward(
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, options: Options
+) -> tuple[Any, ...]:
+    """Return dx, dgamma and dbeta, which have gradients with respect to x, dy and gamma.
+
+    With frozen statistics also with respect to mean and variance; in training these are functions
+    of x, and their part is in x's.
+    """
+    given = [gamma is not None]
+
+    def operation(x: Any, dy: Any, mean: Any, variance: Any, *parameters: Any) -> Any:
+        tensors = _here([x, dy, mean, variance, *_place(parameters, given)])
+        x, _, mean, variance, gamma = tensors
+        dx, dgamma, dbeta = _compute(
+            "batch_norm_backward", calls.backward, tensors, options, [x], [mean.dtype] * 2
+        )
+
+        def gradient(*cotangents: Any) -> Any:
+            cotangents = tuple(map(tf.convert_to_tensor, cotangents))
+            of_x, of_dy, of_gamma = _double_backward([*tensors, *cotangents], options)
+            of_mean = of_variance = None
+            if not options.training:
+                s = _inverse_deviation(variance, options)
+                _, ddgamma, _ = cotangents
+                of_s = ddgamma * dgamma + (of_gamma if gamma is None else gamma * of_gamma)
+                of_mean, of_variance = -ddgamma * s * dbeta, -0.5 * s * s * of_s
+            return [of_x, of_dy, of_mean, of_variance, *_pick([of_gamma], given)]
+
+        return (dx, dgamma, dbeta), gradient
+
+    results = tf.custom_gradient(operation)(x, dy, mean, variance, *_pick([gamma], given))
+    return tuple(results)
+
+
+def _double_backward(tensors: Sequence[Any], options: Options) -> tuple[Any, ...]:
+    """Return the gradients of the backward pass to x, dy and gamma; they have none themselves."""
+    given = [tensor is not None for tensor in tensors]
+
+    def operation(*present: Any) -> Any:
+        everything = _place(present, given)
+        x, _, mean = everything[:3]
+        results = _compute(
+            "batch_norm_double_backward",
+            calls.double_backward,
+            everything,
+            options,
+            [x, x],
+            [mean.dtype],
+        )
+
+        def gradient(*cotangents: Any) -> Any:
+            raise BacknormError(
+                "backnorm.tensorflow.batch_norm: there are no gradients of the third order; where "
+                "they are needed, compose the normalisation of tf.reduce_mean and arithmetic"
+            )
+
+        return tuple(results), gradient
+
+    return tuple(tf.custom_gradient(operation)(*_pick(tensors, given)))
+
+
+def _compute(
+    name: str,
+    call: Callable[..., tuple[np.ndarray, ...]],
+    tensors: Sequence[Any],
+    options: Options,
+    like: Sequence[Any],
+    per_channel: Sequence[Any],
+) -> list[Any]:
+    """Return what `call` makes of the tensors: at once, or while tracing as a node of the graph.
+
+    The node calls back. It is stateless: nodes that compute the same may be merged, and those whose
+    results nobody needs left out.
+
+    Parameters
+    ----------
+    like : sequence of tensors
+        The first results have their shapes and types.
+    per_channel : sequence of tf.DType
+        The types of the other results, of shape (C,).
+    """
+    given = [tensor is not None for tensor in tensors]
+    present = _pick(tensors, given)
+
+    def on_arrays(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        return call(*_place(arrays, given), options)
+
+    if tf.executing_eagerly():
+        return [as_tensor(array) for array in on_arrays(*map(as_array, present))]
+    refuse_xla(name)
+    results = tf.numpy_function(
+        on_arrays,
+        present,
+        [*(tensor.dtype for tensor in like), *per_channel],
+        stateful=False,
+        name=f"backnorm_{name}_not_for_XLA",
+    )
+    shapes = [
+        *(tensor.shape for tensor in like),
+        *[[like[0].shape[options.axis]]] * len(per_channel),
+    ]
+    for result, shape in zip(results, shapes, strict=True):
+        result.set_shape(shape)
+    return list(results)
+
+
+def _inverse_deviation(variance: Any, options: Options) -> Any:
+    return tf.math.rsqrt(variance + options.epsilon)
+
+
+def _pick(values: Sequence[Any], given: Sequence[bool]) -> list[Any]:
+    """Return the values that are given."""
+    return [value for value, there in zip(values, given, strict=True) if there]
+
+
+def _place(values: Sequence[Any], given: Sequence[bool]) -> list[Any]:
+    """Undo `_pick`: None where there was none."""
+    remaining = iter(values)
+    return [next(remaining) if there else None for there in given]
+
+
+def _here(tensors: Sequence[Any]) -> list[Any]:
+    """Return the tensors as those of the graph that is being traced.
+
+    A gradient function keeps them, and may be called while another graph is traced, which can
+    reach into this one but not through it.
+    """
+    if tf.executing_eagerly():
+        return list(tensors)
+    return [None if tensor is None else tf.identity(tensor) for tensor in tensors]

@@ -1,0 +1,214 @@
+"""Batch normalisation on TensorFlow's tensors: the functions that users call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
+
+import tensorflow as tf
+
+from backnorm.errors import BacknormError
+from backnorm.problem import backward_problem, check_flag, forward_problem, inference_problem
+from backnorm.tensorflow import differentiable
+from backnorm.tensorflow.calls import Options
+from backnorm.tensorflow.checks import as_tensors, check_axis, metadata
+
+__all__ = ["Gradients", "Normalized", "batch_norm", "batch_norm_backward", "batch_norm_inference"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Normalized(NamedTuple):
+    """Result of the training forward: y, and the batch mean and biased variance, (C,) each."""
+
+    y: Any
+    mean: Any
+    variance: Any
+
+
+class Gradients(NamedTuple):
+    """Gradients of batch normalisation: dx, of x's shape and type; dgamma and dbeta, (C,)."""
+
+    dx: Any
+    dgamma: Any
+    dbeta: Any
+
+
+def _as_written(function: _Function) -> _Function:
+    """Keep AutoGraph from rewriting a function, which builds its part of a graph itself."""
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BacknormError as error:
+            # AutoGraph raises its own StagingError instead, unless it finds this.
+            error.ag_pass_through = True  # type: ignore[attr-defined]
+            raise
+
+    return cast(_Function, tf.autograph.experimental.do_not_convert(guarded))
+
+
+@_as_written
+def batch_norm(
+    x: Any, gamma: Any = None, beta: Any = None, *, epsilon: float, axis: int = -1
+) -> Normalized:
+    r"""Normalise a batch with its own statistics; differentiable twice.
+
+    With M elements per channel::
+
+        mean     = sum(x) / M
+        variance = sum((x - mean)**2) / M
+        y        = gamma * (x - mean) / sqrt(variance + epsilon) + beta
+
+    Parameters
+    ----------
+    x : tensor, rank 2 or more
+        float64, float32, float16 or bfloat16. Within a `tf.function` its rank must be known.
+    gamma, beta : tensor or variable, shape (C,), optional
+        Scale and offset, 1 and 0 if absent; x's type, or float32 beside a 16-bit x.
+    epsilon : float
+        Added to the variance; finite and not negative.
+    axis : int
+        The axis of the channels: -1 for NHWC, 1 for NCHW, any other.
+
+    Returns
+    -------
+    Normalized
+        y of x's shape and type; mean and variance, (C,), of gamma's type (without gamma and beta:
+        x's, or float32 beside a 16-bit x). The gradient is that of y, with mean and variance as
+        functions of x; what is made of the returned mean and variance has no gradient (they went
+        through `tf.stop_gradient`), as with `tf.compat.v1.nn.fused_batch_norm`.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        For a wrong type, shape, axis or epsilon.
+    BacknormError
+        Within ``tf.function(jit_compile=True)``, and for a gradient of the third order.
+
+    Notes
+    -----
+    An eager call works on the tensors' own memory and copies nothing that is large. Within a
+    `tf.function` it is a `tf.numpy_function`, with the same computation; that holds Python's lock
+    between kernels, cannot be compiled by XLA, and cannot be saved in a SavedModel.
+    """
+    tensors = as_tensors(x=x, gamma=gamma, beta=beta)
+    options = Options(epsilon, check_axis(axis, tensors["x"]))
+    statistics = None
+    if not tf.executing_eagerly():
+        known = metadata(tensors, options.axis)
+        problem = forward_problem(**known, epsilon=epsilon, data_format="NXC")
+        statistics = tf.as_dtype(problem.statistics_dtype)
+    return Normalized(*differentiable.forward(**tensors, options=options, statistics=statistics))
+
+
+@_as_written
+def batch_norm_inference(
+    x: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    epsilon: float,
+    axis: int = -1,
+) -> Any:
+    """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
+
+    Parameters
+    ----------
+    x : tensor, rank 2 or more
+        float64, float32, float16 or bfloat16.
+    mean, variance : tensor or variable, shape (C,)
+        Statistics; x's type, or float32 beside a 16-bit x.
+    gamma, beta : tensor or variable, shape (C,), optional
+        Scale and offset, of mean's type; 1 and 0 if absent.
+    epsilon : float
+        Added to the variance; finite and not negative.
+    axis : int
+        The axis of the channels.
+
+    Returns
+    -------
+    tensor
+        y, of x's shape and type. Differentiable twice with respect to all five tensors.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError, BacknormError
+        As `batch_norm`.
+    """
+    tensors = as_tensors(x=x, mean=mean, variance=variance, gamma=gamma, beta=beta)
+    options = Options(epsilon, check_axis(axis, tensors["x"]), training=False)
+    if not tf.executing_eagerly():
+        known = metadata(tensors, options.axis)
+        inference_problem(**known, epsilon=epsilon, data_format="NXC")
+    return differentiable.inference(**tensors, options=options)
+
+
+@_as_written
+def batch_norm_backward(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any = None,
+    *,
+    epsilon: float,
+    axis: int = -1,
+    training: bool = True,
+) -> Gradients:
+    r"""Return the gradients of batch normalisation; differentiable once more.
+
+    With M elements per channel, s = 1/sqrt(variance + epsilon) and c = x - mean::
+
+        dbeta  = sum dy
+        dgamma = s * sum dy*c
+        dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
+        dx     = gamma*s * dy                                            frozen statistics
+
+    `batch_norm` calls it where `tf.GradientTape` asks for its gradient.
+
+    Parameters
+    ----------
+    x : tensor, rank 2 or more
+        Input of the forward pass: float64, float32, float16 or bfloat16.
+    dy : tensor
+        Gradient of the loss with respect to the output, of x's shape and type.
+    mean, variance : tensor or variable, shape (C,)
+        The statistics of the forward pass, the variance being the biased one; x's type, or float32
+        beside a 16-bit x.
+    gamma : tensor or variable, shape (C,), optional
+        Scale, of mean's type; 1 if absent.
+    epsilon : float
+        Added to the variance; finite and not negative.
+    axis : int
+        The axis of the channels.
+    training : bool
+        True: the statistics are functions of x; they have no gradients of their own, x's includes
+        them. False: they are constants, with gradients like any other argument.
+
+    Returns
+    -------
+    Gradients
+        dx of x's shape and type; dgamma and dbeta, (C,), of mean's type.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError, BacknormError
+        As `batch_norm`; an eager call also for a channel whose variance + epsilon is finite and not
+        positive (within a `tf.function` that is an error of TensorFlow's runtime, with its text).
+
+    References
+    ----------
+    Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
+    """
+    tensors = as_tensors(x=x, dy=dy, mean=mean, variance=variance, gamma=gamma)
+    training = check_flag("training", training)
+    options = Options(epsilon, check_axis(axis, tensors["x"]), training)
+    if not tf.executing_eagerly():
+        known = metadata(tensors, options.axis)
+        backward_problem(**known, epsilon=epsilon, data_format="NXC", training=training)
+    return Gradients(*differentiable.backward(**tensors, options=options))

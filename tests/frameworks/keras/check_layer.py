@@ -1,0 +1,232 @@
+"""The layer beside Keras's own: one step, every option, the same weights."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from backnorm import ArgumentValueError
+from backnorm import keras as ours
+from backnorm.keras import layer as module
+
+Theirs = keras.layers.BatchNormalization
+Ours = ours.BatchNormalization
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Count the batches that backnorm normalises."""
+    calls = []
+    original = module.batch_norm
+
+    def count(*args, **kwargs):
+        calls.append(args[0])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(module, "batch_norm", count)
+    return calls
+
+
+def pair(filled, shape, **options):
+    """Return our layer and Keras's with the same weights."""
+    own, theirs = filled(Ours(**options), shape), Theirs(**options)
+    theirs.build(shape)
+    theirs.set_weights(own.get_weights())
+    return own, theirs
+
+
+def weights(layer):
+    return [np.asarray(w, np.float64) for w in layer.get_weights()]
+
+
+OPTIONS = [
+    {},
+    {"scale": False},
+    {"center": False},
+    {"scale": False, "center": False},
+    {"momentum": 0.5, "epsilon": 0.25},
+    {"axis": 1},
+    {"axis": 2},
+    {"axis": -2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("shape", [(6, 4, 3, 5), (4, 2, 3, 2, 5)], ids=str)
+def test_a_step_is_keras(step, filled, close, counted, rng, options, shape):
+    x, dy = rng.normal(0.5, 2, (2, *shape)).astype("f")
+    own, theirs = pair(filled, shape, **options)
+    close(step(own, x, dy), step(theirs, x, dy), 5e-6)
+    assert len(counted) == 1
+    close(weights(own), weights(theirs), 1e-6)
+
+
+def test_rank_two_and_float64(step, filled, close, counted, rng, backend):
+    if backend == "jax":
+        pytest.skip("JAX has float64 only by a setting of the whole process")
+    x, dy = rng.normal(0.5, 2, (2, 30, 5))
+    own, theirs = pair(filled, x.shape, dtype="float64")
+    gamma, beta, *_ = weights(own)
+    y, *gradients = step(own, x, dy)
+    expected = gamma * (x - x.mean(0)) / np.sqrt(x.var(0) + own.epsilon) + beta
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-14)
+    # With PyTorch, Keras's own layer computes in float32 even then.
+    tolerance = 1e-5 if backend == "torch" else 1e-12
+    close([y, *gradients], step(theirs, x, dy), tolerance)
+    close(weights(own), weights(theirs), tolerance)
+    assert {keras.backend.standardize_dtype(v.dtype) for v in own.variables} == {"float64"}
+    assert counted
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
+def test_half_precision_takes_the_input_as_it_is(step, filled, close, counted, rng, policy):
+    shape = (6, 4, 3, 5)
+    x, dy = rng.normal(0.5, 2, (2, *shape)).astype("f")
+    # Keras's layer converts to float32 and the result to 16 bits.
+    own, theirs = pair(filled, shape, dtype=policy)
+    digits = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[own.compute_dtype]
+    close(step(own, x, dy), step(theirs, x, dy), 4 * digits)
+    assert [keras.backend.standardize_dtype(t.dtype) for t in counted] == [own.compute_dtype]
+    close(weights(own), weights(theirs), 1e-6 if policy.startswith("mixed") else 2 * digits)
+
+
+def test_an_input_of_another_type_is_computed_in_the_wider_one(filled, counted, rng):
+    x = rng.normal(0.5, 2, (40, 5)).astype("float16")
+    own, theirs = pair(filled, x.shape, autocast=False)
+    results = [layer(keras.ops.convert_to_tensor(x), training=True) for layer in (own, theirs)]
+    assert {keras.backend.standardize_dtype(r.dtype) for r in results} == {"float32"}
+    results = [keras.ops.convert_to_numpy(r) for r in results]
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)
+    assert [keras.backend.standardize_dtype(t.dtype) for t in counted] == ["float32"]
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.parametrize("training", [True, False, None])
+def test_only_a_trainable_layer_in_training_uses_the_batch(
+    filled, counted, rng, trainable, training
+):
+    x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
+    own, theirs = pair(filled, x.shape)
+    own.trainable = theirs.trainable = trainable
+    before = weights(own)
+    results = [keras.ops.convert_to_numpy(layer(x, training=training)) for layer in (own, theirs)]
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)
+    moved = bool(trainable and training)
+    assert len(counted) == moved
+    changed = [not np.array_equal(*two) for two in zip(before, weights(own), strict=True)]
+    assert changed == [False, False, moved, moved]
+
+
+def test_a_frozen_layer_has_keras_gradient(step, filled, close, counted, rng):
+    x, dy = rng.normal(0.5, 2, (2, 6, 4, 5)).astype("f")
+    own, theirs = pair(filled, x.shape)
+    own.trainable = theirs.trainable = False
+    close(step(own, x, dy), step(theirs, x, dy), 0)
+    assert not counted
+
+
+def test_a_mask_is_keras_business(filled, counted, rng):
+    x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
+    mask = rng.uniform(size=(6, 4)) < 0.5
+    own, theirs = pair(filled, x.shape)
+    results = [
+        keras.ops.convert_to_numpy(layer(x, training=True, mask=keras.ops.convert_to_tensor(mask)))
+        for layer in (own, theirs)
+    ]
+    np.testing.assert_array_equal(*results)
+    for one, other in zip(weights(own), weights(theirs), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not counted
+    assert own.supports_masking
+
+
+def test_renorm_is_keras_business(filled, counted, rng):
+    x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
+    own, theirs = pair(filled, x.shape, renorm=True, renorm_clipping={"rmax": 1.5})
+    results = [keras.ops.convert_to_numpy(layer(x, training=True)) for layer in (own, theirs)]
+    np.testing.assert_array_equal(*results)
+    assert not counted
+
+
+def test_synchronized_is_keras_business(filled, counted, rng, backend):
+    x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
+    if backend != "tensorflow":
+        with pytest.raises(ValueError, match="synchronized=True"):
+            Ours(synchronized=True)
+        return
+    own, theirs = pair(filled, x.shape, synchronized=True)
+    results = [keras.ops.convert_to_numpy(layer(x, training=True)) for layer in (own, theirs)]
+    np.testing.assert_array_equal(*results)
+    assert not counted
+
+
+def test_digits_are_kept_where_the_mean_is_large(filled, rng):
+    x = rng.normal(1e4, 1, (200, 5))
+    own = filled(Ours(scale=False, center=False), x.shape)
+    y = keras.ops.convert_to_numpy(own(x.astype("f"), training=True))
+    x = x.astype("f").astype(np.float64)
+    exact = (x - x.mean(0)) / np.sqrt(x.var(0) + own.epsilon)
+    np.testing.assert_allclose(y, exact, atol=1e-6)
+
+
+def test_configuration_and_names_are_keras():
+    options = {
+        "axis": 1,
+        "momentum": 0.7,
+        "epsilon": 0.01,
+        "scale": False,
+        "beta_initializer": "ones",
+        "beta_regularizer": keras.regularizers.L2(0.1),
+        "gamma_constraint": keras.constraints.NonNeg(),
+        "name": "norm",
+        "dtype": "mixed_bfloat16",
+    }
+    own, theirs = Ours(**options), Theirs(**options)
+    assert own.get_config() == theirs.get_config()
+    assert Ours.from_config(theirs.get_config()).get_config() == own.get_config()
+    assert Theirs.from_config(own.get_config()).get_config() == own.get_config()
+    assert isinstance(own, Theirs)
+    own.build((None, 3, 4))
+    theirs.build((None, 3, 4))
+    assert [v.path for v in own.variables] == [v.path for v in theirs.variables]
+    # Arguments may come by position, as those of Keras's layer.
+    by_position = Ours(1, 0.5, name="norm").get_config()
+    assert by_position == Theirs(1, 0.5, name="norm").get_config()
+    assert (by_position["axis"], by_position["momentum"]) == (1, 0.5)
+
+
+def test_whether_xla_compiles_it_is_told_to_keras(backend):
+    assert Ours().supports_jit == (backend != "tensorflow")
+
+
+def test_with_pytorch_a_tensor_elsewhere_is_refused(backend):
+    if backend != "torch":
+        pytest.skip("only backnorm.torch computes on the CPU alone and cannot move a tensor there")
+    import torch
+
+    from backnorm.keras.of_torch import batch_norm
+
+    class Elsewhere:
+        device = torch.device("cuda", 0)
+
+    with pytest.raises(ArgumentValueError, match=r"inputs: must be on the CPU.*cuda:0"):
+        batch_norm(Elsewhere(), None, None, epsilon=1e-3, axis=1)
+
+
+def test_outputs_have_static_shapes():
+    inputs = keras.Input((4, 3, 5))
+    assert Ours()(inputs).shape == (None, 4, 3, 5)
+    assert Ours().compute_output_shape((None, 7)) == (None, 7)
+
+    class Wrapped(keras.layers.Layer):
+        """Has no compute_output_shape: Keras traces its call."""
+
+        def __init__(self):
+            super().__init__()
+            self.norm = Ours()
+
+        def call(self, inputs, training=None):
+            return self.norm(inputs, training=True)
+
+    assert Wrapped()(inputs).shape == (None, 4, 3, 5)

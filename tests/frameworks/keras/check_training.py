@@ -1,0 +1,117 @@
+"""Training a small network with our layers and with Keras's: the same course."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from backnorm import keras as ours
+
+LAYERS = {"ours": ours.BatchNormalization, "theirs": keras.layers.BatchNormalization}
+
+
+@pytest.fixture
+def images(rng):
+    """Return images of ten classes that can be told apart."""
+    labels = np.arange(96) % 10
+    patterns = rng.normal(size=(10, 8, 8, 3))
+    x = patterns[labels] + rng.normal(0.5, 1.0, (96, 8, 8, 3))
+    return x.astype("f"), labels
+
+
+def network(normalization, dtype=None):
+    """Return a network with weights that depend on the seeds alone."""
+
+    def seeded(seed):
+        return keras.initializers.GlorotUniform(seed=seed)
+
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(6, 3, kernel_initializer=seeded(1), use_bias=False)(inputs)
+    x = normalization(momentum=0.9, name="first")(x)
+    x = keras.layers.ReLU()(x)
+    x = keras.layers.Conv2D(8, 3, kernel_initializer=seeded(2), use_bias=False)(x)
+    x = normalization(momentum=0.9, name="second")(x)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(x))
+    return keras.Model(inputs, keras.layers.Dense(10, kernel_initializer=seeded(3))(x))
+
+
+class Losses(keras.callbacks.Callback):
+    """Keep the loss of every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # Losses are averaged over an epoch unless the metrics are reset.
+        self.model.reset_metrics()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.values.append(float(logs["loss"]))
+
+
+def trained(normalization, images, **compile_options):
+    model = network(normalization)
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **compile_options,
+    )
+    losses = Losses()
+    model.fit(*images, batch_size=32, epochs=4, shuffle=False, verbose=0, callbacks=[losses])
+    return model, np.array(losses.values)
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}], ids=["compiled", "eager"])
+def test_fit_takes_the_same_course_step_by_step(images, options, backend):
+    if options and backend != "tensorflow":
+        pytest.skip("one way of running is enough where it is the same code")
+    models, losses = zip(
+        *(trained(layer, images, **options) for layer in LAYERS.values()), strict=True
+    )
+    assert losses[1].shape == (12,)
+    assert losses[1][-1] < 0.95 * losses[1][0]
+    # Rounding grows with each step, by the learning rate times what the loss is curved.
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    np.testing.assert_allclose(losses[0][:2], losses[1][:2], rtol=2e-6)
+    for name in ("first", "second"):
+        for own, other in zip(*(m.get_layer(name).get_weights() for m in models), strict=True):
+            np.testing.assert_allclose(own, other, rtol=0, atol=1e-3 * np.abs(other).max())
+    predictions = [m.predict(images[0], verbose=0) for m in models]
+    np.testing.assert_allclose(*predictions, rtol=0, atol=1e-3 * np.abs(predictions[1]).max())
+    evaluations = [m.evaluate(*images, verbose=0) for m in models]
+    np.testing.assert_allclose(*evaluations, rtol=1e-3)
+
+
+def test_fit_compiles_with_xla_where_it_can(images, backend):
+    if backend != "tensorflow":
+        model, _ = trained(ours.BatchNormalization, images)
+        assert model.jit_compile == (backend == "jax")
+        return
+    model, _ = trained(ours.BatchNormalization, images, jit_compile="auto")
+    assert not model.jit_compile
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        model, _ = trained(ours.BatchNormalization, images, jit_compile=True)
+    assert not model.jit_compile
+
+
+def test_a_frozen_base_is_left_as_it_is(images):
+    model = network(ours.BatchNormalization)
+    model.get_layer("first").trainable = False
+    before = [w.copy() for w in model.get_layer("first").get_weights()]
+    moving = model.get_layer("second").get_weights()[2]
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(*images, batch_size=32, verbose=0)
+    for one, other in zip(before, model.get_layer("first").get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(moving, model.get_layer("second").get_weights()[2])
+
+
+def test_mixed_precision_trains(images):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        results = [trained(layer, images)[1] for layer in LAYERS.values()]
+    finally:
+        keras.config.set_dtype_policy("float32")
+    np.testing.assert_allclose(*results, rtol=0.05)

@@ -1,0 +1,125 @@
+"""Fixtures of the checks with Keras, which run in a process for each of its backends.
+
+KERAS_BACKEND says which: tensorflow (as Keras itself has it by default), torch or jax.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_TORCH_DEVICE", "cpu")
+
+import keras
+import numpy as np
+import pytest
+
+BACKEND = keras.backend.backend()
+
+
+def pytest_configure(config):
+    """Let warnings pass that Keras gives of itself."""
+    # With the JAX backend, wherever it makes an array of a variable.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
+    )
+
+
+def pytest_report_header():
+    return f"Keras {keras.__version__} with the backend {BACKEND}"
+
+
+@pytest.fixture
+def backend():
+    """The name of Keras's backend."""
+    return BACKEND
+
+
+@pytest.fixture
+def step():
+    """Return y and the gradients of a layer in training, for dy; by the backend's own means."""
+
+    def call(layer, x, dy, training=True):
+        if not layer.built:
+            layer.build(x.shape)
+        results = _STEPS[BACKEND](layer, x, dy, training)
+        wide = "float64" if x.dtype == np.float64 else "float32"
+        return [keras.ops.convert_to_numpy(keras.ops.cast(r, wide)) for r in results]
+
+    return call
+
+
+def _step_of_tensorflow(layer, x, dy, training):
+    import tensorflow as tf
+
+    x = tf.constant(x)
+    sources = [x, *(v.value for v in layer.trainable_variables)]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y = layer(x, training=training)
+    return [y, *tape.gradient(y, sources, output_gradients=tf.cast(dy, y.dtype))]
+
+
+def _step_of_torch(layer, x, dy, training):
+    import torch
+
+    x = keras.ops.convert_to_tensor(x).requires_grad_()
+    sources = [x, *(v.value for v in layer.trainable_variables)]
+    y = layer(x, training=training)
+    dy = keras.ops.cast(keras.ops.convert_to_tensor(dy), keras.backend.standardize_dtype(y.dtype))
+    gradients = torch.autograd.grad(y, sources, dy)
+    return [t.detach() for t in (y, *gradients)]
+
+
+def _step_of_jax(layer, x, dy, training):
+    import jax
+
+    def function(x, trainable):
+        # As Keras does for a layer that is called in the usual way.
+        x = keras.ops.cast(x, layer.compute_dtype)
+        y, moved = layer.stateless_call(
+            trainable, [v.value for v in layer.non_trainable_variables], x, training=training
+        )
+        return y, moved
+
+    y, pull, moved = jax.vjp(
+        function, jax.numpy.asarray(x), [v.value for v in layer.trainable_variables], has_aux=True
+    )
+    for variable, value in zip(layer.non_trainable_variables, moved, strict=True):
+        variable.assign(value)
+    of_x, of_trainable = pull(jax.numpy.asarray(dy, y.dtype))
+    return [y, of_x, *of_trainable]
+
+
+_STEPS = {"tensorflow": _step_of_tensorflow, "torch": _step_of_torch, "jax": _step_of_jax}
+
+
+@pytest.fixture
+def filled(rng):
+    """Give a layer's variables random values and return the layer."""
+
+    def fill(layer, shape):
+        if not layer.built:
+            layer.build(shape)
+        for variable in layer.variables:
+            # Scales and variances are positive.
+            variable.assign(rng.uniform(0.5, 2.0, variable.shape))
+        return layer
+
+    return fill
+
+
+@pytest.fixture
+def close():
+    """Assert that arrays agree to within some roundings of their largest element."""
+
+    def check(ours, theirs, tolerance):
+        assert len(ours) == len(theirs)
+        for i, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+            largest = np.abs(other).max()
+            assert largest > 1e-4, f"result {i} is next to 0: it shows nothing"
+            np.testing.assert_allclose(
+                own, other, rtol=0, atol=tolerance * largest, err_msg=f"result {i}"
+            )
+
+    return check

@@ -1,0 +1,184 @@
+"""What is refused, eagerly and while tracing: the type of the error and what it says."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import backnorm
+from backnorm import ArgumentTypeError, ArgumentValueError, BacknormError
+from backnorm import tensorflow as ours
+
+X = np.arange(24.0).reshape(2, 3, 4)
+ONES = np.ones(4)
+
+
+@pytest.fixture(params=["eager", "traced"])
+def refused(request):
+    """Assert that a call raises, also from within a tf.function, the same error."""
+
+    def check(kind, words, call):
+        function = call if request.param == "eager" else tf.function(lambda: call())
+        with pytest.raises(kind, match=words) as caught:
+            function()
+        assert isinstance(caught.value, BacknormError)
+
+    return check
+
+
+CASES = [  # (error, message, call)
+    (ArgumentTypeError, "^x: is required", lambda: ours.batch_norm(None, epsilon=0.1)),
+    (
+        ArgumentTypeError,
+        "^x: unsupported element type; got int32.*tf.cast",
+        lambda: ours.batch_norm(tf.ones((2, 3), tf.int32), epsilon=0.1),
+    ),
+    (
+        ArgumentTypeError,
+        "^x: unsupported element type; got string",
+        lambda: ours.batch_norm(tf.constant([["a"]]), epsilon=0.1),
+    ),
+    (
+        ArgumentTypeError,
+        "^x: cannot be read as a tensor; got SparseTensor",
+        lambda: ours.batch_norm(tf.sparse.from_dense(X), epsilon=0.1),
+    ),
+    (
+        ArgumentTypeError,
+        "^x: masked arrays",
+        lambda: ours.batch_norm(np.ma.masked_array(X, X > 3), epsilon=0.1),
+    ),
+    (ArgumentValueError, "^x: must have rank 2", lambda: ours.batch_norm(ONES, epsilon=0.1)),
+    (ArgumentValueError, "^axis: is not", lambda: ours.batch_norm(X, epsilon=0.1, axis=3)),
+    (ArgumentValueError, "^axis: is not", lambda: ours.batch_norm(X, epsilon=0.1, axis=-4)),
+    (ArgumentTypeError, "^axis: must be an int", lambda: ours.batch_norm(X, epsilon=0.1, axis=1.0)),
+    (
+        ArgumentTypeError,
+        "^axis: must be an int",
+        lambda: ours.batch_norm(X, epsilon=0.1, axis=True),
+    ),
+    (ArgumentTypeError, "^axis: must be", lambda: ours.batch_norm(X, epsilon=0.1, axis="NHWC")),
+    (ArgumentValueError, "^gamma: must hold", lambda: ours.batch_norm(X, ONES[:3], epsilon=0.1)),
+    (ArgumentValueError, "^beta: must hold", lambda: ours.batch_norm(X, ONES, X, epsilon=0.1)),
+    (
+        ArgumentTypeError,
+        "^gamma: unsupported element type beside x of type float64; got float32",
+        lambda: ours.batch_norm(X, tf.ones(4), epsilon=0.1),
+    ),
+    (ArgumentValueError, "^epsilon: must be finite", lambda: ours.batch_norm(X, epsilon=-1.0)),
+    (ArgumentValueError, "^epsilon: must be finite", lambda: ours.batch_norm(X, epsilon=np.nan)),
+    (
+        ArgumentTypeError,
+        "^epsilon: must be a real number",
+        lambda: ours.batch_norm(X, epsilon=tf.constant(0.1)),
+    ),
+    (
+        ArgumentValueError,
+        "^mean: must hold",
+        lambda: ours.batch_norm_inference(X, ONES[:2], ONES, epsilon=0.1),
+    ),
+    (
+        ArgumentTypeError,
+        "^variance: is required",
+        lambda: ours.batch_norm_inference(X, ONES, None, epsilon=0.1),
+    ),
+    (
+        ArgumentValueError,
+        "^dy: must have the shape of x",
+        lambda: ours.batch_norm_backward(X, X[:1], ONES, ONES, epsilon=0.1),
+    ),
+    (
+        ArgumentTypeError,
+        "^dy: must have the element type of x",
+        lambda: ours.batch_norm_backward(X, X.astype("f"), ONES, ONES, epsilon=0.1),
+    ),
+    (
+        ArgumentTypeError,
+        "^training: must be a boolean",
+        lambda: ours.batch_norm_backward(X, X, ONES, ONES, epsilon=0.1, training=1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "words", "call"), CASES, ids=[words for _, words, _ in CASES])
+def test_bad_arguments_are_named(refused, kind, words, call):
+    refused(kind, words, call)
+
+
+def test_ragged_tensors_are_refused():
+    with pytest.raises(ArgumentTypeError, match=r"^x: cannot be read as a tensor; got Ragged"):
+        ours.batch_norm(tf.ragged.constant([[1.0, 2.0], [3.0]]), epsilon=0.1)
+
+
+def test_a_variance_that_is_not_positive_is_refused():
+    with pytest.raises(ArgumentValueError, match=r"^variance: variance . epsilon must be positive"):
+        ours.batch_norm_inference(X, ONES, -ONES, epsilon=0.1)
+    # What only the values show is an error of TensorFlow's runtime, with the same text.
+    traced = tf.function(lambda variance: ours.batch_norm_inference(X, ONES, variance, epsilon=0.1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"must be positive in every channel"):
+        traced(-ONES)
+
+
+def test_what_a_trace_does_not_know_is_checked_when_it_runs():
+    signature = [tf.TensorSpec([None, None, None], tf.float64), tf.TensorSpec(None, tf.float64)]
+    traced = tf.function(
+        lambda x, gamma: ours.batch_norm(x, gamma, epsilon=0.1).y, input_signature=signature
+    )
+    np.testing.assert_array_equal(traced(X, ONES), ours.batch_norm(X, ONES, epsilon=0.1).y)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"gamma: must hold one value"):
+        traced(X, ONES[:3])
+
+
+def test_an_unknown_rank_is_refused_with_the_remedy():
+    signature = [tf.TensorSpec(None, tf.float64)]
+    traced = tf.function(lambda x: ours.batch_norm(x, epsilon=0.1).y, input_signature=signature)
+    with pytest.raises(ArgumentValueError, match=r"x: must have a known rank.*tf.ensure_shape"):
+        traced(X)
+
+
+def test_a_shape_that_contradicts_itself_is_refused_while_tracing():
+    signature = [tf.TensorSpec([None, 3, None], tf.float64), tf.TensorSpec([5, 2, 4], tf.float64)]
+    traced = tf.function(
+        lambda x, dy: ours.batch_norm_backward(x, dy, ONES, ONES, epsilon=0.1),
+        input_signature=signature,
+    )
+    with pytest.raises(ArgumentValueError, match=r"dy: .*got shape \(5, 2, 4\).*\(5, 3, 4\)"):
+        traced.get_concrete_function()
+
+
+def test_signatures_begin_as_those_of_the_numpy_operators():
+    for own, plain in (
+        (ours.batch_norm, backnorm.batch_norm_forward),
+        (ours.batch_norm_inference, backnorm.batch_norm_inference),
+        (ours.batch_norm_backward, backnorm.batch_norm_backward),
+    ):
+        own_names = list(inspect.signature(own).parameters)
+        names = [n for n in inspect.signature(plain).parameters if n != "out"]
+        assert own_names == [n.replace("data_format", "axis") for n in names]
+        assert own.__doc__
+
+
+def test_names():
+    for name in ours.__all__:
+        assert name in dir(ours)
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'"):
+        _ = ours.nothing
+
+
+def test_import_is_without_warnings_and_without_the_layer():
+    script = """
+import sys
+import backnorm.tensorflow as ours
+assert "backnorm.keras" not in sys.modules
+ours.BatchNormalization
+assert "backnorm.keras" in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,66 @@
+"""Fixtures of the checks with TensorFlow, which run in a process of their own."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from backnorm.tensorflow import calls
+
+
+@pytest.fixture(autouse=True)
+def poisoned_results(monkeypatch):
+    """Poison the memory of results that are allocated here rather than by the engine."""
+    original = calls.empty
+
+    def empty(shape, dtype):
+        array = original(shape, dtype)
+        array.fill(np.nan)
+        return array
+
+    monkeypatch.setattr(calls, "empty", empty)
+
+
+@pytest.fixture(params=["eager", "graph"])
+def run(request):
+    """Call a function on arrays, eagerly or as a tf.function that knows nothing but the ranks."""
+
+    def call(function, *arrays):
+        # A list stands for what TensorFlow would make of one.
+        tensors = [None if array is None else tf.convert_to_tensor(array) for array in arrays]
+        if request.param == "eager":
+            return function(*tensors)
+        given = [tensor for tensor in tensors if tensor is not None]
+        signature = [tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in given]
+
+        def traced(*present):
+            remaining = iter(present)
+            return function(*(None if t is None else next(remaining) for t in tensors))
+
+        return tf.function(traced, input_signature=signature)(*given)
+
+    return call
+
+
+@pytest.fixture
+def close():
+    """Assert that tensors are equal to within some roundings of float64."""
+
+    def check(ours, theirs, tolerance=1e-12):
+        assert len(ours) == len(theirs)
+        for i, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert own.dtype == other.dtype == tf.float64, i
+            assert own.shape == other.shape, i
+            largest = np.abs(other.numpy()).max()
+            assert largest > 1e-6, f"result {i} is next to 0: it shows nothing"
+            np.testing.assert_allclose(
+                own.numpy(), other.numpy(), rtol=0, atol=tolerance * max(1.0, largest),
+                err_msg=f"result {i}",
+            )  # fmt: skip
+
+    return check

@@ -1,0 +1,13 @@
+"""The checks in `tensorflow/`, each file in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import children
+
+
+@pytest.mark.timeout(children.LIMIT + 60)
+@pytest.mark.parametrize("file", children.files("tensorflow"))
+def test_checks(file):
+    children.run("tensorflow", file, "tensorflow")
