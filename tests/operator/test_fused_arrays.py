@@ -107,6 +107,8 @@ def native(array):
     return None if array is None else array.astype(array.dtype.newbyteorder("="), order="K")
 
 
+# With nothing compiled it compiles the kernels of all types.
+@pytest.mark.timeout(1200)
 @settings(max_examples=150, deadline=None)
 @given(call=calls())
 def test_the_layout_in_memory_does_not_matter(call):

@@ -1,0 +1,44 @@
+"""backnorm for PyTorch: functions, modules, and a whole model converted in one line.
+
+::
+
+    import backnorm.torch
+
+    model = backnorm.torch.convert(model)
+"""
+
+from backnorm.torch.aten import use_for_aten
+from backnorm.torch.checks import TensorTypeError, TensorValueError
+from backnorm.torch.conversion import FusionWarning, convert, revert
+from backnorm.torch.functional import batch_norm
+from backnorm.torch.fused import batch_norm_add_relu, batch_norm_relu
+from backnorm.torch.library import ThirdOrderError
+from backnorm.torch.modules import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    BatchNormReLU1d,
+    BatchNormReLU2d,
+    BatchNormReLU3d,
+)
+from backnorm.torch.transforms import UnsupportedTransformError
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "BatchNormReLU1d",
+    "BatchNormReLU2d",
+    "BatchNormReLU3d",
+    "FusionWarning",
+    "TensorTypeError",
+    "TensorValueError",
+    "ThirdOrderError",
+    "UnsupportedTransformError",
+    "batch_norm",
+    "batch_norm_add_relu",
+    "batch_norm_relu",
+    "convert",
+    "revert",
+    "use_for_aten",
+]

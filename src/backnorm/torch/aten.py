@@ -1,0 +1,165 @@
+"""PyTorch's own native_batch_norm_backward on the CPU, computed by backnorm.
+
+What calls that operator, autograd above all, then runs on our kernel without knowing it: models,
+losses and optimizers stay as they are, and so does PyTorch's forward pass.
+
+The kernel is registered for the dispatch key CPU when `use_for_aten` is first entered, and stays.
+Outside of every `use_for_aten` it hands each call to PyTorch's kernel (some 3 µs). It is not
+taken away again, because PyTorch's table of kernels may not change while another thread is in a
+backward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from backnorm.dialects.aten import native_batch_norm_backward
+from backnorm.errors import BacknormError
+
+__all__ = ["use_for_aten"]
+
+_OPERATOR = "native_batch_norm_backward"
+
+Result = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class _Switch:
+    """Whether the operator is ours: as long as someone is inside, in whatever thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._library: Any = None
+        self._original: Any = None
+
+    @property
+    def on(self) -> bool:
+        return self._inside > 0
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._library is None:
+                self._register()
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+
+    def original(self, keys: Any, *args: Any) -> Result:
+        """Call PyTorch's kernel."""
+        result: Result = self._original.call_boxed(keys, *args)
+        return result
+
+    def _register(self) -> None:
+        if not hasattr(torch.library, "get_kernel"):
+            raise BacknormError(
+                "use_for_aten needs a PyTorch whose kernels can be called after they were replaced "
+                f"(torch.library.get_kernel), which PyTorch {torch.__version__} has not"
+            )
+        self._original = torch.library.get_kernel(f"aten::{_OPERATOR}", "CPU")
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            # That a kernel is replaced is what is asked for.
+            warnings.simplefilter("ignore")
+            library.impl(_OPERATOR, _kernel, "CPU", with_keyset=True)
+        self._library = library
+
+
+_switch = _Switch()
+
+
+@contextlib.contextmanager
+def use_for_aten() -> Iterator[None]:
+    """Make PyTorch's native_batch_norm_backward on the CPU use backnorm, within a ``with`` block.
+
+    ::
+
+        with backnorm.torch.use_for_aten():
+            loss.backward()
+
+    It holds for all threads of the process (autograd may run a backward pass in threads of its
+    own), may be nested, and ends with the last block; also usable as a decorator. Batch
+    normalisation in training and in evaluation, in float64, float32, float16 and bfloat16, and its
+    second order, which PyTorch composes of other operators, work as before; results are those of
+    `backnorm.dialects.aten.native_batch_norm_backward`.
+
+    Code that `torch.compile` generated does not call the operator, and stays as it is. Enter the
+    first block while no other thread is in a backward pass.
+
+    Raises
+    ------
+    BacknormError
+        On entering, if this PyTorch has no `torch.library.get_kernel`.
+    ArgumentTypeError, ArgumentValueError
+        From a backward pass, for arguments that are not accepted (and that end the process where
+        PyTorch's kernel does not check them), in the words of the operator.
+    """
+    _switch.enter()
+    try:
+        yield
+    finally:
+        _switch.leave()
+
+
+def _kernel(
+    keys: Any,
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> Result:
+    tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
+    if not _switch.on:
+        return _switch.original(keys, *tensors, train, eps, output_mask)
+    arguments: list[Any] = [*map(_array, tensors), train, eps, output_mask]
+    results = native_batch_norm_backward(*arguments)
+    grad_input, grad_weight, grad_bias = map(_tensor, results)
+    return None if grad_input is None else _laid_like(grad_input, input), grad_weight, grad_bias
+
+
+def _array(tensor: Tensor | None) -> Any:
+    """Return the tensor's memory as an array; None stays None."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        # NumPy has no such type: over as integers.
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def _tensor(array: np.ndarray | None) -> Tensor | None:
+    """Return a tensor on the array's memory; None stays None."""
+    if array is None:
+        return None
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _laid_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return `tensor` with the strides of `like`, if it lies in memory like it.
+
+    The strides of axes of size 1 mean nothing to NumPy. To PyTorch they tell channels_last from
+    contiguous.
+    """
+    pairs = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
+    if tensor.numel() and all(size == 1 or own == other for size, own, other in pairs):
+        return tensor.as_strided(like.shape, like.stride())
+    return tensor

@@ -1,0 +1,219 @@
+"""What the tensors of a call may be, and the errors in PyTorch's words.
+
+The operators check what reaches them, once for all calls of the same metadata. So a call on plain
+tensors comes here only when it was refused, to be told so in the names of
+`torch.nn.functional.batch_norm`; a call that is traced comes here always.
+
+Where PyTorch raises a RuntimeError, the error is a RuntimeError too.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+
+__all__ = [
+    "REFUSALS",
+    "TensorTypeError",
+    "TensorValueError",
+    "check",
+    "check_settings",
+    "refuse",
+]
+
+#: What reading tensors and the operators raise for tensors that `check` refuses.
+REFUSALS = (ArgumentError, AttributeError, TypeError, RuntimeError)
+
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+#: The operators' names, and PyTorch's.
+_NAMES = {
+    "x": "input",
+    "gamma": "weight",
+    "beta": "bias",
+    "mean": "running_mean",
+    "variance": "running_var",
+    "epsilon": "eps",
+}
+
+
+class TensorValueError(ArgumentValueError, RuntimeError):
+    """A tensor of the right type with a shape, value or place that is not accepted."""
+
+
+class TensorTypeError(ArgumentTypeError, RuntimeError):
+    """A tensor of a type, or with an element type, that is not accepted."""
+
+
+def check(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    residual: Tensor | None = None,
+) -> None:
+    """Raise unless the tensors are ones that batch normalisation takes together.
+
+    Parameters
+    ----------
+    input, running_mean, running_var, weight, bias, training
+        As in `backnorm.torch.batch_norm`.
+    residual : Tensor, optional
+        As in `backnorm.torch.batch_norm_add_relu`.
+
+    Raises
+    ------
+    TensorTypeError, TensorValueError
+    """
+    _check_tensor("input", input)
+    if input.dim() < 2:
+        raise TensorValueError(
+            "input",
+            "must have a batch axis and a channel axis",
+            came=f"shape {tuple(input.shape)}",
+            accepted="2 axes or more",
+        )
+    if residual is not None:
+        _check_tensor("residual", residual)
+        if residual.shape != input.shape or residual.dtype is not input.dtype:
+            raise TensorValueError(
+                "residual",
+                "must have the shape and type of input",
+                came=f"shape {tuple(residual.shape)} of {residual.dtype}",
+                accepted=f"shape {tuple(input.shape)} of {input.dtype}",
+            )
+    allowed = (input.dtype, torch.float32) if input.dtype.itemsize == 2 else (input.dtype,)
+    channels = {
+        "running_mean": running_mean,
+        "running_var": running_var,
+        "weight": weight,
+        "bias": bias,
+    }
+    for name, tensor in channels.items():
+        if tensor is not None:
+            _check_channels(name, tensor, input, allowed)
+        elif name.startswith("running") and not training:
+            raise TensorValueError(
+                name, "is required where the batch's own statistics are not used (training=False)"
+            )
+    if (running_mean is None) is not (running_var is None):
+        raise TensorValueError(
+            "running_mean" if running_mean is None else "running_var",
+            "running_mean and running_var must either both be None or neither be None",
+        )
+    for name, tensor in (("running_mean", running_mean), ("running_var", running_var)):
+        if tensor is not None and tensor.requires_grad:
+            raise TensorValueError(
+                name,
+                "is a constant to the gradient, and must not require one",
+                hint=f"pass {name}.detach()",
+            )
+
+
+def check_settings(input: Tensor, training: bool, momentum: float, eps: float) -> None:
+    """Raise for settings that PyTorch refuses, and for a batch whose variance would be 0."""
+    if not eps > 0.0:
+        if training:
+            raise ArgumentValueError(
+                "eps", f"batch_norm eps must be positive during training, but got {eps}"
+            )
+        if not eps >= 0.0:
+            raise ArgumentValueError("eps", f"batch_norm eps must be non-negative, but got {eps}")
+    if training:
+        shape = input.shape
+        if len(shape) > 1 and input.numel() == shape[1] != 0:
+            raise ArgumentValueError(
+                "input",
+                "Expected more than 1 value per channel when training",
+                came=f"input size {tuple(shape)}",
+                hint="in a model, call eval() to use the running statistics",
+            )
+        if momentum is None:
+            raise ArgumentTypeError("momentum", "must be a number", came="None", accepted="float")
+
+
+def refuse(
+    error: Exception,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    residual: Tensor | None = None,
+) -> NoReturn:
+    """Raise the error that reading tensors or an operator raised, in PyTorch's names."""
+    check(input, running_mean, running_var, weight, bias, training, residual)
+    if not isinstance(error, ArgumentError) or error.argument not in _NAMES:
+        raise error
+    kind = TensorTypeError if isinstance(error, TypeError) else TensorValueError
+    raise kind(
+        _NAMES[error.argument],
+        error.problem,
+        came=error.came,
+        accepted=error.accepted,
+        hint=error.hint,
+    ) from error
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TensorTypeError(
+            name, "must be a tensor", came=type(tensor).__name__, accepted="torch.Tensor"
+        )
+    if tensor.dtype not in _TYPES:
+        raise TensorTypeError(
+            name,
+            "unsupported element type",
+            came=tensor.dtype,
+            accepted=", ".join(str(dtype) for dtype in _TYPES),
+        )
+    if tensor.layout is not torch.strided:
+        raise TensorTypeError(
+            name,
+            "unsupported layout",
+            came=tensor.layout,
+            accepted="torch.strided",
+            hint="convert it first, e.g. with .to_dense()",
+        )
+    if tensor.device.type not in ("cpu", "meta"):
+        raise TensorValueError(
+            name,
+            "is not on the CPU, and this version of backnorm computes there alone",
+            came=f"device {tensor.device}",
+            accepted="cpu",
+            hint="backnorm.torch.revert(model) gives a model its own layers back",
+        )
+
+
+def _check_channels(
+    name: str, tensor: Tensor, input: Tensor, allowed: tuple[torch.dtype, ...]
+) -> None:
+    _check_tensor(name, tensor)
+    if tensor.shape != (input.shape[1],):
+        raise TensorValueError(
+            name,
+            "must hold one value per channel of input",
+            came=f"shape {tuple(tensor.shape)}",
+            accepted=f"shape ({input.shape[1]},)",
+        )
+    if tensor.dtype not in allowed:
+        raise TensorTypeError(
+            name,
+            f"unsupported element type beside an input of {input.dtype}",
+            came=tensor.dtype,
+            accepted=" or ".join(str(dtype) for dtype in dict.fromkeys(allowed)),
+        )
+    if tensor.device != input.device:
+        raise TensorValueError(
+            name,
+            "must be where input is",
+            came=f"device {tensor.device}",
+            accepted=f"device {input.device}",
+        )

@@ -1,0 +1,125 @@
+"""Modules that run a fused graph instead of their own forward, and stay what they are.
+
+A module whose forward normalises and rectifies is given a subclass of its class, of the same name,
+whose forward runs the fused graph as long as it is the same as the forward of the class. The
+module's identity, its children, parameters, hooks and state_dict do not change.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from backnorm.torch import patterns
+from backnorm.torch.tracing import Trace, trace
+
+__all__ = ["fuse", "is_fused", "unfuse"]
+
+_STATE = "_backnorm_fused"
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """The fused graph of a forward, as a function of the module and its inputs."""
+
+    trace: Trace
+    run: Callable[..., Any]
+
+
+class _FusedForward:
+    """What is put before a module's class, beside a forward."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Leave the graphs out: they are found again in a copy."""
+        reduced = super().__reduce_ex__(protocol)
+        if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return reduced
+        _, (cls, *arguments), state, *rest = reduced
+        if isinstance(state, dict):
+            state = {name: value for name, value in state.items() if name != _STATE}
+        return _rebuild, (cls.__bases__[1], *arguments), state, *rest
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        fuse(self)  # type: ignore[arg-type]
+
+
+def fuse(module: torch.nn.Module) -> int:
+    """Fuse the forward of one module (not of its children); say how many layers were fused.
+
+    Raises
+    ------
+    UntraceableError
+        If the forward is not a graph.
+    """
+    unfuse(module)
+    training = module.training
+    found: list[_Fused] = []
+    count = 0
+    try:
+        for mode in (training, not training):
+            module.__dict__["training"] = mode
+            traced = trace(module)
+            number = patterns.fuse(traced.graph, module)
+            if number:
+                graph_module = fx.GraphModule(module, traced.graph)
+                found.append(_Fused(traced, type(graph_module).forward))
+            count = max(count, number)
+            if "training" not in traced.attributes:
+                break
+    finally:
+        module.__dict__["training"] = training
+    if found:
+        module.__class__ = _fused_class(type(module))
+        module.__dict__[_STATE] = tuple(found)
+    return count
+
+
+def unfuse(module: torch.nn.Module) -> None:
+    """Give a module its own forward back; does nothing to one that was not fused."""
+    if is_fused(module):
+        module.__class__ = type(module).__bases__[1]
+        module.__dict__.pop(_STATE, None)
+
+
+def is_fused(module: torch.nn.Module) -> bool:
+    """Whether `fuse` fused something in the forward of `module`."""
+    return type(module).__bases__[0] is _FusedForward
+
+
+@functools.cache
+def _fused_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    original = cls.forward
+
+    @functools.wraps(original)
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run the fused graph that holds for these arguments, or else the forward of the class."""
+        if not kwargs:
+            for fused in self.__dict__.get(_STATE, ()):
+                if (
+                    len(args) == fused.trace.inputs
+                    and all(isinstance(argument, Tensor) for argument in args)
+                    and fused.trace.holds(self)
+                ):
+                    return fused.run(self, *args)
+        return original(self, *args, **kwargs)
+
+    namespace = {
+        "forward": forward,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+    }
+    return type(cls.__name__, (_FusedForward, cls), namespace)
+
+
+def _rebuild(cls: type[torch.nn.Module], *arguments: Any) -> torch.nn.Module:
+    """Return an empty copy of a fused module; its state comes after."""
+    fused = _fused_class(cls)
+    return fused.__new__(fused, *arguments)

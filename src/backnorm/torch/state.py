@@ -1,0 +1,42 @@
+"""Whether the memory of tensors may be read now, or something watches the operators instead."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.nn import Parameter
+
+__all__ = ["transformed", "watched"]
+
+# Looked up once: this is asked in every call.
+_functions_transformed = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+_tracing = torch._C._get_tracing_state
+
+
+def watched(tensor: Tensor) -> bool:
+    """Whether a call on `tensor` must be made of operators that the dispatcher knows.
+
+    So it is under `torch.compile` and `torch.export` (`is_compiling`), under `torch.func`
+    and forward-mode differentiation, under modes that see every operator (fake tensors, `make_fx`,
+    FLOP counters) and `torch.jit.trace`, for batched gradients (`is_grads_batched`), and for
+    tensors that are not plain ones on the CPU.
+    """
+    return (
+        is_compiling()
+        or (type(tensor) is not Tensor and type(tensor) is not Parameter)
+        or not tensor.is_cpu
+        or _functions_transformed()
+        or _modes() > 0
+        or forward_ad._current_level >= 0
+        or _is_batched(tensor)
+        or _tracing() is not None
+    )
+
+
+def transformed() -> bool:
+    """Whether the derivative asked for is other than autograd's: torch.func or forward mode."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()

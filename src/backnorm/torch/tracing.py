@@ -1,0 +1,258 @@
+"""A module's forward as a graph, if the graph is sure to do what the forward does.
+
+`torch.fx` runs the Python code of a forward once, with stand-ins for tensors, and records what
+happens to them. What the code decides on the way (an ``if self.training``, a random number, a
+``with torch.no_grad()``) is lost. So this tracer notes what the code looks at, refuses what a
+graph cannot express, and says on what the graph depends.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import random
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["CONTAINERS", "Trace", "UntraceableError", "trace"]
+
+#: Modules whose forward is not called, or is a loop over their children.
+CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+
+# Values of these types do not change unless the attribute is set again.
+_CONSTANTS = (
+    bool, int, float, complex, str, bytes, types.NoneType, types.FunctionType,
+    types.BuiltinFunctionType, type, torch.dtype, torch.device, torch.memory_format,
+)  # fmt: skip
+# What every module has; "training" is looked at like any attribute.
+_INTERNAL = frozenset(vars(torch.nn.Module())) - {"training"}
+_MISSING = object()
+
+
+class UntraceableError(Exception):
+    """A forward is not a graph; the message says why."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A graph, and what it depends on.
+
+    Attributes
+    ----------
+    graph : torch.fx.Graph
+    inputs : int
+        Number of tensors that the forward takes; arguments with a default are left out.
+    attributes : dict
+        Plain attributes of the module that the forward looked at, and their values.
+    children : list of (str, tuple)
+        Containers by name, and the modules that they held.
+    """
+
+    graph: fx.Graph
+    inputs: int
+    attributes: dict[str, Any]
+    children: list[tuple[str, tuple[torch.nn.Module | None, ...]]]
+
+    def holds(self, module: torch.nn.Module) -> bool:
+        """Whether the graph still does what the forward of `module` does."""
+        own = module.__dict__
+        for name, value in self.attributes.items():
+            if own.get(name, _MISSING) != value:
+                return False
+        return all(
+            tuple(module.get_submodule(name)._modules.values()) == held
+            for name, held in self.children
+        )
+
+
+def trace(module: torch.nn.Module) -> Trace:
+    """Return the graph of a module's forward in its present state, all children as they are.
+
+    Raises
+    ------
+    UntraceableError
+        If the forward is more than a graph of its tensors, or may be.
+    """
+    inputs = _inputs_of(module)
+    tracer = _Tracer()
+    states = random.getstate(), _hashable(np.random.get_state())
+    with _watched(module, inputs) as attributes, _NoConstants():
+        try:
+            graph = tracer.trace(module)
+        except UntraceableError:
+            raise
+        except Exception as error:
+            raise UntraceableError(f"{type(error).__name__}: {error}") from error
+    if states != (random.getstate(), _hashable(np.random.get_state())):
+        raise UntraceableError("its forward draws random numbers")
+    for name, value in attributes.items():
+        if not _is_constant(value):
+            raise UntraceableError(f"its forward looks at self.{name}, which may change")
+    children = [
+        (name, tuple(container._modules.values())) for name, container in _containers(module)
+    ]
+    return Trace(graph, inputs, attributes, children)
+
+
+def _inputs_of(module: torch.nn.Module) -> int:
+    """Return the number of required arguments of a forward."""
+    kinds = inspect.Parameter
+    required = 0
+    for parameter in list(inspect.signature(type(module).forward).parameters.values())[1:]:
+        if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
+            raise UntraceableError("its forward takes any number of arguments")
+        if parameter.default is kinds.empty:
+            if parameter.kind is kinds.KEYWORD_ONLY:
+                raise UntraceableError("its forward takes keywords only")
+            required += 1
+    if required not in _ENTRIES:
+        raise UntraceableError(f"its forward takes {required} arguments")
+    return required
+
+
+# What the tracer calls instead of a forward: arguments with a default keep it.
+_ENTRIES: dict[int, Callable[[Any], Callable[..., Any]]] = {
+    1: lambda forward: lambda self, a: forward(self, a),
+    2: lambda forward: lambda self, a, b: forward(self, a, b),
+    3: lambda forward: lambda self, a, b, c: forward(self, a, b, c),
+}
+
+
+@contextmanager
+def _watched(module: torch.nn.Module, inputs: int) -> Iterator[dict[str, Any]]:
+    """Note which plain attributes are looked at, and let none be set."""
+    cls, seen = type(module), dict[str, Any]()
+
+    def getattribute(self: torch.nn.Module, name: str) -> Any:
+        value = cls.__getattribute__(self, name)
+        if name not in _INTERNAL and name in cls.__getattribute__(self, "__dict__"):
+            seen[name] = value
+        return value
+
+    def setattribute(self: torch.nn.Module, name: str, value: Any) -> None:
+        raise UntraceableError(f"its forward sets self.{name}")
+
+    namespace = {
+        "__getattribute__": getattribute,
+        "__setattr__": setattribute,
+        "forward": _ENTRIES[inputs](cls.forward),
+    }
+    object.__setattr__(module, "__class__", type(cls.__name__, (cls,), namespace))
+    try:
+        yield seen
+    finally:
+        object.__setattr__(module, "__class__", cls)
+
+
+class _NoConstants(TorchFunctionMode):  # type: ignore[misc]
+    """Refuse tensors that do not come of the inputs: the graph would hold them for good."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not isinstance(result, fx.Proxy):
+            name = getattr(func, "__name__", str(func))
+            raise UntraceableError(f"its forward makes a tensor of no input ({name})")
+        return result
+
+
+class _Proxy(fx.Proxy):  # type: ignore[misc]
+    """Stands for a value, and does not take ``a += b`` for ``a = a + b``."""
+
+    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    __iadd__ = functools.partialmethod(_in_place, operator.iadd)
+    __isub__ = functools.partialmethod(_in_place, operator.isub)
+    __imul__ = functools.partialmethod(_in_place, operator.imul)
+    __itruediv__ = functools.partialmethod(_in_place, operator.itruediv)
+    __ifloordiv__ = functools.partialmethod(_in_place, operator.ifloordiv)
+    __imod__ = functools.partialmethod(_in_place, operator.imod)
+    __ipow__ = functools.partialmethod(_in_place, operator.ipow)
+    __iand__ = functools.partialmethod(_in_place, operator.iand)
+    __ior__ = functools.partialmethod(_in_place, operator.ior)
+    __ixor__ = functools.partialmethod(_in_place, operator.ixor)
+
+
+class _Input(_Proxy):
+    """Stands for an input, which is a tensor to a forward that asks."""
+
+    @property
+    def __class__(self) -> type:
+        return Tensor
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise AttributeError
+
+
+class _Tracer(fx.Tracer):  # type: ignore[misc]
+    """Takes every child as it is, and sees to it that modes stay what they were."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes = _modes()
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Input(node, self) if node.op == "placeholder" else _Proxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _modes() != self._modes:
+            raise UntraceableError("its forward changes autograd's or autocast's mode")
+        return super().create_node(*args, **kwargs)
+
+
+def _modes() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        # What checkpointing and offloading set.
+        torch._C._autograd._top_saved_tensors_default_hooks(False),
+    )
+
+
+def _containers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the containers whose children the forward may have looped over, by name."""
+    pending = [("", module)] if isinstance(module, CONTAINERS) else []
+    pending += [
+        (name, child)
+        for name, child in module.named_children()
+        if isinstance(child, (torch.nn.ModuleList, torch.nn.ModuleDict))
+    ]
+    while pending:
+        name, container = pending.pop()
+        yield name, container
+        pending += [
+            (f"{name}.{last}" if name else last, child)
+            for last, child in container.named_children()
+            if isinstance(child, (torch.nn.ModuleList, torch.nn.ModuleDict))
+        ]
+
+
+def _is_constant(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_constant, value))
+    return isinstance(value, _CONSTANTS)
+
+
+def _hashable(state: Any) -> tuple[Any, ...]:
+    return tuple(part.tobytes() if isinstance(part, np.ndarray) else part for part in state)

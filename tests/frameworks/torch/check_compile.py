@@ -1,0 +1,183 @@
+"""`torch.compile` and `torch.export`: whole graphs, changing shapes, transforms inside."""
+
+from __future__ import annotations
+
+import copy
+import io
+import shutil
+
+import pytest
+import torch
+from torch.func import grad, hessian, jvp, vmap
+
+import backnorm.torch
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+    pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 3, 1, bias=False)
+        self.bn1 = torch.nn.BatchNorm2d(3, momentum=0.3)
+        self.bn2 = torch.nn.BatchNorm2d(3)
+        self.bn3 = torch.nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        out = torch.relu(self.bn1(self.conv(x)))
+        out = torch.relu(self.bn2(out) + x)
+        return self.bn3(out)
+
+
+def models(fuse, training):
+    theirs = Block().double().train(training)
+    return backnorm.torch.convert(copy.deepcopy(theirs), fuse=fuse), theirs
+
+
+def outcome(call, model, x, dy):
+    """Return y and all gradients, and leave the running statistics in the model."""
+    model.zero_grad()
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    y = call(x)
+    y.backward(dy)
+    return y.detach(), x.grad, [p.grad for p in model.parameters()], [*model.buffers()]
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["contiguous", "channels_last"])
+def test_one_graph_for_changing_shapes(fuse, training, name, layouts, close):
+    ours, theirs = models(fuse, training)
+    frames, first = [], 0
+
+    def counting(graph, inputs):
+        frames.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    compiled = torch.compile(ours, backend=counting, fullgraph=True, dynamic=True)
+    for shape in ((4, 3, 5, 6), (7, 3, 8, 5), (2, 3, 9, 9)):
+        x, dy = (layouts[name](torch.randn(shape).double()) for _ in range(2))
+        result = outcome(compiled, ours, x, dy)
+        close(result, outcome(theirs, theirs, x, dy), factor=16)
+        assert result[0].is_contiguous(memory_format=torch.channels_last) == (
+            name == "channels_last"
+        )
+        first = first or len(frames)
+    assert len(frames) == first, "a new graph for a new shape"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor wants a C++ compiler")
+def test_inductor(close):
+    ours, theirs = models(True, True)
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True)
+    for shape in ((4, 3, 5, 6), (7, 3, 8, 5)):
+        x, dy = torch.randn(shape).double(), torch.randn(shape).double()
+        close(outcome(compiled, ours, x, dy), outcome(theirs, theirs, x, dy), factor=16)
+
+
+def test_without_gradients_and_in_narrow_types(close):
+    ours, theirs = models(True, False)
+    with torch.no_grad():
+        compiled = torch.compile(ours.bfloat16(), backend="aot_eager", fullgraph=True)
+        x = torch.randn(4, 3, 5, 5).bfloat16()
+        assert torch.equal(compiled(x), ours(x))
+        close(compiled(x), theirs.bfloat16()(x), factor=2)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_module_with_and_without_momentum(momentum, close):
+    ours, theirs = (
+        cls(3, momentum=momentum) for cls in (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d)
+    )
+    # With momentum None the share of a batch is read from the counter: no whole graph, in PyTorch
+    # as here.
+    compiled = torch.compile(ours, backend="eager", fullgraph=momentum is not None)
+    for _ in range(3):
+        x = torch.randn(5, 3)
+        close(compiled(x), theirs(x))
+    close([*ours.buffers()], [*theirs.buffers()])
+
+
+def functions():
+    x, factor = torch.randn(4, 3, 2).double(), torch.randn(4, 3, 2).double()
+    weight = torch.rand(3).double()
+
+    def f(x):
+        y = backnorm.torch.batch_norm(x, None, None, weight, None, True)
+        y = backnorm.torch.batch_norm_add_relu(y, x, None, None, weight, None, True)
+        return (y * factor).pow(2).sum()
+
+    return f, x
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x: grad(f)(x),
+        lambda f, x: jvp(f, (x,), (x * x,)),
+        lambda f, x: hessian(f)(x),
+        lambda f, x: vmap(f)(torch.stack([x, x * x])),
+        lambda f, x: vmap(grad(f))(torch.stack([x, x * x])),
+    ],
+    ids=["grad", "jvp", "hessian", "vmap", "vmap of grad"],
+)
+def test_transforms_inside(transform, close):
+    f, x = functions()
+    compiled = torch.compile(lambda x: transform(f, x), backend="aot_eager", fullgraph=True)
+    close(compiled(x), transform(f, x))
+
+
+def test_forward_mode_inside(close):
+    from torch.autograd import forward_ad
+
+    f, x = functions()
+
+    def tangent(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(f(forward_ad.make_dual(x, x * x))).tangent
+
+    compiled = torch.compile(tangent, backend="aot_eager", fullgraph=True)
+    close(compiled(x), tangent(x))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("fuse", [True, False])
+def test_export(strict, training, fuse, close):
+    ours, theirs = models(fuse, training)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    x = torch.randn(4, 3, 5, 5).double()
+    program = torch.export.export(ours, (x,), strict=strict, dynamic_shapes=({0: batch},))
+    kept = io.BytesIO()
+    torch.export.save(program, kept)
+    kept.seek(0)
+    module = torch.export.load(kept).module()
+    for size in (2, 9):
+        x = torch.randn(size, 3, 5, 5).double()
+        close(module(x), theirs(x))
+    # A program has the buffers that it uses: no counters unless it trains.
+    expected = dict(theirs.named_buffers())
+    moved = dict(module.named_buffers())
+    assert len(moved) == (9 if training else 6)
+    close(moved, {name: expected[name] for name in moved})
+    names = {str(node.target) for node in program.graph.nodes}
+    assert any(name.startswith("backnorm.batch_norm") for name in names)
+
+
+def test_an_error_while_compiling_says_what_is_wrong():
+    def call(x, weight):
+        return backnorm.torch.batch_norm(x, None, None, weight, None, True)
+
+    compiled = torch.compile(call, backend="eager")
+    with pytest.raises(Exception, match="weight: must hold one value per channel"):
+        compiled(torch.randn(4, 3), torch.ones(2))

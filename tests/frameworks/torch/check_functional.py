@@ -1,0 +1,254 @@
+"""`batch_norm` against PyTorch's, and against the operator on arrays."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import backnorm
+import backnorm.torch
+
+TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+MIXED = [
+    (dtype, parameter)
+    for dtype in TYPES
+    for parameter in ((dtype, torch.float32) if dtype.itemsize == 2 else (dtype,))
+]
+
+
+def array(tensor):
+    """A copy of the tensor as an array, its axes in the same order in memory."""
+    tensor = tensor.detach().clone()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.float().numpy().astype(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3), (6, 5, 7), (4, 3, 5, 5), (2, 3, 4, 3, 2), (1, 2, 3)])
+@pytest.mark.parametrize("affine", ["both", "weight", "bias", "neither"])
+def test_equals_pytorch(training, shape, affine, parameters, close, step):
+    weight, bias, mean, variance = parameters(shape[1])
+    weight = weight if affine in ("both", "weight") else None
+    bias = bias if affine in ("both", "bias") else None
+    x, dy = torch.randn(shape).double() + 1, torch.randn(shape).double()
+    results = []
+    for function in (backnorm.torch.batch_norm, functional.batch_norm):
+        running = mean.clone(), variance.clone()
+
+        def call(x, weight, bias, function=function, running=running):
+            return function(x, *running, weight, bias, training, 0.3, 1e-3)
+
+        results.append((step(call, x, weight, bias, dy=dy), running))
+    close(*results)
+    moved = not torch.equal(results[0][1][0], mean)
+    assert moved == training
+
+
+@pytest.mark.parametrize(("dtype", "parameter"), MIXED)
+@pytest.mark.parametrize("training", [True, False])
+def test_has_the_bits_of_the_operator(dtype, parameter, training, layout, parameters, step):
+    x = layout(torch.randn(6, 3, 4, 4).to(dtype))
+    dy = layout(torch.randn(6, 3, 4, 4).to(dtype))
+    weight, bias, mean, variance = parameters(3, parameter)
+    y, dx, dweight, dbias = step(
+        lambda x, weight, bias: backnorm.torch.batch_norm(
+            x, mean.clone(), variance.clone(), weight, bias, training
+        ),
+        x, weight, bias, dy=dy,
+    )  # fmt: skip
+
+    wide = np.dtype(np.float32 if dtype.itemsize == 2 else array(x).dtype)
+    w, b, m, v = (array(tensor).astype(wide) for tensor in (weight, bias, mean, variance))
+    if training:
+        expected, m, v = backnorm.batch_norm_forward(array(x), w, b, epsilon=1e-5)
+    else:
+        expected = backnorm.batch_norm_inference(array(x), m, v, w, b, epsilon=1e-5)
+    gradients = backnorm.batch_norm_backward(
+        array(x), array(dy), m, v, w, epsilon=1e-5, training=training
+    )
+    np.testing.assert_array_equal(array(y), expected)
+    np.testing.assert_array_equal(array(dx), gradients.dx)
+    assert dweight.dtype == dbias.dtype == parameter
+    np.testing.assert_array_equal(array(dweight), gradients.dgamma.astype(array(weight).dtype))
+    np.testing.assert_array_equal(array(dbias), gradients.dbeta.astype(array(weight).dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rank", [4, 5])
+def test_results_lie_in_memory_as_the_input_does(dtype, rank, layout, parameters, step):
+    x = layout(torch.randn((4, 3, 5, 2, 3)[:rank]).to(dtype))
+    weight, bias, *_ = parameters(3, dtype)
+    y, dx, *_ = step(
+        lambda x, weight, bias: backnorm.torch.batch_norm(x, None, None, weight, bias, True),
+        x, weight, bias, dy=torch.randn(x.shape).to(dtype),
+    )  # fmt: skip
+    assert y.stride() == dx.stride() == torch.empty_like(x).stride()
+    assert backnorm.torch.batch_norm(x, weight, bias.abs()).stride() == y.stride()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_memory_format_shows_where_space_is_one_element(memory_format):
+    x = torch.empty((4, 3, 1, 1), memory_format=memory_format).copy_(torch.randn(4, 3, 1, 1))
+    y = backnorm.torch.batch_norm(x, None, None, training=True)
+    assert y.stride() == x.stride()
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    """Return a function that counts the elements that a call copies, as tensors and as arrays."""
+    sizes = []
+    for name in ("clone", "contiguous", "copy_", "to", "float"):
+        original = getattr(torch.Tensor, name)
+
+        def spy(tensor, *args, original=original, **kwargs):
+            result = original(tensor, *args, **kwargs)
+            if result.data_ptr() != tensor.data_ptr():
+                sizes.append(tensor.numel())
+            return result
+
+        monkeypatch.setattr(torch.Tensor, name, spy)
+
+    def count(function):
+        sizes.clear()
+        tracemalloc.start()
+        try:
+            function()
+            return sum(sizes), tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    return count
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ["contiguous", "channels_last", "permuted", "sliced"])
+def test_dense_tensors_are_read_where_they_are(dtype, name, layouts, parameters, copied):
+    x, dy = (layouts[name](torch.randn(16, 8, 16, 64).to(dtype)) for _ in range(2))
+    weight, *_ = parameters(8, dtype)
+    x.requires_grad_()
+
+    def forward():
+        return backnorm.torch.batch_norm(x, None, None, weight, None, True)
+
+    y = forward()
+    torch.autograd.grad(y, x, dy, retain_graph=True)
+    for function in (forward, lambda: torch.autograd.grad(y, x, dy, retain_graph=True)):
+        elements, array_bytes = copied(function)
+        whole = elements >= x.numel() or array_bytes >= x.numel() * x.itemsize
+        assert whole == (name == "sliced"), (elements, array_bytes)
+
+
+def test_inputs_are_not_modified(layout, parameters, step):
+    x, dy = layout(torch.randn(4, 3, 5, 5)), layout(torch.randn(4, 3, 5, 5))
+    weight, bias, *_ = parameters(3, torch.float32)
+    before = [tensor.clone() for tensor in (x, dy, weight, bias)]
+    step(
+        lambda x, weight, bias: backnorm.torch.batch_norm(x, None, None, weight, bias, True),
+        x, weight, bias, dy=dy,
+    )  # fmt: skip
+    assert all(map(torch.equal, (x, dy, weight, bias), before))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.1, 1.0, -1.2])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_running_statistics(momentum, dtype, parameters, close):
+    x = torch.randn(5, 3, 4).to(dtype) * 2 + 3
+    *_, mean, variance = parameters(3, dtype)
+    ours, theirs = [(mean.clone(), variance.clone()) for _ in range(2)]
+    for _ in range(3):
+        backnorm.torch.batch_norm(x, *ours, training=True, momentum=momentum)
+        functional.batch_norm(x, *theirs, training=True, momentum=momentum)
+    close(ours, theirs)
+
+
+def test_frozen_gradients_keep_the_statistics_of_their_forward(parameters, close):
+    weight, bias, mean, variance = parameters(3)
+    x, dy = torch.randn(4, 3, 5).double().requires_grad_(), torch.randn(4, 3, 5).double()
+    expected = torch.autograd.grad(
+        functional.batch_norm(x, mean, variance, weight, bias), x, dy
+    )
+    y = backnorm.torch.batch_norm(x, mean, variance, weight, bias)
+    backnorm.torch.batch_norm(x + 5, mean, variance, weight, bias, training=True)
+    close(torch.autograd.grad(y, x, dy), expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(0, 3, 4), (4, 3, 0), (4, 0, 3), (0,)])
+def test_empty_tensors(training, shape, parameters, step):
+    channels = shape[1] if len(shape) > 1 else 0
+    weight, bias, mean, variance = parameters(channels)
+    x = torch.zeros(shape).double()
+    arguments = (x, weight, bias) if len(shape) > 1 else (x,)
+    y, dx, *rest = step(
+        lambda x, *affine: backnorm.torch.batch_norm(
+            x, mean, variance, *affine, training=training
+        ),
+        *arguments, dy=x,
+    )  # fmt: skip
+    assert y.shape == dx.shape == shape
+    assert all(torch.equal(gradient, torch.zeros(channels).double()) for gradient in rest)
+
+
+def test_only_the_gradients_that_are_wanted(parameters):
+    weight, bias, *_ = parameters(3)
+    x, dy = torch.randn(4, 3, 5).double(), torch.randn(4, 3, 5).double()
+    every = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    backnorm.torch.batch_norm(every[0], None, None, *every[1:], True).backward(dy)
+    for wanted in range(1, 8):
+        some = [
+            tensor.clone().requires_grad_(bool(wanted >> position & 1))
+            for position, tensor in enumerate((x, weight, bias))
+        ]
+        backnorm.torch.batch_norm(some[0], None, None, *some[1:], True).backward(dy)
+        for one, whole in zip(some, every, strict=True):
+            assert (one.grad is None) is not one.requires_grad
+            assert one.grad is None or torch.equal(one.grad, whole.grad)
+
+
+def test_nothing_is_kept_where_no_gradient_is_wanted(parameters):
+    weight, bias, *_ = parameters(3)
+    x = torch.randn(4, 3, 5).double().requires_grad_()
+    with torch.no_grad():
+        assert backnorm.torch.batch_norm(x, None, None, weight, bias, True).grad_fn is None
+    with torch.inference_mode():
+        y = backnorm.torch.batch_norm(x, None, None, weight, bias, True)
+    assert y.is_inference()
+
+
+def test_a_tensor_that_waits_to_be_negated():
+    x = torch.randn(4, 3, dtype=torch.complex128).conj().imag
+    assert x.is_neg()
+    y = backnorm.torch.batch_norm(x, None, None, training=True)
+    torch.testing.assert_close(y, functional.batch_norm(x.clone(), None, None, training=True))
+
+
+def test_subclasses_of_tensors_are_heard():
+    calls = []
+
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            calls.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    x = torch.randn(4, 3)
+    y = backnorm.torch.batch_norm(x.as_subclass(Loud), None, None, training=True)
+    assert backnorm.torch.batch_norm in calls
+    assert isinstance(y, Loud)
+    expected = backnorm.torch.batch_norm(x, None, None, training=True)
+    assert torch.equal(y.as_subclass(torch.Tensor), expected)
+
+
+def test_the_signature_is_pytorchs():
+    import inspect
+
+    ours, theirs = map(inspect.signature, (backnorm.torch.batch_norm, functional.batch_norm))
+    assert [(p.name, p.default) for p in ours.parameters.values()] == [
+        (p.name, p.default) for p in theirs.parameters.values()
+    ]

@@ -1,0 +1,100 @@
+"""What the checks of the PyTorch adapter share: seeded tensors, layouts, comparison."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+import torch
+
+
+def _sliced(x):
+    wide = torch.randn(*x.shape[:-1], 2 * x.shape[-1]).to(x.dtype)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+def _expanded(x):
+    return x[:1].expand(x.shape)
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x.clone(memory_format=torch.contiguous_format),
+    "channels_last": lambda x: x.clone(
+        memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    ),
+    # Dense, in an order that has no name.
+    "permuted": lambda x: x.transpose(0, 2).contiguous().transpose(0, 2),
+    "sliced": _sliced,
+    "expanded": _expanded,
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded(request):
+    """Seed PyTorch by the name of the test."""
+    torch.manual_seed(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request):
+    """A function that lays a tensor out in memory."""
+    return LAYOUTS[request.param]
+
+
+@pytest.fixture
+def parameters():
+    """Return weight, bias, running mean and running variance of `channels`, none of them trivial."""
+
+    def make(channels, dtype=torch.float64, running=None):
+        weight, bias = torch.rand(channels) + 0.5, torch.randn(channels)
+        mean, variance = torch.randn(channels), torch.rand(channels) + 0.5
+        running = running or dtype
+        return weight.to(dtype), bias.to(dtype), mean.to(running), variance.to(running)
+
+    return make
+
+
+@pytest.fixture
+def close():
+    """Assert that tensors (in any nesting) are equal within a few roundings of their type."""
+
+    def assert_close(actual, expected, *, factor=1.0):
+        actual, expected = (torch.utils._pytree.tree_leaves(values) for values in (actual, expected))
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            if one is None or other is None:
+                assert one is other
+                continue
+            assert one.dtype == other.dtype
+            if not one.dtype.is_floating_point:
+                assert torch.equal(one, other)
+                continue
+            # Relative to the terms, which are of order 1 or more: where they cancel, the other side
+            # is no better.
+            scale = float(other.detach().abs().max()) if other.numel() else 0.0
+            tolerance = factor * 64 * torch.finfo(one.dtype).eps * max(scale, 1.0)
+            torch.testing.assert_close(one, other, rtol=0.0, atol=tolerance)
+
+    return assert_close
+
+
+@pytest.fixture
+def step():
+    """Run a forward and backward pass; return y, and the gradients of the tensors that want one."""
+
+    def run(function, *tensors, dy):
+        leaves = [
+            None if tensor is None else tensor.detach().requires_grad_() for tensor in tensors
+        ]
+        y = function(*leaves)
+        y.backward(dy)
+        return y.detach(), *(None if leaf is None else leaf.grad for leaf in leaves)
+
+    return run
+
+
+@pytest.fixture
+def layouts():
+    """Functions that lay a tensor out in memory, by name."""
+    return LAYOUTS
