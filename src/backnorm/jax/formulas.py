@@ -1,0 +1,115 @@
+"""Batch normalisation in plain jax.numpy: what a GPU or a TPU runs, and what defines gradients.
+
+Arrays keep the caller's axes; `axis` is not negative. Per-channel arrays are (C,), of float64
+beside a float64 x and of float32 otherwise, and all arithmetic is in that type. The mean is
+subtracted before anything else is done with x. All functions are differentiable, to any order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["backward", "forward", "normalize", "statistics", "through_statistics", "working_type"]
+
+
+def working_type(dtype: Any) -> Any:
+    """Return the type of the arithmetic, and of per-channel arrays, beside an x of type `dtype`."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
+def statistics(x: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
+    """Return the mean and the biased variance of every channel, 0 and 0 of an empty batch.
+
+    A sum of many numbers of one sign loses digits; the sum of what is left after a first mean has
+    been subtracted does not. So the first mean is corrected by the mean of the remainders, in the
+    reading that sums their squares.
+    """
+    x = x.astype(working_type(x.dtype))
+    axes, count = _others(x, axis), _count(x, axis)
+    first = jnp.sum(x, axes) / count
+    centred = x - _spread(first, x, axis)
+    correction = jnp.sum(centred, axes) / count
+    variance = jnp.sum(centred * centred, axes) / count - correction * correction
+    # Rounding must not leave a negative variance; NaN stays NaN.
+    return first + correction, jnp.maximum(variance, 0)
+
+
+def forward(
+    x: jax.Array, gamma: jax.Array, beta: jax.Array, *, epsilon: float, axis: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return y, and the mean and the biased variance of every channel."""
+    mean, variance = statistics(x, axis=axis)
+    y = normalize(x, mean, variance, gamma, beta, epsilon=epsilon, axis=axis)
+    return y, mean, variance
+
+
+def normalize(
+    x: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    gamma: jax.Array,
+    beta: jax.Array,
+    *,
+    epsilon: float,
+    axis: int,
+) -> jax.Array:
+    """Return y = gamma * (x - mean) / sqrt(variance + epsilon) + beta."""
+    scale = gamma * jax.lax.rsqrt(variance + epsilon)
+    centred = x.astype(mean.dtype) - _spread(mean, x, axis)
+    return (centred * _spread(scale, x, axis) + _spread(beta, x, axis)).astype(x.dtype)
+
+
+def backward(
+    x: jax.Array,
+    dy: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    gamma: jax.Array,
+    *,
+    epsilon: float,
+    axis: int,
+    training: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return dx, dgamma and dbeta (`backnorm.batch_norm_backward` has the formulas)."""
+    axes, count = _others(x, axis), _count(x, axis)
+    s = jax.lax.rsqrt(variance + epsilon)
+    wide = dy.astype(mean.dtype)
+    centred = x.astype(mean.dtype) - _spread(mean, x, axis)
+    sum_dy = jnp.sum(wide, axes)
+    sum_dy_xmu = jnp.sum(wide * centred, axes)
+    dx = wide
+    if training:
+        slope = s * s * (sum_dy_xmu / count)
+        dx = dx - _spread(sum_dy / count, x, axis) - centred * _spread(slope, x, axis)
+    dx = dx * _spread(gamma * s, x, axis)
+    return dx.astype(x.dtype), s * sum_dy_xmu, sum_dy
+
+
+def through_statistics(
+    x: jax.Array, mean: jax.Array, dmean: jax.Array, dvariance: jax.Array, *, axis: int
+) -> jax.Array:
+    """Return what x owes to the gradients of its statistics, in the type of the arithmetic."""
+    count = _count(x, axis)
+    centred = x.astype(mean.dtype) - _spread(mean, x, axis)
+    return _spread(dmean / count, x, axis) + centred * _spread(2 * dvariance / count, x, axis)
+
+
+def _others(x: jax.Array, axis: int) -> tuple[int, ...]:
+    return tuple(k for k in range(x.ndim) if k != axis)
+
+
+def _count(x: jax.Array, axis: int) -> int:
+    """Return the number of elements of a channel, or 1 if there are none."""
+    shape: tuple[int, ...] = x.shape
+    count = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :])
+    # Not `max`: a symbolic dimension is known not to be 0, but not whether it is more than 1.
+    return 1 if count == 0 else count
+
+
+def _spread(channels: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """Return a per-channel array in a shape that broadcasts against x."""
+    return channels.reshape(tuple(-1 if k == axis else 1 for k in range(x.ndim)))

@@ -1,0 +1,269 @@
+"""Batch normalisation on JAX arrays: checks, types, and one compiled function each."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from backnorm.errors import ArgumentValueError
+from backnorm.jax import check, derivatives
+from backnorm.jax.formulas import working_type
+from backnorm.jax.mapped import alike
+from backnorm.jax.primitives import Setting
+from backnorm.problem import check_flag
+
+__all__ = ["batch_norm", "batch_norm_backward", "batch_norm_inference"]
+
+_compiled = partial(jax.jit, inline=True)
+
+
+def batch_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    epsilon: float,
+    axis: int = -1,
+    axis_name: Hashable | tuple[Hashable, ...] | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Normalise a batch with its own statistics.
+
+    mean and variance are those of each channel of x, the variance being the biased one (divided
+    by the number of elements), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
+
+    Differentiable in x, gamma and beta by `jax.grad` and `jax.vjp`, to any order; the cotangents
+    of mean and variance count. Forward mode (`jax.jvp`, `jax.jacfwd`) is an error, as it is for
+    every function with a `jax.custom_vjp`. Under `jax.vmap` every instance has statistics of its
+    own.
+
+    Parameters
+    ----------
+    x : array, rank 1 or more
+        float64, float32, float16 or bfloat16.
+    gamma, beta : array, shape (C,), optional
+        Scale and offset, 1 and 0 if absent; x's type, or float32 beside a 16-bit x.
+    epsilon : float
+        Added to the variance; finite, not negative, and known when the function is traced.
+    axis : int
+        Where the channels are.
+    axis_name : str or tuple of str, optional
+        Mapped axes (of `jax.shard_map`, `jax.pmap` or `jax.vmap`) over which the batch is
+        spread: the statistics are those of all its parts, which have one shape. Gradients are
+        what JAX gives for the textbook formula with `jax.lax.pmean`.
+
+    Returns
+    -------
+    y : array
+        Of x's shape and type.
+    mean, variance : array, shape (C,)
+        Of gamma's type (without gamma and beta: x's, or float32 beside a 16-bit x). 0 of an
+        empty batch.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        For a wrong type, shape, axis or epsilon, when the function is traced. Values are not
+        looked at: NaN, infinity, and a variance + epsilon of 0 propagate.
+
+    References
+    ----------
+    Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
+    """
+    _check_arrays({"x": x}, {"gamma": gamma, "beta": beta})
+    setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
+    names = check.check_axis_name(axis_name)
+    y, mean, variance = _batch_norm(x, gamma, beta, setting=setting, axis_name=names)
+    return y, mean, variance
+
+
+def batch_norm_inference(
+    x: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    epsilon: float,
+    axis: int = -1,
+) -> jax.Array:
+    """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
+
+    Differentiable in all five arrays.
+
+    Parameters
+    ----------
+    x : array, rank 1 or more
+        float64, float32, float16 or bfloat16.
+    mean, variance : array, shape (C,)
+        Statistics; x's type, or float32 beside a 16-bit x.
+    gamma, beta : array, shape (C,), optional
+        Scale and offset, of mean's type; 1 and 0 if absent.
+    epsilon : float
+        Added to the variance; finite, not negative, and known when the function is traced.
+    axis : int
+        Where the channels are.
+
+    Returns
+    -------
+    array
+        y, of x's shape and type.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `batch_norm`.
+    """
+    _check_arrays({"x": x, "mean": mean, "variance": variance}, {"gamma": gamma, "beta": beta})
+    setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
+    return _batch_norm_inference(x, mean, variance, gamma, beta, setting=setting)
+
+
+def batch_norm_backward(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any = None,
+    *,
+    epsilon: float,
+    axis: int = -1,
+    training: bool = True,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the gradients of batch normalisation.
+
+    With M elements per channel, s = 1/sqrt(variance + epsilon) and c = x - mean::
+
+        dbeta  = sum dy
+        dgamma = s * sum dy*c
+        dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
+        dx     = gamma*s * dy                                            frozen statistics
+
+    Differentiable as the function of five arrays that it is: mean and variance are arguments like
+    x. If they are what `batch_norm` returned for x, the chain rule adds what they owe to x.
+
+    Parameters
+    ----------
+    x : array, rank 1 or more
+        Input of the forward pass: float64, float32, float16 or bfloat16.
+    dy : array
+        Gradient of the loss with respect to the output, of x's shape and type.
+    mean, variance : array, shape (C,)
+        The statistics of the forward pass, used as they are. The variance is the biased one. x's
+        type, or float32 beside a 16-bit x.
+    gamma : array, shape (C,), optional
+        Scale, of mean's type; 1 if absent.
+    epsilon : float
+        Added to the variance; finite, not negative, and known when the function is traced.
+    axis : int
+        Where the channels are.
+    training : bool
+        True: the statistics depended on x. False: they were constants.
+
+    Returns
+    -------
+    dx : array
+        Of x's shape and type.
+    dgamma, dbeta : array, shape (C,)
+        Of mean's type.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `batch_norm`.
+
+    References
+    ----------
+    Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
+    """
+    _check_arrays({"x": x, "dy": dy, "mean": mean, "variance": variance}, {"gamma": gamma})
+    setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
+    training = check_flag("training", training)
+    given = (x, dy, mean, variance, gamma)
+    dx, dgamma, dbeta = _batch_norm_backward(*given, setting=setting, training=training)
+    return dx, dgamma, dbeta
+
+
+@partial(_compiled, static_argnames=("setting", "axis_name"))
+def _batch_norm(
+    x: Any, gamma: Any, beta: Any, *, setting: Setting, axis_name: tuple[Hashable, ...]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    dtype = check.check_forward(x, gamma, beta, **setting._asdict())
+    gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
+    x, gamma, beta = alike(x, gamma, beta)
+    if not axis_name:
+        y, mean, variance = derivatives.forward(setting, x, gamma, beta)
+    else:
+        mean, variance = derivatives.statistics(setting.axis, x)
+        mean, variance = _of_all(mean, variance, axis_name)
+        inputs = alike(x, mean, variance, gamma, beta)
+        y = derivatives.normalize(setting, *inputs)
+    return y, mean.astype(dtype), variance.astype(dtype)
+
+
+@partial(_compiled, static_argnames=("setting",))
+def _batch_norm_inference(
+    x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, *, setting: Setting
+) -> jax.Array:
+    check.check_inference(x, mean, variance, gamma, beta, **setting._asdict())
+    work = working_type(x.dtype)
+    gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
+    inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
+    return derivatives.normalize(setting, *inputs)
+
+
+@partial(_compiled, static_argnames=("setting", "training"))
+def _batch_norm_backward(
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, setting: Setting, training: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    dtype = check.check_backward(x, dy, mean, variance, gamma, **setting._asdict())
+    work = working_type(x.dtype)
+    gamma = _scale(gamma, x, setting.axis)
+    inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)
+    dx, dgamma, dbeta = derivatives.backward(setting, training, *inputs)
+    return dx, dgamma.astype(dtype), dbeta.astype(dtype)
+
+
+def _check_arrays(required: dict[str, Any], optional: dict[str, Any]) -> None:
+    for name, value in required.items():
+        check.check_array(name, value)
+    for name, value in optional.items():
+        if value is not None:
+            check.check_array(name, value)
+
+
+def _scale(gamma: Any, x: jax.Array, axis: int) -> jax.Array:
+    """Return gamma, or ones, in the type of the arithmetic.
+
+    Statistics and parameter gradients of 16-bit parameters are rounded once, at the end.
+    """
+    work = working_type(x.dtype)
+    return jnp.ones(x.shape[axis], work) if gamma is None else gamma.astype(work)
+
+
+def _offset(beta: Any, x: jax.Array, axis: int) -> jax.Array:
+    work = working_type(x.dtype)
+    return jnp.zeros(x.shape[axis], work) if beta is None else beta.astype(work)
+
+
+def _of_all(
+    mean: jax.Array, variance: jax.Array, axis_name: tuple[Hashable, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Return the statistics of all parts of a batch from those of the parts.
+
+    Never from the sums of x and of its square, which cancel.
+    """
+    try:
+        whole = jax.lax.pmean(mean, axis_name)
+    except NameError as error:
+        raise ArgumentValueError(
+            "axis_name",
+            "is not the name of a mapped axis here",
+            came=", ".join(map(repr, axis_name)),
+            accepted="an axis of the enclosing shard_map, pmap or vmap",
+        ) from error
+    apart = mean - alike(whole, mean)[0]
+    return whole, jax.lax.pmean(variance + apart * apart, axis_name)

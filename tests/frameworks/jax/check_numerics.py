@@ -1,0 +1,271 @@
+"""The numbers: against the oracle, against automatic differentiation of the textbook formula."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import backnorm.jax
+from backnorm.conformance.battery import cases, examine
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import check_backward, check_forward, check_inference
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
+from backnorm.jax import formulas
+
+from .conftest import EPSILON, SHAPES, agree, gradient_of_gradient, textbook, weighed
+
+BATTERY = {case.name: case for case in cases()}
+
+
+def assert_passed(verdicts):
+    assert [verdict.detail for verdict in verdicts.values() if not verdict.passed] == []
+
+
+def axis_of(data_format):
+    return 1 if data_format == "NCX" else -1
+
+
+def arrays(values):
+    return tuple(np.asarray(value) for value in values)
+
+
+def backward(*inputs, epsilon, data_format, training):
+    gradients = backnorm.jax.batch_norm_backward(
+        *inputs, epsilon=epsilon, axis=axis_of(data_format), training=training
+    )
+    return arrays(gradients)
+
+
+@pytest.mark.parametrize("name", BATTERY)
+def test_the_battery(name):
+    assert_passed(examine(backward, BATTERY[name]))
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("shape", [(6, 5, 3, 4), (3, 17, 7, 7), (9, 5), (40, 12, 30)])
+def test_every_pass_against_the_oracle(shape, data_format, dtype, rng):
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=10.0)
+    how = {"epsilon": data.epsilon, "axis": axis_of(data_format)}
+    found = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **how)
+    assert [each.dtype for each in found] == [dtype, data.gamma.dtype, data.gamma.dtype]
+    assert_passed(check_forward(data.x, data.gamma, data.beta, arrays(found), **data.options))
+    given = (data.x, data.mean, data.variance, data.gamma, data.beta)
+    y = np.asarray(backnorm.jax.batch_norm_inference(*given, **how))
+    assert_passed(check_inference(*given, y, **data.options))
+    for training in (True, False):
+        gradients = backward(*data.backward_inputs, training=training, **data.options)
+        assert_passed(
+            check_backward(*data.backward_inputs, gradients, training=training, **data.options)
+        )
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_derivatives_of_three_orders(shape, axis, layer, normal):
+    inputs, weights = layer(shape, axis), (normal(*shape), normal(shape[axis]))
+    ours = weighed(
+        lambda *given: backnorm.jax.batch_norm(*given, epsilon=EPSILON, axis=axis), weights
+    )
+    theirs = weighed(lambda *given: textbook(*given, axis=axis), weights)
+    for _ in range(3):
+        mine = jax.jit(jax.grad(ours, (0, 1, 2)))(*inputs)
+        agree(mine, jax.jit(jax.grad(theirs, (0, 1, 2)))(*inputs))
+        again = [normal(*each.shape) for each in inputs]
+        ours = gradient_of_gradient(ours, 3, again)
+        theirs = gradient_of_gradient(theirs, 3, again)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_derivatives_of_the_backward_pass(training, layer, normal):
+    # The arguments are five, and independent: mean and variance are what the caller says.
+    x, gamma, _ = layer((6, 5, 4), 1)
+    inputs = (x, normal(6, 5, 4), normal(5), normal(5) ** 2 + 0.5, gamma)
+    weights = [normal(6, 5, 4), normal(5), normal(5)]
+
+    def by_hand(x, dy, mean, variance, gamma):
+        column = (1, -1, 1)
+        s = 1.0 / jnp.sqrt(variance + EPSILON)
+        c = x - mean.reshape(column)
+        dbeta, dgamma = dy.sum((0, 2)), s * (dy * c).sum((0, 2))
+        of_sums = dbeta.reshape(column) + c * (s * dgamma).reshape(column)
+        dx = dy - (of_sums / 24 if training else 0.0)
+        return dx * (gamma * s).reshape(column), dgamma, dbeta
+
+    def ours(*given):
+        return backnorm.jax.batch_norm_backward(*given, epsilon=EPSILON, axis=1, training=training)
+
+    def loss(function):
+        return lambda *given: sum(
+            jnp.sum(jnp.sin(each) * weight)
+            for each, weight in zip(function(*given), weights, strict=True)
+        )
+
+    agree(ours(*inputs), by_hand(*inputs))
+    agree(jax.grad(loss(ours), range(5))(*inputs), jax.grad(loss(by_hand), range(5))(*inputs))
+
+
+def test_derivatives_with_given_statistics(layer, normal):
+    x, gamma, beta = layer((6, 5, 4), 1)
+    inputs = (x, normal(5), normal(5) ** 2 + 0.5, gamma, beta)
+    weight = normal(6, 5, 4)
+
+    def by_hand(x, mean, variance, gamma, beta):
+        mean, variance, gamma, beta = (each[:, None] for each in (mean, variance, gamma, beta))
+        return gamma * (x - mean) / jnp.sqrt(variance + EPSILON) + beta
+
+    def ours(*given):
+        return backnorm.jax.batch_norm_inference(*given, epsilon=EPSILON, axis=1)
+
+    def loss(function):
+        return lambda *given: jnp.sum(jnp.sin(function(*given)) * weight)
+
+    agree(ours(*inputs), by_hand(*inputs))
+    agree(jax.grad(loss(ours), range(5))(*inputs), jax.grad(loss(by_hand), range(5))(*inputs))
+    again = [normal(*each.shape) for each in inputs]
+    second = [gradient_of_gradient(loss(each), 5, again) for each in (ours, by_hand)]
+    agree(*(jax.grad(each, range(5))(*inputs) for each in second))
+
+
+@pytest.mark.parametrize("absent", ["gamma", "beta", "both"])
+def test_without_scale_or_offset(absent, layer):
+    x, gamma, beta = layer((6, 5, 4), 1)
+    given = (
+        None if absent in ("gamma", "both") else gamma,
+        None if absent in ("beta", "both") else beta,
+    )
+    full = (jnp.ones(5) if given[0] is None else gamma, jnp.zeros(5) if given[1] is None else beta)
+    agree(backnorm.jax.batch_norm(x, *given, epsilon=EPSILON, axis=1), textbook(x, *full, axis=1))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_statistics_of_16_bit_parameters_are_rounded_once_and_only_at_the_end(dtype, layer, normal):
+    x, gamma, beta = (each.astype(dtype) for each in layer((64, 5, 9), 1))
+    weight = normal(64, 5, 9).astype(dtype)
+    wide = (gamma.astype(jnp.float32), beta.astype(jnp.float32))
+
+    def pulled_back(*parameters):
+        def function(*given):
+            return backnorm.jax.batch_norm(*given, epsilon=EPSILON, axis=1)[0]
+
+        y, pull_back = jax.vjp(function, x, *parameters)
+        return y, *pull_back(weight)
+
+    ours, theirs = pulled_back(gamma, beta), pulled_back(*wide)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(other.astype(dtype)))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 4, 3), (2, 4, 0)])
+def test_arrays_without_elements(shape):
+    x = jnp.zeros(shape)
+    channels = shape[1]
+    y, mean, variance = backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1)
+    agree((y, mean, variance), (x, jnp.zeros(channels), jnp.zeros(channels)))
+    gradients = backnorm.jax.batch_norm_backward(x, x, mean, variance, epsilon=EPSILON, axis=1)
+    agree(gradients, (x, mean, mean))
+
+
+def test_one_axis_and_one_element(normal):
+    x = normal(7)
+    y, mean, variance = backnorm.jax.batch_norm(x, epsilon=EPSILON)
+    agree((y, mean, variance), (jnp.zeros(7), x, jnp.zeros(7)))
+
+
+def test_values_propagate_and_never_raise(normal):
+    x = np.array(normal(6, 4))
+    x[2, 0], x[1, 1] = np.nan, np.inf
+    y, mean, variance = backnorm.jax.batch_norm(x, epsilon=EPSILON)
+    assert np.isnan(y[:, :2]).all()
+    assert np.isfinite(y[:, 2:]).all()
+    assert np.isnan(mean[0])
+    assert mean[1] == np.inf
+    # A variance that no data can have, and one of constant channels without epsilon.
+    for shifted in (-1.0, 0.0):
+        values = jnp.array([1.0, shifted, 1.0, 1.0])
+        given = (normal(6, 4), normal(6, 4), normal(4), values)
+        dx, dgamma, dbeta = backnorm.jax.batch_norm_backward(*given, epsilon=0.0)
+        assert np.isnan(dx[:, 1]).all()
+        assert np.isnan(dgamma[1])
+        assert np.isfinite(dx[:, [0, 2, 3]]).all()
+        assert np.isfinite(dbeta).all()
+        y = backnorm.jax.batch_norm_inference(given[0], normal(4), values, epsilon=0.0)
+        assert np.isnan(y[:, 1]).all()
+    y, _, variance = backnorm.jax.batch_norm(jnp.ones((5, 2)), epsilon=0.0)
+    assert np.isnan(y).all()
+    np.testing.assert_array_equal(variance, 0.0)
+
+
+class TestFormulas:
+    """What other platforms run, here on the CPU."""
+
+    @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+    @pytest.mark.parametrize(("shape", "axis"), SHAPES)
+    def test_agree_with_the_kernels(self, shape, axis, dtype, layer, normal):
+        x, gamma, beta = layer(shape, axis)
+        work = formulas.working_type(dtype)
+        x, dy = x.astype(dtype), normal(*shape).astype(dtype)
+        gamma, beta = gamma.astype(work), beta.astype(work)
+        how, place = {"epsilon": EPSILON}, axis % len(shape)
+        tolerance = {8: 1e-13, 4: 2e-5, 2: 2e-2}[dtype.itemsize]
+        mine = backnorm.jax.batch_norm(x, gamma, beta, axis=axis, **how)
+        agree(formulas.forward(x, gamma, beta, axis=place, **how), mine, tolerance)
+        _, mean, variance = mine
+        given = (x, mean, variance, gamma, beta)
+        agree(
+            formulas.normalize(*given, axis=place, **how),
+            backnorm.jax.batch_norm_inference(*given, axis=axis, **how),
+            tolerance,
+        )
+        for training in (True, False):
+            given, flag = (x, dy, mean, variance, gamma), {"training": training}
+            agree(
+                formulas.backward(*given, axis=place, **how, **flag),
+                backnorm.jax.batch_norm_backward(*given, axis=axis, **how, **flag),
+                tolerance,
+            )
+
+    @pytest.mark.parametrize("ratio", [1e3, 1e5])
+    def test_the_mean_is_subtracted_first(self, ratio, rng):
+        # float32 data far from zero: the sum of their squares would have no digit of the variance.
+        x = jnp.asarray(rng.normal(size=(4000, 3)) + ratio, jnp.float32)
+        mean, variance = formulas.statistics(x, axis=1)
+        exact = np.asarray(x, np.float64)
+        np.testing.assert_allclose(mean, exact.mean(0), rtol=2e-7)
+        np.testing.assert_allclose(variance, exact.var(0), rtol=1e-5)
+
+
+def test_the_callback_gives_the_same_numbers(through_python, layer, normal):
+    x, gamma, beta = layer((6, 5, 4), 1)
+    weights = normal(6, 5, 4), normal(5)
+
+    def ours(*given):
+        return backnorm.jax.batch_norm(*given, epsilon=EPSILON, axis=1)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled = jax.jit(jax.grad(weighed(ours, weights), (0, 1, 2)))
+        found = compiled(x, gamma, beta)
+        several = jax.vmap(compiled, (0, None, None))(jnp.stack([x, 2.0 * x]), gamma, beta)
+    assert sum("it is a test" in str(each.message) for each in caught) == 1
+    exact = jax.grad(weighed(lambda *given: textbook(*given, axis=1), weights), (0, 1, 2))
+    assert "backnorm_kernel" not in compiled.lower(x, gamma, beta).as_text()
+    agree(found, exact(x, gamma, beta))
+    agree(several, jax.vmap(exact, (0, None, None))(jnp.stack([x, 2.0 * x]), gamma, beta))
+    for dtype in ELEMENT_TYPES:
+        small = x.astype(dtype)
+        agree(
+            backnorm.jax.batch_norm_inference(small, small[0, :, 0], small[0, :, 1] ** 2,
+                                              epsilon=EPSILON, axis=1),
+            formulas.normalize(
+                small,
+                *(each.astype(formulas.working_type(dtype))
+                  for each in (small[0, :, 0], small[0, :, 1] ** 2, jnp.ones(5), jnp.zeros(5))),
+                epsilon=EPSILON, axis=1,
+            ),
+            1e-13 if dtype == FLOAT64 else 2e-2,
+        )  # fmt: skip

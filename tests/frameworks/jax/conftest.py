@@ -1,0 +1,99 @@
+"""What the checks of the JAX adapter share: several CPU devices, 64 bits, textbook formulas."""
+
+from __future__ import annotations
+
+import os
+
+# Read when JAX makes its CPU devices.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+
+EPSILON = 1e-3
+# (shape, axis): channels first, last, in the middle, alone; a negative axis.
+SHAPES = [((6, 5, 3, 4), 1), ((6, 3, 4, 5), -1), ((4, 3, 5, 2), -2), ((7, 9), 1), ((5, 8), 0)]
+
+
+def textbook(x, gamma, beta, *, epsilon=EPSILON, axis=-1, axis_name=None):
+    """Batch normalisation as one writes it, for JAX to differentiate."""
+    others = tuple(k for k in range(x.ndim) if k != axis % x.ndim)
+    column = [-1 if k == axis % x.ndim else 1 for k in range(x.ndim)]
+    mean = jnp.mean(x, others)
+    mean = mean if axis_name is None else jax.lax.pmean(mean, axis_name)
+    variance = jnp.mean((x - mean.reshape(column)) ** 2, others)
+    variance = variance if axis_name is None else jax.lax.pmean(variance, axis_name)
+    y = (x - mean.reshape(column)) / jnp.sqrt(variance + epsilon).reshape(column)
+    return y * gamma.reshape(column) + beta.reshape(column), mean, variance
+
+
+def agree(ours, theirs, tolerance=1e-11):
+    """Assert that two trees of arrays are alike."""
+    ours, theirs = jax.tree.leaves(ours), jax.tree.leaves(theirs)
+    assert len(ours) == len(theirs) > 0
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.shape == other.shape
+        assert mine.dtype == other.dtype
+        scale = 1.0 + np.abs(np.asarray(other, np.float64)).max(initial=0.0)
+        difference = np.abs(np.asarray(mine, np.float64) - np.asarray(other, np.float64))
+        assert difference.max(initial=0.0) <= tolerance * scale
+        assert np.isfinite(np.asarray(other, np.float64)).all()
+
+
+def weighed(function, weights):
+    """Return the scalar function whose gradients take y, mean and variance all into account."""
+
+    def loss(*inputs):
+        y, mean, variance = function(*inputs)
+        w, v = weights
+        return jnp.sum(jnp.sin(y) * w) + jnp.sum(mean * v) + jnp.sum(variance**2 * v)
+
+    return loss
+
+
+def gradient_of_gradient(loss, count, weights):
+    """Return a scalar function of the gradients of `loss`, none of them in a special place."""
+
+    def second(*inputs):
+        first = jax.grad(loss, range(count))(*inputs)
+        return sum(
+            jnp.sum(jnp.cos(each) * weight) for each, weight in zip(first, weights, strict=True)
+        )
+
+    return second
+
+
+@pytest.fixture
+def normal(rng):
+    """Return a function that makes float64 arrays of a shape."""
+    return lambda *shape: jnp.asarray(rng.normal(size=shape))
+
+
+@pytest.fixture
+def layer(normal):
+    """Return a function that makes x, gamma and beta for a shape and a channel axis."""
+
+    def make(shape, axis):
+        channels = shape[axis]
+        return 3.0 * normal(*shape) + 2.0, normal(channels) + 1.0, normal(channels)
+
+    return make
+
+
+@pytest.fixture
+def through_python(monkeypatch):
+    """Have kernels called as if jaxlib's foreign function interface were not known."""
+    from backnorm.jax import callback, ffi
+
+    jax.clear_caches()
+    callback._warn.cache_clear()
+    monkeypatch.setattr(ffi, "reason_against", lambda: "it is a test")
+    yield
+    jax.clear_caches()
