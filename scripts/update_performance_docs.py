@@ -18,7 +18,8 @@ from backnorm.bench.report import read_result
 from backnorm.bench.report.figures import SWEEP, best_peer, groups, losing, summaries
 from backnorm.bench.report.markdown import cell_list, summary_table, table
 from backnorm.bench.report.plots import draw
-from backnorm.bench.report.words import DASH, label, milliseconds, ratio_text, shape_text
+from backnorm.bench.report.words import label, shape_text
+from backnorm.report.words import DASH, milliseconds, ratio_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path("docs/bench/result.json")

@@ -13,7 +13,7 @@ def test_importing_loads_no_framework_and_no_command_line():
     code = """
 import sys
 import backnorm, backnorm.dialects, backnorm.reference
-from backnorm.dialects import ngraph, onednn_graph, onednn_spec, tensorflow
+from backnorm.dialects import aten, ngraph, onednn_graph, onednn_spec, stablehlo, tensorflow
 heavy = {"torch", "jax", "jaxlib", "tensorflow", "triton", "rich", "typer", "click", "mpmath"}
 print(sorted(heavy & set(sys.modules)))
 """

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -53,42 +50,6 @@ document.body.dataset.seen = JSON.stringify(seen);
 @pytest.fixture(scope="module")
 def page():
     return to_html(synthetic.result())
-
-
-@pytest.fixture(scope="module")
-def browse(tmp_path_factory):
-    """Open a page in a headless browser; returns what the browser printed."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
-    if Path(program).resolve().name == "snap":
-        pytest.skip("the browser is confined by snap: it cannot read temporary files")
-    folder = tmp_path_factory.mktemp("browser")
-
-    def run(page, *options):
-        path = folder / "page.html"
-        path.write_text(page, encoding="utf-8")
-        done = subprocess.run(
-            [
-                program,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--enable-logging=stderr",
-                f"--user-data-dir={folder / 'profile'}",
-                *options,
-                path.as_uri(),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        assert "CONSOLE" not in done.stderr, done.stderr
-        return done.stdout
-
-    return run
 
 
 class _Structure(HTMLParser):

@@ -10,7 +10,7 @@ import pytest
 from backnorm.bench.model import Cell, Outcome, Row
 from backnorm.bench.report import to_markdown
 from backnorm.bench.report.figures import distinct, losing, summaries
-from backnorm.bench.report.words import DASH, TIMES, bytes_text, milliseconds, ratio_text
+from backnorm.report.words import DASH, TIMES, bytes_text, milliseconds, ratio_text
 
 from . import synthetic
 

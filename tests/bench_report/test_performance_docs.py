@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backnorm.bench.report import read_result
-from backnorm.bench.report.words import TIMES
+from backnorm.report.words import TIMES
 
 ROOT = Path(__file__).resolve().parents[2]
 

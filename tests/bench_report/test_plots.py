@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from backnorm.bench.report.plots import COLOURS, draw
-from backnorm.bench.report.words import TIMES
+from backnorm.report.words import TIMES
 
 from . import synthetic
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Collection, Mapping
-from multiprocessing import Pipe
 from typing import Any
 
 from backnorm.bench.model import Cell, Outcome, Row
 from backnorm.bench.turns import Settings
+from backnorm.child import Child, ChildEndedError
 from backnorm.errors import BacknormError
 
 __all__ = ["Runner"]
@@ -117,25 +113,12 @@ def _crashed(name: str, end: _EndedError) -> Outcome:
 
 
 class _Worker:
-    """The process, and this end of the pipe to it."""
+    """The process that measures, and who is at work there."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._at = ""
-        self._pipe, other = Pipe()
-        # What frameworks have to say is for nobody, unless it was their last word.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
-        command = [sys.executable, "-m", "backnorm.bench.worker", str(other.fileno())]
-        self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
-            command,
-            pass_fds=[other.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
-            # Ctrl-C is for this process, which then ends the other.
-            start_new_session=True,
-        )
-        other.close()
+        self._child = Child("backnorm.bench.worker")
 
     def start(self, contestants: Mapping[str, str], threads: int) -> dict[str, str]:
         """Start the contestants and return the versions of what they use."""
@@ -149,29 +132,17 @@ class _Worker:
 
     def stop(self) -> None:
         """End the process, in the middle of something if need be."""
-        self._pipe.close()
-        self._process.kill()
-        self._process.wait()
-        self._said.close()
+        self._child.stop()
 
     def _answer(self, question: object) -> Any:
         """Return the answer, taking notice of who is at work meanwhile."""
         self._at = ""
         try:
-            self._pipe.send(question)
-            while self._pipe.poll(self._patience):
-                kind, value = self._pipe.recv()
+            self._child.send(question)
+            while True:
+                kind, value = self._child.receive(self._patience)
                 if kind != "at":
                     return value
                 self._at = value
-        except (EOFError, OSError):
-            raise _EndedError(self._at, self._last_word()) from None
-        raise _EndedError(self._at, f"no answer in {self._patience:.0f} s")
-
-    def _last_word(self) -> str:
-        """Return how the process ended, and the last line of what it said."""
-        status = self._process.wait()
-        how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return f"{how}: {lines[-1][:200]}" if lines else how
+        except ChildEndedError as end:
+            raise _EndedError(self._at, str(end)) from None

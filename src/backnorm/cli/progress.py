@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["Advance", "AdvanceTo", "progress", "weighted_progress"]
+__all__ = ["Advance", "AdvanceTo", "new_bar", "progress", "weighted_progress"]
 
 #: Say what is being done now, and that what was said before is done.
 Advance = Callable[[str], None]
@@ -33,7 +33,7 @@ def progress(total: int) -> Iterator[Advance]:
     if not console.is_terminal:
         yield lambda _: None
         return
-    with _bar(console) as bar:
+    with new_bar(console) as bar:
         task = bar.add_task("", total=total)
         started = False
 
@@ -52,12 +52,13 @@ def weighted_progress(total: float) -> Iterator[AdvanceTo]:
     if not console.is_terminal:
         yield lambda *_: None
         return
-    with _bar(console) as bar:
+    with new_bar(console) as bar:
         task = bar.add_task("", total=total)
         yield lambda what, done: bar.update(task, description=escape(what), completed=done)
 
 
-def _bar(console: Console) -> Progress:
+def new_bar(console: Console) -> Progress:
+    """Return a bar with a description and times, not yet shown."""
     return Progress(
         BarColumn(20),
         TextColumn("{task.description}"),

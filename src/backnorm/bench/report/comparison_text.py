@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from backnorm.bench.model import OURS
 from backnorm.bench.report.markdown import table
-from backnorm.bench.report.words import label, milliseconds, ratio_text
+from backnorm.bench.report.words import label
+from backnorm.report.words import milliseconds, ratio_text
 
 if TYPE_CHECKING:
     from backnorm.bench.report.compare import Change, Comparison

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from typing import Any
 
 from backnorm.bench.model import FLOOR, OURS, Form, Outcome, Result, Row
@@ -22,26 +21,19 @@ from backnorm.bench.report.figures import (
     summaries,
     verdict,
 )
-from backnorm.bench.report.libraries import needs
-from backnorm.bench.report.plots import COLOURS, Plot, draw
+from backnorm.bench.report.plots import Plot, draw
 from backnorm.bench.report.words import (
-    DASH,
     STATUS_MARKS,
-    bytes_text,
     environment_lines,
     label,
     legend,
-    milliseconds,
-    percent,
-    ratio_text,
     settings_lines,
     shape_text,
 )
+from backnorm.report.page import render
+from backnorm.report.words import DASH, bytes_text, milliseconds, percent, ratio_text
 
 __all__ = ["to_html"]
-
-# Files of the page.
-_FOLDER = "page"
 
 # Losing cells in view; the rest fold away.
 _MOST_LOSING = 12
@@ -55,24 +47,17 @@ def to_html(result: Result) -> str:
     BacknormError
         If Jinja or matplotlib is not installed.
     """
-    jinja2 = needs("jinja2", "the page")
-    markup = needs("markupsafe", "the page").Markup
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    plots = [_plot_view(plot, markup) for plot in draw(result)]
     figures = summaries(result)
     suites = suite_names(figures)
-    page: str = environment.from_string(_file("page.html.jinja")).render(
-        style=markup(_file("page.css")),
-        script=markup(_file("page.js")),
-        colours=COLOURS,
+    return render(
+        __package__,
+        "page",
         machine=_machine(result),
         headlines=[_headline(summary, result.rows) for summary in _first_of_each(figures)],
         worst=_worst(result.rows),
         suites=suites,
         summaries=[_summary_view(summary, suites) for summary in figures],
-        sections=_sections(plots),
+        sections=_sections(draw(result)),
         losing=[_cell_view(row) for row in losing(result.rows)],
         most_losing=_MOST_LOSING,
         above=[_cell_view(row) for row in above_target(result.rows)],
@@ -81,11 +66,6 @@ def to_html(result: Result) -> str:
         environment=environment_lines(result.environment),
         settings=settings_lines(result),
     )
-    return page
-
-
-def _file(name: str) -> str:
-    return (resources.files(__package__) / _FOLDER / name).read_text("utf-8")
 
 
 def _machine(result: Result) -> str:
@@ -137,24 +117,14 @@ def _summary_view(summary: Summary, suites: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _plot_view(plot: Plot, markup: Any) -> dict[str, Any]:
-    return {
-        "name": plot.name,
-        "title": plot.title,
-        "caption": plot.caption,
-        "alternative": plot.alternative,
-        "svg": markup(plot.inline()),
-    }
-
-
-def _sections(plots: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sections(plots: Sequence[Plot]) -> list[dict[str, Any]]:
     titles = {"ratio": "Beside each peer", "roofline": "Under the roof", SWEEP: "Small to large"}
     sections = []
     for name, title in titles.items():
-        chosen = [plot for plot in plots if plot["name"].split("-")[0] == name]
+        chosen = [plot for plot in plots if plot.name.split("-")[0] == name]
         # The most important type is in view, the others fold away.
-        dtype = chosen[0]["name"].split("-")[-1] if chosen else ""
-        shown = [plot for plot in chosen if plot["name"].endswith(dtype)]
+        dtype = chosen[0].name.split("-")[-1] if chosen else ""
+        shown = [plot for plot in chosen if plot.name.endswith(dtype)]
         folded = [plot for plot in chosen if plot not in shown]
         if chosen:
             sections.append({"name": name, "title": title, "shown": shown, "folded": folded})

@@ -19,17 +19,14 @@ from backnorm.bench.report.figures import (
     summaries,
 )
 from backnorm.bench.report.words import (
-    DASH,
     STATUS_MARKS,
     environment_lines,
     label,
     legend,
-    milliseconds,
-    percent,
-    ratio_text,
     settings_lines,
     shape_text,
 )
+from backnorm.report.words import DASH, milliseconds, percent, ratio_text
 
 __all__ = ["cell_list", "summary_table", "table", "to_markdown"]
 

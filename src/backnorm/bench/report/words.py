@@ -1,30 +1,20 @@
-"""How names, numbers and outcomes read, on every page alike."""
+"""How names and outcomes read, on every page alike."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from backnorm.bench.model import Cell, Environment, Form, Result, Row
+from backnorm.report.words import TIMES, bytes_text
 
 __all__ = [
-    "DASH",
     "STATUS_MARKS",
-    "TIMES",
-    "bytes_text",
     "environment_lines",
     "label",
     "legend",
-    "milliseconds",
-    "percent",
-    "ratio_text",
     "settings_lines",
     "shape_text",
 ]
-
-#: What stands in a table where there is no number.
-DASH = "\N{EN DASH}"
-TIMES = "\N{MULTIPLICATION SIGN}"
 
 #: What stands in a table for an outcome without a time, or beside one that is not right.
 STATUS_MARKS = {
@@ -66,33 +56,6 @@ def label(contestant: str, form: Form | None = None) -> str:
 def shape_text(cell: Cell) -> str:
     """Return the shape as 50 x 64 x 112 x 112 with multiplication signs."""
     return TIMES.join(map(str, cell.shape))
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Return milliseconds in three significant digits; a dash for None."""
-    if seconds is None:
-        return DASH
-    value = seconds * 1e3
-    return f"{value:.{min(max(2 - math.floor(math.log10(value)), 0), 5)}f}"
-
-
-def ratio_text(ratio: float | None) -> str:
-    """Return a ratio in two decimals; a dash for None and NaN."""
-    return DASH if ratio is None or math.isnan(ratio) else f"{ratio:.2f}"
-
-
-def percent(share: float | None) -> str:
-    """Return a share in whole percents; a dash for None and NaN."""
-    return DASH if share is None or math.isnan(share) else f"{share * 100:.0f} %"
-
-
-def bytes_text(size: float) -> str:
-    """Return a size in the largest binary unit that it fills."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} GiB"
 
 
 def environment_lines(environment: Environment) -> list[tuple[str, str]]:

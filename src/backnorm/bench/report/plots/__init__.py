@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from backnorm.bench.model import Result
 from backnorm.bench.report.figures import groups
-from backnorm.bench.report.plots.canvas import COLOURS, Plot, look
 from backnorm.bench.report.plots.curves import roofline_plot, sweep_plot
 from backnorm.bench.report.plots.ratio import ratio_plot
+from backnorm.report.canvas import COLOURS, Plot, look
 
 __all__ = ["COLOURS", "Plot", "draw"]
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from backnorm.bench.model import FLOOR, OURS, PASSES, Form, Outcome, Row, geometric_mean
 from backnorm.bench.report.figures import distinct, peer_columns, preferred, sweep
-from backnorm.bench.report.plots.canvas import COLOURS, Plot, mark, new_figure, quiet, show_legend
-from backnorm.bench.report.words import bytes_text, label
+from backnorm.bench.report.words import label
+from backnorm.report.canvas import COLOURS, Plot, mark, new_figure, quiet, show_legend
+from backnorm.report.words import bytes_text
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

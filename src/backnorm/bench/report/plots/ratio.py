@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from backnorm.bench.model import Operation, Row
 from backnorm.bench.report.figures import SWEEP, TARGETS, best_peer, distinct, peer_columns
-from backnorm.bench.report.plots.canvas import COLOURS, Plot, mark, new_figure, quiet, show_legend
 from backnorm.bench.report.words import label, shape_text
+from backnorm.report.canvas import COLOURS, Plot, mark, new_figure, quiet, show_legend
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -1,4 +1,4 @@
-"""Libraries that only the report needs, imported where they are needed."""
+"""Libraries that only an extra of the package brings, imported where they are needed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from backnorm.errors import BacknormError
 __all__ = ["needs"]
 
 
-def needs(module: str, purpose: str) -> Any:
-    """Import and return a module of the `bench` extra.
+def needs(module: str, purpose: str, extra: str = "bench") -> Any:
+    """Import and return a module that the extra `extra` of this package brings.
 
     Raises
     ------
@@ -24,6 +24,6 @@ def needs(module: str, purpose: str) -> Any:
     except ModuleNotFoundError as error:
         raise BacknormError(
             f"{purpose} need{'' if purpose.endswith('s') else 's'} {error.name}, "
-            "which is not installed: pip install 'backnorm[bench]'"
+            f"which is not installed: pip install 'backnorm[{extra}]'"
         ) from error
     return imported

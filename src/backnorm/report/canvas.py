@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from backnorm.bench.report.libraries import needs
+from backnorm.report.libraries import needs
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -109,6 +109,12 @@ class Plot:
             svg = svg.replace(light, f"var(--{role})")
         _, box, body = re.split(r'<svg[^>]*viewBox="([^"]*)"[^>]*>', svg, maxsplit=1)
         return f'<svg viewBox="{box}" role="img" aria-labelledby="{self.name}-alt">\n{body}'
+
+    def picture(self) -> bytes:
+        """Return a PNG file: light paper, twice the resolution of a plain screen."""
+        stream = io.BytesIO()
+        self.figure.savefig(stream, format="png", dpi=2 * _INCH, metadata={"Software": None})
+        return stream.getvalue()
 
     def _svg(self, text: str) -> str:
         import matplotlib

@@ -1,0 +1,85 @@
+"""A process that works for this one and may end at any time without harm to it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from multiprocessing import Pipe
+from typing import Any
+
+__all__ = ["Child", "ChildEndedError"]
+
+
+class ChildEndedError(Exception):
+    """The process ended, or gave no sign of life; the message says how."""
+
+
+class Child:
+    """A process that runs ``python -m MODULE DESCRIPTOR``, and this end of the pipe to it.
+
+    The other end is ``multiprocessing.connection.Connection(int(DESCRIPTOR))``; what goes over it
+    is pickled, so `module` must be our own.
+
+    Parameters
+    ----------
+    module : str
+    """
+
+    def __init__(self, module: str) -> None:
+        self._pipe, other = Pipe()
+        # What frameworks have to say is for nobody, unless it was their last word.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
+        self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
+            [sys.executable, "-m", module, str(other.fileno())],
+            pass_fds=[other.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
+            # Ctrl-C is for this process, which then ends the other.
+            start_new_session=True,
+        )
+        other.close()
+
+    def send(self, value: object) -> None:
+        """Send a value to the process.
+
+        Raises
+        ------
+        ChildEndedError
+        """
+        try:
+            self._pipe.send(value)
+        except OSError:
+            raise ChildEndedError(self._last_word()) from None
+
+    def receive(self, patience: float) -> Any:
+        """Return the next value that the process sends.
+
+        Raises
+        ------
+        ChildEndedError
+            If it has ended, or sends nothing for `patience` seconds.
+        """
+        try:
+            if self._pipe.poll(patience):
+                return self._pipe.recv()
+        except (EOFError, OSError):
+            raise ChildEndedError(self._last_word()) from None
+        raise ChildEndedError(f"no answer in {patience:.0f} s")
+
+    def stop(self) -> None:
+        """End the process, in the middle of something if need be."""
+        self._pipe.close()
+        self._process.kill()
+        self._process.wait()
+        self._said.close()
+
+    def _last_word(self) -> str:
+        """Return how the process ended, and the last line of what it said."""
+        status = self._process.wait()
+        how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return f"{how}: {lines[-1][:200]}" if lines else how

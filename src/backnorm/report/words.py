@@ -1,0 +1,62 @@
+"""How numbers read, on every page alike."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = [
+    "DASH",
+    "TIMES",
+    "bytes_text",
+    "milliseconds",
+    "percent",
+    "power",
+    "ratio_text",
+    "scientific",
+]
+
+#: What stands in a table where there is no number.
+DASH = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return milliseconds in three significant digits; a dash for None."""
+    if seconds is None:
+        return DASH
+    value = seconds * 1e3
+    return f"{value:.{min(max(2 - math.floor(math.log10(value)), 0), 5)}f}"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Return a ratio in two decimals; a dash for None and NaN."""
+    return DASH if ratio is None or math.isnan(ratio) else f"{ratio:.2f}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share in whole percents; a dash for None and NaN."""
+    return DASH if share is None or math.isnan(share) else f"{share * 100:.0f} %"
+
+
+def bytes_text(size: float) -> str:
+    """Return a size in the largest binary unit that it fills."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
+
+
+def power(exponent: int) -> str:
+    """Return a power of ten."""
+    return f"10{str(exponent).translate(_RAISED)}"
+
+
+def scientific(value: float) -> str:
+    """Return a number in two digits and a power of ten; 0, infinity and NaN as they are."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits}{TIMES}{power(int(exponent))}"

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+from . import synthetic
+
+
+@pytest.fixture
+def training():
+    return synthetic.training()
+
+
+@pytest.fixture
+def wide():
+    return synthetic.wide()
+
+
+@pytest.fixture(scope="session")
+def require():
+    """Go on if a module is there; without it skip, or fail where nothing must be missing."""
+
+    def check(module):
+        if importlib.util.find_spec(module) is None:
+            message = f"{module} is not installed, so nothing is trained with it"
+            if os.environ.get("CI") or os.environ.get("BACKNORM_REQUIRE_PEERS") == "1":
+                pytest.fail(message)
+            pytest.skip(message)
+
+    return check
