@@ -67,18 +67,24 @@ def batch_norm(
         settings = {"training": training, "momentum": momentum, "eps": eps}
         return handle_torch_function(batch_norm, tensors, *tensors, **settings)  # type: ignore[no-any-return]
     arguments = input, running_mean, running_var, weight, bias, training
-    watched = state.watched(input)
-    if watched:
+    if state.watched(input):
+        if _is_nothing(input):
+            return input.clone()
         checks.check(*arguments)
-    checks.check_settings(input, training, momentum, eps)
-    if watched:
+        checks.check_settings(input, training, momentum, eps)
         return _watched(*arguments, momentum, eps)
+    checks.check_settings(input, training, momentum, eps)
     try:
         return _eager(*arguments, momentum, eps)
     except checks.REFUSALS as error:
-        if input.dim() == 1 and not input.numel():
-            return input.clone()  # as PyTorch does
+        if _is_nothing(input):
+            return input.clone()
         checks.refuse(error, *arguments)
+
+
+def _is_nothing(input: Tensor) -> bool:
+    """Whether PyTorch returns `input`, which has no axis of channels, because it has no element."""
+    return isinstance(input, Tensor) and input.dim() == 1 and not input.numel()
 
 
 def _eager(

@@ -13,7 +13,7 @@ from torch.func import grad, hessian, jvp, vmap
 import backnorm.torch
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script"),
     pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated"),
 ]
 
@@ -78,11 +78,21 @@ def test_one_graph_for_changing_shapes(fuse, training, name, layouts, close):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor wants a C++ compiler")
 def test_inductor(close):
-    ours, theirs = models(True, True)
-    compiled = torch.compile(ours, fullgraph=True, dynamic=True)
-    for shape in ((4, 3, 5, 6), (7, 3, 8, 5)):
-        x, dy = torch.randn(shape).double(), torch.randn(shape).double()
-        close(outcome(compiled, ours, x, dy), outcome(theirs, theirs, x, dy), factor=16)
+    weight = torch.rand(3).double().requires_grad_()
+
+    def call(x, mean, variance):
+        y = backnorm.torch.batch_norm(x, mean, variance, weight, None, True)
+        return backnorm.torch.batch_norm_add_relu(y, x, None, None, weight, None, True)
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True)
+    for shape in ((4, 3, 5), (7, 3, 8)):
+        x, dy = torch.randn(shape).double().requires_grad_(), torch.randn(shape).double()
+        results = []
+        for function in (compiled, call):
+            running = torch.zeros(3).double(), torch.ones(3).double()
+            y = function(x, *running)
+            results.append((y.detach(), torch.autograd.grad(y, (x, weight), dy), running))
+        close(*results)
 
 
 def test_without_gradients_and_in_narrow_types(close):
@@ -165,10 +175,9 @@ def test_export(strict, training, fuse, close):
     for size in (2, 9):
         x = torch.randn(size, 3, 5, 5).double()
         close(module(x), theirs(x))
-    # A program has the buffers that it uses: no counters unless it trains.
-    expected = dict(theirs.named_buffers())
-    moved = dict(module.named_buffers())
-    assert len(moved) == (9 if training else 6)
+    # A program may leave out buffers that it does not use, as counters where it does not train.
+    expected, moved = dict(theirs.named_buffers()), dict(module.named_buffers())
+    assert all(name in moved or name.endswith("num_batches_tracked") for name in expected)
     close(moved, {name: expected[name] for name in moved})
     names = {str(node.target) for node in program.graph.nodes}
     assert any(name.startswith("backnorm.batch_norm") for name in names)

@@ -1,0 +1,392 @@
+"""Under the transformations of JAX, and over several devices; and what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import backnorm.jax
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.jax.ffi import TARGET
+
+from .conftest import EPSILON, agree, gradient_of_gradient, textbook, weighed
+
+SHAPE, AXIS = (6, 5, 4), 1
+
+
+def ours(x, gamma, beta, axis_name=None):
+    return backnorm.jax.batch_norm(x, gamma, beta, epsilon=EPSILON, axis=AXIS, axis_name=axis_name)
+
+
+def theirs(x, gamma, beta, axis_name=None):
+    return textbook(x, gamma, beta, axis=AXIS, axis_name=axis_name)
+
+
+@pytest.fixture
+def inputs(layer):
+    return layer(SHAPE, AXIS)
+
+
+@pytest.fixture
+def pair(normal):
+    """The same scalar function with our layer and with the textbook's."""
+    weights = normal(*SHAPE), normal(SHAPE[AXIS])
+    return weighed(ours, weights), weighed(theirs, weights)
+
+
+class TestJit:
+    def test_kernels_are_called_by_xla(self, inputs, pair):
+        text = jax.jit(jax.grad(pair[0], (0, 1, 2))).lower(*inputs).as_text()
+        assert text.count(f"custom_call @{TARGET}") == 2
+        assert "callback" not in text
+
+    def test_other_platforms_get_formulas(self, inputs):
+        lowered = jax.jit(ours).trace(*inputs).lower(lowering_platforms=("cuda",))
+        assert "custom_call" not in lowered.as_text()
+
+    def test_nothing_is_copied(self, inputs):
+        text = jax.jit(ours).lower(*inputs).compile().as_text()
+        assert "custom-call" in text
+        assert "copy" not in text
+        assert "transpose" not in text
+
+    def test_within_a_larger_function(self, inputs):
+        def function(layer):
+            return jax.jit(lambda x, *rest: layer(jnp.tanh(x).T.T @ jnp.eye(4), *rest)[0] * 2.0)
+
+        agree(function(ours)(*inputs), function(theirs)(*inputs))
+
+    def test_without(self, inputs, pair):
+        with jax.disable_jit():
+            agree(jax.grad(pair[0], (0, 1, 2))(*inputs), jax.grad(pair[1], (0, 1, 2))(*inputs))
+
+    def test_export(self, inputs):
+        compiled = jax.jit(lambda *given: ours(*given)[0])
+        allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
+        exported = export.export(compiled, platforms=["cpu", "cuda"], disabled_checks=allowed)
+        again = export.deserialize(exported(*inputs).serialize())
+        agree(again.call(*inputs), theirs(*inputs)[0])
+
+    def test_export_with_symbolic_shapes(self, inputs, pair):
+        (size,) = export.symbolic_shape("size")
+        x = jax.ShapeDtypeStruct((size, *SHAPE[1:]), jnp.float64)
+
+        def loss(x, gamma, beta):
+            y, mean, variance = ours(x, gamma, beta)
+            return jnp.sum(jnp.sin(y) ** 3) + jnp.sum(mean * variance)
+
+        exported = export.export(jax.jit(jax.grad(loss)))(x, *inputs[1:])
+        agree(exported.call(*inputs), jax.grad(loss)(*inputs))
+
+
+class TestGrad:
+    def test_forward_mode_is_refused(self, inputs):
+        with pytest.raises(TypeError, match="custom_vjp"):
+            jax.jvp(ours, inputs, inputs)
+
+    def test_checkpoint(self, inputs, pair):
+        agree(
+            jax.jit(jax.grad(jax.checkpoint(pair[0]), (0, 1, 2)))(*inputs),
+            jax.grad(pair[1], (0, 1, 2))(*inputs),
+        )
+
+    def test_scan(self, inputs, normal):
+        x, gamma, beta = inputs
+        weight = normal(*SHAPE)
+
+        def loss(layer):
+            def step(carry, scale):
+                y, _, variance = layer(carry, gamma * scale, beta)
+                # Once more, and only for its statistics.
+                return jnp.tanh(y), jnp.sum(layer(y, gamma, beta)[2] + variance)
+
+            def total(x, gamma):
+                last, seen = jax.lax.scan(step, x, jnp.arange(1.0, 5.0))
+                return jnp.sum(last * weight) + jnp.sum(seen**2) + jnp.sum(gamma)
+
+            return total
+
+        first = [jax.grad(loss(layer), (0, 1)) for layer in (ours, theirs)]
+        agree(*(each(x, gamma) for each in first))
+        second = [jax.grad(lambda x, f=f: jnp.sum(f(x, gamma)[0] * weight)) for f in first]
+        agree(*(each(x) for each in second))
+
+    def test_only_the_statistics(self, inputs):
+        for k in (1, 2):
+            mine = jax.grad(lambda x, k=k: jnp.sum(ours(x, *inputs[1:])[k] ** 2))(inputs[0])
+            agree(mine, jax.grad(lambda x, k=k: jnp.sum(theirs(x, *inputs[1:])[k] ** 2))(inputs[0]))
+
+    def test_a_second_reading_of_the_same_residuals(self, inputs, pair):
+        (_, mine), (_, other) = (jax.vjp(each, *inputs) for each in pair)
+        for scale in (1.0, 2.0):
+            agree(mine(scale), other(scale))
+
+
+class TestVmap:
+    @pytest.mark.parametrize(
+        "axes", [(0, None, None), (2, None, None), (None, 0, None), (None, None, 1), (0, 0, 1)]
+    )
+    def test_every_instance_has_its_own_statistics(self, axes, inputs, pair, normal):
+        given = [
+            each if axis is None else jnp.stack([each, each + 1.5 * normal(*each.shape)], axis)
+            for each, axis in zip(inputs, axes, strict=True)
+        ]
+        for mine, other in ((ours, theirs), (jax.grad(pair[0]), jax.grad(pair[1]))):
+            agree(jax.jit(jax.vmap(mine, axes))(*given), jax.vmap(other, axes)(*given))
+
+    def test_of_vmap(self, inputs, pair, normal):
+        x = normal(2, 3, *SHAPE)
+        gamma, beta = normal(3, SHAPE[AXIS]), normal(2, SHAPE[AXIS])
+
+        def mapped(function):
+            return jax.vmap(jax.vmap(function, (0, 0, None)), (0, None, 0))
+
+        agree(mapped(ours)(x, gamma, beta), mapped(theirs)(x, gamma, beta))
+        first = [mapped(jax.grad(each, (0, 1, 2))) for each in pair]
+        agree(*(each(x, gamma, beta) for each in first))
+
+    def test_copies_nothing(self, inputs, normal):
+        x, (_, gamma, beta) = normal(3, *SHAPE), inputs
+        text = jax.jit(jax.vmap(ours, (0, None, None))).lower(x, gamma, beta).as_text()
+        assert text.count(f"custom_call @{TARGET}") == 1
+        assert "transpose" not in text
+
+    def test_jacobian(self, inputs):
+        x, gamma, beta = inputs
+        found = [
+            jax.jit(jax.jacrev(lambda x, layer=layer: layer(x, gamma, beta)[0]))(x)
+            for layer in (ours, theirs)
+        ]
+        agree(*found)
+
+    def test_hessian(self, inputs, pair):
+        x, gamma, beta = inputs[0][:2, :2, :3], inputs[1][:2], inputs[2][:2]
+        weight = inputs[0][2:4, :2, :3]
+        found = [
+            jax.jacrev(
+                jax.grad(lambda x, layer=layer: jnp.sum(jnp.sin(layer(x, gamma, beta)[0]) * weight))
+            )(x)
+            for layer in (ours, theirs)
+        ]
+        agree(*found)
+
+    def test_of_the_backward_pass_with_one_x(self, inputs, normal):
+        x, gamma, _ = inputs
+        dy, mean, variance = normal(3, *SHAPE), normal(5), normal(5) ** 2 + 1.0
+
+        def function(dy):
+            return backnorm.jax.batch_norm_backward(
+                x, dy, mean, variance, gamma, epsilon=EPSILON, axis=AXIS
+            )
+
+        expected = [function(each) for each in dy]
+        agree(jax.vmap(function)(dy), [jnp.stack(each) for each in zip(*expected, strict=True)])
+
+    def test_no_instances(self, inputs):
+        y, mean, _ = jax.vmap(ours, (0, None, None))(jnp.zeros((0, *SHAPE)), *inputs[1:])
+        assert y.shape == (0, *SHAPE)
+        assert mean.shape == (0, SHAPE[AXIS])
+
+
+# A batch of eight on four devices.
+WHOLE, PARTS = (8, 5, 4), (4, 2, 5, 4)
+
+
+class TestDevices:
+    @pytest.fixture
+    def spread(self, layer, normal):
+        """Inputs with a leading axis of devices, and the functions of a device's part."""
+        x, gamma, beta = layer(WHOLE, AXIS)
+        w, v = normal(*WHOLE), normal(5)
+
+        def loss(layer, name="d"):
+            def function(x, gamma, beta, w):
+                y, mean, variance = layer(x, gamma, beta, axis_name=name)
+                return jnp.sum(jnp.sin(y) * w) + jnp.sum(mean * v) + jnp.sum(variance**2 * v)
+
+            return function
+
+        return (x, gamma, beta, w), loss
+
+    @pytest.fixture
+    def orders(self, normal):
+        """First derivatives, and first and second derivatives, of a function."""
+        weights = [normal(5), normal(5)]
+
+        def first(loss):
+            return jax.grad(loss, (0, 1, 2))
+
+        def second(loss):
+            def total(x, gamma, beta, w):
+                found = first(loss)(x, gamma, beta, w)
+                parts = [jnp.sum(jnp.cos(found[0]))]
+                parts += [
+                    jnp.sum(jnp.cos(each) * weight)
+                    for each, weight in zip(found[1:], weights, strict=True)
+                ]
+                return sum(parts)
+
+            return first(total)
+
+        return first, second
+
+    @pytest.mark.parametrize("order", [0, 1])
+    @pytest.mark.parametrize("mapped", [jax.pmap, jax.vmap])
+    def test_mapped(self, mapped, order, spread, orders):
+        (x, gamma, beta, w), loss = spread
+        given = (x.reshape(PARTS), gamma, beta, w.reshape(PARTS))
+        axes = (0, None, None, 0)
+        found = [
+            mapped(orders[order](loss(layer)), axis_name="d", in_axes=axes)(*given)
+            for layer in (ours, theirs)
+        ]
+        agree(*found)
+
+    @pytest.mark.parametrize("order", [0, 1])
+    @pytest.mark.parametrize("checked", [True, False])
+    @pytest.mark.parametrize("outside", [True, False])
+    @pytest.mark.parametrize("name", ["d", None])
+    def test_shard_map(self, name, outside, checked, order, spread, orders):
+        given, loss = spread
+        mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+        specs = (P("d"), P(), P(), P("d"))
+
+        def shared(function, out):
+            return jax.shard_map(
+                function, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked
+            )
+
+        def found(layer):
+            part = loss(layer, name)
+            if outside:
+                # Differentiated from outside: the sum of what the devices return.
+                each = shared(lambda *given: part(*given)[None], P("d"))
+                return jax.jit(orders[order](lambda *given: jnp.sum(each(*given))))(*given)
+            # JAX adds up the gradients of what is the same on all devices where it knows that.
+            same = P() if checked else P("d")
+            return jax.jit(shared(orders[order](part), (P("d"), same, same)))(*given)
+
+        agree(found(ours), found(theirs))
+
+    def test_two_axes_at_once(self, spread, orders):
+        given, loss = spread
+        mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+        both = P(("a", "b"))
+        found = [
+            jax.jit(
+                jax.shard_map(
+                    orders[0](loss(layer, ("a", "b"))),
+                    mesh=mesh,
+                    in_specs=(both, P(), P(), both),
+                    out_specs=(both, P(), P()),
+                )
+            )(*given)
+            for layer in (ours, theirs)
+        ]
+        agree(*found)
+
+    def test_is_the_whole_batch(self, spread):
+        (x, gamma, beta, _), _ = spread
+        y, mean, variance = jax.pmap(lambda x: ours(x, gamma, beta, axis_name="d"), axis_name="d")(
+            x.reshape(PARTS)
+        )
+        whole = theirs(x, gamma, beta)
+        agree((y.reshape(WHOLE), mean[0], variance[3]), whole)
+
+    @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+    def test_an_array_that_is_spread_by_the_compiler(self, kind, spread, orders):
+        given, loss = spread
+        mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+        placed = [
+            jax.device_put(each, NamedSharding(mesh, P("d") if each.ndim > 1 else P()))
+            for each in given
+        ]
+        with jax.set_mesh(mesh):
+            found = jax.jit(orders[0](loss(ours, None)))(*placed)
+        agree([np.asarray(each) for each in found], orders[0](loss(theirs, None))(*given))
+
+
+class TestErrors:
+    def refused(self, kind, message, *given, function=backnorm.jax.batch_norm, **how):
+        # Under jit too: an error comes when a function is traced.
+        def call(*arrays):
+            return function(*arrays, **{"epsilon": EPSILON, "axis": AXIS, **how})
+
+        with pytest.raises(kind, match=message):
+            call(*given)
+        if all(isinstance(each, jax.Array) for each in given):
+            with pytest.raises(kind, match=message):
+                jax.jit(call)(*given)
+
+    def test_arrays(self, inputs):
+        x, gamma, beta = inputs
+        self.refused(ArgumentTypeError, r"^x: must be an array; got list", [[1.0]])
+        self.refused(ArgumentTypeError, r"^x: must be an array; got None", None)
+        masked = np.ma.masked_array(np.ones((2, 2)))
+        self.refused(ArgumentTypeError, r"^x: .*MaskedArray", masked)
+        self.refused(ArgumentTypeError, r"^gamma: must be an array; got float", x, 1.0)
+        self.refused(ArgumentTypeError, r"^x: unsupported .*int32", jnp.ones(SHAPE, jnp.int32))
+        self.refused(ArgumentTypeError, r"^x: unsupported", jax.random.split(jax.random.key(0)))
+        self.refused(ArgumentValueError, r"^gamma: .*\(4,\).*\(5,\)", x, gamma[1:], beta)
+        self.refused(ArgumentValueError, r"^beta: .*\(1, 5\)", x, gamma, beta[None])
+        narrow = gamma.astype(jnp.float32)
+        self.refused(ArgumentTypeError, r"^gamma: .*float32; accepted: float64", x, narrow)
+        mixed = x.astype(jnp.bfloat16), narrow, beta.astype(jnp.bfloat16)
+        self.refused(ArgumentTypeError, r"^beta: .*bfloat16; accepted: float32", *mixed)
+
+    def test_arrays_of_the_other_functions(self, inputs):
+        x, gamma, beta = inputs
+        backward = backnorm.jax.batch_norm_backward
+        inference = backnorm.jax.batch_norm_inference
+        self.refused(
+            ArgumentValueError,
+            r"^dy: .*\(3, 5, 4\).*\(6, 5, 4\)",
+            x,
+            x[:3],
+            beta,
+            gamma,
+            function=backward,
+        )
+        self.refused(
+            ArgumentTypeError,
+            r"^dy: .*float32",
+            x,
+            x.astype(jnp.float32),
+            beta,
+            gamma,
+            function=backward,
+        )
+        self.refused(ArgumentValueError, r"^variance", x, x, beta, gamma[:1], function=backward)
+        self.refused(
+            ArgumentTypeError, r"^training: .*1", x, x, beta, gamma, function=backward, training=1
+        )
+        self.refused(ArgumentValueError, r"^mean", x, beta[:2], gamma, function=inference)
+        self.refused(ArgumentTypeError, r"^mean", x, None, gamma, function=inference)  # fmt: skip
+
+    def test_epsilon(self, inputs):
+        x = inputs[0]
+        self.refused(ArgumentValueError, "^epsilon: .*-1", x, epsilon=-1.0)
+        self.refused(ArgumentValueError, "^epsilon: .*nan", x, epsilon=float("nan"))
+        self.refused(ArgumentTypeError, "^epsilon: .*str", x, epsilon="1")
+        self.refused(ArgumentTypeError, "^epsilon: .*bool", x, epsilon=True)
+        with pytest.raises(ArgumentTypeError, match=r"^epsilon: .*traced.*static_argnames"):
+            jax.jit(lambda epsilon: backnorm.jax.batch_norm(x, epsilon=epsilon))(1e-3)
+        backnorm.jax.batch_norm(x, epsilon=np.float32(1e-3))
+
+    def test_axis(self, inputs):
+        x = inputs[0]
+        self.refused(ArgumentValueError, r"^axis: .*rank 3; got 3.*-3 to 2", x, axis=3)
+        self.refused(ArgumentValueError, r"^axis: .*got -4", x, axis=-4)
+        self.refused(ArgumentTypeError, r"^axis: .*'C'", x, axis="C")
+        self.refused(ArgumentTypeError, r"^axis: .*True", x, axis=True)
+        self.refused(ArgumentValueError, r"^axis: .*rank 0", jnp.float64(1.0), axis=0)
+
+    def test_axis_name(self, inputs):
+        x = inputs[0]
+        self.refused(ArgumentValueError, r"^axis_name: .*'d'", x, axis_name="d")
+        self.refused(ArgumentTypeError, r"^axis_name: .*dict", x, axis_name=[{}])

@@ -1,0 +1,289 @@
+"""The modules, and the tools that work on modules."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+
+import pytest
+import torch
+from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
+
+import backnorm.torch
+
+PAIRS = [
+    (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d, (4, 3)),
+    (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d, (4, 3, 5)),
+    (backnorm.torch.BatchNorm2d, torch.nn.BatchNorm2d, (4, 3, 5, 2)),
+    (backnorm.torch.BatchNorm3d, torch.nn.BatchNorm3d, (4, 3, 2, 3, 2)),
+]
+SETTINGS = [
+    {}, {"momentum": None}, {"momentum": 0.3, "eps": 1e-2}, {"affine": False}, {"bias": False},
+    {"track_running_stats": False}, {"affine": False, "track_running_stats": False},
+]  # fmt: skip
+
+
+def passes(module, shape, *, seed=0, dtype=torch.float64):
+    """Train for two batches, then normalise one; return everything that came of it."""
+    generator = torch.Generator().manual_seed(seed)
+    results = []
+    for training in (True, True, False):
+        module.train(training)
+        x, dy = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+        x.requires_grad_()
+        y = module(x)
+        wanted = [x, *(p for p in module.parameters() if p.requires_grad)]
+        results.append((y.detach(), torch.autograd.grad(y, wanted, dy)))
+    return results, dict(module.state_dict())
+
+
+@pytest.mark.parametrize(("ours", "theirs", "shape"), PAIRS)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_same_as_pytorchs(ours, theirs, shape, settings, close):
+    modules = [cls(3, **settings).double() for cls in (ours, theirs)]
+    assert isinstance(modules[0], theirs)
+    assert repr(modules[0]) == repr(modules[1])
+    close(*(passes(module, shape) for module in modules))
+
+
+@pytest.mark.parametrize(("ours", "theirs", "shape"), PAIRS)
+def test_state_dicts_both_ways(ours, theirs, shape, close):
+    for first, second in ((ours, theirs), (theirs, ours)):
+        one, other = first(3).double(), second(3).double()
+        passes(one, shape)
+        state = one.state_dict()
+        other.load_state_dict(state)
+        assert list(state) == list(other.state_dict())
+        assert state._metadata == other.state_dict()._metadata
+        close(passes(one, shape, seed=1), passes(other, shape, seed=1))
+
+
+def copies_of(module):
+    kept = io.BytesIO()
+    torch.save(module, kept)
+    kept.seek(0)
+    return {
+        "deepcopy": copy.deepcopy(module),
+        "pickle": pickle.loads(pickle.dumps(module)),
+        "torch.save": torch.load(kept, weights_only=False),
+    }
+
+
+@pytest.mark.parametrize(("ours", "theirs", "shape"), PAIRS[1:])
+def test_copies(ours, theirs, shape, close):
+    module = ours(3).double()
+    passes(module, shape)
+    for name, other in copies_of(module).items():
+        assert type(other) is ours, name
+        assert other.weight is not module.weight
+    expected = passes(module, shape, seed=1)
+    for other in copies_of(ours(3).double()).values():
+        passes(other, shape)
+        close(passes(other, shape, seed=1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("narrow", [True, False])
+def test_narrow_types(dtype, narrow, close):
+    modules = [cls(3) for cls in (backnorm.torch.BatchNorm2d, torch.nn.BatchNorm2d)]
+    if narrow:
+        modules = [module.to(dtype) for module in modules]
+    results = [passes(module, (16, 3, 5, 5), dtype=dtype) for module in modules]
+    for (y, gradients), (_, expected) in zip(results[0][0], results[1][0], strict=True):
+        assert y.dtype is gradients[0].dtype is dtype
+        assert [g.dtype for g in gradients] == [g.dtype for g in expected]
+    # PyTorch rounds statistics to 16 bits on the way, which costs it some of the last digits.
+    close(*results)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 5), (4,), (4, 3, 2, 2, 2, 2)])
+def test_the_rank_of_the_input(shape):
+    for cls in (backnorm.torch.BatchNorm2d, torch.nn.BatchNorm2d, backnorm.torch.BatchNormReLU2d):
+        with pytest.raises(ValueError, match="expected 4D input"):
+            cls(3)(torch.randn(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype, close):
+    def model(norm):
+        torch.manual_seed(0)
+        layers = torch.nn.Conv2d(3, 4, 3), norm(4), torch.nn.ReLU(), torch.nn.Flatten()
+        return torch.nn.Sequential(*layers, torch.nn.Linear(4 * 9, 2))
+
+    x, outputs = torch.randn(8, 3, 5, 5), []
+    for norm in (backnorm.torch.BatchNorm2d, torch.nn.BatchNorm2d):
+        net, seen = model(norm), []
+        net[1].register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output))
+        with torch.autocast("cpu", dtype=dtype):
+            y = net(x)
+            loss = torch.nn.functional.cross_entropy(y, torch.arange(8) % 2)
+        loss.backward()
+        assert seen[0].dtype is dtype
+        outputs.append((y.float().detach(), net[1].running_mean, net[1].weight.grad))
+    close(*outputs, factor=torch.finfo(dtype).eps / torch.finfo(torch.float32).eps / 8)
+
+
+def test_hooks():
+    module, seen = backnorm.torch.BatchNorm1d(3), []
+    module.register_forward_pre_hook(lambda module, inputs: seen.append("before"))
+    module.register_forward_hook(lambda module, inputs, output: seen.append("after"))
+    module.register_full_backward_pre_hook(lambda module, dy: seen.append("back"))
+    module.register_full_backward_hook(lambda module, dx, dy: seen.append("through"))
+    module.weight.register_hook(lambda gradient: gradient * 0)
+    x = torch.randn(4, 3, requires_grad=True)
+    y = module(x)
+    y.register_hook(lambda gradient: seen.append("output"))
+    y.backward(torch.randn(4, 3))
+    assert seen == ["before", "after", "output", "back", "through"] or seen == [
+        "before", "after", "back", "output", "through",
+    ]  # fmt: skip
+    assert not module.weight.grad.any()
+    assert x.grad.any()
+
+
+class Positive(torch.nn.Module):
+    def forward(self, weight):
+        return weight.exp()
+
+    def right_inverse(self, weight):
+        return weight.log()
+
+
+def test_parametrized_weights(close):
+    modules = [cls(3).double() for cls in (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d)]
+    for module in modules:
+        parametrize.register_parametrization(module, "weight", Positive())
+    close(*(passes(module, (4, 3)) for module in modules))
+    for module in modules:
+        parametrize.remove_parametrizations(module, "weight")
+    assert type(modules[0]) is backnorm.torch.BatchNorm1d
+    close(*(passes(module, (4, 3)) for module in modules))
+
+
+def test_frozen_parameters():
+    module = backnorm.torch.BatchNorm1d(3)
+    module.weight.requires_grad_(False)
+    x = torch.randn(4, 3, requires_grad=True)
+    module(x).backward(torch.randn(4, 3))
+    assert module.weight.grad is None
+    assert module.bias.grad is not None
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint(reentrant, close):
+    results = []
+    for norm in (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 5), norm(5), torch.nn.ReLU()).double()
+        x = torch.randn(4, 3).double().requires_grad_()
+        checkpoint(net, x, use_reentrant=reentrant).backward(torch.randn(4, 5).double())
+        results.append((x.grad, [p.grad for p in net.parameters()], dict(net.state_dict())))
+    close(*results)
+
+
+def test_saved_tensors_can_be_packed():
+    module, packed = backnorm.torch.BatchNorm1d(3), []
+
+    def pack(tensor):
+        packed.append(tensor.shape)
+        return tensor.numpy(force=True)
+
+    x = torch.randn(4, 3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
+        y = module(x)
+    assert x.shape in packed
+    dy = torch.randn(4, 3)
+    expected = torch.autograd.grad(module(x), x, dy)
+    assert torch.equal(torch.autograd.grad(y, x, dy)[0], expected[0])
+
+
+def test_an_input_changed_before_backward_is_noticed():
+    x = torch.randn(4, 3, requires_grad=True)
+    hidden = x * 1
+    y = backnorm.torch.BatchNorm1d(3)(hidden)
+    hidden.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(torch.randn(4, 3))
+
+
+def test_an_output_may_be_changed(close):
+    x, dy = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
+    module = backnorm.torch.BatchNorm1d(3)
+    close(
+        torch.autograd.grad(module(x).relu_().mul_(2), x, dy),
+        torch.autograd.grad(module(x).relu() * 2, x, dy),
+    )
+
+
+def test_data_parallel_on_the_cpu():
+    module = backnorm.torch.BatchNorm1d(3)
+    replica = module._replicate_for_data_parallel()
+    assert type(replica) is backnorm.torch.BatchNorm1d
+    x = torch.randn(4, 3)
+    assert torch.equal(torch.nn.DataParallel(module)(x), module(x))
+
+
+def test_threads_going_backward_at_once():
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), backnorm.torch.BatchNorm2d(8), torch.nn.ReLU(),
+        backnorm.torch.BatchNorm2d(8),
+    ).double()  # fmt: skip
+    net.eval()
+    batches = [(torch.randn(4, 3, 9, 9).double(), torch.randn(4, 8, 7, 7).double())] * 6
+
+    def gradients(x, dy):
+        x = x.clone().requires_grad_()
+        torch.autograd.backward(net(x), dy)
+        return x.grad
+
+    expected, found = [gradients(*batch) for batch in batches], [None] * len(batches)
+
+    def work(place):
+        for _ in range(5):
+            found[place] = gradients(*batches[place])
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(map(torch.equal, found, expected))
+
+
+class Normalised(torch.utils.data.Dataset):
+    """A data set whose workers normalise, in processes forked after the kernels have run."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        x = torch.full((64, 3, 20, 20), float(place)) + torch.arange(20.0)
+        return backnorm.torch.batch_norm(x, None, None, training=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_workers_of_a_data_loader():
+    data = Normalised()
+    expected = [data[place] for place in range(4)]
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=None, num_workers=2, timeout=60, multiprocessing_context="fork"
+    )
+    assert all(map(torch.equal, loader, expected))
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_modules_with_relu(residual, close):
+    module, plain = backnorm.torch.BatchNormReLU2d(3).double(), torch.nn.BatchNorm2d(3).double()
+    x, side, dy = (torch.randn(4, 3, 5, 5).double() for _ in range(3))
+    for training in (True, False):
+        module.train(training)
+        plain.train(training)
+        leaf = x.clone().requires_grad_()
+        y = module(leaf, side) if residual else module(leaf)
+        expected = torch.relu(plain(leaf) + side if residual else plain(leaf))
+        close(y, expected)
+        close(torch.autograd.grad(y, leaf, dy), torch.autograd.grad(expected, leaf, dy))
+    close(module.state_dict(), plain.state_dict())
