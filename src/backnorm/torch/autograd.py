@@ -101,9 +101,10 @@ class Rectified(Function):
             dresidual = torch.where(kernels.unpack_mask(mask, x), dy, 0.0)
             gradients = transforms.backward(x, dresidual, mean, variance, weight, eps, True)
         else:
-            *gradients, dresidual = kernels.relu_backward(
+            dx, dweight, dbias, dresidual = kernels.relu_backward(
                 x, dy, mask, mean, variance, weight, eps, needs_residual, step
             )
+            gradients = dx, dweight, dbias
         return *_needed(ctx, *gradients), dresidual if needs_residual else None, None, None
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from backnorm.torch import fusion, modules
+from backnorm.torch.fusion import FusionWarning
 from backnorm.torch.tracing import CONTAINERS, UntraceableError
 
 __all__ = ["FusionWarning", "convert", "revert"]
@@ -23,10 +24,6 @@ _OURS: dict[Class, Class] = {
     torch.nn.BatchNorm3d: modules.BatchNorm3d,
 }
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-
-
-class FusionWarning(UserWarning):
-    """Modules that normalise, in which `convert` could not look for what can be fused."""
 
 
 def convert(model: Model, fuse: bool = False) -> Model:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from backnorm.torch import autograd, checks, kernels, library, state, transforms
+from backnorm.torch import autograd, checks, kernels, library, moving, state, transforms
 
 __all__ = ["batch_norm"]
 
@@ -65,7 +65,7 @@ def batch_norm(
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         tensors = (input, running_mean, running_var, weight, bias)
         settings = {"training": training, "momentum": momentum, "eps": eps}
-        return handle_torch_function(batch_norm, tensors, *tensors, **settings)  # type: ignore[no-any-return]
+        return handle_torch_function(batch_norm, tensors, *tensors, **settings)
     arguments = input, running_mean, running_var, weight, bias, training
     if state.watched(input):
         if _is_nothing(input):
@@ -103,11 +103,11 @@ def _eager(
     if not training:
         assert statistics is not None
         if wanted:
-            return autograd.freeze(input, weight, bias, eps, statistics)  # type: ignore[no-any-return]
+            return autograd.freeze(input, weight, bias, eps, statistics)
         return kernels.inference(input, *statistics, weight, bias, eps)
     running = None if statistics is None else kernels.Running(*statistics, momentum)
     if wanted:
-        return autograd.train(input, weight, bias, eps, running)  # type: ignore[no-any-return]
+        return autograd.train(input, weight, bias, eps, running)
     return kernels.forward(input, weight, bias, eps, running)[0]
 
 
@@ -132,7 +132,7 @@ def _watched(
         return normalise(input, running_mean, running_var, weight, bias, eps)
     forward = transforms.forward if transformed else library.batch_norm
     y, mean, variance = forward(input, weight, bias, eps)
-    move(running_mean, running_var, mean, variance, momentum, input)
+    moving.move(running_mean, running_var, mean, variance, momentum, input)
     return y
 
 
@@ -147,29 +147,6 @@ def running_of(
         return running_mean, running_var
     checks.check(input, running_mean, running_var, None, None, training)
     raise AssertionError("unreachable")
-
-
-def move(
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    momentum: float,
-    input: Tensor,
-) -> None:
-    """Do what `kernels.forward` does, by operators that the dispatcher or transforms know."""
-    if running_mean is None or running_var is None or not input.numel():
-        return
-    mean, variance = mean.detach(), variance.detach()
-    count = input.numel() // input.shape[1]
-    if state.transformed() and not torch.compiler.is_compiling():
-        transforms.move(running_mean, running_var, mean, variance, momentum, count)
-        return
-    rest = 1.0 - momentum
-    # A tensor first: for torch.jit.trace counts are tensors of integers, whose ratio has 24 bits.
-    unbiased = variance.double() * count / (count - 1)
-    running_mean.copy_(running_mean.double() * rest + mean.double() * momentum)
-    running_var.copy_(running_var.double() * rest + unbiased * momentum)
 
 
 def wants_gradient(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from backnorm.torch import autograd, checks, functional, kernels, state
+from backnorm.torch import autograd, checks, functional, kernels, moving, state
 from backnorm.torch import library_fused as library
 
 __all__ = ["batch_norm_add_relu", "batch_norm_relu"]
@@ -45,7 +45,7 @@ def batch_norm_relu(
     tensors = input, running_mean, running_var, weight, bias
     if has_torch_function_variadic(*tensors):
         settings = {"training": training, "momentum": momentum, "eps": eps}
-        return handle_torch_function(batch_norm_relu, tensors, *tensors, **settings)  # type: ignore[no-any-return]
+        return handle_torch_function(batch_norm_relu, tensors, *tensors, **settings)
     return _rectified(None, *tensors, training, momentum, eps)
 
 
@@ -84,7 +84,7 @@ def batch_norm_add_relu(
     tensors = input, residual, running_mean, running_var, weight, bias
     if has_torch_function_variadic(*tensors):
         settings = {"training": training, "momentum": momentum, "eps": eps}
-        return handle_torch_function(batch_norm_add_relu, tensors, *tensors, **settings)  # type: ignore[no-any-return]
+        return handle_torch_function(batch_norm_add_relu, tensors, *tensors, **settings)
     return _rectified(residual, input, *tensors[2:], training, momentum, eps)
 
 
@@ -157,7 +157,7 @@ def _eager(
         return kernels.relu_inference(input, residual, *statistics, weight, bias, eps)
     running = None if statistics is None else kernels.Running(*statistics, momentum)
     if wanted:
-        return autograd.rectify(input, weight, bias, residual, eps, running)  # type: ignore[no-any-return]
+        return autograd.rectify(input, weight, bias, residual, eps, running)
     return kernels.relu_forward(input, residual, weight, bias, eps, running)[0]
 
 
@@ -180,5 +180,5 @@ def _watched(
             input, residual, running_mean, running_var, weight, bias, eps
         )
     y, mean, variance, _ = library.batch_norm_relu(input, residual, weight, bias, eps)
-    functional.move(running_mean, running_var, mean, variance, momentum, input)
+    moving.move(running_mean, running_var, mean, variance, momentum, input)
     return y

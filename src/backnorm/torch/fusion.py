@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,15 @@ import torch
 from torch import Tensor, fx
 
 from backnorm.torch import patterns
-from backnorm.torch.tracing import Trace, trace
+from backnorm.torch.tracing import Trace, UntraceableError, trace
 
-__all__ = ["fuse", "is_fused", "unfuse"]
+__all__ = ["FusionWarning", "fuse", "is_fused", "unfuse"]
 
 _STATE = "_backnorm_fused"
+
+
+class FusionWarning(UserWarning):
+    """Modules that normalise, in which could not be looked for what can be fused."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class _FusedForward:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Leave the graphs out: they are found again in a copy."""
-        reduced = super().__reduce_ex__(protocol)
+        reduced: Any = super().__reduce_ex__(protocol)
         if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced
         _, (cls, *arguments), state, *rest = reduced
@@ -47,7 +52,11 @@ class _FusedForward:
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[misc]
-        fuse(self)  # type: ignore[arg-type]
+        try:
+            fuse(self)
+        except UntraceableError as error:
+            # Its class is another one than when it was fused.
+            warnings.warn(f"not fused again: {error}", FusionWarning, stacklevel=2)
 
 
 def fuse(module: torch.nn.Module) -> int:
@@ -93,13 +102,22 @@ def is_fused(module: torch.nn.Module) -> bool:
     return type(module).__bases__[0] is _FusedForward
 
 
-@functools.cache
-def _fused_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+# Made once: copies of a module are of one class.
+_classes: dict[Any, Any] = {}
+
+
+def _fused_class(cls: Any) -> Any:
+    """Return the class of fused modules of `cls`."""
+    if cls not in _classes:
+        _classes[cls] = _make_class(cls)
+    return _classes[cls]
+
+
+def _make_class(cls: Any) -> Any:
     original = cls.forward
 
     @functools.wraps(original)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Run the fused graph that holds for these arguments, or else the forward of the class."""
         if not kwargs:
             for fused in self.__dict__.get(_STATE, ()):
                 if (

@@ -16,6 +16,7 @@ __all__ = ["fuse"]
 _NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
 _RELU_FUNCTIONS = (functional.relu, functional.relu_, torch.relu, torch.relu_)
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
+_ADD_IN_PLACE = (operator.iadd, "add_")
 
 
 def fuse(graph: fx.Graph, root: torch.nn.Module) -> int:
@@ -25,12 +26,15 @@ def fuse(graph: fx.Graph, root: torch.nn.Module) -> int:
         if not _is_relu(relu, root):
             continue
         source = relu.args[0]
-        norm, residual, in_place = source, None, False
-        if _is_add(source):
-            norm, residual = _operands(source, root)
-            in_place = source.target in (operator.iadd, "add_")
-        if norm is None or not _is_norm(norm, root) or not _may_move(norm, source, relu, residual):
+        movable = (
+            (norm, residual)
+            for norm, residual in _normalised(source)
+            if _is_norm(norm, root) and _may_move(norm, source, relu, residual)
+        )
+        norm, residual = next(movable, (None, None))
+        if norm is None:
             continue
+        in_place = source.target in _ADD_IN_PLACE
         with graph.inserting_before(relu):
             layers = [
                 graph.get_attr(node.target) if node.op == "call_module" else None
@@ -114,16 +118,15 @@ def _is_add(node: fx.Node) -> bool:
     )
 
 
-def _operands(add: fx.Node, root: torch.nn.Module) -> tuple[fx.Node | None, fx.Node | None]:
-    """Return the normalised operand and the other one; an addition in place is to its first."""
-    first, second = add.args
-    pairs = [(first, second)]
-    if add.target not in (operator.iadd, "add_"):
-        pairs.append((second, first))
-    for norm, residual in pairs:
-        if _is_norm(norm, root):
-            return norm, residual
-    return None, None
+def _normalised(source: fx.Node) -> list[tuple[fx.Node, fx.Node | None]]:
+    """Return what may be the normalisation and the residual of what goes into a ReLU."""
+    if not _is_add(source):
+        return [(source, None)]
+    first, second = source.args
+    # An addition in place is to its first operand, which then must be nobody else's.
+    if source.target in _ADD_IN_PLACE:
+        return [(first, second)]
+    return [(first, second), (second, first)]
 
 
 def _may_move(norm: fx.Node, source: fx.Node, relu: fx.Node, residual: fx.Node | None) -> bool:

@@ -84,7 +84,7 @@ def trace(module: torch.nn.Module) -> Trace:
     """
     inputs = _inputs_of(module)
     tracer = _Tracer()
-    states = random.getstate(), _hashable(np.random.get_state())
+    states = _random_states()
     with _watched(module, inputs) as attributes, _NoConstants():
         try:
             graph = tracer.trace(module)
@@ -92,7 +92,7 @@ def trace(module: torch.nn.Module) -> Trace:
             raise
         except Exception as error:
             raise UntraceableError(f"{type(error).__name__}: {error}") from error
-    if states != (random.getstate(), _hashable(np.random.get_state())):
+    if states != _random_states():
         raise UntraceableError("its forward draws random numbers")
     for name, value in attributes.items():
         if not _is_constant(value):
@@ -131,10 +131,11 @@ _ENTRIES: dict[int, Callable[[Any], Callable[..., Any]]] = {
 def _watched(module: torch.nn.Module, inputs: int) -> Iterator[dict[str, Any]]:
     """Note which plain attributes are looked at, and let none be set."""
     cls, seen = type(module), dict[str, Any]()
+    attribute: Any = cls.__getattribute__
 
     def getattribute(self: torch.nn.Module, name: str) -> Any:
-        value = cls.__getattribute__(self, name)
-        if name not in _INTERNAL and name in cls.__getattribute__(self, "__dict__"):
+        value = attribute(self, name)
+        if name not in _INTERNAL and name in attribute(self, "__dict__"):
             seen[name] = value
         return value
 
@@ -153,7 +154,7 @@ def _watched(module: torch.nn.Module, inputs: int) -> Iterator[dict[str, Any]]:
         object.__setattr__(module, "__class__", cls)
 
 
-class _NoConstants(TorchFunctionMode):  # type: ignore[misc]
+class _NoConstants(TorchFunctionMode):
     """Refuse tensors that do not come of the inputs: the graph would hold them for good."""
 
     def __torch_function__(
@@ -166,7 +167,7 @@ class _NoConstants(TorchFunctionMode):  # type: ignore[misc]
         return result
 
 
-class _Proxy(fx.Proxy):  # type: ignore[misc]
+class _Proxy(fx.Proxy):
     """Stands for a value, and does not take ``a += b`` for ``a = a + b``."""
 
     def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
@@ -196,7 +197,7 @@ class _Input(_Proxy):
         raise AttributeError
 
 
-class _Tracer(fx.Tracer):  # type: ignore[misc]
+class _Tracer(fx.Tracer):
     """Takes every child as it is, and sees to it that modes stay what they were."""
 
     proxy_buffer_attributes = True
@@ -254,5 +255,7 @@ def _is_constant(value: Any) -> bool:
     return isinstance(value, _CONSTANTS)
 
 
-def _hashable(state: Any) -> tuple[Any, ...]:
-    return tuple(part.tobytes() if isinstance(part, np.ndarray) else part for part in state)
+def _random_states() -> tuple[Any, ...]:
+    """Return the states of the global generators; PyTorch's makes tensors, which are noticed."""
+    name, key, *rest = np.random.get_state()  # noqa: NPY002 (a forward may draw from this one)
+    return random.getstate(), name, np.asarray(key).tobytes(), *rest

@@ -1,7 +1,8 @@
 """Differentiation beyond the first backward: twice, forward, and under torch.func.
 
-Three functions that are each other's derivatives, around the operators of `library`. Batch normalisation in training is a function of x, weight and bias; mean and
-variance are passed along, but are functions of x, and no gradient goes to them.
+Functions that are each other's derivatives, around the operators of `library`. Batch normalisation
+in training is a function of x, weight and bias; mean and variance are passed along, but are
+functions of x, and no gradient goes to them.
 
 The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>: forward mode needs no other
 operators than reverse mode.
@@ -15,11 +16,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from backnorm.torch import batching, kernels, library
 from backnorm.errors import BacknormError
-from backnorm.torch.checks import TensorValueError
+from backnorm.torch import batching, library
 
-__all__ = ["UnsupportedTransformError", "allow_in_graph", "backward", "forward", "inference", "move"]
+__all__ = [
+    "UnsupportedTransformError",
+    "allow_in_graph",
+    "backward",
+    "forward",
+    "inference",
+]
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -63,18 +69,6 @@ def backward(
     return dx, dweight, dbias
 
 
-def move(
-    running_mean: Tensor,
-    running_var: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    momentum: float,
-    count: int,
-) -> None:
-    """As `kernels.update_running`, under a transform."""
-    _Move.apply(running_mean, running_var, mean, variance, momentum, count)
-
-
 def _refuse_forward_mode_twice() -> None:
     """Raise under two forward modes: PyTorch (2.13) then loses the second derivative of functions.
 
@@ -83,7 +77,7 @@ def _refuse_forward_mode_twice() -> None:
     stack = torch._C._functorch.get_interpreter_stack() or ()
     if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in stack) > 1:
         raise UnsupportedTransformError(
-            "PyTorch does not differentiate forward mode by forward mode where functions bring their "
+            "PyTorch cannot differentiate forward mode by forward mode where functions bring their "
             "own derivative, as batch normalisation by backnorm does; take reverse mode for one of "
             "the two (torch.func.jacrev, grad or vjp; torch.func.hessian does)"
         )
@@ -268,48 +262,6 @@ class _DoubleBackward(Function):
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:
         library.refuse_third_order()
-
-
-class _Move(Function):
-    """Running statistics, moved in place: at the bottom of all transforms, where they are memory."""
-
-    @staticmethod
-    def forward(
-        running_mean: Tensor,
-        running_var: Tensor,
-        mean: Tensor,
-        variance: Tensor,
-        momentum: float,
-        count: int,
-    ) -> Tensor:
-        kernels.update_running(running_mean, running_var, mean, variance, momentum, count)
-        return mean.new_empty(0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Return no tangent: running statistics are constants."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int | None]:
-        for name, axis in zip(("running_mean", "running_var"), in_dims, strict=False):
-            if axis is None:
-                raise TensorValueError(
-                    name,
-                    "would be moved by every element of vmap, but is one for all of them",
-                    accepted="a tensor that vmap maps over, or None",
-                    hint="torch.func.stack_module_state gives each model its own",
-                )
-        # All are per channel; the first axis of problems does not matter to what is elementwise.
-        moved = [
-            value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
-            for value, axis in zip(inputs[:4], in_dims, strict=False)
-        ]
-        _Move.apply(*moved, *inputs[4:])
-        return inputs[2].new_empty(0), None
 
 
 def _save(ctx: Any, *tensors: Tensor | None) -> None:

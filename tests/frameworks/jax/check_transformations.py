@@ -14,7 +14,7 @@ import backnorm.jax
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax.ffi import TARGET
 
-from .conftest import EPSILON, agree, gradient_of_gradient, textbook, weighed
+from .conftest import EPSILON, agree, textbook, weighed
 
 SHAPE, AXIS = (6, 5, 4), 1
 
@@ -112,9 +112,9 @@ class TestGrad:
             return total
 
         first = [jax.grad(loss(layer), (0, 1)) for layer in (ours, theirs)]
-        agree(*(each(x, gamma) for each in first))
+        agree(*(jax.jit(each)(x, gamma) for each in first))
         second = [jax.grad(lambda x, f=f: jnp.sum(f(x, gamma)[0] * weight)) for f in first]
-        agree(*(each(x) for each in second))
+        agree(*(jax.jit(each)(x) for each in second))
 
     def test_only_the_statistics(self, inputs):
         for k in (1, 2):
@@ -148,7 +148,7 @@ class TestVmap:
 
         agree(mapped(ours)(x, gamma, beta), mapped(theirs)(x, gamma, beta))
         first = [mapped(jax.grad(each, (0, 1, 2))) for each in pair]
-        agree(*(each(x, gamma, beta) for each in first))
+        agree(*(jax.jit(each)(x, gamma, beta) for each in first))
 
     def test_copies_nothing(self, inputs, normal):
         x, (_, gamma, beta) = normal(3, *SHAPE), inputs
@@ -168,8 +168,12 @@ class TestVmap:
         x, gamma, beta = inputs[0][:2, :2, :3], inputs[1][:2], inputs[2][:2]
         weight = inputs[0][2:4, :2, :3]
         found = [
-            jax.jacrev(
-                jax.grad(lambda x, layer=layer: jnp.sum(jnp.sin(layer(x, gamma, beta)[0]) * weight))
+            jax.jit(
+                jax.jacrev(
+                    jax.grad(
+                        lambda x, layer=layer: jnp.sum(jnp.sin(layer(x, gamma, beta)[0]) * weight)
+                    )
+                )
             )(x)
             for layer in (ours, theirs)
         ]
@@ -247,10 +251,17 @@ class TestDevices:
         ]
         agree(*found)
 
-    @pytest.mark.parametrize("order", [0, 1])
-    @pytest.mark.parametrize("checked", [True, False])
-    @pytest.mark.parametrize("outside", [True, False])
-    @pytest.mark.parametrize("name", ["d", None])
+    @pytest.mark.parametrize(
+        ("name", "outside", "checked", "order"),
+        [
+            ("d", False, True, 1),
+            ("d", False, False, 1),
+            ("d", True, True, 1),
+            ("d", True, False, 0),
+            (None, False, True, 1),
+            (None, True, False, 0),
+        ],
+    )
     def test_shard_map(self, name, outside, checked, order, spread, orders):
         given, loss = spread
         mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
@@ -331,7 +342,7 @@ class TestErrors:
         self.refused(ArgumentTypeError, r"^x: .*MaskedArray", masked)
         self.refused(ArgumentTypeError, r"^gamma: must be an array; got float", x, 1.0)
         self.refused(ArgumentTypeError, r"^x: unsupported .*int32", jnp.ones(SHAPE, jnp.int32))
-        self.refused(ArgumentTypeError, r"^x: unsupported", jax.random.split(jax.random.key(0)))
+        self.refused(ArgumentTypeError, r"^x: unsupported", jax.random.key(0)[None], axis=0)
         self.refused(ArgumentValueError, r"^gamma: .*\(4,\).*\(5,\)", x, gamma[1:], beta)
         self.refused(ArgumentValueError, r"^beta: .*\(1, 5\)", x, gamma, beta[None])
         narrow = gamma.astype(jnp.float32)

@@ -170,9 +170,7 @@ def test_running_statistics(momentum, dtype, parameters, close):
 def test_frozen_gradients_keep_the_statistics_of_their_forward(parameters, close):
     weight, bias, mean, variance = parameters(3)
     x, dy = torch.randn(4, 3, 5).double().requires_grad_(), torch.randn(4, 3, 5).double()
-    expected = torch.autograd.grad(
-        functional.batch_norm(x, mean, variance, weight, bias), x, dy
-    )
+    expected = torch.autograd.grad(functional.batch_norm(x, mean, variance, weight, bias), x, dy)
     y = backnorm.torch.batch_norm(x, mean, variance, weight, bias)
     backnorm.torch.batch_norm(x + 5, mean, variance, weight, bias, training=True)
     close(torch.autograd.grad(y, x, dy), expected)

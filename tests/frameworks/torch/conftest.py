@@ -44,7 +44,7 @@ def layout(request):
 
 @pytest.fixture
 def parameters():
-    """Return weight, bias, running mean and running variance of `channels`, none of them trivial."""
+    """Make weight, bias, running mean and running variance, none of them trivial."""
 
     def make(channels, dtype=torch.float64, running=None):
         weight, bias = torch.rand(channels) + 0.5, torch.randn(channels)
@@ -60,7 +60,7 @@ def close():
     """Assert that tensors (in any nesting) are equal within a few roundings of their type."""
 
     def assert_close(actual, expected, *, factor=1.0):
-        actual, expected = (torch.utils._pytree.tree_leaves(values) for values in (actual, expected))
+        actual, expected = map(torch.utils._pytree.tree_leaves, (actual, expected))
         assert len(actual) == len(expected)
         for one, other in zip(actual, expected, strict=True):
             if one is None or other is None:

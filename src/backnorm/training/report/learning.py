@@ -62,7 +62,7 @@ def _losses(result: TrainingResult) -> Plot:
         "Loss of each step",
         "Thin lines: the seeds; thick lines: their median. Both networks begin with the same "
         "weights and get the same batches, so their losses differ by rounding at first; where they "
-        "are equal, the line is at the bottom. Sooner or later some activation is so near to 0 that "
+        "are equal, the line is at the bottom. At some point an activation is so near to 0 that "
         "rounding decides whether ReLU lets it pass; from then on the networks are different.",
         f"Loss by step with {name}'s layers and with ours, {len(apart)} seeds: both fall from "
         f"{_ends(values['own'])} and {_ends(values['backnorm'])}. The other panel has their "

@@ -1,0 +1,336 @@
+"""The custom call: what it relies on, what it refuses, and whom it keeps waiting."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import backnorm.jax
+from backnorm.jax import ffi, header
+from backnorm.kernels.cpu import record, xla_ffi
+from backnorm.kernels.cpu.xla_structures import STRUCTURES, offsets
+from backnorm.problem import Problem
+
+from .conftest import EPSILON, agree
+
+INCLUDED = Path(jax.ffi.include_dir())
+HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
+
+
+def backward(*given):
+    return backnorm.jax.batch_norm_backward(*given, epsilon=EPSILON, axis=1)
+
+
+@pytest.fixture
+def given(rng):
+    """Return a function that makes x, dy, mean and variance; large enough for helpers."""
+
+    def make(shape=(32, 8, 40, 40), seed=0):
+        again = np.random.default_rng(seed)
+        arrays = [again.normal(size=shape) for _ in range(2)]
+        arrays += [again.normal(size=shape[1]), again.random(shape[1]) + 0.5]
+        return [jnp.asarray(each, jnp.float32) for each in arrays]
+
+    return make
+
+
+class TestHeader:
+    @pytest.fixture
+    def changed(self, tmp_path):
+        """Return what is read of a header in which one text is another."""
+
+        def read(old, new):
+            text = (INCLUDED / HEADER).read_text()
+            assert old in text
+            path = tmp_path / HEADER
+            path.parent.mkdir(parents=True)
+            path.write_text(text.replace(old, new))
+            return header.read(str(tmp_path))
+
+        return read
+
+    def test_of_this_jaxlib(self):
+        version = header.read(str(INCLUDED))
+        assert isinstance(version, header.Version)
+        assert version.major == 0
+        assert ffi.reason_against() is None
+
+    def test_offsets(self):
+        # As a compiler has them.
+        assert offsets("CallFrame").attrs == 120
+        assert offsets("CallFrame").size_ == 168
+        assert offsets("Error_Create_Args").size_ == 28
+        assert offsets("Buffer").dims == 40
+        assert offsets("Metadata").traits == 32
+        assert offsets("Api").ThreadPool_Schedule == 136
+
+    def test_absent(self, tmp_path):
+        assert "has no header" in header.read(str(tmp_path))
+
+    def test_without_a_version(self, changed):
+        assert "no version" in changed("#define XLA_FFI_API_MINOR", "#define XLA_MINOR")
+
+    def test_of_another_version(self, changed):
+        assert "1." in changed("#define XLA_FFI_API_MAJOR 0", "#define XLA_FFI_API_MAJOR 1")
+
+    @pytest.mark.parametrize(
+        ("old", "new", "structure"),
+        [
+            ("  int64_t rank;\n", "  int32_t rank;\n", "Buffer"),
+            ("  void* data;\n  int64_t rank;", "  int64_t rank;\n  void* data;", "Buffer"),
+            ("  XLA_FFI_ExecutionStage stage;\n  XLA_FFI_Args args;", "  XLA_FFI_Args args;",
+             "CallFrame"),
+            ("  XLA_FFI_Task* task;", "  XLA_FFI_Task* task;\n  int64_t priority;",
+             "ThreadPool_Schedule_Args"),
+            ("  _XLA_FFI_API_STRUCT_FIELD(XLA_FFI_Stream_Get);\n", "", "Api"),
+            ("struct XLA_FFI_Array {", "struct XLA_FFI_Arrays {", "Array"),
+        ],
+    )  # fmt: skip
+    def test_of_another_layout(self, old, new, structure, changed):
+        assert structure in STRUCTURES
+        assert f"XLA_FFI_{structure} " in changed(old, new)
+
+    def test_of_other_types(self, changed):
+        assert "bfloat16" in changed("XLA_FFI_DataType_BF16 = 16", "XLA_FFI_DataType_BF16 = 34")
+
+    def test_more_fields_at_the_end(self, changed):
+        added = "  XLA_FFI_Future* future;  // out\n  void* more;\n"
+        assert isinstance(changed("  XLA_FFI_Future* future;  // out\n};\n\nXLA_FFI_DEFINE_STRUCT_"
+                                  "TRAITS(XLA_FFI_CallFrame", added + "};\n\nXLA_FFI_DEFINE_STRUCT_"
+                                  "TRAITS(XLA_FFI_CallFrame"), header.Version)  # fmt: skip
+
+
+class TestRefusals:
+    """Calls that no function of ours makes; none may end the process."""
+
+    @pytest.fixture
+    def called(self):
+        """Return a function that makes a call of the inference kernel, with some of it changed."""
+        x, channels = jnp.ones((2, 3, 4), jnp.float32), jnp.ones(3, jnp.float32)
+        # The kernel, and the handler.
+        float32 = np.dtype(np.float32)
+        problem = Problem("inference", (2, 3, 4), 1, float32, float32, True, True, EPSILON)
+        backnorm.jax.batch_norm_inference(x, *[channels] * 4, epsilon=EPSILON, axis=1)
+        stage = ffi._stage(problem)
+        names = (record.MEAN, record.VARIANCE, record.GAMMA, record.BETA)
+        described = [ffi._described(x, record.X, None)]
+        described += [ffi._described(channels, slot, None) for slot in names]
+        described.append(ffi._described(x, record.OUT, None))
+
+        def call(*operands, result=x, **changed):
+            attributes = {
+                "buffers": np.concatenate(described),
+                "call": np.array(
+                    [xla_ffi.introduce(stage.key, stage.function), 1, stage.participants - 1]
+                ),
+                "record": stage.template,
+            }
+            for name, change in changed.items():
+                attributes[name] = change(attributes.get(name))
+            kept = {name: value for name, value in attributes.items() if value is not None}
+            kind = jax.ShapeDtypeStruct(result.shape, result.dtype)
+            function = jax.ffi.ffi_call(ffi.TARGET, kind)
+            operands = operands or (x, *[channels] * 4)
+            return np.asarray(jax.jit(lambda *given: function(*given, **kept))(*operands))
+
+        return call
+
+    def at(self, place, value):
+        def change(array):
+            array = array.copy()
+            array[place] = value
+            return array
+
+        return change
+
+    def test_nothing_changed(self, called):
+        np.testing.assert_allclose(called(), 1.0, rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"record": lambda array: array[:-1]},
+            {"record": lambda array: array[:5]},
+            {"record": lambda array: array.astype(np.int32)},
+            {"record": lambda _: None},
+            {"record": lambda _: np.int64(3)},
+            {"call": lambda array: array[:2]},
+            {"buffers": lambda array: array[:-6]},
+            {"buffers": lambda array: np.concatenate([array, array[:6]])},
+            {"more": lambda _: np.zeros(3, np.int64)},
+            {"call": lambda _: None, "zall": lambda _: np.zeros(3, np.int64)},
+        ],
+    )
+    def test_attributes_that_do_not_fit(self, changed, called):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are not"):
+            called(**changed)
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            ("call", 1, -1),
+            ("call", 2, -1),
+            ("call", 2, 1 << 40),
+            ("buffers", 0, -1),
+            ("buffers", 0, record.CURSOR),
+            ("record", record.SPACE, -1),
+            ("record", record.SPACE, 1 << 50),
+        ],
+    )
+    def test_numbers_out_of_bounds(self, changed, called):
+        name, place, value = changed
+        with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are not"):
+            called(**{name: self.at(place, value)})
+
+    def test_memory_that_there_is_not(self, called):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: no memory"):
+            called(record=self.at(record.SPACE, 1 << 39))
+
+    def test_a_kernel_that_is_not_loaded(self, called):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"NOT_FOUND.*backnorm: .*not loaded"):
+            called(call=self.at(0, 12345))
+
+    @pytest.mark.parametrize("column", [1, 2, 3])
+    def test_types_ranks_and_sizes(self, column, called):
+        for k in range(5):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: an argument is not"):
+                called(buffers=self.at(6 * k + column, 7))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: a result is not"):
+            called(buffers=self.at(6 * 5 + column, 7))
+
+    def test_other_arrays(self, called):
+        x, channels = jnp.ones((2, 3, 4), jnp.float32), jnp.ones(3, jnp.float32)
+        for other in (x.astype(jnp.float16), x[:1], x.reshape(6, 4)):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: an argument is not"):
+                called(other, *[channels] * 4)
+            with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: a result is not"):
+                called(result=other)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are not"):
+            called(x, channels)
+
+    def test_a_variance_that_a_kernel_refuses(self, called):
+        # Our functions see to it that none comes here.
+        x, channels = jnp.ones((2, 3, 4), jnp.float32), jnp.ones(3, jnp.float32)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: variance"):
+            called(x, channels, -channels, channels, channels)
+
+
+class TestThreads:
+    def test_a_kernel_needs_no_gil(self, given):
+        x, dy, mean, variance = given()
+
+        @jax.jit
+        def function(x, dy, mean, variance):
+            # Work that XLA does not do at once, in the thread that called.
+            x = jax.lax.fori_loop(0, 100, lambda _, x: jnp.sin(x) + 1e-3, x)
+            return backward(x, dy, mean, variance)
+
+        jax.block_until_ready(function(x, dy, mean, variance))
+        results = function(x, dy, mean, variance)
+        assert not results[0].is_ready()
+        hold = ctypes.PyDLL(None).usleep  # does not let go of the GIL
+        for _ in range(100):
+            hold(100_000)
+            # This looks without letting go of it either.
+            if results[0].is_ready():
+                break
+        assert results[0].is_ready()
+
+    def test_many_calls_at_once(self, given):
+        function = jax.jit(backward)
+        failed = []
+
+        def work(seed):
+            # Of different sizes: with and without helpers.
+            inputs = given((32, 8, 40, 40) if seed % 2 else (4, 8, 6, 6), seed)
+            expected = [np.asarray(each) for each in function(*inputs)]
+            for _ in range(100):
+                found = [np.asarray(each) for each in function(*inputs)]
+                if not all(map(np.array_equal, found, expected)):
+                    failed.append(seed)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+        assert failed == []
+
+    def test_many_calls_in_one_function(self, given):
+        x, dy, mean, variance = given()
+
+        @jax.jit
+        def several(x, dy, mean, variance):
+            # Independent of each other: XLA may run them side by side.
+            return [backward(x * scale, dy, mean, variance) for scale in (1.0, 2.0, 3.0, 4.0)]
+
+        found = several(x, dy, mean, variance)
+        for scale, each in zip((1.0, 2.0, 3.0, 4.0), found, strict=True):
+            agree(each, backward(x * scale, dy, mean, variance), 1e-6)
+
+    def test_on_all_devices_at_once(self, given):
+        inputs = [jnp.stack([each] * 4) for each in given((8, 8, 40, 40))]
+        function = jax.pmap(backward)
+        expected = function(*inputs)
+        for _ in range(50):
+            for found, each in zip(function(*inputs), expected, strict=True):
+                np.testing.assert_array_equal(found, each)
+
+    def test_many_instances(self, given):
+        # One after the other within a call, each with helpers.
+        inputs = [jnp.stack([each] * 20) for each in given((8, 8, 40, 40))]
+        found = jax.jit(jax.vmap(backward))(*inputs)
+        for each, one in zip(found, backward(*given((8, 8, 40, 40))), strict=True):
+            np.testing.assert_array_equal(each, jnp.stack([one] * 20))
+
+    def test_the_end_of_the_process(self):
+        # While calls are under way.
+        code = (
+            "import jax, jax.numpy as jnp, backnorm.jax as bj\n"
+            "f = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, x: "
+            "bj.batch_norm(x, epsilon=1e-3, axis=1)[0] + 1.0, x))\n"
+            "x = jnp.ones((32, 8, 40, 40))\n"
+            "jax.block_until_ready(f(x))\n"
+            "kept = [f(x + k) for k in range(4)]\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_donated_arrays(given):
+    inputs = given()
+    expected = [np.asarray(each) for each in jax.jit(backward)(*inputs)]
+    for donated in ((0,), (1,), (0, 1)):
+        copies = [each + 0.0 for each in inputs]
+        found = jax.jit(backward, donate_argnums=donated)(*copies)
+        for each, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(each, other)
+
+
+def test_inputs_that_numpy_owns(given):
+    # Of the caller's alignment.
+    memory = np.random.default_rng(0).normal(size=4 * 3 * 50 + 1).astype(np.float32)
+    x = memory[1:].reshape(4, 3, 50)
+    x.flags.writeable = False
+    found = jax.jit(lambda x: backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1))(x)
+    y, mean, variance = backnorm.batch_norm_forward(x, epsilon=EPSILON)
+    for mine, other in zip(found, (y, mean, variance), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_the_numbers_are_those_of_the_numpy_operator(given):
+    inputs = given()
+    found = jax.jit(backward)(*inputs)
+    expected = backnorm.batch_norm_backward(*map(np.asarray, inputs), epsilon=EPSILON)
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, other)

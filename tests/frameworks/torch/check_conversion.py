@@ -1,0 +1,176 @@
+"""`convert` and `revert`: what changes in a model, what does not, and that both are undone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn.utils import parametrize
+
+import backnorm.torch
+from backnorm.torch import convert, revert
+
+THEIRS = torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d
+OURS = backnorm.torch.BatchNorm1d, backnorm.torch.BatchNorm2d, backnorm.torch.BatchNorm3d
+
+
+class Other(torch.nn.BatchNorm2d):
+    """A subclass with a mind of its own."""
+
+    def forward(self, input):
+        return super().forward(input) + 1
+
+
+def model():
+    shared = torch.nn.BatchNorm1d(3)
+    return torch.nn.ModuleDict(
+        {
+            "one": torch.nn.Sequential(torch.nn.Conv1d(3, 3, 1), torch.nn.BatchNorm1d(3)),
+            "two": torch.nn.BatchNorm2d(3, affine=False),
+            "three": torch.nn.BatchNorm3d(3, momentum=None, track_running_stats=False),
+            "shared": shared,
+            "again": torch.nn.Sequential(shared),
+            "other": Other(3),
+            "sync": torch.nn.SyncBatchNorm(3),
+            "lazy": torch.nn.LazyBatchNorm1d(),
+            "group": torch.nn.GroupNorm(1, 3),
+        }
+    )
+
+
+def types_of(net):
+    return {name: type(module) for name, module in net.named_modules()}
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_classes_change_and_nothing_else(fuse):
+    net = model()
+    before = {name: (id(module), dict(module.__dict__)) for name, module in net.named_modules()}
+    types = types_of(net)
+    assert convert(net, fuse=fuse) is net
+    for name, module in net.named_modules():
+        expected = dict(zip(THEIRS, OURS, strict=True)).get(types[name], types[name])
+        assert type(module) is expected
+        assert before[name] == (id(module), module.__dict__)
+    assert revert(net) is net
+    assert types_of(net) == types
+    assert {n: (id(m), m.__dict__) for n, m in net.named_modules()} == before
+
+
+@pytest.mark.parametrize("theirs", THEIRS)
+def test_a_model_that_is_one_layer(theirs):
+    module = theirs(3)
+    weight = module.weight
+    assert convert(module) is module
+    assert type(module) in OURS
+    assert module.weight is weight
+    assert convert(module) is module
+    assert type(revert(module)) is theirs
+
+
+def test_optimizers_hooks_and_modes_stay(close):
+    nets = [torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    seen = []
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in nets]
+    nets[0][1].register_forward_hook(lambda module, inputs, output: seen.append(type(module)))
+    nets[0][1].eval()
+    nets[1][1].eval()
+    convert(nets[0])
+    assert not nets[0][1].training
+    x, dy = torch.randn(4, 3), torch.randn(4, 3)
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        for training in (False, True):
+            net.train(training)
+            optimizer.zero_grad()
+            net(x).backward(dy)
+            optimizer.step()
+    assert seen == [backnorm.torch.BatchNorm1d] * 2
+    close(nets[0].state_dict(), nets[1].state_dict())
+
+
+class Double(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_parametrized_layers(copied, close):
+    module = torch.nn.BatchNorm1d(3)
+    parametrize.register_parametrization(module, "weight", Double())
+    theirs = copy.deepcopy(module)
+    ours = convert(copy.deepcopy(module) if copied else module)
+    assert isinstance(ours, backnorm.torch.BatchNorm1d)
+    assert not isinstance(theirs, backnorm.torch.BatchNorm1d)
+    x = torch.randn(4, 3)
+    close(ours(x), theirs(x))
+    assert not isinstance(revert(ours), backnorm.torch.BatchNorm1d)
+    assert parametrize.is_parametrized(ours, "weight")
+    close(ours(x), theirs(x))
+    convert(ours)
+    parametrize.remove_parametrizations(ours, "weight")
+    assert type(ours) is backnorm.torch.BatchNorm1d
+
+
+def test_a_lazy_module_is_converted_once_it_knows_its_size():
+    net = torch.nn.Sequential(torch.nn.LazyBatchNorm1d())
+    convert(net)
+    net(torch.randn(4, 3))
+    assert type(net[0]) is torch.nn.BatchNorm1d
+    convert(net)
+    assert type(net[0]) is backnorm.torch.BatchNorm1d
+
+
+def test_other_converters_know_our_layers():
+    net = convert(torch.nn.Sequential(torch.nn.BatchNorm2d(3)))
+    assert type(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)[0]) is torch.nn.SyncBatchNorm
+    conv, norm = torch.nn.Conv2d(2, 3, 1).eval(), convert(torch.nn.BatchNorm2d(3)).eval()
+    norm.running_mean.normal_()
+    x = torch.randn(4, 2, 3, 3)
+    fused = torch.nn.utils.fuse_conv_bn_eval(conv, norm)
+    torch.testing.assert_close(fused(x), norm(conv(x)))
+
+
+def test_torch_fx_takes_our_layers_as_it_takes_pytorchs():
+    def net():
+        return torch.nn.Sequential(torch.nn.Conv1d(3, 3, 1), torch.nn.BatchNorm1d(3))
+
+    graphs = [torch.fx.symbolic_trace(one).graph for one in (net(), convert(net()))]
+    first, second = ([(node.op, node.target) for node in graph.nodes] for graph in graphs)
+    assert first == second
+    fused = torch.fx.symbolic_trace(torch.nn.Sequential(backnorm.torch.BatchNormReLU1d(3)))
+    assert [node.op for node in fused.graph.nodes] == ["placeholder", "call_module", "output"]
+
+
+def test_training_equals_pytorchs(close):
+    """A small network, trained for some steps in float64: losses and weights are the same."""
+
+    def network():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(1, 6, 3, bias=False), torch.nn.BatchNorm2d(6), torch.nn.ReLU(),
+            torch.nn.Conv2d(6, 6, 3, bias=False), torch.nn.BatchNorm2d(6), torch.nn.ReLU(),
+            torch.nn.Flatten(), torch.nn.Linear(24, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(),
+            torch.nn.Linear(8, 4),
+        ).double()  # fmt: skip
+
+    torch.manual_seed(1)
+    batches = [(torch.randn(16, 1, 6, 6).double(), torch.randint(4, (16,))) for _ in range(12)]
+
+    def trained(net):
+        optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), []
+        for x, labels in batches:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(x), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses, net.eval()(batches[0][0]).detach(), dict(net.state_dict())
+
+    expected = trained(network())
+    assert expected[0][-1] < expected[0][0]
+    for fuse in (False, True):
+        close(trained(convert(network(), fuse=fuse)), expected, factor=1e4)
+    last = convert(network().to(memory_format=torch.channels_last), fuse=True)
+    close(trained(last), expected, factor=1e4)
