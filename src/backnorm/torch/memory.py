@@ -14,6 +14,7 @@ from backnorm.layout import memory_order
 
 __all__ = ["array_of", "as_type", "dense", "empty_like", "laid_out_as", "plain", "wide"]
 
+_BYTE = np.dtype(np.uint8)
 Kind = TypeVar("Kind", Tensor, None, Tensor | None)
 
 
@@ -66,8 +67,7 @@ def empty_like(x: Tensor) -> Tensor:
     size = x.numel() * x.itemsize
     if size < LARGE:
         return torch.empty_like(x)
-    memory = torch.from_numpy(allocate((size,), np.dtype(np.uint8)))
-    return memory.view(x.dtype).as_strided(x.shape, x.stride())
+    return _on(allocate((size,), _BYTE), x)
 
 
 def laid_out_as(array: np.ndarray, x: Tensor) -> Tensor:
@@ -76,11 +76,18 @@ def laid_out_as(array: np.ndarray, x: Tensor) -> Tensor:
     The strides of axes of size 1 mean nothing to NumPy. To PyTorch they tell channels_last from
     contiguous.
     """
-    if array.dtype == ml_dtypes.bfloat16:
-        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    else:
-        tensor = torch.from_numpy(array)
-    return tensor if tensor.stride() == x.stride() else tensor.as_strided(x.shape, x.stride())
+    memory = array.transpose(memory_order(array))
+    return _on(memory.reshape(-1).view(np.uint8), x)
+
+
+def _on(memory: np.ndarray, x: Tensor) -> Tensor:
+    """Return a tensor on bytes that lies as x does.
+
+    It must not be a view of another tensor: autograd refuses to let the output of a function that
+    is one be changed in place, as a ReLU behind the layer does.
+    """
+    storage = torch.from_numpy(memory).untyped_storage()
+    return torch.empty(0, dtype=x.dtype).set_(storage, 0, x.shape, x.stride())
 
 
 def as_type(weight: Tensor | None, gradient: Tensor) -> Tensor:

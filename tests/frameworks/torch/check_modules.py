@@ -229,6 +229,16 @@ def test_data_parallel_on_the_cpu():
     assert torch.equal(torch.nn.DataParallel(module)(x), module(x))
 
 
+def test_update_bn_of_averaged_weights(close):
+    results = []
+    data = [torch.randn(8, 3) for _ in range(3)]
+    for norm in (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d):
+        net = torch.nn.Sequential(norm(3), torch.nn.Identity())
+        torch.optim.swa_utils.update_bn(data, net)
+        results.append(net.state_dict())
+    close(*results)
+
+
 def test_threads_going_backward_at_once():
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), backnorm.torch.BatchNorm2d(8), torch.nn.ReLU(),
@@ -290,3 +300,21 @@ def test_modules_with_relu(residual, close):
         close(y, expected)
         close(torch.autograd.grad(y, leaf, dy), torch.autograd.grad(expected, leaf, dy))
     close(module.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_large_output_can_be_changed_in_place(dtype, channels_last):
+    """Large outputs are on memory of our own; a ReLU in place must not mind."""
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.randn(4, 32, 128, 128).to(dtype).to(memory_format=memory).requires_grad_()
+    theirs = torch.nn.Sequential(torch.nn.BatchNorm2d(32), torch.nn.ReLU(inplace=True))
+    ours = backnorm.torch.convert(copy.deepcopy(theirs))
+    dy = torch.randn(x.shape).to(dtype)
+    outputs = [model(x) for model in (theirs, ours)]
+    gradients = [torch.autograd.grad(y, x, dy)[0] for y in outputs]
+    tolerance = 1e-5 if dtype is torch.float32 else 0.05
+    torch.testing.assert_close(outputs[1], outputs[0], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(gradients[1], gradients[0], atol=tolerance, rtol=tolerance)
+    assert outputs[1].is_contiguous(memory_format=memory)
+    assert not outputs[1]._is_view()

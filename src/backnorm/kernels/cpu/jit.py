@@ -11,7 +11,6 @@ that it depends on and moved into place in one step.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import pickle
@@ -63,8 +62,7 @@ def outlined(function: Callable[..., Any]) -> Any:
     return numba.njit(nogil=True, error_model="numpy")(function)
 
 
-@functools.cache
-def _source_digest() -> str:
+def _digest_of_sources() -> str:
     """Hash of all kernel sources and of the versions that turn them into machine code."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -73,6 +71,10 @@ def _source_digest() -> str:
     for version in (numba.__version__, llvmlite.__version__, np.__version__):
         digest.update(version.encode())
     return digest.hexdigest()
+
+
+# Now, because these are the sources that this process runs, whatever is on the disk later.
+_SOURCES = _digest_of_sources()
 
 
 class _DiskCache(_Cache):
@@ -87,7 +89,7 @@ class _DiskCache(_Cache):
         return str(config.cache_directory())
 
     def _path(self, signature: Any, codegen: Any) -> Path:
-        identity = repr((self._name, str(signature), codegen.magic_tuple(), _source_digest()))
+        identity = repr((self._name, str(signature), codegen.magic_tuple(), _SOURCES))
         name = self._name.rpartition(".")[2]
         digest = hashlib.sha256(identity.encode()).hexdigest()[:40]
         return config.cache_directory() / f"{name}-{digest}.nbc"
