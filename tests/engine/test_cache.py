@@ -65,15 +65,15 @@ def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path):
 
 def test_a_changed_source_is_another_kernel(monkeypatch, tmp_path):
     """The name of a cached kernel depends on the sources of all of them."""
-    before = jit._source_digest()
+    before = jit.SOURCES
     sources = tmp_path / "cpu"
     sources.mkdir()
     for path in Path(jit.__file__).parent.glob("*.py"):
         (sources / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(jit, "__file__", str(sources / "jit.py"))
-    assert jit._source_digest.__wrapped__() == before
+    assert jit._digest_of_sources() == before
     (sources / "vector.py").write_text("changed = True\n")
-    assert jit._source_digest.__wrapped__() != before
+    assert jit._digest_of_sources() != before
 
 
 def test_the_cache_folder_must_be_absolute(monkeypatch):

@@ -27,7 +27,7 @@ from numba.core.caching import _Cache
 
 from backnorm import config
 
-__all__ = ["inlined", "kernel", "native", "outlined"]
+__all__ = ["SOURCES", "inlined", "kernel", "native", "outlined"]
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -73,8 +73,8 @@ def _digest_of_sources() -> str:
     return digest.hexdigest()
 
 
-# Now, because these are the sources that this process runs, whatever is on the disk later.
-_SOURCES = _digest_of_sources()
+#: Now, because these are the sources that this process runs, whatever is on the disk later.
+SOURCES = _digest_of_sources()
 
 
 class _DiskCache(_Cache):
@@ -89,7 +89,7 @@ class _DiskCache(_Cache):
         return str(config.cache_directory())
 
     def _path(self, signature: Any, codegen: Any) -> Path:
-        identity = repr((self._name, str(signature), codegen.magic_tuple(), _SOURCES))
+        identity = repr((self._name, str(signature), codegen.magic_tuple(), SOURCES))
         name = self._name.rpartition(".")[2]
         digest = hashlib.sha256(identity.encode()).hexdigest()[:40]
         return config.cache_directory() / f"{name}-{digest}.nbc"

@@ -20,7 +20,7 @@ import numba
 import numpy as np
 from numba import types
 
-from backnorm.kernels.cpu.jit import _source_digest, inlined, kernel, native, outlined
+from backnorm.kernels.cpu.jit import SOURCES, inlined, kernel, native, outlined
 from backnorm.kernels.cpu.record import (
     DONE,
     FAILED,
@@ -249,7 +249,7 @@ def introduce(key: str, address: int) -> int:
     The number follows from `key` and the sources of the kernels, so it is the same in all
     processes that would do the same with a record.
     """
-    digest = hashlib.sha256(f"{_source_digest()} {key}".encode()).digest()
+    digest = hashlib.sha256(f"{SOURCES} {key}".encode()).digest()
     name = int.from_bytes(digest[:8], "little", signed=True)
     with _lock:
         known = int(_environment[_KNOWN])
