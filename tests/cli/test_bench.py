@@ -184,6 +184,11 @@ def test_all_peers_take_part(tmp_path):
     assert "backnorm" in result["environment"]["versions"]
 
 
+def heed_interrupts():
+    """Undo what a shell does to commands in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_control_c_ends_it_in_one_line(tmp_path):
     command = [sys.executable, "-m", "backnorm", "bench", "--suite", "sweep", "--peers", "none"]
     running = subprocess.Popen(
@@ -191,10 +196,14 @@ def test_control_c_ends_it_in_one_line(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
     assert running.stderr.readline().startswith("backnorm: 64 cells")
     running.send_signal(signal.SIGINT)
-    stdout, stderr = running.communicate(timeout=60)
+    try:
+        stdout, stderr = running.communicate(timeout=60)
+    finally:
+        running.kill()
     assert running.returncode == 130
     assert stderr == "backnorm: interrupted\n"
     assert "Traceback" not in stdout

@@ -203,6 +203,11 @@ def test_a_crash_is_said_in_one_line(cli, fake, model):
     )
 
 
+def heed_interrupts():
+    """Undo what a shell does to commands in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_control_c_ends_everything_in_one_line(fake, tmp_path, monkeypatch):
     fake("hanging")
     told = tmp_path / "pid"
@@ -212,6 +217,7 @@ def test_control_c_ends_everything_in_one_line(fake, tmp_path, monkeypatch):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
     for _ in range(1200):
         if told.exists():
@@ -219,7 +225,10 @@ def test_control_c_ends_everything_in_one_line(fake, tmp_path, monkeypatch):
         time.sleep(0.05)
     child = int(told.read_text())
     running.send_signal(signal.SIGINT)
-    stdout, stderr = running.communicate(timeout=60)
+    try:
+        stdout, stderr = running.communicate(timeout=60)
+    finally:
+        running.kill()
     assert running.returncode == 130
     assert stderr.splitlines()[1:] == ["backnorm: interrupted"]
     assert stdout == ""
