@@ -85,7 +85,7 @@ def test_kept_memory_is_marked_free():
 
 @linux
 def test_what_is_kept_is_bounded():
-    sizes = [allocation._LARGE + i * allocation._PAGE for i in range(allocation._MOST_BLOCKS + 5)]
+    sizes = [allocation.LARGE + i * allocation._PAGE for i in range(allocation._MOST_BLOCKS + 5)]
     arrays = [allocate((size,), np.dtype(np.uint8)) for size in sizes]
     while arrays:
         arrays.pop(0)

@@ -231,6 +231,9 @@ class Forced:
 
         def plan(*arguments, exchanged=False):
             decided = change(self._plan(*arguments, exchanged=exchanged))
+            if not legal(decided, operation):
+                # Another cut may have to give up fusing.
+                decided = dataclasses.replace(decided, fused=False)
             assert legal(decided, operation)
             # What is exchanged cannot be fused.
             seen.append(dataclasses.replace(decided, fused=decided.fused and not exchanged))

@@ -210,6 +210,10 @@ class Stage:
             element, operation, rectified, sided = self._kind
             kind = Kind(_ELEMENTS[element], operation, rectified, sided)
             self._function = native(self._kernel, kind, types.int64, types.int64)
+            if self.participants > 1:
+                # Now, and not in whatever thread happens to come first.
+                for part in (_take_part, _take_part_and_tell):
+                    part.compile((types.int64, types.int64[::1], types.int64))
         return self._function
 
     def __call__(
