@@ -17,13 +17,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch import Tensor
 
 from backnorm.dialects.aten import native_batch_norm_backward
 from backnorm.errors import BacknormError
+from backnorm.torch.memory import array_of, dense, laid_out_as, tensor_of
 
 __all__ = ["use_for_aten"]
 
@@ -124,42 +123,12 @@ def _kernel(
     eps: float,
     output_mask: Sequence[bool],
 ) -> Result:
-    tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
+    rest = weight, running_mean, running_var, save_mean, save_invstd
     if not _switch.on:
-        return _switch.original(keys, *tensors, train, eps, output_mask)
-    arguments: list[Any] = [*map(_array, tensors), train, eps, output_mask]
-    results = native_batch_norm_backward(*arguments)
-    grad_input, grad_weight, grad_bias = map(_tensor, results)
-    return None if grad_input is None else _laid_like(grad_input, input), grad_weight, grad_bias
-
-
-def _array(tensor: Tensor | None) -> Any:
-    """Return the tensor's memory as an array; None stays None."""
-    if tensor is None:
-        return None
-    tensor = tensor.detach()
-    if tensor.dtype is torch.bfloat16:
-        # NumPy has no such type: over as integers.
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
-
-
-def _tensor(array: np.ndarray | None) -> Tensor | None:
-    """Return a tensor on the array's memory; None stays None."""
-    if array is None:
-        return None
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _laid_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return `tensor` with the strides of `like`, if it lies in memory like it.
-
-    The strides of axes of size 1 mean nothing to NumPy. To PyTorch they tell channels_last from
-    contiguous.
-    """
-    pairs = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
-    if tensor.numel() and all(size == 1 or own == other for size, own, other in pairs):
-        return tensor.as_strided(like.shape, like.stride())
-    return tensor
+        return _switch.original(keys, grad_out, input, *rest, train, eps, output_mask)
+    input = dense(input)
+    arrays = [None if tensor is None else array_of(tensor) for tensor in (grad_out, input, *rest)]
+    arguments: list[Any] = [*arrays, train, eps, output_mask]
+    dx, *others = native_batch_norm_backward(*arguments)
+    dweight, dbias = (None if array is None else tensor_of(array) for array in others)
+    return None if dx is None else laid_out_as(dx, input), dweight, dbias

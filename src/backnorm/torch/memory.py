@@ -12,7 +12,16 @@ from torch import Tensor
 from backnorm.allocation import LARGE, allocate
 from backnorm.layout import memory_order
 
-__all__ = ["array_of", "as_type", "dense", "empty_like", "laid_out_as", "plain", "wide"]
+__all__ = [
+    "array_of",
+    "as_type",
+    "dense",
+    "empty_like",
+    "laid_out_as",
+    "plain",
+    "tensor_of",
+    "wide",
+]
 
 _BYTE = np.dtype(np.uint8)
 Kind = TypeVar("Kind", Tensor, None, Tensor | None)
@@ -57,6 +66,13 @@ def array_of(tensor: Tensor) -> np.ndarray:
         # NumPy has no such type: over as integers.
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
+
+
+def tensor_of(array: np.ndarray) -> Tensor:
+    """Return a tensor on the array's memory."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def empty_like(x: Tensor) -> Tensor:
