@@ -6,18 +6,18 @@ import pytest
 
 from . import children
 
-# Whole models take a minute: with TensorFlow always, with the others in the long run.
-_LONG = "check_models.py"
+# They take a minute: with TensorFlow always, with the others in the long run.
+_LONG = ("check_models.py", "check_training.py")
 
 
 def _cases():
     for backend in ("tensorflow", "torch", "jax"):
         for file in children.files("keras"):
-            long = file == _LONG and backend != "tensorflow"
+            long = file in _LONG and backend != "tensorflow"
             yield pytest.param(backend, file, marks=[pytest.mark.sweep] if long else [])
 
 
 @pytest.mark.timeout(children.LIMIT + 60)
-@pytest.mark.parametrize(("backend", "file"), _cases())
+@pytest.mark.parametrize(("backend", "file"), list(_cases()))
 def test_checks(backend, file):
     children.run("keras", file, backend, KERAS_BACKEND=backend)
