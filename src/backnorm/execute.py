@@ -13,7 +13,15 @@ from backnorm.aliasing import check_out
 from backnorm.allocation import allocate
 from backnorm.dtypes import is_16_bit
 from backnorm.kernels.cpu.launch import Launch, stored
-from backnorm.layout import Order, dense, extents_of, in_order, memory_order, restore
+from backnorm.layout import (
+    Order,
+    dense,
+    extents_of,
+    in_order,
+    mask_size,
+    memory_order,
+    restore,
+)
 from backnorm.machine import Machine, detect
 from backnorm.plan import Plan, plan
 from backnorm.problem import Problem, Words, variance_error
@@ -28,7 +36,6 @@ __all__ = [
     "backward",
     "forward",
     "inference",
-    "mask_size",
     "planned",
     "reduce",
 ]
@@ -38,7 +45,6 @@ Exchange = Callable[[ChannelSums], ChannelSums]
 
 _NO_WORDS: Words = {}
 _BYTE = np.dtype(np.uint8)
-_FIVE_ABSENT, _SEVEN_ABSENT = (None,) * 5, (None,) * 7
 
 
 class Call:
@@ -121,14 +127,19 @@ class Call:
 
 
 def planned(
-    problem: Problem, x: np.ndarray, *, exchanged: bool = False, machine: Machine | None = None
+    problem: Problem,
+    x: np.ndarray | None,
+    *,
+    exchanged: bool = False,
+    machine: Machine | None = None,
 ) -> Call:
-    """Return how `problem` is computed on arrays laid out like x.
+    """Return how `problem` is computed on arrays laid out like x; None: in row-major order.
 
     `exchanged` says that the sums will be exchanged between the phases, `machine` which machine
     to plan for instead of this one.
     """
-    return _planned(problem, memory_order(x), machine or _machine(get_num_threads()), exchanged)
+    order = tuple(range(len(problem.shape))) if x is None else memory_order(x)
+    return _planned(problem, order, machine or _machine(get_num_threads()), exchanged)
 
 
 @functools.lru_cache(maxsize=64)
@@ -194,8 +205,6 @@ def backward(
         None,
         call.flat_channels(dgamma),
         call.flat_channels(dbeta),
-        None,
-        None,
     )
     if exchange is None:
         refused = launch.complete(*places)
@@ -214,8 +223,7 @@ def backward(
 def reduce(call: Call, x: np.ndarray, dy: np.ndarray, mean: np.ndarray) -> ChannelSums:
     """Return the sums of dy and dy * (x - mean) over this machine's elements."""
     launch, memory = call.launch, call.launch.memory()
-    given = (call.flat(x), call.flat(dy), None, None, None, call.flat_channels(mean))
-    launch.sum_all(*given, *_SEVEN_ABSENT, memory=memory)
+    launch.sum_all(call.flat(x), call.flat(dy), None, mean=call.flat_channels(mean), memory=memory)
     return _sums(launch, memory)
 
 
@@ -246,7 +254,6 @@ def apply(
         call.flat_channels(mean),
         call.flat_channels(variance),
         call.flat_channels(gamma),
-        *_FIVE_ABSENT,
     )
     refused = _apply(launch, places, sums, launch.memory())
     if refused >= 0:
@@ -280,14 +287,10 @@ def forward(
         call.flat_target(target),
         None if residual is None else call.flat(residual),
         mask,
-        None,
-        None,
-        call.flat_channels(gamma),
-        call.flat_channels(beta),
-        call.flat_channels(mean),
-        call.flat_channels(variance),
-        None,
-        None,
+        gamma=call.flat_channels(gamma),
+        beta=call.flat_channels(beta),
+        result=call.flat_channels(mean),
+        result_2=call.flat_channels(variance),
     )
     if refused >= 0 and problem.count:
         raise variance_error(variance, problem.epsilon, refused, words)
@@ -321,22 +324,10 @@ def inference(
         call.flat_channels(variance),
         call.flat_channels(gamma),
         call.flat_channels(beta),
-        None,
-        None,
-        None,
-        None,
     )
     if refused >= 0:
         raise variance_error(variance, call.problem.epsilon, refused, words)
     return call.finish(target, out)
-
-
-def mask_size(elements: int) -> int:
-    """Return the bytes of the mask of so many elements.
-
-    A bit each, and some to spare: kernels read whole words.
-    """
-    return -(-elements // 8) + 8
 
 
 def _sums(launch: Launch, memory: np.ndarray) -> ChannelSums:

@@ -16,6 +16,7 @@ import numpy as np
 
 from backnorm import execute
 from backnorm.execute import planned
+from backnorm.layout import mask_size
 from backnorm.problem import (
     Problem,
     as_array,
@@ -158,7 +159,7 @@ def batch_norm_relu_backward(
     problem = backward_problem(
         x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
     )
-    mask = check_mask(mask, execute.mask_size(problem.size))
+    mask = check_mask(mask, mask_size(problem.size))
     sided = check_flag("residual", residual)
     call = planned(rectified(problem, sided=sided), x)
     return execute.backward(call, x, dy, mean, variance, gamma, mask=mask)

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Extents", "Order", "dense", "extents_of", "in_order", "memory_order", "restore"]
+__all__ = [
+    "Extents",
+    "Order",
+    "dense",
+    "extents_of",
+    "in_order",
+    "mask_size",
+    "memory_order",
+    "restore",
+]
 
 #: The axes of an array from the slowest to the fastest in memory.
 Order = tuple[int, ...]
@@ -65,3 +74,11 @@ def restore(array: np.ndarray, order: Order) -> np.ndarray:
     for position, axis in enumerate(order):
         inverse[axis] = position
     return array.transpose(inverse)
+
+
+def mask_size(elements: int) -> int:
+    """Return the bytes of a rectifier's mask for so many elements.
+
+    A bit each, in the order of memory, and some to spare: kernels read whole words.
+    """
+    return -(-elements // 8) + 8

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = [
     "DATA_FORMATS",
+    "Metadata",
     "Operation",
     "Problem",
     "Words",
@@ -47,6 +48,18 @@ Words = Mapping[str, str]
 DATA_FORMATS = ("NCX", "NXC")
 _CANONICAL: Words = {}
 _TYPE_NAMES = ", ".join(str(t) for t in ELEMENT_TYPES)
+
+
+class Metadata(NamedTuple):
+    """Shape and type of an array that is not there: all that the functions here look at."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from backnorm.execute import Call
 from backnorm.threads import get_num_threads
 
-__all__ = ["Recall", "metadata"]
+__all__ = ["Kept", "Recall", "metadata"]
 
-# Calls kept for one operator: more than the layers of any model. When full it starts afresh.
-_KEPT = 4096
+V = TypeVar("V")
+
+_MOST = 4096
 
 # One call of C code an array. A dtype includes the byte order; the number has all flags.
 _facts = attrgetter("__class__", "shape", "dtype", "flags.num")
@@ -46,11 +47,21 @@ def metadata(
         return None
 
 
+class Kept(dict[Hashable, V]):
+    """What came of calls, by their metadata: for more than the layers of any model."""
+
+    def keep(self, key: Hashable, value: V) -> None:
+        """Keep a value; when there are too many, start afresh."""
+        if len(self) >= _MOST:
+            self.clear()
+        self[key] = value
+
+
 class Recall:
     """The calls of one operator that need neither checks nor copies, by their metadata."""
 
     def __init__(self) -> None:
-        self._calls: dict[Hashable, Call] = {}
+        self._calls: Kept[Call] = Kept()
 
     def __call__(self, key: Hashable | None) -> Call | None:
         """Return the call that was kept for `key`, or None."""
@@ -60,10 +71,8 @@ class Recall:
         """Keep a call of `arrays` that passed the checks, if the kernels take them as they are."""
         if key is None or not _plain(arrays):
             return
-        if len(self._calls) >= _KEPT:
-            self._calls.clear()
         writeable = all(array.flags.writeable for array in arrays)
-        self._calls[key] = call.for_plain_arrays(writeable=writeable)
+        self._calls.keep(key, call.for_plain_arrays(writeable=writeable))
 
 
 def _plain(arrays: tuple[Any, ...]) -> bool:

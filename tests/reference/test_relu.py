@@ -10,6 +10,7 @@ from mpmath import mpf
 from backnorm import reference
 from backnorm.conformance.data import realistic_data
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
+from backnorm.layout import mask_size
 
 from . import high_precision as hp
 
@@ -78,7 +79,7 @@ def test_bits_are_in_the_order_of_memory():
     positive = np.zeros(x.shape, bool)
     positive[0, 1, 4] = positive[1, 2, 4] = True
     mask = reference.pack_mask(positive, x)
-    assert mask.shape == (reference.mask_bytes(30),) == (4 + 8,)
+    assert mask.shape == (mask_size(30),) == (4 + 8,)
     assert list(mask) == [0, 1 << 1, 0, 1 << 5] + 8 * [0]
     last = np.moveaxis(np.zeros((2, 5, 3)), -1, 1)
     mask = reference.pack_mask(positive, last)
@@ -86,8 +87,8 @@ def test_bits_are_in_the_order_of_memory():
     for like in (x, last):
         mask = reference.pack_mask(positive, like)
         np.testing.assert_array_equal(reference.unpack_mask(mask, like), positive)
-    assert reference.mask_bytes(0) == 8
-    assert reference.mask_bytes(64) == 16
+    assert mask_size(0) == 8
+    assert mask_size(64) == 16
 
 
 @pytest.mark.parametrize("training", [True, False])

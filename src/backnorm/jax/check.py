@@ -6,13 +6,14 @@ import math
 import operator
 from collections.abc import Hashable
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from backnorm import problem
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.problem import Metadata
 
 __all__ = [
     "check_array",
@@ -23,17 +24,6 @@ __all__ = [
     "check_forward",
     "check_inference",
 ]
-
-
-class _Metadata(NamedTuple):
-    """Shape and type of an array, as the rules read them."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
 
 
 def check_array(name: str, value: Any) -> None:
@@ -148,11 +138,11 @@ def _read(array: Any) -> Any:
         return None
     dtype = array.dtype
     # Random keys and the like: an element type of JAX that NumPy does not have.
-    return _Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))
+    return Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))
 
 
 def _canonical(array: Any, axis: int) -> Any:
     """Return the same for x or dy as (outer, channels, inner), for any channel axis."""
     shape, (_, dtype) = array.shape, _read(array)
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    return _Metadata((outer, shape[axis], inner), dtype)
+    return Metadata((outer, shape[axis], inner), dtype)

@@ -20,7 +20,6 @@ float64 evaluation of the same formula decides between infinity and NaN.
 from backnorm._doubledouble import Exact
 from backnorm.reference._passes import backward, forward, inference
 from backnorm.reference._relu import (
-    mask_bytes,
     masked,
     pack_mask,
     relu_backward,
@@ -46,7 +45,6 @@ __all__ = [
     "double_backward",
     "forward",
     "inference",
-    "mask_bytes",
     "masked",
     "pack_mask",
     "relu_backward",

@@ -10,12 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from backnorm._doubledouble import Exact, FloatArray
-from backnorm.layout import in_order, memory_order, restore
+from backnorm.layout import in_order, mask_size, memory_order, restore
 from backnorm.reference._passes import backward, forward, inference
 from backnorm.reference._results import ExactGradients, ExactNormalized, ExactOutput
 
 __all__ = [
-    "mask_bytes",
     "masked",
     "pack_mask",
     "relu_backward",
@@ -24,15 +23,8 @@ __all__ = [
     "unpack_mask",
 ]
 
-# Bytes at the end of a mask, so that eight of them can be loaded anywhere.
-_PADDING = 8
 # Elements that are rectified at a time.
 _BLOCK = 1 << 16
-
-
-def mask_bytes(size: int) -> int:
-    """Return the least number of bytes of a mask for `size` elements."""
-    return -(-size // 8) + _PADDING
 
 
 def unpack_mask(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -45,7 +37,7 @@ def unpack_mask(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
 def pack_mask(positive: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Return the mask for booleans in x's shape."""
     bits = in_order(positive, memory_order(x), np.dtype(bool)).ravel()
-    mask = np.zeros(mask_bytes(x.size), np.uint8)
+    mask = np.zeros(mask_size(x.size), np.uint8)
     packed = np.packbits(bits, bitorder="little")
     mask[: packed.size] = packed
     return mask
@@ -134,7 +126,7 @@ def relu_backward(
     x, dy, mean, variance, gamma, epsilon, data_format, training
         As in :func:`backward`.
     mask : numpy.ndarray
-        uint8, at least :func:`mask_bytes` of them.
+        uint8, at least `layout.mask_size` of them.
     """
     return backward(
         x,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +18,7 @@ import tensorflow as tf
 from backnorm import problem
 from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, BacknormError
+from backnorm.problem import Metadata
 
 __all__ = ["as_tensors", "check_axis", "metadata", "refuse_xla"]
 
@@ -106,18 +107,6 @@ def refuse_xla(name: str) -> None:
             f"backnorm.tensorflow.{name}: XLA cannot compile it; call it from a tf.function "
             "without jit_compile=True (in Keras: model.compile(..., jit_compile=False))"
         )
-
-
-class Metadata(NamedTuple):
-    """Shape and type of an array, as the rules of `problem.py` read them."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
 
 
 def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:

@@ -6,14 +6,11 @@ same strides, if `x` is dense in some order of its axes). Per-channel tensors ar
 float32 beside a 16-bit x; where they are of 16 bits they are widened, so that the statistics keep
 the digits of float32.
 
-What the checks of a call look at is the same in every step of a training loop. Their outcome, a
-planned `Call`, is kept by the metadata of the tensors, and the kernels get addresses: no array is
-made, and a small call takes as long as PyTorch's.
+Calls that came before go straight to the kernels: see `steps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +18,8 @@ import torch
 from torch import Tensor
 
 from backnorm.errors import ArgumentValueError
-from backnorm.execute import mask_size, planned
-from backnorm.kernels.cpu.native import Stage
+from backnorm.execute import planned
+from backnorm.layout import mask_size
 from backnorm.problem import (
     backward_problem,
     check_like,
@@ -35,10 +32,10 @@ from backnorm.problem import (
 from backnorm.second_order import batch_norm_double_backward
 from backnorm.threads import get_num_threads
 from backnorm.torch.memory import array_of, as_type, dense, empty_like, laid_out_as, plain, wide
+from backnorm.torch.steps import Step, address, facts, keep, known
 
 __all__ = [
     "Running",
-    "Step",
     "backward",
     "double_backward",
     "forward",
@@ -62,28 +59,6 @@ class Running(NamedTuple):
     momentum: float
 
 
-class Step:
-    """The kernels of a forward pass and, once known, of its backward pass.
-
-    Attributes
-    ----------
-    stage : Stage
-        What the forward pass runs.
-    x, weight : Hashable
-        The metadata of these tensors.
-    backwards : dict of bool to Stage
-        What the backward pass runs, with or without a gradient for the residual.
-    """
-
-    __slots__ = ("backwards", "stage", "weight", "x")
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.x: Hashable = None
-        self.weight: Hashable = None
-        self.backwards: dict[bool, Stage] = {}
-
-
 def forward(
     x: Tensor,
     weight: Tensor | None,
@@ -97,21 +72,7 @@ def forward(
     unbiased. Autograd is not told, as in PyTorch: a graph that needs the values of before has kept
     them.
     """
-    return _forward(x, None, weight, bias, eps, running, rectifier=False)[:3]
-
-
-def trained(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    running: Running | None,
-    *,
-    rectifier: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Step]:
-    """Return what `forward` or `relu_forward` returns, and a step for the backward pass."""
-    return _forward(x, residual, weight, bias, eps, running, rectifier=rectifier)
+    return trained(x, None, weight, bias, eps, running, rectifier=False)[:3]
 
 
 def relu_forward(
@@ -126,7 +87,7 @@ def relu_forward(
 
     The mask has a bit an element in x's order in memory, and `mask_size(x.numel())` bytes.
     """
-    y, mean, variance, mask, _ = _forward(x, residual, weight, bias, eps, running, rectifier=True)
+    y, mean, variance, mask, _ = trained(x, residual, weight, bias, eps, running, rectifier=True)
     assert mask is not None
     return y, mean, variance, mask
 
@@ -245,26 +206,6 @@ def statistics_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize == 2 else dtype
 
 
-# Calls that need neither checks nor copies, by the metadata of their tensors; when full it starts
-# afresh.
-_steps: dict[Hashable, Step] = {}
-_KEPT = 4096
-
-
-def _keep(key: Hashable, step: Step, given: tuple[Any, ...], used: tuple[Any, ...]) -> bool:
-    """Keep a step that passed the checks, if it used the tensors that were given."""
-    direct = all(one is other for one, other in zip(given, used, strict=True))
-    if direct:
-        if len(_steps) >= _KEPT:
-            _steps.clear()
-        _steps[key] = step
-    return direct
-
-
-def _facts(tensor: Tensor | None) -> Hashable:
-    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride())
-
-
 def _channels(tensor: Tensor | None, x: Tensor) -> Any:
     """Return a per-channel tensor as an array that the operators take, or None."""
     tensor = wide(tensor, x)
@@ -278,11 +219,7 @@ def _move(running: Tensor, value: Tensor, momentum: float, share: float) -> None
     target[...] = moved
 
 
-def _at(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _forward(
+def trained(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor | None,
@@ -292,20 +229,21 @@ def _forward(
     *,
     rectifier: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Step]:
-    own, of_weight = _facts(x), _facts(weight)
+    """Return what `forward` or `relu_forward` returns, and a step for the backward pass."""
+    own, of_weight = facts(x), facts(weight)
     key = (
         "forward",
         rectifier,
         plain(x) and (residual is None or plain(residual)),
         own,
-        _facts(residual),
+        facts(residual),
         of_weight,
-        _facts(bias),
-        None if running is None else (_facts(running.mean), _facts(running.variance)),
+        facts(bias),
+        None if running is None else (facts(running.mean), facts(running.variance)),
         eps,
         get_num_threads(),
     )
-    step = _steps.get(key)
+    step = known.get(key)
     late = None
     if step is None:
         given = x, residual, weight, bias, running
@@ -321,7 +259,7 @@ def _forward(
         step = Step(planned(problem, array).launch.complete)
         if running is not None and not _follows(running, x):
             late, running = running, None
-        if _keep(key, step, given, (x, residual, weight, bias, running)):
+        if keep(key, step, given, (x, residual, weight, bias, running)):
             step.x, step.weight = own, of_weight
     y = empty_like(x)
     dtype = statistics_type(x.dtype)
@@ -333,12 +271,12 @@ def _forward(
         x.data_ptr(),
         0,
         y.data_ptr(),
-        _at(residual),
-        _at(mask),
+        address(residual),
+        address(mask),
         0,
         0,
-        _at(weight),
-        _at(bias),
+        address(weight),
+        address(bias),
         mean.data_ptr(),
         variance.data_ptr(),
         running.mean.data_ptr() if moves else 0,  # type: ignore[union-attr]
@@ -368,16 +306,16 @@ def _inference(
         "inference",
         rectifier,
         plain(x) and (residual is None or plain(residual)),
-        _facts(x),
-        _facts(residual),
-        _facts(mean),
-        _facts(variance),
-        _facts(weight),
-        _facts(bias),
+        facts(x),
+        facts(residual),
+        facts(mean),
+        facts(variance),
+        facts(weight),
+        facts(bias),
         eps,
         get_num_threads(),
     )
-    step = _steps.get(key)
+    step = known.get(key)
     if step is None:
         given = x, residual, mean, variance, weight, bias
         x, mean, variance, weight, bias = (
@@ -402,22 +340,18 @@ def _inference(
         if rectifier:
             problem = rectified(problem, sided=residual is not None)
         step = Step(planned(problem, array).launch.apply)
-        _keep(key, step, given, (x, residual, mean, variance, weight, bias))
+        keep(key, step, given, (x, residual, mean, variance, weight, bias))
     y = empty_like(x)
     refused = step.stage(
         x.data_ptr(),
         0,
         y.data_ptr(),
-        _at(residual),
+        address(residual),
         0,
         mean.data_ptr(),
         variance.data_ptr(),
-        _at(weight),
-        _at(bias),
-        0,
-        0,
-        0,
-        0,
+        address(weight),
+        address(bias),
     )
     if refused >= 0:
         raise variance_error(variance.detach().numpy(), eps, refused)
@@ -439,28 +373,28 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     given_weight = weight
     stage = None
-    if step is not None and plain(dy) and _facts(dy) == step.x == _facts(x):
-        stage = step.backwards.get(sided) if _facts(weight) == step.weight else None
+    if step is not None and plain(dy) and facts(dy) == step.x == facts(x):
+        stage = step.backwards.get(sided) if facts(weight) == step.weight else None
     if stage is None:
         given = x, dy, mean, variance, weight
         x, mean, variance, weight = dense(x), wide(mean, x), wide(variance, x), wide(weight, x)
         dy = _beside("dy", dy, x)
         key = (
             "backward",
-            _facts(mask),
+            facts(mask),
             sided,
             training,
-            _facts(x),
+            facts(x),
             dy.dtype,
             dy.shape,
-            _facts(mean),
-            _facts(variance),
-            _facts(weight),
+            facts(mean),
+            facts(variance),
+            facts(weight),
             eps,
             get_num_threads(),
         )
-        known = _steps.get(key)
-        if known is None:
+        found = known.get(key)
+        if found is None:
             array = array_of(x)
             problem = backward_problem(
                 array,
@@ -475,10 +409,10 @@ def _backward(
             if mask is not None:
                 check_mask(mask.numpy(), mask_size(problem.size))
                 problem = rectified(problem, sided=sided)
-            known = Step(planned(problem, array).launch.complete)
-        direct = _keep(key, known, given, (x, dy, mean, variance, weight))
-        stage = known.stage
-        if direct and step is not None:
+            found = Step(planned(problem, array).launch.complete)
+        stage = found.stage
+        used = x, dy, mean, variance, weight
+        if keep(key, found, given, used) and step is not None:
             step.backwards[sided] = stage
     dx = empty_like(x)
     dresidual = empty_like(x) if sided else None
@@ -487,16 +421,14 @@ def _backward(
         x.data_ptr(),
         dy.data_ptr(),
         dx.data_ptr(),
-        _at(dresidual),
-        _at(mask),
+        address(dresidual),
+        address(mask),
         mean.data_ptr(),
         variance.data_ptr(),
-        _at(weight),
+        address(weight),
         0,
         dweight.data_ptr(),
         dbias.data_ptr(),
-        0,
-        0,
     )
     if refused >= 0:
         raise variance_error(variance.detach().numpy(), eps, refused)

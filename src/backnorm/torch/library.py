@@ -51,9 +51,7 @@ def batch_norm(
 
 
 @batch_norm.register_fake
-def _(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x), like_statistics(x), like_statistics(x)
 
 
@@ -71,14 +69,7 @@ def batch_norm_inference(
 
 
 @batch_norm_inference.register_fake
-def _(
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
+def _(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -98,13 +89,7 @@ def batch_norm_backward(
 
 @batch_norm_backward.register_fake
 def _(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    training: bool,
+    x: Tensor, dy: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x), like_parameter(x, weight), like_parameter(x, weight)
 
@@ -130,16 +115,7 @@ def batch_norm_double_backward(
 
 @batch_norm_double_backward.register_fake
 def _(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    ddx: Tensor | None,
-    ddweight: Tensor | None,
-    ddbias: Tensor | None,
-    eps: float,
-    training: bool,
+    x: Tensor, dy: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x), like_parameter(x, weight)
 

@@ -7,6 +7,7 @@ import numpy as np
 from backnorm import reference
 from backnorm.conformance.judge._passes import check_backward
 from backnorm.conformance.judge._verdict import Verdict, judge, judge_typed, refused
+from backnorm.layout import mask_size
 
 __all__ = ["check_relu_backward", "check_relu_forward", "check_relu_inference"]
 
@@ -104,10 +105,10 @@ def _judge_y(
 def _judge_mask(mask: np.ndarray | None, y: np.ndarray, x: np.ndarray) -> Verdict:
     if mask is None:
         return refused("mask is absent")
-    if mask.dtype != np.uint8 or mask.ndim != 1 or mask.size < reference.mask_bytes(x.size):
+    if mask.dtype != np.uint8 or mask.ndim != 1 or mask.size < mask_size(x.size):
         return refused(
             f"mask is {mask.dtype} of shape {mask.shape}, not uint8 of at least "
-            f"{reference.mask_bytes(x.size)} elements"
+            f"{mask_size(x.size)} elements"
         )
     if y.shape != x.shape:
         return refused(f"y has shape {y.shape}, not {x.shape}")

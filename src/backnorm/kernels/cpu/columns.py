@@ -74,7 +74,7 @@ from backnorm.kernels.cpu.singles import (
     room_for,
     vector_of,
 )
-from backnorm.kernels.cpu.stages import before, end
+from backnorm.kernels.cpu.stages import after, before
 from backnorm.kernels.cpu.sums import merge_pairs, resume, suspend, take, take_first
 from backnorm.kernels.cpu.threads import (
     arrive,
@@ -85,7 +85,6 @@ from backnorm.kernels.cpu.threads import (
     finish,
     leave,
     open_second,
-    raise_flag,
 )
 from backnorm.kernels.cpu.vector import (
     LANES,
@@ -130,7 +129,7 @@ def run(kind, record, index):
     cut = (geometry[6], geometry[8], geometry[9], geometry[10], geometry[11])
     step = row_step(channels)
     if index == JOINED:
-        return ended(end(kind, cells, doubles_at(kind, cells, SCRATCH), step, channels))
+        return after(kind, cells, doubles_at(kind, cells, SCRATCH), step, channels)
     # Columns are channels: what is known of the channels need not be spread over columns.
     plain = width == channels
     wide_step = step if plain else row_step(width)
@@ -154,10 +153,6 @@ def run(kind, record, index):
     if index == 0:
         total = (rows * width + rest) // max(1, channels * inner)
         refused = before(kind, cells, known, step, (total, channels, inner))
-        if refused >= 0:
-            cells[SUMMED] = 0
-            cells[ITEMS] = 0
-        raise_flag(cells, READY)
         if refused >= 0:
             return ended(refused)
     summed, items = cells[SUMMED], cells[ITEMS]
@@ -197,12 +192,11 @@ def run(kind, record, index):
             _apply_item(seen_, rest_, out_, grid, cut, exact, used, streaming, item - summed)
         last = finish(cursor, items)
         item = claim(cursor, summed, items, index)
-    done = leave(cursor, items, index, rung, last)
-    refused = -1
-    if index == 0 and done:
-        refused = end(kind, cells, known, step, channels)
+    answer = 1 if leave(cursor, items, index, rung, last) else 0
+    if index == 0 and answer == 1:
+        answer = after(kind, cells, known, step, channels)
     keep(memory)
-    return ended(refused) if done else 0
+    return answer
 
 
 @inlined

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from backnorm.kernels.cpu.jit import inlined
@@ -25,7 +24,15 @@ from backnorm.kernels.cpu.storage import (
     widen,
     widen_to_single,
 )
-from backnorm.kernels.cpu.vector import LANES, SINGLES, Singles, Vec, first_lanes, splat
+from backnorm.kernels.cpu.vector import (
+    LANES,
+    SINGLES,
+    Singles,
+    Vec,
+    load_lanes,
+    splat,
+    store_lanes,
+)
 
 __all__ = [
     "address",
@@ -52,7 +59,6 @@ __all__ = [
 ]
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
-_BYTES = ir.IntType(8).as_pointer()
 
 
 def _pointer(context: Any, builder: Any, kind: Any, value: Any, index: Any) -> Any:
@@ -136,10 +142,7 @@ def _loading(array: Any, index: Any, count: Any, kind: Any) -> Any:
         if count is None:
             raw = builder.load(pointer, typ=stored, align=size)
         else:
-            mask = first_lanes(builder, arguments[2], lanes)
-            loading = _masked(builder, "load", stored, [_BYTES, _I32, mask.type, stored], stored)
-            pointer, zero = builder.bitcast(pointer, _BYTES), ir.Constant(stored, None)
-            raw = builder.call(loading, [pointer, ir.Constant(_I32, size), mask, zero])
+            raw = load_lanes(builder, pointer, stored, arguments[2], size)
         raw = masked(context, builder, array, arguments[0], arguments[1], raw)
         return convert(builder, raw, array.dtype, lanes)
 
@@ -290,17 +293,14 @@ def store_first(typingctx, array, index, count, value):
     if not accepts(array):
         return None
 
-    size = ir.Constant(_I32, array.dtype.bitwidth // 8)
+    size = array.dtype.bitwidth // 8
 
     def codegen(context, builder, signature, arguments):
         target, index, count, lanes = arguments
         raw = _narrow(builder, lanes, value, array.dtype)
-        mask = first_lanes(builder, count, value.lanes)
-        parameters = [raw.type, _BYTES, _I32, mask.type]
-        storing = _masked(builder, "store", raw.type, parameters, ir.VoidType())
 
         def write(pointer, vector):
-            builder.call(storing, [vector, builder.bitcast(pointer, _BYTES), size, mask])
+            store_lanes(builder, vector, pointer, count, size)
 
         write(_pointer(context, builder, array, target, index), raw)
         after_store(context, builder, array, target, index, raw, write, count)
@@ -351,10 +351,3 @@ def clear(values, size):
     zero = splat(0.0)
     for i in range(0, size, LANES):
         store(values, i, zero)
-
-
-def _masked(builder: Any, verb: str, vector: Any, parameters: list[Any], result: Any) -> Any:
-    """Declare llvm.masked.load or llvm.masked.store."""
-    name = f"llvm.masked.{verb}.v{vector.count}{vector.element.intrinsic_name}.p0"
-    kind = ir.FunctionType(result, parameters)
-    return cgutils.get_or_insert_function(builder.module, kind, name)

@@ -44,7 +44,6 @@ from backnorm.kernels.cpu.record import (
     MOMENTUM,
     OUT,
     PREPARES,
-    READY,
     RESULT,
     RESULT_2,
     RUNNING_MEAN,
@@ -60,9 +59,11 @@ from backnorm.kernels.cpu.record import (
     Kind,
     X,
     call,
+    call_off,
+    cells_of,
     number_of,
 )
-from backnorm.kernels.cpu.threads import cells, raise_flag, summon, wait
+from backnorm.kernels.cpu.threads import cells, summon, wait
 
 __all__ = ["Stage"]
 
@@ -136,23 +137,14 @@ def _begin(
     record[SCRATCH] = where(scratch)
     ended = call(function, where(record), 0)
     if ended == FAILED:
-        # Let nobody wait for the table, or do anything.
-        record[SUMMED] = 0
-        record[ITEMS] = 0
-        raise_flag(record, READY)
+        call_off(cells_of(where(record)))
     return ended
 
 
 @kernel
 def _take_part(function, record, index):
-    """Take part as another."""
+    """Take part as another; 1 says that it is for this one to wake the caller."""
     return call(function, where(record), index)
-
-
-@kernel
-def _take_part_and_tell(function, record, index):
-    """Take part as a helper; return whether it is for this one to wake the caller."""
-    return call(function, where(record), index) == 1
 
 
 class Stage:
@@ -212,13 +204,25 @@ class Stage:
             self._function = native(self._kernel, kind, types.int64, types.int64)
             if self.participants > 1:
                 # Now, and not in whatever thread happens to come first.
-                for part in (_take_part, _take_part_and_tell):
-                    part.compile((types.int64, types.int64[::1], types.int64))
+                _take_part.compile((types.int64, types.int64[::1], types.int64))
         return self._function
 
     def __call__(
         self,
-        *places: Any,
+        x: Any,
+        dy: Any,
+        out: Any,
+        side: Any = 0,
+        mask: Any = 0,
+        mean: Any = 0,
+        variance: Any = 0,
+        gamma: Any = 0,
+        beta: Any = 0,
+        result: Any = 0,
+        result_2: Any = 0,
+        running_mean: Any = 0,
+        running_variance: Any = 0,
+        *,
         memory: np.ndarray | None = None,
         count: int | None = None,
         momentum: float | None = None,
@@ -227,8 +231,8 @@ class Stage:
 
         Parameters
         ----------
-        *places : array, int or None
-            The arrays, in the order of the record's slots, or their addresses.
+        x, dy, out, ..., running_variance : array, int or None
+            Arrays, or their addresses (0: none): see `record`.
         memory : float64 array, optional
             Of `space` elements.
         count : int, optional
@@ -244,15 +248,30 @@ class Stage:
             record[COUNT] = count
         if memory is None:
             memory = _memory(self.space, self.participants)
-        if self.participants == 1:
-            ended = _begin(function, record, *places, memory)
-        else:
-            cursor, others = record[CURSOR:], self.participants - 1
-            done = summon(_take_part_and_tell, (function, record), cursor, others)
-            ended = _begin(function, record, *places, memory)
-            if ended == 0:
-                wait(done)
-                ended = _take_part(function, record, JOINED)
+        done = None
+        if self.participants > 1:
+            done = summon(_take_part, (function, record), record[CURSOR:], self.participants - 1)
+        ended = _begin(
+            function,
+            record,
+            x,
+            dy,
+            out,
+            side,
+            mask,
+            mean,
+            variance,
+            gamma,
+            beta,
+            result,
+            result_2,
+            running_mean,
+            running_variance,
+            memory,
+        )
+        if ended == 0:
+            wait(done)
+            ended = _take_part(function, record, JOINED)
         if ended == FAILED:
             raise MemoryError("no memory for the running sums of batch normalisation")
         refused: int = -1 if ended > 0 else -1 - ended

@@ -16,7 +16,7 @@ from numba.extending import intrinsic, models, overload, register_model
 
 from backnorm.kernels.cpu.jit import inlined
 from backnorm.kernels.cpu.rectified import Marking, Masked, Rectifier, Sided
-from backnorm.kernels.cpu.threads import DONE_CELL
+from backnorm.kernels.cpu.threads import DONE_CELL, raise_flag
 
 __all__ = [
     "ADDRESSES",
@@ -57,6 +57,7 @@ __all__ = [
     "Kind",
     "X",
     "call",
+    "call_off",
     "cells_of",
     "doubles_at",
     "ended",
@@ -177,6 +178,14 @@ def ended(refused):
     return 1 if refused < 0 else -1 - refused
 
 
+@inlined
+def call_off(cells):
+    """Let nobody wait for the table, or do anything."""
+    cells[SUMMED] = 0
+    cells[ITEMS] = 0
+    raise_flag(cells, READY)
+
+
 @intrinsic
 def number_of(typingctx, place):
     """Return an address as a number."""
@@ -198,77 +207,55 @@ def number(typingctx, cells, slot):
     return types.float64(cells, types.intp), codegen
 
 
-def _placed(element: Any) -> Any:
-    """Return the code of an intrinsic that takes the address of elements from a slot."""
-    place = types.CPointer(element)
-
-    def codegen(context, builder, signature, arguments):
-        return _taken(context, builder, arguments[1], arguments[2], place)
-
-    return place, codegen
-
-
 def _taken(context: Any, builder: Any, cells: Any, slot: Any, place: Any) -> Any:
     value = builder.load(builder.gep(cells, [slot]))
     return builder.inttoptr(value, context.get_value_type(place))
 
 
-@intrinsic
-def values_at(typingctx, kind, cells, slot):
-    """Return the address of elements in a slot."""
-    place, codegen = _placed(kind.element)
-    return place(kind, cells, types.intp), codegen
+def _taking(element_of: Any) -> Any:
+    """Return an intrinsic (kind, cells, slot) that takes the address of elements from a slot."""
+
+    @intrinsic
+    def take(typingctx, kind, cells, slot):
+        place = types.CPointer(element_of(kind))
+
+        def codegen(context, builder, signature, arguments):
+            return _taken(context, builder, arguments[1], arguments[2], place)
+
+        return place(kind, cells, types.intp), codegen
+
+    return take
 
 
-@intrinsic
-def singles_at(typingctx, kind, cells, slot):
-    """Return the address of float32 in a slot."""
-    place, codegen = _placed(types.float32)
-    return place(kind, cells, types.intp), codegen
+#: (kind, cells, slot): the address in a slot, of elements, of float32, of float64.
+values_at = _taking(lambda kind: kind.element)
+singles_at = _taking(lambda kind: types.float32)
+doubles_at = _taking(lambda kind: types.float64)
 
 
-@intrinsic
-def doubles_at(typingctx, kind, cells, slot):
-    """Return the address of float64 in a slot."""
-    place, codegen = _placed(types.float64)
-    return place(kind, cells, types.intp), codegen
+def _gathering(model_of: Any, **slots: int) -> Any:
+    """Return an intrinsic (kind, cells) that gathers the addresses of a structure from slots."""
+
+    @intrinsic
+    def gather(typingctx, kind, cells):
+        model = model_of(kind)
+
+        def codegen(context, builder, signature, arguments):
+            made = cgutils.create_struct_proxy(model)(context, builder)
+            for name, slot in slots.items():
+                at = ir.Constant(_I64, slot)
+                setattr(made, name, _taken(context, builder, arguments[1], at, model.parts[name]))
+            return made._getvalue()
+
+        return model(kind, cells), codegen
+
+    return gather
 
 
-def _gathered(model: Any, **slots: int) -> Any:
-    """Return the typing and the code of an intrinsic that gathers addresses from slots."""
-
-    def codegen(context, builder, signature, arguments):
-        made = cgutils.create_struct_proxy(model)(context, builder)
-        for name, slot in slots.items():
-            at = ir.Constant(_I64, slot)
-            setattr(made, name, _taken(context, builder, arguments[1], at, model.parts[name]))
-        return made._getvalue()
-
-    return model, codegen
-
-
-@intrinsic
-def _masked(typingctx, kind, cells):
-    model, codegen = _gathered(Masked(kind.element), values=DY, bits=MASK)
-    return model(kind, cells), codegen
-
-
-@intrinsic
-def _rectifier(typingctx, kind, cells):
-    model, codegen = _gathered(Rectifier(kind.element, kind.sided), values=SIDE)
-    return model(kind, cells), codegen
-
-
-@intrinsic
-def _marking(typingctx, kind, cells):
-    model, codegen = _gathered(Marking(kind.element), values=OUT, bits=MASK)
-    return model(kind, cells), codegen
-
-
-@intrinsic
-def _sided(typingctx, kind, cells):
-    model, codegen = _gathered(Sided(kind.element), values=OUT, side=SIDE, dy=DY, bits=MASK)
-    return model(kind, cells), codegen
+_masked = _gathering(lambda kind: Masked(kind.element), values=DY, bits=MASK)
+_rectifier = _gathering(lambda kind: Rectifier(kind.element, kind.sided), values=SIDE)
+_marking = _gathering(lambda kind: Marking(kind.element), values=OUT, bits=MASK)
+_sided = _gathering(lambda kind: Sided(kind.element), values=OUT, side=SIDE, dy=DY, bits=MASK)
 
 
 def gradient_of(kind, cells):

@@ -25,7 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 from backnorm.kernels.cpu.storage import has_feature
-from backnorm.kernels.cpu.vector import Singles, Vec, first_lanes
+from backnorm.kernels.cpu.vector import Singles, Vec, first_lanes, load_lanes
 
 __all__ = [
     "Addresses",
@@ -41,7 +41,7 @@ __all__ = [
     "side_of",
 ]
 
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I8, _I64 = ir.IntType(8), ir.IntType(64)
 _BITS = types.CPointer(types.uint8)
 
 
@@ -155,27 +155,14 @@ def after_store(
         _mark(context, builder, kind, target, index, raw, count)
     elif isinstance(kind, Sided):
         parts = _parts(context, builder, kind, target)
-        place = builder.gep(parts.dy, [index])
+        place, size = builder.gep(parts.dy, [index]), kind.dtype.bitwidth // 8
         if count is None:
             pointer = builder.bitcast(place, raw.type.as_pointer())
-            size = kind.dtype.bitwidth // 8
             dy = builder.load(pointer, typ=raw.type, align=size)
         else:
-            dy = _load_first(builder, place, raw.type, kind.dtype, count)
+            dy = load_lanes(builder, place, raw.type, count, size)
         dy = _where_set(builder, parts.bits, index, dy)
         write(builder.gep(parts.side, [index]), dy)
-
-
-def _load_first(builder: Any, place: Any, vector: Any, dtype: Any, count: Any) -> Any:
-    mask = first_lanes(builder, count, vector.count)
-    pointer = _I8.as_pointer()
-    name = f"llvm.masked.load.v{vector.count}{vector.element.intrinsic_name}.p0"
-    kind = ir.FunctionType(vector, [pointer, _I32, mask.type, vector])
-    function = cgutils.get_or_insert_function(builder.module, kind, name)
-    size = ir.Constant(_I32, dtype.bitwidth // 8)
-    return builder.call(
-        function, [builder.bitcast(place, pointer), size, mask, ir.Constant(vector, None)]
-    )
 
 
 # Patterns of infinity: as integers, more than zero and not NaN are 1 .. infinity.

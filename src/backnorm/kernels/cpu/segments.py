@@ -74,7 +74,7 @@ from backnorm.kernels.cpu.singles import (
     room_for,
     splat_of,
 )
-from backnorm.kernels.cpu.stages import before, end
+from backnorm.kernels.cpu.stages import after, before
 from backnorm.kernels.cpu.sums import (
     add_totals,
     merge_pairs,
@@ -92,7 +92,6 @@ from backnorm.kernels.cpu.threads import (
     finish,
     leave,
     open_second,
-    raise_flag,
 )
 from backnorm.kernels.cpu.vector import (
     LANES,
@@ -135,7 +134,7 @@ def run(kind, record, index):
     extents = (outer, channels, inner)
     step = row_step(channels)
     if index == JOINED:
-        return ended(end(kind, cells, doubles_at(kind, cells, SCRATCH), step, channels))
+        return after(kind, cells, doubles_at(kind, cells, SCRATCH), step, channels)
     chunk = (geometry[3], geometry[4], geometry[5], geometry[6])
     blocks, group, batch, share = geometry[7], geometry[8], geometry[9], geometry[10]
     batches = (channels + group * batch - 1) // (group * batch)
@@ -160,10 +159,6 @@ def run(kind, record, index):
     pairs = offset(rows, ROWS * step)
     if index == 0:
         refused = before(kind, cells, rows, step, extents)
-        if refused >= 0:
-            cells[SUMMED] = 0
-            cells[ITEMS] = 0
-        raise_flag(cells, READY)
         if refused >= 0:
             return ended(refused)
     summed, items = cells[SUMMED], cells[ITEMS]
@@ -226,12 +221,11 @@ def run(kind, record, index):
             _write(seen_, rest_, out_, i, border, extents, exact, known, streaming)
         last = finish(cursor, items)
         item = claim(cursor, summed, items, index)
-    done = leave(cursor, items, index, rung, last)
-    refused = -1
-    if index == 0 and done:
-        refused = end(kind, cells, rows, step, channels)
+    answer = 1 if leave(cursor, items, index, rung, last) else 0
+    if index == 0 and answer == 1:
+        answer = after(kind, cells, rows, step, channels)
     keep(memory)
-    return ended(refused) if done else 0
+    return answer
 
 
 def _sum_block(x, dy, extents, chunk, span, rows, running, sums, far, alone):

@@ -20,6 +20,7 @@ from backnorm.kernels.cpu.record import (
     MEANS_ALONE,
     MOMENTUM,
     PREPARES,
+    READY,
     RESULT,
     RESULT_2,
     RUNNING_MEAN,
@@ -28,33 +29,46 @@ from backnorm.kernels.cpu.record import (
     STATISTICS,
     VARIANCE,
     X,
+    call_off,
     doubles_at,
+    ended,
     number,
     singles_at,
     values_at,
 )
+from backnorm.kernels.cpu.threads import raise_flag
 
-__all__ = ["before", "end"]
+__all__ = ["after", "before"]
 
 
 @inlined
 def before(kind, cells, rows, step, extents):
-    """Fill the table of channels as the record asks; return the first channel refused, or -1."""
+    """Fill the table of channels as the record asks, and let the others begin.
+
+    Returns
+    -------
+    int
+        The first channel refused, or -1. If there is one, all is called off.
+    """
     refused = -1
     if cells[PREPARES] != 0:
         refused = _prepare(kind, cells, rows, step, extents)
-    if cells[SETTLES] != 0 and refused < 0:
+    if refused >= 0:
+        call_off(cells)
+        return refused
+    if cells[SETTLES] != 0:
         of_channels.settle(rows, step, extents[1], cells[COUNT])
     if cells[ITEMS] == 0:
         # Nothing will be summed: the sums of no elements are zero.
         clear(offset(rows, FIRST * step), 2 * step)
-    return refused
+    raise_flag(cells, READY)
+    return -1
 
 
 @inlined
-def end(kind, cells, rows, step, channels):
-    """Write the results of channels, if the record asks; return the first refused, or -1."""
-    return _finish(kind, cells, rows, step, channels) if cells[FINISHES] != 0 else -1
+def after(kind, cells, rows, step, channels):
+    """Write the results of channels, if the record asks; return what the kernel returns."""
+    return ended(_finish(kind, cells, rows, step, channels) if cells[FINISHES] != 0 else -1)
 
 
 def wider(kind, bits):

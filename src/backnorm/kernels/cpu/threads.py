@@ -316,7 +316,7 @@ class _Pool:
         while True:
             kernel, arguments, done = self._tasks.get()
             try:
-                if kernel(*arguments, index):
+                if kernel(*arguments, index) == 1:
                     done.put(None)
             except BaseException as error:  # handed to the caller, who is waiting
                 done.put(error)
@@ -347,7 +347,8 @@ def summon(kernel: Any, arguments: tuple[Any, ...], cursor: np.ndarray, helpers:
     """Let so many helpers call `kernel(*arguments, index)`; return what `wait` takes.
 
     `index` counts from 1, and is always the same number for the same thread. The kernel begins
-    with `enter`, claims items, calls `finish` after each, and returns what `leave` returns.
+    with `enter`, claims items, calls `finish` after each, and returns what `leave` returns, or 1
+    for it.
     """
     pool = _pool
     cursor[_BELL] = pool.bell

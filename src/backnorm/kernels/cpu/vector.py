@@ -33,6 +33,7 @@ __all__ = [
     "first_lanes",
     "high_half",
     "lane",
+    "load_lanes",
     "low_half",
     "magnitude",
     "marked",
@@ -43,6 +44,7 @@ __all__ = [
     "splat",
     "splat_single",
     "square_root",
+    "store_lanes",
     "sums_of_lanes",
     "where_equal",
     "where_finite",
@@ -54,6 +56,7 @@ SINGLES = 16
 
 _DOUBLE, _SINGLE = ir.DoubleType(), ir.FloatType()
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+_BYTES = ir.IntType(8).as_pointer()
 
 # What `llvm.is.fpclass` calls NaN (signalling, quiet), infinity (-, +) and subnormal (-, +).
 _UNSOUND = 0x1 | 0x2 | 0x4 | 0x200 | 0x10 | 0x80
@@ -82,6 +85,36 @@ def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
     """Emit a mask of the first `count` lanes."""
     counts = _spread(builder, count, lanes)
     return builder.icmp_signed("<", ir.Constant(counts.type, list(range(lanes))), counts)
+
+
+def load_lanes(builder: Any, pointer: Any, vector: Any, count: Any, size: int) -> Any:
+    """Emit a load of the first `count` lanes, of `size` bytes each; the others are zero.
+
+    Memory after them is not touched.
+    """
+    access = _masked(builder, "load", vector, [_BYTES, _I32, _mask(vector), vector], vector)
+    mask = first_lanes(builder, count, vector.count)
+    place, align = builder.bitcast(pointer, _BYTES), ir.Constant(_I32, size)
+    return builder.call(access, [place, align, mask, ir.Constant(vector, None)])
+
+
+def store_lanes(builder: Any, raw: Any, pointer: Any, count: Any, size: int) -> None:
+    """Emit a store of the first `count` lanes, of `size` bytes each."""
+    vector = raw.type
+    access = _masked(builder, "store", vector, [vector, _BYTES, _I32, _mask(vector)], ir.VoidType())
+    mask = first_lanes(builder, count, vector.count)
+    builder.call(access, [raw, builder.bitcast(pointer, _BYTES), ir.Constant(_I32, size), mask])
+
+
+def _mask(vector: Any) -> Any:
+    return ir.VectorType(ir.IntType(1), vector.count)
+
+
+def _masked(builder: Any, verb: str, vector: Any, parameters: list[Any], result: Any) -> Any:
+    """Declare llvm.masked.load or llvm.masked.store."""
+    name = f"llvm.masked.{verb}.v{vector.count}{vector.element.intrinsic_name}.p0"
+    kind = ir.FunctionType(result, parameters)
+    return cgutils.get_or_insert_function(builder.module, kind, name)
 
 
 def _spread(builder: Any, value: Any, lanes: int) -> Any:

@@ -26,11 +26,11 @@ from backnorm.kernels.cpu.record import (
     FAILED,
     ITEMS,
     JOINED,
-    READY,
     SCRATCH,
     SPACE,
-    SUMMED,
     call,
+    call_off,
+    cells_of,
 )
 from backnorm.kernels.cpu.xla_frame import (
     HELPERS,
@@ -60,7 +60,6 @@ from backnorm.kernels.cpu.xla_memory import (
     give_way,
     machine_code,
     pause,
-    publish,
     put,
     release,
     room,
@@ -154,10 +153,7 @@ def _run(block):
         _await(record + 8 * DONE, word(record + 8 * ITEMS))
         ended = call(function, record, JOINED)
     if ended == FAILED:
-        # Let nobody wait for the table, or do anything.
-        put(record + 8 * SUMMED, 0)
-        put(record + 8 * ITEMS, 0)
-        publish(record + 8 * READY, 1)
+        call_off(cells_of(record))
         return MEMORY
     # A channel may be refused when all is done; if it was before, there are no items.
     return REFUSED if ended < 0 and word(record + 8 * ITEMS) == 0 else 0

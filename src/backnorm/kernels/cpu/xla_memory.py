@@ -24,7 +24,6 @@ __all__ = [
     "integer",
     "machine_code",
     "pause",
-    "publish",
     "put",
     "put_integer",
     "release",
@@ -58,7 +57,7 @@ def _reading(width: int, ordering: str | None = None) -> Any:
     return read
 
 
-def _writing(width: int, ordering: str | None = None) -> Any:
+def _writing(width: int) -> Any:
     """Return an intrinsic that writes an integer of so many bits at an address."""
     kind = ir.IntType(width)
 
@@ -67,10 +66,7 @@ def _writing(width: int, ordering: str | None = None) -> Any:
         def codegen(context, builder, signature, arguments):
             place = builder.inttoptr(arguments[0], kind.as_pointer())
             value = arguments[1] if width == 64 else builder.trunc(arguments[1], kind)
-            if ordering:
-                builder.store_atomic(value, place, ordering, 8)
-            else:
-                builder.store(value, place)
+            builder.store(value, place)
             return context.get_dummy_value()
 
         return types.none(types.int64, types.int64), codegen
@@ -80,8 +76,8 @@ def _writing(width: int, ordering: str | None = None) -> Any:
 
 byte, integer, word = _reading(8), _reading(32), _reading(64)
 put_integer, put = _writing(32), _writing(64)
-#: publish(address, value) and seen(address): who sees the value sees what was written before it.
-publish, seen = _writing(64, "release"), _reading(64, "acquire")
+#: seen(address): a word; who sees its value sees what was written before it.
+seen = _reading(64, "acquire")
 
 
 @intrinsic
