@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import signal
 import subprocess
 import zlib
 from pathlib import Path
@@ -69,6 +70,17 @@ def poisoned_allocations(monkeypatch):
     monkeypatch.setattr(engine, name, allocate)
     monkeypatch.setattr(importlib.import_module(SCRATCH), "_memory", memory)
     return allocated
+
+
+@pytest.fixture(scope="session")
+def heed_interrupts():
+    """The `preexec_fn` of a child that is to be interrupted; undoes what a shell does in jobs."""
+
+    def heed():
+        # A shell has its commands in the background ignore SIGINT, and children inherit that.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return heed
 
 
 @pytest.fixture(scope="module")

@@ -203,12 +203,7 @@ def test_a_crash_is_said_in_one_line(cli, fake, model):
     )
 
 
-def heed_interrupts():
-    """Undo what a shell does to commands in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def test_control_c_ends_everything_in_one_line(fake, tmp_path, monkeypatch):
+def test_control_c_ends_everything_in_one_line(fake, tmp_path, monkeypatch, heed_interrupts):
     fake("hanging")
     told = tmp_path / "pid"
     monkeypatch.setenv("FAKE_TORCH_PID", str(told))

@@ -10,6 +10,7 @@ from backnorm.cli.demo import DemoReport
 from backnorm.cli.render import ULP_NOTE, measurements_table, number_texts, ulp_text
 from backnorm.cli.text import plain
 from backnorm.dtypes import is_16_bit
+from backnorm.report.words import counted
 
 __all__ = ["demo_table"]
 
@@ -20,7 +21,7 @@ def demo_table(report: DemoReport) -> Table:
         f"{layer.name} {'x'.join(map(str, layer.x.shape))}" for layer in report.layers
     )
     caption = (
-        f"Layers {layers}, {report.threads} thread{'s' if report.threads > 1 else ''}. Time and "
+        f"Layers {layers}, {counted(report.threads, 'thread')}. Time and "
         "bandwidth (x and dy read twice, dx written): over all layers, medians of warm calls. "
         f"nGraph knows channel axis 1 alone; its NXC is a view of channels-last memory. {ULP_NOTE}"
     )

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
+from rich.padding import PaddingDimensions
 from rich.table import Table
+from rich.text import Text
 
 from backnorm.cli.report import RunReport, StepReport, TensorFacts
 from backnorm.cli.text import plain
 from backnorm.conformance.judge import Verdict
+from backnorm.report.words import counted
 
-__all__ = ["ULP_NOTE", "measurements_table", "number_texts", "run_table", "ulp_text"]
+__all__ = [
+    "ULP_NOTE",
+    "captioned_table",
+    "measurements_table",
+    "number_texts",
+    "run_table",
+    "ulp_text",
+]
 
 ULP_NOTE = (
     "ulp: largest error, in units in the last place; budget: largest error as a part of what is "
@@ -19,7 +29,7 @@ ULP_NOTE = (
 
 def run_table(report: RunReport) -> Table:
     """Return a row per operator that was run, followed by rows for its inputs and outputs."""
-    threads = f"{report.threads} thread{'s' if report.threads > 1 else ''}"
+    threads = counted(report.threads, "thread")
     caption = f"{threads}; time: median of {report.repeat} warm calls. {ULP_NOTE}"
     table = measurements_table(report.file, "operator", caption)
     for step in report.steps:
@@ -39,18 +49,33 @@ def run_table(report: RunReport) -> Table:
     return table
 
 
-def measurements_table(title: str, subject: str, caption: str) -> Table:
-    """Return an empty table: subject, layout, time, GB/s, ulp, budget."""
-    table = Table(
+def captioned_table(title: str, caption: str | Text, padding: PaddingDimensions) -> Table:
+    """Return an empty table without a frame, its title above and its caption below, at the left.
+
+    Parameters
+    ----------
+    title : str
+        Shown as it is.
+    caption : str or rich.text.Text
+        A string is read as rich's markup, and faint; what comes from elsewhere has to be a text.
+    padding : tuple of int
+        Around each cell, as rich has it.
+    """
+    return Table(
         title=plain(title),
         title_justify="left",
         caption=caption,
         caption_justify="left",
         box=SIMPLE_HEAD,
-        # As tight as it goes: the longest call fits a terminal of 80 columns.
-        padding=0,
+        padding=padding,
         show_edge=False,
     )
+
+
+def measurements_table(title: str, subject: str, caption: str) -> Table:
+    """Return an empty table: subject, layout, time, GB/s, ulp, budget."""
+    # As tight as it goes: the longest call fits a terminal of 80 columns.
+    table = captioned_table(title, caption, padding=0)
     table.add_column(subject, overflow="fold")
     table.add_column("layout", no_wrap=True)
     for heading in ("time", "GB/s", "ulp", "budget"):

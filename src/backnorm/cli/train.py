@@ -19,6 +19,7 @@ from backnorm.cli.train_table import (
     wide_table,
 )
 from backnorm.errors import ArgumentValueError
+from backnorm.report.words import counted
 from backnorm.training.digits import load_digits, steps
 from backnorm.training.frameworks import DTYPES, FRAMEWORKS, DType
 from backnorm.training.model import Settings, TrainingResult
@@ -172,7 +173,7 @@ def _given(value: int | None, otherwise: int) -> int:
 
 
 def _announcement(settings: Settings | WideSettings) -> str:
-    threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
+    threads = counted(settings.threads, "thread")
     common = f"{label(settings.framework)}, {settings.dtype}, batch {settings.batch}, {threads}"
     if isinstance(settings, WideSettings):
         size = f"{settings.size}x{settings.size}"

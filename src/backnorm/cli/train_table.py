@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from backnorm.bench.model import Environment, Timing
 from backnorm.bench.report.words import label
+from backnorm.cli.render import captioned_table
 from backnorm.cli.text import plain
-from backnorm.report.words import milliseconds, percent, ratio_text
+from backnorm.report.words import counted, milliseconds, percent, ratio_text
 from backnorm.training.frameworks import LAYERS, Layer
 from backnorm.training.model import TrainingResult
 from backnorm.training.wide_model import WideResult
@@ -55,7 +55,7 @@ def training_lines(result: TrainingResult) -> list[str]:
     finals = result.finals()
     if finals:
         own, ours = (result.accuracy(layer) for layer in LAYERS)
-        seeds = f"{len(finals)} seed{'s' if len(finals) > 1 else ''}"
+        seeds = counted(len(finals), "seed")
         lines.append(f"test accuracy: {100 * (ours - own):+.2f} points, mean of {seeds}")
     if result.timed():
         lines.append(
@@ -110,20 +110,11 @@ def wide_lines(result: WideResult) -> list[str]:
 
 
 def _table(title: str, caption: str) -> Table:
-    return Table(
-        title=plain(title),
-        title_justify="left",
-        caption=plain(caption),
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
+    return captioned_table(title, plain(caption), padding=(0, 1, 0, 0))
 
 
 def _machine(environment: Environment) -> str:
-    threads = f"{environment.threads} thread{'s' if environment.threads > 1 else ''}"
-    return f"{environment.cpu}, {threads}"
+    return f"{environment.cpu}, {counted(environment.threads, 'thread')}"
 
 
 def _name(framework: str, layer: Layer) -> str:

@@ -1,4 +1,4 @@
-"""How numbers read, on every page alike."""
+"""How numbers and machines read, on every page alike."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ __all__ = [
     "DASH",
     "TIMES",
     "bytes_text",
+    "counted",
+    "machine_line",
     "milliseconds",
     "percent",
     "power",
@@ -20,6 +22,24 @@ DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, whose plural is `noun` and an s."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def machine_line(cpu: str, threads: int, date: str) -> str:
+    """Return where and when something ran, for the head of a page; without what is empty.
+
+    Parameters
+    ----------
+    cpu : str
+    threads : int
+    date : str
+        ISO 8601; only the day is shown.
+    """
+    return " · ".join(text for text in (cpu, counted(threads, "thread"), date[:10]) if text)
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -10,7 +10,16 @@ from backnorm.bench.model import Environment, Timing
 from backnorm.bench.report.words import environment_lines, label
 from backnorm.report.canvas import Plot
 from backnorm.report.page import render
-from backnorm.report.words import DASH, TIMES, milliseconds, percent, ratio_text, scientific
+from backnorm.report.words import (
+    DASH,
+    TIMES,
+    counted,
+    machine_line,
+    milliseconds,
+    percent,
+    ratio_text,
+    scientific,
+)
 from backnorm.training.frameworks import LAYERS
 from backnorm.training.model import TrainingResult
 from backnorm.training.wide_model import WideResult
@@ -75,8 +84,7 @@ def wide_page(result: WideResult, plots: Sequence[Plot]) -> str:
 
 
 def _machine(environment: Environment) -> str:
-    threads = f"{environment.threads} thread{'s' if environment.threads > 1 else ''}"
-    return " · ".join(text for text in (environment.cpu, threads, environment.date[:10]) if text)
+    return machine_line(environment.cpu, environment.threads, environment.date)
 
 
 def _cards(result: TrainingResult) -> list[dict[str, Any]]:
@@ -91,7 +99,7 @@ def _cards(result: TrainingResult) -> list[dict[str, Any]]:
                 "big": _points(ours),
                 "unit": "%",
                 "text": f"with {name}'s layers {_points(own)} %: "
-                f"{100 * (ours - own):+.2f} points, mean of {_count(len(finals), 'seed')}",
+                f"{100 * (ours - own):+.2f} points, mean of {counted(len(finals), 'seed')}",
             }
         )
     if result.first is not None:
@@ -228,7 +236,3 @@ def _points(share: float) -> str:
 def _difference(pair: dict[Any, float]) -> str:
     value = 100 * (pair["backnorm"] - pair["own"])
     return DASH if math.isnan(value) else f"{value:+.2f}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
