@@ -8,6 +8,7 @@ channels_last, Fortran) is therefore taken as it is; any other is copied once.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 __all__ = [
     "Extents",
     "Order",
+    "by_strides",
     "dense",
     "extents_of",
     "in_order",
@@ -40,9 +42,13 @@ def memory_order(array: np.ndarray) -> Order:
     natural = tuple(range(array.ndim))
     if array.flags.c_contiguous:
         return natural
-    strides = array.strides
-    order = tuple(sorted(natural, key=lambda axis: -strides[axis]))
+    order = by_strides(array.strides)
     return order if array.transpose(order).flags.c_contiguous else natural
+
+
+def by_strides(strides: Sequence[int]) -> Order:
+    """Return the axes from the slowest to the fastest, for these steps in memory."""
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
 
 
 def extents_of(shape: tuple[int, ...], channel_axis: int, order: Order) -> Extents:

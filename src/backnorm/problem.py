@@ -35,6 +35,7 @@ __all__ = [
     "check_flag",
     "check_like",
     "check_mask",
+    "check_mask_like",
     "forward_problem",
     "inference_problem",
     "rectified",
@@ -333,6 +334,12 @@ def check_like(name: str, array: np.ndarray, x: np.ndarray) -> None:
 def check_mask(mask: object, size: int) -> np.ndarray:
     """Return `mask` as an array, or raise if it is not one of `size` bytes."""
     array = as_array("mask", mask)
+    check_mask_like(array, size)
+    return np.ascontiguousarray(array)
+
+
+def check_mask_like(array: np.ndarray | Metadata, size: int) -> None:
+    """Raise if a mask is not of `size` bytes."""
     if array.dtype != np.uint8:
         raise ArgumentTypeError(
             "mask",
@@ -347,7 +354,6 @@ def check_mask(mask: object, size: int) -> np.ndarray:
             came=f"shape {array.shape}",
             accepted=f"shape ({size},)",
         )
-    return np.ascontiguousarray(array)
 
 
 def channel_axis_of(data_format: str, words: Words = _CANONICAL) -> int:

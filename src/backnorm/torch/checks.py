@@ -182,12 +182,12 @@ def _check_tensor(name: str, tensor: object) -> None:
             accepted="torch.strided",
             hint="convert it first, e.g. with .to_dense()",
         )
-    if tensor.device.type not in ("cpu", "meta"):
+    if tensor.device.type not in ("cpu", "cuda", "meta"):
         raise TensorValueError(
             name,
-            "is not on the CPU, and this version of backnorm computes there alone",
+            "is on a device that backnorm has no kernels for",
             came=f"device {tensor.device}",
-            accepted="cpu",
+            accepted="cpu or cuda",
             hint="backnorm.torch.revert(model) gives a model its own layers back",
         )
 

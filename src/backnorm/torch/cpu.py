@@ -1,4 +1,4 @@
-"""The operators on the memory of tensors: the only place that calls them.
+"""The operators on the memory of CPU tensors: the only place that calls them.
 
 Nothing here knows autograd. Every function takes CPU tensors of strided layout, reads their memory
 where it is, and returns new tensors that lie in memory as `x` does (`torch.empty_like(x)`: the
@@ -11,13 +11,12 @@ Calls that came before go straight to the kernels: see `steps`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from backnorm.errors import ArgumentValueError
 from backnorm.execute import planned
 from backnorm.layout import mask_size
 from backnorm.problem import (
@@ -32,121 +31,10 @@ from backnorm.problem import (
 from backnorm.second_order import batch_norm_double_backward
 from backnorm.threads import get_num_threads
 from backnorm.torch.memory import array_of, as_type, dense, empty_like, laid_out_as, plain, wide
+from backnorm.torch.statistics import Running, follows, statistics_type, update_running
 from backnorm.torch.steps import Step, address, facts, keep, known
 
-__all__ = [
-    "Running",
-    "backward",
-    "double_backward",
-    "forward",
-    "inference",
-    "mask_size",
-    "relu_backward",
-    "relu_forward",
-    "relu_inference",
-    "statistics_type",
-    "trained",
-    "unpack_mask",
-    "update_running",
-]
-
-
-class Running(NamedTuple):
-    """Running statistics, and the share of a batch that they move by."""
-
-    mean: Tensor
-    variance: Tensor
-    momentum: float
-
-
-def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    running: Running | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, and mean and biased variance of the batch, of `statistics_type(x.dtype)`.
-
-    Running statistics move towards those of the batch, unless it is empty; the variance goes in
-    unbiased. Autograd is not told, as in PyTorch: a graph that needs the values of before has kept
-    them.
-    """
-    return trained(x, None, weight, bias, eps, running, rectifier=False)[:3]
-
-
-def relu_forward(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    running: Running | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return relu(normalised x + residual), mean and variance, and a mask of its positive elements.
-
-    The mask has a bit an element in x's order in memory, and `mask_size(x.numel())` bytes.
-    """
-    y, mean, variance, mask, _ = trained(x, residual, weight, bias, eps, running, rectifier=True)
-    assert mask is not None
-    return y, mean, variance, mask
-
-
-def inference(
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
-    """Return y, normalised with given statistics."""
-    return _inference(x, None, mean, variance, weight, bias, eps, rectifier=False)
-
-
-def relu_inference(
-    x: Tensor,
-    residual: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
-    """Return relu(normalised x + residual), with given statistics."""
-    return _inference(x, residual, mean, variance, weight, bias, eps, rectifier=True)
-
-
-def backward(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    training: bool,
-    step: Step | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, and of weight and bias, the last two of weight's type.
-
-    `step` is what `trained` returned, if that was the forward pass.
-    """
-    return _backward(x, dy, None, mean, variance, weight, eps, training, sided=False, step=step)[:3]
-
-
-def relu_backward(
-    x: Tensor,
-    dy: Tensor,
-    mask: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    has_residual: bool,
-    step: Step | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of x, weight, bias and residual, in training: see `backward`."""
-    return _backward(x, dy, mask, mean, variance, weight, eps, True, sided=has_residual, step=step)
+__all__ = ["backward", "double_backward", "inference", "trained", "unpack_mask"]
 
 
 def double_backward(
@@ -185,38 +73,10 @@ def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
     return torch.from_numpy(bits).as_strided(x.shape, x.stride())
 
 
-def update_running(
-    running_mean: Tensor,
-    running_var: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    momentum: float,
-    count: int,
-) -> None:
-    """Move the running statistics towards those of a batch of `count` elements a channel.
-
-    In float64, rounded once, as `forward` does.
-    """
-    _move(running_mean, mean, momentum, momentum)
-    _move(running_var, variance, momentum, momentum * count / (count - 1))
-
-
-def statistics_type(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of the mean and variance of an x of `dtype`."""
-    return torch.float32 if dtype.itemsize == 2 else dtype
-
-
 def _channels(tensor: Tensor | None, x: Tensor) -> Any:
     """Return a per-channel tensor as an array that the operators take, or None."""
     tensor = wide(tensor, x)
     return None if tensor is None else tensor.detach().numpy()
-
-
-def _move(running: Tensor, value: Tensor, momentum: float, share: float) -> None:
-    target = array_of(running)
-    moved = np.multiply(value.detach().numpy(), share, dtype=np.float64)
-    moved += np.multiply(target, 1.0 - momentum, dtype=np.float64)
-    target[...] = moved
 
 
 def trained(
@@ -257,7 +117,7 @@ def trained(
         if rectifier:
             problem = rectified(problem, sided=residual is not None)
         step = Step(planned(problem, array).launch.complete)
-        if running is not None and not _follows(running, x):
+        if running is not None and not follows(running, x):
             late, running = running, None
         if keep(key, step, given, (x, residual, weight, bias, running)):
             step.x, step.weight = own, of_weight
@@ -291,7 +151,7 @@ def trained(
     return y, mean, variance, mask, step
 
 
-def _inference(
+def inference(
     x: Tensor,
     residual: Tensor | None,
     mean: Tensor,
@@ -302,6 +162,7 @@ def _inference(
     *,
     rectifier: bool,
 ) -> Tensor:
+    """Return y, normalised with given statistics."""
     key = (
         "inference",
         rectifier,
@@ -358,7 +219,7 @@ def _inference(
     return y
 
 
-def _backward(
+def backward(
     x: Tensor,
     dy: Tensor,
     mask: Tensor | None,
@@ -371,6 +232,7 @@ def _backward(
     sided: bool,
     step: Step | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of x, weight, bias and residual: see `kernels.relu_backward`."""
     given_weight = weight
     stage = None
     if step is not None and plain(dy) and facts(dy) == step.x == facts(x):
@@ -444,16 +306,3 @@ def _beside(name: str, tensor: Tensor, x: Tensor) -> Tensor:
     if plain(tensor) and tensor.stride() == x.stride():
         return tensor
     return torch.empty_like(x).copy_(tensor)
-
-
-def _follows(running: Running, x: Tensor) -> bool:
-    """Whether the kernel can move running statistics, or raise if they do not fit x."""
-    dtype = statistics_type(x.dtype)
-    for tensor in (running.mean, running.variance):
-        # Nobody else checks them in training.
-        if tensor.shape != x.shape[1:2] or tensor.dtype not in (dtype, x.dtype):
-            raise ArgumentValueError("running_mean, running_var", "do not fit input")
-    return all(
-        tensor.dtype is dtype and tensor.is_contiguous()
-        for tensor in (running.mean, running.variance)
-    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from backnorm.allocation import LARGE, allocate
-from backnorm.layout import memory_order
+from backnorm.layout import Order, by_strides, memory_order
 
 __all__ = [
     "array_of",
@@ -18,6 +18,7 @@ __all__ = [
     "dense",
     "empty_like",
     "laid_out_as",
+    "order_of",
     "plain",
     "tensor_of",
     "wide",
@@ -37,13 +38,18 @@ def plain(tensor: Tensor) -> bool:
 
 def dense(x: Tensor) -> Tensor:
     """Return x, or a copy if it is not dense in any order of its axes, or not `plain`."""
-    if plain(x):
-        if x.is_contiguous():
-            return x
-        array = array_of(x)
-        if array.transpose(memory_order(array)).flags.c_contiguous:
-            return x
+    if plain(x) and (x.is_contiguous() or x.permute(order_of(x)).is_contiguous()):
+        return x
     return x.detach().clone()
+
+
+def order_of(x: Tensor) -> Order:
+    """Return the order of axes in which x is dense, or its own order if it is not."""
+    natural = tuple(range(x.dim()))
+    if x.is_contiguous():
+        return natural
+    order = by_strides(x.stride())
+    return order if x.permute(order).is_contiguous() else natural
 
 
 def wide(tensor: Kind, x: Tensor) -> Kind:

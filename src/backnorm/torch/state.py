@@ -23,12 +23,12 @@ def watched(tensor: Tensor) -> bool:
     So it is under `torch.compile` and `torch.export` (`is_compiling`), under `torch.func`
     and forward-mode differentiation, under modes that see every operator (fake tensors, `make_fx`,
     FLOP counters) and `torch.jit.trace`, for batched gradients (`is_grads_batched`), and for
-    tensors that are not plain ones on the CPU.
+    tensors that are not plain ones on a CPU or a CUDA device.
     """
     return (
         is_compiling()
         or (type(tensor) is not Tensor and type(tensor) is not Parameter)
-        or not tensor.is_cpu
+        or not (tensor.is_cpu or tensor.is_cuda)
         or _functions_transformed()
         or _modes() > 0
         or forward_ad._current_level >= 0

@@ -53,7 +53,9 @@ def keep(key: Hashable, step: Step, given: tuple[Any, ...], used: tuple[Any, ...
 
 def facts(tensor: Tensor | None) -> Hashable:
     """Return what the checks look at, and the strides."""
-    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride())
+    if tensor is None:
+        return None
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def address(tensor: Tensor | None) -> int:

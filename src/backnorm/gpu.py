@@ -1,0 +1,47 @@
+"""The GPU as the plan sees it: a few numbers, read off the device, or made up in a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["KNOWN", "Gpu"]
+
+#: Compute capabilities whose float64 runs at half the rate of float32 (CUDA C++ Programming
+#: Guide, "Throughput of Native Arithmetic Instructions"): P100, V100, A100, H100 and H200, B200.
+#: Others do a 32nd or less.
+_FAST_FLOAT64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Facts of a device that plans depend on.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    capability : (int, int)
+        CUDA compute capability.
+    multiprocessors : int
+    cache : int
+        Bytes of the L2 cache.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    cache: int
+
+    @property
+    def fast_float64(self) -> bool:
+        """Whether float64 arithmetic is hidden by memory traffic."""
+        return self.capability in _FAST_FLOAT64
+
+
+#: Devices to plan for where there is none.
+KNOWN = {
+    "h200": Gpu("NVIDIA H200", (9, 0), 132, 60 << 20),
+    "a100": Gpu("NVIDIA A100", (8, 0), 108, 40 << 20),
+    "l40s": Gpu("NVIDIA L40S", (8, 9), 142, 96 << 20),
+    "t4": Gpu("NVIDIA T4", (7, 5), 40, 4 << 20),
+}

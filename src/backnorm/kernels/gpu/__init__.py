@@ -1,0 +1,1 @@
+"""Kernels for GPUs, in Triton: boring loops over tiles, no validation, no environment."""

@@ -1,0 +1,129 @@
+"""Arithmetic that loses nothing that shows, in what the device is fast at.
+
+==============  ==================================================================================
+"float64"       elements of up to 32 bits in float64, where the device does it at memory speed
+"compensated"   float64 elements: the rounding errors of their sums are added up beside them
+"pairs"         elements of up to 32 bits as sums of two float32, where float64 is slow
+==============  ==================================================================================
+
+A pair (high, low) stands for high + low, with |low| at most half an ulp of high: 48 bits, in
+float32's range. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
+floating-point technique for extending the available precision", 1971). They must not be
+contracted: kernels are compiled without fusing what is written as a product and a sum.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "add_compensated",
+    "add_pair",
+    "join",
+    "multiply_pairs",
+    "narrow",
+    "split",
+    "subtract_pair",
+    "widen",
+    "zeros",
+]
+
+
+@triton.jit
+def widen(b_value, FORM: tl.constexpr):
+    """Return elements in the type that they are computed in."""
+    # Elements of 16 bits by way of float32: one instruction each.
+    if FORM.arithmetic == "pairs":
+        b_value = b_value.to(tl.float32)
+    elif FORM.arithmetic == "float64":
+        b_value = b_value.to(tl.float32).to(tl.float64)
+    return b_value
+
+
+@triton.jit
+def narrow(b_value, p_target):
+    """Return values rounded to the type that a pointer points to."""
+    # bfloat16 by way of float32, which is within 2**-25 of it.
+    if p_target.dtype.element_ty == tl.bfloat16:
+        b_value = b_value.to(tl.float32)
+    return b_value.to(p_target.dtype.element_ty)
+
+
+@triton.jit
+def zeros(FORM: tl.constexpr):
+    """Return a tile of zeros of the type that elements are computed in."""
+    if FORM.arithmetic == "pairs":
+        b_zeros = tl.zeros((FORM.tile_rows, FORM.tile_columns), tl.float32)
+    else:
+        b_zeros = tl.zeros((FORM.tile_rows, FORM.tile_columns), tl.float64)
+    return b_zeros
+
+
+@triton.jit
+def split(b_value, FORM: tl.constexpr):
+    """Return a float64 in what elements are computed in: as a pair, or as it is, twice."""
+    if FORM.arithmetic == "pairs":
+        b_high = b_value.to(tl.float32)
+        b_low = (b_value - b_high.to(tl.float64)).to(tl.float32)
+        # What float32 does not hold has no rest.
+        b_low = tl.where(tl.abs(b_high) < float("inf"), b_low, 0.0)
+    else:
+        b_high = b_value
+        b_low = b_value
+    return b_high, b_low
+
+
+@triton.jit
+def join(b_high, b_low, FORM: tl.constexpr):
+    """Return a running sum, with its rest unless it is a plain one, as float64."""
+    b_value = b_high.to(tl.float64)
+    if FORM.arithmetic != "float64":
+        b_both = b_value + b_low.to(tl.float64)
+        # The rest of an infinity is not a number.
+        b_value = tl.where(b_both == b_both, b_both, b_value)
+    return b_value
+
+
+@triton.jit
+def add_compensated(b_sum, b_low, b_term):
+    """Return a sum with a term added, and the rounding errors so far."""
+    b_sum, b_rest = _two_sum(b_sum, b_term)
+    return b_sum, b_low + b_rest
+
+
+@triton.jit
+def subtract_pair(b_value, b_high, b_low):
+    """Return value - (high, low) as a pair."""
+    b_difference, b_rest = _two_sum(b_value, -b_high)
+    return _quick_two_sum(b_difference, b_rest - b_low)
+
+
+@triton.jit
+def add_pair(b_a_high, b_a_low, b_high, b_low):
+    """Return the sum of two pairs as a pair."""
+    b_sum, b_rest = _two_sum(b_a_high, b_high)
+    return _quick_two_sum(b_sum, b_rest + (b_a_low + b_low))
+
+
+@triton.jit
+def multiply_pairs(b_a_high, b_a_low, b_high, b_low):
+    """Return the product of two pairs as a pair."""
+    b_product = b_a_high * b_high
+    b_rest = tl.fma(b_a_high, b_high, -b_product)
+    return _quick_two_sum(b_product, b_rest + (b_a_high * b_low + b_a_low * b_high))
+
+
+@triton.jit
+def _two_sum(b_a, b_b):
+    """Return the rounded sum and its rounding error, for numbers of any size."""
+    b_sum = b_a + b_b
+    b_part = b_sum - b_a
+    return b_sum, (b_a - (b_sum - b_part)) + (b_b - b_part)
+
+
+@triton.jit
+def _quick_two_sum(b_a, b_b):
+    """Return the rounded sum and its rounding error, where |a| >= |b|."""
+    b_sum = b_a + b_b
+    return b_sum, b_b - (b_sum - b_a)

@@ -1,0 +1,280 @@
+"""Kernels of the backward pass.
+
+``backward_sums``      x, dy -> partial sums of dy and dy·(x - mean), two of every program
+``backward_finish``    partial sums -> sum_dy, sum_dy_xmu, dgamma, dbeta
+``backward_apply``     x, dy and the sums -> dx
+``backward_complete``  all three for the channels of one unit, by one program
+
+Arguments are inputs, sizes, outputs, and what is decided at compile time. A pointer that is not
+used may be any.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from backnorm.kernels.gpu.arithmetic import (
+    add_compensated,
+    add_pair,
+    join,
+    multiply_pairs,
+    narrow,
+    split,
+    subtract_pair,
+    widen,
+    zeros,
+)
+from backnorm.kernels.gpu.formulas import derivative, inverse_deviation, scaled, solve_backward
+from backnorm.kernels.gpu.frame import SIZES, Frame
+from backnorm.kernels.gpu.tiles import (
+    channels_of,
+    collect,
+    first_and_last,
+    load_bits,
+    partials_of,
+    per_column,
+    place,
+)
+
+__all__ = ["backward_apply", "backward_complete", "backward_finish", "backward_sums"]
+
+
+@triton.jit(do_not_specialize=SIZES)
+def backward_sums(
+    p_x,
+    p_dy,
+    p_bits,
+    p_mean,
+    rows,
+    width_units,
+    total_units,
+    channels,
+    inner,
+    pieces,
+    tiles,
+    per_block,
+    units,
+    p_partials,
+    FORM: tl.constexpr,
+):
+    """Store partial sums, float64: (sum, block, column or unit)."""
+    frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
+    i_unit = tl.program_id(0) % units
+    i_block = tl.program_id(0) // units
+    i_first, i_last = first_and_last(i_block, frame)
+    b_mean = tl.load(p_mean + channels_of(i_unit, frame, FORM)).to(tl.float64)
+    b_sum_dy, b_sum_dy_xmu = _add_up(
+        p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM
+    )
+    o_partials, m_partials, plane = partials_of(i_unit, i_block, frame, FORM)
+    tl.store(p_partials + o_partials, b_sum_dy, mask=m_partials)
+    tl.store(p_partials + plane + o_partials, b_sum_dy_xmu, mask=m_partials)
+
+
+@triton.jit(do_not_specialize=("channels", "inner", "parts"))
+def backward_finish(
+    p_partials,
+    p_variance,
+    channels,
+    inner,
+    parts,
+    p_sums,
+    p_dgamma,
+    p_dbeta,
+    TILE_CHANNELS: tl.constexpr,
+    TILE_PARTS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    GRADIENTS: tl.constexpr,
+):
+    """Store sum_dy and sum_dy_xmu, float64, and dgamma and dbeta.
+
+    A channel's partial sums are `parts` times `inner` ones, in a plane of `parts` rows of
+    channels times inner.
+    """
+    i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
+    m_channels = i_channels < channels
+    i_parts = tl.arange(0, TILE_PARTS)
+    count = parts.to(tl.int64) * inner
+    plane = count * channels
+    b_sum_dy = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
+    b_sum_dy_xmu = b_sum_dy
+    for i_tile in range(tl.cdiv(count, TILE_PARTS)):
+        i_part = i_tile * TILE_PARTS + i_parts
+        o_parts = (i_part // inner) * channels * inner + i_part % inner
+        o_partials = o_parts[:, None] + (i_channels.to(tl.int64) * inner)[None, :]
+        m_there = (i_part < count)[:, None] & m_channels[None, :]
+        b_sum_dy += tl.load(p_partials + o_partials, mask=m_there, other=0.0)
+        b_sum_dy_xmu += tl.load(p_partials + plane + o_partials, mask=m_there, other=0.0)
+    b_total_dy = tl.sum(b_sum_dy, axis=0)
+    b_total_dy_xmu = tl.sum(b_sum_dy_xmu, axis=0)
+    tl.store(p_sums + i_channels, b_total_dy, mask=m_channels)
+    tl.store(p_sums + channels + i_channels, b_total_dy_xmu, mask=m_channels)
+    if GRADIENTS:
+        b_variance = tl.load(p_variance + i_channels, mask=m_channels, other=1.0).to(tl.float64)
+        b_dgamma = inverse_deviation(b_variance, EPSILON) * b_total_dy_xmu
+        tl.store(p_dgamma + i_channels, narrow(b_dgamma, p_dgamma), mask=m_channels)
+        tl.store(p_dbeta + i_channels, narrow(b_total_dy, p_dbeta), mask=m_channels)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def backward_apply(
+    p_x,
+    p_dy,
+    p_bits,
+    p_mean,
+    p_variance,
+    p_gamma,
+    p_sums,
+    rows,
+    width_units,
+    total_units,
+    channels,
+    inner,
+    pieces,
+    tiles,
+    per_block,
+    units,
+    p_dx,
+    p_dresidual,
+    FORM: tl.constexpr,
+):
+    """Store dx, and the gradient of the residual if there is one."""
+    frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
+    # The sums were made in the order of programs: what they read last may still be in the cache.
+    i_program = tl.num_programs(0) - 1 - tl.program_id(0)
+    i_unit = i_program % units
+    i_first, i_last = first_and_last(i_program // units, frame)
+    i_channels = channels_of(i_unit, frame, FORM)
+    b_mean = tl.load(p_mean + i_channels).to(tl.float64)
+    b_variance = tl.load(p_variance + i_channels).to(tl.float64)
+    b_sum_dy = tl.load(p_sums + i_channels)
+    b_sum_dy_xmu = tl.load(p_sums + channels + i_channels)
+    _write(
+        p_x, p_dy, p_bits, b_mean, b_variance, p_gamma, b_sum_dy, b_sum_dy_xmu, i_channels,
+        i_unit, i_first, i_last, frame, p_dx, p_dresidual, FORM,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=SIZES)
+def backward_complete(
+    p_x,
+    p_dy,
+    p_bits,
+    p_mean,
+    p_variance,
+    p_gamma,
+    rows,
+    width_units,
+    total_units,
+    channels,
+    inner,
+    pieces,
+    tiles,
+    per_block,
+    units,
+    p_dx,
+    p_dresidual,
+    p_dgamma,
+    p_dbeta,
+    FORM: tl.constexpr,
+):
+    """Store dx, dgamma and dbeta of the channels of one unit, which holds all their elements."""
+    frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
+    i_unit = tl.program_id(0)
+    i_channels = channels_of(i_unit, frame, FORM)
+    b_mean = tl.load(p_mean + i_channels).to(tl.float64)
+    b_variance = tl.load(p_variance + i_channels).to(tl.float64)
+    b_sum_dy, b_sum_dy_xmu = _add_up(
+        p_x, p_dy, p_bits, b_mean, i_unit, i_unit * 0, tiles, frame, FORM
+    )
+    # Which columns there are is the same as which partial sums there would be.
+    _, m_channels, _ = partials_of(i_unit, i_unit * 0, frame, FORM)
+    b_dgamma = inverse_deviation(b_variance, FORM.epsilon) * b_sum_dy_xmu
+    tl.store(p_dgamma + i_channels, narrow(b_dgamma, p_dgamma), mask=m_channels)
+    tl.store(p_dbeta + i_channels, narrow(b_sum_dy, p_dbeta), mask=m_channels)
+    _write(
+        p_x, p_dy, p_bits, b_mean, b_variance, p_gamma, b_sum_dy, b_sum_dy_xmu, i_channels,
+        i_unit, i_unit * 0, tiles, frame, p_dx, p_dresidual, FORM,
+    )  # fmt: skip
+
+
+@triton.jit
+def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
+    """Return sum_dy and sum_dy_xmu over tiles of a unit, per column or of all, in float64."""
+    b_mean_high, b_mean_low = split(per_column(b_mean, FORM), FORM)
+    b_sum = zeros(FORM)
+    b_low = b_sum
+    b_sum_xmu = b_sum
+    b_low_xmu = b_sum
+    for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
+        i_tile = i_first + i_step
+        o_elements, m_there = place(i_tile, i_unit, frame, FORM)
+        b_x = widen(tl.load(p_x + o_elements, mask=m_there, other=0.0), FORM)
+        b_dy = widen(tl.load(p_dy + o_elements, mask=m_there, other=0.0), FORM)
+        if FORM.rectified:
+            b_dy = tl.where(load_bits(p_bits, i_tile, i_unit, frame, FORM), b_dy, 0.0)
+        # Where there is no element dy is 0, and so is the product.
+        if FORM.arithmetic == "pairs":
+            b_none = tl.zeros_like(b_dy)
+            b_part, b_part_low = subtract_pair(b_x, b_mean_high, b_mean_low)
+            b_term, b_term_low = multiply_pairs(b_part, b_part_low, b_dy, b_none)
+            b_sum, b_low = add_pair(b_sum, b_low, b_dy, b_none)
+            b_sum_xmu, b_low_xmu = add_pair(b_sum_xmu, b_low_xmu, b_term, b_term_low)
+        elif FORM.arithmetic == "compensated":
+            b_sum, b_low = add_compensated(b_sum, b_low, b_dy)
+            b_sum_xmu, b_low_xmu = add_compensated(b_sum_xmu, b_low_xmu, (b_x - b_mean_high) * b_dy)
+        else:
+            b_sum += b_dy
+            b_sum_xmu = tl.fma(b_x - b_mean_high, b_dy, b_sum_xmu)
+    return collect(join(b_sum, b_low, FORM), FORM), collect(join(b_sum_xmu, b_low_xmu, FORM), FORM)
+
+
+@triton.jit
+def _write(
+    p_x,
+    p_dy,
+    p_bits,
+    b_mean,
+    b_variance,
+    p_gamma,
+    b_sum_dy,
+    b_sum_dy_xmu,
+    i_channels,
+    i_unit,
+    i_first,
+    i_last,
+    frame,
+    p_dx,
+    p_dresidual,
+    FORM: tl.constexpr,
+):
+    """Store dx in tiles of a unit, the last first: it may still be in the cache."""
+    elements = (frame.rows.to(tl.int64) * frame.width_units) * FORM.align
+    if FORM.columns:
+        elements = frame.total_units.to(tl.int64) * FORM.align // frame.channels
+    b_scale = inverse_deviation(b_variance, FORM.epsilon)
+    b_gain = b_scale
+    if FORM.has_gamma:
+        b_gain = tl.load(p_gamma + i_channels).to(tl.float64) * b_scale
+    b_shift, b_slope = solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, elements.to(tl.float64))
+    mean = split(per_column(b_mean, FORM), FORM)
+    shift = split(per_column(b_shift, FORM), FORM)
+    slope = split(per_column(b_slope, FORM), FORM)
+    gain = split(per_column(b_gain, FORM), FORM)
+    for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
+        i_tile = i_last - 1 - i_step
+        o_elements, m_there = place(i_tile, i_unit, frame, FORM)
+        b_dy = tl.load(p_dy + o_elements, mask=m_there, other=0.0, eviction_policy="evict_first")
+        if FORM.rectified:
+            b_bits = load_bits(p_bits, i_tile, i_unit, frame, FORM)
+            b_dy = tl.where(b_bits, b_dy, tl.zeros_like(b_dy))
+            if FORM.sided:
+                tl.store(p_dresidual + o_elements, b_dy, mask=m_there)
+        b_dy = widen(b_dy, FORM)
+        if FORM.training:
+            b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0, eviction_policy="evict_first")
+            b_dx = derivative(widen(b_x, FORM), b_dy, mean, shift, slope, gain, FORM)
+        else:
+            b_dx = scaled(b_dy, gain, FORM)
+        tl.store(p_dx + o_elements, narrow(b_dx, p_dx), mask=m_there)

@@ -1,0 +1,92 @@
+"""The formulas, once: of a channel's coefficients, and of an element of the output.
+
+==========================  =============================================================
+backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
+backward, frozen statistics  dx = gain * dy
+forward and inference        y  = gain * ((x - mean) - shift) + slope
+with a rectifier             max(0, y), or max(0, y + residual)
+==========================  =============================================================
+
+In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
+s = 1/sqrt(variance + epsilon); in the forward pass shift is the part of the exact mean that a
+float64 cannot hold, and slope is beta. Coefficients are found in float64 on every device, there
+are few, and come here as `arithmetic.split` returns them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from backnorm.kernels.gpu.arithmetic import add_pair, multiply_pairs, subtract_pair
+
+__all__ = ["derivative", "inverse_deviation", "normalised", "rectified", "scaled", "solve_backward"]
+
+
+@triton.jit
+def inverse_deviation(b_variance, EPSILON: tl.constexpr):
+    """Return s = 1/sqrt(variance + epsilon)."""
+    # A bare number would be taken for a float32.
+    return 1.0 / tl.sqrt(b_variance + tl.full((), EPSILON, tl.float64))
+
+
+@triton.jit
+def solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count):
+    """Return shift and slope."""
+    # In this order a scale as large as 1/sqrt(smallest epsilon) does not overflow.
+    return b_sum_dy / count, b_scale * (b_scale * b_sum_dy_xmu / count)
+
+
+@triton.jit
+def derivative(b_x, b_dy, mean, shift, slope, gain, FORM: tl.constexpr):
+    """Return dx in training."""
+    if FORM.arithmetic == "pairs":
+        b_part, b_part_low = subtract_pair(b_x, mean[0], mean[1])
+        b_part, b_part_low = multiply_pairs(b_part, b_part_low, slope[0], slope[1])
+        b_value, b_low = subtract_pair(b_dy, shift[0], shift[1])
+        b_value, b_low = add_pair(b_value, b_low, -b_part, -b_part_low)
+        b_value, b_low = multiply_pairs(b_value, b_low, gain[0], gain[1])
+        b_dx = _rounded(b_value, b_low)
+    else:
+        b_dx = gain[0] * tl.fma(mean[0] - b_x, slope[0], b_dy - shift[0])
+    return b_dx
+
+
+@triton.jit
+def scaled(b_dy, gain, FORM: tl.constexpr):
+    """Return dx of frozen statistics."""
+    b_dx = gain[0] * b_dy
+    if FORM.arithmetic == "pairs":
+        b_value, b_low = multiply_pairs(b_dy, tl.zeros_like(b_dy), gain[0], gain[1])
+        b_dx = _rounded(b_value, b_low)
+    return b_dx
+
+
+@triton.jit
+def normalised(b_x, b_residual, mean, shift, slope, gain, FORM: tl.constexpr):
+    """Return y, with the residual added if there is one."""
+    if FORM.arithmetic == "pairs":
+        b_value, b_low = subtract_pair(b_x, mean[0], mean[1])
+        b_value, b_low = multiply_pairs(b_value, b_low - shift[0], gain[0], gain[1])
+        b_value, b_low = add_pair(b_value, b_low, slope[0], slope[1])
+        if FORM.sided:
+            b_value, b_low = add_pair(b_value, b_low, b_residual, tl.zeros_like(b_residual))
+        b_y = _rounded(b_value, b_low)
+    else:
+        b_y = tl.fma(gain[0], (b_x - mean[0]) - shift[0], slope[0])
+        if FORM.sided:
+            b_y = b_y + b_residual
+    return b_y
+
+
+@triton.jit
+def rectified(b_y):
+    """Return y, and 0 in the place of what is less; NaN is kept."""
+    return tl.where(b_y <= 0.0, tl.zeros_like(b_y), b_y)
+
+
+@triton.jit
+def _rounded(b_value, b_low):
+    """Return a pair as one number. Where an infinity came in, the rest is not a number."""
+    b_sum = b_value + b_low
+    return tl.where(b_sum == b_sum, b_sum, b_value)

@@ -1,0 +1,380 @@
+"""Kernels of the forward pass.
+
+``forward_sums``      x -> partial sums of x - pivot and its square, and pivot and count
+``forward_finish``    those -> mean and variance, and the running statistics moved
+``forward_apply``     x and its statistics -> y; with given ones: inference
+``forward_complete``  all three for the channels of one unit, by one program
+
+A pivot is the mean of the first tile of a program (of a column's part of it): a mean of some of
+the elements that are summed, so that little cancels, whatever the data. The exact mean has a part
+that float64 cannot hold; it is kept, see `formulas`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from backnorm.kernels.gpu.arithmetic import (
+    add_compensated,
+    add_pair,
+    join,
+    multiply_pairs,
+    narrow,
+    split,
+    subtract_pair,
+    widen,
+    zeros,
+)
+from backnorm.kernels.gpu.formulas import inverse_deviation, normalised, rectified
+from backnorm.kernels.gpu.frame import SIZES, Frame
+from backnorm.kernels.gpu.tiles import (
+    channels_of,
+    collect,
+    elements_of,
+    first_and_last,
+    partials_of,
+    per_column,
+    place,
+    store_bits,
+)
+
+__all__ = ["forward_apply", "forward_complete", "forward_finish", "forward_sums"]
+
+
+@triton.jit(do_not_specialize=SIZES)
+def forward_sums(
+    p_x,
+    rows,
+    width_units,
+    total_units,
+    channels,
+    inner,
+    pieces,
+    tiles,
+    per_block,
+    units,
+    p_partials,
+    FORM: tl.constexpr,
+):
+    """Store partial results, float64: (pivot, sum, squares or count, block, column or unit)."""
+    frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
+    i_unit = tl.program_id(0) % units
+    i_block = tl.program_id(0) // units
+    i_first, i_last = first_and_last(i_block, frame)
+    b_pivot, b_sum, b_squares, b_count = _add_up(p_x, i_unit, i_first, i_last, frame, FORM)
+    o_partials, m_partials, plane = partials_of(i_unit, i_block, frame, FORM)
+    tl.store(p_partials + o_partials, b_pivot, mask=m_partials)
+    tl.store(p_partials + plane + o_partials, b_sum, mask=m_partials)
+    tl.store(p_partials + 2 * plane + o_partials, b_squares, mask=m_partials)
+    tl.store(p_partials + 3 * plane + o_partials, b_count, mask=m_partials)
+
+
+@triton.jit(do_not_specialize=("channels", "inner", "parts", "momentum", "momentum_low"))
+def forward_finish(
+    p_partials,
+    p_running_mean,
+    p_running_variance,
+    channels,
+    inner,
+    parts,
+    momentum,
+    momentum_low,
+    p_moments,
+    p_mean,
+    p_variance,
+    p_moved_mean,
+    p_moved_variance,
+    TILE_CHANNELS: tl.constexpr,
+    TILE_PARTS: tl.constexpr,
+    MOVING: tl.constexpr,
+):
+    """Store mean, the rest of the mean and variance as float64, and as results.
+
+    A channel's partial results are `parts` times `inner` ones, in a plane of `parts` rows of
+    channels times inner.
+    """
+    i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
+    m_channels = i_channels < channels
+    i_parts = tl.arange(0, TILE_PARTS)
+    o_channels = i_channels.to(tl.int64) * inner
+    count = parts.to(tl.int64) * inner
+    plane = count * channels
+    # The first of all pivots takes the place of zero.
+    b_pivot = tl.load(p_partials + o_channels, mask=m_channels, other=0.0)
+    b_sum = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
+    b_elements = b_sum
+    for i_tile in range(tl.cdiv(count, TILE_PARTS)):
+        i_part = i_tile * TILE_PARTS + i_parts
+        o_parts = (i_part // inner) * channels * inner + i_part % inner
+        p_parts = p_partials + o_parts[:, None] + o_channels[None, :]
+        m_there = (i_part < count)[:, None] & m_channels[None, :]
+        b_count = tl.load(p_parts + 3 * plane, mask=m_there, other=0.0)
+        b_apart = tl.load(p_parts, mask=m_there, other=0.0) - b_pivot[None, :]
+        b_apart = tl.where(b_count > 0.0, b_apart, 0.0)
+        b_sum += tl.load(p_parts + plane, mask=m_there, other=0.0) + b_count * b_apart
+        b_elements += b_count
+    b_total = tl.sum(b_elements, axis=0)
+    b_total = tl.where(m_channels, b_total, 1.0)
+    b_offset = tl.sum(b_sum, axis=0) / b_total
+    b_squares = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
+    for i_tile in range(tl.cdiv(count, TILE_PARTS)):
+        i_part = i_tile * TILE_PARTS + i_parts
+        o_parts = (i_part // inner) * channels * inner + i_part % inner
+        p_parts = p_partials + o_parts[:, None] + o_channels[None, :]
+        m_there = (i_part < count)[:, None] & m_channels[None, :]
+        b_count = tl.load(p_parts + 3 * plane, mask=m_there, other=0.0)
+        b_apart = tl.load(p_parts, mask=m_there, other=0.0) - b_pivot[None, :]
+        b_apart = tl.where(b_count > 0.0, b_apart - b_offset[None, :], 0.0)
+        b_part = tl.load(p_parts + plane, mask=m_there, other=0.0)
+        b_around = tl.load(p_parts + 2 * plane, mask=m_there, other=0.0)
+        b_squares += b_around + b_apart * (2.0 * b_part + b_count * b_apart)
+    b_variance = tl.sum(b_squares, axis=0) / b_total
+    b_variance = tl.where(b_variance < 0.0, 0.0, b_variance)
+    b_mean, b_rest = _exact_sum(b_pivot, b_offset)
+    tl.store(p_moments + i_channels, b_mean, mask=m_channels)
+    tl.store(p_moments + channels + i_channels, b_rest, mask=m_channels)
+    tl.store(p_moments + 2 * channels + i_channels, b_variance, mask=m_channels)
+    _store_statistics(
+        b_mean, b_variance, b_total, i_channels, m_channels, p_running_mean, p_running_variance,
+        momentum, momentum_low, p_mean, p_variance, p_moved_mean, p_moved_variance, MOVING,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=SIZES)
+def forward_apply(
+    p_x,
+    p_residual,
+    p_mean,
+    p_variance,
+    p_gamma,
+    p_beta,
+    rows,
+    width_units,
+    total_units,
+    channels,
+    inner,
+    pieces,
+    tiles,
+    per_block,
+    units,
+    p_y,
+    p_bits,
+    FORM: tl.constexpr,
+):
+    """Store y, and where it is positive after a rectifier in training.
+
+    In training mean is the first row of what `forward_finish` stores, with the rest of the mean
+    in the row behind it.
+    """
+    frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
+    # The sums were made in the order of programs: what they read last may still be in the cache.
+    i_program = tl.num_programs(0) - 1 - tl.program_id(0)
+    i_unit = i_program % units
+    i_first, i_last = first_and_last(i_program // units, frame)
+    i_channels = channels_of(i_unit, frame, FORM)
+    b_mean = tl.load(p_mean + i_channels).to(tl.float64)
+    b_rest = tl.zeros_like(b_mean)
+    if FORM.training:
+        b_rest = tl.load(p_mean + channels + i_channels).to(tl.float64)
+    b_variance = tl.load(p_variance + i_channels).to(tl.float64)
+    _write(
+        p_x, p_residual, b_mean, b_rest, b_variance, p_gamma, p_beta, i_channels,
+        i_unit, i_first, i_last, frame, p_y, p_bits, FORM,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=(*SIZES, "momentum", "momentum_low"))
+def forward_complete(
+    p_x,
+    p_residual,
+    p_gamma,
+    p_beta,
+    p_running_mean,
+    p_running_variance,
+    rows,
+    width_units,
+    total_units,
+    channels,
+    inner,
+    pieces,
+    tiles,
+    per_block,
+    units,
+    momentum,
+    momentum_low,
+    p_y,
+    p_bits,
+    p_mean,
+    p_variance,
+    p_moved_mean,
+    p_moved_variance,
+    FORM: tl.constexpr,
+    MOVING: tl.constexpr,
+):
+    """Store y and the statistics of the channels of one unit, which holds all their elements."""
+    frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
+    i_unit = tl.program_id(0)
+    i_channels = channels_of(i_unit, frame, FORM)
+    b_pivot, b_sum, b_squares, b_count = _add_up(p_x, i_unit, i_unit * 0, tiles, frame, FORM)
+    # Columns that are not there have no elements.
+    b_count = tl.where(b_count > 0.0, b_count, 1.0)
+    b_offset = b_sum / b_count
+    b_variance = (b_squares - b_sum * b_offset) / b_count
+    b_variance = tl.where(b_variance < 0.0, 0.0, b_variance)
+    b_mean, b_rest = _exact_sum(b_pivot, b_offset)
+    _, m_channels, _ = partials_of(i_unit, i_unit * 0, frame, FORM)
+    _store_statistics(
+        b_mean, b_variance, b_count, i_channels, m_channels, p_running_mean, p_running_variance,
+        momentum, momentum_low, p_mean, p_variance, p_moved_mean, p_moved_variance, MOVING,
+    )  # fmt: skip
+    _write(
+        p_x, p_residual, b_mean, b_rest, b_variance, p_gamma, p_beta, i_channels,
+        i_unit, i_unit * 0, tiles, frame, p_y, p_bits, FORM,
+    )  # fmt: skip
+
+
+@triton.jit
+def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
+    """Return pivot, sums of x - pivot and its square, and count; per column or of all, float64."""
+    b_pivot = _pivot(p_x, i_unit, i_first, frame, FORM)
+    pivot = split(per_column(b_pivot, FORM), FORM)
+    b_sum = zeros(FORM)
+    b_low = b_sum
+    b_squares = b_sum
+    b_squares_low = b_sum
+    b_elements = elements_of(i_first, i_unit, frame, FORM) * 0
+    for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
+        i_tile = i_first + i_step
+        o_elements, m_there = place(i_tile, i_unit, frame, FORM)
+        b_x = widen(tl.load(p_x + o_elements, mask=m_there, other=0.0), FORM)
+        b_elements += elements_of(i_tile, i_unit, frame, FORM)
+        if FORM.arithmetic == "pairs":
+            b_part, b_part_low = subtract_pair(b_x, pivot[0], pivot[1])
+            b_part = tl.where(m_there, b_part, 0.0)
+            b_part_low = tl.where(m_there, b_part_low, 0.0)
+            b_square, b_square_low = multiply_pairs(b_part, b_part_low, b_part, b_part_low)
+            b_sum, b_low = add_pair(b_sum, b_low, b_part, b_part_low)
+            b_squares, b_squares_low = add_pair(b_squares, b_squares_low, b_square, b_square_low)
+        else:
+            b_part = tl.where(m_there, b_x - pivot[0], 0.0)
+            if FORM.arithmetic == "compensated":
+                b_sum, b_low = add_compensated(b_sum, b_low, b_part)
+                b_squares, b_squares_low = add_compensated(
+                    b_squares, b_squares_low, b_part * b_part
+                )
+            else:
+                b_sum += b_part
+                b_squares = tl.fma(b_part, b_part, b_squares)
+    return (
+        b_pivot,
+        collect(join(b_sum, b_low, FORM), FORM),
+        collect(join(b_squares, b_squares_low, FORM), FORM),
+        b_elements.to(tl.float64),
+    )
+
+
+@triton.jit
+def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
+    """Return the mean of a tile, per column or of all."""
+    o_elements, m_there = place(i_tile, i_unit, frame, FORM)
+    b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0)
+    if FORM.arithmetic != "compensated":
+        b_x = b_x.to(tl.float32)
+    # A column may have no element in the tile.
+    b_count = tl.maximum(elements_of(i_tile, i_unit, frame, FORM), 1).to(tl.float64)
+    b_pivot = collect(b_x.to(tl.float64), FORM) / b_count
+    if FORM.arithmetic != "compensated":
+        # Any number near the mean will do; one that float32 holds is no pair.
+        b_pivot = b_pivot.to(tl.float32).to(tl.float64)
+    # An infinity would hide what is finite: the sums find it by themselves.
+    return tl.where(tl.abs(b_pivot) < float("inf"), b_pivot, 0.0)
+
+
+@triton.jit
+def _exact_sum(b_pivot, b_offset):
+    """Return the mean in two parts; a mean that is not finite has no second one."""
+    b_mean = b_pivot + b_offset
+    b_part = b_mean - b_pivot
+    b_rest = (b_pivot - (b_mean - b_part)) + (b_offset - b_part)
+    return b_mean, tl.where(tl.abs(b_mean) < float("inf"), b_rest, 0.0)
+
+
+@triton.jit
+def _store_statistics(
+    b_mean,
+    b_variance,
+    b_count,
+    i_channels,
+    m_channels,
+    p_running_mean,
+    p_running_variance,
+    momentum,
+    momentum_low,
+    p_mean,
+    p_variance,
+    p_moved_mean,
+    p_moved_variance,
+    MOVING: tl.constexpr,
+):
+    """Store mean and variance, and the running statistics moved by them; the variance unbiased."""
+    tl.store(p_mean + i_channels, narrow(b_mean, p_mean), mask=m_channels)
+    tl.store(p_variance + i_channels, narrow(b_variance, p_variance), mask=m_channels)
+    if MOVING:
+        share = tl.full((), 0.0, tl.float64) + momentum + momentum_low
+        b_running = tl.load(p_running_mean + i_channels, mask=m_channels, other=0.0).to(tl.float64)
+        b_running = (1.0 - share) * b_running + share * b_mean
+        b_moved = narrow(b_running, p_moved_mean)
+        tl.store(p_moved_mean + i_channels, b_moved, mask=m_channels)
+        b_running = tl.load(p_running_variance + i_channels, mask=m_channels, other=0.0)
+        b_unbiased = b_variance * (b_count / (b_count - 1.0))
+        b_running = (1.0 - share) * b_running.to(tl.float64) + share * b_unbiased
+        b_moved = narrow(b_running, p_moved_variance)
+        tl.store(p_moved_variance + i_channels, b_moved, mask=m_channels)
+
+
+@triton.jit
+def _write(
+    p_x,
+    p_residual,
+    b_mean,
+    b_rest,
+    b_variance,
+    p_gamma,
+    p_beta,
+    i_channels,
+    i_unit,
+    i_first,
+    i_last,
+    frame,
+    p_y,
+    p_bits,
+    FORM: tl.constexpr,
+):
+    """Store y in tiles of a unit, the last first: it may still be in the cache."""
+    b_gain = inverse_deviation(b_variance, FORM.epsilon)
+    if FORM.has_gamma:
+        b_gain = tl.load(p_gamma + i_channels).to(tl.float64) * b_gain
+    b_beta = tl.zeros_like(b_mean)
+    if FORM.has_beta:
+        b_beta = tl.load(p_beta + i_channels).to(tl.float64)
+    mean = split(per_column(b_mean, FORM), FORM)
+    shift = split(per_column(b_rest, FORM), FORM)
+    slope = split(per_column(b_beta, FORM), FORM)
+    gain = split(per_column(b_gain, FORM), FORM)
+    for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
+        i_tile = i_last - 1 - i_step
+        o_elements, m_there = place(i_tile, i_unit, frame, FORM)
+        b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0, eviction_policy="evict_first")
+        b_x = widen(b_x, FORM)
+        b_residual = b_x
+        if FORM.sided:
+            b_residual = widen(tl.load(p_residual + o_elements, mask=m_there, other=0.0), FORM)
+        b_y = normalised(b_x, b_residual, mean, shift, slope, gain, FORM)
+        if FORM.rectified:
+            b_y = rectified(b_y)
+        b_y = narrow(b_y, p_y)
+        if FORM.rectified and FORM.training:
+            # What is rounded to 0 has no bit.
+            store_bits(p_bits, i_tile, i_unit, b_y.to(tl.float32) > 0.0, frame, FORM)
+        tl.store(p_y + o_elements, b_y, mask=m_there)

@@ -1,0 +1,58 @@
+"""What every kernel is told of the array: sizes when it runs, the rest when it is compiled."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from backnorm.kernels.gpu.geometry import Arithmetic
+
+__all__ = ["SIZES", "Form", "Frame"]
+
+
+class Frame(NamedTuple):
+    """Sizes, within kernels; see `geometry.Tiling`. Those in units are multiples of Form.align."""
+
+    rows: Any
+    width_units: Any
+    total_units: Any
+    channels: Any
+    inner: Any
+    pieces: Any
+    tiles: Any
+    per_block: Any
+    units: Any
+
+
+#: The kernels' arguments of these names: no kernel is compiled anew for another size.
+SIZES = Frame._fields
+
+
+class Form(NamedTuple):
+    """What a kernel is compiled for.
+
+    Attributes
+    ----------
+    columns, partial, tile_rows, tile_columns, stages, align
+        See `geometry.Tiling`.
+    arithmetic : Arithmetic
+    rectified, sided : bool
+        Whether there is a rectifier, and a residual before it.
+    training : bool
+        Whether the statistics are functions of x.
+    has_gamma, has_beta : bool
+    epsilon : float
+    """
+
+    columns: bool
+    partial: bool
+    tile_rows: int
+    tile_columns: int
+    stages: int
+    align: int
+    arithmetic: Arithmetic
+    rectified: bool
+    sided: bool
+    training: bool
+    has_gamma: bool
+    has_beta: bool
+    epsilon: float

@@ -1,0 +1,310 @@
+"""From a plan to launches: which kernels run, on how many programs, with which sizes.
+
+A launch takes anything that Triton takes for a pointer, such as a tensor of PyTorch's, and
+allocates by a function that it is given. It runs on the current device and stream, never waits
+for it, and reads nothing back: calls can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backnorm.kernels.gpu import backward, forward
+from backnorm.kernels.gpu.frame import Form
+from backnorm.kernels.gpu.geometry import Arithmetic, Tiling, power_of_two
+from backnorm.layout import Extents
+from backnorm.problem import Problem
+
+__all__ = ["BackwardLaunch", "ForwardLaunch", "Kernel", "New"]
+
+#: Takes a number of float64 and returns a pointer to new memory for them on the current device.
+New = Callable[[int], Any]
+
+# Kernels contain every rounding that they should: see `arithmetic`.
+_OPTIONS = {"enable_fp_fusion": False}
+
+# Partial results that a program adds up at a time, and channels that share the 32 bytes that
+# memory is read in.
+_PARTS = 1024
+_TOGETHER = 4
+_FINISH_WARPS = 4
+
+
+class Kernel:
+    """A kernel with its sizes, compiled once; called with pointers.
+
+    Parameters
+    ----------
+    function
+        Of Triton's. Its arguments are inputs, sizes, numbers, outputs, constants.
+    programs : int
+    sizes : tuple of int
+    constants : dict
+        Arguments that are known when it is compiled.
+    warps : int
+    """
+
+    __slots__ = ("_constants", "_function", "_grid", "_run", "_sizes", "_values", "_warps")
+
+    def __init__(
+        self,
+        function: Any,
+        programs: int,
+        sizes: tuple[int, ...],
+        constants: dict[str, Any],
+        warps: int,
+    ) -> None:
+        self._function, self._grid, self._sizes = function, (programs, 1, 1), sizes
+        self._constants, self._values = constants, tuple(constants.values())
+        self._warps = warps
+        self._run: Any = None
+
+    def __call__(
+        self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], numbers: tuple[float, ...] = ()
+    ) -> None:
+        """Run on pointers of the types, the alignment and the device of the first call."""
+        if self._run is not None:
+            self._run(*inputs, *self._sizes, *numbers, *outputs, *self._values)
+            return
+        compiled = self._function[self._grid](
+            *inputs,
+            *self._sizes,
+            *numbers,
+            *outputs,
+            **self._constants,
+            num_warps=self._warps,
+            **_OPTIONS,
+        )
+        # The interpreter has nothing to keep.
+        if compiled is not None:
+            self._run = compiled[self._grid]
+
+
+class BackwardLaunch:
+    """The launches of a backward pass, a reduction, or what follows one.
+
+    Parameters
+    ----------
+    problem : Problem
+        With at least one element.
+    extents : Extents
+    tiling : Tiling
+    arithmetic : Arithmetic
+    complete : bool
+        Whether a program does all of the work on its channels.
+    new : New
+    """
+
+    __slots__ = ("_apply", "_channels", "_complete", "_finish", "_new", "_partials", "_sums")
+
+    def __init__(
+        self,
+        problem: Problem,
+        extents: Extents,
+        tiling: Tiling,
+        arithmetic: Arithmetic,
+        complete: bool,
+        new: New,
+    ) -> None:
+        def kernel(function: Any) -> Kernel:
+            programs = tiling.units * tiling.blocks
+            constants = {"FORM": form}
+            return Kernel(function, programs, _sizes(problem, extents, tiling), constants, warps)
+
+        form, warps = _form(problem, tiling, arithmetic), tiling.warps
+        self._new, self._channels = new, extents.channels
+        self._complete = kernel(backward.backward_complete) if complete else None
+        self._sums, self._apply = kernel(backward.backward_sums), kernel(backward.backward_apply)
+        self._partials = 2 * _places(extents, tiling)
+        constants = {"EPSILON": problem.epsilon, "GRADIENTS": problem.operation == "backward"}
+        self._finish = _finish(backward.backward_finish, extents, tiling, constants)
+
+    def run(
+        self,
+        x: Any,
+        dy: Any,
+        bits: Any,
+        mean: Any,
+        variance: Any,
+        gamma: Any,
+        dx: Any,
+        dresidual: Any,
+        dgamma: Any,
+        dbeta: Any,
+    ) -> None:
+        """Write dx, dgamma and dbeta, and the gradient of the residual; what is absent is None."""
+        bits, gamma = _some(bits, x), _some(gamma, x)
+        dresidual = _some(dresidual, dx)
+        if self._complete is not None:
+            self._complete((x, dy, bits, mean, variance, gamma), (dx, dresidual, dgamma, dbeta))
+            return
+        sums = self.reduce(x, dy, bits, mean, variance, dgamma, dbeta)
+        self.apply(x, dy, bits, mean, variance, gamma, sums, dx, dresidual)
+
+    def reduce(
+        self, x: Any, dy: Any, bits: Any, mean: Any, variance: Any, dgamma: Any, dbeta: Any
+    ) -> Any:
+        """Return sum_dy and after it sum_dy_xmu, float64; write dgamma and dbeta if not None."""
+        partials, sums = self._new(self._partials), self._new(2 * self._channels)
+        self._sums((x, dy, _some(bits, x), mean), (partials,))
+        self._finish(
+            (partials, _some(variance, mean)), (sums, _some(dgamma, sums), _some(dbeta, sums))
+        )
+        return sums
+
+    def apply(
+        self,
+        x: Any,
+        dy: Any,
+        bits: Any,
+        mean: Any,
+        variance: Any,
+        gamma: Any,
+        sums: Any,
+        dx: Any,
+        dresidual: Any,
+    ) -> None:
+        """Write dx, and the gradient of the residual, given what `reduce` returns."""
+        self._apply(
+            (x, dy, _some(bits, x), mean, variance, _some(gamma, x), sums),
+            (dx, _some(dresidual, dx)),
+        )
+
+
+class ForwardLaunch:
+    """The launches of a forward pass, or of inference.
+
+    Parameters
+    ----------
+    problem, extents, tiling, arithmetic, complete, new
+        As of `BackwardLaunch`.
+    moving : bool
+        Whether running statistics are moved.
+    """
+
+    __slots__ = ("_apply", "_channels", "_complete", "_finish", "_new", "_partials", "_sums")
+
+    def __init__(
+        self,
+        problem: Problem,
+        extents: Extents,
+        tiling: Tiling,
+        arithmetic: Arithmetic,
+        complete: bool,
+        new: New,
+        *,
+        moving: bool,
+    ) -> None:
+        def kernel(function: Any, **constants: Any) -> Kernel:
+            programs = tiling.units * tiling.blocks
+            constants = {"FORM": form, **constants}
+            return Kernel(function, programs, _sizes(problem, extents, tiling), constants, warps)
+
+        form, warps = _form(problem, tiling, arithmetic), tiling.warps
+        self._new, self._channels = new, extents.channels
+        self._complete = kernel(forward.forward_complete, MOVING=moving) if complete else None
+        self._sums, self._apply = kernel(forward.forward_sums), kernel(forward.forward_apply)
+        self._partials = 4 * _places(extents, tiling)
+        self._finish = _finish(forward.forward_finish, extents, tiling, {"MOVING": moving})
+
+    def run(
+        self,
+        x: Any,
+        residual: Any,
+        gamma: Any,
+        beta: Any,
+        running: tuple[Any, Any],
+        momentum: float,
+        y: Any,
+        bits: Any,
+        mean: Any,
+        variance: Any,
+    ) -> None:
+        """Write y, mean and variance, where y is positive, and the running statistics moved."""
+        residual, bits = _some(residual, x), _some(bits, y)
+        gamma, beta = _some(gamma, x), _some(beta, x)
+        old = tuple(_some(one, mean) for one in running)
+        # A number reaches a kernel as a float32: two of them are exact to 48 bits.
+        high = _float32(momentum)
+        numbers = high, momentum - high
+        if self._complete is not None:
+            outputs = y, bits, mean, variance, *old
+            self._complete((x, residual, gamma, beta, *old), outputs, numbers)
+            return
+        partials, moments = self._new(self._partials), self._new(3 * self._channels)
+        self._sums((x,), (partials,))
+        self._finish((partials, *old), (moments, mean, variance, *old), numbers)
+        exact_variance = moments[2 * self._channels :]
+        self._apply((x, residual, moments, exact_variance, gamma, beta), (y, bits))
+
+    def infer(
+        self, x: Any, residual: Any, mean: Any, variance: Any, gamma: Any, beta: Any, y: Any
+    ) -> None:
+        """Write y, given mean and variance."""
+        inputs = x, _some(residual, x), mean, variance, _some(gamma, x), _some(beta, x)
+        self._apply(inputs, (y, y))
+
+
+def _sizes(problem: Problem, extents: Extents, tiling: Tiling) -> tuple[int, ...]:
+    """Return what `frame.SIZES` names."""
+    return (
+        tiling.rows,
+        tiling.width // tiling.align,
+        problem.size // tiling.align,
+        extents.channels,
+        extents.inner,
+        tiling.pieces,
+        tiling.tiles,
+        tiling.per_block,
+        tiling.units,
+    )
+
+
+def _form(problem: Problem, tiling: Tiling, arithmetic: Arithmetic) -> Form:
+    return Form(
+        columns=tiling.columns,
+        partial=tiling.partial,
+        tile_rows=tiling.tile_rows,
+        tile_columns=tiling.tile_columns,
+        stages=tiling.stages,
+        align=tiling.align,
+        arithmetic=arithmetic,
+        rectified=problem.rectified,
+        sided=problem.residual,
+        training=problem.training,
+        has_gamma=problem.has_gamma,
+        has_beta=problem.has_beta,
+        epsilon=problem.epsilon,
+    )
+
+
+def _places(extents: Extents, tiling: Tiling) -> int:
+    """Return how many partial results there are of a kind."""
+    return tiling.blocks * (tiling.width if tiling.columns else extents.channels)
+
+
+def _finish(function: Any, extents: Extents, tiling: Tiling, constants: dict[str, Any]) -> Kernel:
+    """Return the kernel that adds up partial results."""
+    # Of columns there is one for every place of a channel in a row.
+    inner = extents.inner if tiling.columns else 1
+    parts = tiling.blocks * tiling.repeats
+    together = min(_TOGETHER, power_of_two(extents.channels)) if inner == 1 else 1
+    tile = {
+        "TILE_CHANNELS": together,
+        "TILE_PARTS": min(_PARTS // together, power_of_two(parts * inner)),
+    }
+    sizes = extents.channels, inner, parts
+    programs = -(-extents.channels // together)
+    return Kernel(function, programs, sizes, {**tile, **constants}, _FINISH_WARPS)
+
+
+def _some(pointer: Any, otherwise: Any) -> Any:
+    """Return a pointer, for one that is absent any that will not be used."""
+    return otherwise if pointer is None else pointer
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))

@@ -1,0 +1,155 @@
+"""Where the elements of a tile lie, and the bits of a rectifier's mask beside them.
+
+All offsets are of 64 bits. Sizes come as multiples of FORM.align, so that the compiler knows how
+far they are aligned and reads 16 bytes at a time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "channels_of",
+    "collect",
+    "elements_of",
+    "first_and_last",
+    "load_bits",
+    "partials_of",
+    "per_column",
+    "place",
+    "store_bits",
+]
+
+
+@triton.jit
+def first_and_last(i_block, frame):
+    """Return the first tile of a block, and the one after its last."""
+    i_first = i_block * frame.per_block
+    return i_first, tl.minimum(i_first + frame.per_block, frame.tiles)
+
+
+@triton.jit
+def place(i_tile, i_unit, frame, FORM: tl.constexpr):
+    """Return the offsets of a tile's elements, and which of them there are."""
+    i_row, i_column, base, width, stride = _corner(i_tile, i_unit, frame, FORM)
+    i_rows = i_row + tl.arange(0, FORM.tile_rows)
+    i_columns = i_column + tl.arange(0, FORM.tile_columns)
+    o_elements = base + i_rows[:, None] * stride + i_columns[None, :]
+    m_there = (i_columns < width)[None, :]
+    if FORM.partial:
+        m_there = m_there & (o_elements < frame.total_units.to(tl.int64) * FORM.align)
+    else:
+        m_there = m_there & (i_rows < frame.rows)[:, None]
+    return o_elements, m_there
+
+
+@triton.jit
+def elements_of(i_tile, i_unit, frame, FORM: tl.constexpr):
+    """Return how many elements there are of a tile: in every column, or in all."""
+    i_row, i_column, _, width, _ = _corner(i_tile, i_unit, frame, FORM)
+    rows = tl.minimum(frame.rows - i_row, FORM.tile_rows)
+    if FORM.columns:
+        i_columns = i_column + tl.arange(0, FORM.tile_columns)
+        b_elements = tl.where(i_columns < width, rows, 0)
+        if FORM.partial:
+            # Columns that the last row has not.
+            i_last = frame.rows - 1
+            m_short = i_last * width + i_columns >= frame.total_units.to(tl.int64) * FORM.align
+            b_elements -= (m_short & (b_elements > 0) & (i_row + rows > i_last)).to(tl.int64)
+    else:
+        b_elements = rows * tl.minimum(width - i_column, FORM.tile_columns)
+    return b_elements
+
+
+@triton.jit
+def load_bits(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
+    """Return the bits of a tile as booleans."""
+    o_bytes, m_bytes = _place_bytes(i_tile, i_unit, frame, FORM)
+    b_bytes = tl.load(p_bits + o_bytes, mask=m_bytes, other=0).to(tl.int32)
+    b_bits = (b_bytes[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+    return tl.reshape(b_bits, (FORM.tile_rows, FORM.tile_columns)) != 0
+
+
+@triton.jit
+def store_bits(p_bits, i_tile, i_unit, b_positive, frame, FORM: tl.constexpr):
+    """Store the booleans of a tile as bits."""
+    o_bytes, m_bytes = _place_bytes(i_tile, i_unit, frame, FORM)
+    b_bits = tl.reshape(b_positive.to(tl.int32), (FORM.tile_rows, FORM.tile_columns // 8, 8))
+    b_bytes = tl.sum(b_bits << tl.arange(0, 8)[None, None, :], axis=2)
+    tl.store(p_bits + o_bytes, b_bytes.to(tl.uint8), mask=m_bytes)
+
+
+@triton.jit
+def channels_of(i_unit, frame, FORM: tl.constexpr):
+    """Return the channel of every column of a unit, or of the whole unit."""
+    i_channels = i_unit
+    if FORM.columns:
+        i_columns = i_unit * FORM.tile_columns + tl.arange(0, FORM.tile_columns)
+        i_channels = (i_columns // frame.inner) % frame.channels
+    return i_channels
+
+
+@triton.jit
+def per_column(b_value, FORM: tl.constexpr):
+    """Return a value per column, or one for all, so that it goes with a tile."""
+    if FORM.columns:
+        b_value = b_value[None, :]
+    return b_value
+
+
+@triton.jit
+def collect(b_tile, FORM: tl.constexpr):
+    """Return the sums of a tile's columns, or of the whole tile; always in the same order."""
+    b_sums = tl.sum(b_tile, axis=0)
+    if not FORM.columns:
+        b_sums = tl.sum(b_sums, axis=0)
+    return b_sums
+
+
+@triton.jit
+def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
+    """Return where a program's partial results go, which there are, and the size of a plane.
+
+    A plane has a row for each block, with a place for every column, or unit.
+    """
+    blocks = tl.cdiv(frame.tiles, frame.per_block).to(tl.int64)
+    if FORM.columns:
+        width = frame.width_units.to(tl.int64) * FORM.align
+        i_place = i_unit * FORM.tile_columns + tl.arange(0, FORM.tile_columns)
+    else:
+        width = frame.units.to(tl.int64)
+        i_place = i_unit
+    return i_block * width + i_place, i_place < width, blocks * width
+
+
+@triton.jit
+def _corner(i_tile, i_unit, frame, FORM: tl.constexpr):
+    """Return first row and column of a tile, the unit's first element, row length and stride."""
+    width = frame.width_units.to(tl.int64) * FORM.align
+    if FORM.columns:
+        i_row = i_tile.to(tl.int64) * FORM.tile_rows
+        i_column = i_unit.to(tl.int64) * FORM.tile_columns
+        base = width * 0
+        stride = width
+    else:
+        i_row = (i_tile // frame.pieces).to(tl.int64) * FORM.tile_rows
+        i_column = (i_tile % frame.pieces).to(tl.int64) * FORM.tile_columns
+        base = i_unit.to(tl.int64) * width
+        stride = width * frame.channels
+    return i_row, i_column, base, width, stride
+
+
+@triton.jit
+def _place_bytes(i_tile, i_unit, frame, FORM: tl.constexpr):
+    """Return the offsets of a tile's bytes of the mask, which begin at whole bytes, and which."""
+    i_row, i_column, base, width, stride = _corner(i_tile, i_unit, frame, FORM)
+    i_rows = i_row + tl.arange(0, FORM.tile_rows)
+    i_bytes = tl.arange(0, FORM.tile_columns // 8)
+    o_bytes = (base + i_column + i_rows * stride)[:, None] // 8 + i_bytes[None, :]
+    m_there = (i_column + i_bytes * 8 < width)[None, :]
+    if FORM.partial:
+        m_there = m_there & (o_bytes * 8 < frame.total_units.to(tl.int64) * FORM.align)
+    else:
+        m_there = m_there & (i_rows < frame.rows)[:, None]
+    return o_bytes, m_there

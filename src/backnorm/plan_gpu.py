@@ -1,0 +1,292 @@
+"""How a GPU does it: `plan_gpu(problem, extents, gpu)` decides, once; execution only follows.
+
+A plan is a pure function of metadata, as those of `plan` are. What the bits of a result depend on,
+tiles, blocks and schedule, comes from shape and type alone: every device that computes in the same
+arithmetic returns the same bits. Only that arithmetic looks at the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from backnorm.dtypes import FLOAT64
+from backnorm.gpu import Gpu
+from backnorm.kernels.gpu.geometry import Arithmetic, Tiling, power_of_two
+from backnorm.layout import Extents
+from backnorm.problem import Problem
+
+__all__ = ["GpuPlan", "Knobs", "Schedule", "candidates", "plan_gpu"]
+
+Schedule = Literal["complete", "two passes"]
+
+# Threads of a warp, bytes that one of them reads at once, and bytes of a run of memory that are
+# read as fast as longer ones.
+_WARP = 32
+_VECTOR = 16
+_RUN = 64
+
+# Runs of one channel shorter than this are read as columns of a row that holds all channels.
+_SHORT = 64
+
+# Rows that pay for sums kept per column, where a row holds more than a value for each channel.
+_TALL = 32
+
+# Columns narrower than this are joined with the next rows'.
+_NARROW = 32
+_MOST_REPEATS = 16
+
+# Elements of a program: enough for its start and its last sum not to count, and few enough that
+# the programs that end last leave little idle.
+_SHARES = (16384, 32768, 65536)
+
+# Programs that a problem is cut into at the least, if its tiles are enough: more than any device
+# runs at once.
+_PROGRAMS = 1024
+
+# One program alone gets about 100 GB/s out of a multiprocessor, and a launch costs about 3
+# microseconds: as long as a unit is smaller than this many elements, one launch beats three.
+_COMPLETE = 32768
+# With a program for every multiprocessor, and in a problem that the L2 cache holds, more.
+_COMPLETE_AT_ONCE = 131072
+_MANY_UNITS = 96
+_CACHED = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What may be chosen freely; everything else follows from the shape.
+
+    Attributes
+    ----------
+    schedule : {"complete", "two passes"}
+        A program reduces and writes all elements of its channels, or these are separate launches.
+    warps : int
+        Of a program; a power of two.
+    vectors : int
+        Runs of 16 bytes that a thread holds of a tile; a power of two.
+    stages : int
+        Tiles that are on their way from memory or at work: 1 is none ahead.
+    share : int
+        Elements that a program sums or writes, at the most, where it does not have all of a unit.
+    """
+
+    schedule: Schedule
+    warps: int
+    vectors: int
+    stages: int
+    share: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """A decided computation on a GPU, printable with ``print(plan)``.
+
+    Attributes
+    ----------
+    problem : Problem
+    extents : Extents
+        The arrays as (outer, channels, inner).
+    tiling : Tiling
+    schedule : {"complete", "two passes"}
+        A program reduces and writes all elements of its channels, or these are separate launches.
+    arithmetic : Arithmetic
+    reasons : tuple of str
+        Why, for people.
+    """
+
+    problem: Problem
+    extents: Extents
+    tiling: Tiling
+    schedule: Schedule
+    arithmetic: Arithmetic
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return the plan as text, a fact a line."""
+        problem, extents, tiling = self.problem, self.extents, self.tiling
+        shape = "x".join(map(str, problem.shape))
+        kind = "columns" if tiling.columns else "segments"
+        lines = [
+            f"{problem.operation} {problem.dtype} {shape}, channel axis {problem.channel_axis}, "
+            f"statistics {problem.statistics_dtype}",
+            f"  memory     outer {extents.outer}, channels {extents.channels}, "
+            f"inner {extents.inner}",
+            f"  kernels    {kind}: tiles of {tiling.tile_rows} x {tiling.tile_columns} elements, "
+            f"{tiling.units} units of {tiling.blocks} programs of {tiling.per_block} tiles, "
+            f"{tiling.warps} warps, {tiling.stages} stages",
+            f"  schedule   {self.schedule}",
+            f"  arithmetic {self.arithmetic}",
+        ]
+        return "\n".join(lines + [f"  because    {reason}" for reason in self.reasons])
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None = None) -> GpuPlan:
+    """Decide how `problem` is computed on a GPU.
+
+    Parameters
+    ----------
+    problem : Problem
+    extents : Extents
+        Memory form of x, dy and dx.
+    gpu : Gpu
+    knobs : Knobs, optional
+        For tuning and tests; a schedule that the shape does not allow is a ValueError.
+
+    Returns
+    -------
+    GpuPlan
+    """
+    reasons = []
+    arithmetic: Arithmetic
+    if problem.dtype == FLOAT64:
+        arithmetic = "compensated"
+        reasons.append("compensated: nothing is wider than float64")
+    elif gpu.fast_float64:
+        arithmetic = "float64"
+        reasons.append(f"float64: {gpu.name} does it at memory speed")
+    else:
+        arithmetic = "pairs"
+        reasons.append(f"pairs of float32: {gpu.name} is slow at float64")
+    if knobs is None:
+        knobs, reason = _choice(problem, extents)
+    elif knobs.schedule == "complete" and not _holds_channels(problem, extents):
+        raise ValueError("no program can hold a channel: its elements are in several units")
+    else:
+        reason = "asked for"
+    reasons.append(f"{knobs.schedule}: {reason}")
+    tiling = _tiling(problem, extents, knobs)
+    return GpuPlan(problem, extents, tiling, knobs.schedule, arithmetic, tuple(reasons))
+
+
+def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
+    """Yield what is worth trying for a problem, the heuristic's choice first."""
+    chosen, _ = _choice(problem, extents)
+    yield chosen
+    for warps, vectors, stages in itertools.product((4, 8, 16), (1, 2, 4), (1, 2, 3, 4)):
+        tried = [Knobs("two passes", warps, vectors, stages, share) for share in _SHARES]
+        if _holds_channels(problem, extents):
+            tried.append(Knobs("complete", warps, vectors, stages, 0))
+        yield from (knobs for knobs in tried if knobs != chosen)
+
+
+def _knobs(problem: Problem, schedule: Schedule) -> Knobs:
+    """Return the heuristic's knobs of a schedule.
+
+    A program of two passes is small: a reduction keeps two float64 for every element of its tile,
+    64 to 86 registers a thread with 8 elements (compiled for compute capability 9.0), so that six
+    to eight programs share a multiprocessor's 65,536, and two tiles of each are on their way: more
+    than the 26 KiB a multiprocessor that an H200 needs to hide 0.8 microseconds at 4.3 TB/s. A
+    program that does all of its channels' work may be alone on its multiprocessor: more warps.
+    """
+    vectors = 1 if problem.dtype.itemsize == 2 else 2
+    if schedule == "complete":
+        return Knobs(schedule, 16, vectors, 1, 0)
+    return Knobs(schedule, 4, vectors, 3, _SHARES[1])
+
+
+def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
+    outer, channels, inner = extents
+    complete = knobs.schedule == "complete"
+    itemsize = problem.dtype.itemsize
+    vector = _VECTOR // itemsize
+    columns = _as_columns(problem, extents, vector)
+    repeats = _repeats(problem, extents, vector) if columns else 1
+    width = channels * inner * repeats if columns else inner
+    rows = -(-problem.size // max(1, width)) if columns else outer
+    elements = knobs.warps * _WARP * knobs.vectors * vector
+    if columns:
+        # Narrow tiles make more programs, where there would be few.
+        tile_columns = _best(width, _RUN // itemsize if complete else _WARP * vector)
+    else:
+        tile_columns = _best(width, elements)
+    tile_rows = min(max(1, elements // tile_columns), power_of_two(rows))
+    pieces = 1 if columns else max(1, -(-width // tile_columns))
+    units = max(1, -(-width // tile_columns)) if columns else channels
+    tiles = -(-rows // tile_rows) * pieces
+    tile = tile_rows * tile_columns
+    share = min(knobs.share, -(-problem.size // _PROGRAMS))
+    per_block = max(1, tiles if complete else share // tile)
+    return Tiling(
+        columns=columns,
+        rows=rows,
+        width=width,
+        repeats=repeats,
+        partial=columns and rows * width != problem.size,
+        tile_rows=tile_rows,
+        tile_columns=tile_columns,
+        units=units,
+        pieces=pieces,
+        tiles=tiles,
+        per_block=per_block,
+        blocks=-(-tiles // per_block),
+        warps=max(1, min(knobs.warps, tile // (_WARP * vector))),
+        stages=knobs.stages if per_block > 2 else 1,
+        align=math.gcd(16, width, problem.size),
+    )
+
+
+def _as_columns(problem: Problem, extents: Extents, vector: int) -> bool:
+    """Whether to read rows that hold all channels."""
+    outer, channels, inner = extents
+    if inner == 1:
+        return True
+    if channels == 1:
+        return False
+    if problem.rectified and inner % 8:
+        # A program must write whole bytes of the mask.
+        return True
+    # Runs that are not aligned are read element by element.
+    return outer >= _TALL and (inner < _SHORT or inner % vector != 0)
+
+
+def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
+    """Return how many times all channels are in a row: so that it is wide and aligned."""
+    row = extents.channels * extents.inner
+    multiple = max(vector, 8 if problem.rectified else 1)
+    repeats = multiple // math.gcd(row, multiple)
+    if not problem.rectified and extents.outer < 2 * repeats:
+        repeats = 1
+    while 0 < row * repeats < _NARROW and repeats < _MOST_REPEATS and extents.outer > repeats:
+        repeats *= 2
+    return repeats
+
+
+def _best(width: int, most: int) -> int:
+    """Return a tile's columns, a power of two: many, but few of them without an element."""
+    candidates = [1 << power for power in range(3, most.bit_length())]
+    spent = {columns: -(-max(1, width) // columns) * columns for columns in candidates}
+    least = min(spent.values())
+    return max(columns for columns in candidates if spent[columns] <= least * 9 // 8)
+
+
+def _holds_channels(problem: Problem, extents: Extents) -> bool:
+    """Whether a unit can hold all elements of its channels, and there is more than one phase."""
+    vector = _VECTOR // problem.dtype.itemsize
+    return problem.operation in ("backward", "forward") and (
+        not _as_columns(problem, extents, vector)
+        or (extents.inner == 1 and _repeats(problem, extents, vector) == 1)
+    )
+
+
+def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
+    """Return the heuristic's choice, and why."""
+    apart = _knobs(problem, "two passes")
+    if problem.operation not in ("backward", "forward"):
+        return apart, "and this is one of them"
+    if not _holds_channels(problem, extents):
+        return apart, "the elements of a channel are in several units"
+    whole = _knobs(problem, "complete")
+    tiling = _tiling(problem, extents, whole)
+    unit = tiling.tiles * tiling.tile_rows * tiling.tile_columns
+    if unit <= _COMPLETE:
+        return whole, f"one launch: a unit has no more than {_COMPLETE} elements"
+    read = problem.size * problem.dtype.itemsize * (2 if problem.operation == "backward" else 1)
+    if unit <= _COMPLETE_AT_ONCE and tiling.units >= _MANY_UNITS and read <= _CACHED:
+        return whole, f"one launch: {tiling.units} units, {read >> 10} KiB stay in the L2 cache"
+    return apart, f"{tiling.units} units of {unit} elements are shared out"

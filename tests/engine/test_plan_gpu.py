@@ -1,0 +1,144 @@
+"""What a GPU's plan decides, on devices that are made up."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit
+from backnorm.gpu import KNOWN
+from backnorm.layout import extents_of
+from backnorm.plan_gpu import candidates, plan_gpu
+from backnorm.problem import Metadata, backward_problem, forward_problem, rectified
+
+H200, L40S = KNOWN["h200"], KNOWN["l40s"]
+
+
+def problem(shape, data_format="NCX", dtype=FLOAT32, *, operation="backward", relu=False):
+    axis = 1 if data_format == "NCX" else -1
+    statistics = FLOAT32 if is_16_bit(dtype) else dtype
+    x, channel = Metadata(shape, dtype), Metadata((shape[axis],), statistics)
+    given = {"epsilon": 1e-5, "data_format": data_format}
+    made = (
+        backward_problem(x, x, channel, channel, channel, training=True, **given)
+        if operation == "backward"
+        else forward_problem(x, channel, channel, **given)
+    )
+    return rectified(made, sided=True) if relu else made
+
+
+def planned(made, gpu=H200, knobs=None):
+    order = tuple(range(len(made.shape)))
+    return plan_gpu(made, extents_of(made.shape, made.channel_axis, order), gpu, knobs)
+
+
+def test_arithmetic_is_what_the_device_is_fast_at():
+    assert planned(problem((8, 4, 9))).arithmetic == "float64"
+    assert planned(problem((8, 4, 9)), L40S).arithmetic == "pairs"
+    for gpu in (H200, L40S):
+        assert planned(problem((8, 4, 9), dtype=FLOAT64), gpu).arithmetic == "compensated"
+    text = str(planned(problem((8, 4, 9)), L40S))
+    assert "pairs of float32: NVIDIA L40S is slow at float64" in text
+
+
+@pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
+@pytest.mark.parametrize("shape", [(8, 16, 8, 8), (256, 64, 56, 56), (32, 512, 7, 7)], ids=str)
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_what_bits_depend_on_is_the_same_on_every_device(shape, data_format, gpu):
+    made = problem(shape, data_format)
+    assert planned(made, gpu).tiling == planned(made).tiling
+    assert planned(made, gpu).schedule == planned(made).schedule
+
+
+@pytest.mark.parametrize(
+    ("shape", "data_format", "schedule", "columns"),
+    [
+        # Small: one launch.
+        ((8, 16, 8, 8), "NCX", "complete", False),
+        ((32, 7, 7, 512), "NXC", "complete", True),
+        # Large: the sums of a channel come from many programs.
+        ((256, 256, 56, 56), "NCX", "two passes", False),
+        ((256, 56, 56, 256), "NXC", "two passes", True),
+        # Runs of 49 elements are not aligned, rows of 2048 * 49 are.
+        ((256, 2048, 7, 7), "NCX", "two passes", True),
+    ],
+)
+def test_schedules(shape, data_format, schedule, columns):
+    plan = planned(problem(shape, data_format))
+    assert plan.schedule == schedule
+    assert plan.tiling.columns is columns
+
+
+def test_large_problems_keep_every_multiprocessor_busy():
+    for shape, data_format in [((256, 64, 112, 112), "NCX"), ((256, 7, 7, 2048), "NXC")]:
+        tiling = planned(problem(shape, data_format)).tiling
+        assert tiling.units * tiling.blocks >= 4 * H200.multiprocessors
+
+
+def test_a_mask_has_whole_bytes_for_every_program():
+    for shape in [(3, 5, 7, 3), (2, 3, 35, 35), (1, 1, 9), (1, 7)]:
+        for data_format in ("NCX", "NXC"):
+            tiling = planned(problem(shape, data_format, relu=True)).tiling
+            assert tiling.width % 8 == 0 or tiling.units * tiling.rows == 1
+            assert tiling.tile_columns % 8 == 0
+
+
+def test_a_schedule_that_the_shape_does_not_allow():
+    made = problem((256, 2048, 7, 7))
+    whole = next(
+        knobs
+        for knobs in candidates(problem((8, 16, 8, 8)), extents_of((8, 16, 8, 8), 1, (0, 1, 2, 3)))
+        if knobs.schedule == "complete"
+    )
+    with pytest.raises(ValueError, match="no program can hold a channel"):
+        planned(made, knobs=whole)
+
+
+SIZES = st.lists(st.integers(0, 40), min_size=2, max_size=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    shape=SIZES,
+    scale=st.sampled_from([1, 1, 7, 64]),
+    data_format=st.sampled_from(["NCX", "NXC"]),
+    dtype=st.sampled_from(ELEMENT_TYPES),
+    operation=st.sampled_from(["backward", "forward"]),
+    relu=st.booleans(),
+    choice=st.integers(0, 200),
+)
+def test_tiles_hold_every_element(shape, scale, data_format, dtype, operation, relu, choice):
+    shape[-1] *= scale
+    made = problem(tuple(shape), data_format, dtype, operation=operation, relu=relu)
+    order = tuple(range(len(shape)))
+    extents = extents_of(made.shape, made.channel_axis, order)
+    options = [None, *candidates(made, extents)]
+    plan = planned(made, knobs=options[choice % len(options)])
+    tiling = plan.tiling
+    for power in (tiling.tile_rows, tiling.tile_columns, tiling.warps, tiling.align):
+        assert power & (power - 1) == 0
+    assert tiling.blocks * tiling.per_block >= tiling.tiles
+    assert (tiling.blocks - 1) * tiling.per_block < max(1, tiling.tiles)
+    assert tiling.tile_rows * tiling.tile_columns <= 1 << 17
+    # A row after the other, and in a row a tile after the other.
+    across = tiling.tile_columns * (tiling.units if tiling.columns else tiling.pieces)
+    down = tiling.tile_rows * -(-tiling.tiles // tiling.pieces)
+    assert across >= tiling.width
+    assert down >= tiling.rows
+    elements = tiling.rows * tiling.width * (1 if tiling.columns else tiling.units)
+    assert elements == made.size or (tiling.partial and 0 < elements - made.size < tiling.width)
+    assert tiling.width % tiling.align == made.size % tiling.align == 0
+    if plan.schedule == "complete":
+        assert tiling.blocks == (1 if made.size else tiling.blocks)
+        assert not tiling.columns or extents.inner == tiling.repeats == 1
+    if relu and made.size and tiling.units * tiling.rows > 1:
+        assert tiling.width % 8 == 0
+
+
+def test_bfloat16_is_read_16_bytes_at_a_time():
+    tiling = planned(problem((256, 56, 56, 256), "NXC", np.dtype(ml_dtypes.bfloat16))).tiling
+    assert tiling.align * 2 >= 16
+    assert tiling.tile_rows * tiling.tile_columns == tiling.warps * 32 * 8

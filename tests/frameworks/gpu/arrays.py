@@ -1,0 +1,131 @@
+"""The GPU's operators as functions of NumPy arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from backnorm.layout import mask_size
+from backnorm.results import Gradients, Normalized, Rectified, RectifiedGradients
+from backnorm.torch import gpu
+from backnorm.torch.memory import array_of, tensor_of
+
+
+def tensor(array, data_format="NCX"):
+    """Return a tensor on a copy of an array, with its channels second and its memory as it was."""
+    if array is None:
+        return None
+    order = np.argsort([-stride for stride in array.strides], kind="stable")
+    copy = array.transpose(order).copy(order="C").transpose(np.argsort(order))
+    # 16-bit types reach PyTorch as integers; a transposed view is no problem to that.
+    value = tensor_of(copy)
+    return value.movedim(-1, 1) if data_format == "NXC" and value.dim() > 1 else value
+
+
+def array(value, data_format="NCX"):
+    """Undo `tensor`."""
+    if value is None:
+        return None
+    return array_of(value.movedim(1, -1) if data_format == "NXC" and value.dim() > 1 else value)
+
+
+def backward(x, dy, mean, variance, gamma=None, *, epsilon, data_format="NCX", training=True):
+    dx, dgamma, dbeta, _ = gpu.backward(
+        tensor(x, data_format),
+        tensor(dy, data_format),
+        None,
+        tensor(mean),
+        tensor(variance),
+        tensor(gamma),
+        epsilon,
+        training,
+        sided=False,
+        step=None,
+    )
+    return Gradients(array(dx, data_format), array(dgamma), array(dbeta))
+
+
+def forward(x, gamma=None, beta=None, *, epsilon, data_format="NCX"):
+    y, mean, variance, _, _ = gpu.trained(
+        tensor(x, data_format), None, tensor(gamma), tensor(beta), epsilon, None, rectifier=False
+    )
+    return Normalized(array(y, data_format), array(mean), array(variance))
+
+
+def inference(x, mean, variance, gamma=None, beta=None, *, epsilon, data_format="NCX"):
+    y = gpu.inference(
+        tensor(x, data_format),
+        None,
+        *(tensor(value) for value in (mean, variance, gamma, beta)),
+        epsilon,
+        rectifier=False,
+    )
+    return array(y, data_format)
+
+
+class Rectifying:
+    """The fused operators, as `conformance.relu_battery` calls them."""
+
+    @staticmethod
+    def forward(x, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"):
+        y, mean, variance, mask, _ = gpu.trained(
+            tensor(x, data_format),
+            _beside(residual, x, data_format),
+            tensor(gamma),
+            tensor(beta),
+            epsilon,
+            None,
+            rectifier=True,
+        )
+        return Rectified(array(y, data_format), array(mean), array(variance), array(mask))
+
+    @staticmethod
+    def inference(
+        x, mean, variance, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"
+    ):
+        y = gpu.inference(
+            tensor(x, data_format),
+            _beside(residual, x, data_format),
+            *(tensor(value) for value in (mean, variance, gamma, beta)),
+            epsilon,
+            rectifier=True,
+        )
+        return array(y, data_format)
+
+    @staticmethod
+    def backward(
+        x,
+        dy,
+        mean,
+        variance,
+        gamma=None,
+        *,
+        mask,
+        residual=False,
+        epsilon,
+        data_format="NCX",
+        training=True,
+    ):
+        assert mask.size == mask_size(x.size)
+        dx, dgamma, dbeta, dresidual = gpu.backward(
+            tensor(x, data_format),
+            tensor(dy, data_format),
+            torch.from_numpy(mask.copy()),
+            tensor(mean),
+            tensor(variance),
+            tensor(gamma),
+            epsilon,
+            training,
+            sided=residual,
+            step=None,
+        )
+        return RectifiedGradients(
+            array(dx, data_format),
+            array(dgamma),
+            array(dbeta),
+            array(dresidual, data_format),
+        )
+
+
+def _beside(residual, x, data_format):
+    return tensor(residual, data_format)

@@ -1,0 +1,227 @@
+"""The PyTorch adapter on the GPU's kernels: every tensor is taken for one on a GPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import backnorm.torch
+from backnorm.errors import ArgumentError
+from backnorm.gpu import KNOWN
+from backnorm.torch import gpu, kernels
+
+from . import interpreter
+
+
+@pytest.fixture(autouse=True)
+def everywhere():
+    with interpreter.for_every_tensor(KNOWN["h200"]):
+        yield
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Return a list of what was launched."""
+    seen = []
+    for name in ("ForwardLaunch", "BackwardLaunch"):
+        original = getattr(gpu, name)
+
+        def made(*arguments, original=original, **options):
+            seen.append(arguments[0].operation)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(gpu, name, made)
+    return seen
+
+
+def gradients(layer, x, residual=None):
+    """Return the output of a layer, and gradients of a loss whose dy is not constant."""
+    leaves = [x.clone().requires_grad_(), *layer.parameters()]
+    inputs = [leaves[0]]
+    if residual is not None:
+        leaves.append(residual.clone().requires_grad_())
+        inputs.append(leaves[-1])
+    y = layer(*inputs)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=y.dtype)
+    return y.detach(), torch.autograd.grad(y, leaves, dy)
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 9), (12, 6)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}], ids=str)
+def test_a_layer_trains_as_pytorchs(shape, options, launched):
+    dimensions = len(shape) - 2 or 1
+    theirs = getattr(nn, f"BatchNorm{dimensions}d")(shape[1], **options)
+    ours = backnorm.torch.convert(copy.deepcopy(theirs))
+    for _ in range(2):
+        x = torch.randn(shape) * 2 + 1
+        (y, wanted), (expected, others) = gradients(ours, x), gradients(theirs, x)
+        close(y, expected)
+        for one, other in zip(wanted, others, strict=True):
+            close(one, other)
+    close(ours.running_mean, theirs.running_mean)
+    close(ours.running_var, theirs.running_var)
+    close(ours.eval()(x), theirs.eval()(x))
+    assert launched == ["forward", "backward", "inference"]
+
+
+@pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 16)], ids=str)
+@pytest.mark.parametrize("sided", [False, True])
+def test_fused_layers(shape, sided):
+    weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
+    x, residual, dy = torch.randn(shape), torch.randn(shape), torch.randn(shape)
+    results = []
+    for fused in (True, False):
+        leaves = [value.clone().requires_grad_() for value in (x, weight, bias, residual)]
+        a, w, b, r = leaves
+        if fused and sided:
+            y = backnorm.torch.batch_norm_add_relu(a, r, None, None, w, b, training=True)
+        elif fused:
+            y = backnorm.torch.batch_norm_relu(a, None, None, w, b, training=True)
+        else:
+            y = nn.functional.batch_norm(a, None, None, w, b, training=True)
+            y = torch.relu(y + r if sided else y)
+        results.append((y, *torch.autograd.grad(y, leaves[: 3 + sided], dy)))
+    for one, other in zip(*results, strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_types(dtype, training):
+    parameters = (torch.rand(3) + 0.5).to(dtype), torch.randn(3).to(dtype)
+    running = torch.randn(3), torch.rand(3) + 0.5
+    if dtype is torch.float64:
+        running = running[0].double(), running[1].double()
+    x = torch.randn(6, 3, 5).to(dtype).requires_grad_()
+    parameters = [parameter.requires_grad_() for parameter in parameters]
+    y = backnorm.torch.batch_norm(x, *running, *parameters, training=training)
+    dy = torch.randn(y.shape).to(dtype)
+    ours = (y, *torch.autograd.grad(y, [x, *parameters], dy))
+    wide = [value.detach().double().requires_grad_() for value in (x, *parameters)]
+    running = [value.double() for value in running]
+    y = nn.functional.batch_norm(wide[0], *running, *wide[1:], training=training)
+    theirs = (y, *torch.autograd.grad(y, wide, dy.double()))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype is dtype
+        # In float64 it is PyTorch's own error that counts.
+        bound = torch.finfo(dtype).eps * (8 + other.abs().max())
+        assert (one.double() - other).abs().max() <= bound
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_second_order(training):
+    x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    weight, bias = (torch.rand(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    running = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+
+    def layer(x, weight, bias):
+        return backnorm.torch.batch_norm(
+            x, *(None, None) if training else running, weight, bias, training=training
+        )
+
+    assert torch.autograd.gradcheck(layer, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(layer, (x, weight, bias))
+
+
+LAYOUTS = {
+    "sliced": lambda x: torch.stack([x, x], -1)[..., 0],
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "unaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    "mixed": lambda x: x.transpose(0, 3).contiguous().transpose(0, 3),
+}
+
+
+@pytest.mark.parametrize("of_dy", LAYOUTS)
+@pytest.mark.parametrize("of_x", LAYOUTS)
+def test_memory_of_every_kind(of_x, of_dy):
+    x, dy = (LAYOUTS[kind](torch.randn(4, 3, 5, 2)) for kind in (of_x, of_dy))
+    leaf = x.detach().requires_grad_()
+    y = backnorm.torch.batch_norm(leaf, None, None, training=True)
+    (dx,) = torch.autograd.grad(y, leaf, dy)
+    leaf = x.detach().requires_grad_()
+    expected = nn.functional.batch_norm(leaf, None, None, training=True)
+    close(y, expected)
+    close(dx, torch.autograd.grad(expected, leaf, dy)[0])
+    assert y.stride() == torch.empty_like(x).stride()
+
+
+def test_running_statistics_that_are_views():
+    x = torch.randn(6, 3, 4)
+    apart = torch.zeros(3, 2), torch.ones(3, 2)
+    backnorm.torch.batch_norm(x, apart[0][:, 0], apart[1][:, 0], training=True)
+    plain = torch.zeros(3), torch.ones(3)
+    nn.functional.batch_norm(x, *plain, training=True)
+    close(apart[0][:, 0], plain[0])
+    close(apart[1][:, 0], plain[1])
+    assert (apart[0][:, 1] == 0).all()
+
+
+def test_no_elements():
+    x = torch.empty(0, 3, 4, requires_grad=True)
+    weight = torch.ones(3, requires_grad=True)
+    y = backnorm.torch.batch_norm(x, None, None, weight, training=True)
+    dx, dweight = torch.autograd.grad(y, [x, weight], torch.empty_like(y))
+    assert dx.shape == x.shape
+    assert (dweight == 0).all()
+
+
+def test_operators_that_the_dispatcher_knows():
+    x, dy, weight = torch.randn(5, 3, 4), torch.randn(5, 3, 4), torch.rand(3) + 0.5
+    y, mean, variance, mask = torch.ops.backnorm.batch_norm_relu(x, None, weight, None, 1e-5)
+    arguments = (x, dy, mask, mean, variance, weight, 1e-5, False)
+    torch.library.opcheck(
+        torch.ops.backnorm.batch_norm_relu_backward.default,
+        arguments,
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    assert torch.equal(torch.ops.backnorm.unpack_mask(mask, x), y > 0)
+
+
+def test_a_variance_that_is_not_positive_is_no_error():
+    # It would take waiting for the GPU to know.
+    y = backnorm.torch.batch_norm(torch.randn(4, 2), torch.zeros(2), torch.tensor([-1.0, 1.0]))
+    assert y[:, 0].isnan().all()
+    assert y[:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"weight": torch.ones(4)},
+        {"weight": torch.ones(3).half()},
+        {"bias": torch.ones(3).double()},
+        {"running_mean": torch.ones(4), "running_var": torch.ones(4)},
+        {"weight": torch.ones(3, device="meta")},
+    ],
+    ids=["shape", "narrower", "wider", "running", "device"],
+)
+def test_refused(arguments):
+    given = {"running_mean": None, "running_var": None, "training": True, **arguments}
+    with pytest.raises(ArgumentError):
+        backnorm.torch.batch_norm(torch.randn(5, 3, 4), **given)
+
+
+def test_calls_are_planned_once(launched):
+    x, dy = torch.randn(5, 3, 4), torch.randn(5, 3, 4)
+    for _ in range(3):
+        _, mean, variance = kernels.forward(x, None, None, 1e-5)
+        kernels.backward(x, dy, mean, variance, None, 1e-5, True)
+    assert launched == ["forward", "backward"]
+
+
+def test_the_same_bits_again():
+    x, dy = torch.randn(40, 3, 50), torch.randn(40, 3, 50)
+    results = []
+    for _ in range(2):
+        y, mean, variance = kernels.forward(x, None, None, 1e-5)
+        results.append((y, *kernels.backward(x, dy, mean, variance, None, 1e-5, True)))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,140 @@
+"""Every geometry and schedule: awkward shapes, beside the CPU's results."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from backnorm.layout import extents_of
+from backnorm.plan_gpu import candidates, plan_gpu
+from backnorm.torch import cpu, gpu
+
+# What a plan can be made of: segments and columns, one tile and many, rows joined, a last row that
+# is not full, more columns than a tile, runs that are not aligned, one channel, one sample.
+SHAPES = [
+    (8, 16, 8, 8),
+    (3, 5, 7, 3),
+    (2, 3, 11, 13),
+    (70, 3, 5),
+    (33, 2, 7, 7),
+    (40, 6, 9),
+    (300, 7),
+    (37, 130),
+    (5, 1, 33),
+    (1, 4, 230),
+    (2, 2, 1101),
+    (1, 9),
+]
+SCHEDULES = ["complete", "two passes"]
+LAYOUTS = ["NCX", "NXC"]
+
+
+def laid_out(x, layout):
+    return x if layout == "NCX" else x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@pytest.fixture
+def scheduled(gpu, monkeypatch):
+    """Return a function that forces a schedule, and says whether the shape allows it."""
+    from backnorm.torch import gpu as module
+
+    def force(schedule):
+        def plan(problem, extents, device):
+            for knobs in candidates(problem, extents):
+                if knobs.schedule == schedule:
+                    return plan_gpu(problem, extents, device, knobs)
+            pytest.skip("the elements of a channel are in several units")
+
+        monkeypatch.setattr(module, "plan_gpu", plan)
+
+    return force
+
+
+def unequal(ours, theirs):
+    """Return the number of float32 that are not the same, and by how many ulp at the most."""
+    a, b = (
+        np.asarray(value.contiguous()).view(np.int32).astype(np.int64) for value in (ours, theirs)
+    )
+    return int((a != b).sum()), int(np.abs(a - b).max(initial=0))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rectifier", [False, True], ids=["plain", "rectified"])
+def test_results_are_those_of_the_cpu(shape, schedule, layout, rectifier, scheduled):
+    scheduled(schedule)
+    x, dy, residual = (laid_out(torch.randn(shape), layout) for _ in range(3))
+    if not rectifier:
+        residual = None
+    weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
+    results = []
+    for engine in (gpu, cpu):
+        y, mean, variance, mask, _ = engine.trained(
+            x, residual, weight, bias, 1e-5, None, rectifier=rectifier
+        )
+        if rectifier:
+            mask = cpu.unpack_mask(mask, x)
+        results.append((y, mean, variance, mask))
+    (y, mean, variance, mask), theirs = results
+    for one, other in zip((y, mean, variance), theirs, strict=False):
+        # The arithmetic differs by 2**-45: a value as near to a tie may be rounded another way.
+        count, distance = unequal(one, other)
+        assert distance <= 1
+        assert count <= max(1, one.numel() // 1000)
+    if rectifier:
+        assert torch.equal(mask, theirs[3])
+    bits = cpu_mask(x, mask)
+    arguments = x, dy, bits, theirs[1], theirs[2], weight, 1e-5, True
+    ours = gpu.backward(*arguments, sided=rectifier, step=None)
+    expected = cpu.backward(*arguments, sided=rectifier, step=None)
+    for one, other in zip(ours[:3], expected[:3], strict=True):
+        count, distance = unequal(one, other)
+        assert distance <= 1
+        assert count <= max(1, one.numel() // 1000)
+    if rectifier:
+        assert torch.equal(ours[3], expected[3])
+
+
+def cpu_mask(x, positive):
+    """Return a mask of booleans that lie as x does, as the operators take it."""
+    if positive is None:
+        return None
+    from backnorm import reference
+
+    return torch.from_numpy(reference.pack_mask(positive.numpy(), x.numpy()))
+
+
+def test_the_shapes_make_every_kind_of_plan():
+    from backnorm.gpu import KNOWN
+    from backnorm.problem import backward_problem, rectified
+    from backnorm.torch.memory import order_of
+    from backnorm.torch.metadata import metadata
+
+    seen = set()
+    for shape, layout, relu in itertools.product(SHAPES, LAYOUTS, [False, True]):
+        x = laid_out(torch.empty(shape), layout)
+        channel = metadata(torch.empty(shape[1]))
+        problem = backward_problem(
+            metadata(x), metadata(x), channel, channel, channel,
+            epsilon=1e-5, data_format="NCX", training=True,
+        )  # fmt: skip
+        if relu:
+            problem = rectified(problem, sided=True)
+        extents = extents_of(shape, 1, order_of(x))
+        apart = next(one for one in candidates(problem, extents) if one.schedule == "two passes")
+        tiling = plan_gpu(problem, extents, KNOWN["h200"], apart).tiling
+        seen |= {
+            ("columns", tiling.columns),
+            ("repeats", tiling.repeats > 1),
+            ("partial", tiling.partial),
+            ("units", tiling.units > 1),
+            ("blocks", tiling.blocks > 1),
+            ("pieces", tiling.pieces > 1),
+            ("unaligned", tiling.align < 4),
+        }
+    names = ["columns", "repeats", "partial", "units", "blocks", "pieces", "unaligned"]
+    assert seen == set(itertools.product(names, [False, True]))

@@ -1,0 +1,28 @@
+"""What the checks of the GPU's kernels share; without a GPU they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backnorm.gpu import KNOWN
+
+from . import interpreter
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rounding():
+    with interpreter.rounding_as_hardware_does():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(7)
+
+
+@pytest.fixture(params=["h200", "l40s"])
+def gpu(request):
+    """A device that is made up: one with fast float64, and one that computes in pairs."""
+    with interpreter.standing_in_for(KNOWN[request.param]) as device:
+        yield device

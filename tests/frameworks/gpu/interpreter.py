@@ -1,0 +1,58 @@
+"""Triton's interpreter in the place of a GPU: kernels run on CPU tensors, a program at a time."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+
+@contextmanager
+def rounding_as_hardware_does():
+    """Let float32 be rounded to bfloat16, ties to even, and small bfloat16 be read.
+
+    Triton 3.9's interpreter cuts off the one and takes the other, where it is subnormal, for 0
+    (`runtime/interpreter.py`, `cast_impl` and `_convert_float`).
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter._convert_float
+
+    def convert(values, source, target, mode):
+        if source == tl.float32 and target == tl.bfloat16:
+            with np.errstate(all="ignore"):
+                return values.astype(ml_dtypes.bfloat16).view(np.uint16)
+        if source == tl.bfloat16 and target == tl.float32:
+            return values.view(ml_dtypes.bfloat16).astype(np.float32)
+        return original(values, source, target, mode)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_convert_float", convert)
+        # Its arithmetic is NumPy's, which warns where a GPU does not.
+        with np.errstate(all="ignore"):
+            yield
+
+
+@contextmanager
+def standing_in_for(device):
+    """Let plans be made for a device that is not there."""
+    from backnorm.torch import gpu
+
+    with pytest.MonkeyPatch.context() as patch:
+        for calls in ("_forwards", "_backwards"):
+            patch.setattr(gpu, calls, type(getattr(gpu, calls))())
+        patch.setattr(gpu, "gpu_of", lambda _: device)
+        yield device
+
+
+@contextmanager
+def for_every_tensor(device):
+    """Let the adapter take every tensor for one on `device`."""
+    from backnorm.torch import gpu, kernels
+
+    with standing_in_for(device), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "engine_of", lambda x: gpu)
+        yield
