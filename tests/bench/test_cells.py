@@ -124,6 +124,40 @@ def test_no_name_is_refused():
         select(["small"], [], ["float32"], ["NCX"])
 
 
+def test_a_gpu_has_all_suites_of_the_cpu_and_one_more():
+    on_gpu = workloads("cuda")
+    assert set(on_gpu) == {"batch256", *workloads()}
+    assert all(on_gpu[name] == workload for name, workload in workloads().items())
+
+
+def test_batch_256_has_the_shapes_of_resnet_50_and_of_tensorflow():
+    found = set(workloads("cuda")["batch256"].shapes)
+    expected = {(256, *rest) for _, *rest in shapes(RESNET50) | shapes(TENSORFLOW)}
+    assert found == expected
+
+
+def test_a_suite_of_another_device_is_unknown():
+    assert select(["batch256"], ALL, ALL, ALL, "cuda")
+    with pytest.raises(ArgumentValueError, match=r"'batch256'; accepted: resnet50, "):
+        select(["batch256"], ALL, ALL, ALL, "cpu")
+
+
+def test_all_on_a_gpu_begins_with_batch_256():
+    cells = select(ALL, ["backward"], ["float32"], ALL, "cuda")
+    assert cells[0].suite == "batch256"
+    assert len(set(cells)) == len(cells)
+
+
+def test_a_quick_run_on_a_gpu_has_large_and_small_cells():
+    cells = representative("cuda")
+    assert {cell.layout for cell in cells} == {"NCX", "NXC"}
+    assert {cell.op for cell in cells} == set(OPERATIONS)
+    known = {(name, shape) for name, w in workloads("cuda").items() for shape in w.shapes}
+    assert {(cell.suite, cell.shape) for cell in cells} <= known
+    assert (8, 16, 8, 8) in {cell.shape for cell in cells}
+    assert max(cell.nbytes for cell in cells) > 60 << 20
+
+
 def test_a_quick_run_has_cells_of_every_kind():
     cells = representative()
     assert len(cells) <= 16

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.bench.model import Cell
+from backnorm.bench.device import Host
+from backnorm.bench.model import Cell, Timing
 from backnorm.bench.peers.floor import Floor
 from backnorm.bench.peers.ours import Backnorm
 from backnorm.bench.session import Session
@@ -122,3 +123,47 @@ def test_it_says_whose_code_runs(cell, hasty):
 
 def test_versions_are_those_of_who_started(cell):
     assert session(fakes.Right, fakes.Absent).versions == {"right": "1.1"}
+
+
+def test_memory_is_spoilt_before_each_contestants_first_call(cell, hasty):
+    heard = []
+
+    class Watching(Host):
+        def hold(self, data):
+            heard.append("hold" if data is not None else "let go")
+
+        def spoil(self, data):
+            heard.append("spoil")
+
+        def once(self, call):
+            heard.append("call")
+            return super().once(call)
+
+    kinds = {"torch": fakes.Right, "jax": fakes.Wrong}
+    Session(kinds, 1, lambda name: None, Watching()).measure(cell, (), hasty)
+    assert heard == ["let go", "hold", "spoil", "call", "spoil", "call"]
+
+
+def test_a_time_that_is_known_is_not_measured(cell, hasty):
+    class Known(fakes.Right):
+        def prepare(self, cell, data):
+            return {"out": Timing(2.0, 1.0, 3.0, 7)}
+
+    (outcome,) = outcomes(cell, hasty, Known)
+    assert (outcome.form, outcome.status) == ("out", "ok")
+    assert outcome.timing == Timing(2.0, 1.0, 3.0, 7)
+
+
+def test_an_error_that_the_device_does_not_survive_ends_the_session(cell, hasty):
+    class Broken(Host):
+        def survived(self):
+            raise RuntimeError("broken")
+
+    broken = Session({"numpy": fakes.Raising}, 1, lambda name: None, Broken())
+    with pytest.raises(RuntimeError, match="broken"):
+        broken.measure(cell, (), hasty)
+
+
+def test_on_the_cpu_there_is_one_time(cell, hasty):
+    (outcome,) = outcomes(cell, hasty, fakes.Right)
+    assert outcome.whole is None

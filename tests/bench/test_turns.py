@@ -8,7 +8,7 @@ import types
 import pytest
 
 from backnorm.bench import turns
-from backnorm.bench.turns import Settings, order, summary, take_turns
+from backnorm.bench.turns import HOST, Settings, order, summary, take_turns
 
 
 class Clock:
@@ -34,7 +34,7 @@ def clock(monkeypatch):
 def timed(clock, seconds, settings, estimates=None):
     calls = {name: clock.call(name, value) for name, value in seconds.items()}
     estimates = estimates or dict.fromkeys(seconds, 1e-6)
-    return take_turns(calls, settings, lambda key: clock.log.append(f"<{key}>"), estimates)
+    return take_turns(calls, settings, lambda key: clock.log.append(f"<{key}>"), estimates, HOST)
 
 
 def test_every_call_gets_its_turns_and_samples(clock):
@@ -95,7 +95,7 @@ def test_the_order_changes_from_round_to_round():
 
 
 def test_nobody_takes_turns():
-    assert take_turns({}, Settings(), print, {}) == {}
+    assert take_turns({}, Settings(), print, {}, HOST) == {}
 
 
 def test_a_summary_has_median_and_percentiles():

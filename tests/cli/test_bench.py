@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -13,7 +14,13 @@ import pytest
 
 from backnorm.bench import peers
 from backnorm.bench.campaign import Campaign
-from backnorm.bench.model import Cell, Outcome, Row, Timing
+from backnorm.bench.device import PLACES
+from backnorm.bench.model import Cell, GpuFacts, Outcome, Result, Row, Timing
+from backnorm.bench.report import read_result
+from backnorm.bench.turns import Settings
+from backnorm.cli.bench import BenchOptions, run_bench
+from backnorm.cli.bench_table import bench_table, summary_lines
+from backnorm.errors import ArgumentValueError
 
 FAKES = Path(__file__).parents[1] / "bench"
 HASTY = ("--rounds", 1, "--samples", 1, "--warm-up", 0)
@@ -154,7 +161,7 @@ def test_an_interruption_before_the_first_cell_writes_nothing(cli, monkeypatch, 
 
 def test_inexact_results_of_ours_are_a_failure(cli, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
-    monkeypatch.setitem(peers.CONTESTANTS, "backnorm", "fakes:WrongOurs")
+    monkeypatch.setitem(peers.CONTESTANTS["cpu"], "backnorm", "fakes:WrongOurs")
     options = ["--suite", "small", "--op", "backward", "--layout", "NCX", "--peers", "none"]
     result = cli("bench", *options, *HASTY)
     assert result.exit_code == 1
@@ -177,19 +184,132 @@ def test_all_peers_take_part(tmp_path):
     assert len(result["rows"]) == 4
     for row in result["rows"]:
         found = {outcome["contestant"]: outcome["status"] for outcome in row["outcomes"]}
-        assert set(found) == set(peers.CONTESTANTS)
+        assert set(found) == set(peers.CONTESTANTS["cpu"])
         assert set(found.values()) <= {"ok", "missing"}, row
         if os.environ.get("BACKNORM_REQUIRE_PEERS") == "1":
             assert set(found.values()) == {"ok"}, row
     assert "backnorm" in result["environment"]["versions"]
 
 
-def heed_interrupts():
-    """Undo what a shell does to commands in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def options(**changes):
+    hasty = Settings(rounds=1, samples=1, warm=0.0)
+    fields = {
+        "suites": "small",
+        "ops": "backward",
+        "dtypes": "float32",
+        "layouts": "NCX",
+        "peers": "torch",
+        "quick": False,
+        "out": None,
+        "settings": hasty,
+        "device": "cuda",
+    }
+    return BenchOptions(**fields | changes)
 
 
-def test_control_c_ends_it_in_one_line(tmp_path):
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """Put a made-up GPU in the place of a real one."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+    monkeypatch.setitem(PLACES, "cuda", "fake_gpu:FakeGpu")
+
+
+def test_the_option_reaches_the_campaign(cli, measured, monkeypatch):
+    monkeypatch.setattr(Campaign, "check", lambda self: None)
+    assert cli("bench", "--device", "cuda", "--quick", "--peers", "cudnn,jax").exit_code == 0
+    (campaign,) = measured
+    assert campaign.device == "cuda"
+    assert list(campaign.contestants) == ["backnorm", "floor", "cudnn", "jax"]
+
+
+def test_an_unknown_device_is_refused_in_one_line(refused):
+    assert "--device: unknown; got 'gpu'; accepted: cpu, cuda" in refused(
+        "bench", "--device", "gpu"
+    )
+
+
+def test_a_gpu_that_is_not_there_is_refused_in_one_line(refused, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "--device cuda: " in refused("bench", "--device", "cuda")
+
+
+def test_a_device_reaches_the_campaign(measured, monkeypatch):
+    monkeypatch.setattr(Campaign, "check", lambda self: None)
+    run_bench(options(suites="batch256", peers="all"))
+    (campaign,) = measured
+    assert campaign.device == "cuda"
+    assert {cell.shape[0] for cell in campaign.cells} == {256}
+    assert list(campaign.contestants) == list(peers.CONTESTANTS["cuda"])
+
+
+def test_an_unknown_device_is_refused(measured):
+    with pytest.raises(ArgumentValueError, match="--device: unknown; got 'tpu'") as refusal:
+        run_bench(options(device="tpu"))
+    assert str(refusal.value).endswith("accepted: cpu, cuda")
+
+
+def test_peers_of_another_device_are_unknown(measured):
+    with pytest.raises(ArgumentValueError, match="--peers: unknown; got 'numpy'; accepted: torch"):
+        run_bench(options(peers="numpy"))
+    with pytest.raises(ArgumentValueError, match="--peers: unknown; got 'cudnn'"):
+        run_bench(options(peers="cudnn", device="cpu"))
+
+
+def test_a_gpu_that_is_not_there_is_an_error_before_anything_is_done(
+    measured, capsys, monkeypatch, tmp_path
+):
+    # Whatever this machine has: hidden from PyTorch.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ArgumentValueError) as refusal:
+        run_bench(options(out=tmp_path / "new"))
+    text = str(refusal.value)
+    assert text.startswith("--device cuda: ")
+    assert "; got " in text
+    assert "; accepted: cpu; or cuda where PyTorch is built with CUDA" in text
+    assert capsys.readouterr().err == ""
+    assert list(tmp_path.iterdir()) == []
+    assert measured == []
+
+
+@pytest.mark.peer
+def test_a_run_on_a_gpu_from_options_to_files(fake_gpu, tmp_path):
+    report = run_bench(options(out=tmp_path))
+    assert report.failures == []
+    result = read_result(tmp_path / "result.json")
+    assert result == report.result
+    assert result.gpu.name == "Fake"
+    lines = "\n".join(report.summary())
+    assert "ours / best peer at batch 256: not measured" in lines
+    assert "whole call on (8,16,8,8), dispatch included, ours / PyTorch: worst" in lines
+    assert "## Whole calls" in (tmp_path / "report.md").read_text()
+
+
+def test_the_table_of_a_gpu_shows_the_devices_time_and_the_targets():
+    def outcome(name, form, seconds):
+        return Outcome(name, form, "ok", Timing(seconds, seconds, seconds, 1))
+
+    cell = Cell("batch256", "backward", (256, 64, 112, 112), "NCX", "float32")
+    outcomes = [
+        outcome("backnorm", "allocate", 1e-3),
+        outcome("floor", "out", 8e-4),
+        outcome("cudnn", "allocate", 2e-3),
+    ]
+    gpu = GpuFacts("NVIDIA H200", "9.0", 132, 141 << 30, 60 << 20, "580", "13.0", 0, 0, 4.8e12)
+    environment = Campaign([], {}, 1, Settings()).result().environment
+    result = Result(environment, {}, (Row(cell, tuple(outcomes)),), gpu)
+    table = bench_table(result)
+    assert table.caption.plain.startswith("NVIDIA H200, capability 9.0. time and GB/s: medians")
+    assert "copying what must be moved at the least (backward 3, forward 2" in table.caption.plain
+    texts = [next(iter(column.cells)) for column in table.columns]
+    assert texts[1:] == ["1 ms", "4110", "0.50", "cudnn", "1.25"]
+    lines = summary_lines(result)
+    assert any(line.startswith("ours / best peer at batch 256: worst 0.50") for line in lines)
+    assert any("x beyond the L2 (60 MiB): worst 86 %" in line for line in lines)
+
+
+def test_control_c_ends_it_in_one_line(tmp_path, heed_interrupts):
     command = [sys.executable, "-m", "backnorm", "bench", "--suite", "sweep", "--peers", "none"]
     running = subprocess.Popen(
         [*command, "--rounds", "1000", "--limit", "1000"],

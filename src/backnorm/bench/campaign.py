@@ -4,24 +4,46 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from backnorm.bench.environment import environment, now
-from backnorm.bench.model import ITEMSIZE, OURS, PASSES, Cell, Result, Row
+from backnorm.bench.model import ITEMSIZE, OURS, PASSES, Cell, DeviceName, GpuFacts, Result, Row
 from backnorm.bench.runner import Runner
 from backnorm.bench.turns import Settings
 
 __all__ = ["Campaign", "expected_seconds"]
 
-# Seconds, measured with all contestants on two processors of an AMD EPYC (Zen 4).
-# Starting the worker, for each contestant.
-_START = 1.2
 
-# A cell beside the turns: the arrays, the oracle, JAX's compiler; and for each element of x.
-_CELL, _CELL_ELEMENT = 0.2, 1e-8
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """Seconds that a run takes, for what it says of its progress.
 
-# Turns of a round for each contestant (some have two forms), and a call's time for each element
-# that it passes, on average.
-_TURNS, _PASS_ELEMENT = 1.3, 2.8e-10
+    Attributes
+    ----------
+    start : float
+        Starting the worker, for each contestant.
+    cell, cell_element : float
+        A cell beside the turns (the arrays, the oracle, compilers), and for each element of x.
+    turns : float
+        Turns of a round for each contestant: some have two forms.
+    pass_element : float
+        A call, for each element that it passes, on average.
+    """
+
+    start: float
+    cell: float
+    cell_element: float
+    turns: float
+    pass_element: float
+
+
+_COSTS: dict[DeviceName, _Costs] = {
+    # Measured with all contestants on two processors of an AMD EPYC (Zen 4).
+    "cpu": _Costs(1.2, 0.2, 1e-8, 1.3, 2.8e-10),
+    # Guessed, not measured: two compilers a cell, arrays that go there and back, and a call that
+    # is little beside reading the L2 empty before it.
+    "cuda": _Costs(4.0, 5.0, 3e-8, 3.0, 1e-11),
+}
 
 
 class Campaign:
@@ -36,6 +58,8 @@ class Campaign:
     threads : int
     settings : Settings
         For 32 bits and more; narrower cells get half the rounds.
+    device : {"cpu", "cuda"}
+        Where all of it happens.
     """
 
     def __init__(
@@ -44,29 +68,48 @@ class Campaign:
         contestants: Mapping[str, str],
         threads: int,
         settings: Settings,
+        device: DeviceName = "cpu",
     ) -> None:
         self.rows: list[Row] = []
         self.cells = cells
         self.contestants = contestants
+        self.device = device
         self._threads = threads
         self._settings = settings
+        self._gpu: GpuFacts | None = None
         self._versions: dict[str, str] = {}
         self._date = now()
 
     def expected(self) -> list[float]:
         """Return about how many seconds each cell takes."""
         count = len(self.contestants)
-        seconds = [expected_seconds(cell, self._for(cell), count) for cell in self.cells]
-        return [seconds[0] + _START * count, *seconds[1:]] if seconds else []
+        seconds = [
+            expected_seconds(cell, self._for(cell), count, self.device) for cell in self.cells
+        ]
+        start = _COSTS[self.device].start * count
+        return [seconds[0] + start, *seconds[1:]] if seconds else []
+
+    def check(self) -> None:
+        """Ask whether the device is there, if there is a doubt, before anything is announced.
+
+        Raises
+        ------
+        ArgumentValueError
+            If it is not, or lacks what it takes.
+        """
+        if self.device != "cpu":
+            with Runner({}, self._threads, self.device) as runner:
+                runner.start()
 
     def run(self, advance: Callable[[str, float], None]) -> None:
         """Measure all cells; `advance` hears which is next, and the expected seconds so far."""
         done = 0.0
-        with Runner(self.contestants, self._threads) as runner:
+        with Runner(self.contestants, self._threads, self.device) as runner:
             for cell, seconds in zip(self.cells, self.expected(), strict=True):
                 advance(str(cell), done)
                 self.rows.append(runner.measure(cell, self._for(cell)))
                 self._versions |= runner.versions
+                self._gpu = runner.gpu
                 done += seconds
 
     def result(self) -> Result:
@@ -75,6 +118,7 @@ class Campaign:
             environment(self._threads, self._versions, self._date),
             dataclasses.asdict(self._settings),
             tuple(self.rows),
+            self._gpu,
         )
 
     def failures(self) -> list[str]:
@@ -93,9 +137,12 @@ class Campaign:
         return settings
 
 
-def expected_seconds(cell: Cell, settings: Settings, contestants: int) -> float:
+def expected_seconds(
+    cell: Cell, settings: Settings, contestants: int, device: DeviceName = "cpu"
+) -> float:
     """Return about how long a cell takes with so many contestants."""
-    call = _PASS_ELEMENT * PASSES[cell.op] * cell.size
+    costs = _COSTS[device]
+    call = costs.pass_element * PASSES[cell.op] * cell.size
     turn = max(settings.warm, call) + settings.samples * max(settings.least, call)
     each = min(settings.rounds * turn, settings.limit + turn)
-    return _CELL + _CELL_ELEMENT * cell.size + _TURNS * contestants * each
+    return costs.cell + costs.cell_element * cell.size + costs.turns * contestants * each

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal, cast, get_args
 
-from backnorm.bench.model import ITEMSIZE, Cell, Operation
+from backnorm.bench.model import DEVICES, ITEMSIZE, Cell, DeviceName, Operation
 from backnorm.errors import ArgumentValueError
 
 __all__ = [
@@ -30,7 +30,20 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 LAYOUTS: tuple[Literal["NCX", "NXC"], ...] = ("NCX", "NXC")
 
 # The order of the suites in a run: from networks to edges, and the sweep at the end.
-_ORDER = ("resnet50", "inception", "densenet", "tensorflow", "3d", "other", "small", "sweep")
+_ORDER = (
+    "batch256",
+    "resnet50",
+    "inception",
+    "densenet",
+    "tensorflow",
+    "3d",
+    "other",
+    "small",
+    "sweep",
+)
+
+# The cells of a quick run.
+_QUICK: dict[DeviceName, str] = {"cpu": "quick", "cuda": "quick-cuda"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,8 @@ class Workload:
         (N, C, spatial ...).
     ops, dtypes : tuple of str
         What ``all`` stands for; anything else has to be asked for by name.
+    devices : tuple of str
+        Where there is such a suite; on all of them unless the file says otherwise.
     """
 
     name: str
@@ -52,12 +67,14 @@ class Workload:
     shapes: tuple[tuple[int, ...], ...]
     ops: tuple[Operation, ...]
     dtypes: tuple[str, ...]
+    devices: tuple[DeviceName, ...]
 
 
 @cache
-def workloads() -> dict[str, Workload]:
-    """Return all suites by name, in the order in which they run."""
-    return {name: _workload(name) for name in _ORDER}
+def workloads(device: DeviceName = "cpu") -> dict[str, Workload]:
+    """Return all suites of a device by name, in the order in which they run."""
+    found = {name: _workload(name) for name in _ORDER}
+    return {name: workload for name, workload in found.items() if device in workload.devices}
 
 
 def _values(name: str) -> dict[str, Any]:
@@ -74,6 +91,7 @@ def _workload(name: str) -> Workload:
         shapes=tuple(tuple(shape) for shape in values["shapes"]),
         ops=tuple(values["ops"]),
         dtypes=tuple(values["dtypes"]),
+        devices=tuple(values.get("devices", DEVICES)),
     )
 
 
@@ -82,6 +100,7 @@ def select(
     ops: Sequence[str],
     dtypes: Sequence[str],
     layouts: Sequence[str],
+    device: DeviceName = "cpu",
 ) -> list[Cell]:
     """Return the cells of a choice, those on the same arrays side by side.
 
@@ -90,19 +109,21 @@ def select(
     suites, ops, dtypes, layouts : sequence of str
         Names; ``all`` for every suite and layout, and for the operations and types that the
         workload's file lists. Arrays of rank 2 have one layout, which counts as NCX.
+    device : {"cpu", "cuda"}
+        Some suites are of one device alone.
 
     Raises
     ------
     ArgumentValueError
         For a name that is not known, or a choice without any cell.
     """
-    wanted_suites = chosen("--suite", suites, tuple(workloads()))
+    wanted_suites = chosen("--suite", suites, tuple(workloads(device)))
     wanted_ops = chosen("--op", ops, OPERATIONS)
     wanted_dtypes = chosen("--dtype", dtypes, tuple(ITEMSIZE))
     wanted_layouts = chosen("--layout", layouts, LAYOUTS)
     cells = []
     for suite in wanted_suites:
-        workload = workloads()[suite]
+        workload = workloads(device)[suite]
         for dtype in _meant(wanted_dtypes, dtypes, workload.dtypes):
             for shape in workload.shapes:
                 for layout in wanted_layouts:
@@ -122,11 +143,11 @@ def select(
     return cells
 
 
-def representative() -> list[Cell]:
+def representative(device: DeviceName = "cpu") -> list[Cell]:
     """Return the cells of a quick run."""
     return [
         _cell(cell["suite"], cell["op"], tuple(cell["shape"]), layout, "float32")
-        for cell in _values("quick")["cells"]
+        for cell in _values(_QUICK[device])["cells"]
         for layout in LAYOUTS
     ]
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 __all__ = [
+    "DEVICES",
     "FLOOR",
+    "LEAST_PASSES",
     "OURS",
     "PASSES",
     "Cell",
+    "DeviceName",
     "Environment",
     "Form",
+    "GpuFacts",
     "Operation",
     "Outcome",
     "Result",
@@ -24,11 +28,18 @@ __all__ = [
 
 Operation = Literal["backward", "forward", "inference"]
 
+#: Where a run takes place; all contestants of a run are on one device.
+DeviceName = Literal["cpu", "cuda"]
+DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
+
 #: How a contestant gives its result: into memory that the caller owns, or newly allocated.
 Form = Literal["out", "allocate"]
 
 #: Passes over an array of x's size that two plain loops make; GB/s count these.
 PASSES: dict[Operation, int] = {"backward": 5, "forward": 3, "inference": 2}
+
+#: Passes that no order of work can save: inputs are read once, and the output is written once.
+LEAST_PASSES: dict[Operation, int] = {"backward": 3, "forward": 2, "inference": 2}
 
 #: Name of our own contestant, in either form, and of the floor.
 OURS = "backnorm"
@@ -73,6 +84,11 @@ class Cell:
         """Bytes that GB/s are counted in."""
         return PASSES[self.op] * self.nbytes
 
+    @property
+    def least_traffic(self) -> int:
+        """Bytes that have to be moved whatever the order of work."""
+        return LEAST_PASSES[self.op] * self.nbytes
+
     def __str__(self) -> str:
         """Return the cell in a line."""
         shape = ",".join(map(str, self.shape))
@@ -96,15 +112,18 @@ class Outcome:
     Attributes
     ----------
     contestant : str
-        "backnorm", "torch", "tensorflow", "jax", "onednn", "numpy" or "floor".
+        "backnorm", "floor", or the name of a peer: :mod:`backnorm.bench.peers` lists them.
     form : {"out", "allocate"}
     status : {"ok", "inaccurate", "missing", "unsupported", "crashed"}
         "inaccurate": computed and timed, but outside what a float32 implementation may be wrong by.
         "missing": not installed. "unsupported": cannot do this cell. "crashed": ended the process.
     timing : Timing or None
-        Where the status is "ok" or "inaccurate".
+        Where the status is "ok" or "inaccurate". On a GPU the device's time.
     detail : str
         Why not, or how wrong.
+    whole : Timing or None
+        On a GPU, for small problems: seconds of a whole call as the host sees it, dispatch
+        included, many in a row.
     """
 
     contestant: str
@@ -112,6 +131,7 @@ class Outcome:
     status: Literal["ok", "inaccurate", "missing", "unsupported", "crashed"]
     timing: Timing | None = None
     detail: str = ""
+    whole: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +163,23 @@ class Row:
         ratios = [r for peer in self.peers() if (r := self.ratio_to(peer)) is not None]
         return max(ratios, default=None)
 
+    def ours(self) -> Outcome | None:
+        """Return the outcome of ours that is shown: output given, unless there is no such form."""
+        found = [outcome for outcome in self.outcomes if outcome.contestant == OURS]
+        return max(found, key=lambda outcome: outcome.form == "out", default=None)
+
     def ratio_to_floor(self) -> float | None:
-        """Return our time, output given, over that of moving the memory alone."""
-        ours, floor = self.seconds(OURS, "out"), self.seconds(FLOOR, "out")
-        return ours / floor if ours is not None and floor else None
+        """Return the time of `ours` over that of moving the memory alone."""
+        ours, floor = self.ours(), self.seconds(FLOOR, "out")
+        return ours.timing.median / floor if ours and ours.timing and floor else None
+
+    def whole_ratio_to(self, peer: Outcome) -> float | None:
+        """Return our time of a whole call over the peer's, both in the peer's form."""
+        for outcome in self.outcomes:
+            if (outcome.contestant, outcome.form) == (OURS, peer.form):
+                both = outcome.whole, peer.whole
+                return both[0].median / both[1].median if both[0] and both[1] else None
+        return None
 
     def gigabytes_per_second(self, outcome: Outcome) -> float | None:
         """Return the traffic by convention over the median time."""
@@ -182,12 +215,67 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """The GPU of a run, and what was measured of it.
+
+    Attributes
+    ----------
+    name : str
+    capability : str
+        CUDA compute capability, as "9.0".
+    multiprocessors : int
+    memory, cache : int
+        Bytes; the cache is the L2.
+    driver, cuda : str
+        Version of the driver ("" if it is not known), and of the CUDA that PyTorch is built for.
+    clock, memory_clock : int
+        The highest clocks of multiprocessors and memory, MHz; 0 if they are not known.
+    bandwidth : float
+        Measured: bytes read and written a second when device memory is copied.
+    """
+
+    name: str
+    capability: str
+    multiprocessors: int
+    memory: int
+    cache: int
+    driver: str
+    cuda: str
+    clock: int
+    memory_clock: int
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """A whole run: `settings` says how it was measured (rounds, warm-up seconds, ...)."""
+    """A whole run.
+
+    Attributes
+    ----------
+    environment : Environment
+    settings : dict of str to number or str
+        How it was measured (rounds, warm-up seconds, ...).
+    rows : tuple of Row
+    gpu : GpuFacts or None
+        Where it was measured on one.
+    """
 
     environment: Environment
     settings: dict[str, float | int | str]
     rows: tuple[Row, ...]
+    gpu: GpuFacts | None = None
+
+    @property
+    def device(self) -> DeviceName:
+        """Where it was measured."""
+        return "cuda" if self.gpu else "cpu"
+
+    @property
+    def caches(self) -> tuple[int, ...]:
+        """Bytes of the device's caches, the largest last."""
+        if self.gpu:
+            return (self.gpu.cache,)
+        return self.environment.cache_per_core, self.environment.cache_shared
 
 
 def geometric_mean(values: Iterable[float]) -> float:

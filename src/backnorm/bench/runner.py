@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from backnorm.bench.model import Cell, Outcome, Row
+from backnorm.bench.device import PLACES
+from backnorm.bench.model import Cell, DeviceName, GpuFacts, Outcome, Row
 from backnorm.bench.turns import Settings
 from backnorm.child import Child, ChildEndedError
-from backnorm.errors import BacknormError
+from backnorm.errors import ArgumentValueError, BacknormError
 
 __all__ = ["Runner"]
 
@@ -25,6 +26,8 @@ class Runner:
         Name to "module:class", see :mod:`backnorm.bench.peers`.
     threads : int
         For each of them.
+    device : {"cpu", "cuda"}
+        Where all of them run.
     patience : float
         Seconds that a contestant may take for a turn.
 
@@ -32,14 +35,23 @@ class Runner:
     ----------
     versions : dict of str to str
         Of the packages that took part, known after the first cell.
+    gpu : GpuFacts or None
+        Likewise, if the device is one.
     """
 
     def __init__(
-        self, contestants: Mapping[str, str], threads: int, *, patience: float = _PATIENCE
+        self,
+        contestants: Mapping[str, str],
+        threads: int,
+        device: DeviceName = "cpu",
+        *,
+        patience: float = _PATIENCE,
     ) -> None:
         self.versions: dict[str, str] = {}
+        self.gpu: GpuFacts | None = None
         self._contestants = dict(contestants)
         self._threads = threads
+        self._device = device
         self._patience = patience
         self._worker: _Worker | None = None
         # Those that cannot even be started.
@@ -53,13 +65,25 @@ class Runner:
         """End the worker."""
         self._stop()
 
+    def start(self) -> None:
+        """Start the worker, which otherwise happens for the first cell.
+
+        Raises
+        ------
+        ArgumentValueError
+            If the device is not there, or lacks what it takes.
+        BacknormError
+            If there is no starting the worker.
+        """
+        self._ready()
+
     def measure(self, cell: Cell, settings: Settings) -> Row:
         """Return what became of every contestant in a cell.
 
         Raises
         ------
         BacknormError
-            If there is no starting the worker.
+            As `start` does.
         """
         crashed: dict[str, Outcome] = {}
         while True:
@@ -85,8 +109,13 @@ class Runner:
             playing = {n: p for n, p in self._contestants.items() if n not in self._lost}
             worker = _Worker(self._patience)
             try:
-                self.versions |= worker.start(playing, self._threads)
+                versions, gpu = worker.start(playing, self._threads, self._device)
+                self.versions |= versions
+                self.gpu = gpu
                 self._worker = worker
+            except ArgumentValueError:
+                worker.stop()
+                raise
             except _EndedError as end:
                 worker.stop()
                 if not end.contestant:
@@ -120,10 +149,14 @@ class _Worker:
         self._at = ""
         self._child = Child("backnorm.bench.worker")
 
-    def start(self, contestants: Mapping[str, str], threads: int) -> dict[str, str]:
-        """Start the contestants and return the versions of what they use."""
-        versions: dict[str, str] = self._answer((dict(contestants), threads))
-        return versions
+    def start(
+        self, contestants: Mapping[str, str], threads: int, device: DeviceName
+    ) -> tuple[dict[str, str], GpuFacts | None]:
+        """Start the contestants; return versions of what they use, and what the device is."""
+        versions: dict[str, str]
+        gpu: GpuFacts | None
+        versions, gpu = self._answer((dict(contestants), threads, PLACES[device]))
+        return versions, gpu
 
     def ask(self, cell: Cell, excluded: Collection[str], settings: Settings) -> Row:
         """Measure a cell."""
@@ -141,6 +174,8 @@ class _Worker:
             self._child.send(question)
             while True:
                 kind, value = self._child.receive(self._patience)
+                if kind == "refused":
+                    raise ArgumentValueError(**value)
                 if kind != "at":
                     return value
                 self._at = value

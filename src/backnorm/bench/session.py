@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
-import numpy as np
-
 from backnorm.bench.accuracy import Examiner
 from backnorm.bench.data import make_data
+from backnorm.bench.device import Device, Host
 from backnorm.bench.environment import available_memory
-from backnorm.bench.model import FLOOR, OURS, Cell, Form, Outcome, Row
+from backnorm.bench.model import FLOOR, OURS, Cell, Form, Outcome, Row, Timing
 from backnorm.bench.peers.base import Contestant, Data, Missing, Prepared, Unsupported
-from backnorm.bench.turns import Settings, summary, take_turns
+from backnorm.bench.turns import Settings, Watch, summary, take_turns
 
 __all__ = ["Session"]
 
@@ -36,11 +34,13 @@ class Session:
     Parameters
     ----------
     contestants : mapping
-        Ways to make them, by name.
+        Ways to make them, by name: what `Device.make` takes.
     threads : int
     announce : callable
         Told the name of a contestant whenever something of it is about to run, and "" when the
         session itself is at work.
+    device : Device, optional
+        Started already; the CPU unless given.
 
     Attributes
     ----------
@@ -50,19 +50,21 @@ class Session:
 
     def __init__(
         self,
-        contestants: Mapping[str, Callable[[], Contestant]],
+        contestants: Mapping[str, Callable[..., Contestant]],
         threads: int,
         announce: Callable[[str], None],
+        device: Device | None = None,
     ) -> None:
         self.versions: dict[str, str] = {}
+        self._device = device or Host()
         self._announce = announce
         self._started: dict[str, Contestant] = {}
         self._missing: dict[str, str] = {}
         self._kept: tuple[object, Data] | None = None
-        for name, make in contestants.items():
+        for name, kind in contestants.items():
             announce(name)
             try:
-                contestant = make()
+                contestant = self._device.make(kind)
                 self.versions |= contestant.start(threads)
             except Missing as reason:
                 self._missing[name] = str(reason)
@@ -90,11 +92,13 @@ class Session:
         for name, contestant in playing.items():
             self._announce(name)
             outcomes += self._enter(contestant, cell, data, examiner, ready)
-        samples = self._timed(ready, settings)
+        timings = self._timed(ready, settings, self._device.watch)
+        whole_watch = self._device.whole_watch(cell)
+        whole = self._timed(ready, settings, whole_watch) if whole_watch else {}
         self._announce("")
-        for (name, form), entry in ready.items():
-            timing = summary(samples[name, form])
-            outcomes.append(Outcome(name, form, entry.status, timing, entry.detail))
+        for key, entry in ready.items():
+            timing = timings[key]
+            outcomes.append(Outcome(*key, entry.status, timing, entry.detail, whole.get(key)))
         return Row(cell, tuple(outcomes))
 
     def _data(self, cell: Cell) -> Data:
@@ -104,8 +108,12 @@ class Session:
             # First let go of the old ones, which a cycle may hold.
             self._kept = None
             gc.collect()
-            _require(_ARRAYS * cell.nbytes, "x, dy and the result")
-            self._kept = identity, make_data(cell)
+            self._device.hold(None)
+            for free in (available_memory(), self._device.free_memory()):
+                _require(_ARRAYS * cell.nbytes, free, "x, dy and the result")
+            data = make_data(cell)
+            self._device.hold(data)
+            self._kept = identity, data
         return self._kept[1]
 
     def _enter(
@@ -119,50 +127,57 @@ class Session:
         """Prepare and check a contestant: its forms go to `ready`, or are outcomes already."""
         name = contestant.name
         try:
-            _require(contestant.temporaries * cell.nbytes, "what it needs besides")
+            free = self._device.free_memory()
+            _require(contestant.temporaries * cell.nbytes, free, "what it needs besides")
             forms = contestant.prepare(cell, data)
         except Exception as error:  # whatever a framework may raise
+            self._device.survived()
             return [_declined(name, "allocate", error)]
         outcomes = []
         for form, prepared in forms.items():
+            if isinstance(prepared, Timing):
+                outcomes.append(Outcome(name, form, "ok", prepared))
+                continue
+            call = self._device.timed(cell, prepared)
             try:
-                ready[name, form] = _Ready(name, prepared, data, examiner)
+                self._device.spoil(data)
+                ready[name, form] = _Ready(name, self._device, call, prepared, examiner)
             except Exception as error:  # likewise
+                self._device.survived()
                 outcomes.append(_declined(name, form, error))
         return outcomes
 
-    def _timed(self, ready: Mapping[_Key, _Ready], settings: Settings) -> dict[_Key, list[float]]:
+    def _timed(
+        self, ready: Mapping[_Key, _Ready], settings: Settings, watch: Watch[Any]
+    ) -> dict[_Key, Timing]:
         calls = {key: entry.call for key, entry in ready.items()}
         estimates = {key: entry.estimate for key, entry in ready.items()}
         gc.collect()
         gc.disable()
         try:
-            return take_turns(calls, settings, lambda key: self._announce(key[0]), estimates)
+            samples = take_turns(
+                calls, settings, lambda key: self._announce(key[0]), estimates, watch
+            )
         finally:
             gc.enable()
+        return {key: summary(samples[key]) for key in ready}
 
 
 class _Ready:
     """A call that was made once: its verdict, and about how long it takes."""
 
-    def __init__(self, name: str, prepared: Prepared, data: Data, examiner: Examiner) -> None:
-        self.call = prepared.call
-        # All bits set is NaN in every type: what a call does not write shows.
-        data.out.reshape(-1).view(np.uint8).fill(0xFF)
-        returned, self.estimate = _clocked(self.call)
+    def __init__(
+        self, name: str, device: Device, call: Any, prepared: Prepared, examiner: Examiner
+    ) -> None:
+        self.call = call
+        returned, self.estimate = device.once(call)
         self.status: Literal["ok", "inaccurate"] = "ok"
         self.detail = ""
         if name != FLOOR:
             self.status, self.detail = examiner.examine(name, prepared.results(returned))
         del returned
         if self.estimate > _SLOW:
-            self.estimate = _clocked(self.call)[1]
-
-
-def _clocked(call: Callable[[], Any]) -> tuple[Any, float]:
-    begin = time.perf_counter()
-    returned = call()
-    return returned, time.perf_counter() - begin
+            self.estimate = device.once(call)[1]
 
 
 def _declined(name: str, form: Form, error: Exception) -> Outcome:
@@ -175,8 +190,7 @@ def _declined(name: str, form: Form, error: Exception) -> Outcome:
     return Outcome(name, form, status, detail=f"{type(error).__name__}: {text}")
 
 
-def _require(size: float, what: str) -> None:
-    """Raise Unsupported if there is too little memory for `size` bytes."""
-    free = available_memory()
+def _require(size: float, free: float, what: str) -> None:
+    """Raise Unsupported if `size` bytes are too large a part of those that are free."""
     if size > _SHARE * free:
         raise Unsupported(f"{what} would take {size / 1e9:.1f} GB, and {free / 1e9:.1f} are free")

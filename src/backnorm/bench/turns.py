@@ -7,15 +7,17 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from backnorm.bench.model import Timing
 
-__all__ = ["Settings", "order", "summary", "take_turns"]
+__all__ = ["HOST", "Settings", "Watch", "order", "summary", "take_turns"]
 
 Key = TypeVar("Key", bound=Hashable)
+Call = TypeVar("Call")
+_Call = TypeVar("_Call", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +57,35 @@ class _State:
     samples: list[float] = field(default_factory=list)
 
 
+class Watch(Protocol[_Call]):
+    """What seconds are read from."""
+
+    def warm(self, call: _Call, seconds: float) -> float:
+        """Make calls for so long, one at the least; return about how long one takes."""
+
+    def sample(self, call: _Call, loop: int) -> float:
+        """Make `loop` calls and return the seconds of one."""
+
+
 def take_turns(
-    calls: Mapping[Key, Callable[[], Any]],
+    calls: Mapping[Key, Call],
     settings: Settings,
     announce: Callable[[Key], None],
     estimates: Mapping[Key, float],
+    watch: Watch[Call],
 ) -> dict[Key, list[float]]:
     """Return samples, in seconds a call, of every call.
 
     Parameters
     ----------
     calls : mapping
-        What to time, by a key.
+        What to time, by a key; such as `watch` takes.
     settings : Settings
     announce : callable
         Told whose turn begins, before anything of it runs.
     estimates : mapping
         Seconds of an earlier call, by key; more than none.
+    watch : Watch
     """
     states = {key: _State(estimate=estimates[key]) for key in calls}
     for number in range(settings.rounds):
@@ -80,7 +94,7 @@ def take_turns(
             if state.samples and state.spent >= settings.limit:
                 continue
             announce(key)
-            _turn(calls[key], state, settings)
+            _turn(calls[key], state, settings, watch)
     return {key: state.samples for key, state in states.items()}
 
 
@@ -101,25 +115,38 @@ def summary(samples: Sequence[float]) -> Timing:
     return Timing(float(median), float(p20), float(p80), len(samples))
 
 
-def _turn(call: Callable[[], Any], state: _State, settings: Settings) -> None:
+def _turn(call: Call, state: _State, settings: Settings, watch: Watch[Call]) -> None:
     begin = time.perf_counter()
     # A call so long that what went before does not show in it is its own warm-up.
     if state.estimate < 20 * settings.warm:
+        state.estimate = watch.warm(call, settings.warm)
+    loop = max(1, math.ceil(settings.least / max(state.estimate, 1e-9)))
+    for _ in range(settings.samples):
+        state.samples.append(watch.sample(call, loop))
+        if state.samples[-1] * loop >= settings.limit:
+            break
+    state.spent += time.perf_counter() - begin
+
+
+class _HostWatch:
+    """The clock of this process, for calls that are done when they return."""
+
+    def warm(self, call: Callable[[], Any], seconds: float) -> float:
+        begin = time.perf_counter()
         calls = 0
         while True:
             call()
             calls += 1
             warmed = time.perf_counter() - begin
-            if warmed >= settings.warm:
-                break
-        state.estimate = warmed / calls
-    loop = max(1, math.ceil(settings.least / max(state.estimate, 1e-9)))
-    for _ in range(settings.samples):
+            if warmed >= seconds:
+                return warmed / calls
+
+    def sample(self, call: Callable[[], Any], loop: int) -> float:
         start = time.perf_counter()
         for _ in itertools.repeat(None, loop):
             call()
-        now = time.perf_counter()
-        state.samples.append((now - start) / loop)
-        if now - start >= settings.limit:
-            break
-    state.spent += time.perf_counter() - begin
+        return (time.perf_counter() - start) / loop
+
+
+#: Times calls that are done when they return.
+HOST = _HostWatch()

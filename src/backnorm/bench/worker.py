@@ -1,29 +1,40 @@
 """The process that measures: ``python -m backnorm.bench.worker DESCRIPTOR``, started by `runner`.
 
-Over the pipe come the contestants and the number of threads, then a cell at a time with its
-settings and who is excluded. Back go ("at", contestant) whenever somebody's code is about to run,
-so that the other end knows who ended the process; ("ready", versions); and ("row", row).
+Over the pipe come the contestants, the number of threads and the device, then a cell at a time with
+its settings and who is excluded. Back go ("at", contestant) whenever somebody's code is about to
+run, so that the other end knows who ended the process; ("ready", (versions, facts of the GPU)), or
+("refused", arguments of the error) if there is no such device; and ("row", row).
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from backnorm.bench.device import Device
 from backnorm.bench.peers.base import Contestant
 from backnorm.bench.session import Session
+from backnorm.errors import ArgumentError
 
 __all__ = ["serve"]
 
 
 def serve(connection: Connection) -> None:
     """Measure cells until the other end closes the pipe."""
-    places, threads = connection.recv()
-    session = Session(_makers(places), threads, lambda name: connection.send(("at", name)))
-    connection.send(("ready", session.versions))
+    places, threads, place = connection.recv()
+    device: Device = _load(place)()
+    try:
+        gpu = device.start()
+    except ArgumentError as error:
+        # Errors do not survive being pickled: what they are made of does.
+        connection.send(("refused", vars(error)))
+        return
+    kinds = {name: _kind(place) for name, place in places.items()}
+    session = Session(kinds, threads, lambda name: connection.send(("at", name)), device)
+    connection.send(("ready", (session.versions, gpu)))
     while True:
         try:
             cell, excluded, settings = connection.recv()
@@ -32,17 +43,14 @@ def serve(connection: Connection) -> None:
         connection.send(("row", session.measure(cell, excluded, settings)))
 
 
-def _makers(places: Mapping[str, str]) -> dict[str, Callable[[], Contestant]]:
-    def maker(place: str) -> Callable[[], Contestant]:
-        module, _, name = place.partition(":")
+def _kind(place: str) -> Callable[..., Contestant]:
+    """Return a way to make a contestant, whose module is imported no sooner."""
+    return lambda *device: _load(place)(*device)
 
-        def make() -> Contestant:
-            made: Any = getattr(importlib.import_module(module), name)()
-            return made  # type: ignore[no-any-return]
 
-        return make
-
-    return {name: maker(place) for name, place in places.items()}
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 if __name__ == "__main__":

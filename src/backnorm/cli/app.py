@@ -170,7 +170,8 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="resnet50, inception, densenet, tensorflow, 3d, other, small, sweep; or all."
+            help="resnet50, inception, densenet, tensorflow, 3d, other, small, sweep; with "
+            "--device cuda also batch256; or all."
         ),
     ] = "resnet50",
     op: Annotated[str, typer.Option(help="backward, forward, inference; or all.")] = "backward",
@@ -179,8 +180,13 @@ def bench(
     ] = "float32",
     layout: Annotated[str, typer.Option(help="NCX, NXC; or all.")] = "all",
     peers: Annotated[
-        str, typer.Option(help="torch, tensorflow, jax, onednn, numpy; all; or none.")
+        str,
+        typer.Option(
+            help="torch, tensorflow, jax, onednn, numpy; with --device cuda: torch, cudnn, "
+            "compile, jax; all; or none."
+        ),
     ] = "all",
+    device: Annotated[str, typer.Option(help="cpu, cuda: where all of it runs.")] = "cpu",
     threads: Threads = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for result.json, report.md and report.html.")
@@ -214,7 +220,9 @@ def bench(
             return
         _set_threads(threads)
         settings = Settings(rounds=rounds, samples=samples, warm=warm_up, limit=limit)
-        report = run_bench(BenchOptions(suite, op, dtype, layout, peers, quick, out, settings))
+        report = run_bench(
+            BenchOptions(suite, op, dtype, layout, peers, quick, out, settings, device)
+        )
     text.print_table(report.table())
     for line in report.summary():
         print(line)

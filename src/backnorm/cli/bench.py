@@ -11,13 +11,14 @@ from rich.table import Table
 import backnorm
 from backnorm.bench.campaign import Campaign
 from backnorm.bench.cells import chosen, representative, select
-from backnorm.bench.model import Result
-from backnorm.bench.peers import CONTESTANTS, PEERS
+from backnorm.bench.model import DEVICES, FLOOR, OURS, DeviceName, Result
+from backnorm.bench.peers import CONTESTANTS, peers
 from backnorm.bench.report import compare, read_result, write_report
 from backnorm.bench.turns import Settings
 from backnorm.cli.bench_table import bench_table, summary_lines
 from backnorm.cli.progress import weighted_progress
 from backnorm.cli.text import warn
+from backnorm.errors import ArgumentValueError
 
 __all__ = ["BenchOptions", "BenchReport", "comparison", "run_bench"]
 
@@ -27,7 +28,7 @@ _NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What to time, beside whom, and for how long; lists are as they were typed, with commas."""
+    """What to time, beside whom, where, and for how long; lists are as typed, with commas."""
 
     suites: str
     ops: str
@@ -37,6 +38,7 @@ class BenchOptions:
     quick: bool
     out: Path | None
     settings: Settings
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,13 @@ def run_bench(options: BenchOptions) -> BenchReport:
     Raises
     ------
     BacknormError
-        For a name that is not known, or if the measuring process does not start.
+        For a name that is not known, a device that is not there, or if the measuring process does
+        not start.
     OSError
         If the report cannot be written.
     """
     campaign = _campaign(options)
+    campaign.check()
     if options.out is not None:
         # Now, and not after all the work.
         options.out.mkdir(parents=True, exist_ok=True)
@@ -102,18 +106,31 @@ def comparison(before: Path, after: Path) -> str:
 
 
 def _campaign(options: BenchOptions) -> Campaign:
-    peers = chosen("--peers", _words(options.peers), (*PEERS, _NONE))
-    contestants = {n: p for n, p in CONTESTANTS.items() if n not in PEERS or n in peers}
+    device = _device(options.device)
+    wanted = chosen("--peers", _words(options.peers), (*peers(device), _NONE))
+    contestants = {
+        name: place
+        for name, place in CONTESTANTS[device].items()
+        if name in (OURS, FLOOR) or name in wanted
+    }
     if options.quick:
-        cells = representative()
+        cells = representative(device)
     else:
         cells = select(
             _words(options.suites),
             _words(options.ops),
             _words(options.dtypes),
             _words(options.layouts),
+            device,
         )
-    return Campaign(cells, contestants, backnorm.get_num_threads(), options.settings)
+    return Campaign(cells, contestants, backnorm.get_num_threads(), options.settings, device)
+
+
+def _device(name: str) -> DeviceName:
+    for device in DEVICES:
+        if name == device:
+            return device
+    raise ArgumentValueError("--device", "unknown", came=repr(name), accepted=", ".join(DEVICES))
 
 
 def _words(text: str) -> Sequence[str]:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from backnorm.bench.model import OURS, PASSES, Cell, Outcome, Result, Row, geometric_mean
-from backnorm.cli.render import number_texts
+from backnorm.bench.model import (
+    LEAST_PASSES,
+    PASSES,
+    Cell,
+    Outcome,
+    Result,
+    Row,
+    geometric_mean,
+)
+from backnorm.bench.report.figures import best_peer
+from backnorm.bench.report.gpu import goals
+from backnorm.bench.report.words import speed_text
+from backnorm.cli.render import captioned_table, number_texts
 from backnorm.cli.text import plain
+from backnorm.report.words import counted
 
 __all__ = ["bench_table", "summary_lines"]
 
@@ -19,23 +30,7 @@ _WORST = 3
 
 def bench_table(result: Result) -> Table:
     """Return a row a cell: our time and bandwidth, ratios to the best peer and the floor."""
-    environment = result.environment
-    passes = ", ".join(f"{op} {number}" for op, number in PASSES.items())
-    caption = (
-        f"{environment.cpu}, {environment.threads} thread{'s' if environment.threads > 1 else ''}. "
-        f"time and GB/s: medians of ours, output given; GB/s count passes over x: {passes}. "
-        "peer: our time over that of the best peer, each form against its like; "
-        "floor: over that of moving the memory alone. Below 1 is faster."
-    )
-    table = Table(
-        title="Batch normalisation",
-        title_justify="left",
-        caption=plain(caption),
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
+    table = captioned_table("Batch normalisation", plain(_caption(result)), (0, 1, 0, 0))
     table.add_column("cell", overflow="fold")
     for heading in ("time", "GB/s", "peer", "", "floor"):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
@@ -44,8 +39,27 @@ def bench_table(result: Result) -> Table:
     return table
 
 
+def _caption(result: Result) -> str:
+    environment, gpu = result.environment, result.gpu
+    passes = ", ".join(f"{op} {number}" for op, number in PASSES.items())
+    if gpu is None:
+        where = f"{environment.cpu}, {counted(environment.threads, 'thread')}. "
+        ours = "medians of ours, output given"
+        floor = "over that of moving the memory alone"
+    else:
+        where = f"{gpu.name}, capability {gpu.capability}. "
+        ours = "medians of ours on the device"
+        least = ", ".join(f"{op} {number}" for op, number in LEAST_PASSES.items())
+        floor = f"over that of copying what must be moved at the least ({least})"
+    return (
+        f"{where}time and GB/s: {ours}; GB/s count passes over x: {passes}. "
+        "peer: our time over that of the best peer, each form against its like; "
+        f"floor: {floor}. Below 1 is faster."
+    )
+
+
 def summary_lines(result: Result) -> list[str]:
-    """Return the geometric means of the ratios, the worst cells, and who could not take part."""
+    """Return means of the ratios, the worst cells, a GPU's targets, and who took no part."""
     lines = []
     compared = [(ratio, row) for row in result.rows if (ratio := row.ratio()) is not None]
     ratios = [ratio for ratio, _ in compared]
@@ -60,18 +74,17 @@ def summary_lines(result: Result) -> list[str]:
     floors = [ratio for row in result.rows if (ratio := row.ratio_to_floor()) is not None]
     if floors:
         lines.append(f"ratio to the floor: {geometric_mean(floors):.2f} in the geometric mean")
-    return lines + _absences(result.rows)
+    return [*lines, *goals(result), *_absences(result.rows)]
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    ours = next((o for o in row.outcomes if (o.contestant, o.form) == (OURS, "out")), None)
-    best = _best(row)
+    best, ours = best_peer(row), row.ours()
     floor = row.ratio_to_floor()
     return (
         _cell_text(row.cell),
         *_ours_texts(row, ours),
         f"{row.ratio_to(best):.2f}" if best else "",
-        _peer_text(best) if best else "",
+        _peer_text(best, ours) if best else "",
         f"{floor:.2f}" if floor is not None else "",
     )
 
@@ -79,18 +92,16 @@ def _texts(row: Row) -> tuple[str, ...]:
 def _ours_texts(row: Row, ours: Outcome | None) -> tuple[str, str]:
     if ours is None or ours.timing is None:
         return ours.status if ours else "", ""
-    time, bandwidth = number_texts(ours.timing.median, row.gigabytes_per_second(ours) or 0.0)
-    return time if ours.status == "ok" else f"{time} {ours.status}", bandwidth
+    time, _ = number_texts(ours.timing.median, 0.0)
+    speed = speed_text(row.gigabytes_per_second(ours))
+    return time if ours.status == "ok" else f"{time} {ours.status}", speed
 
 
-def _best(row: Row) -> Outcome | None:
-    """Return the peer in the form in which it is fastest beside ours."""
-    peers = [peer for peer in row.peers() if row.ratio_to(peer) is not None]
-    return max(peers, key=lambda peer: row.ratio_to(peer) or 0.0, default=None)
-
-
-def _peer_text(peer: Outcome) -> str:
-    name = peer.contestant if peer.form == "out" else f"{peer.contestant}, allocating"
+def _peer_text(peer: Outcome, shown: Outcome | None) -> str:
+    """Return a peer's name, and its form if the time of ours that is shown is of the other."""
+    name = peer.contestant
+    if shown is not None and peer.form != shown.form:
+        name += ", allocating" if peer.form == "allocate" else ", output given"
     return name if peer.status == "ok" else f"{name}, {peer.status}"
 
 

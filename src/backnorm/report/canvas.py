@@ -31,6 +31,8 @@ COLOURS = {
     "floor": ("#3d444d", "#c3cad2"),
     "backnorm": ("#0a62b5", "#5cb0ff"),
     "torch": ("#d55e00", "#ff9a4d"),
+    "cudnn": ("#6f8000", "#b5cc3a"),
+    "compile": ("#6a51a3", "#a893e0"),
     "tensorflow": ("#b88700", "#eec643"),
     "jax": ("#a8478c", "#e59ac9"),
     "onednn": ("#00875f", "#3fcf9f"),
@@ -42,6 +44,8 @@ _OTHER = "muted"
 _MARKERS = {
     "backnorm": "o",
     "torch": "s",
+    "cudnn": "<",
+    "compile": ">",
     "tensorflow": "^",
     "jax": "D",
     "onednn": "v",

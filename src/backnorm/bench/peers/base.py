@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from backnorm.bench.model import Cell, Form
+from backnorm.bench.model import Cell, Form, Timing
 from backnorm.conformance.data import LayerData
 
 __all__ = ["Contestant", "Data", "Missing", "Prepared", "Unsupported"]
@@ -47,21 +47,28 @@ class Prepared:
     Attributes
     ----------
     call : callable
-        Without arguments; done when it returns. Nothing in it converts or copies an array that
-        the framework would have had in its own form.
+        Without arguments; on the CPU done when it returns. Nothing in it converts or copies an
+        array that the framework would have had in its own form.
     results : callable
         Turns what `call` returned into NumPy arrays, by name: "dx", "dgamma", "dbeta" of a
         backward pass, "y", "mean", "variance" of a forward pass, "y" of an inference. The variance
         is the biased one. dx and y have x's shape and type. Only what the contestant computes has
         to be there, dx or y at the least. Not timed.
+    finish : callable or None
+        On a GPU, for work that is not in PyTorch's stream, which its events therefore do not see:
+        waits for what `call` returned, and for all calls before it.
     """
 
     call: Callable[[], Any]
     results: Callable[[Any], Mapping[str, np.ndarray]]
+    finish: Callable[[Any], Any] | None = None
 
 
 class Contestant(Protocol):
     """An implementation that takes part; made once in the worker process.
+
+    Those that run on a GPU are made with the device (`backnorm.bench.cuda.device.TorchDevice`), on
+    which they find PyTorch and the cell's tensors.
 
     Attributes
     ----------
@@ -91,8 +98,10 @@ class Contestant(Protocol):
             If it is not installed.
         """
 
-    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+    def prepare(self, cell: Cell, data: Data) -> Mapping[Form, Prepared | Timing]:
         """Return the calls for a cell, one for each form that the contestant has.
+
+        A `Timing` in the place of a call is known from what has been measured before.
 
         Raises
         ------

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from backnorm.bench.model import Cell, Form
+from backnorm.bench.peers.aten import NAMES, native_call
 from backnorm.bench.peers.base import Data, Missing, Prepared
-from backnorm.dtypes import BFLOAT16
+from backnorm.bench.tensors import layer_tensors, named_arrays, to_tensor
 
 __all__ = ["Torch"]
 
@@ -36,52 +37,21 @@ class Torch:
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
         """Return both forms."""
-        aten = self._torch.ops.aten
         last = cell.layout == "NXC"
-        x, dy, out = (self._tensor(a, last) for a in (data.x, data.dy, data.out))
-        mean, variance, gamma, beta = map(
-            self._torch.from_numpy, (data.mean, data.variance, data.gamma, data.beta)
-        )
-        arguments: tuple[Any, ...]
-        if cell.op == "backward":
-            saved = 1.0 / self._torch.sqrt(variance.double() + data.epsilon)
-            saved = saved.to(variance.dtype)
-            arguments = (dy, x, gamma, None, None, mean, saved, True, data.epsilon, [True] * 3)
-            operator = aten.native_batch_norm_backward
-            targets = {"out0": out, "out1": gamma.clone(), "out2": gamma.clone()}
-        else:
-            running = (mean, variance) if cell.op == "inference" else (None, None)
-            arguments = (x, gamma, beta, *running, cell.op == "forward", 0.0, data.epsilon)
-            operator = aten.native_batch_norm
-            targets = {"out": out, "save_mean": gamma.clone(), "save_invstd": gamma.clone()}
+        tensors = layer_tensors(self._torch, data)
+        operator, arguments = native_call(self._torch, cell, tensors, data.epsilon)
         allocate, given = operator.default, operator.out
+        names = ("out", "save_mean", "save_invstd")
+        if cell.op == "backward":
+            names = ("out0", "out1", "out2")
+        out = to_tensor(self._torch, data.out, last)
+        others = (tensors.gamma.clone() for _ in range(2))
+        targets = dict(zip(names, (out, *others), strict=True))
 
         def results(returned: Any) -> Mapping[str, np.ndarray]:
-            first = self._array(returned[0], last)
-            if cell.op == "inference":
-                return {"y": first}
-            second, third = returned[1].numpy(), returned[2].numpy()
-            if cell.op == "backward":
-                return {"dx": first, "dgamma": second, "dbeta": third}
-            return {"y": first, "mean": second}
+            return named_arrays(self._torch, NAMES[cell.op], returned, last)
 
         return {
             "out": Prepared(lambda: given(*arguments, **targets), results),
             "allocate": Prepared(lambda: allocate(*arguments), results),
         }
-
-    def _tensor(self, array: np.ndarray, last: bool) -> Any:
-        """Return a tensor (N, C, spatial ...) over the array's own memory."""
-        if array.dtype == BFLOAT16:
-            tensor = self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
-        else:
-            tensor = self._torch.from_numpy(array)
-        return tensor.movedim(-1, 1) if last else tensor
-
-    def _array(self, tensor: Any, last: bool) -> np.ndarray:
-        if last:
-            tensor = tensor.movedim(1, -1)
-        if tensor.dtype == self._torch.bfloat16:
-            array: np.ndarray = tensor.view(self._torch.int16).numpy().view(BFLOAT16)
-            return array
-        return tensor.numpy()  # type: ignore[no-any-return]

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 from backnorm.bench.model import FLOOR, OURS, Cell, Environment, Form, Outcome, Result, Row, Timing
 from backnorm.bench.report.comparison_text import comparison_text
@@ -42,8 +42,8 @@ LEAST = 0.03
 # the median.
 _PERCENTILE_ERROR = 1.7
 
-# Facts about a run that do not bear on its times.
-_IDLE_FACTS = ("date", "versions")
+# Facts about a run that do not bear on its times, or that times are already compared by.
+_IDLE_FACTS = ("date", "versions", "gpu bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +208,10 @@ def _versions(environment: Environment, contestant: str) -> dict[str, str]:
 
 
 def _warnings(before: Result, after: Result) -> Iterator[str]:
-    for field in fields(Environment):
-        if field.name not in _IDLE_FACTS:
-            was, now = (getattr(result.environment, field.name) for result in (before, after))
-            yield from _difference(field.name, was, now)
+    facts = _facts(before), _facts(after)
+    for name in dict.fromkeys((*facts[0], *facts[1])):
+        if name not in _IDLE_FACTS:
+            yield from _difference(name, *(each.get(name) for each in facts))
     versions = before.environment.versions, after.environment.versions
     for name in dict.fromkeys((*versions[0], *versions[1])):
         # Ours is expected to differ: the heading tells it.
@@ -220,6 +220,13 @@ def _warnings(before: Result, after: Result) -> Iterator[str]:
     for name in dict.fromkeys((*before.settings, *after.settings)):
         was, now = before.settings.get(name), after.settings.get(name)
         yield from _difference(f"setting {name}", was, now)
+
+
+def _facts(result: Result) -> dict[str, object]:
+    """Return what is known of where a result is from."""
+    gpu = asdict(result.gpu) if result.gpu else {}
+    facts = {f"gpu {name}": value for name, value in gpu.items()}
+    return {"device": result.device, **facts, **asdict(result.environment)}
 
 
 def _difference(what: str, was: object, now: object) -> Iterator[str]:

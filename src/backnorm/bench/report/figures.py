@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from backnorm.bench.model import (
     FLOOR,
@@ -12,6 +12,7 @@ from backnorm.bench.model import (
     OURS,
     PASSES,
     Cell,
+    DeviceName,
     Form,
     Operation,
     Outcome,
@@ -33,6 +34,7 @@ __all__ = [
     "groups",
     "is_large",
     "losing",
+    "our_forms",
     "peer_columns",
     "preferred",
     "problem",
@@ -43,7 +45,10 @@ __all__ = [
 ]
 
 #: What a cell's ratio to the best peer should be at most.
-TARGETS: dict[Operation, float] = {"backward": 0.8, "forward": 0.9, "inference": 0.9}
+TARGETS: dict[DeviceName, dict[Operation, float]] = {
+    "cpu": {"backward": 0.8, "forward": 0.9, "inference": 0.9},
+    "cuda": {"backward": 0.9, "forward": 0.9, "inference": 0.9},
+}
 
 #: The suite that varies the size alone.
 SWEEP = "sweep"
@@ -53,7 +58,7 @@ Verdict = Literal["won", "near", "lost", "none"]
 _OPS = tuple(PASSES)
 # The order in which types are shown; float32 is what most people train in.
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_PEERS = ("torch", "tensorflow", "jax", "onednn", "numpy")
+_PEERS = ("torch", "cudnn", "compile", "tensorflow", "jax", "onednn", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class Summary:
         The cell of the largest ratio, of all.
     share, large_share : float
         Geometric mean of the floor's time over ours, output given: over all cells, and over those
-        whose x alone is larger than the shared cache. NaN if there are none.
+        whose x alone is larger than the last cache. NaN if there are none.
     """
 
     op: Operation
@@ -133,6 +138,12 @@ def peer_columns(rows: Iterable[Row]) -> list[tuple[str, Form]]:
     return sorted(found, key=lambda pair: (known.get(pair[0], len(known)), pair[0], pair[1]))
 
 
+def our_forms(rows: Iterable[Row]) -> list[Form]:
+    """Return the forms that some rows have times of ours in; both if they have none."""
+    found = {o.form for row in rows for o in row.outcomes if o.contestant == OURS and o.timing}
+    return [form for form in get_args(Form) if form in found or not found]
+
+
 def best_peer(row: Row) -> Outcome | None:
     """Return the peer that the cell's ratio is to, or None."""
     compared = [(r, peer) for peer in row.peers() if (r := row.ratio_to(peer)) is not None]
@@ -153,30 +164,31 @@ def find(row: Row, contestant: str, form: Form) -> Outcome | None:
     return None
 
 
-def verdict(row: Row) -> Verdict:
+def verdict(row: Row, device: DeviceName) -> Verdict:
     """Return "lost" where a peer is faster, "near" above the target, else "won"; "none" alone."""
     ratio = row.ratio()
     if ratio is None:
         return "none"
     if ratio > 1:
         return "lost"
-    return "near" if ratio > TARGETS[row.cell.op] else "won"
+    return "near" if ratio > TARGETS[device][row.cell.op] else "won"
 
 
 def losing(rows: Iterable[Row]) -> list[Row]:
     """Return the distinct cells in which a peer is faster, the worst first."""
-    return _of_verdict(rows, "lost")
+    return _worst_first(row for row in distinct(rows) if (row.ratio() or 0) > 1)
 
 
-def above_target(rows: Iterable[Row]) -> list[Row]:
+def above_target(result: Result) -> list[Row]:
     """Return the distinct cells won by less than the target of their operation, the worst first."""
-    return _of_verdict(rows, "near")
+    rows = distinct(result.rows)
+    return _worst_first(row for row in rows if verdict(row, result.device) == "near")
 
 
 def summaries(result: Result) -> list[Summary]:
     """Return the figures of every operation and type."""
     return [
-        _summary(op, dtype, rows, result.environment.cache_shared)
+        _summary(op, dtype, rows, result.caches[-1])
         for (op, dtype), rows in groups(result.rows).items()
     ]
 
@@ -192,12 +204,12 @@ def floor_share(row: Row) -> float | None:
     return None if ratio is None else 1 / ratio
 
 
-def is_large(cell: Cell, cache_shared: int) -> bool:
-    """Return whether x alone is larger than the shared cache."""
-    return cell.nbytes > cache_shared
+def is_large(cell: Cell, cache: int) -> bool:
+    """Return whether x alone is larger than a cache, the last one before memory."""
+    return cell.nbytes > cache
 
 
-def _summary(op: Operation, dtype: str, rows: list[Row], cache_shared: int) -> Summary:
+def _summary(op: Operation, dtype: str, rows: list[Row], cache: int) -> Summary:
     compared = [(r, row) for row in rows if (r := row.ratio()) is not None]
     shares = [(s, row) for row in rows if (s := floor_share(row)) is not None]
     workload = [ratio for ratio, row in compared if row.cell.suite != SWEEP]
@@ -212,12 +224,9 @@ def _summary(op: Operation, dtype: str, rows: list[Row], cache_shared: int) -> S
         suites={suite: geometric_mean(ratios) for suite, ratios in suites.items()},
         worst=max(compared, key=lambda pair: pair[0], default=(0, None))[1],
         share=geometric_mean(share for share, _ in shares),
-        large_share=geometric_mean(
-            share for share, row in shares if is_large(row.cell, cache_shared)
-        ),
+        large_share=geometric_mean(share for share, row in shares if is_large(row.cell, cache)),
     )
 
 
-def _of_verdict(rows: Iterable[Row], wanted: Verdict) -> list[Row]:
-    chosen = [row for row in distinct(rows) if verdict(row) == wanted]
-    return sorted(chosen, key=lambda row: -(row.ratio() or 0))
+def _worst_first(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: -(row.ratio() or 0))

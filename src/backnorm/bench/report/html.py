@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from backnorm.bench.model import FLOOR, OURS, Form, Outcome, Result, Row
+from backnorm.bench.model import FLOOR, OURS, DeviceName, Form, Outcome, Result, Row
 from backnorm.bench.report.figures import (
     SWEEP,
     TARGETS,
@@ -16,22 +16,33 @@ from backnorm.bench.report.figures import (
     find,
     groups,
     losing,
+    our_forms,
     peer_columns,
     suite_names,
     summaries,
     verdict,
 )
+from backnorm.bench.report.gpu import goals, notes, whole_calls
 from backnorm.bench.report.plots import Plot, draw
 from backnorm.bench.report.words import (
     STATUS_MARKS,
     environment_lines,
+    gpu_lines,
     label,
     legend,
     settings_lines,
     shape_text,
+    speed_text,
 )
 from backnorm.report.page import render
-from backnorm.report.words import DASH, bytes_text, milliseconds, percent, ratio_text
+from backnorm.report.words import (
+    DASH,
+    bytes_text,
+    machine_line,
+    milliseconds,
+    percent,
+    ratio_text,
+)
 
 __all__ = ["to_html"]
 
@@ -58,20 +69,26 @@ def to_html(result: Result) -> str:
         suites=suites,
         summaries=[_summary_view(summary, suites) for summary in figures],
         sections=_sections(draw(result)),
+        goals=goals(result),
+        notes=notes(result),
+        calls=whole_calls(result),
         losing=[_cell_view(row) for row in losing(result.rows)],
         most_losing=_MOST_LOSING,
-        above=[_cell_view(row) for row in above_target(result.rows)],
-        targets=TARGETS,
-        tables=[_table_view(op, dtype, rows) for (op, dtype), rows in groups(result.rows).items()],
-        environment=environment_lines(result.environment),
+        above=[_cell_view(row) for row in above_target(result)],
+        targets=TARGETS[result.device],
+        tables=[
+            _table_view(op, dtype, rows, result.device)
+            for (op, dtype), rows in groups(result.rows).items()
+        ],
+        environment=[*gpu_lines(result.gpu), *environment_lines(result.environment)],
         settings=settings_lines(result),
     )
 
 
 def _machine(result: Result) -> str:
     environment = result.environment
-    threads = f"{environment.threads} thread{'s' if environment.threads > 1 else ''}"
-    return " · ".join(text for text in (environment.cpu, threads, environment.date[:10]) if text)
+    line = machine_line(environment.cpu, environment.threads, environment.date)
+    return f"{result.gpu.name} · {line}" if result.gpu else line
 
 
 def _first_of_each(figures: Iterable[Summary]) -> list[Summary]:
@@ -140,38 +157,40 @@ def _cell_view(row: Row) -> dict[str, Any]:
         "peer": label(peer.contestant, peer.form),
         "theirs": milliseconds(row.seconds(peer.contestant, peer.form)),
         "ratio": ratio_text(row.ratio()),
-        "lost": verdict(row) == "lost",
+        "lost": (row.ratio() or 0) > 1,
     }
 
 
-def _table_view(op: str, dtype: str, rows: Sequence[Row]) -> dict[str, Any]:
-    columns = peer_columns(rows)
+def _table_view(op: str, dtype: str, rows: Sequence[Row], device: DeviceName) -> dict[str, Any]:
+    columns, forms = peer_columns(rows), our_forms(rows)
     return {
         "title": f"{op}, {dtype}",
         "anchor": _anchor(op, dtype),
+        "forms": forms,
         "peers": [label(*column) for column in columns],
-        "rows": [_row_view(row, columns) for row in rows],
+        "rows": [_row_view(row, columns, forms, device) for row in rows],
         "legend": legend(rows),
     }
 
 
-def _row_view(row: Row, columns: Sequence[tuple[str, Form]]) -> dict[str, Any]:
-    ratio, out = row.ratio(), find(row, OURS, "out")
-    speed = row.gigabytes_per_second(out) if out else None
+def _row_view(
+    row: Row, columns: Sequence[tuple[str, Form]], forms: Sequence[Form], device: DeviceName
+) -> dict[str, Any]:
+    ratio, ours = row.ratio(), row.ours()
+    speed = row.gigabytes_per_second(ours) if ours else None
     return {
         "shape": shape_text(row.cell),
         "bytes": row.cell.nbytes,
         "size": bytes_text(row.cell.nbytes),
         "layout": row.cell.layout,
         "suite": row.cell.suite,
-        "out": milliseconds(row.seconds(OURS, "out")),
-        "allocate": milliseconds(row.seconds(OURS, "allocate")),
-        "speed": DASH if speed is None else f"{speed:.3g}",
+        "times": [milliseconds(row.seconds(OURS, form)) for form in forms],
+        "speed": speed_text(speed),
         "floor": milliseconds(row.seconds(FLOOR, "out")),
         "to_floor": ratio_text(row.ratio_to_floor()),
         "peers": [_peer_view(row, find(row, *column)) for column in columns],
         "ratio": ratio_text(ratio),
-        "verdict": verdict(row),
+        "verdict": verdict(row, device),
         "bar": 0 if ratio is None else round(min(ratio, 1) * 100),
     }
 

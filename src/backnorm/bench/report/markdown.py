@@ -14,17 +14,21 @@ from backnorm.bench.report.figures import (
     find,
     groups,
     losing,
+    our_forms,
     peer_columns,
     suite_names,
     summaries,
 )
+from backnorm.bench.report.gpu import goals, notes, whole_calls
 from backnorm.bench.report.words import (
     STATUS_MARKS,
     environment_lines,
+    gpu_lines,
     label,
     legend,
     settings_lines,
     shape_text,
+    speed_text,
 )
 from backnorm.report.words import DASH, milliseconds, percent, ratio_text
 
@@ -34,16 +38,22 @@ __all__ = ["cell_list", "summary_table", "table", "to_markdown"]
 def to_markdown(result: Result) -> str:
     """Return the whole result as Markdown: summary, a table per operation and type, method."""
     figures = summaries(result)
-    parts = ["# Benchmark\n", _introduction(), summary_table(figures)]
+    parts = ["# Benchmark\n", _introduction(result), summary_table(figures)]
+    if result.gpu:
+        parts += ["## Targets\n", _lines(goals(result))]
     parts += ["## Losing cells\n", cell_list(losing(result.rows), "No peer is faster anywhere.")]
-    targets = ", ".join(f"{op} {target}" for op, target in TARGETS.items())
+    targets = ", ".join(f"{op} {target}" for op, target in TARGETS[result.device].items())
     parts += [
         f"## Cells won, but above the target ({targets})\n",
-        cell_list(above_target(result.rows), "None."),
+        cell_list(above_target(result), "None."),
     ]
     for (op, dtype), rows in groups(result.rows).items():
         parts += [f"## {op}, {dtype}\n", _group_table(rows), _lines(legend(rows))]
-    parts += ["## Environment\n", table(("", ""), environment_lines(result.environment))]
+    head, calls = whole_calls(result)
+    if calls:
+        parts += ["## Whole calls, dispatch included\n", table(head, calls)]
+    facts = [*gpu_lines(result.gpu), *environment_lines(result.environment)]
+    parts += ["## Environment\n", table(("", ""), facts)]
     if result.settings:
         parts += ["## Settings\n", table(("", ""), settings_lines(result))]
     return "\n".join(part for part in parts if part)
@@ -78,14 +88,20 @@ def cell_list(rows: Sequence[Row], none: str) -> str:
     )
 
 
-def _introduction() -> str:
+def _introduction(result: Result) -> str:
+    floor = (
+        "The floor is the measured time of moving that memory and no more. "
+        if result.gpu is None
+        else ""
+    )
     passes = ", ".join(f"{op} {count}" for op, count in PASSES.items())
     return (
         "Ratios are our time over another's: below 1 we are faster. A peer is compared in its own "
         "form: `out`, the caller owns the results' memory, or `allocate`, it is newly allocated. "
-        f"GB/s count passes over an array of x's size ({passes}). The floor is the measured time "
-        "of moving that memory and no more. Means are geometric, over the distinct cells of all "
+        f"GB/s count passes over an array of x's size ({passes}). {floor}"
+        "Means are geometric, over the distinct cells of all "
         f"suites except the {SWEEP}; on the right by suite.\n"
+        + "".join(f"\n{note}\n" for note in notes(result))
     )
 
 
@@ -111,21 +127,20 @@ def summary_table(figures: Sequence[Summary]) -> str:
 
 
 def _group_table(rows: Sequence[Row]) -> str:
-    columns = peer_columns(rows)
-    head = ["shape", "layout", "out, ms", "allocate, ms", "GB/s", "floor, ms", "to floor"]
+    columns, forms = peer_columns(rows), our_forms(rows)
+    head = ["shape", "layout", *(f"{form}, ms" for form in forms), "GB/s", "floor, ms", "to floor"]
     head += [f"{label(*column)}, ms (ratio)" for column in columns]
-    return table([*head, "to best"], (_group_row(row, columns) for row in rows))
+    return table([*head, "to best"], (_group_row(row, columns, forms) for row in rows))
 
 
-def _group_row(row: Row, columns: Sequence[tuple[str, Form]]) -> list[str]:
-    ratio, out = row.ratio(), find(row, OURS, "out")
-    speed = row.gigabytes_per_second(out) if out else None
+def _group_row(row: Row, columns: Sequence[tuple[str, Form]], forms: Sequence[Form]) -> list[str]:
+    ratio, ours = row.ratio(), row.ours()
+    speed = row.gigabytes_per_second(ours) if ours else None
     return [
         shape_text(row.cell),
         row.cell.layout,
-        milliseconds(row.seconds(OURS, "out")),
-        milliseconds(row.seconds(OURS, "allocate")),
-        DASH if speed is None else f"{speed:.3g}",
+        *(milliseconds(row.seconds(OURS, form)) for form in forms),
+        speed_text(speed),
         milliseconds(row.seconds(FLOOR, "out")),
         ratio_text(row.ratio_to_floor()),
         *(_peer_text(row, find(row, *column)) for column in columns),

@@ -14,6 +14,7 @@ from backnorm.bench.model import (
     Cell,
     Environment,
     Form,
+    GpuFacts,
     Outcome,
     Result,
     Row,
@@ -32,7 +33,8 @@ from backnorm.graph.strict_json import (
 __all__ = ["SCHEMA", "read_result", "write_result"]
 
 #: Name and version of the format. Fields may be added under the same version, and readers ignore
-#: those that they do not know; anything else needs a new one.
+#: those that they do not know; anything else needs a new one. Added so far: "gpu", and "whole" of
+#: an outcome; files from before are of the CPU.
 SCHEMA = "backnorm.bench/1"
 
 _LAYOUTS = ("NCX", "NXC")
@@ -83,6 +85,7 @@ def read_result(path: str | Path) -> Result:
     return Result(
         environment=_environment(_at(document, "environment", where), f"{where}: environment"),
         settings=_settings(_at(document, "settings", where), f"{where}: settings"),
+        gpu=_gpu(document["gpu"], f"{where}: gpu") if "gpu" in document else None,
         rows=tuple(
             _row(entry, f"{where}: rows[{i}]")
             for i, entry in enumerate(
@@ -97,6 +100,7 @@ def _text(result: Result) -> str:
     head = {
         "schema": SCHEMA,
         "environment": asdict(result.environment),
+        **({"gpu": asdict(result.gpu)} if result.gpu else {}),
         "settings": result.settings,
     }
     rows = ",\n    ".join(json.dumps(_row_fields(row), allow_nan=False) for row in result.rows)
@@ -124,6 +128,8 @@ def _outcome_fields(outcome: Outcome) -> dict[str, Any]:
     }
     if outcome.timing:
         fields["timing"] = asdict(outcome.timing)
+    if outcome.whole:
+        fields["whole"] = asdict(outcome.whole)
     if outcome.detail:
         fields["detail"] = outcome.detail
     return fields
@@ -152,6 +158,31 @@ def _environment(value: object, where: str) -> Environment:
             for name, version in versions.items()
         },
         date=text("date"),
+    )
+
+
+def _gpu(value: object, where: str) -> GpuFacts:
+    fields = expect_object(value, where)
+
+    def text(name: str) -> str:
+        return expect_string(_at(fields, name, where), f"{where}.{name}")
+
+    def integer(name: str, low: int) -> int:
+        return expect_integer(_at(fields, name, where), f"{where}.{name}", low=low, high=_MOST)
+
+    return GpuFacts(
+        name=text("name"),
+        capability=text("capability"),
+        multiprocessors=integer("multiprocessors", 1),
+        memory=integer("memory", 1),
+        cache=integer("cache", 0),
+        driver=text("driver"),
+        cuda=text("cuda"),
+        clock=integer("clock", 0),
+        memory_clock=integer("memory_clock", 0),
+        bandwidth=_positive(
+            _at(fields, "bandwidth", where), f"{where}.bandwidth", "a speed", "bytes a second"
+        ),
     )
 
 
@@ -194,15 +225,19 @@ def _row(value: object, where: str) -> Row:
 def _outcome(value: object, where: str) -> Outcome:
     fields = expect_object(value, where)
     status = _one_of(fields, "status", _STATUSES, where)
-    if (status in _TIMED) != ("timing" in fields):
-        problem = "is missing" if status in _TIMED else "must be absent"
+    timed = status in _TIMED
+    if timed != ("timing" in fields):
+        problem = "is missing" if timed else "must be absent"
         raise ArgumentValueError(f"{where}.timing", f"{problem} where the status is {status!r}")
+    if "whole" in fields and not timed:
+        raise ArgumentValueError(f"{where}.whole", f"must be absent where the status is {status!r}")
     return Outcome(
         contestant=expect_string(_at(fields, "contestant", where), f"{where}.contestant"),
         form=_one_of(fields, "form", get_args(Form), where),
         status=status,
         timing=_timing(fields["timing"], f"{where}.timing") if "timing" in fields else None,
         detail=expect_string(fields.get("detail", ""), f"{where}.detail"),
+        whole=_timing(fields["whole"], f"{where}.whole") if "whole" in fields else None,
     )
 
 
@@ -220,12 +255,25 @@ def _timing(value: object, where: str) -> Timing:
 
 
 def _seconds(value: object, where: str) -> float:
+    return _positive(value, where, "a time", "seconds", below=1e9)
+
+
+def _positive(
+    value: object, where: str, what: str, unit: str, below: float = float("inf")
+) -> float:
     if isinstance(value, bool) or not isinstance(value, float | int):
         raise ArgumentTypeError(where, "has the wrong JSON type", accepted="a number")
     # An integer of JSON can be too large for a float.
-    if not 0 < value < 1e9 or not math.isfinite(value):
-        raise ArgumentValueError(where, "is not a time", came=value, accepted="seconds, above 0")
+    if not 0 < value < below or not _is_float(value):
+        raise ArgumentValueError(where, f"is not {what}", came=value, accepted=f"{unit}, above 0")
     return float(value)
+
+
+def _is_float(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _one_of(fields: dict[str, object], name: str, accepted: tuple[str, ...], where: str) -> Any:

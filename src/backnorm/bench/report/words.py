@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from backnorm.bench.model import Cell, Environment, Form, Result, Row
-from backnorm.report.words import TIMES, bytes_text
+from backnorm.bench.model import Cell, Environment, Form, GpuFacts, Result, Row
+from backnorm.report.words import DASH, TIMES, bytes_text
 
 __all__ = [
     "STATUS_MARKS",
     "environment_lines",
+    "gpu_lines",
     "label",
     "legend",
+    "roof",
     "settings_lines",
     "shape_text",
+    "speed_text",
 ]
 
 #: What stands in a table for an outcome without a time, or beside one that is not right.
@@ -26,6 +29,8 @@ STATUS_MARKS = {
 
 _LABELS = {
     "torch": "PyTorch",
+    "cudnn": "cuDNN",
+    "compile": "torch.compile",
     "tensorflow": "TensorFlow",
     "jax": "JAX",
     "onednn": "oneDNN",
@@ -58,6 +63,13 @@ def shape_text(cell: Cell) -> str:
     return TIMES.join(map(str, cell.shape))
 
 
+def speed_text(speed: float | None) -> str:
+    """Return GB/s in three digits, thousands in full; a dash for None."""
+    if speed is None:
+        return DASH
+    return f"{speed:.3g}" if speed < 999.5 else f"{speed:.0f}"
+
+
 def environment_lines(environment: Environment) -> list[tuple[str, str]]:
     """Return names and values of where a benchmark ran."""
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
@@ -73,6 +85,37 @@ def environment_lines(environment: Environment) -> list[tuple[str, str]]:
         ("Versions", versions),
         ("Date", environment.date),
     ]
+
+
+def gpu_lines(gpu: GpuFacts | None) -> list[tuple[str, str]]:
+    """Return names and values of a run's GPU; none without one."""
+    if gpu is None:
+        return []
+    versions = f"{gpu.driver or 'not known'}, {gpu.cuda}"
+    clocks = ", ".join(
+        f"{clock} MHz" if clock else "not known" for clock in (gpu.clock, gpu.memory_clock)
+    )
+    return [
+        ("GPU", f"{gpu.name}, capability {gpu.capability}"),
+        ("Multiprocessors", str(gpu.multiprocessors)),
+        ("Memory, L2", f"{bytes_text(gpu.memory)}, {bytes_text(gpu.cache)}"),
+        ("Driver, CUDA", versions),
+        ("Highest clocks, memory", clocks),
+        ("Bandwidth of copying", f"{speed_text(gpu.bandwidth / 1e9)} GB/s, measured"),
+    ]
+
+
+def roof(result: Result) -> str:
+    """Return what the roof of a plot of speeds is, and what a mark above it means."""
+    if result.gpu is None:
+        return (
+            "The roof is the measured speed of moving the same memory and nothing else. Marks "
+            "above it save passes by way of the caches"
+        )
+    return (
+        "The roof is the floor: what must be moved whatever the order of work, at the measured "
+        "bandwidth of copying. All speeds count the same passes"
+    )
 
 
 def settings_lines(result: Result) -> list[tuple[str, str]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from backnorm.bench.model import Result
-from backnorm.bench.report.figures import groups
+from backnorm.bench.report.figures import TARGETS, groups
 from backnorm.bench.report.plots.curves import roofline_plot, sweep_plot
 from backnorm.bench.report.plots.ratio import ratio_plot
+from backnorm.bench.report.words import roof
 from backnorm.report.canvas import COLOURS, Plot, look
 
 __all__ = ["COLOURS", "Plot", "draw"]
@@ -20,11 +21,10 @@ def draw(result: Result) -> list[Plot]:
         If matplotlib is not installed.
     """
     chosen = groups(result.rows)
-    environment = result.environment
-    caches = (environment.cache_per_core, environment.cache_shared)
+    caches, targets = result.caches, TARGETS[result.device]
     with look():
-        plots = [ratio_plot(op, dtype, rows) for (op, dtype), rows in chosen.items()]
+        plots = [ratio_plot(op, dtype, rows, targets[op]) for (op, dtype), rows in chosen.items()]
         dtypes = dict.fromkeys(dtype for _, dtype in chosen)
-        plots += [roofline_plot(dtype, result.rows, caches) for dtype in dtypes]
+        plots += [roofline_plot(dtype, result.rows, caches, roof(result)) for dtype in dtypes]
         plots.append(sweep_plot(result.rows, caches))
     return [plot for plot in plots if plot]

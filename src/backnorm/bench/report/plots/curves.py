@@ -29,11 +29,11 @@ _LAYOUTS = ("NCX", "NXC")
 _SMALLEST = 64 * 1024
 
 
-def roofline_plot(dtype: str, rows: Sequence[Row], caches: Sequence[int]) -> Plot | None:
+def roofline_plot(dtype: str, rows: Sequence[Row], caches: Sequence[int], roof: str) -> Plot | None:
     """Draw GB/s against the size of x at one type, a panel per operation and layout.
 
-    Must be called in the context `look`. `caches` are sizes in bytes to mark. None if there is
-    nothing to draw.
+    Must be called in the context `look`. `caches` are sizes in bytes to mark, `roof` says what the
+    floor is. None if there is nothing to draw.
     """
     rows = [
         row
@@ -50,8 +50,7 @@ def roofline_plot(dtype: str, rows: Sequence[Row], caches: Sequence[int]) -> Plo
         name=f"roofline-{dtype}",
         title=f"Speed against size, {dtype}",
         caption=(
-            "The roof is the measured speed of moving the same memory and nothing else. Marks "
-            f"above it save passes by way of the caches (counted are: {passes}). Arrays below "
+            f"{roof} (counted are: {passes}). Arrays below "
             f"{bytes_text(_SMALLEST)}, where the cost of a call is what counts, are in the tables."
         ),
         y_label="GB/s",

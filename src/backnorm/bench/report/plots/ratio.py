@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from backnorm.bench.model import Operation, Row
-from backnorm.bench.report.figures import SWEEP, TARGETS, best_peer, distinct, peer_columns
+from backnorm.bench.report.figures import SWEEP, best_peer, distinct, peer_columns
 from backnorm.bench.report.words import label, shape_text
 from backnorm.report.canvas import COLOURS, Plot, mark, new_figure, quiet, show_legend
 
@@ -25,10 +25,10 @@ _LAYOUTS = ("NCX", "NXC")
 _TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
-def ratio_plot(op: Operation, dtype: str, rows: Sequence[Row]) -> Plot | None:
+def ratio_plot(op: Operation, dtype: str, rows: Sequence[Row], target: float) -> Plot | None:
     """Draw the cells of one operation and type, except those of the sweep; None if there are none.
 
-    Must be called in the context `look`.
+    Must be called in the context `look`. `target` is what the ratio should be at most.
     """
     rows = [row for row in distinct(rows) if row.cell.suite != SWEEP and best_peer(row)]
     if not rows:
@@ -41,7 +41,7 @@ def ratio_plot(op: Operation, dtype: str, rows: Sequence[Row]) -> Plot | None:
     ratios = [r for row in rows for peer in row.peers() if (r := row.ratio_to(peer)) is not None]
     for axis, layout in zip(axes[0], panels, strict=True):
         chosen = [row for row in rows if row.cell.layout == layout]
-        _panel(axis, chosen, lines, TARGETS[op])
+        _panel(axis, chosen, lines, target)
         axis.set_xlim(min([*ratios, 0.5]) / 1.25, max([*ratios, 1.0]) * 1.3)
         axis.set_title(layout)
         axis.set_xlabel("our time / peer's time (log scale)")
@@ -53,7 +53,7 @@ def ratio_plot(op: Operation, dtype: str, rows: Sequence[Row]) -> Plot | None:
         title=f"Time of {op}, {dtype}, over each peer's",
         caption=(
             "One line per shape. Left of 1 we are faster. The large mark is the best peer, the "
-            f"dashed line the target ({TARGETS[op]}); every peer in its own form."
+            f"dashed line the target ({target}); every peer in its own form."
         ),
         alternative=(
             f"Our time of {op} in {dtype} over that of each peer, for {len(rows)} cells: at or "
