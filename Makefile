@@ -3,6 +3,7 @@
 #   make test          run the tests
 #   make bench         measure everything beside all peers
 #   make bench-quick   measure a little
+#   make gpu-check     run the kernels' tests and the benchmark on an NVIDIA GPU
 # Each makes .venv and installs what it needs, at the versions of constraints.txt.
 
 PYTHON ?= python3
@@ -18,12 +19,18 @@ PYTEST_FLAGS ?=
 # Where a benchmark puts result.json, report.md and report.html.
 BENCH ?= bench-results
 
+# The same of the benchmark on a GPU, what it measures, and the Python that has PyTorch for CUDA.
+GPU ?= gpu-results
+GPU_SUITE ?= batch256,small
+GPU_FLAGS ?= --op all --dtype all
+GPU_PYTHON ?= $(BIN)/python
+
 # Where all peers can be installed, a missing one is a failure.
 ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS := 1
 endif
 
-.PHONY: demo test bench bench-quick lint sweep format build clean
+.PHONY: demo test bench bench-quick gpu-check lint sweep format build clean
 
 demo: $(VENV)/.package
 	$(BIN)/backnorm demo
@@ -41,6 +48,13 @@ bench: $(VENV)/.bench
 # A few telling cells: less than two minutes.
 bench-quick: $(VENV)/.bench
 	$(BIN)/backnorm bench --quick --out $(BENCH)
+
+# On an NVIDIA GPU: every test of the kernels there, what only a GPU can show, and the benchmark of
+# the targets (about half an hour). Ends with an error where there is none.
+gpu-check: $(VENV)/.gpu
+	$(GPU_PYTHON) -m pytest -o python_files='check_*.py' $(PYTEST_FLAGS) \
+	  tests/frameworks/gpu tests/frameworks/gpu_device
+	$(GPU_PYTHON) -m backnorm bench --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -76,6 +90,14 @@ $(VENV)/.test: $(VENV)/.package
 $(VENV)/.bench: $(VENV)/.package
 	$(PIP) install --constraint constraints.txt --editable ".[bench]"
 	touch $@
+
+# PyTorch for CUDA is what PyPI has for Linux. With a Python of one's own nothing is installed.
+$(VENV)/.gpu:
+ifeq ($(GPU_PYTHON),$(BIN)/python)
+	$(MAKE) $(VENV)/.test
+	$(PIP) install --constraint constraints.txt --editable ".[cuda,torch,bench]"
+	touch $@
+endif
 
 $(VENV)/.lint: $(VENV)/.package
 	$(PIP) install --constraint constraints.txt --group lint --group build

@@ -44,17 +44,26 @@ _MOST_REPEATS = 16
 # the programs that end last leave little idle.
 _SHARES = (16384, 32768, 65536)
 
+# Rows that a program sums at the least, where a row holds all channels: it stores two or four
+# float64 for each column of them. And programs that make narrower tiles worth while.
+_LEAST_ROWS = 128
+_FEW = 512
+
 # Programs that a problem is cut into at the least, if its tiles are enough: more than any device
 # runs at once.
 _PROGRAMS = 1024
 
 # One program alone gets about 100 GB/s out of a multiprocessor, and a launch costs about 3
-# microseconds: as long as a unit is smaller than this many elements, one launch beats three.
+# microseconds: as long as a unit has no more elements than this, one launch beats three.
 _COMPLETE = 32768
-# With a program for every multiprocessor, and in a problem that the L2 cache holds, more.
-_COMPLETE_AT_ONCE = 131072
+
+# A program for every multiprocessor, each with that much of the inputs, and the L2 cache holds it
+# until it is read again: 30 of an H200's 60 MiB, so that memory is read once.
 _MANY_UNITS = 96
-_CACHED = 16 << 20
+_HELD = 224 << 10
+
+# Elements of a unit from which a program has a multiprocessor to itself: 32 warps.
+_ALONE = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +177,19 @@ def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
     """Yield what is worth trying for a problem, the heuristic's choice first."""
     chosen, _ = _choice(problem, extents)
     yield chosen
-    for warps, vectors, stages in itertools.product((4, 8, 16), (1, 2, 4), (1, 2, 3, 4)):
-        tried = [Knobs("two passes", warps, vectors, stages, share) for share in _SHARES]
-        if _holds_channels(problem, extents):
-            tried.append(Knobs("complete", warps, vectors, stages, 0))
-        yield from (knobs for knobs in tried if knobs != chosen)
+    tried = [
+        Knobs("two passes", warps, vectors, stages, share)
+        for warps, vectors, stages, share in itertools.product((4, 8), (1, 2), (1, 3), _SHARES)
+    ]
+    if _holds_channels(problem, extents):
+        tried += [
+            Knobs("complete", warps, vectors, stages, 0)
+            for warps, vectors, stages in itertools.product((8, 16, 32), (1, 2), (1, 3))
+        ]
+    yield from (knobs for knobs in tried if knobs != chosen)
 
 
-def _knobs(problem: Problem, schedule: Schedule) -> Knobs:
+def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     """Return the heuristic's knobs of a schedule.
 
     A program of two passes is small: a reduction keeps two float64 for every element of its tile,
@@ -186,7 +200,11 @@ def _knobs(problem: Problem, schedule: Schedule) -> Knobs:
     """
     vectors = 1 if problem.dtype.itemsize == 2 else 2
     if schedule == "complete":
-        return Knobs(schedule, 16, vectors, 1, 0)
+        warps = 16 if problem.count <= _ALONE else 32
+        if extents.inner == 1 and problem.dtype.itemsize == 2:
+            # A thread has eight columns, and the coefficients of each.
+            warps = 8
+        return Knobs(schedule, warps, vectors, 1, 0)
     return Knobs(schedule, 4, vectors, 3, _SHARES[1])
 
 
@@ -195,16 +213,19 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
     complete = knobs.schedule == "complete"
     itemsize = problem.dtype.itemsize
     vector = _VECTOR // itemsize
-    columns = _as_columns(problem, extents, vector)
+    columns = _as_columns(problem, extents, vector, complete=complete)
     repeats = _repeats(problem, extents, vector) if columns else 1
     width = channels * inner * repeats if columns else inner
     rows = -(-problem.size // max(1, width)) if columns else outer
-    elements = knobs.warps * _WARP * knobs.vectors * vector
+    elements, run = knobs.warps * _WARP * knobs.vectors * vector, _RUN // itemsize
     if columns:
         # Narrow tiles make more programs, where there would be few.
-        tile_columns = _best(width, _RUN // itemsize if complete else _WARP * vector)
+        tile_columns = _best(width, run, run if complete else _WARP * vector)
+        least = min(rows, _LEAST_ROWS)
+        while tile_columns > run and -(-width // tile_columns) * (rows // max(1, least)) < _FEW:
+            tile_columns //= 2
     else:
-        tile_columns = _best(width, elements)
+        tile_columns = _best(width, run, elements)
     tile_rows = min(max(1, elements // tile_columns), power_of_two(rows))
     pieces = 1 if columns else max(1, -(-width // tile_columns))
     units = max(1, -(-width // tile_columns)) if columns else channels
@@ -212,6 +233,8 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
     tile = tile_rows * tile_columns
     share = min(knobs.share, -(-problem.size // _PROGRAMS))
     per_block = max(1, tiles if complete else share // tile)
+    if columns:
+        per_block = max(per_block, -(-_LEAST_ROWS // tile_rows))
     return Tiling(
         columns=columns,
         rows=rows,
@@ -231,18 +254,18 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
     )
 
 
-def _as_columns(problem: Problem, extents: Extents, vector: int) -> bool:
+def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bool) -> bool:
     """Whether to read rows that hold all channels."""
     outer, channels, inner = extents
     if inner == 1:
         return True
     if channels == 1:
         return False
-    if problem.rectified and inner % 8:
+    if problem.rectified and problem.operation == "forward" and inner % 8:
         # A program must write whole bytes of the mask.
         return True
-    # Runs that are not aligned are read element by element.
-    return outer >= _TALL and (inner < _SHORT or inner % vector != 0)
+    # Runs that are not aligned are read element by element: still better than reading them twice.
+    return not complete and outer >= _TALL and (inner < _SHORT or inner % vector != 0)
 
 
 def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
@@ -257,36 +280,36 @@ def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
     return repeats
 
 
-def _best(width: int, most: int) -> int:
-    """Return a tile's columns, a power of two: many, but few of them without an element."""
-    candidates = [1 << power for power in range(3, most.bit_length())]
+def _best(width: int, least: int, most: int) -> int:
+    """Return a tile's columns: many, but few of them without an element; powers of two, all."""
+    candidates = [1 << power for power in range(least.bit_length() - 1, most.bit_length())]
     spent = {columns: -(-max(1, width) // columns) * columns for columns in candidates}
-    least = min(spent.values())
-    return max(columns for columns in candidates if spent[columns] <= least * 9 // 8)
+    fewest = min(spent.values())
+    return max(columns for columns in candidates if spent[columns] <= fewest * 9 // 8)
 
 
 def _holds_channels(problem: Problem, extents: Extents) -> bool:
     """Whether a unit can hold all elements of its channels, and there is more than one phase."""
     vector = _VECTOR // problem.dtype.itemsize
     return problem.operation in ("backward", "forward") and (
-        not _as_columns(problem, extents, vector)
+        not _as_columns(problem, extents, vector, complete=True)
         or (extents.inner == 1 and _repeats(problem, extents, vector) == 1)
     )
 
 
 def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
     """Return the heuristic's choice, and why."""
-    apart = _knobs(problem, "two passes")
+    apart = _knobs(problem, extents, "two passes")
     if problem.operation not in ("backward", "forward"):
         return apart, "and this is one of them"
     if not _holds_channels(problem, extents):
         return apart, "the elements of a channel are in several units"
-    whole = _knobs(problem, "complete")
+    whole = _knobs(problem, extents, "complete")
     tiling = _tiling(problem, extents, whole)
-    unit = tiling.tiles * tiling.tile_rows * tiling.tile_columns
+    unit = problem.size // max(1, tiling.units)
     if unit <= _COMPLETE:
         return whole, f"one launch: a unit has no more than {_COMPLETE} elements"
-    read = problem.size * problem.dtype.itemsize * (2 if problem.operation == "backward" else 1)
-    if unit <= _COMPLETE_AT_ONCE and tiling.units >= _MANY_UNITS and read <= _CACHED:
-        return whole, f"one launch: {tiling.units} units, {read >> 10} KiB stay in the L2 cache"
+    held = unit * problem.dtype.itemsize * (2 if problem.operation == "backward" else 1)
+    if held <= _HELD and tiling.units >= _MANY_UNITS:
+        return whole, f"one launch: the L2 cache holds {held >> 10} KiB of every multiprocessor"
     return apart, f"{tiling.units} units of {unit} elements are shared out"

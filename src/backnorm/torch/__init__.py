@@ -22,6 +22,7 @@ from backnorm.torch.modules import (
     BatchNormReLU3d,
 )
 from backnorm.torch.transforms import UnsupportedTransformError
+from backnorm.torch.tuning import Trial, tune
 
 __all__ = [
     "BatchNorm1d",
@@ -34,11 +35,13 @@ __all__ = [
     "TensorTypeError",
     "TensorValueError",
     "ThirdOrderError",
+    "Trial",
     "UnsupportedTransformError",
     "batch_norm",
     "batch_norm_add_relu",
     "batch_norm_relu",
     "convert",
     "revert",
+    "tune",
     "use_for_aten",
 ]

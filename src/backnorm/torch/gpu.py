@@ -20,8 +20,8 @@ from torch import Tensor
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu import Gpu
 from backnorm.kernels.gpu.launch import BackwardLaunch, ForwardLaunch
-from backnorm.layout import extents_of, mask_size
-from backnorm.plan_gpu import plan_gpu
+from backnorm.layout import Extents, extents_of, mask_size
+from backnorm.plan_gpu import Knobs, plan_gpu
 from backnorm.problem import (
     Problem,
     backward_problem,
@@ -38,7 +38,19 @@ from backnorm.torch.second_order import double_backward
 from backnorm.torch.statistics import Running, follows, statistics_type, update_running
 from backnorm.torch.steps import facts
 
-__all__ = ["backward", "double_backward", "inference", "trained", "unpack_mask"]
+__all__ = [
+    "Place",
+    "backward",
+    "backward_place",
+    "double_backward",
+    "forward_place",
+    "gpu_of",
+    "inference",
+    "on",
+    "trained",
+    "unpack_mask",
+    "use",
+]
 
 # Bytes that the compiler takes the arrays to be aligned to. Torch's allocators align to more.
 _ALIGNMENT = 16
@@ -48,6 +60,12 @@ _NOTHING = nullcontext()
 _forwards: Kept[ForwardLaunch] = Kept()
 _backwards: Kept[BackwardLaunch] = Kept()
 _devices: dict[torch.device, Gpu] = {}
+
+#: A problem as it lies in memory, and where.
+Place = tuple[Problem, Extents, Gpu]
+
+# What tuning has found.
+_tuned: dict[Place, Knobs] = {}
 
 Kind = TypeVar("Kind", Tensor, Tensor | None)
 
@@ -87,13 +105,18 @@ def trained(
     )
     launch = _forwards.get(key)
     if launch is None:
-        launch = _forward_launch(x, residual, weight, bias, eps, running, rectifier)
+        place = forward_place(x, residual, weight, bias, eps, rectifier=rectifier)
+        if running is not None:
+            _check_devices(x, running.mean, running.variance)
+            # The kernel moves them whichever of the accepted types they are of.
+            follows(running, x)
+        launch = ForwardLaunch(*_planned(place, x.device), moving=running is not None)
         _forwards.keep(key, launch)
     if not x.numel():
         return y, mean.zero_(), variance.zero_(), mask, None
     moved = (None, None) if running is None else running[:2]
     momentum = 0.0 if running is None else running.momentum
-    with _on(x):
+    with on(x):
         launch.run(x, residual, weight, bias, moved, momentum, y, mask, mean, variance)
     if late is not None:
         count = x.numel() // x.shape[1]
@@ -118,6 +141,7 @@ def inference(
     residual = _beside("residual", residual, x)
     key = (
         "inference",
+        "on",
         rectifier,
         *(facts(tensor) for tensor in (x, residual, mean, variance, weight, bias)),
         eps,
@@ -136,11 +160,11 @@ def inference(
         )
         if rectifier:
             problem = rectified(problem, sided=residual is not None)
-        launch = ForwardLaunch(*_planned(problem, x), moving=False)
+        launch = ForwardLaunch(*_planned(_place(problem, x), x.device), moving=False)
         _forwards.keep(key, launch)
     y = torch.empty_like(x)
     if x.numel():
-        with _on(x):
+        with on(x):
             launch.infer(x, residual, mean, variance, weight, bias, y)
     return y
 
@@ -169,7 +193,8 @@ def backward(
     )
     launch = _backwards.get(key)
     if launch is None:
-        launch = _backward_launch(x, dy, mask, mean, variance, weight, eps, training, sided)
+        place = backward_place(x, dy, mask, mean, variance, weight, eps, training, sided=sided)
+        launch = BackwardLaunch(*_planned(place, x.device))
         _backwards.keep(key, launch)
     dx = torch.empty_like(x)
     dresidual = torch.empty_like(x) if sided else None
@@ -177,7 +202,7 @@ def backward(
     dweight, dbias = torch.empty_like(like), torch.empty_like(like)
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_(), dresidual
-    with _on(x):
+    with on(x):
         launch.run(x, dy, mask, mean, variance, weight, dx, dresidual, dweight, dbias)
     return dx, dweight, dbias, dresidual
 
@@ -203,33 +228,25 @@ def gpu_of(device: torch.device) -> Gpu:
     return _devices[device]
 
 
-def _forward_launch(
+def forward_place(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    running: Running | None,
+    *,
     rectifier: bool,
-) -> ForwardLaunch:
+) -> Place:
+    """Check the tensors of a forward pass, and return what is to be planned."""
     _check_devices(x, weight, bias)
     problem = forward_problem(
-        metadata(x),
-        wide_metadata(weight, x),
-        wide_metadata(bias, x),
-        epsilon=eps,
+        metadata(x), wide_metadata(weight, x), wide_metadata(bias, x), epsilon=eps,
         data_format="NCX",
-    )
-    if rectifier:
-        problem = rectified(problem, sided=residual is not None)
-    if running is not None:
-        _check_devices(x, running.mean, running.variance)
-        # The kernel moves them whichever of the accepted types they are of.
-        follows(running, x)
-    return ForwardLaunch(*_planned(problem, x), moving=running is not None)
+    )  # fmt: skip
+    return _place(rectified(problem, sided=residual is not None) if rectifier else problem, x)
 
 
-def _backward_launch(
+def backward_place(
     x: Tensor,
     dy: Tensor,
     mask: Tensor | None,
@@ -238,8 +255,10 @@ def _backward_launch(
     weight: Tensor | None,
     eps: float,
     training: bool,
+    *,
     sided: bool,
-) -> BackwardLaunch:
+) -> Place:
+    """Check the tensors of a backward pass, and return what is to be planned."""
     _check_devices(x, dy, mask, mean, variance, weight)
     problem = backward_problem(
         metadata(x),
@@ -254,22 +273,33 @@ def _backward_launch(
     if mask is not None:
         check_mask_like(metadata(mask), mask_size(problem.size))
         problem = rectified(problem, sided=sided)
-    return BackwardLaunch(*_planned(problem, x))
+    return _place(problem, x)
 
 
-def _planned(problem: Problem, x: Tensor) -> tuple[Any, ...]:
-    """Return what a launch is made of."""
+def use(place: Place, knobs: Knobs) -> None:
+    """Plan a problem with these knobs from now on."""
+    _tuned[place] = knobs
+    _forwards.clear()
+    _backwards.clear()
+
+
+def _place(problem: Problem, x: Tensor) -> Place:
     extents = extents_of(problem.shape, problem.channel_axis, order_of(x))
-    plan = plan_gpu(problem, extents, gpu_of(x.device))
+    return problem, extents, gpu_of(x.device)
+
+
+def _planned(place: Place, device: torch.device) -> tuple[Any, ...]:
+    """Return what a launch is made of."""
 
     def new(count: int) -> Tensor:
         return torch.empty(count, dtype=torch.float64, device=device)
 
-    device, complete = x.device, plan.schedule == "complete"
-    return problem, extents, plan.tiling, plan.arithmetic, complete, new
+    problem, extents, _ = place
+    plan = plan_gpu(*place, _tuned.get(place))
+    return problem, extents, plan.tiling, plan.arithmetic, plan.schedule == "complete", new
 
 
-def _on(x: Tensor) -> AbstractContextManager[Any]:
+def on(x: Tensor) -> AbstractContextManager[Any]:
     """Make x's device the current one: kernels are launched there."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return _NOTHING

@@ -10,6 +10,8 @@ from backnorm.results import Gradients, Normalized, Rectified, RectifiedGradient
 from backnorm.torch import gpu
 from backnorm.torch.memory import array_of, tensor_of
 
+from ..interpreter import DEVICE
+
 
 def tensor(array, data_format="NCX"):
     """Return a tensor on a copy of an array, with its channels second and its memory as it was."""
@@ -18,7 +20,7 @@ def tensor(array, data_format="NCX"):
     order = np.argsort([-stride for stride in array.strides], kind="stable")
     copy = array.transpose(order).copy(order="C").transpose(np.argsort(order))
     # 16-bit types reach PyTorch as integers; a transposed view is no problem to that.
-    value = tensor_of(copy)
+    value = tensor_of(copy).to(DEVICE)
     return value.movedim(-1, 1) if data_format == "NXC" and value.dim() > 1 else value
 
 
@@ -26,6 +28,7 @@ def array(value, data_format="NCX"):
     """Undo `tensor`."""
     if value is None:
         return None
+    value = value.cpu()
     return array_of(value.movedim(1, -1) if data_format == "NXC" and value.dim() > 1 else value)
 
 
@@ -70,7 +73,7 @@ class Rectifying:
     def forward(x, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"):
         y, mean, variance, mask, _ = gpu.trained(
             tensor(x, data_format),
-            _beside(residual, x, data_format),
+            tensor(residual, data_format),
             tensor(gamma),
             tensor(beta),
             epsilon,
@@ -85,7 +88,7 @@ class Rectifying:
     ):
         y = gpu.inference(
             tensor(x, data_format),
-            _beside(residual, x, data_format),
+            tensor(residual, data_format),
             *(tensor(value) for value in (mean, variance, gamma, beta)),
             epsilon,
             rectifier=True,
@@ -110,7 +113,7 @@ class Rectifying:
         dx, dgamma, dbeta, dresidual = gpu.backward(
             tensor(x, data_format),
             tensor(dy, data_format),
-            torch.from_numpy(mask.copy()),
+            torch.from_numpy(mask.copy()).to(DEVICE),
             tensor(mean),
             tensor(variance),
             tensor(gamma),
@@ -125,7 +128,3 @@ class Rectifying:
             array(dbeta),
             array(dresidual, data_format),
         )
-
-
-def _beside(residual, x, data_format):
-    return tensor(residual, data_format)

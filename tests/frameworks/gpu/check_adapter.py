@@ -1,4 +1,4 @@
-"""The PyTorch adapter on the GPU's kernels: every tensor is taken for one on a GPU."""
+"""The PyTorch adapter on the GPU's kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backnorm.errors import ArgumentError
 from backnorm.gpu import KNOWN
 from backnorm.torch import gpu, kernels
 
-from . import interpreter
+from .. import interpreter
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def gradients(layer, x, residual=None):
         leaves.append(residual.clone().requires_grad_())
         inputs.append(leaves[-1])
     y = layer(*inputs)
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=y.dtype)
+    dy = torch.randn(y.shape, generator=torch.Generator(y.device).manual_seed(3), dtype=y.dtype)
     return y.detach(), torch.autograd.grad(y, leaves, dy)
 
 
@@ -207,6 +207,42 @@ def test_refused(arguments):
     given = {"running_mean": None, "running_var": None, "training": True, **arguments}
     with pytest.raises(ArgumentError):
         backnorm.torch.batch_norm(torch.randn(5, 3, 4), **given)
+
+
+def test_tuning_keeps_the_fastest_plan(monkeypatch, launched):
+    from backnorm.torch import tuning
+
+    tried = []
+
+    def measure(call):
+        tried.append(call())
+        return float(len(tried) % 7)
+
+    monkeypatch.setattr(tuning, "measure", measure)
+    monkeypatch.setattr(gpu, "_tuned", {})
+    x, weight = torch.randn(3, 2, 3), torch.rand(2)
+    trials = tuning.tune(x, weight, relu=True)
+    assert [trial.operation for trial in trials] == sorted(trial.operation for trial in trials)[
+        ::-1
+    ]
+    for operation in ("forward", "backward"):
+        times = [trial.milliseconds for trial in trials if trial.operation == operation]
+        assert times == sorted(times)
+        assert len(times) > 10
+    fastest = {trial.operation: trial.knobs for trial in reversed(trials)}
+    assert {place[0].operation: knobs for place, knobs in gpu._tuned.items()} == fastest
+    # Every plan is right.
+    y = torch.relu(nn.functional.batch_norm(x, None, None, weight, training=True))
+    for result in tried[: [trial.operation for trial in trials].count("forward")]:
+        close(result[0], y)
+
+
+def test_tuning_wants_a_gpu(monkeypatch):
+    from backnorm.torch import cpu, tuning
+
+    monkeypatch.setattr(kernels, "engine_of", lambda x: cpu)
+    with pytest.raises(ArgumentError, match=r"^input: must be on a CUDA device"):
+        tuning.tune(torch.randn(3, 2, 3))
 
 
 def test_calls_are_planned_once(launched):

@@ -1,4 +1,4 @@
-"""What the checks of the GPU's kernels share; without a GPU they run in Triton's interpreter."""
+"""What the checks of the GPU's kernels share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import torch
 
 from backnorm.gpu import KNOWN
 
-from . import interpreter
+from .. import interpreter
+
+
+@pytest.fixture(autouse=True, scope="session")
+def there_is_a_gpu():
+    if not interpreter.INTERPRETED and not torch.cuda.is_available():
+        pytest.fail("no CUDA device; TRITON_INTERPRET=1 does without one")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,6 +29,6 @@ def seeded():
 
 @pytest.fixture(params=["h200", "l40s"])
 def gpu(request):
-    """A device that is made up: one with fast float64, and one that computes in pairs."""
+    """A device that plans are made for: one with fast float64, and one that computes in pairs."""
     with interpreter.standing_in_for(KNOWN[request.param]) as device:
         yield device

@@ -11,10 +11,15 @@ from .compiled import compiled, problem_of
 
 LARGE = {
     "NCX": ((256, 256, 56, 56), 1),
-    "NCX, rows of 49": ((256, 2048, 7, 7), 1),
+    "NCX, rows of 1225": ((256, 128, 35, 35), 1),
     "NXC": ((256, 56, 56, 256), 3),
 }
-SMALL = {"NCX": ((8, 16, 8, 8), 1), "NXC": ((32, 7, 7, 512), 3)}
+COMPLETE = {
+    "NCX": ((8, 16, 8, 8), 1),
+    "NXC": ((16, 7, 7, 512), 3),
+    "NCX, runs of 49": ((256, 2048, 7, 7), 1),
+    "NCX, runs of 64": ((256, 512, 8, 8), 1),
+}
 
 # Elements of a 16-byte access, as PTX has it.
 WIDE = ("v4.b32", "v2.b64")
@@ -53,13 +58,14 @@ def test_large_problems(operation, layout, dtype, relu, tmp_path):
     assert any(f"st.global.{wide}" in apply for wide in WIDE)
 
 
-@pytest.mark.parametrize("layout", SMALL)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", COMPLETE)
 @pytest.mark.parametrize("operation", ["forward", "backward"])
-def test_small_problems_are_one_kernel(operation, layout, tmp_path):
-    (code,) = compiled(problem_of(operation, *SMALL[layout], "float32"), "h200", tmp_path)
+def test_one_kernel_where_that_is_enough(operation, layout, dtype, tmp_path):
+    (code,) = compiled(problem_of(operation, *COMPLETE[layout], dtype), "h200", tmp_path)
     assert code.name == f"{operation}_complete"
     assert code.spilled <= 8
-    assert f"ld.global.{WIDE[0]}" in code.ptx
+    assert ("ld.global.v4.b32" in code.ptx) is ("49" not in layout)
     assert "atom" not in code.ptx
 
 

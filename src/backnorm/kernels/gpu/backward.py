@@ -26,7 +26,7 @@ from backnorm.kernels.gpu.arithmetic import (
     zeros,
 )
 from backnorm.kernels.gpu.formulas import derivative, inverse_deviation, scaled, solve_backward
-from backnorm.kernels.gpu.frame import SIZES, Frame
+from backnorm.kernels.gpu.frame import CHANNELS, PARTS, SIZES, Frame
 from backnorm.kernels.gpu.tiles import (
     channels_of,
     collect,
@@ -40,7 +40,7 @@ from backnorm.kernels.gpu.tiles import (
 __all__ = ["backward_apply", "backward_complete", "backward_finish", "backward_sums"]
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=CHANNELS)
 def backward_sums(
     p_x,
     p_dy,
@@ -72,7 +72,7 @@ def backward_sums(
     tl.store(p_partials + plane + o_partials, b_sum_dy_xmu, mask=m_partials)
 
 
-@triton.jit(do_not_specialize=("channels", "inner", "parts"))
+@triton.jit(do_not_specialize=PARTS, do_not_specialize_on_alignment=CHANNELS)
 def backward_finish(
     p_partials,
     p_variance,
@@ -117,7 +117,7 @@ def backward_finish(
         tl.store(p_dbeta + i_channels, narrow(b_total_dy, p_dbeta), mask=m_channels)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=CHANNELS)
 def backward_apply(
     p_x,
     p_dy,
@@ -156,7 +156,7 @@ def backward_apply(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=CHANNELS)
 def backward_complete(
     p_x,
     p_dy,

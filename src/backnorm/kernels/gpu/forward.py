@@ -27,7 +27,7 @@ from backnorm.kernels.gpu.arithmetic import (
     zeros,
 )
 from backnorm.kernels.gpu.formulas import inverse_deviation, normalised, rectified
-from backnorm.kernels.gpu.frame import SIZES, Frame
+from backnorm.kernels.gpu.frame import CHANNELS, NUMBERS, PARTS, SIZES, Frame
 from backnorm.kernels.gpu.tiles import (
     channels_of,
     collect,
@@ -42,7 +42,7 @@ from backnorm.kernels.gpu.tiles import (
 __all__ = ["forward_apply", "forward_complete", "forward_finish", "forward_sums"]
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=CHANNELS)
 def forward_sums(
     p_x,
     rows,
@@ -70,7 +70,10 @@ def forward_sums(
     tl.store(p_partials + 3 * plane + o_partials, b_count, mask=m_partials)
 
 
-@triton.jit(do_not_specialize=("channels", "inner", "parts", "momentum", "momentum_low"))
+@triton.jit(
+    do_not_specialize=PARTS + NUMBERS,
+    do_not_specialize_on_alignment=CHANNELS,
+)
 def forward_finish(
     p_partials,
     p_running_mean,
@@ -141,7 +144,7 @@ def forward_finish(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=CHANNELS)
 def forward_apply(
     p_x,
     p_residual,
@@ -164,8 +167,7 @@ def forward_apply(
 ):
     """Store y, and where it is positive after a rectifier in training.
 
-    In training mean is the first row of what `forward_finish` stores, with the rest of the mean
-    in the row behind it.
+    In training mean is what `forward_finish` stores, rows of mean, its rest, and variance.
     """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     # The sums were made in the order of programs: what they read last may still be in the cache.
@@ -174,17 +176,19 @@ def forward_apply(
     i_first, i_last = first_and_last(i_program // units, frame)
     i_channels = channels_of(i_unit, frame, FORM)
     b_mean = tl.load(p_mean + i_channels).to(tl.float64)
-    b_rest = tl.zeros_like(b_mean)
     if FORM.training:
         b_rest = tl.load(p_mean + channels + i_channels).to(tl.float64)
-    b_variance = tl.load(p_variance + i_channels).to(tl.float64)
+        b_variance = tl.load(p_mean + 2 * channels + i_channels).to(tl.float64)
+    else:
+        b_rest = tl.zeros_like(b_mean)
+        b_variance = tl.load(p_variance + i_channels).to(tl.float64)
     _write(
         p_x, p_residual, b_mean, b_rest, b_variance, p_gamma, p_beta, i_channels,
         i_unit, i_first, i_last, frame, p_y, p_bits, FORM,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=(*SIZES, "momentum", "momentum_low"))
+@triton.jit(do_not_specialize=SIZES + NUMBERS, do_not_specialize_on_alignment=CHANNELS)
 def forward_complete(
     p_x,
     p_residual,

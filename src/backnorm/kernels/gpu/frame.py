@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from backnorm.kernels.gpu.geometry import Arithmetic
 
-__all__ = ["SIZES", "Form", "Frame"]
+__all__ = ["CHANNELS", "NUMBERS", "PARTS", "SIZES", "Form", "Frame"]
 
 
 class Frame(NamedTuple):
@@ -26,6 +26,26 @@ class Frame(NamedTuple):
 #: The kernels' arguments of these names: no kernel is compiled anew for another size.
 SIZES = Frame._fields
 
+#: The same of the kernels that add up partial results.
+PARTS = ("channels", "inner", "parts")
+
+#: Arguments that are other at every call: the share of a batch in running statistics.
+NUMBERS = ("momentum", "momentum_low")
+
+#: Arguments that point to a value per channel: they may lie anywhere in memory.
+CHANNELS = (
+    "p_mean",
+    "p_variance",
+    "p_gamma",
+    "p_beta",
+    "p_dgamma",
+    "p_dbeta",
+    "p_running_mean",
+    "p_running_variance",
+    "p_moved_mean",
+    "p_moved_variance",
+)
+
 
 class Form(NamedTuple):
     """What a kernel is compiled for.
@@ -37,6 +57,8 @@ class Form(NamedTuple):
     arithmetic : Arithmetic
     rectified, sided : bool
         Whether there is a rectifier, and a residual before it.
+    whole_bytes : bool
+        Whether every row of a tile begins with a byte of the rectifier's mask.
     training : bool
         Whether the statistics are functions of x.
     has_gamma, has_beta : bool
@@ -52,6 +74,7 @@ class Form(NamedTuple):
     arithmetic: Arithmetic
     rectified: bool
     sided: bool
+    whole_bytes: bool
     training: bool
     has_gamma: bool
     has_beta: bool

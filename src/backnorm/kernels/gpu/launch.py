@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import triton.language as tl
 
 from backnorm.kernels.gpu import backward, forward
 from backnorm.kernels.gpu.frame import Form
@@ -18,13 +19,16 @@ from backnorm.kernels.gpu.geometry import Arithmetic, Tiling, power_of_two
 from backnorm.layout import Extents
 from backnorm.problem import Problem
 
-__all__ = ["BackwardLaunch", "ForwardLaunch", "Kernel", "New"]
+__all__ = ["OPTIONS", "BackwardLaunch", "ForwardLaunch", "Kernel", "Make", "New"]
 
 #: Takes a number of float64 and returns a pointer to new memory for them on the current device.
 New = Callable[[int], Any]
 
-# Kernels contain every rounding that they should: see `arithmetic`.
-_OPTIONS = {"enable_fp_fusion": False}
+#: Makes, of the same arguments, a `Kernel` or what is called like one.
+Make = Callable[..., Any]
+
+#: For the compiler: kernels contain every rounding that they should, see `arithmetic`.
+OPTIONS = {"enable_fp_fusion": False}
 
 # Partial results that a program adds up at a time, and channels that share the 32 bytes that
 # memory is read in.
@@ -76,7 +80,7 @@ class Kernel:
             *outputs,
             **self._constants,
             num_warps=self._warps,
-            **_OPTIONS,
+            **OPTIONS,
         )
         # The interpreter has nothing to keep.
         if compiled is not None:
@@ -96,6 +100,8 @@ class BackwardLaunch:
     complete : bool
         Whether a program does all of the work on its channels.
     new : New
+    make : Make
+        For kernels that are launched otherwise.
     """
 
     __slots__ = ("_apply", "_channels", "_complete", "_finish", "_new", "_partials", "_sums")
@@ -108,11 +114,12 @@ class BackwardLaunch:
         arithmetic: Arithmetic,
         complete: bool,
         new: New,
+        make: Make = Kernel,
     ) -> None:
-        def kernel(function: Any) -> Kernel:
+        def kernel(function: Any) -> Any:
             programs = tiling.units * tiling.blocks
             constants = {"FORM": form}
-            return Kernel(function, programs, _sizes(problem, extents, tiling), constants, warps)
+            return make(function, programs, _sizes(problem, extents, tiling), constants, warps)
 
         form, warps = _form(problem, tiling, arithmetic), tiling.warps
         self._new, self._channels = new, extents.channels
@@ -120,7 +127,7 @@ class BackwardLaunch:
         self._sums, self._apply = kernel(backward.backward_sums), kernel(backward.backward_apply)
         self._partials = 2 * _places(extents, tiling)
         constants = {"EPSILON": problem.epsilon, "GRADIENTS": problem.operation == "backward"}
-        self._finish = _finish(backward.backward_finish, extents, tiling, constants)
+        self._finish = _finish(make, backward.backward_finish, extents, tiling, constants)
 
     def run(
         self,
@@ -179,7 +186,7 @@ class ForwardLaunch:
 
     Parameters
     ----------
-    problem, extents, tiling, arithmetic, complete, new
+    problem, extents, tiling, arithmetic, complete, new, make
         As of `BackwardLaunch`.
     moving : bool
         Whether running statistics are moved.
@@ -195,20 +202,22 @@ class ForwardLaunch:
         arithmetic: Arithmetic,
         complete: bool,
         new: New,
+        make: Make = Kernel,
         *,
         moving: bool,
     ) -> None:
-        def kernel(function: Any, **constants: Any) -> Kernel:
+        def kernel(function: Any, **constants: Any) -> Any:
             programs = tiling.units * tiling.blocks
             constants = {"FORM": form, **constants}
-            return Kernel(function, programs, _sizes(problem, extents, tiling), constants, warps)
+            return make(function, programs, _sizes(problem, extents, tiling), constants, warps)
 
         form, warps = _form(problem, tiling, arithmetic), tiling.warps
         self._new, self._channels = new, extents.channels
         self._complete = kernel(forward.forward_complete, MOVING=moving) if complete else None
         self._sums, self._apply = kernel(forward.forward_sums), kernel(forward.forward_apply)
         self._partials = 4 * _places(extents, tiling)
-        self._finish = _finish(forward.forward_finish, extents, tiling, {"MOVING": moving})
+        constants = {"MOVING": moving}
+        self._finish = _finish(make, forward.forward_finish, extents, tiling, constants)
 
     def run(
         self,
@@ -237,8 +246,7 @@ class ForwardLaunch:
         partials, moments = self._new(self._partials), self._new(3 * self._channels)
         self._sums((x,), (partials,))
         self._finish((partials, *old), (moments, mean, variance, *old), numbers)
-        exact_variance = moments[2 * self._channels :]
-        self._apply((x, residual, moments, exact_variance, gamma, beta), (y, bits))
+        self._apply((x, residual, moments, moments, gamma, beta), (y, bits))
 
     def infer(
         self, x: Any, residual: Any, mean: Any, variance: Any, gamma: Any, beta: Any, y: Any
@@ -264,7 +272,7 @@ def _sizes(problem: Problem, extents: Extents, tiling: Tiling) -> tuple[int, ...
 
 
 def _form(problem: Problem, tiling: Tiling, arithmetic: Arithmetic) -> Form:
-    return Form(
+    values = Form(
         columns=tiling.columns,
         partial=tiling.partial,
         tile_rows=tiling.tile_rows,
@@ -274,11 +282,14 @@ def _form(problem: Problem, tiling: Tiling, arithmetic: Arithmetic) -> Form:
         arithmetic=arithmetic,
         rectified=problem.rectified,
         sided=problem.residual,
+        whole_bytes=tiling.width % 8 == 0,
         training=problem.training,
         has_gamma=problem.has_gamma,
         has_beta=problem.has_beta,
         epsilon=problem.epsilon,
     )
+    # Older compilers take what is in a constant for a variable.
+    return Form(*map(tl.constexpr, values))
 
 
 def _places(extents: Extents, tiling: Tiling) -> int:
@@ -286,7 +297,9 @@ def _places(extents: Extents, tiling: Tiling) -> int:
     return tiling.blocks * (tiling.width if tiling.columns else extents.channels)
 
 
-def _finish(function: Any, extents: Extents, tiling: Tiling, constants: dict[str, Any]) -> Kernel:
+def _finish(
+    make: Make, function: Any, extents: Extents, tiling: Tiling, constants: dict[str, Any]
+) -> Any:
     """Return the kernel that adds up partial results."""
     # Of columns there is one for every place of a channel in a row.
     inner = extents.inner if tiling.columns else 1
@@ -298,7 +311,7 @@ def _finish(function: Any, extents: Extents, tiling: Tiling, constants: dict[str
     }
     sizes = extents.channels, inner, parts
     programs = -(-extents.channels // together)
-    return Kernel(function, programs, sizes, {**tile, **constants}, _FINISH_WARPS)
+    return make(function, programs, sizes, {**tile, **constants}, _FINISH_WARPS)
 
 
 def _some(pointer: Any, otherwise: Any) -> Any:

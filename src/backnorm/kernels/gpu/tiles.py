@@ -65,10 +65,16 @@ def elements_of(i_tile, i_unit, frame, FORM: tl.constexpr):
 @triton.jit
 def load_bits(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
     """Return the bits of a tile as booleans."""
-    o_bytes, m_bytes = _place_bytes(i_tile, i_unit, frame, FORM)
-    b_bytes = tl.load(p_bits + o_bytes, mask=m_bytes, other=0).to(tl.int32)
-    b_bits = (b_bytes[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
-    return tl.reshape(b_bits, (FORM.tile_rows, FORM.tile_columns)) != 0
+    if FORM.whole_bytes:
+        o_bytes, m_bytes = _place_bytes(i_tile, i_unit, frame, FORM)
+        b_bytes = tl.load(p_bits + o_bytes, mask=m_bytes, other=0).to(tl.int32)
+        b_bits = b_bytes[:, :, None] >> tl.arange(0, 8)[None, None, :]
+        b_bits = tl.reshape(b_bits, (FORM.tile_rows, FORM.tile_columns))
+    else:
+        o_elements, m_there = place(i_tile, i_unit, frame, FORM)
+        b_bytes = tl.load(p_bits + o_elements // 8, mask=m_there, other=0).to(tl.int32)
+        b_bits = b_bytes >> (o_elements % 8).to(tl.int32)
+    return (b_bits & 1) != 0
 
 
 @triton.jit

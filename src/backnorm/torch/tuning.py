@@ -1,0 +1,117 @@
+"""Trying what a plan may choose on the device itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from backnorm.errors import ArgumentValueError
+from backnorm.plan_gpu import Knobs, candidates
+from backnorm.torch import cpu, kernels
+
+__all__ = ["Trial", "tune"]
+
+
+class Trial(NamedTuple):
+    """A choice that was tried.
+
+    Attributes
+    ----------
+    operation : {"forward", "backward"}
+    knobs : Knobs
+    milliseconds : float
+        Of a call, by the device's clock, the L2 cache emptied before it.
+    """
+
+    operation: str
+    knobs: Knobs
+    milliseconds: float
+
+
+def tune(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    relu: bool = False,
+    eps: float = 1e-5,
+) -> list[Trial]:
+    """Find the fastest plan of a training step on tensors like these, and use it from now on.
+
+    What is found holds for this process, and for calls with tensors of the same shapes, types,
+    layout and device, and the same eps. Every plan is right, but they sum in different orders: the
+    last bits of results may be others than without tuning. (Among themselves they are the same on
+    every run, as always.)
+
+    Parameters
+    ----------
+    input : Tensor, shape (N, C, ...)
+        On a CUDA device. Its values do not matter; it is not written to.
+    weight, bias : Tensor, shape (C,), optional
+        If the layer has them.
+    residual : Tensor, optional
+        Of input's shape, for `batch_norm_add_relu`.
+    relu : bool
+        Whether for `batch_norm_relu`; a residual is always followed by one.
+    eps : float
+
+    Returns
+    -------
+    list of Trial
+        What was tried: of each operation, the fastest first.
+
+    Raises
+    ------
+    ArgumentValueError
+        If input is not on a CUDA device.
+    """
+    gpu = kernels.engine_of(input)
+    if gpu is cpu:
+        raise ArgumentValueError(
+            "input",
+            "must be on a CUDA device: the CPU's plans have nothing to try",
+            came=f"device {input.device}",
+            accepted="cuda",
+        )
+    sided = residual is not None
+    rectifier = relu or sided
+    with torch.no_grad(), gpu.on(input):
+        given = input, residual, weight, bias, eps
+
+        def forward() -> Any:
+            return gpu.trained(*given, None, rectifier=rectifier)
+
+        _, mean, variance, mask, _ = forward()
+        dy = torch.empty_like(input).copy_(input)
+        taken = input, dy, mask, mean, variance, weight, eps, True
+
+        def backward() -> Any:
+            return gpu.backward(*taken, sided=sided, step=None)
+
+        ahead = gpu.forward_place(*given, rectifier=rectifier)
+        back = gpu.backward_place(*taken, sided=sided)
+        return [*_tried(gpu.use, ahead, forward), *_tried(gpu.use, back, backward)]
+
+
+def _tried(use: Callable[..., None], place: Any, call: Callable[[], Any]) -> list[Trial]:
+    """Try every plan of a call's problem, and keep to the fastest."""
+    trials = []
+    problem, extents, _ = place
+    for knobs in candidates(problem, extents):
+        use(place, knobs)
+        trials.append(Trial(problem.operation, knobs, measure(call)))
+    trials.sort(key=lambda trial: trial.milliseconds)
+    use(place, trials[0].knobs)
+    return trials
+
+
+def measure(call: Callable[[], object]) -> float:
+    """Return the milliseconds of a call on the device, the median of many."""
+    from triton.testing import do_bench
+
+    milliseconds: float = do_bench(call, warmup=5, rep=30, return_mode="median")
+    return milliseconds

@@ -1,0 +1,186 @@
+"""What only a GPU can show: streams, graphs, no waiting, size, and agreement with the CPU.
+
+`make gpu-check` runs this.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import backnorm.torch
+from backnorm.torch import cpu, gpu, kernels, tune
+
+CUDA = torch.device("cuda")
+
+# Measured in the interpreter: none of 14 million float32 elements, in float64 arithmetic.
+UNEQUAL = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    if not torch.cuda.is_available():
+        pytest.fail("no CUDA device")
+    torch.manual_seed(11)
+
+
+def step(x, dy, weight, bias):
+    """Return what a training step computes."""
+    y, mean, variance = kernels.forward(x, weight, bias, 1e-5)
+    return y, mean, variance, *kernels.backward(x, dy, mean, variance, weight, 1e-5, True)
+
+
+def tensors(shape, dtype=torch.float32, *, channels_last=False):
+    x, dy = (torch.randn(shape, device=CUDA).to(dtype) for _ in range(2))
+    if channels_last:
+        x, dy = (value.movedim(1, -1).contiguous().movedim(-1, 1) for value in (x, dy))
+    return x, dy, torch.rand(shape[1], device=CUDA) + 0.5, torch.randn(shape[1], device=CUDA)
+
+
+SHAPES = [(8, 16, 8, 8), (64, 64, 28, 28), (256, 256, 7, 7), (32, 128, 35, 35)]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_same_bits_again_and_in_a_graph(shape, channels_last):
+    given = tensors(shape, channels_last=channels_last)
+    first = step(*given)
+    for one, other in zip(first, step(*given), strict=True):
+        assert torch.equal(one, other)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(*given)
+    # Other values in the same memory, to be sure that it is the replay that computes.
+    given[0].mul_(-2.0)
+    expected = step(*given)
+    for result in captured:
+        result.fill_(float("nan"))
+    graph.replay()
+    for one, other in zip(captured, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_nothing_waits(shape):
+    given = tensors(shape)
+    step(*given)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(*given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_streams(shape):
+    given = tensors(shape)
+    expected = step(*given)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    results = []
+    for round_of in range(20):
+        with torch.cuda.stream(streams[round_of % 4]):
+            results.append(step(*given))
+    torch.cuda.synchronize()
+    for result in results:
+        for one, other in zip(result, expected, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [(64, 64, 56, 56), (256, 512, 7, 7)], ids=str)
+def test_agrees_with_the_cpu(shape, channels_last):
+    x, dy, weight, bias = tensors(shape, channels_last=channels_last)
+    ours = step(x, dy, weight, bias)
+    x, dy, weight, bias = (value.cpu() for value in (x, dy, weight, bias))
+    *theirs, _, _ = cpu.trained(x, None, weight, bias, 1e-5, None, rectifier=False)
+    gradients = cpu.backward(
+        x, dy, None, *theirs[1:], weight, 1e-5, True, sided=False, step=None
+    )  # fmt: skip
+    unequal = elements = 0
+    for one, other in zip(ours, (*theirs, *gradients[:3]), strict=True):
+        a, b = (value.contiguous().view(torch.int32).long() for value in (one.cpu(), other))
+        assert (a - b).abs().max() <= 1
+        unequal += int((a != b).sum())
+        elements += a.numel()
+    print(f"{shape}: {unequal} of {elements} elements are not the CPU's")
+    assert unequal <= UNEQUAL * elements
+
+
+@pytest.mark.parametrize("shape", [(65538, 64, 513), (3, 2, 400_000_000)], ids=str)
+def test_more_than_two_billion_elements(shape):
+    x, dy, weight, bias = tensors(shape, torch.bfloat16)
+    assert x.numel() > 2**31
+    y, mean, variance, dx, dweight, dbias = step(x, dy, weight, bias)
+    # A channel at a time PyTorch can do.
+    for channel in range(0, shape[1], max(1, shape[1] // 4)):
+        one = x[:, channel].float().flatten()
+        back = dy[:, channel].float().flatten()
+        exact_mean = one.double().mean()
+        torch.testing.assert_close(mean[channel].double(), exact_mean, rtol=1e-5, atol=1e-6)
+        centred = one - exact_mean.float()
+        s = (variance[channel] + 1e-5).rsqrt()
+        torch.testing.assert_close(
+            y[-1, channel].float(),
+            centred[-shape[2] :] * s * weight[channel] + bias[channel],
+            rtol=1e-2,
+            atol=1e-2,
+        )
+        sum_dy, product = back.double().sum(), (back.double() * centred).sum()
+        torch.testing.assert_close(dbias[channel].double(), sum_dy, rtol=1e-4, atol=1e-2)
+        torch.testing.assert_close(dweight[channel].double(), product * s, rtol=1e-4, atol=1e-2)
+        count = one.numel()
+        expected = (
+            weight[channel] * s
+            * (back - sum_dy / count - centred * s * s * product / count)
+        )[-shape[2] :].float()  # fmt: skip
+        torch.testing.assert_close(dx[-1, channel].float(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_model_trains_as_pytorchs(channels_last):
+    theirs = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8)
+    ).to(CUDA)
+    if channels_last:
+        theirs = theirs.to(memory_format=torch.channels_last)
+    import copy
+
+    ours = backnorm.torch.convert(copy.deepcopy(theirs), fuse=True)
+    for _ in range(5):
+        x, target = torch.randn(16, 3, 20, 20, device=CUDA), torch.randn(16, 8, 16, 16, device=CUDA)
+        for model in (ours, theirs):
+            model.zero_grad()
+            nn.functional.mse_loss(model(x), target).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+    for one, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_compiled_models():
+    layer = backnorm.torch.BatchNorm2d(8).to(CUDA)
+    compiled = torch.compile(layer, fullgraph=True)
+    x = torch.randn(8, 8, 12, 12, device=CUDA)
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
+def test_tuning():
+    x, _, weight, bias = tensors((64, 64, 28, 28))
+    before = gpu.trained(x, None, weight, bias, 1e-5, None, rectifier=False)
+    trials = tune(x, weight, bias)
+    assert {trial.operation for trial in trials} == {"forward", "backward"}
+    after = gpu.trained(x, None, weight, bias, 1e-5, None, rectifier=False)
+    torch.testing.assert_close(after[0], before[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU only")
+def test_another_gpu_than_the_current():
+    x, dy, weight, bias = tensors((8, 16, 8, 8))
+    expected = step(x, dy, weight, bias)
+    elsewhere = step(*(value.to("cuda:1") for value in (x, dy, weight, bias)))
+    for one, other in zip(elsewhere, expected, strict=True):
+        assert one.device.index == 1
+        assert torch.equal(one.cpu(), other.cpu())
