@@ -5,6 +5,9 @@
                           this process may use); more than those is capped.
 ``BACKNORM_CACHE_DIR``    Folder for compiled kernels (default: ``backnorm`` in the user's cache
                           folder, ``$XDG_CACHE_HOME`` or ``~/.cache``).
+``BACKNORM_JAX_CUDA``     What `backnorm.jax` runs on CUDA devices: ``triton``, kernels by way of
+                          jax-triton; ``formulas``, plain ``jax.numpy`` code (default: kernels
+                          where they can be launched).
 =======================  ==================================================================
 
 A value that is not accepted is an error, not a default.
@@ -14,10 +17,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["cache_directory", "initial_threads"]
+__all__ = ["cache_directory", "initial_threads", "jax_on_cuda"]
 
 
 def initial_threads() -> int | None:
@@ -53,3 +57,20 @@ def cache_directory() -> Path:
         return Path(text)
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "backnorm"
+
+
+def jax_on_cuda() -> Literal["triton", "formulas"] | None:
+    """Return BACKNORM_JAX_CUDA, or None if it is not set."""
+    text = os.environ.get("BACKNORM_JAX_CUDA")
+    if text is None:
+        return None
+    if text == "triton":
+        return "triton"
+    if text == "formulas":
+        return "formulas"
+    raise ArgumentValueError(
+        "BACKNORM_JAX_CUDA",
+        "environment variable must name what runs on CUDA devices",
+        came=repr(text),
+        accepted="triton, formulas",
+    )

@@ -1,4 +1,5 @@
-"""The three computations as primitives of JAX: on a CPU our kernels, elsewhere the formulas.
+"""The three computations as primitives of JAX: our kernels on a CPU and, where they can be
+launched, on CUDA devices; elsewhere the formulas.
 
 Which it is is decided when a function is lowered for its platform. Under `jax.vmap` a primitive
 takes several instances of its problem at once, along a leading axis of its operands.
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from backnorm.jax import cpu, formulas
+from backnorm.jax import choice, cpu, cuda, formulas, launches
 
 __all__ = ["Setting", "backward", "forward", "normalize"]
 
@@ -81,6 +82,7 @@ def _primitive(
     name: str,
     formula: Callable[..., tuple[jax.Array, ...]],
     on_cpu: Callable[..., Sequence[jax.Array]],
+    on_cuda: Callable[..., Sequence[jax.Array]],
     like: tuple[int, ...],
 ) -> Any:
     """Return a new primitive.
@@ -88,8 +90,8 @@ def _primitive(
     Parameters
     ----------
     name : str
-    formula, on_cpu : callable
-        What it computes, and the same on a CPU. The latter also takes `instances`, how many there
+    formula, on_cpu, on_cuda : callable
+        What it computes, and the same by kernels. The latter also take `instances`, how many there
         are or None, and `spread`, which operands have one for each along a leading axis.
     like : tuple of int
         For every result, the operand that has its shape and type.
@@ -105,9 +107,20 @@ def _primitive(
 
     made.def_abstract_eval(lambda *kinds, **_: [kinds[k].update(weak_type=False) for k in like])
     made.def_impl(partial(_run_at_once, made))
-    mlir.register_lowering(made, mlir.lower_fun(elsewhere, multiple_results=True))
+    by_formulas = mlir.lower_fun(elsewhere, multiple_results=True)
+    mlir.register_lowering(made, by_formulas)
     lowered_for_cpu = mlir.lower_fun(partial(on_cpu, elsewhere), multiple_results=True)
     mlir.register_lowering(made, lowered_for_cpu, platform="cpu")
+    by_kernels = mlir.lower_fun(on_cuda, multiple_results=True)
+
+    def lowered_for_cuda(context: Any, *operands: Any, **how: Any) -> Any:
+        shape, devices = context.avals_in[like[0]].shape, context.module_context.axis_context
+        if not choice.by_kernels(shape, devices):
+            return by_formulas(context, *operands, **how)
+        with launches.compiling():
+            return by_kernels(context, *operands, **how)
+
+    mlir.register_lowering(made, lowered_for_cuda, platform="cuda")
     batching.primitive_batchers[made] = partial(_spread_out, made, like)
     return made
 
@@ -153,6 +166,8 @@ def _alone(formula: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array]]
     return lambda *operands, **setting: (formula(*operands, **setting),)
 
 
-_forward = _primitive("forward", formulas.forward, cpu.forward, like=(0, 1, 1))
-_normalize = _primitive("normalize", _alone(formulas.normalize), cpu.normalize, like=(0,))
-_backward = _primitive("backward", formulas.backward, cpu.backward, like=(1, 4, 4))
+_forward = _primitive("forward", formulas.forward, cpu.forward, cuda.forward, like=(0, 1, 1))
+_normalize = _primitive(
+    "normalize", _alone(formulas.normalize), cpu.normalize, cuda.normalize, like=(0,)
+)
+_backward = _primitive("backward", formulas.backward, cpu.backward, cuda.backward, like=(1, 4, 4))

@@ -1,0 +1,45 @@
+"""What a primitive is asked for, as a problem of the kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from backnorm.problem import Operation, Problem
+
+__all__ = ["is_known", "problem_of"]
+
+
+def is_known(shape: Sequence[Any]) -> bool:
+    """Whether there are elements, and their number is known while tracing."""
+    return all(isinstance(size, int) for size in shape) and math.prod(shape) > 0
+
+
+def problem_of(
+    operation: Operation,
+    x: jax.Array,
+    gamma: jax.Array,
+    *,
+    epsilon: float,
+    axis: int,
+    spread: tuple[bool, ...],
+    training: bool = True,
+    instances: int | None,
+) -> Problem:
+    """Return the problem of one instance, as (outer, channels, inner)."""
+    shape = x.shape[1:] if spread[0] else x.shape
+    return Problem(
+        operation,
+        (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])),
+        1,
+        np.dtype(x.dtype),
+        np.dtype(gamma.dtype),
+        has_gamma=True,
+        has_beta=operation != "backward",
+        epsilon=epsilon,
+        training=training and operation != "inference",
+    )

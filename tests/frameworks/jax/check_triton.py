@@ -1,0 +1,206 @@
+"""The kernels for GPUs as JAX calls them, in Triton's interpreter and on the CPU's memory."""
+
+from __future__ import annotations
+
+import os
+
+# Read when the kernels are imported; this file has a process to itself.
+os.environ["TRITON_INTERPRET"] = "1"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import backnorm
+import backnorm.jax
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import check_backward, check_forward, check_inference
+from backnorm.dtypes import ELEMENT_TYPES
+from backnorm.gpu import KNOWN
+from backnorm.jax import choice, launches
+
+from .. import interpreter
+from . import interpreted
+from .conftest import EPSILON, SHAPES, agree, textbook, weighed
+
+interpreted.take_the_place_of_the_cpu()
+
+# One launch does all; and never, since a row holds a few channels many times over.
+ONE, SEVERAL = (6, 5, 3, 4), (300, 3)
+WAYS, STEPS = ("forward", "backward"), ("sums", "finish", "apply")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rounding():
+    with interpreter.rounding_as_hardware_does():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    found = interpreted.Library()
+    monkeypatch.setattr(launches, "_library", lambda: found)
+    jax.clear_caches()
+    yield found
+    jax.clear_caches()
+
+
+@pytest.fixture(params=["h200", "l40s"])
+def gpu(request, monkeypatch):
+    """A device that is fast at float64, and one that is not."""
+    monkeypatch.setattr(choice, "device", lambda: KNOWN[request.param])
+    return KNOWN[request.param]
+
+
+def axis_of(data_format):
+    return 1 if data_format == "NCX" else -1
+
+
+def arrays(values):
+    return tuple(np.asarray(value) for value in values)
+
+
+def assert_passed(verdicts):
+    assert [verdict.detail for verdict in verdicts.values() if not verdict.passed] == []
+
+
+def backward(*inputs, epsilon, data_format, training):
+    gradients = backnorm.jax.batch_norm_backward(
+        *inputs, epsilon=epsilon, axis=axis_of(data_format), training=training
+    )
+    return arrays(gradients)
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("shape", [ONE, SEVERAL, (3, 1, 7), (70, 3, 5)])
+def test_every_pass_against_the_oracle(shape, data_format, dtype, gpu, library, rng):
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=10.0)
+    how = {"epsilon": data.epsilon, "axis": axis_of(data_format)}
+    found = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **how)
+    assert [each.dtype for each in found] == [dtype, data.gamma.dtype, data.gamma.dtype]
+    assert_passed(check_forward(data.x, data.gamma, data.beta, arrays(found), **data.options))
+    given = (data.x, data.mean, data.variance, data.gamma, data.beta)
+    y = np.asarray(backnorm.jax.batch_norm_inference(*given, **how))
+    assert_passed(check_inference(*given, y, **data.options))
+    given = (data.x, data.dy, data.mean, data.variance, data.gamma)
+    for training in (True, False):
+        found = backward(*given, **data.options, training=training)
+        assert_passed(check_backward(*given, found, **data.options, training=training))
+    assert library.calls
+
+
+class TestCalls:
+    """Which kernels are called, for plans of one launch and of several."""
+
+    @pytest.mark.parametrize(
+        ("shape", "ran"),
+        [
+            (ONE, ["forward_complete", "backward_complete"]),
+            (SEVERAL, [f"{way}_{step}" for way in WAYS for step in STEPS]),
+        ],
+    )
+    def test_training(self, shape, ran, gpu, library, layer, normal):
+        x, gamma, beta = layer(shape, 1)
+
+        def normalised(*inputs):
+            return backnorm.jax.batch_norm(*inputs, epsilon=EPSILON, axis=1)[0]
+
+        _, pull_back = jax.vjp(normalised, x, gamma, beta)
+        pull_back(normal(*shape))
+        assert library.calls == ran
+
+    @pytest.mark.parametrize("shape", [ONE, SEVERAL])
+    def test_inference(self, shape, gpu, library, layer):
+        x, gamma, beta = layer(shape, 1)
+        backnorm.jax.batch_norm_inference(x, beta, gamma**2, gamma, beta, epsilon=EPSILON, axis=1)
+        assert library.calls == ["forward_apply"]
+
+    @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (2, 5, 0)])
+    def test_none_for_empty_arrays(self, shape, gpu):
+        assert not choice.by_kernels(shape, None)
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_gradients_are_those_of_the_textbook(shape, axis, gpu, library, layer, normal):
+    inputs = layer(shape, axis)
+    weights = normal(*shape), normal(shape[axis])
+
+    def ours(*inputs):
+        return backnorm.jax.batch_norm(*inputs, epsilon=EPSILON, axis=axis)
+
+    def theirs(*inputs):
+        return textbook(*inputs, axis=axis)
+
+    agree(*(jax.grad(weighed(each, weights), (0, 1, 2))(*inputs) for each in (ours, theirs)))
+    assert library.calls
+
+
+@pytest.mark.parametrize("shape", [ONE, SEVERAL])
+def test_the_same_as_on_a_cpu_but_for_an_ulp(shape, gpu, library, rng):
+    data = realistic_data(shape, np.dtype(np.float32), data_format="NCX", rng=rng, ratio=10.0)
+    given = (data.x, data.dy, data.mean, data.variance, data.gamma)
+    found = backward(*given, **data.options, training=True)
+    expected = backnorm.batch_norm_backward(*given, **data.options)
+    assert library.calls
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_array_max_ulp(mine, other, 1)
+        assert (mine != other).mean() < 0.01
+
+
+def test_the_same_bits_again(gpu, library, layer):
+    inputs = layer(SEVERAL, 1)
+    inputs = [each.astype(jnp.float32) for each in inputs]
+    first, second = (
+        arrays(backnorm.jax.batch_norm(*inputs, epsilon=EPSILON, axis=1)) for _ in range(2)
+    )
+    assert [each.tobytes() for each in first] == [each.tobytes() for each in second]
+    assert len(library.calls) == 6
+
+
+class TestInstances:
+    """`jax.vmap`: the channels of all instances, side by side."""
+
+    def both(self, axes, inputs):
+        """Return gradients of instances together, and of one after another."""
+
+        def gradients(x, dy, gamma, beta):
+            def normalised(*inputs):
+                return backnorm.jax.batch_norm(*inputs, epsilon=EPSILON, axis=1)
+
+            results, pull_back = jax.vjp(normalised, x, gamma, beta)
+            return results, pull_back((dy, jnp.cos(beta), jnp.sin(gamma)))
+
+        together = jax.vmap(gradients, axes)(*inputs)
+        alone = []
+        for k in range(3):
+            pairs = zip(inputs, axes, strict=True)
+            one = [each if axis is None else jnp.take(each, k, axis) for each, axis in pairs]
+            alone.append(gradients(*one))
+        return together, jax.tree.map(lambda *each: jnp.stack(each), *alone)
+
+    @pytest.mark.parametrize("axes", [(0, 0, 0, 0), (2, 0, None, None), (None, 1, None, 0)])
+    @pytest.mark.parametrize("shape", [(4, 5, 3), (1, 5, 6), (9, 2)])
+    def test_as_one_after_another(self, axes, shape, gpu, library, normal):
+        sizes = (shape, shape, shape[1:2], shape[1:2])
+        inputs = [
+            normal(*(size if axis is None else (*size[:axis], 3, *size[axis:])))
+            for size, axis in zip(sizes, axes, strict=True)
+        ]
+        agree(*self.both(axes, inputs))
+        assert library.calls
+
+    def test_within_instances(self, gpu, library, normal):
+        x, dy, mean = normal(2, 3, 4, 5), normal(2, 3, 4, 5), normal(3, 5)
+
+        def backward(x, dy, mean):
+            how = {"epsilon": EPSILON, "axis": 1}
+            return backnorm.jax.batch_norm_backward(x, dy, mean, mean**2, **how)
+
+        found = jax.vmap(jax.vmap(backward), (0, 0, None))(x, dy, mean)
+        alone = [[backward(x[j, k], dy[j, k], mean[k]) for k in range(3)] for j in range(2)]
+        rows = [jax.tree.map(lambda *each: jnp.stack(each), *row) for row in alone]
+        agree(found, jax.tree.map(lambda *each: jnp.stack(each), *rows))
+        # Six calls for those that stand alone.
+        assert library.calls == [f"backward_{step}" for step in STEPS] * 7
