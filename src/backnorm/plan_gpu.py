@@ -44,9 +44,14 @@ _MOST_REPEATS = 16
 # the programs that end last leave little idle.
 _SHARES = (16384, 32768, 65536)
 
-# Rows that a program sums at the least, where a row holds all channels: it stores two or four
-# float64 for each column of them. And programs that make narrower tiles worth while.
+# Bytes of a tile's row, where a row holds all channels. Wider would read no better, and there is a
+# partial result for every column of every program.
+_COLUMNS = 256
+
+# Rows that a program sums at the least then: it stores two or four float64 for each column. More,
+# as long as there are programs enough. Where even these are few, tiles are narrower.
 _LEAST_ROWS = 128
+_ENOUGH = 2048
 _FEW = 512
 
 # Programs that a problem is cut into at the least, if its tiles are enough: more than any device
@@ -220,7 +225,7 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
     elements, run = knobs.warps * _WARP * knobs.vectors * vector, _RUN // itemsize
     if columns:
         # Narrow tiles make more programs, where there would be few.
-        tile_columns = _best(width, run, run if complete else _WARP * vector)
+        tile_columns = _best(width, run, run if complete else _COLUMNS // itemsize)
         least = min(rows, _LEAST_ROWS)
         while tile_columns > run and -(-width // tile_columns) * (rows // max(1, least)) < _FEW:
             tile_columns //= 2
@@ -233,8 +238,9 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
     tile = tile_rows * tile_columns
     share = min(knobs.share, -(-problem.size // _PROGRAMS))
     per_block = max(1, tiles if complete else share // tile)
-    if columns:
-        per_block = max(per_block, -(-_LEAST_ROWS // tile_rows))
+    if columns and not complete:
+        rows_each = rows * units * knobs.share // (_ENOUGH * _SHARES[1])
+        per_block = -(-max(_LEAST_ROWS, rows_each) // tile_rows)
     return Tiling(
         columns=columns,
         rows=rows,

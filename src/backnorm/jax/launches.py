@@ -43,12 +43,6 @@ class Memory:
     def __init__(self, kind: Any, value: jax.Array | None = None) -> None:
         self.kind, self.value = jax.ShapeDtypeStruct(kind.shape, kind.dtype), value
 
-    def __getitem__(self, part: slice) -> Memory:
-        """Return what begins at an element; it has been written."""
-        assert self.value is not None
-        value = jax.lax.slice_in_dim(self.value, part.start, part.stop)
-        return Memory(value, value)
-
 
 class Call:
     """A kernel with its sizes, called with `Memory` as `launch.Kernel` is with pointers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -110,8 +111,15 @@ def _tried(use: Callable[..., None], place: Any, call: Callable[[], Any]) -> lis
 
 
 def measure(call: Callable[[], object]) -> float:
-    """Return the milliseconds of a call on the device, the median of many."""
+    """Return the milliseconds of a call on the device, the median of many.
+
+    Infinity if the device has too little shared memory, or too few registers, for the plan.
+    """
+    from triton.runtime.errors import OutOfResources
     from triton.testing import do_bench
 
-    milliseconds: float = do_bench(call, warmup=5, rep=30, return_mode="median")
+    try:
+        milliseconds: float = do_bench(call, warmup=5, rep=30, return_mode="median")
+    except OutOfResources:
+        return math.inf
     return milliseconds
