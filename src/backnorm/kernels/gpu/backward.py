@@ -33,6 +33,7 @@ from backnorm.kernels.gpu.tiles import (
     first_and_last,
     load_bits,
     partials_of,
+    parts_of,
     per_column,
     place,
 )
@@ -87,23 +88,17 @@ def backward_finish(
     EPSILON: tl.constexpr,
     GRADIENTS: tl.constexpr,
 ):
-    """Store sum_dy and sum_dy_xmu, float64, and dgamma and dbeta.
-
-    A channel's partial sums are `parts` times `inner` ones, in a plane of `parts` rows of
-    channels times inner.
-    """
+    """Store sum_dy and sum_dy_xmu, float64, and dgamma and dbeta."""
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
-    i_parts = tl.arange(0, TILE_PARTS)
     count = parts.to(tl.int64) * inner
     plane = count * channels
     b_sum_dy = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
     b_sum_dy_xmu = b_sum_dy
-    for i_tile in range(tl.cdiv(count, TILE_PARTS)):
-        i_part = i_tile * TILE_PARTS + i_parts
-        o_parts = (i_part // inner) * channels * inner + i_part % inner
-        o_partials = o_parts[:, None] + (i_channels.to(tl.int64) * inner)[None, :]
-        m_there = (i_part < count)[:, None] & m_channels[None, :]
+    for i_step in range(tl.cdiv(count, TILE_PARTS)):
+        o_partials, m_there = parts_of(
+            parts * 0 + i_step, i_channels, channels, inner, parts, TILE_PARTS
+        )
         b_sum_dy += tl.load(p_partials + o_partials, mask=m_there, other=0.0)
         b_sum_dy_xmu += tl.load(p_partials + plane + o_partials, mask=m_there, other=0.0)
     b_total_dy = tl.sum(b_sum_dy, axis=0)

@@ -34,6 +34,7 @@ from backnorm.kernels.gpu.tiles import (
     elements_of,
     first_and_last,
     partials_of,
+    parts_of,
     per_column,
     place,
     store_bits,
@@ -92,26 +93,20 @@ def forward_finish(
     TILE_PARTS: tl.constexpr,
     MOVING: tl.constexpr,
 ):
-    """Store mean, the rest of the mean and variance as float64, and as results.
-
-    A channel's partial results are `parts` times `inner` ones, in a plane of `parts` rows of
-    channels times inner.
-    """
+    """Store mean, the rest of the mean and variance as float64, and as results."""
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
-    i_parts = tl.arange(0, TILE_PARTS)
-    o_channels = i_channels.to(tl.int64) * inner
     count = parts.to(tl.int64) * inner
     plane = count * channels
     # The first of all pivots takes the place of zero.
-    b_pivot = tl.load(p_partials + o_channels, mask=m_channels, other=0.0)
+    b_pivot = tl.load(p_partials + i_channels.to(tl.int64) * inner, mask=m_channels, other=0.0)
     b_sum = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
     b_elements = b_sum
-    for i_tile in range(tl.cdiv(count, TILE_PARTS)):
-        i_part = i_tile * TILE_PARTS + i_parts
-        o_parts = (i_part // inner) * channels * inner + i_part % inner
-        p_parts = p_partials + o_parts[:, None] + o_channels[None, :]
-        m_there = (i_part < count)[:, None] & m_channels[None, :]
+    for i_step in range(tl.cdiv(count, TILE_PARTS)):
+        o_partials, m_there = parts_of(
+            parts * 0 + i_step, i_channels, channels, inner, parts, TILE_PARTS
+        )
+        p_parts = p_partials + o_partials
         b_count = tl.load(p_parts + 3 * plane, mask=m_there, other=0.0)
         b_apart = tl.load(p_parts, mask=m_there, other=0.0) - b_pivot[None, :]
         b_apart = tl.where(b_count > 0.0, b_apart, 0.0)
@@ -121,11 +116,11 @@ def forward_finish(
     b_total = tl.where(m_channels, b_total, 1.0)
     b_offset = tl.sum(b_sum, axis=0) / b_total
     b_squares = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
-    for i_tile in range(tl.cdiv(count, TILE_PARTS)):
-        i_part = i_tile * TILE_PARTS + i_parts
-        o_parts = (i_part // inner) * channels * inner + i_part % inner
-        p_parts = p_partials + o_parts[:, None] + o_channels[None, :]
-        m_there = (i_part < count)[:, None] & m_channels[None, :]
+    for i_step in range(tl.cdiv(count, TILE_PARTS)):
+        o_partials, m_there = parts_of(
+            parts * 0 + i_step, i_channels, channels, inner, parts, TILE_PARTS
+        )
+        p_parts = p_partials + o_partials
         b_count = tl.load(p_parts + 3 * plane, mask=m_there, other=0.0)
         b_apart = tl.load(p_parts, mask=m_there, other=0.0) - b_pivot[None, :]
         b_apart = tl.where(b_count > 0.0, b_apart - b_offset[None, :], 0.0)

@@ -16,6 +16,7 @@ __all__ = [
     "first_and_last",
     "load_bits",
     "partials_of",
+    "parts_of",
     "per_column",
     "place",
     "store_bits",
@@ -127,6 +128,19 @@ def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
         width = frame.units.to(tl.int64)
         i_place = i_unit
     return i_block * width + i_place, i_place < width, blocks * width
+
+
+@triton.jit
+def parts_of(i_tile, i_channels, channels, inner, parts, TILE_PARTS: tl.constexpr):
+    """Return where a tile of channels' partial results are, and which there are.
+
+    A channel has `parts` times `inner` of them, in a plane of `parts` rows of channels times inner.
+    """
+    i_parts = i_tile.to(tl.int64) * TILE_PARTS + tl.arange(0, TILE_PARTS)
+    o_parts = (i_parts // inner) * channels * inner + i_parts % inner
+    o_partials = o_parts[:, None] + (i_channels.to(tl.int64) * inner)[None, :]
+    count = parts.to(tl.int64) * inner
+    return o_partials, (i_parts < count)[:, None] & (i_channels < channels)[None, :]
 
 
 @triton.jit
