@@ -52,7 +52,7 @@ bench-quick: $(VENV)/.bench
 # On an NVIDIA GPU: every test of the kernels there, what only a GPU can show, and the benchmark of
 # the targets (about half an hour). Ends with an error where there is none.
 gpu-check: $(VENV)/.gpu
-	$(GPU_PYTHON) -m pytest -o python_files='check_*.py' $(PYTEST_FLAGS) \
+	$(GPU_PYTHON) -m pytest -o python_files='check_*.py' -m "not sweep" $(PYTEST_FLAGS) \
 	  tests/frameworks/gpu tests/frameworks/gpu_device
 	$(GPU_PYTHON) -m backnorm bench --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
 

@@ -11,3 +11,10 @@ from . import children
 @pytest.mark.parametrize("file", children.files("jax"))
 def test_checks(file):
     children.run("jax", file, "jax")
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(children.LIMIT + 60)
+@pytest.mark.parametrize("file", children.files("jax"))
+def test_rare_checks(file):
+    children.run("jax", file, "jax", sweep=True)

@@ -117,7 +117,7 @@ def test_types(dtype, training):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_second_order(training):
-    x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
     weight, bias = (torch.rand(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     running = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
 

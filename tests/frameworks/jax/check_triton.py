@@ -46,7 +46,8 @@ def library(monkeypatch):
     jax.clear_caches()
 
 
-@pytest.fixture(params=["h200", "l40s"])
+# How the kernels compute is checked beside them, in `gpu/`; here, that they are called right.
+@pytest.fixture(params=["h200", pytest.param("l40s", marks=pytest.mark.sweep)])
 def gpu(request, monkeypatch):
     """A device that is fast at float64, and one that is not."""
     monkeypatch.setattr(choice, "device", lambda: KNOWN[request.param])
@@ -74,7 +75,10 @@ def backward(*inputs, epsilon, data_format, training):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-@pytest.mark.parametrize("shape", [ONE, SEVERAL, (3, 1, 7), (70, 3, 5)])
+@pytest.mark.parametrize(
+    "shape",
+    [ONE, SEVERAL, *(pytest.param(s, marks=pytest.mark.sweep) for s in ((3, 1, 7), (70, 3, 5)))],
+)
 def test_every_pass_against_the_oracle(shape, data_format, dtype, gpu, library, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=10.0)
     how = {"epsilon": data.epsilon, "axis": axis_of(data_format)}
