@@ -141,7 +141,6 @@ def inference(
     residual = _beside("residual", residual, x)
     key = (
         "inference",
-        "on",
         rectifier,
         *(facts(tensor) for tensor in (x, residual, mean, variance, weight, bias)),
         eps,

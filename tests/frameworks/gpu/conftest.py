@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from backnorm.gpu import KNOWN
 
 from .. import interpreter
+
+FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,10 +41,12 @@ def gpu(request):
 def pytest_collection_modifyitems(items):
     """Leave to the sweep what pairs of float32 share with float64: geometry, and other types."""
     for item in items:
-        given = getattr(getattr(item, "callspec", None), "params", {})
+        # There may be other folders' tests in the same session.
+        if FOLDER not in item.path.parents or not hasattr(item, "callspec"):
+            continue
+        given = item.callspec.params
         rare = "float32-float32" not in given.get("name", "float32-float32")
-        rare |= "schedule" in given and (given["layout"] == "NXC") is (
-            given["schedule"] == "complete"
-        )
+        if "schedule" in given:
+            rare |= (given["layout"] == "NXC") is (given["schedule"] == "complete")
         if given.get("gpu") == "l40s" and rare:
             item.add_marker(pytest.mark.sweep)

@@ -80,6 +80,7 @@ def backward_finish(
     channels,
     inner,
     parts,
+    elements,
     p_sums,
     p_dgamma,
     p_dbeta,
@@ -88,7 +89,7 @@ def backward_finish(
     EPSILON: tl.constexpr,
     GRADIENTS: tl.constexpr,
 ):
-    """Store sum_dy and sum_dy_xmu, float64, and dgamma and dbeta."""
+    """Store sum_dy and sum_dy_xmu and their count, float64, and dgamma and dbeta."""
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
     count = parts.to(tl.int64) * inner
@@ -105,6 +106,9 @@ def backward_finish(
     b_total_dy_xmu = tl.sum(b_sum_dy_xmu, axis=0)
     tl.store(p_sums + i_channels, b_total_dy, mask=m_channels)
     tl.store(p_sums + channels + i_channels, b_total_dy_xmu, mask=m_channels)
+    # With it the sums of several machines add up to those of all.
+    number = tl.full((), 0.0, tl.float64) + elements
+    tl.store(p_sums + 2 * channels, number, mask=tl.program_id(0) == 0)
     if GRADIENTS:
         b_variance = tl.load(p_variance + i_channels, mask=m_channels, other=1.0).to(tl.float64)
         b_dgamma = inverse_deviation(b_variance, EPSILON) * b_total_dy_xmu
@@ -145,8 +149,9 @@ def backward_apply(
     b_variance = tl.load(p_variance + i_channels).to(tl.float64)
     b_sum_dy = tl.load(p_sums + i_channels)
     b_sum_dy_xmu = tl.load(p_sums + channels + i_channels)
+    count = tl.load(p_sums + 2 * channels)
     _write(
-        p_x, p_dy, p_bits, b_mean, b_variance, p_gamma, b_sum_dy, b_sum_dy_xmu, i_channels,
+        p_x, p_dy, p_bits, b_mean, b_variance, p_gamma, b_sum_dy, b_sum_dy_xmu, count, i_channels,
         i_unit, i_first, i_last, frame, p_dx, p_dresidual, FORM,
     )  # fmt: skip
 
@@ -188,8 +193,10 @@ def backward_complete(
     b_dgamma = inverse_deviation(b_variance, FORM.epsilon) * b_sum_dy_xmu
     tl.store(p_dgamma + i_channels, narrow(b_dgamma, p_dgamma), mask=m_channels)
     tl.store(p_dbeta + i_channels, narrow(b_sum_dy, p_dbeta), mask=m_channels)
+    elements = rows.to(tl.int64) * width_units * FORM.align
+    count = tl.full((), 0.0, tl.float64) + (elements // channels if FORM.columns else elements)
     _write(
-        p_x, p_dy, p_bits, b_mean, b_variance, p_gamma, b_sum_dy, b_sum_dy_xmu, i_channels,
+        p_x, p_dy, p_bits, b_mean, b_variance, p_gamma, b_sum_dy, b_sum_dy_xmu, count, i_channels,
         i_unit, i_unit * 0, tiles, frame, p_dx, p_dresidual, FORM,
     )  # fmt: skip
 
@@ -235,6 +242,7 @@ def _write(
     p_gamma,
     b_sum_dy,
     b_sum_dy_xmu,
+    count,
     i_channels,
     i_unit,
     i_first,
@@ -245,14 +253,11 @@ def _write(
     FORM: tl.constexpr,
 ):
     """Store dx in tiles of a unit, the last first: it may still be in the cache."""
-    elements = (frame.rows.to(tl.int64) * frame.width_units) * FORM.align
-    if FORM.columns:
-        elements = frame.total_units.to(tl.int64) * FORM.align // frame.channels
     b_scale = inverse_deviation(b_variance, FORM.epsilon)
     b_gain = b_scale
     if FORM.has_gamma:
         b_gain = tl.load(p_gamma + i_channels).to(tl.float64) * b_scale
-    b_shift, b_slope = solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, elements.to(tl.float64))
+    b_shift, b_slope = solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count)
     mean = split(per_column(b_mean, FORM), FORM)
     shift = split(per_column(b_shift, FORM), FORM)
     slope = split(per_column(b_slope, FORM), FORM)

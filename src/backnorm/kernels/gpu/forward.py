@@ -82,6 +82,7 @@ def forward_finish(
     channels,
     inner,
     parts,
+    elements,
     momentum,
     momentum_low,
     p_moments,

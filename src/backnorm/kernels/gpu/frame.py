@@ -27,7 +27,7 @@ class Frame(NamedTuple):
 SIZES = Frame._fields
 
 #: The same of the kernels that add up partial results.
-PARTS = ("channels", "inner", "parts")
+PARTS = ("channels", "inner", "parts", "elements")
 
 #: Arguments that are other at every call: the share of a batch in running statistics.
 NUMBERS = ("momentum", "momentum_low")

@@ -127,7 +127,7 @@ class BackwardLaunch:
         self._sums, self._apply = kernel(backward.backward_sums), kernel(backward.backward_apply)
         self._partials = 2 * _places(extents, tiling)
         constants = {"EPSILON": problem.epsilon, "GRADIENTS": problem.operation == "backward"}
-        self._finish = _finish(make, backward.backward_finish, extents, tiling, constants)
+        self._finish = _finish(make, backward.backward_finish, problem, extents, tiling, constants)
 
     def run(
         self,
@@ -154,8 +154,11 @@ class BackwardLaunch:
     def reduce(
         self, x: Any, dy: Any, bits: Any, mean: Any, variance: Any, dgamma: Any, dbeta: Any
     ) -> Any:
-        """Return sum_dy and after it sum_dy_xmu, float64; write dgamma and dbeta if not None."""
-        partials, sums = self._new(self._partials), self._new(2 * self._channels)
+        """Return sum_dy, sum_dy_xmu and their count in a row, float64; write dgamma and dbeta.
+
+        What several machines return may be added up; `apply` takes the sum.
+        """
+        partials, sums = self._new(self._partials), self._new(2 * self._channels + 1)
         self._sums((x, dy, _some(bits, x), mean), (partials,))
         self._finish(
             (partials, _some(variance, mean)), (sums, _some(dgamma, sums), _some(dbeta, sums))
@@ -217,7 +220,7 @@ class ForwardLaunch:
         self._sums, self._apply = kernel(forward.forward_sums), kernel(forward.forward_apply)
         self._partials = 4 * _places(extents, tiling)
         constants = {"MOVING": moving}
-        self._finish = _finish(make, forward.forward_finish, extents, tiling, constants)
+        self._finish = _finish(make, forward.forward_finish, problem, extents, tiling, constants)
 
     def run(
         self,
@@ -298,7 +301,12 @@ def _places(extents: Extents, tiling: Tiling) -> int:
 
 
 def _finish(
-    make: Make, function: Any, extents: Extents, tiling: Tiling, constants: dict[str, Any]
+    make: Make,
+    function: Any,
+    problem: Problem,
+    extents: Extents,
+    tiling: Tiling,
+    constants: dict[str, Any],
 ) -> Any:
     """Return the kernel that adds up partial results."""
     # Of columns there is one for every place of a channel in a row.
@@ -309,7 +317,7 @@ def _finish(
         "TILE_CHANNELS": together,
         "TILE_PARTS": min(_PARTS // together, power_of_two(parts * inner)),
     }
-    sizes = extents.channels, inner, parts
+    sizes = extents.channels, inner, parts, problem.count
     programs = -(-extents.channels // together)
     return make(function, programs, sizes, {**tile, **constants}, _FINISH_WARPS)
 
