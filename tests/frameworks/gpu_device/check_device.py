@@ -18,10 +18,14 @@ CUDA = torch.device("cuda")
 UNEQUAL = 1e-6
 
 
+@pytest.fixture(autouse=True, scope="session")
+def there_is_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.exit("no CUDA device", returncode=1)
+
+
 @pytest.fixture(autouse=True)
 def seeded():
-    if not torch.cuda.is_available():
-        pytest.fail("no CUDA device")
     torch.manual_seed(11)
 
 
