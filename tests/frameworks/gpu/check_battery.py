@@ -44,7 +44,7 @@ def test_backward(name, gpu):
         assert verdict.passed, f"{quantity}: {verdict}"
 
 
-@pytest.mark.parametrize("name", usual_first(FORWARD))
+@pytest.mark.parametrize("name", usual_first(FORWARD, USUAL[1:]))
 def test_forward_and_inference(name, gpu):
     data, options = BATTERY[name].data, BATTERY[name].data.options
     scale = (data.gamma, data.beta) if BATTERY[name].scaled else (None, None)
