@@ -236,11 +236,14 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
     units = max(1, -(-width // tile_columns)) if columns else channels
     tiles = -(-rows // tile_rows) * pieces
     tile = tile_rows * tile_columns
-    share = min(knobs.share, -(-problem.size // _PROGRAMS))
-    per_block = max(1, tiles if complete else share // tile)
-    if columns and not complete:
+    if complete:
+        per_block = tiles
+    elif columns:
         rows_each = rows * units * knobs.share // (_ENOUGH * _SHARES[1])
         per_block = -(-max(_LEAST_ROWS, rows_each) // tile_rows)
+    else:
+        per_block = min(knobs.share, -(-problem.size // _PROGRAMS)) // tile
+    per_block = max(1, per_block)
     return Tiling(
         columns=columns,
         rows=rows,

@@ -102,7 +102,6 @@ def forward_finish(
     # The first of all pivots takes the place of zero.
     b_pivot = tl.load(p_partials + i_channels.to(tl.int64) * inner, mask=m_channels, other=0.0)
     b_sum = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
-    b_elements = b_sum
     for i_step in range(tl.cdiv(count, TILE_PARTS)):
         o_partials, m_there = parts_of(
             parts * 0 + i_step, i_channels, channels, inner, parts, TILE_PARTS
@@ -112,10 +111,8 @@ def forward_finish(
         b_apart = tl.load(p_parts, mask=m_there, other=0.0) - b_pivot[None, :]
         b_apart = tl.where(b_count > 0.0, b_apart, 0.0)
         b_sum += tl.load(p_parts + plane, mask=m_there, other=0.0) + b_count * b_apart
-        b_elements += b_count
-    b_total = tl.sum(b_elements, axis=0)
-    b_total = tl.where(m_channels, b_total, 1.0)
-    b_offset = tl.sum(b_sum, axis=0) / b_total
+    number = tl.full((), 0.0, tl.float64) + elements
+    b_offset = tl.sum(b_sum, axis=0) / number
     b_squares = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
     for i_step in range(tl.cdiv(count, TILE_PARTS)):
         o_partials, m_there = parts_of(
@@ -128,14 +125,14 @@ def forward_finish(
         b_part = tl.load(p_parts + plane, mask=m_there, other=0.0)
         b_around = tl.load(p_parts + 2 * plane, mask=m_there, other=0.0)
         b_squares += b_around + b_apart * (2.0 * b_part + b_count * b_apart)
-    b_variance = tl.sum(b_squares, axis=0) / b_total
+    b_variance = tl.sum(b_squares, axis=0) / number
     b_variance = tl.where(b_variance < 0.0, 0.0, b_variance)
     b_mean, b_rest = _exact_sum(b_pivot, b_offset)
     tl.store(p_moments + i_channels, b_mean, mask=m_channels)
     tl.store(p_moments + channels + i_channels, b_rest, mask=m_channels)
     tl.store(p_moments + 2 * channels + i_channels, b_variance, mask=m_channels)
     _store_statistics(
-        b_mean, b_variance, b_total, i_channels, m_channels, p_running_mean, p_running_variance,
+        b_mean, b_variance, number, i_channels, m_channels, p_running_mean, p_running_variance,
         momentum, momentum_low, p_mean, p_variance, p_moved_mean, p_moved_variance, MOVING,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ for it, and reads nothing back: calls can be captured in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import triton.language as tl
@@ -87,7 +87,65 @@ class Kernel:
             self._run = compiled[self._grid]
 
 
-class BackwardLaunch:
+class _Functions(NamedTuple):
+    """The kernels of a pass, see `backward` and `forward`, and what is stored by the first."""
+
+    sums: Any
+    finish: Any
+    apply: Any
+    complete: Any
+    planes: int
+
+
+_BACKWARD = _Functions(
+    backward.backward_sums,
+    backward.backward_finish,
+    backward.backward_apply,
+    backward.backward_complete,
+    planes=2,
+)
+_FORWARD = _Functions(
+    forward.forward_sums,
+    forward.forward_finish,
+    forward.forward_apply,
+    forward.forward_complete,
+    planes=4,
+)
+
+
+class _Launch:
+    """What the launches of both passes are made of."""
+
+    __slots__ = ("_apply", "_channels", "_complete", "_finish", "_new", "_partials", "_sums")
+
+    def __init__(
+        self,
+        functions: _Functions,
+        problem: Problem,
+        extents: Extents,
+        tiling: Tiling,
+        arithmetic: Arithmetic,
+        complete: bool,
+        new: New,
+        make: Make,
+        finishing: dict[str, Any],
+        completing: dict[str, Any],
+    ) -> None:
+        form = {"FORM": _form(problem, tiling, arithmetic)}
+        sizes = _sizes(problem, extents, tiling)
+
+        def kernel(function: Any, **constants: Any) -> Any:
+            programs = tiling.units * tiling.blocks
+            return make(function, programs, sizes, {**form, **constants}, tiling.warps)
+
+        self._new, self._channels = new, extents.channels
+        self._complete = kernel(functions.complete, **completing) if complete else None
+        self._sums, self._apply = kernel(functions.sums), kernel(functions.apply)
+        self._partials = functions.planes * _places(extents, tiling)
+        self._finish = _finish(make, functions.finish, problem, extents, tiling, finishing)
+
+
+class BackwardLaunch(_Launch):
     """The launches of a backward pass, a reduction, or what follows one.
 
     Parameters
@@ -104,7 +162,7 @@ class BackwardLaunch:
         For kernels that are launched otherwise.
     """
 
-    __slots__ = ("_apply", "_channels", "_complete", "_finish", "_new", "_partials", "_sums")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -116,18 +174,9 @@ class BackwardLaunch:
         new: New,
         make: Make = Kernel,
     ) -> None:
-        def kernel(function: Any) -> Any:
-            programs = tiling.units * tiling.blocks
-            constants = {"FORM": form}
-            return make(function, programs, _sizes(problem, extents, tiling), constants, warps)
-
-        form, warps = _form(problem, tiling, arithmetic), tiling.warps
-        self._new, self._channels = new, extents.channels
-        self._complete = kernel(backward.backward_complete) if complete else None
-        self._sums, self._apply = kernel(backward.backward_sums), kernel(backward.backward_apply)
-        self._partials = 2 * _places(extents, tiling)
-        constants = {"EPSILON": problem.epsilon, "GRADIENTS": problem.operation == "backward"}
-        self._finish = _finish(make, backward.backward_finish, problem, extents, tiling, constants)
+        finishing = {"EPSILON": problem.epsilon, "GRADIENTS": problem.operation == "backward"}
+        planned = problem, extents, tiling, arithmetic, complete
+        super().__init__(_BACKWARD, *planned, new, make, finishing, {})
 
     def run(
         self,
@@ -184,7 +233,7 @@ class BackwardLaunch:
         )
 
 
-class ForwardLaunch:
+class ForwardLaunch(_Launch):
     """The launches of a forward pass, or of inference.
 
     Parameters
@@ -195,7 +244,7 @@ class ForwardLaunch:
         Whether running statistics are moved.
     """
 
-    __slots__ = ("_apply", "_channels", "_complete", "_finish", "_new", "_partials", "_sums")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -209,18 +258,9 @@ class ForwardLaunch:
         *,
         moving: bool,
     ) -> None:
-        def kernel(function: Any, **constants: Any) -> Any:
-            programs = tiling.units * tiling.blocks
-            constants = {"FORM": form, **constants}
-            return make(function, programs, _sizes(problem, extents, tiling), constants, warps)
-
-        form, warps = _form(problem, tiling, arithmetic), tiling.warps
-        self._new, self._channels = new, extents.channels
-        self._complete = kernel(forward.forward_complete, MOVING=moving) if complete else None
-        self._sums, self._apply = kernel(forward.forward_sums), kernel(forward.forward_apply)
-        self._partials = 4 * _places(extents, tiling)
-        constants = {"MOVING": moving}
-        self._finish = _finish(make, forward.forward_finish, problem, extents, tiling, constants)
+        statistics = {"MOVING": moving}
+        planned = problem, extents, tiling, arithmetic, complete
+        super().__init__(_FORWARD, *planned, new, make, statistics, statistics)
 
     def run(
         self,
