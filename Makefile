@@ -1,6 +1,7 @@
 # On a machine with Python 3.11+ (with venv) and make:
 #   make demo          run the main job on real data
 #   make test          run the tests
+#   make kernels       compile all kernels for this processor: two minutes on two processors, once
 #   make bench         measure everything beside all peers
 #   make bench-quick   measure a little
 #   make gpu-check     run the kernels' tests and the benchmark on an NVIDIA GPU
@@ -10,6 +11,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# As it lies here, with what `kernels` names: nothing is downloaded for a build of its own.
+INSTALL := $(PIP) install --no-compile --constraint constraints.txt --no-build-isolation --editable
+KERNELS := $(BIN)/python -m backnorm.cpu.build.make
+# What links machine code, if no C compiler does.
+LINKER  := $(if $(shell command -v $(firstword $(CC))),,ziglang)
 
 # Workers of the test run, and options for pytest.
 JOBS   ?= 2
@@ -30,23 +36,29 @@ ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS := 1
 endif
 
-.PHONY: demo test bench bench-quick gpu-check lint sweep format build clean
+.PHONY: demo test kernels bench bench-quick gpu-check lint sweep format build clean
 
+# What the demo calls, and no more.
 demo: $(VENV)/.package
+	$(KERNELS) --only '*_backward'
 	$(BIN)/backnorm demo
 
-test: $(VENV)/.test
+# Whatever is missing, or was made of other sources.
+kernels: $(VENV)/.package
+	$(KERNELS)
+
+test: $(VENV)/.test kernels
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_FLAGS) $(TESTS) -m "not sweep"
 
-sweep: $(VENV)/.test
+sweep: $(VENV)/.test kernels
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS) $(TESTS) -m sweep
 
 # All suites, operations and types beside all peers: about 25 minutes on two processors.
-bench: $(VENV)/.bench
+bench: $(VENV)/.bench kernels
 	$(BIN)/backnorm bench --suite all --op all --dtype all --out $(BENCH)
 
 # A few telling cells: less than two minutes.
-bench-quick: $(VENV)/.bench
+bench-quick: $(VENV)/.bench kernels
 	$(BIN)/backnorm bench --quick --out $(BENCH)
 
 # On an NVIDIA GPU: every test of the kernels there, what only a GPU can show, and the benchmark of
@@ -66,11 +78,12 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# A wheel has the machine code of all levels of processors: five minutes on two processors, once.
 build: $(VENV)/.lint
-	$(BIN)/python -m build
+	$(BIN)/python -m build --no-isolation --sdist --wheel
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/backnorm/cpu/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("backnorm needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else 0'
@@ -79,7 +92,9 @@ $(VENV)/bin/python:
 	$(PIP) install --constraint constraints.txt pip
 
 $(VENV)/.package: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) install --constraint constraints.txt --editable .
+# Of Numba little is imported; what is, Python compiles then.
+	$(PIP) install --no-compile --constraint constraints.txt --group kernels $(LINKER)
+	$(INSTALL) .
 	touch $@
 
 $(VENV)/.test: $(VENV)/.package
@@ -88,14 +103,14 @@ $(VENV)/.test: $(VENV)/.package
 
 # The peers at the versions that the tests use.
 $(VENV)/.bench: $(VENV)/.package
-	$(PIP) install --constraint constraints.txt --editable ".[bench]"
+	$(INSTALL) ".[bench]"
 	touch $@
 
 # PyTorch for CUDA is what PyPI has for Linux. With a Python of one's own nothing is installed.
 $(VENV)/.gpu:
 ifeq ($(GPU_PYTHON),$(BIN)/python)
 	$(MAKE) $(VENV)/.test
-	$(PIP) install --constraint constraints.txt --editable ".[cuda,torch,bench]"
+	$(INSTALL) ".[cuda,torch,bench]"
 	touch $@
 endif
 

@@ -3,8 +3,9 @@
 =======================  ==================================================================
 ``BACKNORM_NUM_THREADS``  Threads to start with, an integer >= 1 (default: all processors that
                           this process may use); more than those is capped.
-``BACKNORM_CACHE_DIR``    Folder for compiled kernels (default: ``backnorm`` in the user's cache
-                          folder, ``$XDG_CACHE_HOME`` or ``~/.cache``).
+``BACKNORM_CPU_LEVEL``    Level of processors whose machine code is used: ``x86-64-v4-bf16``,
+                          ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the best that this
+                          processor has).
 ``BACKNORM_JAX_CUDA``     What `backnorm.jax` runs on CUDA devices: ``triton``, kernels by way of
                           jax-triton; ``formulas``, plain ``jax.numpy`` code (default: kernels
                           where they can be launched).
@@ -16,12 +17,11 @@ A value that is not accepted is an error, not a default.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Literal
 
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["cache_directory", "initial_threads", "jax_on_cuda"]
+__all__ = ["cpu_level", "initial_threads", "jax_on_cuda"]
 
 
 def initial_threads() -> int | None:
@@ -43,20 +43,9 @@ def initial_threads() -> int | None:
     return value
 
 
-def cache_directory() -> Path:
-    """Return the folder for compiled kernels (it need not exist)."""
-    text = os.environ.get("BACKNORM_CACHE_DIR")
-    if text is not None:
-        if not os.path.isabs(text):
-            raise ArgumentValueError(
-                "BACKNORM_CACHE_DIR",
-                "environment variable must be an absolute path",
-                came=repr(text),
-                accepted="an absolute path",
-            )
-        return Path(text)
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "backnorm"
+def cpu_level() -> str | None:
+    """Return BACKNORM_CPU_LEVEL, or None if it is not set; see `backnorm.cpu.library.level`."""
+    return os.environ.get("BACKNORM_CPU_LEVEL")
 
 
 def jax_on_cuda() -> Literal["triton", "formulas"] | None:

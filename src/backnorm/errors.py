@@ -7,11 +7,21 @@ built-in ``ValueError`` or ``TypeError`` that the case calls for, so both
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "ArgumentTypeError", "ArgumentValueError", "BacknormError"]
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "BacknormError",
+    "MachineCodeError",
+]
 
 
 class BacknormError(Exception):
     """Base of every error that backnorm raises on purpose."""
+
+
+class MachineCodeError(BacknormError, RuntimeError):
+    """There is no machine code for this processor, or it cannot be used; the message says why."""
 
 
 class ArgumentError(BacknormError):

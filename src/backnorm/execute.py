@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+from numpy import empty
 
 from backnorm.aliasing import check_out
-from backnorm.allocation import allocate
-from backnorm.dtypes import is_16_bit
-from backnorm.kernels.cpu.launch import Launch, stored
+from backnorm.allocation import LARGE, allocate
+from backnorm.cpu.addresses import addresses_of
+from backnorm.cpu.launch import Launch
 from backnorm.layout import (
     Order,
     dense,
@@ -25,7 +25,7 @@ from backnorm.layout import (
 from backnorm.machine import Machine, detect
 from backnorm.plan import Plan, plan
 from backnorm.problem import Problem, Words, variance_error
-from backnorm.results import ChannelSums, Rectified, RectifiedGradients
+from backnorm.results import ChannelSums
 from backnorm.threads import get_num_threads
 
 __all__ = [
@@ -59,50 +59,52 @@ class Call:
         Whether the arrays are known to be contiguous, aligned and native.
     """
 
-    __slots__ = ("_natural", "_order", "_seen_as_is", "launch", "plain", "plan", "problem")
+    __slots__ = (
+        "_channels",
+        "_dense_shape",
+        "_large",
+        "_natural",
+        "_order",
+        "launch",
+        "plain",
+        "plan",
+        "problem",
+    )
 
     def __init__(self, problem: Problem, order: Order, decided: Plan, launch: Launch) -> None:
         self.problem, self.plan, self.launch = problem, decided, launch
         self._order, self._natural = order, order == tuple(range(len(order)))
-        # Types of 16 bits are integers to the kernels.
-        self._seen_as_is = not is_16_bit(problem.dtype), not is_16_bit(problem.statistics_dtype)
+        self._dense_shape = tuple(problem.shape[axis] for axis in order)
+        self._channels = problem.channels
+        self._large = problem.size * problem.dtype.itemsize >= LARGE
         self.plain = False
 
-    def for_plain_arrays(self, *, writeable: bool) -> Call:
-        """Return the same call for arrays that are plain, and writeable or perhaps not."""
+    def for_plain_arrays(self) -> Call:
+        """Return the same call for arrays that are plain."""
         call = Call(self.problem, self._order, self.plan, self.launch)
         call.plain = True
-        if not writeable:
-            # They are seen without the flag.
-            call._seen_as_is = False, False
         return call
 
     def flat(self, array: np.ndarray) -> np.ndarray:
-        """Return x or dy as the kernels see it."""
-        if self.plain:
-            return array.ravel() if self._seen_as_is[0] else stored(array)
-        return stored(in_order(array, self._order, self.problem.dtype))
+        """Return x or dy as the kernels read it: itself or a copy, dense in x's order."""
+        return in_order(array, self._order, self.problem.dtype)
 
-    def flat_target(self, target: np.ndarray) -> np.ndarray:
-        """Return the array to write as the kernels see it."""
-        return target.ravel() if self.plain and self._seen_as_is[0] else stored(target)
+    def flat_channels(self, array: np.ndarray) -> np.ndarray:
+        """Return a per-channel array as the kernels read it."""
+        return dense(array, self.problem.statistics_dtype)
 
-    def flat_channels(self, array: np.ndarray | None) -> np.ndarray | None:
-        """Return a per-channel array as the kernels see it."""
-        if array is None or (self.plain and self._seen_as_is[1]):
-            return array
-        return stored(dense(array, self.problem.statistics_dtype))
+    def flat_optional(self, array: np.ndarray | None) -> np.ndarray | None:
+        """Return the same of one that may be absent."""
+        return None if array is None else self.flat_channels(array)
 
     def fresh(self) -> np.ndarray:
         """Return a new array to write, dense in x's order."""
-        shape = self.problem.shape
-        if not self._natural:
-            shape = tuple(shape[axis] for axis in self._order)
-        return allocate(shape, self.problem.dtype)
+        new = allocate if self._large else empty
+        return new(self._dense_shape, self.problem.dtype)
 
     def fresh_channels(self) -> np.ndarray:
         """Return a new per-channel array."""
-        return allocate((self.problem.channels,), self.problem.statistics_dtype)
+        return empty(self._channels, self.problem.statistics_dtype)
 
     def within(self, out: np.ndarray) -> np.ndarray:
         """Return the array to write instead of `out`: itself, if it is dense in x's order."""
@@ -116,10 +118,8 @@ class Call:
 
     def finish(self, target: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Return the array that was written in the caller's terms."""
-        if target is out:
-            return target
         result = target if self._natural else restore(target, self._order)
-        if out is None:
+        if out is None or target is out:
             return result
         if not np.may_share_memory(result, out):
             out[...] = result
@@ -159,7 +159,6 @@ def _planned(problem: Problem, order: Order, machine: Machine, exchanged: bool) 
         statistics_dtype=problem.statistics_dtype,
         operation="forward" if forward else "backward" if problem.training else "frozen",
         rectified=problem.rectified,
-        sided=problem.residual,
         epsilon=problem.epsilon,
         fused=decided.fused,
         streaming=decided.streaming,
@@ -180,11 +179,11 @@ def backward(
     out: np.ndarray | None = None,
     exchange: Exchange | None = None,
     words: Words = _NO_WORDS,
-) -> RectifiedGradients:
-    """Return the gradients; with `exchange`, dx from the exchanged sums, dgamma and dbeta local.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return dx, dgamma, dbeta, and the gradient of the residual, if there is one.
 
-    With `exchange` the call must have been planned for it. Where a rectifier follows the layer,
-    `mask` is that of its forward pass.
+    With `exchange` (the call must have been planned for it) dx is from the exchanged sums, dgamma
+    and dbeta are local. Where a rectifier follows the layer, `mask` is that of its forward pass.
     """
     problem, launch = call.problem, call.launch
     if out is not None:
@@ -193,38 +192,31 @@ def backward(
     target = call.fresh() if out is None else call.within(out)
     beside = call.fresh() if problem.residual else None
     dgamma, dbeta = call.fresh_channels(), call.fresh_channels()
-    places = (
-        call.flat(x),
-        call.flat(dy),
-        call.flat_target(target),
-        None if beside is None else call.flat_target(beside),
-        mask,
-        call.flat_channels(mean),
-        call.flat_channels(variance),
-        call.flat_channels(gamma),
-        None,
-        call.flat_channels(dgamma),
-        call.flat_channels(dbeta),
-    )
+    given = variance
+    if not call.plain:
+        x, dy, mean = call.flat(x), call.flat(dy), call.flat_channels(mean)
+        variance, gamma = call.flat_channels(variance), call.flat_optional(gamma)
+    places = addresses_of(x, dy, target, beside, mask, mean, variance, gamma, None, dgamma, dbeta)
     if exchange is None:
         refused = launch.complete(*places)
     else:
-        memory = launch.memory()
-        refused = launch.reduce(*places, memory=memory)
+        summed = launch.sums()
+        refused = launch.reduce(*places, summed=summed)
         if refused < 0:
-            sums = exchange(_sums(launch, memory))
-            refused = _apply(launch, places, sums, memory)
+            sums = exchange(ChannelSums(*summed, launch.count))
+            refused = _apply(launch, places, sums)
     if refused >= 0:
-        raise variance_error(variance, problem.epsilon, refused, words)
+        raise variance_error(given, problem.epsilon, refused, words)
     dresidual = None if beside is None else call.finish(beside, None)
-    return RectifiedGradients(call.finish(target, out), dgamma, dbeta, dresidual)
+    return call.finish(target, out), dgamma, dbeta, dresidual
 
 
 def reduce(call: Call, x: np.ndarray, dy: np.ndarray, mean: np.ndarray) -> ChannelSums:
     """Return the sums of dy and dy * (x - mean) over this machine's elements."""
-    launch, memory = call.launch, call.launch.memory()
-    launch.sum_all(call.flat(x), call.flat(dy), None, mean=call.flat_channels(mean), memory=memory)
-    return _sums(launch, memory)
+    x, dy, mean = call.flat(x), call.flat(dy), call.flat_channels(mean)
+    summed = call.launch.sums()
+    call.launch.sum_all(*addresses_of(x, dy, None, mean=mean), summed=summed)
+    return ChannelSums(*summed, call.launch.count)
 
 
 def apply(
@@ -240,24 +232,18 @@ def apply(
     words: Words = _NO_WORDS,
 ) -> np.ndarray:
     """Return dx from sums that `reduce` gave (and others may have been added to)."""
-    problem, launch = call.problem, call.launch
+    problem = call.problem
     if out is not None:
         inputs = {"x": x, "mean": mean, "variance": variance, "gamma": gamma}
         check_out(problem, out, inputs, dy, words)
     target = call.fresh() if out is None else call.within(out)
-    places = (
-        call.flat(x),
-        call.flat(dy),
-        call.flat_target(target),
-        None,
-        None,
-        call.flat_channels(mean),
-        call.flat_channels(variance),
-        call.flat_channels(gamma),
-    )
-    refused = _apply(launch, places, sums, launch.memory())
+    given = variance
+    x, dy, mean = call.flat(x), call.flat(dy), call.flat_channels(mean)
+    variance, gamma = call.flat_channels(variance), call.flat_optional(gamma)
+    places = addresses_of(x, dy, target, None, None, mean, variance, gamma)
+    refused = _apply(call.launch, places, sums)
     if refused >= 0:
-        raise variance_error(variance, problem.epsilon, refused, words)
+        raise variance_error(given, problem.epsilon, refused, words)
     return call.finish(target, out)
 
 
@@ -270,31 +256,26 @@ def forward(
     residual: np.ndarray | None = None,
     out: np.ndarray | None = None,
     words: Words = _NO_WORDS,
-) -> Rectified:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
     """Return y, the mean and the biased variance of the batch (0 and 0 for an empty batch).
 
     Where a rectifier follows, also its mask.
     """
-    problem, launch = call.problem, call.launch
+    problem = call.problem
     if out is not None:
         check_out(problem, out, {"x": x, "gamma": gamma, "beta": beta}, None, words)
     target = call.fresh() if out is None else call.within(out)
     mean, variance = call.fresh_channels(), call.fresh_channels()
     mask = allocate((mask_size(problem.size),), _BYTE) if problem.rectified else None
-    refused = launch.complete(
-        call.flat(x),
-        None,
-        call.flat_target(target),
-        None if residual is None else call.flat(residual),
-        mask,
-        gamma=call.flat_channels(gamma),
-        beta=call.flat_channels(beta),
-        result=call.flat_channels(mean),
-        result_2=call.flat_channels(variance),
+    if not call.plain:
+        x, residual = call.flat(x), None if residual is None else call.flat(residual)
+        gamma, beta = call.flat_optional(gamma), call.flat_optional(beta)
+    refused = call.launch.complete(
+        *addresses_of(x, None, target, residual, mask, None, None, gamma, beta, mean, variance)
     )
     if refused >= 0 and problem.count:
         raise variance_error(variance, problem.epsilon, refused, words)
-    return Rectified(call.finish(target, out), mean, variance, mask)
+    return call.finish(target, out), mean, variance, mask
 
 
 def inference(
@@ -310,39 +291,24 @@ def inference(
     words: Words = _NO_WORDS,
 ) -> np.ndarray:
     """Return y, normalised with the given statistics."""
+    problem = call.problem
     if out is not None:
         inputs = {"x": x, "mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
-        check_out(call.problem, out, inputs, None, words)
+        check_out(problem, out, inputs, None, words)
     target = call.fresh() if out is None else call.within(out)
+    given = variance
+    if not call.plain:
+        x, residual = call.flat(x), None if residual is None else call.flat(residual)
+        mean, variance = call.flat_channels(mean), call.flat_channels(variance)
+        gamma, beta = call.flat_optional(gamma), call.flat_optional(beta)
     refused = call.launch.apply(
-        call.flat(x),
-        None,
-        call.flat_target(target),
-        None if residual is None else call.flat(residual),
-        None,
-        call.flat_channels(mean),
-        call.flat_channels(variance),
-        call.flat_channels(gamma),
-        call.flat_channels(beta),
+        *addresses_of(x, None, target, residual, None, mean, variance, gamma, beta)
     )
     if refused >= 0:
-        raise variance_error(variance, call.problem.epsilon, refused, words)
+        raise variance_error(given, problem.epsilon, refused, words)
     return call.finish(target, out)
 
 
-def _sums(launch: Launch, memory: np.ndarray) -> ChannelSums:
-    sum_dy, sum_dy_xmu = launch.sums(memory)
-    return ChannelSums(sum_dy.copy(), sum_dy_xmu.copy(), launch.count)
-
-
-def _apply(
-    launch: Launch,
-    places: tuple[Any, ...],
-    sums: ChannelSums,
-    memory: np.ndarray,
-) -> int:
+def _apply(launch: Launch, places: tuple[int, ...], sums: ChannelSums) -> int:
     """Write dx from sums; return the channel that was refused, or -1."""
-    sum_dy, sum_dy_xmu = launch.sums(memory)
-    sum_dy[...] = sums.sum_dy
-    sum_dy_xmu[...] = sums.sum_dy_xmu
-    return launch.apply(*places, memory=memory, count=sums.count)
+    return launch.apply(*places, sums=(sums.sum_dy, sums.sum_dy_xmu), count=sums.count)

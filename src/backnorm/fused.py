@@ -73,7 +73,7 @@ def batch_norm_relu_forward(
     residual = as_optional_array("residual", residual)
     problem = forward_problem(x, gamma, beta, epsilon=epsilon, data_format=data_format)
     call = planned(_rectified(problem, x, residual), x)
-    return execute.forward(call, x, gamma, beta, residual=residual)
+    return Rectified(*execute.forward(call, x, gamma, beta, residual=residual))
 
 
 def batch_norm_relu_inference(
@@ -162,7 +162,7 @@ def batch_norm_relu_backward(
     mask = check_mask(mask, mask_size(problem.size))
     sided = check_flag("residual", residual)
     call = planned(rectified(problem, sided=sided), x)
-    return execute.backward(call, x, dy, mean, variance, gamma, mask=mask)
+    return RectifiedGradients(*execute.backward(call, x, dy, mean, variance, gamma, mask=mask))
 
 
 def _rectified(problem: Problem, x: np.ndarray, residual: np.ndarray | None) -> Problem:

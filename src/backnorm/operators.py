@@ -95,7 +95,7 @@ def batch_norm_backward(
     """
     given = (x, dy, mean, variance) if gamma is None else (x, dy, mean, variance, gamma)
     key = metadata(given, epsilon, data_format, training)
-    call = _backward_calls(key)
+    call = _backward_calls.get(key)
     if call is None:
         x, dy = as_array("x", x), as_array("dy", dy)
         mean, variance = as_array("mean", mean), as_array("variance", variance)
@@ -111,8 +111,9 @@ def batch_norm_backward(
             training=training,
         )
         call = planned(problem, x)
-        _backward_calls.keep(key, call, given)
-    return Gradients(*execute.backward(call, x, dy, mean, variance, gamma, out=out)[:3])
+        _backward_calls.remember(key, call, given)
+    dx, dgamma, dbeta, _ = execute.backward(call, x, dy, mean, variance, gamma, out=out)
+    return Gradients(dx, dgamma, dbeta)
 
 
 def batch_norm_forward(
@@ -156,14 +157,15 @@ def batch_norm_forward(
     """
     given = tuple(array for array in (x, gamma, beta) if array is not None)
     key = metadata(given, epsilon, data_format, gamma is None)
-    call = _forward_calls(key)
+    call = _forward_calls.get(key)
     if call is None:
         x = as_array("x", x)
         gamma, beta = as_optional_array("gamma", gamma), as_optional_array("beta", beta)
         problem = forward_problem(x, gamma, beta, epsilon=epsilon, data_format=data_format)
         call = planned(problem, x)
-        _forward_calls.keep(key, call, given)
-    return Normalized(*execute.forward(call, x, gamma, beta, out=out)[:3])
+        _forward_calls.remember(key, call, given)
+    y, mean, variance, _ = execute.forward(call, x, gamma, beta, out=out)
+    return Normalized(y, mean, variance)
 
 
 def batch_norm_inference(
@@ -206,7 +208,7 @@ def batch_norm_inference(
     """
     given = tuple(array for array in (x, mean, variance, gamma, beta) if array is not None)
     key = metadata(given, epsilon, data_format, gamma is None)
-    call = _inference_calls(key)
+    call = _inference_calls.get(key)
     if call is None:
         x, mean, variance = as_array("x", x), as_array("mean", mean), as_array("variance", variance)
         gamma, beta = as_optional_array("gamma", gamma), as_optional_array("beta", beta)
@@ -214,7 +216,7 @@ def batch_norm_inference(
             x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
         )
         call = planned(problem, x)
-        _inference_calls.keep(key, call, given)
+        _inference_calls.remember(key, call, given)
     return execute.inference(call, x, mean, variance, gamma, beta, out=out)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from backnorm.kernels.cpu.geometry import Columns, Segments
+from backnorm.cpu.geometry import Columns, Segments
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem

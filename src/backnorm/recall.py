@@ -57,22 +57,13 @@ class Kept(dict[Hashable, V]):
         self[key] = value
 
 
-class Recall:
+class Recall(Kept[Call]):
     """The calls of one operator that need neither checks nor copies, by their metadata."""
 
-    def __init__(self) -> None:
-        self._calls: Kept[Call] = Kept()
-
-    def __call__(self, key: Hashable | None) -> Call | None:
-        """Return the call that was kept for `key`, or None."""
-        return self._calls.get(key)
-
-    def keep(self, key: Hashable | None, call: Call, arrays: tuple[Any, ...]) -> None:
+    def remember(self, key: Hashable | None, call: Call, arrays: tuple[Any, ...]) -> None:
         """Keep a call of `arrays` that passed the checks, if the kernels take them as they are."""
-        if key is None or not _plain(arrays):
-            return
-        writeable = all(array.flags.writeable for array in arrays)
-        self._calls.keep(key, call.for_plain_arrays(writeable=writeable))
+        if key is not None and _plain(arrays):
+            self.keep(key, call.for_plain_arrays())
 
 
 def _plain(arrays: tuple[Any, ...]) -> bool:

@@ -1,34 +1,52 @@
-"""The bits of every result, the same as those of the first engine."""
+"""The bits of every result, the same as those of the first engine, on processors of every level."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from backnorm.cpu import levels, library
+
 _FOLDER = Path(__file__).parent / "bits"
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="recorded on x86-64")
-def test_every_operation_gives_the_bits_that_it_always_gave():
+def _run(*arguments, timeout=280, **environment):
     done = subprocess.run(
-        [sys.executable, str(_FOLDER / "compute.py")],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
-        env=dict(os.environ),
+        timeout=timeout,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    return done.stdout
+
+
+def _compare(found):
     expected = json.loads((_FOLDER / "expected.json").read_text())
     assert found["inputs"] == expected["inputs"], "the inputs are others: nothing can be said"
     assert found["results"].keys() == expected["results"].keys()
-    wrong = [
-        name for name, digest in expected["results"].items() if found["results"][name] != digest
-    ]
+    wrong = [name for name, bits in expected["results"].items() if found["results"][name] != bits]
     assert not wrong
+
+
+@pytest.mark.skipif(not levels.is_x86(), reason="recorded on x86-64")
+def test_every_operation_gives_the_bits_that_it_always_gave():
+    _compare(json.loads(_run(str(_FOLDER / "compute.py"))))
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1700)
+@pytest.mark.skipif(not levels.is_x86(), reason="recorded on x86-64")
+@pytest.mark.parametrize("level", levels.LEVELS)
+def test_every_level_gives_those_bits(level):
+    if level not in library.levels()[1:]:
+        pytest.skip("not a level below that of this processor")
+    _run("-m", "backnorm.cpu.build.make", "--level", level, timeout=800)
+    program = str(_FOLDER / "compute.py")
+    _compare(json.loads(_run(program, timeout=800, BACKNORM_CPU_LEVEL=level)))

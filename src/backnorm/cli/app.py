@@ -129,43 +129,6 @@ def demo(threads: Threads = None, json: Json = False) -> None:
 
 
 @app.command()
-def warm(
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="An element type; float32 if none is named.")
-    ] = None,
-    op: Annotated[
-        list[str] | None,
-        typer.Option(help="backward, forward, frozen, phases or inference; all if none is named."),
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All element types and operations.")
-    ] = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Then remove kernels that nothing uses any more.")
-    ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes to compile in (default: all).", show_default=False),
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Compile kernels ahead of their first use, into the cache."""
-    with _exits_in_one_line():
-        from backnorm.cli.warm import WarmOptions, run_warm
-
-        _set_threads(threads)
-        report = run_warm(WarmOptions(dtype or [], op or [], everything, prune))
-    if json:
-        text.print_json(report.to_dict())
-    else:
-        print(report)
-    for failure in report.failures:
-        text.warn(f"cannot compile {failure}")
-    if report.failures:
-        raise typer.Exit(FAILED)
-
-
-@app.command()
 def bench(
     suite: Annotated[
         str,

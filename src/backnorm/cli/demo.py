@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +14,8 @@ from backnorm.cli.demo_cases import Case, Layer, cases, load_layers
 from backnorm.cli.measure import timed, traffic
 from backnorm.cli.progress import progress
 from backnorm.cli.report import finite
-from backnorm.cli.warm import warm_up
 from backnorm.dialects import registry
 from backnorm.dtypes import is_16_bit
-from backnorm.warm.jobs import Job, job_of
 
 __all__ = ["Agreement", "DemoReport", "DemoRow", "run_demo"]
 
@@ -162,33 +159,11 @@ def run_demo() -> DemoReport:
     rows = []
     groups: _Groups = {}
     everything = list(cases())
-    _compile_ahead(everything, layers)
     with progress(len(everything)) as advance:
         for case in everything:
             advance(f"{case.call} {case.dtype}")
             rows.append(_run_case(case, layers, groups))
     return DemoReport(tuple(layers), tuple(rows), _compare(groups), backnorm.get_num_threads())
-
-
-def _compile_ahead(everything: Sequence[Case], layers: Sequence[Layer]) -> None:
-    """Compile in parallel what the cases need; what is not compiled here is when it is called."""
-    if backnorm.get_num_threads() == 1:
-        return
-    jobs = dict.fromkeys(_job(case, layer) for case in everything for layer in layers)
-    with contextlib.suppress(OSError):
-        warm_up(jobs)
-
-
-def _job(case: Case, layer: Layer) -> Job:
-    inputs = case.inputs(layer)
-    canonical = registry.operator(case.dialect, case.op).canonical(inputs, case.attributes)
-    arrays = canonical.arrays(inputs)
-    decided = backnorm.explain(
-        *(arrays[name] for name in ("x", "dy", "mean", "variance", "gamma")),
-        epsilon=canonical.epsilon,
-        data_format=canonical.data_format,
-    )
-    return job_of(decided)
 
 
 def _run_case(case: Case, layers: Sequence[Layer], groups: _Groups) -> DemoRow:

@@ -1,20 +1,23 @@
-"""What `backnorm info` knows: versions, machine and cache; dialects; operators."""
+"""What `backnorm info` knows: versions, machine and machine code; dialects; operators."""
 
 from __future__ import annotations
 
+import hashlib
 import platform
+from collections import Counter
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 
 import backnorm
-from backnorm import config, machine
+from backnorm import machine
+from backnorm.cpu import library
+from backnorm.cpu.kinds import LIBRARIES, PROBE
 from backnorm.dialects import registry
-from backnorm.errors import ArgumentValueError
+from backnorm.errors import MachineCodeError
 
 __all__ = ["describe"]
 
-_NEEDED = ("numpy", "numba", "llvmlite", "ml_dtypes", "typer", "rich")
+_NEEDED = ("numpy", "ml_dtypes", "typer", "rich")
 # Looked up, not imported.
 _OPTIONAL = ("torch", "jax", "tensorflow", "tensorflow-cpu", "triton", "onednn-cpu-gomp")
 
@@ -25,14 +28,14 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
     Returns
     -------
     dict
-        Without arguments: ``versions``, ``machine``, ``threads``, ``cache``, ``dialects``. With a
-        dialect: ``dialect``, ``operators``. With an operator: ``dialect``, ``op``, ``schemas``
-        (one for each revision of the specification).
+        Without arguments: ``versions``, ``machine``, ``threads``, ``machine_code``, ``dialects``.
+        With a dialect: ``dialect``, ``operators``. With an operator: ``dialect``, ``op``,
+        ``schemas`` (one for each revision of the specification).
 
     Raises
     ------
     ArgumentValueError
-        If there is no such dialect or operator.
+        If there is no such dialect or operator, or no such level as BACKNORM_CPU_LEVEL names.
     """
     if dialect is None:
         return _installation()
@@ -48,7 +51,7 @@ def _installation() -> dict[str, object]:
         "versions": _versions(),
         "machine": asdict(machine.detect()),
         "threads": backnorm.get_num_threads(),
-        "cache": _cache(config.cache_directory()),
+        "machine_code": _machine_code(),
         "dialects": {name: list(registry.operators(name)) for name in registry.DIALECTS},
     }
 
@@ -78,10 +81,22 @@ def _versions() -> dict[str, str | None]:
     return versions
 
 
-def _cache(folder: Path) -> dict[str, object]:
-    """Return where compiled kernels are kept, and how many files and bytes are there."""
+def _machine_code() -> dict[str, object]:
+    """Return the level of this processor, and which libraries there are for it, of which levels."""
+    names = sorted(LIBRARIES.keys() - {PROBE})
     try:
-        sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
-    except OSError as error:
-        raise ArgumentValueError(str(folder), "the cache cannot be read") from error
-    return {"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)}
+        level = library.level()
+    except MachineCodeError:
+        # Without any there is nothing that could tell.
+        level = None
+    paths = {name: library.path_of(name) for name in names} if level else {}
+    found = {name: path for name, path in paths.items() if path}
+    digests = [f"{name}-{library.digest(name)}" for name in found]
+    return {
+        "level": level,
+        "folder": str(library.FOLDER),
+        "digest": hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16] if found else None,
+        "libraries": dict(Counter(path.parent.name for path in found.values())),
+        "missing": [name for name in names if name not in found],
+        "functions": sum(len(LIBRARIES[name].kinds) for name in found),
+    }

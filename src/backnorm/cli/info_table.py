@@ -27,7 +27,10 @@ def info_tables(facts: Facts) -> Iterator[Table]:
 
 
 def _installation_table(facts: Facts) -> Table:
-    machine, cache = facts["machine"], facts["cache"]
+    machine, code = facts["machine"], facts["machine_code"]
+    libraries = [f"{count} of {level}" for level, count in code["libraries"].items()]
+    if code["missing"]:
+        libraries.append(f"{len(code['missing'])} not built")
     rows = [[name, version or "not installed"] for name, version in facts["versions"].items()]
     rows += [
         ["processor", machine["name"]],
@@ -35,8 +38,11 @@ def _installation_table(facts: Facts) -> Table:
         ["cache per core", _bytes_text(machine["cache_per_core"])],
         ["cache shared", _bytes_text(machine["cache_shared"])],
         ["threads", facts["threads"]],
-        ["compiled kernels", cache["folder"]],
-        ["", f"{cache['files']} files, {_bytes_text(cache['bytes'])}"],
+        ["machine code", code["folder"]],
+        ["level", code["level"] or "none is there that could tell"],
+        ["libraries", ", ".join(libraries) or "none"],
+        ["functions", code["functions"]],
+        ["digest", code["digest"] or ""],
     ]
     rows += [[f"dialect {name}", ", ".join(ops)] for name, ops in facts["dialects"].items()]
     return _table("backnorm", ("", ""), rows)

@@ -60,7 +60,7 @@ def _backward(call: Call, canonical: CanonicalCall, data: Arrays, parameters: Ar
         problem, common = _wide(problem, parameters)
     if canonical.inverse_std:
         common["variance"] = variance_of_inverse(common["variance"])
-    gradients = execute.backward(
+    dx, dgamma, dbeta, _ = execute.backward(
         execute.planned(problem, x),
         x,
         dy,
@@ -71,9 +71,9 @@ def _backward(call: Call, canonical: CanonicalCall, data: Arrays, parameters: Ar
         words=words,
     )
     return {
-        "dx": gradients.dx,
-        "dgamma": rounded(gradients.dgamma, _result_type(call, "gamma", "mean")),
-        "dbeta": rounded(gradients.dbeta, _result_type(call, "beta", "gamma", "mean")),
+        "dx": dx,
+        "dgamma": rounded(dgamma, _result_type(call, "gamma", "mean")),
+        "dbeta": rounded(dbeta, _result_type(call, "beta", "gamma", "mean")),
     }
 
 
@@ -92,7 +92,7 @@ def _forward(call: Call, canonical: CanonicalCall, data: Arrays, parameters: Arr
     )
     if running is not None and element_type(running.dtype) != problem.statistics_dtype:
         problem, common = _wide(problem, parameters)
-    normalized = execute.forward(
+    y, mean, variance, _ = execute.forward(
         execute.planned(problem, x),
         x,
         common.get("gamma"),
@@ -103,9 +103,9 @@ def _forward(call: Call, canonical: CanonicalCall, data: Arrays, parameters: Arr
     mean_type = problem.statistics_dtype if running is None else _result_type(call, "running_mean")
     variance_type = mean_type if running is None else _result_type(call, "running_variance")
     return {
-        "y": normalized.y,
-        "mean": rounded(normalized.mean, mean_type),
-        "variance": rounded(normalized.variance, variance_type),
+        "y": y,
+        "mean": rounded(mean, mean_type),
+        "variance": rounded(variance, variance_type),
     }
 
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from backnorm.jax import callback, ffi
 from backnorm.jax.problems import is_known, problem_of
-from backnorm.kernels.cpu import record
 
 __all__ = ["backward", "forward", "normalize"]
 
@@ -30,9 +29,9 @@ def forward(elsewhere: _Elsewhere, *operands: jax.Array, **how: Any) -> Sequence
     problem = problem_of("forward", x, gamma, **how)
     if ffi.reason_against() is not None:
         return callback.call(problem, operands, (x, gamma, gamma), **_spread(how))
-    slots = (record.X, record.GAMMA, record.BETA)
-    results = ((x, record.OUT), (gamma, record.RESULT), (gamma, record.RESULT_2))
-    return ffi.call(problem, operands, slots, results, **_spread(how))
+    fields = ("x", "gamma", "beta")
+    results = ((x, "out"), (gamma, "result"), (gamma, "result_2"))
+    return ffi.call(problem, operands, fields, results, **_spread(how))
 
 
 def normalize(elsewhere: _Elsewhere, *operands: jax.Array, **how: Any) -> Sequence[jax.Array]:
@@ -44,8 +43,8 @@ def normalize(elsewhere: _Elsewhere, *operands: jax.Array, **how: Any) -> Sequen
     operands = (x, mean, _not_refused(variance, how["epsilon"]), gamma, beta)
     if ffi.reason_against() is not None:
         return callback.call(problem, operands, (x,), **_spread(how))
-    slots = (record.X, record.MEAN, record.VARIANCE, record.GAMMA, record.BETA)
-    return ffi.call(problem, operands, slots, ((x, record.OUT),), **_spread(how))
+    fields = ("x", "mean", "variance", "gamma", "beta")
+    return ffi.call(problem, operands, fields, ((x, "out"),), **_spread(how))
 
 
 def backward(elsewhere: _Elsewhere, *operands: jax.Array, **how: Any) -> Sequence[jax.Array]:
@@ -57,9 +56,9 @@ def backward(elsewhere: _Elsewhere, *operands: jax.Array, **how: Any) -> Sequenc
     operands = (x, dy, mean, _not_refused(variance, how["epsilon"]), gamma)
     if ffi.reason_against() is not None:
         return callback.call(problem, operands, (dy, gamma, gamma), **_spread(how))
-    slots = (record.X, record.DY, record.MEAN, record.VARIANCE, record.GAMMA)
-    results = ((dy, record.OUT), (gamma, record.RESULT), (gamma, record.RESULT_2))
-    return ffi.call(problem, operands, slots, results, **_spread(how))
+    fields = ("x", "dy", "mean", "variance", "gamma")
+    results = ((dy, "out"), (gamma, "result"), (gamma, "result_2"))
+    return ffi.call(problem, operands, fields, results, **_spread(how))
 
 
 def _spread(how: dict[str, Any]) -> dict[str, Any]:

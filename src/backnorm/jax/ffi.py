@@ -1,10 +1,13 @@
 """Kernels as custom calls of XLA: registration, and what is written into a call.
 
-The handler that answers the calls is `backnorm.kernels.cpu.xla_ffi`.
+The handler that answers the calls is `backnorm.cpu.kernels.xla_handler`, machine code that is
+loaded with `backnorm.jax`: a compiled function that another process exported finds it, and all
+kernels.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Sequence
@@ -14,12 +17,15 @@ import jax
 import numpy as np
 
 from backnorm import execute
+from backnorm.cpu import library, xla
+from backnorm.cpu.kinds import XLA
+from backnorm.cpu.record import SLOTS
+from backnorm.cpu.xla_structures import ELEMENTS
+from backnorm.errors import ArgumentValueError, MachineCodeError
 from backnorm.jax import header
-from backnorm.kernels.cpu import xla_ffi
-from backnorm.kernels.cpu.xla_structures import ELEMENTS
 from backnorm.problem import Problem
 
-__all__ = ["TARGET", "call", "reason_against"]
+__all__ = ["TARGET", "call", "reason_against", "register"]
 
 #: The name of the handler, in the text of compiled functions too.
 TARGET = "backnorm_kernel"
@@ -29,17 +35,22 @@ _registered: list[Any] = []
 
 
 @functools.cache
+def _version() -> header.Version | str:
+    """Return the version of XLA's interface here, or why it is foreign."""
+    return header.read(jax.ffi.include_dir())
+
+
 def reason_against() -> str | None:
     """Return why kernels cannot be called by XLA here, or None if they can."""
-    version = header.read(jax.ffi.include_dir())
+    version = _version()
     return version if isinstance(version, str) else None
 
 
 def call(
     problem: Problem,
     operands: Sequence[jax.Array],
-    slots: Sequence[int],
-    results: Sequence[tuple[jax.Array, int]],
+    fields: Sequence[str],
+    results: Sequence[tuple[jax.Array, str]],
     *,
     instances: int | None,
     spread: Sequence[bool],
@@ -50,23 +61,23 @@ def call(
     ----------
     problem : Problem
         Of one instance.
-    operands, slots
-        The arrays, and where a kernel finds their addresses.
+    operands, fields
+        The arrays, and the fields of the record where a kernel finds their addresses.
     results
-        For every result, an array of its shape and type, and the slot of its address.
+        For every result, an array of its shape and type, and the field of its address.
     instances : int or None
         How many instances there are.
     spread : sequence of bool
         Which operands have a leading axis of instances; results have one if there are any.
     """
-    _register()
+    register()
     stage = _stage(problem)
-    name = xla_ffi.introduce(stage.key, stage.function)
+    name = xla.introduce(stage.kind)
     described = [
-        _described(operand, slot, instances if each else None)
-        for operand, slot, each in zip(operands, slots, spread, strict=True)
+        _described(operand, field, instances if each else None)
+        for operand, field, each in zip(operands, fields, spread, strict=True)
     ]
-    described += [_described(result, slot, instances) for result, slot in results]
+    described += [_described(result, field, instances) for result, field in results]
     kinds = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result, _ in results]
     found: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, kinds)(
         *operands,
@@ -77,12 +88,14 @@ def call(
     return found
 
 
-def _described(array: jax.Array, slot: int, instances: int | None) -> np.ndarray:
+def _described(array: jax.Array, field: str, instances: int | None) -> np.ndarray:
     """Return what the attribute "buffers" says of an array: see `xla_frame`."""
     dtype = np.dtype(array.dtype)
     size = array.size * dtype.itemsize
     stride = size // instances if instances else 0
-    return np.array([slot, ELEMENTS[dtype.name], array.ndim, array.size, size, stride], np.int64)
+    return np.array(
+        [SLOTS[field], ELEMENTS[dtype.name], array.ndim, array.size, size, stride], np.int64
+    )
 
 
 def _stage(problem: Problem) -> Any:
@@ -91,13 +104,29 @@ def _stage(problem: Problem) -> Any:
     return launch.apply if problem.operation == "inference" else launch.complete
 
 
-def _register() -> None:
+def register() -> None:
     """Register the handler, once for the process, and keep it: XLA never forgets its address."""
+    if _registered:
+        return
     with _lock:
         if not _registered:
-            version = header.read(jax.ffi.include_dir())
+            version = _version()
             assert not isinstance(version, str)
-            answer = xla_ffi.handler(*version)
-            capsule = jax.ffi.pycapsule(answer.ctypes)
-            jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
-            _registered.extend((answer, capsule))
+            answer = xla.handler(*version)
+            jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(answer), platform="cpu")
+            _registered.append(answer)
+
+
+def _register_what_is_built() -> None:
+    """Register the handler and all kernels, for compiled functions that come from elsewhere."""
+    if reason_against() is not None:
+        return
+    # An import compiles nothing. Where there is no machine code, or none of the level that is asked
+    # for, the error belongs to the first call.
+    with contextlib.suppress(MachineCodeError, ArgumentValueError):
+        if library.path_of(XLA) is not None:
+            register()
+            xla.introduce_built()
+
+
+_register_what_is_built()

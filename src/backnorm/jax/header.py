@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from backnorm.kernels.cpu.xla_structures import ELEMENTS, MADE, STRUCTURES, parsed
+from backnorm.cpu.xla_structures import ELEMENTS, MADE, STRUCTURES, parsed
 
 __all__ = ["Version", "read"]
 

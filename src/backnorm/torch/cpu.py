@@ -36,6 +36,9 @@ from backnorm.torch.steps import Step, address, facts, keep, known
 
 __all__ = ["backward", "double_backward", "inference", "trained", "unpack_mask"]
 
+# Addresses of what a call has not: running statistics, and the results of channels before them.
+_NO_RUNNING, _NO_RESULTS = (0, 0), (0, 0, 0, 0)
+
 
 def double_backward(
     x: Tensor,
@@ -141,7 +144,7 @@ def trained(
         variance.data_ptr(),
         running.mean.data_ptr() if moves else 0,  # type: ignore[union-attr]
         running.variance.data_ptr() if moves else 0,  # type: ignore[union-attr]
-        momentum=running.momentum if moves else None,  # type: ignore[union-attr]
+        momentum=running.momentum if moves else 0.0,  # type: ignore[union-attr]
     )
     if refused >= 0 and x.numel():
         raise variance_error(variance.numpy(), eps, refused)
@@ -213,6 +216,7 @@ def inference(
         variance.data_ptr(),
         address(weight),
         address(bias),
+        *_NO_RESULTS,
     )
     if refused >= 0:
         raise variance_error(variance.detach().numpy(), eps, refused)
@@ -291,6 +295,7 @@ def backward(
         0,
         dweight.data_ptr(),
         dbias.data_ptr(),
+        *_NO_RUNNING,
     )
     if refused >= 0:
         raise variance_error(variance.detach().numpy(), eps, refused)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from backnorm.kernels.cpu.native import Stage
+from backnorm.cpu.stage import Stage
 from backnorm.recall import Kept
 
 __all__ = ["Step", "address", "facts", "keep", "known"]

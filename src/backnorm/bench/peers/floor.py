@@ -9,7 +9,7 @@ import numpy as np
 import backnorm
 from backnorm.bench.model import FLOOR, Cell, Form
 from backnorm.bench.peers.base import Data, Prepared, Unsupported
-from backnorm.kernels.cpu.floor import move
+from backnorm.cpu.floor import move
 
 __all__ = ["Floor"]
 

@@ -1,0 +1,93 @@
+"""The process that makes libraries of one level: ``python -m backnorm.cpu.build.compile``.
+
+A process of its own, because Numba settles for one processor when it is imported. It prints a line
+of JSON for each library that is done.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from backnorm.cpu.build import machine
+from backnorm.cpu.build.link import link
+from backnorm.cpu.build.sources import digest
+from backnorm.cpu.kinds import LIBRARIES, PROBE, XLA, Kind
+from backnorm.cpu.record import LAYOUT
+
+__all__ = ["main", "module_of"]
+
+
+def module_of(name: str) -> tuple[Any, list[str]]:
+    """Return the LLVM module of a library, not optimised, and the symbols that it exports."""
+    import llvmlite.binding as llvm
+
+    version = f"@bn_layout = constant i64 {LAYOUT}\n"
+    if name == PROBE:
+        module = llvm.parse_assembly(machine.probe() + version)
+        return module, _visible(module)
+    from numba import types
+
+    from backnorm.cpu.build.frontend import linked
+
+    if name == XLA:
+        from backnorm.cpu.kernels import xla_handler
+
+        entries, code = xla_handler.entries(), xla_handler.data()
+    else:
+        kinds = LIBRARIES[name].kinds
+        types_ = (types.int64, types.int64)
+        entries = {kind.symbol: (_function(kind), (_of(kind), *types_)) for kind in kinds}
+        code = ""
+    module = linked(entries, code + version)
+    return module, _visible(module)
+
+
+def _visible(module: Any) -> list[str]:
+    every = (*module.functions, *module.global_variables)
+    return sorted(v.name for v in every if not v.is_declaration and v.name.startswith("bn_"))
+
+
+def _function(kind: Kind) -> Any:
+    from backnorm.cpu.kernels import columns, floor, segments
+
+    return {"segments": segments, "columns": columns, "floor": floor}[kind.geometry].run
+
+
+def _of(kind: Kind) -> Any:
+    """Return what the kernels know of a kind when they are compiled."""
+    from numba import types
+
+    from backnorm.cpu.kernels import record
+
+    elements = {
+        "float64": types.float64,
+        "float32": types.float32,
+        "float16": types.uint16,
+        "bfloat16": types.int16,
+    }
+    return record.Kind(elements[kind.element], kind.operation, kind.rectified)
+
+
+def main(level: str, folder: str, *names: str) -> None:
+    """Make libraries, and leave them in a folder."""
+    # Numba makes much that lives as long as this process; looking for garbage costs a seventh.
+    gc.disable()
+    target = machine.target_machine(level)
+    for name in names:
+        start = time.process_time()
+        module, exported = module_of(name)
+        code = machine.object_of(machine.optimised(module, target), target)
+        path = Path(folder) / f"{name}-{digest(name)}.so"
+        link(code, path, exported)
+        seconds = time.process_time() - start
+        print(json.dumps({"name": name, "seconds": seconds, "bytes": path.stat().st_size}))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

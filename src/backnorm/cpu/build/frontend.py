@@ -1,0 +1,110 @@
+"""From kernels to LLVM code: Numba as a front end, and no more of it than that.
+
+As it is, Numba optimises and links every function that a kernel calls for itself, and makes machine
+code of each, before the kernel is compiled. Here it only translates; all functions are linked
+once, and what comes of it is optimised as a whole (see `machine`). That takes half the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba.core.codegen import JITCodeLibrary
+from numba.core.registry import cpu_target
+
+__all__ = ["linked"]
+
+
+class _Translated(JITCodeLibrary):  # type: ignore[misc]
+    """A function as Numba translated it, not optimised."""
+
+    def add_linking_library(self, library: Any) -> None:
+        self._linking_libraries.append(library)
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+
+def _translate_only() -> None:
+    context = cpu_target.target_context
+    context.codegen()._library_class = _Translated
+    # Numba wants a function of Python's that is unlike all others, to name what it has compiled.
+    context.get_executable = lambda library, description, environment: [].append
+
+
+def linked(entries: dict[str, tuple[Any, tuple[Any, ...]]], globals_: str) -> Any:
+    """Return one module with everything that some functions need.
+
+    Parameters
+    ----------
+    entries : dict
+        By the symbol to export, an outlined function and the types of its arguments: the first, a
+        constant, if there are three; then integers. It returns an integer, and raises nothing.
+    globals_ : str
+        LLVM code of what else the module has.
+
+    Returns
+    -------
+    llvmlite.binding.ModuleRef
+        In which those symbols alone are visible.
+    """
+    _translate_only()
+    compiled = {}
+    for symbol, (dispatcher, signature) in entries.items():
+        dispatcher.compile(signature)
+        compiled[symbol] = dispatcher.overloads[signature]
+    ordered: dict[int, Any] = {}
+    for overload in compiled.values():
+        _visit(overload.library, ordered)
+    module = llvm.parse_assembly(_wrappers(compiled, globals_))
+    for library in ordered.values():
+        module.link_in(library._final_module.clone())
+    exported = {*entries, *_names_in(globals_)}
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name not in exported:
+            value.linkage = "internal"
+    return module
+
+
+def _visit(library: Any, ordered: dict[int, Any]) -> None:
+    if id(library) not in ordered:
+        ordered[id(library)] = library
+        for used in library._linking_libraries:
+            _visit(used, ordered)
+
+
+def _names_in(code: str) -> Iterable[str]:
+    return (line[1:].split(" ", 1)[0] for line in code.splitlines() if line.startswith("@"))
+
+
+def _wrappers(compiled: dict[str, Any], globals_: str) -> str:
+    """Return LLVM code of C functions around functions of Numba.
+
+    Those are ``status(result*, error**, arguments...)``, a constant first being a null pointer.
+    """
+    lines = [globals_]
+    for symbol, overload in compiled.items():
+        integers = overload.signature.args
+        constant = len(integers) == 3
+        if constant:
+            integers = integers[1:]
+        given = ", ".join(f"i64 %a{k}" for k in range(len(integers)))
+        types_ = ", ".join(["ptr", "ptr", *["ptr"] * constant, *["i64"] * len(integers)])
+        passed = ", ".join(["ptr %result", "ptr %error", *["ptr null"] * constant, *[given]])
+        name = f'"{overload.fndesc.llvm_func_name}"'
+        lines.append(
+            f"""
+declare i32 @{name}({types_})
+define i64 @{symbol}({given}) {{
+  %result = alloca i64
+  %error = alloca ptr
+  store i64 0, ptr %result
+  %status = call i32 @{name}({passed})
+  %value = load i64, ptr %result
+  ret i64 %value
+}}
+"""
+        )
+    return "\n".join(lines)

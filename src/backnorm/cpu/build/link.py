@@ -1,0 +1,61 @@
+"""From object code to a shared library, by the linker of the system or the one of a package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["command", "link"]
+
+
+def command() -> list[str]:
+    """Return the command of a C compiler, which links.
+
+    Raises
+    ------
+    RuntimeError
+        If there is none.
+    """
+    wanted = os.environ.get("CC", "cc").split()
+    if shutil.which(wanted[0]):
+        return wanted
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise RuntimeError(
+        f"nothing here links: there is no {wanted[0]}; install a C compiler, or ziglang (pip)"
+    )
+
+
+def link(code: bytes, path: Path, exported: list[str]) -> None:
+    """Write a shared library that exports some symbols, in one step.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no linker, or it failed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside its place, so that it can be moved there; the same bytes wherever that is.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
+        (Path(folder) / "code.o").write_bytes(code)
+        names = "".join(f"{name};" for name in exported)
+        (Path(folder) / "symbols").write_text(f"{{ global: {names} local: *; }};\n")
+        options = ["-shared", "-nostartfiles", "-s", "-Wl,--build-id=none", "-Wl,--no-undefined"]
+        options += [
+            "-Wl,-z,noexecstack",
+            "-Wl,--version-script=symbols",
+            f"-Wl,-soname,{path.stem}",
+        ]
+        # Fused multiply-adds of processors that have none.
+        options += ["-o", "library.so", "code.o", "-lm", "-lc"]
+        done = subprocess.run(  # noqa: S603 (our own object code)
+            [*command(), *options], cwd=folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{path.name} does not link: {done.stderr.strip()}")
+        Path(folder, "library.so").replace(path)

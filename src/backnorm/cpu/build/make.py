@@ -1,0 +1,183 @@
+"""All libraries of some levels, in as many processes as there are processors: `make kernels`.
+
+``python -m backnorm.cpu.build.make [--level NAME]... [--all-levels] [--only PATTERN] [--jobs N]
+[--into FOLDER]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+
+from backnorm.cpu import library
+from backnorm.cpu.build.demand import command, environment, place
+from backnorm.cpu.kinds import LIBRARIES, PROBE
+from backnorm.cpu.levels import HOST, LEVELS, below, is_x86
+
+__all__ = ["build_all", "build_missing", "main", "missing", "of_levels", "of_this_processor"]
+
+_NAMES = [name for name in LIBRARIES if name != PROBE]
+
+
+Wanted = list[tuple[str, str]]
+
+
+def of_levels(levels: Iterable[str]) -> Wanted:
+    """Return the level and the name of every library of some levels."""
+    return _probe() + [
+        (level, name) for level in levels for name in _NAMES if library.has(level, name)
+    ]
+
+
+def of_this_processor() -> Wanted:
+    """Return the level and the name of every library that this processor uses."""
+    own = below(library.level())
+    best = [(next(level for level in own if library.has(level, name)), name) for name in _NAMES]
+    return _probe() + best
+
+
+def _probe() -> Wanted:
+    return [("x86-64" if is_x86() else HOST, PROBE)]
+
+
+def missing(wanted: Wanted, folder: Path) -> Wanted:
+    """Return those libraries that are not in a folder of levels."""
+    return [(level, name) for level, name in wanted if not place(name, level, folder).exists()]
+
+
+def build_all(
+    wanted: Wanted, folder: Path, jobs: int | None = None
+) -> Iterator[tuple[str, str, float]]:
+    """Build libraries; yield the level, the name and the CPU seconds of each when it is done.
+
+    Raises
+    ------
+    RuntimeError
+        If one could not be built; with what the compiler said.
+    """
+    if jobs is None:
+        jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    jobs = max(1, jobs or 1)
+    done: list[tuple[str, str, float]] = []
+    with ThreadPoolExecutor(jobs) as crew:
+        pending = [
+            crew.submit(_build, level, names, folder, done)
+            for level, names in _groups(wanted, jobs)
+        ]
+        try:
+            while pending or done:
+                while done:
+                    yield done.pop(0)
+                for future in [future for future in pending if future.done()]:
+                    pending.remove(future)
+                    future.result()
+                time.sleep(0.05)
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
+    """Return what is built by one process each, the longest first.
+
+    What has an element type in common has functions in common, which one process translates once:
+    a group is as large as leaves two of them for every processor.
+    """
+    for words in (slice(1, 2), slice(0, 2), slice(None)):
+        groups: dict[tuple[str, str], list[str]] = {}
+        for level, name in wanted:
+            shared = "_".join(name.split("_")[words]) or name
+            groups.setdefault((level, shared), []).append(name)
+        if len(groups) >= 2 * jobs:
+            break
+
+    def work(group: tuple[tuple[str, str], list[str]]) -> int:
+        # What is of 16 bits takes half as long again.
+        return len(group[1]) * (3 if "16" in group[0][1] else 2)
+
+    return [(key[0], names) for key, names in sorted(groups.items(), key=work, reverse=True)]
+
+
+def _build(level: str, names: list[str], folder: Path, done: list[tuple[str, str, float]]) -> None:
+    process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
+        command(level, folder, *names),
+        env=environment(level),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        said = json.loads(line)
+        done.append((level, said["name"], said["seconds"]))
+    _, errors = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"compiling {', '.join(names)} for {level} failed:\n{errors}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build what is missing, showing how far it is; return the exit status."""
+    parser = argparse.ArgumentParser(prog="make kernels", description=__doc__.split("\n")[0])
+    parser.add_argument("--level", action="append", choices=[*LEVELS, HOST], default=[])
+    parser.add_argument("--all-levels", action="store_true")
+    parser.add_argument("--only", default="*", help="names of libraries, such as '*_backward'")
+    parser.add_argument("--into", type=Path, default=library.FOLDER)
+    parser.add_argument("--jobs", type=int)
+    options = parser.parse_args(arguments)
+    levels = options.level or (tuple(LEVELS) if options.all_levels and is_x86() else ())
+    try:
+        every = of_levels(levels) if levels else of_this_processor()
+        wanted = [built for built in every if built[1] == PROBE or fnmatch(built[1], options.only)]
+        build_missing(wanted, options.into, options.jobs)
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def build_missing(wanted: Wanted, folder: Path, jobs: int | None = None) -> None:
+    """Build what is not in a folder of levels, and show how far it is: see `build_all`."""
+    absent = missing(wanted, folder)
+    if not absent:
+        print(f"nothing to compile, all {len(wanted)} libraries are there")
+        return
+    start, total = time.perf_counter(), 0.0
+    with _progress(len(absent)) as advance:
+        for level, name, seconds in build_all(absent, folder, jobs):
+            total += seconds
+            advance(f"{name}, {level}: {seconds:.1f} s")
+    elapsed = time.perf_counter() - start
+    print(f"{len(absent)} libraries in {elapsed:.0f} s, {total:.0f} s of processor time")
+
+
+@contextlib.contextmanager
+def _progress(count: int) -> Iterator[Callable[[str], None]]:
+    """Yield what says that one more is done: a bar on a terminal, otherwise a line for each."""
+    if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
+        numbers = itertools.count(1)
+        yield lambda what: print(f"{next(numbers):3}/{count} {what}", flush=True)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.description}")) as progress:
+        task = progress.add_task("", total=count)
+        yield lambda what: progress.update(task, advance=1, description=what)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""What a library is made of: the digest that its file is named by."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+from backnorm.cpu.kinds import LIBRARIES
+
+__all__ = ["digest"]
+
+_CPU = Path(__file__).parent.parent
+
+# Sources of a family that the others do not have.
+_OF_FAMILY = {
+    "segments": ("kernels/segments.py",),
+    "columns": ("kernels/columns.py",),
+    "floor": ("kernels/floor.py",),
+    "xla": (
+        "kernels/xla_frame.py",
+        "kernels/xla_handler.py",
+        "kernels/xla_memory.py",
+        "xla_structures.py",
+    ),
+}
+_COMMON = (
+    "build/compile.py",
+    "build/frontend.py",
+    "build/link.py",
+    "build/machine.py",
+    "kinds.py",
+    "levels.py",
+    "record.py",
+    "scratch.py",
+)
+
+
+@functools.cache
+def digest(name: str) -> str:
+    """Return the digest of the sources of a library: 16 hexadecimal digits."""
+    family = LIBRARIES[name].family
+    special = {path for paths in _OF_FAMILY.values() for path in paths}
+    kernels = {f"kernels/{path.name}" for path in (_CPU / "kernels").glob("*.py")}
+    kernels -= {"kernels/__init__.py", *special}
+    used = {*_COMMON, *_OF_FAMILY.get(family, ()), *kernels}
+    # What a processor can is found out by code of its own.
+    paths = (
+        sorted(used) if family != "probe" else ["build/compile.py", "build/machine.py", "record.py"]
+    )
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(f"{path}\n".encode())
+        found.update((_CPU / path).read_bytes())
+    return found.hexdigest()[:16]

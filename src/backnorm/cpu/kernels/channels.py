@@ -1,0 +1,334 @@
+"""Kernels over channels: from statistics to coefficients, from partial sums to results.
+
+They work on the table of channels, see `backnorm.cpu.scratch`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import types
+from numba.extending import overload
+
+from backnorm.cpu.kernels.formulas import solve_backward, solve_forward
+from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.memory import (
+    load,
+    load_apart,
+    load_one,
+    load_some,
+    offset,
+    store,
+    store_one,
+    store_some,
+)
+from backnorm.cpu.kernels.sums import merge_pairs, pair_add, value
+from backnorm.cpu.kernels.vector import (
+    any_not_positive,
+    blend,
+    multiply_add,
+    splat,
+    square_root,
+    sums_of_lanes,
+    where_finite,
+)
+from backnorm.cpu.scratch import (
+    FIRST,
+    GAIN,
+    LANES,
+    MEAN,
+    SCALE,
+    SECOND,
+    SHIFT,
+    SLOPE,
+    table_step,
+)
+
+__all__ = [
+    "combine",
+    "finish_backward",
+    "finish_forward",
+    "prepare",
+    "prepare_forward",
+    "prepare_means",
+    "row_step",
+    "settle",
+    "solve",
+]
+
+# Elements of a column whose mean is its pivot.
+_SAMPLE = 16
+
+
+#: See `scratch.table_step`.
+row_step = inlined(table_step)
+
+
+@inlined
+def _read(values, given, c, count, otherwise):
+    """Return `count` values from c on, or `otherwise` everywhere if none are given."""
+    return load_some(values, c, count) if given else splat(otherwise)
+
+
+@outlined
+def prepare(rows, step, channels, given, present, epsilon):
+    """Fill mean, scale and the coefficients of inference; return the first channel refused, or -1.
+
+    Refused is a variance + epsilon <= 0. NaN is not, nor is an infinite sum: they propagate.
+
+    Parameters
+    ----------
+    rows, step
+        The table.
+    channels : int
+    given : (address, address, address, address)
+        Mean, variance, gamma and beta.
+    present : (bool, bool)
+        Whether there is gamma, and whether there is beta.
+    epsilon : float
+    """
+    mean, variance, gamma, beta = given
+    for c in range(0, channels, LANES):
+        count = channels - c
+        total = blend(count, load_some(variance, c, count) + splat(epsilon), splat(1.0))
+        if any_not_positive(total):
+            for refused in range(c, min(c + LANES, channels)):
+                one = load_one(variance, refused) + epsilon
+                if one <= 0.0 and math.isfinite(one):
+                    return refused
+        scale = splat(1.0) / square_root(total)
+        store_some(rows, MEAN * step + c, count, load_some(mean, c, count))
+        store_some(rows, SHIFT * step + c, count, splat(0.0))
+        store_some(rows, SLOPE * step + c, count, _read(beta, present[1], c, count, 0.0))
+        store_some(rows, GAIN * step + c, count, _read(gamma, present[0], c, count, 1.0) * scale)
+        store_some(rows, SCALE * step + c, count, scale)
+    _wrap(rows, step, channels)
+    return -1
+
+
+@outlined
+def prepare_means(rows, step, channels, mean):
+    """Fill the mean alone, which is all that sums need."""
+    for c in range(0, channels, LANES):
+        store_some(rows, MEAN * step + c, channels - c, load_some(mean, c, channels - c))
+
+
+@outlined
+def prepare_forward(rows, step, x, extents, gamma, beta, present):
+    """Fill pivot, gamma and beta; a pivot is the mean of a few elements of its channel."""
+    outer, channels, inner = extents
+    zero = splat(0.0)
+    for c in range(0, channels, LANES):
+        count = channels - c
+        store_some(rows, SLOPE * step + c, count, _read(beta, present[1], c, count, 0.0))
+        store_some(rows, GAIN * step + c, count, _read(gamma, present[0], c, count, 1.0))
+        total = zero
+        if inner == 1:
+            sample = _power_of_two(_SAMPLE, outer)
+            for n in range(sample):
+                total = total + load_some(x, n * channels + c, count)
+        elif outer * inner > 0:
+            sample = _power_of_two(LANES, inner)
+            total = sums_of_lanes(
+                (
+                    _sample(x, c, channels, inner, sample),
+                    _sample(x, c + 1, channels, inner, sample),
+                    _sample(x, c + 2, channels, inner, sample),
+                    _sample(x, c + 3, channels, inner, sample),
+                    _sample(x, c + 4, channels, inner, sample),
+                    _sample(x, c + 5, channels, inner, sample),
+                    _sample(x, c + 6, channels, inner, sample),
+                    _sample(x, c + 7, channels, inner, sample),
+                )
+            )
+        else:
+            sample = 0
+        pivot = total / splat(float(max(sample, 1)))
+        # A pivot that is not finite would hide what the sums themselves come to.
+        store_some(rows, MEAN * step + c, count, where_finite(pivot, pivot, zero))
+    _wrap(rows, step, channels)
+
+
+@inlined
+def _power_of_two(most, limit):
+    """Return the largest power of two up to both: dividing by it is exact."""
+    while most > limit:
+        most //= 2
+    return most
+
+
+@inlined
+def _sample(x, c, channels, inner, sample):
+    return load_some(x, min(c, channels - 1) * inner, sample)
+
+
+def solve(dy, sums, far, total, rows, step, c, channels, epsilon):
+    """Turn the sums of up to eight channels from c on into their coefficients and results.
+
+    `sums` are their pairs, parts `far` elements apart; `total` is the number of elements of a
+    channel; `channels` the end of the channels that are wanted. Arrays are addresses.
+    """
+
+
+@overload(solve)
+def _solve(dy, sums, far, total, rows, step, c, channels, epsilon):
+    if isinstance(dy, types.NoneType):
+
+        def forward(dy, sums, far, total, rows, step, c, channels, epsilon):
+            count = channels - c
+            pairs = _quadruple(sums, far)
+            pivot = load(rows, MEAN * step + c)
+            mean, low, variance, scale = solve_forward(pairs, total, pivot, epsilon)
+            gain = load(rows, GAIN * step + c) * scale
+            store_some(rows, MEAN * step + c, count, mean)
+            store_some(rows, SHIFT * step + c, count, low)
+            store_some(rows, GAIN * step + c, count, gain)
+            store_some(rows, FIRST * step + c, count, mean + low)
+            store_some(rows, SECOND * step + c, count, variance)
+
+        return forward
+
+    def backward(dy, sums, far, total, rows, step, c, channels, epsilon):
+        count = channels - c
+        first, low, second, second_low = _quadruple(sums, far)
+        store_some(rows, FIRST * step + c, count, value(first, low))
+        store_some(rows, SECOND * step + c, count, value(second, second_low))
+        _set_backward(total, rows, step, c, count)
+
+    return backward
+
+
+@inlined
+def _set_backward(total, rows, step, c, count):
+    """Fill the coefficients of `count` channels from their results."""
+    first, second = load(rows, FIRST * step + c), load(rows, SECOND * step + c)
+    shift, slope = solve_backward(first, second, total, load(rows, SCALE * step + c))
+    store_some(rows, SHIFT * step + c, count, shift)
+    store_some(rows, SLOPE * step + c, count, slope)
+
+
+@outlined
+def settle(rows, step, channels, total):
+    """Fill the coefficients of every channel from sums that came from elsewhere."""
+    for c in range(0, channels, LANES):
+        _set_backward(total, rows, step, c, channels - c)
+    _wrap(rows, step, channels)
+
+
+@inlined
+def combine(dy, partial, blocks, far, inner, repeats, total, rows, step, channels, epsilon):
+    """Add up the partial sums (blocks, 4, far) in order and solve every channel.
+
+    A channel has `inner` neighbouring columns, `repeats` times.
+    """
+    width = channels * inner * repeats
+    for b in range(1, blocks):
+        for k in range(0, width, LANES):
+            merge_pairs(offset(partial, k), far, offset(partial, 4 * b * far + k), far)
+    for c in range(0, channels, LANES):
+        # The columns of channels up to here have been read: their places are free.
+        if inner * repeats > 1:
+            _gather(partial, far, inner, repeats, c, channels)
+        sums = offset(partial, c)
+        solve(dy, sums, far, total, rows, step, c, channels, epsilon)
+    _wrap(rows, step, channels)
+
+
+@inlined
+def _gather(partial, far, inner, repeats, c, channels):
+    """Add the pairs of all columns of eight channels, and leave them at columns c .. c+7."""
+    zero = splat(0.0)
+    first, low, second, second_low = zero, zero, zero, zero
+    last = channels * inner * repeats - 1
+    for repeat in range(repeats):
+        for k in range(inner):
+            at = (repeat * channels + c) * inner + k
+            first, low = pair_add(
+                first,
+                low,
+                load_apart(partial, at, inner, last),
+                load_apart(partial, at + far, inner, last + far),
+            )
+            at += 2 * far
+            second, second_low = pair_add(
+                second,
+                second_low,
+                load_apart(partial, at, inner, last + 2 * far),
+                load_apart(partial, at + far, inner, last + 3 * far),
+            )
+    count = min(channels - c, LANES)
+    store_some(partial, c, count, first)
+    store_some(partial, c + far, count, low)
+    store_some(partial, c + 2 * far, count, second)
+    store_some(partial, c + 3 * far, count, second_low)
+
+
+@inlined
+def _quadruple(sums, far):
+    return load(sums, 0), load(sums, far), load(sums, 2 * far), load(sums, 3 * far)
+
+
+@inlined
+def _wrap(rows, step, channels):
+    """Repeat the coefficients of the first channels after those of the last."""
+    if channels >= LANES:
+        for row in range(SCALE):
+            store(rows, row * step + channels, load(rows, row * step))
+    elif channels > 0:
+        for k in range(LANES):
+            for row in range(SCALE):
+                at = row * step
+                store_one(rows, at + channels + k, load_one(rows, at + k % channels))
+
+
+@outlined
+def finish_backward(rows, step, channels, dgamma, dbeta):
+    """Write dgamma = s·sum_dy_xmu and dbeta = sum_dy, each rounded once."""
+    for c in range(0, channels, LANES):
+        scale, sums = load(rows, SCALE * step + c), load(rows, SECOND * step + c)
+        store_some(dgamma, c, channels - c, scale * sums)
+        store_some(dbeta, c, channels - c, load(rows, FIRST * step + c))
+
+
+@outlined
+def finish_forward(rows, step, channels, results, epsilon, running, momentum, total):
+    """Write mean and variance, each rounded once; return the first channel refused, or -1.
+
+    Parameters
+    ----------
+    rows, step, channels
+        The table.
+    results : (address, address)
+        Where to write mean and variance.
+    epsilon : float
+    running : (address, address, bool)
+        Running mean, running variance, and whether there are any. They move towards the mean and
+        the unbiased variance, total/(total - 1) times the biased, by `momentum`.
+    momentum : float
+    total : int
+        Elements of a channel.
+    """
+    mean, variance = results
+    running_mean, running_variance, tracked = running
+    unbiased = splat(total / max(total - 1.0, 1.0))
+    refused = -1
+    for c in range(0, channels, LANES):
+        count = channels - c
+        average, values = load(rows, FIRST * step + c), load(rows, SECOND * step + c)
+        store_some(mean, c, count, average)
+        store_some(variance, c, count, values)
+        if tracked:
+            _move(running_mean, c, count, average, momentum)
+            _move(running_variance, c, count, values * unbiased, momentum)
+        if any_not_positive(blend(count, values + splat(epsilon), splat(1.0))) and refused < 0:
+            refused = c
+            while load_one(rows, SECOND * step + refused) + epsilon > 0.0:
+                refused += 1
+    return refused
+
+
+@inlined
+def _move(running, c, count, value, momentum):
+    """Move running statistics towards those of a batch."""
+    kept = load_some(running, c, count) * splat(1.0 - momentum)
+    store_some(running, c, count, multiply_add(value, splat(momentum), kept))

@@ -1,0 +1,537 @@
+"""The kernel for rows of channels (NXC, and NCX with a space of a few elements).
+
+The array is a matrix of `rows` x `width`, contiguous. Column k belongs to channel
+(k // inner) % channels: NXC has inner = 1, NCX with a tiny space has a row a sample, and where a
+row would be shorter than two vectors several make one. Elements after the last full row are
+`rest`.
+
+An item of the reduction is a tile of columns and a block of rows. A column is summed down 64
+rows as plain vectors (gradients of 16 bits in float32 first, four rows at a time), those sums are
+added up as pairs, and blocks are added up in order. Blocks depend on the shape alone and a
+column's sum on nothing but its column, so a channel's sums have the same bits however the work is
+shared out.
+"""
+
+from __future__ import annotations
+
+from numba import types
+from numba.extending import overload
+
+from backnorm.cpu.kernels.channels import combine, row_step
+from backnorm.cpu.kernels.cursor import (
+    arrive,
+    await_second,
+    begin,
+    claim,
+    enter,
+    finish,
+    leave,
+    open_second,
+)
+from backnorm.cpu.kernels.formulas import elements, first_elements
+from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.memory import (
+    aligned_head,
+    clear,
+    load,
+    load_one,
+    load_singles,
+    offset,
+    singles_within,
+    store,
+    store_first,
+    store_one,
+    stream,
+)
+from backnorm.cpu.kernels.record import (
+    cells_of,
+    columns_head,
+    ended,
+    gradient_of,
+    output_of,
+    own_of,
+    rest_of,
+    scratch_of,
+    seen_of,
+    values_at,
+)
+from backnorm.cpu.kernels.rectified import same_line
+from backnorm.cpu.kernels.singles import (
+    add_strip,
+    add_strip_first,
+    coefficients_for,
+    end_strip,
+    holds,
+    kept_sums,
+    lanes_of,
+    narrow_coefficients,
+    repeat_first,
+    vector_of,
+)
+from backnorm.cpu.kernels.stages import after, before
+from backnorm.cpu.kernels.sums import merge_pairs, resume, suspend, take, take_first
+from backnorm.cpu.kernels.vector import (
+    Singles,
+    all_finite,
+    high_half,
+    low_half,
+    marked,
+    multiply_add,
+    where_finite,
+)
+from backnorm.cpu.record import JOINED
+from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, whole
+
+__all__ = ["run"]
+
+# Additions in a row before a sum is kept as a pair: part of the error budget (128 would do), and
+# of the bits of the result.
+_RUN = 64
+
+_whole = inlined(whole)
+
+
+@outlined
+def run(kind, record, index):
+    """Sum every column, solve for the coefficients of the channels, and write the output.
+
+    See `record`. An item of the sums is `block` rows (if rest > 0, the last block is the
+    rest) of `tile` columns, `depth` rows side by side; one of the output `share` rows, `abreast`
+    side by side. Partial sums are (blocks, 4, step of `width` columns): the pairs of every block of
+    every column.
+
+    Returns
+    -------
+    int
+        See `record.ended`.
+    """
+    head, cells = columns_head(record), cells_of(record)
+    rows, width, rest = head.rows, head.width, head.rest
+    inner, channels, repeats, blocks = head.inner, head.channels, head.repeats, head.blocks
+    grid = (rows, width, rest, inner, channels)
+    cut = (head.block, head.tile, head.depth, head.share, head.abreast)
+    step = row_step(channels)
+    known = scratch_of(kind, head, record)
+    if index == JOINED:
+        return after(kind, head, known, step, channels)
+    place = own_of(kind, head, record, begin(cells, index))
+    # Columns are channels: what is known of the channels need not be spread over columns.
+    plain = width == channels
+    wide_step = step if plain else row_step(width)
+    far = row_step(width)
+    spreads = 0 if plain else 4 * wide_step
+    x_, dy_, rest_ = (
+        values_at(kind, head.x),
+        gradient_of(kind, head, cells),
+        rest_of(kind, head, cells),
+    )
+    seen_, out_ = seen_of(kind, head), output_of(kind, head, cells)
+    epsilon = head.epsilon
+    streaming = head.streaming != 0 and same_line(out_)
+    pairs = offset(known, ROWS * step)
+    if index == 0:
+        total = (rows * width + rest) // max(1, channels * inner)
+        refused = before(kind, head, cells, known, step, (total, channels, inner))
+        if refused >= 0:
+            return ended(refused)
+    summed, items = head.summed, head.items
+    rung = enter(cells)
+    place_of_wide = offset(place, 12 * row_step(cut[1]))
+    wide = known if plain else place_of_wide
+    exact = (wide, wide_step)
+    used = coefficients_for(out_, wide, wide_step, offset(place_of_wide, spreads), width)
+    spread = False
+    last = items == 0
+    item = claim(cells, summed, items, index)
+    while item < items:
+        if item < summed:
+            _reduce_item(x_, dy_, grid, cut, known, plain, pairs, far, place, item)
+            if arrive(cells, summed):
+                count = (rows * width + rest) // channels
+                combine(
+                    dy_, pairs, blocks, far, inner, repeats, count, known, step, channels, epsilon
+                )
+                open_second(cells)
+        else:
+            if summed > 0:
+                await_second(cells)
+            if not spread:
+                for row in range(0 if plain else 4):
+                    _spread(
+                        offset(known, row * step),
+                        offset(wide, row * wide_step),
+                        0,
+                        width,
+                        inner,
+                        channels,
+                    )
+                narrow_coefficients(seen_, dy_, wide, wide_step, 0, width, used)
+                repeat_first(used, width)
+                spread = True
+            _apply_item(seen_, rest_, out_, grid, cut, exact, used, streaming, item - summed)
+        last = finish(cells, items)
+        item = claim(cells, summed, items, index)
+    answer = 1 if leave(cells, items, index, rung, last) else 0
+    if index == 0 and answer == 1:
+        answer = after(kind, head, known, step, channels)
+    return answer
+
+
+@outlined
+def _reduce_item(x, dy, grid, cut, known, plain, partial, far, place, item):
+    rows, width, rest, inner, channels = grid
+    block, tile, depth, _, _ = cut
+    step = row_step(tile)
+    b, t = divmod(item, (width + tile - 1) // tile)
+    first = t * tile
+    w = min(tile, width - first)
+    sums = offset(partial, 4 * b * far + first)
+    for part in range(4):
+        clear(offset(sums, part * far), _whole(w))
+    pivot = offset(known, MEAN + first) if plain else place
+    if not plain:
+        _spread(known, pivot, first, w, inner, channels)
+    run = offset(place, step)
+    if b * block < rows:
+        count = min(block, rows - b * block)
+        cells = (b * block * width + first, width, count, w)
+        _sum_block(x, dy, cells, depth, pivot, run, step, sums, far)
+    elif first < rest:
+        cells = (rows * width + first, width, 1, min(w, rest - first))
+        _sum_block(x, dy, cells, depth, pivot, run, step, sums, far)
+
+
+@outlined
+def _apply_item(x, dy, out, grid, cut, exact, used, streaming, item):
+    """Write the rows of one item, the last rows also the rest."""
+    rows, width, rest, _, _ = grid
+    _, _, _, share, abreast = cut
+    row = item * share
+    end = min(rows, row + share)
+    if abreast > 1 and width % (2 * lanes_of(used[0])) == 0:
+        while row + abreast <= end:
+            _write_rows(x, dy, out, row * width, abreast, width, exact, used, streaming)
+            row += abreast
+    stop = end * width + rest if end == rows else end * width
+    _write(x, dy, out, row * width, stop, width, exact, used, streaming)
+
+
+@inlined
+def _spread(values, wide, first, width, inner, channels):
+    """Write the channel's value of each of `width` columns, then the first eight once more.
+
+    The repetition lets a vector that runs over the end of a row go on with the next row.
+    """
+    c = (first // inner) % channels
+    k = 0
+    end = inner - first % inner
+    while k < width:
+        end = min(end, width)
+        value = load_one(values, c)
+        while k < end:
+            store_one(wide, k, value)
+            k += 1
+        end += inner
+        c += 1
+        if c == channels:
+            c = 0
+    for k in range(LANES):
+        store_one(wide, width + k, load_one(wide, k % width))
+
+
+def _sum_block(x, dy, part, depth, pivot, run, step, sums, far):
+    """Add a part of the rows to the pairs of its columns, which are zero.
+
+    A part is its first element, the distance of rows, their number, and that of columns. `run` is
+    scratch, eleven rows of float64 of length `step`.
+    """
+
+
+@overload(_sum_block)
+def _sum_block_of(x, dy, part, depth, pivot, run, step, sums, far):
+    if isinstance(dy, types.NoneType) or x.dtype.bitwidth != 16:
+        return lambda x, dy, part, depth, pivot, run, step, sums, far: _add_block(
+            _add_rows, x, dy, part, depth, pivot, run, step, sums, far
+        )
+
+    def in_singles(x, dy, part, depth, pivot, run, step, sums, far):
+        start, stride, rows, width = part
+        singles = singles_within(offset(run, 6 * step))
+        for k in range(0, width, LANES):
+            store(singles, k, load(pivot, k))
+        # The same sums in the same order, read in another.
+        if depth < 4:
+            _add_block(_add_strip_by_rows, x, dy, part, 4, singles, run, step, sums, far)
+        else:
+            _add_block(_add_strip_at_once, x, dy, part, 4, singles, run, step, sums, far)
+        for k in range(0, width, LANES):
+            place = offset(sums, k)
+            kept = kept_sums(load(pivot, k), load(place, 0), load(place, 2 * far))
+            if not all_finite(kept, width - k):
+                columns = (start + k, stride, rows, min(LANES, width - k))
+                anew = offset(run, 4 * step)
+                clear(anew, 4 * LANES)
+                _add_block_anew(x, dy, columns, offset(pivot, k), run, anew)
+                for row in range(4):
+                    value = where_finite(kept, load(place, row * far), load(anew, row * LANES))
+                    store(place, row * far, value)
+
+    return in_singles
+
+
+@outlined
+def _add_block_anew(x, dy, part, pivot, run, sums):
+    _add_block(_add_rows, x, dy, part, 8, pivot, run, 2 * LANES, sums, LANES)
+
+
+@inlined
+def _add_block(add, x, dy, part, depth, pivot, run, step, sums, far):
+    """Add the rows of a part to the pairs of its columns, `depth` rows at a time by `add`."""
+    start, stride, rows, width = part
+    for first in range(0, rows, _RUN):
+        clear(run, 4 * step)
+        end = min(rows, first + _RUN)
+        # A range with a step that may be zero could raise an error.
+        row = first
+        while row < end:
+            origin = start + row * stride
+            add(x, dy, origin, stride, min(depth, end - row), width, pivot, run, step)
+            row += depth
+        # Rows of sums are padded to whole vectors.
+        for k in range(0, width, LANES):
+            merge_pairs(offset(sums, k), far, offset(run, k), step)
+
+
+@inlined
+def _add_rows(x, dy, start, stride, rows, width, pivot, run, step):
+    """Add a few rows to the running sums of their columns, sixteen columns at a time."""
+    products = offset(run, 2 * step)
+    k = 0
+    while k + 2 * LANES <= width:
+        i = start + k
+        j = k + LANES
+        m0, m1 = load(pivot, k), load(pivot, j)
+        s0, s1 = resume(x, run, k, step), resume(x, run, j, step)
+        p0, p1 = resume(x, products, k, step), resume(x, products, j, step)
+        for _ in range(rows):
+            s0, p0 = take(x, dy, i, m0, s0, p0)
+            s1, p1 = take(x, dy, i + LANES, m1, s1, p1)
+            i += stride
+        suspend(s0, run, k, step)
+        suspend(s1, run, j, step)
+        suspend(p0, products, k, step)
+        suspend(p1, products, j, step)
+        k += 2 * LANES
+    while k < width:
+        i = start + k
+        m = load(pivot, k)
+        s, p = resume(x, run, k, step), resume(x, products, k, step)
+        for _ in range(rows):
+            s, p = take_first(x, dy, i, width - k, m, s, p)
+            i += stride
+        suspend(s, run, k, step)
+        suspend(p, products, k, step)
+        k += LANES
+
+
+@inlined
+def _add_strip_at_once(x, dy, start, stride, rows, width, pivot, run, step):
+    """Add up to four rows of 16-bit elements to the running sums, all for a vector of columns."""
+    _add_strips(x, dy, start, stride, rows, 0, width, pivot, run, step)
+
+
+@inlined
+def _add_strip_by_rows(x, dy, start, stride, rows, width, pivot, run, step):
+    """Add up to four rows of 16-bit elements to the running sums, in the order of memory."""
+    first = 0
+    if rows == 4:
+        first = width // SINGLES * SINGLES
+        # A row of float32 in the place of one of float64.
+        held, far = singles_within(offset(run, 7 * step)), 2 * step
+        _begin_pair(x, dy, start, first, pivot, held, far)
+        _end_pair(x, dy, start + stride, first, pivot, held, far)
+        _begin_pair(x, dy, start + 2 * stride, first, pivot, offset(held, 2 * far), far)
+        for k in range(0, first, SINGLES):
+            i = start + 3 * stride + k
+            totals = _resume_four(x, run, k, step)
+            before = (
+                load_singles(held, k),
+                load_singles(held, k + far),
+                load_singles(held, k + 2 * far),
+                load_singles(held, k + 3 * far),
+            )
+            totals = end_strip(x, dy, i, load_singles(pivot, k), before, totals)
+            _suspend_four(totals, run, k, step)
+    _add_strips(x, dy, start, stride, rows, first, width, pivot, run, step)
+
+
+@inlined
+def _begin_pair(x, dy, start, width, pivot, held, far):
+    for k in range(0, width, SINGLES):
+        gradient = load_singles(dy, start + k)
+        store(held, k, gradient)
+        store(held, k + far, gradient * (load_singles(x, start + k) - load_singles(pivot, k)))
+
+
+@inlined
+def _end_pair(x, dy, start, width, pivot, held, far):
+    for k in range(0, width, SINGLES):
+        gradient = load_singles(dy, start + k)
+        centred = load_singles(x, start + k) - load_singles(pivot, k)
+        store(held, k, load_singles(held, k) + gradient)
+        store(held, k + far, multiply_add(gradient, centred, load_singles(held, k + far)))
+
+
+@inlined
+def _add_strips(x, dy, start, stride, rows, first, width, pivot, run, step):
+    """Add up to four rows of the columns first .. width-1, in float32 among themselves."""
+    for k in range(first, width, SINGLES):
+        mean, totals = load_singles(pivot, k), _resume_four(x, run, k, step)
+        count = width - k
+        if rows == 4 and count >= SINGLES:
+            totals = add_strip(x, dy, start + k, stride, mean, totals)
+        else:
+            counts = (count, _if(rows > 1, count), _if(rows > 2, count), _if(rows > 3, count))
+            totals = add_strip_first(x, dy, start + k, stride, counts, mean, totals)
+        _suspend_four(totals, run, k, step)
+
+
+@inlined
+def _resume_four(x, run, k, step):
+    """Return the running sums of sixteen columns: of dy and of the products, eight columns each."""
+    products = offset(run, 2 * step)
+    return (
+        resume(x, run, k, step),
+        resume(x, run, k + LANES, step),
+        resume(x, products, k, step),
+        resume(x, products, k + LANES, step),
+    )
+
+
+@inlined
+def _suspend_four(totals, run, k, step):
+    products = offset(run, 2 * step)
+    suspend(totals[0], run, k, step)
+    suspend(totals[1], run, k + LANES, step)
+    suspend(totals[2], products, k, step)
+    suspend(totals[3], products, k + LANES, step)
+
+
+@inlined
+def _if(there, count):
+    return count if there else 0
+
+
+@inlined
+def _write_rows(x, dy, out, i, rows, width, exact, used, streaming):
+    """Write rows of whole lines from element i on, a line of each before the next line.
+
+    Coefficients of wide rows are too many for the first-level cache; so they are read once for
+    several rows.
+    """
+    lanes = lanes_of(used[0])
+    line = 2 * lanes
+    head = aligned_head(out, i, line) if streaming else 0
+    end = width - line + head if head > 0 else width
+    if head > 0:
+        start = i
+        while start < i + rows * width:
+            _write_part(x, dy, out, start, head, width, exact, used, 0)
+            _write_part(x, dy, out, start + end, width - end, width, exact, used, end)
+            start += width
+    for k in range(head, end, line):
+        mean, shift, slope, gain = _coefficients(used, k)
+        mean1, shift1, slope1, gain1 = _coefficients(used, k + lanes)
+        j, below = i + k, i + k + rows * width
+        while j < below:
+            left = elements(x, dy, j, mean, shift, slope, gain)
+            right = elements(x, dy, j + lanes, mean1, shift1, slope1, gain1)
+            if not (holds(left, lanes) and holds(right, lanes)):
+                _write_anew(x, dy, out, j, lanes, width, exact, k, left)
+                _write_anew(x, dy, out, j + lanes, lanes, width, exact, k + lanes, right)
+            elif streaming:
+                stream(out, j, left)
+                stream(out, j + lanes, right)
+            else:
+                store(out, j, left)
+                store(out, j + lanes, right)
+            j += width
+
+
+@inlined
+def _write(x, dy, out, i, end, period, exact, used, streaming):
+    """Write elements i .. end-1 of memory; i is at column 0, and columns repeat by `period`."""
+    lanes = lanes_of(used[0])
+    k = 0
+    if streaming:
+        k = min(aligned_head(out, i, lanes), end - i)
+        _write_part(x, dy, out, i, k, period, exact, used, 0)
+        i += k
+    while i + lanes <= end:
+        mean, shift, slope, gain = _coefficients(used, k)
+        value = elements(x, dy, i, mean, shift, slope, gain)
+        if not holds(value, lanes):
+            _write_anew(x, dy, out, i, lanes, period, exact, k, value)
+        elif streaming:
+            stream(out, i, value)
+        else:
+            store(out, i, value)
+        i += lanes
+        k = k + lanes - period if k + lanes >= period else k + lanes
+    if i < end:
+        _write_part(x, dy, out, i, end - i, period, exact, used, k)
+
+
+@inlined
+def _write_part(x, dy, out, i, count, period, exact, used, k):
+    """Write `count` elements, fewer than a line, from column k on."""
+    lanes = lanes_of(used[0])
+    while count > 0:
+        mean, shift, slope, gain = _coefficients(used, k)
+        value = first_elements(x, dy, i, count, mean, shift, slope, gain)
+        if holds(value, count):
+            store_first(out, i, count, value)
+        else:
+            _write_anew(x, dy, out, i, count, period, exact, k, value)
+        i += lanes
+        k += lanes
+        count -= lanes
+
+
+def _write_anew(x, dy, out, i, count, period, exact, k, value):
+    """Write `count` elements of which some do not hold: those as float64 has them."""
+
+
+@overload(_write_anew)
+def _write_anew_of(x, dy, out, i, count, period, exact, k, value):
+    if value != Singles:
+        return lambda x, dy, out, i, count, period, exact, k, value: None
+    return lambda x, dy, out, i, count, period, exact, k, value: _write_halves(
+        x, dy, out, i, count, period, exact, k, value
+    )
+
+
+@outlined
+def _write_halves(x, dy, out, i, count, period, exact, k, value):
+    value = marked(value)
+    _write_half(x, dy, out, i, count, exact, k, low_half(value))
+    k = k + LANES - period if k + LANES >= period else k + LANES
+    _write_half(x, dy, out, i + LANES, count - LANES, exact, k, high_half(value))
+
+
+@inlined
+def _write_half(x, dy, out, i, count, exact, k, value):
+    mean, shift, slope, gain = _coefficients(exact, k)
+    anew = first_elements(x, dy, i, count, mean, shift, slope, gain)
+    store_first(out, i, count, where_finite(value, value, anew))
+
+
+@inlined
+def _coefficients(values, k):
+    rows, step = values
+    return (
+        vector_of(rows, k),
+        vector_of(rows, k + step),
+        vector_of(rows, k + 2 * step),
+        vector_of(rows, k + 3 * step),
+    )

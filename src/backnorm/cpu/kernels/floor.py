@@ -1,0 +1,105 @@
+"""The kernel of a benchmark's floor: the same memory moved, and nothing computed.
+
+Arrays are taken as float64 whatever their elements are, so that a vector is 64 bytes and no
+conversion costs anything. One addition per vector keeps the loads alive. At most 63 bytes at the
+end are left alone.
+"""
+
+from __future__ import annotations
+
+from backnorm.cpu.kernels.cursor import (
+    arrive,
+    await_second,
+    begin,
+    claim,
+    enter,
+    finish,
+    leave,
+    open_second,
+    raise_flag,
+)
+from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.memory import aligned_head, load, store, store_one, stream
+from backnorm.cpu.kernels.record import cells_of, floor_head, own_of, values_at
+from backnorm.cpu.kernels.vector import lane, splat
+from backnorm.cpu.record import JOINED, SLOTS
+from backnorm.cpu.scratch import LANES
+
+__all__ = ["run"]
+
+_READY = SLOTS["ready"]
+
+
+@outlined
+def run(kind, record, index):
+    """Read x and dy (items of the first phase), then read both again and write out.
+
+    Without dy, x alone. An item is `share` elements of `size`.
+    """
+    if index == JOINED:
+        return 1
+    head, cells = floor_head(record), cells_of(record)
+    own = own_of(kind, head, record, begin(cells, index))
+    if index == 0:
+        raise_flag(cells, _READY)
+    x, out, streaming = values_at(kind, head.x), values_at(kind, head.out), head.streaming != 0
+    dy = values_at(kind, head.dy if head.dy != 0 else head.x)
+    both = head.dy != 0
+    size, share, summed, items = head.size, head.share, head.summed, head.items
+    rung = enter(cells)
+    last = items == 0
+    item = claim(cells, summed, items, index)
+    while item < items:
+        if item < summed:
+            start = item * share
+            store_one(own, 0, _sum(x, dy, both, start, min(size, start + share)))
+            if arrive(cells, summed):
+                open_second(cells)
+        else:
+            if summed > 0:
+                await_second(cells)
+            start = (item - summed) * share
+            _copy(x, dy, both, out, start, min(size, start + share), streaming)
+        last = finish(cells, items)
+        item = claim(cells, summed, items, index)
+    return 1 if leave(cells, items, index, rung, last) else 0
+
+
+@inlined
+def _sum(x, dy, both, i, end):
+    a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
+    if both:
+        while i + 2 * LANES <= end:
+            a = a + load(x, i)
+            b = b + load(x, i + LANES)
+            c = c + load(dy, i)
+            d = d + load(dy, i + LANES)
+            i += 2 * LANES
+    else:
+        while i + 2 * LANES <= end:
+            a = a + load(x, i)
+            b = b + load(x, i + LANES)
+            i += 2 * LANES
+    return lane((a + b) + (c + d), 0)
+
+
+@inlined
+def _copy(x, dy, both, out, i, end, streaming):
+    if streaming:
+        i += aligned_head(out, i, LANES)
+        if both:
+            while i + LANES <= end:
+                stream(out, i, load(x, i) + load(dy, i))
+                i += LANES
+        else:
+            while i + LANES <= end:
+                stream(out, i, load(x, i))
+                i += LANES
+    elif both:
+        while i + LANES <= end:
+            store(out, i, load(x, i) + load(dy, i))
+            i += LANES
+    else:
+        while i + LANES <= end:
+            store(out, i, load(x, i))
+            i += LANES

@@ -1,0 +1,163 @@
+"""The formulas, once: of an element of the output, and of a channel's coefficients.
+
+Every output is an expression of one element and four coefficients of its channel,
+(mean, shift, slope, gain), in float64 or, for 16-bit elements, in float32 (see `singles`):
+
+==========================  =============================================================
+backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
+backward, frozen statistics  dx = gain * dy
+forward and inference        y  = gain * ((x - mean) - shift) + slope
+with a rectifier             max(0, y), or max(0, y + residual)
+==========================  =============================================================
+
+In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
+s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant:
+with |mean| much larger than the deviation that would cancel. In the forward pass shift is the
+part of the exact mean that a float64 cannot hold, slope is beta.
+
+A missing array is None: without dy the kernels compute a forward pass (with a `Rectifier` in its
+place, one that ends in a rectifier), without x the frozen backward pass. Which one is decided when
+a kernel is compiled.
+"""
+
+from __future__ import annotations
+
+from numba import types
+from numba.extending import overload
+
+from backnorm.cpu.kernels.jit import inlined
+from backnorm.cpu.kernels.memory import load, load_first, load_singles, load_singles_first
+from backnorm.cpu.kernels.rectified import Rectifier, has_side, rectified, side_of
+from backnorm.cpu.kernels.sums import value
+from backnorm.cpu.kernels.vector import (
+    Singles,
+    at_least_zero,
+    exact_product,
+    exact_sum,
+    multiply_add,
+    splat,
+    square_root,
+    where_finite,
+)
+
+__all__ = ["elements", "first_elements", "solve_backward", "solve_forward"]
+
+
+def elements(x, dy, index, mean, shift, slope, gain):
+    """Return a vector of the output, from `index` on; coefficients are Vec, or Singles."""
+
+
+def first_elements(x, dy, index, count, mean, shift, slope, gain):
+    """Return `count` elements of the output; memory after them is not touched."""
+
+
+@overload(elements)
+def _elements(x, dy, index, mean, shift, slope, gain):
+    take = load_singles if mean == Singles else load
+    if isinstance(x, types.NoneType):
+        return lambda x, dy, index, mean, shift, slope, gain: gain * take(dy, index)
+    if isinstance(dy, types.NoneType):
+        return lambda x, dy, index, mean, shift, slope, gain: _normalised(
+            take(x, index), mean, shift, slope, gain
+        )
+    if isinstance(dy, Rectifier):
+        return lambda x, dy, index, mean, shift, slope, gain: rectified(
+            _beside(dy, index, _normalised(take(x, index), mean, shift, slope, gain))
+        )
+    return lambda x, dy, index, mean, shift, slope, gain: _derivative(
+        take(x, index), take(dy, index), mean, shift, slope, gain
+    )
+
+
+@overload(first_elements)
+def _first_elements(x, dy, index, count, mean, shift, slope, gain):
+    take = load_singles_first if mean == Singles else load_first
+    if isinstance(x, types.NoneType):
+        return lambda x, dy, index, count, mean, shift, slope, gain: gain * take(dy, index, count)
+    if isinstance(dy, types.NoneType):
+        return lambda x, dy, index, count, mean, shift, slope, gain: _normalised(
+            take(x, index, count), mean, shift, slope, gain
+        )
+    if isinstance(dy, Rectifier):
+        return lambda x, dy, index, count, mean, shift, slope, gain: rectified(
+            _beside_first(
+                dy, index, count, _normalised(take(x, index, count), mean, shift, slope, gain)
+            )
+        )
+    return lambda x, dy, index, count, mean, shift, slope, gain: _derivative(
+        take(x, index, count), take(dy, index, count), mean, shift, slope, gain
+    )
+
+
+def _beside(rectifier, index, value):
+    """Return `value` with the residual, if there is one, added."""
+
+
+@overload(_beside)
+def _beside_of(rectifier, index, value):
+    take = load_singles if value == Singles else load
+
+    def beside(rectifier, index, value):
+        if has_side(rectifier):
+            return value + take(side_of(rectifier), index)
+        return value
+
+    return beside
+
+
+def _beside_first(rectifier, index, count, value):
+    """Return `value` with `count` elements of the residual, if there is one, added."""
+
+
+@overload(_beside_first)
+def _beside_first_of(rectifier, index, count, value):
+    take = load_singles_first if value == Singles else load_first
+
+    def beside_first(rectifier, index, count, value):
+        if has_side(rectifier):
+            return value + take(side_of(rectifier), index, count)
+        return value
+
+    return beside_first
+
+
+@inlined
+def _normalised(x, mean, shift, slope, gain):
+    return multiply_add(gain, (x - mean) - shift, slope)
+
+
+@inlined
+def _derivative(x, dy, mean, shift, slope, gain):
+    return gain * multiply_add(mean - x, slope, dy - shift)
+
+
+@inlined
+def solve_backward(sum_dy, sum_dy_xmu, count, scale):
+    """Return (shift, slope) of channels; zero if they have no elements."""
+    if count == 0:
+        return splat(0.0), splat(0.0)
+    elements = splat(float(count))
+    # In this order a scale as large as 1/sqrt(smallest epsilon) does not overflow.
+    return sum_dy / elements, scale * (scale * sum_dy_xmu / elements)
+
+
+@inlined
+def solve_forward(sums, count, pivot, epsilon):
+    """Return (mean, rest of the mean, variance, scale) of channels with at least one element.
+
+    `sums` are those of x - pivot and (x - pivot)², each a pair. With d the mean of x - pivot,
+    mean = pivot + d and variance = sum((x - pivot)²)/M - d². The pivot being the mean of some
+    of the channel's own elements, (pivot - mean)² is at most M times the variance, so the
+    difference loses at most log2(M) of the 53 bits, even for data made to make it lose; for
+    data without order it loses none.
+    """
+    elements = splat(float(count))
+    offset = value(sums[0], sums[1]) / elements
+    product, cut = exact_product(offset, elements)
+    rest = ((sums[0] - product) + (sums[1] - cut)) / elements
+    mean, low = exact_sum(pivot, offset)
+    low = where_finite(mean, low + rest, splat(0.0))
+    square, cut = exact_product(sums[0], offset)
+    cut = cut + (sums[0] * rest + sums[1] * offset)
+    variance = at_least_zero(((sums[2] - square) + (sums[3] - cut)) / elements)
+    return mean, low, variance, splat(1.0) / square_root(variance + splat(epsilon))

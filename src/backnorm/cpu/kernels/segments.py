@@ -1,0 +1,432 @@
+"""The kernel for channels whose elements lie in contiguous runs (NCX).
+
+The array is (outer, channels, inner), contiguous: a channel has `outer` segments of `inner`
+elements, at least sixteen unless it is the only channel. Neighbouring channels are summed
+together, a group at a time, so that memory is read in long runs even where segments are short.
+
+A channel is summed chunk by chunk, a chunk being `rows` segments, or of each long segment a
+piece of `length` elements. Within a chunk sums are plain vectors (gradients of 16 bits are first
+added up in float32, four vectors at a time); `block` chunks at a time are
+added up as pairs, and blocks are added up in order. Chunks and blocks depend on the shape alone
+and a channel's sums on nothing but the channel, so they have the same bits however the work is
+shared out.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import types
+from numba.extending import overload
+
+from backnorm.cpu.kernels.channels import combine, row_step, solve
+from backnorm.cpu.kernels.cursor import (
+    arrive,
+    await_second,
+    begin,
+    claim,
+    enter,
+    finish,
+    leave,
+    open_second,
+)
+from backnorm.cpu.kernels.formulas import elements, first_elements
+from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.memory import (
+    aligned_head,
+    clear,
+    load,
+    load_one,
+    offset,
+    store,
+    store_first,
+    store_one,
+    store_some,
+    stream,
+)
+from backnorm.cpu.kernels.record import (
+    cells_of,
+    ended,
+    gradient_of,
+    output_of,
+    own_of,
+    rest_of,
+    scratch_of,
+    seen_of,
+    segments_head,
+    values_at,
+)
+from backnorm.cpu.kernels.rectified import same_line
+from backnorm.cpu.kernels.singles import (
+    add_strip,
+    add_strip_first,
+    coefficients_for,
+    holds,
+    kept_sums,
+    lanes_of,
+    narrow_coefficients,
+    splat_of,
+)
+from backnorm.cpu.kernels.stages import after, before
+from backnorm.cpu.kernels.sums import (
+    add_totals,
+    merge_pairs,
+    resume,
+    suspend,
+    take,
+    take_first,
+)
+from backnorm.cpu.kernels.vector import (
+    Singles,
+    blend,
+    high_half,
+    lane,
+    low_half,
+    marked,
+    splat,
+    splat_single,
+    where_finite,
+)
+from backnorm.cpu.record import JOINED
+from backnorm.cpu.scratch import (
+    GAIN,
+    LANES,
+    MEAN,
+    ROWS,
+    SHIFT,
+    SINGLES,
+    SLOPE,
+    SUMS,
+    whole,
+)
+
+__all__ = ["run"]
+
+_whole = inlined(whole)
+
+
+@outlined
+def run(kind, record, index):
+    """Sum every channel, solve for its coefficients, and write the output: see `record`.
+
+    Items of the first phase are sums: of `batch` groups of channels, of one block of theirs
+    unless fused. The others write `share` elements of memory each. Partial sums are
+    (blocks, 4, step): the pairs of every block of every channel, none if fused.
+
+    Returns
+    -------
+    int
+        See `record.ended`.
+    """
+    head, cells = segments_head(record), cells_of(record)
+    outer, channels, inner = head.outer, head.channels, head.inner
+    extents = (outer, channels, inner)
+    step = row_step(channels)
+    rows = scratch_of(kind, head, record)
+    if index == JOINED:
+        return after(kind, head, rows, step, channels)
+    own = own_of(kind, head, record, begin(cells, index))
+    chunk = (head.rows, head.length, head.chunks, head.block)
+    blocks, group, batch, share = head.blocks, head.group, head.batch, head.share
+    batches = (channels + group * batch - 1) // (group * batch)
+    far = _whole(group)
+    x_, dy_, rest_ = (
+        values_at(kind, head.x),
+        gradient_of(kind, head, cells),
+        rest_of(kind, head, cells),
+    )
+    seen_, out_ = seen_of(kind, head), output_of(kind, head, cells)
+    epsilon, fused = head.epsilon, head.fused != 0
+    streaming = head.streaming != 0 and same_line(out_)
+    running, part = own, offset(own, far * SUMS)
+    sums, alone = offset(part, 4 * far), offset(part, 8 * far)
+    place = offset(alone, 4 * LANES)
+    pairs = offset(rows, ROWS * step)
+    if index == 0:
+        refused = before(kind, head, cells, rows, step, extents)
+        if refused >= 0:
+            return ended(refused)
+    summed, items = head.summed, head.items
+    rung = enter(cells)
+    exact = (rows, step)
+    known = coefficients_for(out_, rows, step, place, channels)
+    narrowed = False
+    last = items == 0
+    item = claim(cells, summed, items, index)
+    while item < items:
+        if item < summed:
+            start, b = (0, item) if fused else divmod(item, batches)
+            stop_block = blocks if fused else start + 1
+            first, end_batch = b * batch * group, min(channels, (b + 1) * batch * group)
+            while first < end_batch:
+                stop = min(end_batch, first + group)
+                clear(sums, 4 * far)
+                for block in range(start, stop_block):
+                    clear(part, 4 * far)
+                    summing = (block, first, stop)
+                    _sum_block(x_, dy_, extents, chunk, summing, rows, running, part, far, alone)
+                    for j in range(0, stop - first, LANES):
+                        merge_pairs(offset(sums, j), far, offset(part, j), far)
+                if fused:
+                    for j in range(0, stop - first, LANES):
+                        solve(
+                            dy_,
+                            offset(sums, j),
+                            far,
+                            outer * inner,
+                            rows,
+                            step,
+                            first + j,
+                            stop,
+                            epsilon,
+                        )
+                    narrow_coefficients(seen_, dy_, rows, step, first, stop, known)
+                    for n in range(outer):
+                        i = (n * channels + first) * inner
+                        span = (i, i + (stop - first) * inner, first, i + inner)
+                        _write(seen_, rest_, out_, span, extents, exact, known, streaming)
+                else:
+                    for k in range(4):
+                        to = offset(pairs, (4 * start + k) * step)
+                        for j in range(0, stop - first, LANES):
+                            count = stop - first - j
+                            store_some(to, first + j, count, load(sums, k * far + j))
+                first = stop
+            if not fused and arrive(cells, summed):
+                count = outer * inner
+                combine(dy_, pairs, blocks, step, 1, 1, count, rows, step, channels, epsilon)
+                open_second(cells)
+        else:
+            if summed > 0:
+                await_second(cells)
+            if not narrowed:
+                narrow_coefficients(seen_, dy_, rows, step, 0, channels, known)
+                narrowed = True
+            i = (item - summed) * share
+            row, end = i // inner, min(outer * channels * inner, i + share)
+            span = (i, end, row % channels, (row + 1) * inner)
+            _write(seen_, rest_, out_, span, extents, exact, known, streaming)
+        last = finish(cells, items)
+        item = claim(cells, summed, items, index)
+    answer = 1 if leave(cells, items, index, rung, last) else 0
+    if index == 0 and answer == 1:
+        answer = after(kind, head, rows, step, channels)
+    return answer
+
+
+def _sum_block(x, dy, extents, chunk, span, rows, running, sums, far, alone):
+    """Add the block of channels that `span` says to their pairs, which are zero.
+
+    `alone` is scratch for the pairs of eight channels.
+    """
+
+
+@overload(_sum_block)
+def _sum_block_of(x, dy, extents, chunk, span, rows, running, sums, far, alone):
+    if isinstance(dy, types.NoneType) or x.dtype.bitwidth != 16:
+        return lambda x, dy, extents, chunk, span, rows, running, sums, far, alone: _add_block(
+            _add_segment, x, dy, extents, chunk, span, rows, running, sums, far
+        )
+
+    def in_singles(x, dy, extents, chunk, span, rows, running, sums, far, alone):
+        _add_block(_add_strips, x, dy, extents, chunk, span, rows, running, sums, far)
+        block, first, end = span
+        for j in range(0, end - first, LANES):
+            place = offset(sums, j)
+            kept = kept_sums(load(rows, first + j), load(place, 0), load(place, 2 * far))
+            for k in range(min(LANES, end - first - j)):
+                if not math.isfinite(lane(kept, k)):
+                    c = first + j + k
+                    clear(alone, 4 * LANES)
+                    _add_block_anew(x, dy, extents, chunk, (block, c, c + 1), rows, running, alone)
+                    for part in range(4):
+                        store_one(place, part * far + k, load_one(alone, part * LANES))
+
+    return in_singles
+
+
+@outlined
+def _add_block_anew(x, dy, extents, chunk, span, rows, running, sums):
+    _add_block(_add_segment, x, dy, extents, chunk, span, rows, running, sums, LANES)
+
+
+@inlined
+def _add_block(add, x, dy, extents, chunk, span, rows, running, sums, far):
+    """Add a block of channels first .. end-1 to their pairs, each segment by `add`."""
+    block, first, end = span
+    outer, channels, inner = extents
+    height, length, chunks, size = chunk
+    pieces = (inner + length - 1) // length
+    for index in range(block * size, min(chunks, (block + 1) * size)):
+        row, piece = divmod(index, pieces)
+        row *= height
+        start = piece * length
+        extent = min(length, inner - start)
+        clear(running, (end - first) * SUMS)
+        for n in range(row, min(outer, row + height)):
+            i = (n * channels + first) * inner + start
+            for c in range(first, end):
+                mean = load_one(rows, c)
+                add(x, dy, i, i + extent, mean, running, (c - first) * SUMS)
+                i += inner
+        for j in range(0, end - first, LANES):
+            add_totals(x, offset(running, j * SUMS), SUMS, offset(sums, j), far)
+
+
+@inlined
+def _add_segment(x, dy, i, end, mean, running, place):
+    m = splat(mean)
+    s0, s1 = resume(x, running, place, LANES), resume(x, running, place + 2 * LANES, LANES)
+    p0, p1 = (
+        resume(x, running, place + 4 * LANES, LANES),
+        resume(x, running, place + 6 * LANES, LANES),
+    )
+    while i + 2 * LANES <= end:
+        s0, p0 = take(x, dy, i, m, s0, p0)
+        s1, p1 = take(x, dy, i + LANES, m, s1, p1)
+        i += 2 * LANES
+    if i + LANES <= end:
+        s0, p0 = take(x, dy, i, m, s0, p0)
+        i += LANES
+    if i < end:
+        s1, p1 = take_first(x, dy, i, end - i, m, s1, p1)
+    suspend(s0, running, place, LANES)
+    suspend(s1, running, place + 2 * LANES, LANES)
+    suspend(p0, running, place + 4 * LANES, LANES)
+    suspend(p1, running, place + 6 * LANES, LANES)
+
+
+@inlined
+def _add_strips(x, dy, i, end, mean, running, place):
+    """Add a segment of 16-bit elements like `_add_segment`, four vectors of float32 at a time."""
+    m = splat_single(mean)
+    totals = (
+        resume(x, running, place, LANES),
+        resume(x, running, place + 2 * LANES, LANES),
+        resume(x, running, place + 4 * LANES, LANES),
+        resume(x, running, place + 6 * LANES, LANES),
+    )
+    while i + 4 * SINGLES <= end:
+        totals = add_strip(x, dy, i, SINGLES, m, totals)
+        i += 4 * SINGLES
+    if i < end:
+        left = end - i
+        counts = (left, left - SINGLES, left - 2 * SINGLES, left - 3 * SINGLES)
+        totals = add_strip_first(x, dy, i, SINGLES, counts, m, totals)
+    suspend(totals[0], running, place, LANES)
+    suspend(totals[1], running, place + 2 * LANES, LANES)
+    suspend(totals[2], running, place + 4 * LANES, LANES)
+    suspend(totals[3], running, place + 6 * LANES, LANES)
+
+
+@outlined
+def _write(x, dy, out, span, extents, exact, known, streaming):
+    """Write elements of memory, whatever channels they belong to.
+
+    `span` is the first element, the end, the channel of the first, and where its segment ends. A
+    vector that reaches from one channel into the next takes its coefficients from both, so that
+    whole aligned vectors can be written however long the segments are.
+    """
+    _, channels, inner = extents
+    lanes = lanes_of(known[0])
+    i, end, c, border = span
+    if streaming:
+        head = min(aligned_head(out, i, lanes), end - i)
+        _write_across(x, dy, out, i, head, border - i, c, channels, exact, known, False)
+        i += head
+    while i < end:
+        if i >= border:
+            border += inner
+            c = _next(c, channels)
+        mean, shift, slope, gain = _coefficients(known, c)
+        stop = min(border, end) - lanes
+        while i <= stop:
+            value = elements(x, dy, i, mean, shift, slope, gain)
+            if not holds(value, lanes):
+                _write_anew(x, dy, out, i, lanes, lanes, c, channels, exact, value)
+            elif streaming:
+                stream(out, i, value)
+            else:
+                store(out, i, value)
+            i += lanes
+        if i < border and i < end:
+            count = min(lanes, end - i)
+            left = border - i
+            _write_across(x, dy, out, i, count, left, c, channels, exact, known, streaming)
+            i += count
+
+
+@inlined
+def _write_across(x, dy, out, i, count, left, c, channels, exact, known, streaming):
+    """Write `count` elements: the first `left` of channel c, the others of the next."""
+    lanes = lanes_of(known[0])
+    mean, shift, slope, gain = _of_two(known, left, c, channels)
+    if count < lanes:
+        value = first_elements(x, dy, i, count, mean, shift, slope, gain)
+    else:
+        value = elements(x, dy, i, mean, shift, slope, gain)
+    if not holds(value, count):
+        _write_anew(x, dy, out, i, count, left, c, channels, exact, value)
+    elif count < lanes:
+        store_first(out, i, count, value)
+    elif streaming:
+        stream(out, i, value)
+    else:
+        store(out, i, value)
+
+
+def _write_anew(x, dy, out, i, count, left, c, channels, exact, value):
+    """Write `count` elements of which some do not hold: those as float64 has them."""
+
+
+@overload(_write_anew)
+def _write_anew_of(x, dy, out, i, count, left, c, channels, exact, value):
+    if value != Singles:
+        return lambda x, dy, out, i, count, left, c, channels, exact, value: None
+    return lambda x, dy, out, i, count, left, c, channels, exact, value: _write_halves(
+        x, dy, out, i, count, left, c, channels, exact, value
+    )
+
+
+@outlined
+def _write_halves(x, dy, out, i, count, left, c, channels, exact, value):
+    value = marked(value)
+    _write_half(x, dy, out, i, count, left, c, channels, exact, low_half(value))
+    more = count - LANES
+    _write_half(x, dy, out, i + LANES, more, left - LANES, c, channels, exact, high_half(value))
+
+
+@inlined
+def _write_half(x, dy, out, i, count, left, c, channels, exact, value):
+    mean, shift, slope, gain = _of_two(exact, left, c, channels)
+    anew = first_elements(x, dy, i, count, mean, shift, slope, gain)
+    store_first(out, i, count, where_finite(value, value, anew))
+
+
+@inlined
+def _next(c, channels):
+    return c + 1 if c + 1 < channels else 0
+
+
+@inlined
+def _of_two(known, left, c, channels):
+    """Return coefficients of channel c in the first `left` lanes, of the next in the others."""
+    mean, shift, slope, gain = _coefficients(known, c)
+    mean1, shift1, slope1, gain1 = _coefficients(known, _next(c, channels))
+    return (
+        blend(left, mean, mean1),
+        blend(left, shift, shift1),
+        blend(left, slope, slope1),
+        blend(left, gain, gain1),
+    )
+
+
+@inlined
+def _coefficients(known, c):
+    values, step = known
+    return (
+        splat_of(values, MEAN * step + c),
+        splat_of(values, SHIFT * step + c),
+        splat_of(values, SLOPE * step + c),
+        splat_of(values, GAIN * step + c),
+    )

@@ -1,0 +1,294 @@
+"""Float32 for elements of 16 bits: the arithmetic, and where its range does not suffice.
+
+Float32 has 13 bits more than float16, so the output of 16-bit arrays is computed in it, and so
+are the sums of a backward pass, a few terms at a time. What float64 has beside more bits is range;
+so the float32 result is taken only where its range suffices, and that of float64 elsewhere: an
+element of the output, a block of a channel's sums. Both follow from the values of that element or
+block alone, and therefore the bits do not depend on how the work is shared out.
+
+Output: an element is taken if its float32 is zero or normal (`vector.sound`), because
+
+- overflow anywhere in the formula ends in infinity or NaN, which no later operation hides;
+- a subnormal result would be rounded twice where bfloat16 is subnormal too;
+- a zero is exact, or a product below 2^-150, which no 16-bit type holds half of.
+
+`narrow_coefficients` makes NaN of the gain of channels whose coefficients or intermediate values
+may be so small that float32 does not hold them to 24 bits: none of their elements is taken.
+
+Sums: `add_strip` has at most four roundings a term, which is 2^-22 of the sum of magnitudes, and
+each term that underflows loses at most 2^-150. `kept_sums` has the rule.
+"""
+
+from __future__ import annotations
+
+from numba import types
+from numba.extending import overload
+
+from backnorm.cpu.kernels.jit import inlined
+from backnorm.cpu.kernels.memory import (
+    load,
+    load_one,
+    load_singles,
+    load_singles_some,
+    singles_within,
+    store,
+    store_one,
+)
+from backnorm.cpu.kernels.sums import add
+from backnorm.cpu.kernels.vector import (
+    Singles,
+    blend,
+    high_half,
+    low_half,
+    magnitude,
+    multiply_add,
+    negated,
+    rounded,
+    sound,
+    splat,
+    splat_single,
+    where_equal,
+    where_less,
+)
+from backnorm.cpu.scratch import LANES, SINGLES, narrow_step
+
+__all__ = [
+    "add_strip",
+    "add_strip_first",
+    "coefficients_for",
+    "end_strip",
+    "holds",
+    "kept_sums",
+    "lanes_of",
+    "narrow_coefficients",
+    "repeat_first",
+    "splat_of",
+    "vector_of",
+]
+
+# Coefficients and shifts below this may lose bits, to others or to underflow.
+_LEAST = 2.0**-100
+
+# A sum of products of fewer than 2^30 elements that is as large as this has lost less than 2^-40
+# of itself to underflow.
+_LEAST_SUM = 2.0**-80
+
+
+_row = inlined(narrow_step)
+
+
+def coefficients_for(out, table, step, place, count):
+    """Return where the coefficients for writing `out` are, and the distance of their rows.
+
+    That is the table itself, or the place where `narrow_coefficients` puts the float32 ones.
+    """
+
+
+@overload(coefficients_for)
+def _coefficients_for(out, table, step, place, count):
+    if out.dtype.bitwidth == 16:
+        return lambda out, table, step, place, count: (singles_within(place), _row(count))
+    return lambda out, table, step, place, count: (table, step)
+
+
+def lanes_of(coefficients):
+    """Return the lanes of vectors of these coefficients."""
+
+
+@overload(lanes_of)
+def _lanes_of(coefficients):
+    lanes = SINGLES if coefficients.dtype == types.float32 else LANES
+    return lambda coefficients: lanes
+
+
+def splat_of(coefficients, index):
+    """Return a vector of one coefficient."""
+
+
+@overload(splat_of)
+def _splat_of(coefficients, index):
+    if coefficients.dtype == types.float32:
+        return lambda coefficients, index: splat_single(load_one(coefficients, index))
+    return lambda coefficients, index: splat(load_one(coefficients, index))
+
+
+def vector_of(coefficients, index):
+    """Return a vector of neighbouring coefficients."""
+
+
+@overload(vector_of)
+def _vector_of(coefficients, index):
+    if coefficients.dtype == types.float32:
+        return lambda coefficients, index: load_singles(coefficients, index)
+    return lambda coefficients, index: load(coefficients, index)
+
+
+def holds(value, count):
+    """Return whether the first `count` lanes of an output are as good as those of float64."""
+
+
+@overload(holds)
+def _holds(value, count):
+    if value != Singles:
+        return lambda value, count: True
+
+    def single(value, count):
+        if count < SINGLES:
+            value = blend(count, value, splat_single(0.0))
+        return sound(value)
+
+    return single
+
+
+def narrow_coefficients(x, dy, table, step, first, end, known):
+    """Write the float32 coefficients of channels first .. end-1, if there are any, to `known`.
+
+    `table` and its `step` have those in float64, `known` is what `coefficients_for` returned. Up
+    to seven places after the last are overwritten.
+
+    With float32 alone, x - mean would cancel. In the forward pass the mean is therefore the sum of
+    three float32 parts, the last of which, next to nothing, is moved into the slope. In the
+    backward pass a mean that float32 does not hold is refused.
+    """
+
+
+@overload(narrow_coefficients)
+def _narrow_coefficients(x, dy, table, step, first, end, known):
+    if known.types[0].dtype != types.float32:
+        return lambda x, dy, table, step, first, end, known: None
+
+    def narrow(x, dy, table, step, first, end, known):
+        values, far = known
+        for c in range(first, end, LANES):
+            given = (
+                load(table, c),
+                load(table, c + step),
+                load(table, c + 2 * step),
+                load(table, c + 3 * step),
+            )
+            mean, shift, slope, gain = _narrowed(x, dy, given)
+            store(values, c, mean)
+            store(values, c + far, shift)
+            store(values, c + 2 * far, slope)
+            store(values, c + 3 * far, gain)
+
+    return narrow
+
+
+def _narrowed(x, dy, given):
+    """Return four coefficients as they will be rounded to float32; the gain is NaN if refused."""
+
+
+@overload(_narrowed)
+def _narrowed_of(x, dy, given):
+    if isinstance(x, types.NoneType):
+        return lambda x, dy, given: (given[0], given[1], given[2], _unless_tiny(given[3], given[3]))
+    return _narrowed_forward if isinstance(dy, types.NoneType) else _narrowed_backward
+
+
+def _narrowed_forward(x, dy, given):
+    mean, shift, slope, gain = given
+    first = rounded(mean)
+    rest = (mean - first) + shift
+    second = rounded(rest)
+    slope = multiply_add(negated(gain), rest - second, slope)
+    return first, second, slope, _unless_tiny(gain, gain)
+
+
+def _narrowed_backward(x, dy, given):
+    mean, shift, slope, gain = given
+    zero, nan = splat(0.0), splat(float("nan"))
+    kept = _unless_tiny(slope, _unless_tiny(gain, gain))
+    # Without shift and slope there is nothing to add; a tiny sum would be rounded to 2^-149.
+    alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
+    kept = where_less(magnitude(shift), splat(_LEAST), alone, kept)
+    return mean, shift, slope, where_equal(mean, rounded(mean), kept, nan)
+
+
+@inlined
+def _unless_tiny(tested, gain):
+    """Return `gain`, or NaN in the lanes where `tested` is tiny but not zero."""
+    refused = where_equal(tested, splat(0.0), gain, splat(float("nan")))
+    return where_less(magnitude(tested), splat(_LEAST), refused, gain)
+
+
+@inlined
+def repeat_first(known, width):
+    """Repeat the first float32 coefficients after the last, for vectors from row to row."""
+    values, far = known
+    for row in range(4 if lanes_of(values) == SINGLES else 0):
+        for k in range(SINGLES):
+            at = row * far
+            store_one(values, at + width + k, load_one(values, at + k % width))
+
+
+@inlined
+def add_strip(x, dy, i, apart, mean, totals):
+    """Add four vectors of elements, `apart` elements apart, to the four `totals`.
+
+    Those are sums of dy, of the first and the last eight lanes, and such sums of the products.
+    """
+    d0, d1 = load_singles(dy, i), load_singles(dy, i + apart)
+    d2, d3 = load_singles(dy, i + 2 * apart), load_singles(dy, i + 3 * apart)
+    c0, c1 = load_singles(x, i) - mean, load_singles(x, i + apart) - mean
+    c2, c3 = load_singles(x, i + 2 * apart) - mean, load_singles(x, i + 3 * apart) - mean
+    return _added(d0, d1, d2, d3, c0, c1, c2, c3, totals)
+
+
+@inlined
+def add_strip_first(x, dy, i, apart, counts, mean, totals):
+    """Add the first elements, as many as `counts` says, of four vectors as `add_strip` does.
+
+    Both factors are zero in the other lanes.
+    """
+    d0, c0 = _pair(x, dy, i, counts[0], mean)
+    d1, c1 = _pair(x, dy, i + apart, counts[1], mean)
+    d2, c2 = _pair(x, dy, i + 2 * apart, counts[2], mean)
+    d3, c3 = _pair(x, dy, i + 3 * apart, counts[3], mean)
+    return _added(d0, d1, d2, d3, c0, c1, c2, c3, totals)
+
+
+@inlined
+def _pair(x, dy, i, count, mean):
+    centred = load_singles_some(x, i, count) - mean
+    return load_singles_some(dy, i, count), blend(count, centred, splat_single(0.0))
+
+
+@inlined
+def end_strip(x, dy, i, mean, before, totals):
+    """Add the last vector of a strip to the totals, and what is known of the first three.
+
+    `before` are the sum and the sum of products of the first two, and those of the third.
+    """
+    gradient = load_singles(dy, i)
+    product = multiply_add(gradient, load_singles(x, i) - mean, before[3])
+    return _widened(before[0] + (before[2] + gradient), before[1] + product, totals)
+
+
+@inlined
+def _added(d0, d1, d2, d3, c0, c1, c2, c3, totals):
+    product = multiply_add(d1, c1, d0 * c0) + multiply_add(d3, c3, d2 * c2)
+    return _widened((d0 + d1) + (d2 + d3), product, totals)
+
+
+@inlined
+def _widened(total, product, totals):
+    return (
+        add(totals[0], low_half(total)),
+        add(totals[1], high_half(total)),
+        add(totals[2], low_half(product)),
+        add(totals[3], high_half(product)),
+    )
+
+
+@inlined
+def kept_sums(mean, sum_dy, sum_dy_xmu):
+    """Return a Vec of zeros, and NaN in the lanes whose sums must be taken in float64.
+
+    Those of a mean that float32 does not hold, of terms that overflowed, and of products so small
+    that some may have underflowed.
+    """
+    nan = splat(float("nan"))
+    kept = (sum_dy - sum_dy) + (sum_dy_xmu - sum_dy_xmu)
+    kept = where_less(magnitude(sum_dy_xmu), splat(_LEAST_SUM), nan, kept)
+    return where_equal(mean, rounded(mean), kept, nan)

@@ -1,0 +1,129 @@
+"""What a kernel does before and after its items: channels from the record, and back to it."""
+
+from __future__ import annotations
+
+from numba.extending import overload
+
+from backnorm.cpu.kernels import channels as of_channels
+from backnorm.cpu.kernels.cursor import raise_flag
+from backnorm.cpu.kernels.jit import inlined
+from backnorm.cpu.kernels.memory import clear, offset
+from backnorm.cpu.kernels.record import call_off, doubles_at, ended, singles_at, values_at
+from backnorm.cpu.record import FROM_DATA, MEANS_ALONE, SLOTS
+from backnorm.cpu.scratch import FIRST
+
+__all__ = ["after", "before"]
+
+_READY = SLOTS["ready"]
+
+
+@inlined
+def before(kind, head, cells, rows, step, extents):
+    """Fill the table of channels as the record asks, and let the others begin.
+
+    Returns
+    -------
+    int
+        The first channel refused, or -1. If there is one, all is called off.
+    """
+    refused = -1
+    if head.prepares != 0:
+        refused = _prepare(kind, head, rows, step, extents)
+    if refused >= 0:
+        call_off(head, cells)
+        return refused
+    if head.settles != 0:
+        of_channels.settle(rows, step, extents[1], head.count)
+    if head.items == 0:
+        # Nothing will be summed: the sums of no elements are zero.
+        clear(offset(rows, FIRST * step), 2 * step)
+    raise_flag(cells, _READY)
+    return -1
+
+
+@inlined
+def after(kind, head, rows, step, channels):
+    """Write the results of channels, if the record asks; return what the kernel returns."""
+    return ended(_finish(kind, head, rows, step, channels) if head.finishes != 0 else -1)
+
+
+def wider(kind, bits):
+    """Return whether statistics of so many bits are of another type than the elements."""
+
+
+@overload(wider)
+def _wider(kind, bits):
+    own = kind.element.bitwidth
+    return lambda kind, bits: bits > own
+
+
+@inlined
+def _prepare(kind, head, rows, step, extents):
+    """Fill the table from statistics, from means alone, or from samples of x."""
+    if wider(kind, 64) and head.statistics == 64:
+        return _prepare_from(doubles_at, kind, head, rows, step, extents)
+    if wider(kind, 32) and head.statistics == 32:
+        return _prepare_from(singles_at, kind, head, rows, step, extents)
+    return _prepare_from(values_at, kind, head, rows, step, extents)
+
+
+@inlined
+def _prepare_from(at, kind, head, rows, step, extents):
+    gamma, beta = at(kind, head.gamma), at(kind, head.beta)
+    present = (head.gamma != 0, head.beta != 0)
+    if head.prepares == FROM_DATA:
+        x = values_at(kind, head.x)
+        of_channels.prepare_forward(rows, step, x, extents, gamma, beta, present)
+        return -1
+    mean = at(kind, head.mean)
+    if head.prepares == MEANS_ALONE:
+        of_channels.prepare_means(rows, step, extents[1], mean)
+        return -1
+    given = (mean, at(kind, head.variance), gamma, beta)
+    return of_channels.prepare(rows, step, extents[1], given, present, head.epsilon)
+
+
+@inlined
+def _finish(kind, head, rows, step, channels):
+    """Write the two results of every channel."""
+    if wider(kind, 64) and head.statistics == 64:
+        return _finish_to(doubles_at, kind, head, rows, step, channels)
+    if wider(kind, 32) and head.statistics == 32:
+        return _finish_to(singles_at, kind, head, rows, step, channels)
+    return _finish_to(values_at, kind, head, rows, step, channels)
+
+
+def _finish_to(at, kind, head, rows, step, channels):
+    """Write the results to statistics of a type, taken from the record by `at`."""
+
+
+@overload(_finish_to)
+def _finish_to_of(at, kind, head, rows, step, channels):
+    if kind.operation != "forward":
+
+        def backward(at, kind, head, rows, step, channels):
+            dgamma, dbeta = at(kind, head.result), at(kind, head.result_2)
+            of_channels.finish_backward(rows, step, channels, dgamma, dbeta)
+            return -1
+
+        return backward
+
+    def forward(at, kind, head, rows, step, channels):
+        results = (at(kind, head.result), at(kind, head.result_2))
+        running = (
+            at(kind, head.running_mean),
+            at(kind, head.running_variance),
+            head.running_mean != 0,
+        )
+        return of_channels.finish_forward(
+            rows,
+            step,
+            channels,
+            results,
+            head.epsilon,
+            running,
+            head.momentum,
+            head.count,
+        )
+
+    return forward

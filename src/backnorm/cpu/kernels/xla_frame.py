@@ -1,0 +1,336 @@
+"""The call frame of XLA: what is in it, whether it is what was asked for, and how to refuse it.
+
+Attributes of a call, all arrays of int64:
+
+``buffers``
+    For every argument and then every result: the number of the field of its address in the record,
+    the code of its type, its rank, its number of elements, its bytes, and those from one instance
+    to the next.
+``call``
+    The name of the kernel, a number; how many instances of the problem there are, computed one
+    after the other; how many helpers each may have.
+``record``
+    The cells of the record (see `backnorm.cpu.record`) but for addresses and scratch memory.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.xla_memory import (
+    ask,
+    byte,
+    expect_much,
+    integer,
+    put,
+    put_integer,
+    room,
+    word,
+)
+from backnorm.cpu.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
+from backnorm.cpu.xla_structures import offsets
+
+__all__ = [
+    "HELPERS",
+    "INSTANCES",
+    "KERNEL",
+    "MEMORY",
+    "REFUSED",
+    "UNKNOWN",
+    "api_of",
+    "buffers_of",
+    "called",
+    "context_of",
+    "describe",
+    "expect_results",
+    "place_of",
+    "question",
+    "record_of",
+    "refuse",
+    "slot_of",
+    "succeeded",
+    "wrong",
+]
+
+_EXTENSION, _VERSION = offsets("Extension_Base"), offsets("Api_Version")
+_METADATA, _DESCRIBES = offsets("Metadata"), offsets("Metadata_Extension")
+_FAILS, _DESTROYS = offsets("Error_Create_Args"), offsets("Error_Destroy_Args")
+_TENSOR, _SPAN, _ARRAY = offsets("Buffer"), offsets("ByteSpan"), offsets("Array")
+_ARGS, _RETS, _ATTRS = offsets("Args"), offsets("Rets"), offsets("Attrs")
+_FRAME, _API = offsets("CallFrame"), offsets("Api")
+
+# Values of enumerations of the header.
+_METADATA_EXTENSION, _EXECUTE, _IS_BUFFER, _IS_ARRAY, _S64 = 1, 3, 1, 1, 5
+
+# Numbers in the attributes "buffers", for each, and "call".
+_SLOT, _TYPE, _RANK, _ELEMENTS, _BYTES, _STRIDE, _PER_BUFFER = range(7)
+KERNEL, INSTANCES, HELPERS, _PER_CALL = range(4)
+_BUFFERS, _CALL, _RECORD, _PER_FRAME = range(4)
+# The names of the attributes in their order, as numbers made of their bytes.
+_NAMES = tuple(int.from_bytes(name, "little") for name in (b"buffers", b"call", b"record"))
+
+# What may be wrong, with the code of the error: 3 invalid argument, 5 not found, 8 resource
+# exhausted, 9 failed precondition, 13 internal.
+_MESSAGES = (
+    (13, "the call frame is not the one that XLA's header describes"),
+    (13, "called at another stage than execution"),
+    (3, "the attributes are not buffers, call and record, arrays of int64 that fit each other"),
+    (3, "an argument is not a buffer of the type, rank and size that was asked for"),
+    (3, "a result is not a buffer of the type, rank and size that was asked for"),
+    (9, "the record of the call is of another version of backnorm: trace the function anew"),
+    (5, "this kernel is not loaded here: trace such a call in this process first"),
+    (8, "no memory for the working space of a kernel"),
+    (3, "variance + epsilon is not positive in a channel"),
+)
+_FOREIGN, _STAGE, _ATTRIBUTES, _ARGUMENT, _RESULT, _OTHER, UNKNOWN, MEMORY, REFUSED = range(1, 10)
+
+# Fields of a record.
+_LAYOUT_AT, _SIZE_AT, _PARTICIPANTS_AT = (
+    8 * SLOTS[name] for name in ("layout", "bytes", "participants")
+)
+_OWN_AT, _OWN_BYTES_AT, _SCRATCH_AT = (8 * SLOTS[name] for name in ("own", "own_bytes", "scratch"))
+_ADDRESSES = len(ADDRESSES)
+
+_I64 = ir.IntType(64)
+
+
+@intrinsic
+def _message(typingctx, number):
+    """Return the address of a message, and the code of its error."""
+
+    def codegen(context, builder, signature, arguments):
+        place, code = ir.Constant(_I64, 0), ir.Constant(_I64, 0)
+        for k, (error, text) in enumerate(_MESSAGES):
+            this = builder.icmp_signed("==", arguments[0], ir.Constant(_I64, k + 1))
+            string = context.insert_const_string(builder.module, f"backnorm: {text}")
+            place = builder.select(this, builder.ptrtoint(string, _I64), place)
+            code = builder.select(this, ir.Constant(_I64, error), code)
+        return cgutils.pack_array(builder, [place, code])
+
+    return types.UniTuple(types.int64, 2)(types.int64), codegen
+
+
+@outlined
+def refuse(api, number):
+    """Return an error of XLA: the `number`th message, from 1."""
+    made = room()
+    message, code = _message(number)
+    put(made + _FAILS.struct_size, _FAILS.size_)
+    put(made + _FAILS.extension_start, 0)
+    put(made + _FAILS.message, message)
+    put_integer(made + _FAILS.errc, code)
+    return ask(word(api + _API.Error_Create), made)
+
+
+@outlined
+def succeeded(api, error):
+    """Return whether a function of XLA gave no error; if one, destroy it."""
+    if error == 0:
+        return True
+    made = room()
+    put(made + _DESTROYS.struct_size, _DESTROYS.size_)
+    put(made + _DESTROYS.extension_start, 0)
+    put(made + _DESTROYS.error, error)
+    ask(word(api + _API.Error_Destroy), made)
+    return False
+
+
+@inlined
+def question(frame):
+    """Return the extension by which XLA asks for the version of its API, or 0."""
+    extension = word(frame + _FRAME.extension_start)
+    if extension != 0 and integer(extension + _EXTENSION.type) == _METADATA_EXTENSION:
+        return extension
+    return 0
+
+
+@outlined
+def describe(extension, major, minor):
+    """Answer that question."""
+    if word(extension + _EXTENSION.struct_size) < _DESCRIBES.size_:
+        return
+    metadata = word(extension + _DESCRIBES.metadata)
+    if word(metadata + _METADATA.struct_size) < _METADATA.size_:
+        return
+    version = metadata + _METADATA.api_version
+    put(version + _VERSION.struct_size, _VERSION.size_)
+    put(version + _VERSION.extension_start, 0)
+    put_integer(version + _VERSION.major_version, major)
+    put_integer(version + _VERSION.minor_version, minor)
+    put_integer(metadata + _METADATA.traits, 0)
+
+
+@inlined
+def api_of(frame):
+    """Return the functions of XLA."""
+    return word(frame + _FRAME.api)
+
+
+@inlined
+def context_of(frame):
+    """Return what those functions want to know of the call."""
+    return word(frame + _FRAME.ctx)
+
+
+@inlined
+def _attribute(frame, k):
+    """Return an attribute, which is an array."""
+    return word(word(frame + _FRAME.attrs + _ATTRS.attrs) + 8 * k)
+
+
+@inlined
+def called(frame, k):
+    """Return a number of the attribute "call"."""
+    return word(word(_attribute(frame, _CALL) + _ARRAY.data) + 8 * k)
+
+
+@inlined
+def record_of(frame):
+    """Return the address and the number of cells of the record."""
+    array = _attribute(frame, _RECORD)
+    return word(array + _ARRAY.data), word(array + _ARRAY.size)
+
+
+@inlined
+def _arguments(frame):
+    return word(frame + _FRAME.args + _ARGS.size)
+
+
+@inlined
+def buffers_of(frame):
+    """Return the number of arguments and results."""
+    return _arguments(frame) + word(frame + _FRAME.rets + _RETS.size)
+
+
+@inlined
+def _buffer(frame, k):
+    count = _arguments(frame)
+    if k < count:
+        return word(word(frame + _FRAME.args + _ARGS.args) + 8 * k)
+    return word(word(frame + _FRAME.rets + _RETS.rets) + 8 * (k - count))
+
+
+@inlined
+def _expected(frame, k):
+    """Return the address of what "buffers" says of an argument or a result."""
+    return word(_attribute(frame, _BUFFERS) + _ARRAY.data) + 8 * _PER_BUFFER * k
+
+
+@inlined
+def slot_of(frame, k):
+    """Return where the address of an argument or a result is to be in the record."""
+    return word(_expected(frame, k) + 8 * _SLOT)
+
+
+@inlined
+def place_of(frame, k, instance):
+    """Return the address of an instance of an argument or a result."""
+    stride = word(_expected(frame, k) + 8 * _STRIDE)
+    return word(_buffer(frame, k) + _TENSOR.data) + instance * stride
+
+
+@outlined
+def expect_results(frame):
+    """Prepare the memory of the results for being written."""
+    for k in range(_arguments(frame), buffers_of(frame)):
+        expect_much(place_of(frame, k, 0), word(_expected(frame, k) + 8 * _BYTES))
+
+
+@outlined
+def wrong(frame):
+    """Return the number of what is wrong with a call frame, or 0."""
+    args, rets, attrs = frame + _FRAME.args, frame + _FRAME.rets, frame + _FRAME.attrs
+    # Some versions give less than the whole size of the functions, but all have those for errors.
+    if word(frame) < _FRAME.size_ or word(api_of(frame)) < _API.Error_Destroy + 8:
+        return _FOREIGN
+    if word(args) < _ARGS.size_ or word(rets) < _RETS.size_ or word(attrs) < _ATTRS.size_:
+        return _FOREIGN
+    if integer(frame + _FRAME.stage) != _EXECUTE:
+        return _STAGE
+    if not _attributes_fit(frame):
+        return _ATTRIBUTES
+    record, cells = record_of(frame)
+    if cells < CLAIMED or word(record + _LAYOUT_AT) != LAYOUT:
+        return _OTHER
+    if not _record_fits(frame):
+        return _ATTRIBUTES
+    for k in range(buffers_of(frame)):
+        given = k < _arguments(frame)
+        kind = args + _ARGS.types if given else rets + _RETS.types
+        kind = integer(word(kind) + 4 * (k if given else k - _arguments(frame)))
+        if kind != _IS_BUFFER or not _as_expected(_buffer(frame, k), _expected(frame, k)):
+            return _ARGUMENT if given else _RESULT
+    return 0
+
+
+@outlined
+def _attributes_fit(frame):
+    attrs = frame + _FRAME.attrs
+    if word(attrs + _ATTRS.size) != _PER_FRAME:
+        return False
+    for k in range(_PER_FRAME):
+        if integer(word(attrs + _ATTRS.types) + 4 * k) != _IS_ARRAY:
+            return False
+        if _spelled(word(word(attrs + _ATTRS.names) + 8 * k)) != _NAMES[k]:
+            return False
+        if integer(_attribute(frame, k) + _ARRAY.dtype) != _S64:
+            return False
+    if word(_attribute(frame, _BUFFERS) + _ARRAY.size) != _PER_BUFFER * buffers_of(frame):
+        return False
+    if word(_attribute(frame, _CALL) + _ARRAY.size) != _PER_CALL:
+        return False
+    for k in range(buffers_of(frame)):
+        if not 0 <= slot_of(frame, k) < _ADDRESSES:
+            return False
+    return 0 <= called(frame, HELPERS) < 1 << 16 and called(frame, INSTANCES) >= 0
+
+
+@outlined
+def _record_fits(frame):
+    """Whether the record has the size that it says, and as many participants as the call."""
+    participants = called(frame, HELPERS) + 1
+    record, cells = record_of(frame)
+    if cells != CLAIMED + 2 * LINE * participants:
+        return False
+    if word(record + _PARTICIPANTS_AT) != participants:
+        return False
+    # No number of bytes may overflow.
+    own, own_bytes, size = (
+        word(record + _OWN_AT),
+        word(record + _OWN_BYTES_AT),
+        word(record + _SIZE_AT),
+    )
+    if not (8 * cells == word(record + _SCRATCH_AT) <= own < 1 << 40):
+        return False
+    return 0 <= own_bytes < 1 << 40 and size == own + participants * own_bytes
+
+
+@inlined
+def _spelled(span):
+    """Return the bytes of a short name as a number."""
+    first, length, number = word(span + _SPAN.ptr), word(span + _SPAN.len), 0
+    if length > 7:
+        return -1
+    for k in range(length):
+        number |= (byte(first + k) & 255) << (8 * k)
+    return number
+
+
+@outlined
+def _as_expected(buffer, expected):
+    if word(buffer + _TENSOR.struct_size) < _TENSOR.size_:
+        return False
+    if integer(buffer + _TENSOR.dtype) != word(expected + 8 * _TYPE):
+        return False
+    rank, dims, elements = word(buffer + _TENSOR.rank), word(buffer + _TENSOR.dims), 1
+    if rank != word(expected + 8 * _RANK):
+        return False
+    for axis in range(rank):
+        elements *= word(dims + 8 * axis)
+    if elements != word(expected + 8 * _ELEMENTS):
+        return False
+    return elements == 0 or word(buffer + _TENSOR.data) != 0

@@ -1,0 +1,90 @@
+"""What there is machine code for: libraries, and the functions that each exports.
+
+A *kind* is what cannot be a number in a record: the geometry, the element type and the operation.
+Its function is ``int64_t bn_<geometry>_<element>_<operation>(int64_t record, int64_t index)``.
+Kinds that share much code are one library; what a call does not need is not loaded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+__all__ = ["FLOOR", "LIBRARIES", "PROBE", "XLA", "Kind", "Library"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a function is compiled for.
+
+    Attributes
+    ----------
+    geometry : {"segments", "columns", "floor"}
+    element : str
+        Name of the element type.
+    operation : {"forward", "backward", "frozen", "move"}
+        What the output is made of; "frozen": of dy alone. The last is the floor's.
+    rectified : bool
+        Whether a rectifier follows.
+    """
+
+    geometry: str
+    element: str
+    operation: str
+    rectified: bool = False
+
+    @property
+    def symbol(self) -> str:
+        """The name of the function."""
+        return f"bn_{self.geometry}_{self.element}_{self.operation}{'_relu' * self.rectified}"
+
+    @property
+    def library(self) -> str:
+        """The name of the library that exports the function."""
+        if self.geometry == "floor":
+            return FLOOR
+        direction = "forward" if self.operation == "forward" else "backward"
+        return f"{self.geometry}_{self.element}_{direction}{'_relu' * self.rectified}"
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What is built, and found on the disk, as one.
+
+    Attributes
+    ----------
+    name : str
+    kinds : tuple of Kind
+        What its functions are compiled for.
+    family : str
+        Which sources it is made of, beside those that are common: see `build.sources`.
+    """
+
+    name: str
+    kinds: tuple[Kind, ...]
+    family: str
+
+
+#: The library of a benchmark's floor, of the handler of XLA's calls, and of what a processor can.
+FLOOR, XLA, PROBE = "floor", "xla", "probe"
+
+
+def _kinds() -> list[Kind]:
+    elements = ("float64", "float32", "float16", "bfloat16")
+    operations = ("forward", "backward", "frozen")
+    of_all = itertools.product(("segments", "columns"), elements, operations, (False, True))
+    return [Kind(*choices) for choices in of_all]
+
+
+def _libraries() -> dict[str, Library]:
+    grouped: dict[str, list[Kind]] = {}
+    for kind in _kinds():
+        grouped.setdefault(kind.library, []).append(kind)
+    libraries = [Library(name, tuple(kinds), kinds[0].geometry) for name, kinds in grouped.items()]
+    floor = Library(FLOOR, (Kind("floor", "float64", "move"),), "floor")
+    special = [floor, Library(XLA, (), "xla"), Library(PROBE, (), "probe")]
+    return {library.name: library for library in (*libraries, *special)}
+
+
+#: All libraries by their names.
+LIBRARIES = _libraries()

@@ -1,0 +1,128 @@
+"""From geometry to stages: kernels with records to fill in. No validation, no decisions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from backnorm.cpu.geometry import Columns, Segments
+from backnorm.cpu.kinds import Kind
+from backnorm.cpu.record import FROM_DATA, FROM_STATISTICS, GEOMETRIES, MEANS_ALONE
+from backnorm.cpu.scratch import columns_own, segments_own, table_step
+from backnorm.cpu.stage import Stage
+from backnorm.layout import Extents
+
+__all__ = ["Launch"]
+
+
+class Launch:
+    """How a problem's kernels are called, whatever the arrays.
+
+    Parameters
+    ----------
+    extents : Extents
+    geometry : Segments or Columns
+    dtype : numpy.dtype
+        Element type of x, dy and the output.
+    statistics_dtype : numpy.dtype
+        Element type of statistics and parameters: x's, or a wider one.
+    operation : {"forward", "backward", "frozen"}
+        What the output is made of; "frozen": of dy alone.
+    rectified : bool
+        Whether a rectifier follows.
+    epsilon : float
+    fused : bool
+        Whether a channel is written while still in the cache.
+    streaming : bool
+        Whether the output is written past the caches.
+    threads : int
+
+    Attributes
+    ----------
+    count : int
+        Elements of a channel.
+    channels : int
+    """
+
+    def __init__(
+        self,
+        extents: Extents,
+        geometry: Segments | Columns,
+        *,
+        dtype: np.dtype,
+        statistics_dtype: np.dtype,
+        operation: str,
+        rectified: bool,
+        epsilon: float,
+        fused: bool,
+        streaming: bool,
+        threads: int,
+    ) -> None:
+        self.count, self.channels = extents.outer * extents.inner, extents.channels
+        self._fused, self._threads = fused, threads
+        narrow = dtype.itemsize == 2
+        if isinstance(geometry, Segments):
+            batches = -(-extents.channels // (geometry.group * geometry.batch))
+            self._summed = batches if fused else batches * geometry.blocks
+            self._written = -(-self.count * extents.channels // geometry.share)
+            self._partial = 0 if fused else 4 * geometry.blocks * table_step(extents.channels)
+            own = segments_own(geometry.group, extents.channels, narrow=narrow)
+        else:
+            self._summed = geometry.blocks * -(-geometry.width // geometry.tile)
+            self._written = max(1, -(-geometry.rows // geometry.share))
+            self._partial = 4 * geometry.blocks * table_step(geometry.width)
+            spread = geometry.width != extents.channels
+            own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
+        if self.count * extents.channels == 0:
+            self._summed = self._written = 0
+        name = type(geometry).__name__.lower()
+        known = extents._asdict() | dataclasses.asdict(geometry)
+        self._stage = functools.partial(
+            Stage,
+            Kind(name, dtype.name, operation, rectified),
+            {field.name: known[field.name] for field in GEOMETRIES[name]},
+            channels=extents.channels,
+            own=own,
+            epsilon=epsilon,
+            count=self.count,
+            streaming=streaming,
+            statistics=0 if statistics_dtype == dtype else 8 * statistics_dtype.itemsize,
+        )
+        self._forward = operation == "forward"
+
+    @functools.cached_property
+    def complete(self) -> Stage:
+        """Sum every channel, solve for its coefficients, write the output and the results."""
+        items = self._summed if self._fused else self._summed + self._written
+        source = FROM_DATA if self._forward else FROM_STATISTICS
+        return self._of(self._summed, items, prepares=source, finishes=True, fused=self._fused)
+
+    @functools.cached_property
+    def sum_all(self) -> Stage:
+        """Sum every channel from means alone."""
+        return self._of(self._summed, self._summed, prepares=MEANS_ALONE)
+
+    @functools.cached_property
+    def reduce(self) -> Stage:
+        """Sum every channel, and write the results."""
+        return self._of(self._summed, self._summed, prepares=FROM_STATISTICS, finishes=True)
+
+    @functools.cached_property
+    def apply(self) -> Stage:
+        """Write the output: forward, from statistics alone; backward, also from sums."""
+        source = {"prepares": FROM_STATISTICS, "settles": not self._forward}
+        return self._of(0, self._written, **source)
+
+    def sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return where a stage can copy the sums of every channel."""
+        return np.empty(self.channels), np.empty(self.channels)
+
+    def _of(self, summed: int, items: int, **fields: Any) -> Stage:
+        participants = max(1, min(self._threads, items))
+        partial = self._partial if summed else 0
+        return self._stage(
+            partial=partial, participants=participants, summed=summed, items=items, **fields
+        )

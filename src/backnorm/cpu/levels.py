@@ -1,0 +1,149 @@
+"""Levels of processors: what each has, and the best that this one has.
+
+The x86-64 levels are those of the psABI; ``x86-64-v4-bf16`` is v4 with the conversion to bfloat16
+(AVX512_BF16). Elsewhere there is one level, the host's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["HOST", "LEVELS", "Level", "below", "features_by", "is_x86", "supported"]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A level of processors.
+
+    Attributes
+    ----------
+    name : str
+    processor : str
+        LLVM's name of a processor of the level.
+    features : tuple of str
+        All features beyond those of every x86-64 processor, by LLVM's names.
+    elements : tuple of str or None
+        The element types that it has libraries of its own for; None: all. What it has not comes
+        from the level below.
+    """
+
+    name: str
+    processor: str
+    features: tuple[str, ...]
+    elements: tuple[str, ...] | None = None
+
+
+_V3 = (
+    "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16", "sahf", "movbe", "lzcnt", "xsave",
+    "avx", "avx2", "bmi", "bmi2", "f16c", "fma",
+)  # fmt: skip
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+#: The best first.
+LEVELS = {
+    level.name: level
+    for level in (
+        Level("x86-64-v4-bf16", "x86-64-v4", (*_V4, "avx512bf16"), ("bfloat16",)),
+        Level("x86-64-v4", "x86-64-v4", _V4),
+        Level("x86-64-v3", "x86-64-v3", _V3),
+        Level("x86-64", "x86-64", ()),
+    )
+}
+
+#: The level of processors that are not x86-64.
+HOST = "host"
+
+# Where cpuid says so: leaf, subleaf, register (eax, ebx, ecx, edx), bit.
+_CPUID = {
+    "sse3": (1, 0, 2, 0),
+    "ssse3": (1, 0, 2, 9),
+    "fma": (1, 0, 2, 12),
+    "cx16": (1, 0, 2, 13),
+    "sse4.1": (1, 0, 2, 19),
+    "sse4.2": (1, 0, 2, 20),
+    "movbe": (1, 0, 2, 22),
+    "popcnt": (1, 0, 2, 23),
+    # That the system saves the registers, not only that the processor could.
+    "xsave": (1, 0, 2, 27),
+    "avx": (1, 0, 2, 28),
+    "f16c": (1, 0, 2, 29),
+    "bmi": (7, 0, 1, 3),
+    "avx2": (7, 0, 1, 5),
+    "bmi2": (7, 0, 1, 8),
+    "avx512f": (7, 0, 1, 16),
+    "avx512dq": (7, 0, 1, 17),
+    "avx512cd": (7, 0, 1, 28),
+    "avx512bw": (7, 0, 1, 30),
+    "avx512vl": (7, 0, 1, 31),
+    "avx512bf16": (7, 1, 0, 5),
+    "sahf": (0x80000001, 0, 2, 0),
+    "lzcnt": (0x80000001, 0, 2, 5),
+}
+
+# Which registers the system saves: bits of what xgetbv returns.
+_YMM, _ZMM = 0b110, 0b11100110
+
+Cpuid = Callable[[int, int], tuple[int, int, int, int]]
+
+
+def is_x86() -> bool:
+    """Whether this is an x86-64 processor."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def features_by(cpuid: Cpuid, xgetbv: Callable[[], int]) -> frozenset[str]:
+    """Return the features that a processor has and its system supports.
+
+    Parameters
+    ----------
+    cpuid : callable
+        From (leaf, subleaf) to eax, ebx, ecx, edx.
+    xgetbv : callable
+        Returns the mask of the registers that the system saves; called if the processor has it.
+    """
+    most = {start: cpuid(start, 0)[0] for start in (0, 0x80000000)}
+
+    def has(leaf: int, subleaf: int, register: int, bit: int) -> bool:
+        if leaf > most[leaf & 0x80000000] or (subleaf and cpuid(leaf, 0)[0] < subleaf):
+            return False
+        return bool(cpuid(leaf, subleaf)[register] >> bit & 1)
+
+    found = {name for name, place in _CPUID.items() if has(*place)}
+    saved = xgetbv() if "xsave" in found else 0
+    vectors = {"avx", "avx2", "f16c", "fma"}
+    if saved & _YMM != _YMM:
+        found -= vectors
+    if saved & _ZMM != _ZMM:
+        found = {name for name in found if not name.startswith("avx512")}
+    return frozenset(found)
+
+
+def supported(features: frozenset[str]) -> tuple[str, ...]:
+    """Return the names of the levels that a processor with these features has, best first."""
+    return tuple(name for name, level in LEVELS.items() if features.issuperset(level.features))
+
+
+def below(name: str) -> tuple[str, ...]:
+    """Return a level and those below it, best first."""
+    names = tuple(LEVELS)
+    return names[names.index(name) :] if name in LEVELS else (name,)
+
+
+@functools.cache
+def probed(library: ctypes.CDLL) -> tuple[str, ...]:
+    """Return the levels of this processor, best first, by the library `kinds.PROBE`."""
+    answer = (ctypes.c_uint32 * 4)()
+    library.bn_cpuid.argtypes = (ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
+    library.bn_cpuid.restype = None
+    library.bn_xgetbv.argtypes, library.bn_xgetbv.restype = (), ctypes.c_uint64
+
+    def cpuid(leaf: int, subleaf: int) -> tuple[int, int, int, int]:
+        library.bn_cpuid(leaf, subleaf, ctypes.addressof(answer))
+        eax, ebx, ecx, edx = answer
+        return eax, ebx, ecx, edx
+
+    return supported(features_by(cpuid, library.bn_xgetbv))

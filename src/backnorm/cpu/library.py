@@ -1,0 +1,179 @@
+"""Machine code: which libraries there are, for which level, and functions out of them.
+
+An installed package has all libraries in ``lib/<level>``, and nothing that could make others. In a
+checkout of the sources each is named by the digest of what it is made of, and one that is missing,
+or was made of other sources, is built when it is first needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from backnorm import config
+from backnorm.cpu.kinds import LIBRARIES, PROBE, Kind
+from backnorm.cpu.levels import HOST, LEVELS, below, is_x86, probed
+from backnorm.cpu.record import LAYOUT
+from backnorm.errors import ArgumentValueError, MachineCodeError
+
+__all__ = ["FOLDER", "address", "digest", "function", "level", "levels", "load", "path_of"]
+
+#: Where the libraries are, a folder for each level.
+FOLDER = Path(__file__).parent / "lib"
+
+_FROM_SOURCES = (Path(__file__).parent / "build").is_dir()
+_building = threading.Lock()
+_loaded: dict[str, ctypes.CDLL] = {}
+
+
+@functools.cache
+def levels() -> tuple[str, ...]:
+    """Return the levels that this processor has, the best first."""
+    return probed(load(PROBE)) if is_x86() else (HOST,)
+
+
+@functools.cache
+def level() -> str:
+    """Return the level whose libraries are used: the best, or the one that was asked for.
+
+    Raises
+    ------
+    ArgumentValueError
+        If BACKNORM_CPU_LEVEL names one that this processor has not.
+    """
+    wanted = config.cpu_level()
+    if wanted is None:
+        return levels()[0]
+    if wanted not in levels():
+        known = "this processor has not" if wanted in LEVELS else "does not exist"
+        raise ArgumentValueError(
+            "BACKNORM_CPU_LEVEL",
+            f"environment variable names a level that {known}",
+            came=repr(wanted),
+            accepted=", ".join(levels()),
+        )
+    return wanted
+
+
+def function(kind: Kind) -> Callable[[int, int], int]:
+    """Return the function of a kind, of the address of a record and a number: see `record`.
+
+    Raises
+    ------
+    MachineCodeError
+        If there is no library for this processor.
+    """
+    found = load(kind.library)[kind.symbol]
+    found.argtypes, found.restype = (ctypes.c_int64, ctypes.c_int64), ctypes.c_int64
+    return found
+
+
+def address(kind: Kind) -> int:
+    """Return where that function is."""
+    return ctypes.cast(function(kind), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+def load(name: str) -> ctypes.CDLL:
+    """Return a library, loaded; in a checkout it is built first, if need be.
+
+    Raises
+    ------
+    MachineCodeError
+        If there is none for this processor, or it is damaged.
+    """
+    found = _loaded.get(name)
+    if found is not None:
+        return found
+    path = path_of(name) or _built(name)
+    try:
+        found = ctypes.CDLL(str(path))
+        layout = ctypes.c_int64.in_dll(found, "bn_layout").value
+    except (OSError, ValueError) as error:
+        raise MachineCodeError(f"{path} cannot be used: {error}; {_REMEDY}") from error
+    if layout != LAYOUT:
+        raise MachineCodeError(f"{path} is of another version of backnorm; {_REMEDY}")
+    return _loaded.setdefault(name, found)
+
+
+_REMEDY = "build it anew with `make kernels`" if _FROM_SOURCES else "install backnorm anew"
+
+
+def path_of(name: str) -> Path | None:
+    """Return where a library is, of the best level that has it, or None if it is not there.
+
+    In a checkout one that is not there is to be built, and not taken from a level below.
+    """
+    if _FROM_SOURCES:
+        from backnorm.cpu.build.demand import place
+
+        path = place(name, _levels_of(name)[0], FOLDER)
+        return path if path.exists() else None
+    found = (_installed(level).get(name) for level in _levels_of(name))
+    return next(filter(None, found), None)
+
+
+def digest(name: str) -> str:
+    """Return the digest of the sources of a library."""
+    if _FROM_SOURCES:
+        from backnorm.cpu.build.sources import digest as of_sources
+
+        return of_sources(name)
+    path = path_of(name)
+    return path.stem.rpartition("-")[2] if path else ""
+
+
+def _levels_of(name: str) -> tuple[str, ...]:
+    """Return the levels at which a library may be found, the best first."""
+    if name == PROBE:
+        return ("x86-64",) if is_x86() else (HOST,)
+    return tuple(found for found in below(level()) if has(found, name))
+
+
+def has(found: str, name: str) -> bool:
+    """Whether a level has a library of its own of this name."""
+    if name == PROBE:
+        return found in ("x86-64", HOST)
+    elements = LEVELS[found].elements if found in LEVELS else None
+    kinds = LIBRARIES[name].kinds
+    return elements is None or any(kind.element in elements for kind in kinds)
+
+
+@functools.cache
+def _installed(found: str) -> dict[str, Path]:
+    """Return the libraries of a level of an installed package, by their names."""
+    return {path.stem.rpartition("-")[0]: path for path in (FOLDER / found).glob("*.so")}
+
+
+def _built(name: str) -> Path:
+    """Build a library of this processor's level; return where it is."""
+    if not _FROM_SOURCES:
+        have = ", ".join(sorted(path.parent.name for path in FOLDER.glob(f"*/{name}-*"))) or "none"
+        raise MachineCodeError(
+            f"this package of backnorm has no machine code for this processor (level "
+            f"{' or '.join(_levels_of(name))}; it has: {have}); install the sources, which are "
+            "compiled then: pip install --no-binary backnorm backnorm"
+        )
+    from backnorm.cpu.build.demand import build
+
+    # One thread is enough; processes that build the same do each other no harm.
+    with _building:
+        path = path_of(name)
+        if path is None:
+            build(name, _levels_of(name)[0], FOLDER)
+            path = path_of(name)
+    assert path is not None
+    return path
+
+
+def _renew() -> None:
+    """Begin anew in a forked child, where a thread that was building is not."""
+    global _building
+    _building = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

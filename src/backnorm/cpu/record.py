@@ -1,0 +1,230 @@
+"""The record: the one argument of every kernel, described once.
+
+A record is a block of memory that begins at a cache line: a *head* of named fields, each of eight
+bytes; the cells by which participants *claim* items, a cache line for each of them and phase; and
+*scratch*, all the memory that the kernel needs (see `scratch`). `fields` is its description, from
+which come what Python fills in, what the kernels read, and `LAYOUT`, by which a kernel knows a
+record that was made for another description.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = [
+    "ADDRESSES",
+    "CLAIMED",
+    "FROM_DATA",
+    "FROM_STATISTICS",
+    "GEOMETRIES",
+    "JOINED",
+    "LAYOUT",
+    "LINE",
+    "MEANS_ALONE",
+    "SLOTS",
+    "Field",
+    "dtype_of",
+    "fields",
+    "template",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the head: eight bytes.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"address", "int", "float"}
+        An address is an int; 0 where there is no such array.
+    meaning : str
+    """
+
+    name: str
+    kind: str
+    meaning: str
+
+
+def _described(kind: str, **meanings: str) -> tuple[Field, ...]:
+    return tuple(Field(name, kind, meaning) for name, meaning in meanings.items())
+
+
+#: What is filled in for every call, in the order in which it lies.
+_CALL = (
+    *_described(
+        "address",
+        x="input",
+        dy="gradient of the output",
+        out="y or dx, which is written",
+        side="residual of a forward pass; its gradient, which is written, in a backward pass",
+        mask="bits of a rectifier: whether y > 0",
+        mean="statistics",
+        variance="statistics",
+        gamma="scale",
+        beta="offset",
+        result="dgamma, or the mean, which is written",
+        result_2="dbeta, or the variance, which is written",
+        running_mean="running statistics, which are moved",
+        running_variance="running statistics, which are moved",
+    ),
+    *_described("float", momentum="weight of the batch in the running statistics"),
+    *_described("int", count="elements of a channel, all those that its sums are over"),
+)
+ADDRESSES = tuple(field.name for field in _CALL if field.kind == "address")
+
+#: What is the same in every call of a problem.
+_PROBLEM = (
+    *_described(
+        "int",
+        layout="`LAYOUT`: of which description this is a record",
+        bytes="size of the whole record",
+        scratch="byte where the scratch memory begins: the table of channels, then partial sums",
+        own="byte where the memory of participants begins, one after the other",
+        own_bytes="size of the memory of a participant, whole cache lines",
+    ),
+    *_described("float", epsilon="added to the variance"),
+    *_described(
+        "int",
+        summed="items of the first phase, which sums",
+        items="items of both phases",
+        streaming="0 or 1: the output is written past the caches",
+        fused="0 or 1: a group of channels is written while it is in the cache",
+        prepares="how the table is filled first: 0 not at all, 1 from statistics, 2 from the means"
+        " alone (for sums), 3 from the data",
+        settles="0 or 1: sums are in the table already",
+        finishes="0 or 1: results of channels are written at the end",
+        statistics="bits of a statistic, if it is of a wider type than the elements; else 0",
+    ),
+)
+#: Values of `prepares`.
+FROM_STATISTICS, MEANS_ALONE, FROM_DATA = 1, 2, 3
+
+#: How a kernel cuts the arrays; see the classes of the same names in `geometry`, and the kernels.
+GEOMETRIES: dict[str, tuple[Field, ...]] = {
+    "segments": _described(
+        "int",
+        outer="samples",
+        channels="channels",
+        inner="elements of a segment",
+        rows="segments of a chunk",
+        length="elements of a piece of a segment",
+        chunks="chunks of a channel",
+        block="chunks of a block",
+        blocks="blocks of a channel",
+        group="channels that are summed together",
+        batch="groups of an item",
+        share="elements that an item of the second phase writes",
+    ),
+    "columns": _described(
+        "int",
+        rows="rows of the matrix",
+        width="columns",
+        rest="elements after the last row",
+        inner="neighbouring columns of a channel",
+        channels="channels",
+        repeats="how often a row repeats all channels",
+        block="rows of a block",
+        blocks="blocks of rows, the rest being one",
+        tile="columns of an item of the sums",
+        depth="rows that are summed side by side",
+        share="rows that an item of the second phase writes",
+        abreast="rows that are written side by side",
+    ),
+    # Of a benchmark's floor: see `floor`.
+    "floor": _described("int", size="elements", share="elements of an item"),
+}
+_NUMBERS = max(map(len, GEOMETRIES.values()))
+
+#: What the participants share. The caller sets the rest to zero when it begins, but for the first
+#: four, which are as they were in a new record.
+_SHARED = _described(
+    "int",
+    participants="how many may take part",
+    bell="address of the count of calls that threads which are awake watch; 0: nobody else comes",
+    ready="1 when the table is filled: the others wait for that",
+    entered="participants beside the caller that have begun",
+    done="items that are done",
+    arrived="items of the first phase that are done",
+    opened="1 when the second phase may begin",
+    asleep="whether the caller has fallen asleep",
+    ringing="whether somebody rings the bell",
+    rung="how often the bell had rung then",
+)
+
+#: Int64 cells of a cache line.
+LINE = 8
+
+
+def fields(geometry: str) -> tuple[Field, ...]:
+    """Return all fields of a head in their order; those without a meaning are not used."""
+    numbers = GEOMETRIES[geometry]
+    spare = tuple(Field(f"spare_{k}", "int", "") for k in range(_NUMBERS - len(numbers)))
+    return (*_CALL, *_PROBLEM, *numbers, *spare, *_SHARED)
+
+
+def dtype_of(geometry: str) -> np.dtype:
+    """Return the head as a structured type of NumPy."""
+    formats = {"address": "<i8", "int": "<i8", "float": "<f8"}
+    named = [(field.name, formats[field.kind]) for field in fields(geometry)]
+    return np.dtype(named, align=True)
+
+
+#: Where every field is, in cells; those of geometries (which differ) not among them.
+SLOTS = {
+    field.name: slot
+    for slot, field in enumerate(fields("floor"))
+    if field in (*_CALL, *_PROBLEM, *_SHARED)
+}
+
+#: The cell where the claims begin: how many items of its range each participant has given out,
+#: `LINE` cells apart, for the first phase and then for the second.
+CLAIMED = -(-len(fields("floor")) // LINE) * LINE
+
+# To be counted up when kernels take something else out of the same fields, or use scratch memory in
+# another way: a record may come from another process, with a function that was exported there.
+_MEANING = 1
+
+_described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING)
+
+#: Changes with the description.
+LAYOUT = int.from_bytes(hashlib.sha256(repr(_described_here).encode()).digest()[:7], "little")
+
+#: In the place of a participant's number: the caller, back after others did the last items.
+JOINED = -1
+
+
+def template(geometry: str, participants: int, own_bytes: int, scratch: int) -> np.ndarray:
+    """Return the cells of a record but for its scratch memory, with its sizes filled in.
+
+    Parameters
+    ----------
+    geometry : {"segments", "columns", "floor"}
+    participants : int
+        How many may take part.
+    own_bytes : int
+        Memory of each of them, a multiple of 64.
+    scratch : int
+        Bytes of scratch memory that they share, a multiple of 64.
+
+    Returns
+    -------
+    numpy.ndarray
+        int64; its view as `dtype_of(geometry)` is the head, but for the claims.
+    """
+    cells = np.zeros(CLAIMED + 2 * LINE * participants, np.int64)
+    head = head_of(cells, geometry)
+    head["layout"], head["participants"] = LAYOUT, participants
+    head["scratch"], head["own"] = cells.nbytes, cells.nbytes + scratch
+    head["own_bytes"] = own_bytes
+    head["bytes"] = cells.nbytes + scratch + participants * own_bytes
+    return cells
+
+
+def head_of(cells: np.ndarray, geometry: str) -> np.ndarray:
+    """Return the head of a record as an array of one structured element, on the same memory."""
+    kind = dtype_of(geometry)
+    return cells[: kind.itemsize // 8].view(kind)

@@ -1,0 +1,88 @@
+"""The structures of XLA's foreign function interface, ``xla/ffi/api/c_api.h``, as offsets.
+
+Names are those of the header without their prefix XLA_FFI. `STRUCTURES` is all that is known of
+the header here, and is compared with the header that comes with jaxlib before it is relied upon.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+__all__ = [
+    "ELEMENTS",
+    "ENVIRONMENT",
+    "ENVIRONMENT_CELLS",
+    "MADE",
+    "STRUCTURES",
+    "offsets",
+    "parsed",
+]
+
+#: What the handler knows of the process, in cells: major and minor version of the interface, the
+#: address of the function of a task, how many kernels are known; from the last on, for each of
+#: those, its number and the address of its function.
+ENVIRONMENT = range(5)
+ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256
+
+#: Codes of element types, by NumPy's names.
+ELEMENTS = {"float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
+
+#: The structures that are read or made: their fields in order, of 8 bytes unless it says
+#: otherwise, or the structures that they are. Fields that begin with an underscore are not used;
+#: not all versions name them alike.
+STRUCTURES = {
+    "Extension_Base": "struct_size type:4 next",
+    "Api_Version": "struct_size extension_start major_version:4 minor_version:4",
+    "Metadata": "struct_size api_version:Api_Version traits:4",
+    "Metadata_Extension": "extension_base:Extension_Base metadata",
+    "Error_Create_Args": "struct_size extension_start message errc:4",
+    "Error_Destroy_Args": "struct_size extension_start error",
+    "ThreadPool_Schedule_Args": "struct_size extension_start ctx task data",
+    "ThreadPool_NumThreads_Args": "struct_size extension_start ctx num_threads",
+    "Buffer": "struct_size extension_start dtype:4 data rank dims",
+    "ByteSpan": "ptr len",
+    "Array": "dtype:4 size data",
+    "Args": "struct_size extension_start size types args",
+    "Rets": "struct_size extension_start size types rets",
+    "Attrs": "struct_size extension_start size types names attrs",
+    "CallFrame": "struct_size extension_start api ctx stage:4 args:Args rets:Rets attrs:Attrs",
+    "Api": "struct_size extension_start api_version:Api_Version internal_api Error_Create"
+    " _Error_GetMessage Error_Destroy _Handler_Register _Stream_Get _Type_Register"
+    " _ExecutionContext_Get _State_Set _State_Get _DeviceMemory_Allocate _DeviceMemory_Free"
+    " ThreadPool_Schedule ThreadPool_NumThreads",
+}
+#: Those that are made here, or lie within others, are in the header exactly as they are here. Of
+#: the others it may know more fields, after these.
+MADE = frozenset({"Api_Version", "Args", "Attrs", "Extension_Base", "Rets"}) | {
+    name for name in STRUCTURES if name.endswith("_Args")
+}
+
+
+def parsed(fields: str) -> list[tuple[str, int | str]]:
+    """Return the fields of a structure: their names, and their bytes or structures."""
+    found: list[tuple[str, int | str]] = []
+    for field in fields.split():
+        name, _, kind = field.partition(":")
+        found.append((name, int(kind or 8) if kind.isdigit() or not kind else kind))
+    return found
+
+
+def offsets(name: str) -> Any:
+    """Return where every field of a structure begins, and as `size_` what its header calls size.
+
+    That is the end of the last field, before any padding.
+    """
+    found = _laid_out(name)
+    return namedtuple(name, found)(**found)
+
+
+def _laid_out(name: str) -> dict[str, int]:
+    found, end = {}, 0
+    for field, kind in parsed(STRUCTURES[name]):
+        size = _laid_out(kind)["size_"] if isinstance(kind, str) else kind
+        end = -(-end // min(size, 8)) * min(size, 8)
+        if not field.startswith("_"):
+            found[field] = end
+        end += size
+    return {**found, "size_": end}

@@ -1,1 +1,0 @@
-"""Compile kernels ahead of their first use, in parallel, into the cache on disk."""
