@@ -78,7 +78,7 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# A wheel has the machine code of all levels of processors: five minutes on two processors, once.
+# A wheel has the machine code of all levels of processors: six minutes on two processors, once.
 build: $(VENV)/.lint
 	$(BIN)/python -m build --no-isolation --sdist --wheel
 

@@ -29,7 +29,7 @@ if layer == "backnorm":
         channels=0, partial=0, own=8, participants=2, items=2,
     )
     def region():
-        nothing(*[0] * len(ADDRESSES))
+        nothing([0] * len(ADDRESSES))
 else:
     import numba
     numba.config.THREADING_LAYER = layer

@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-# The one function through which the engine allocates what it returns, and where it is called.
-ALLOCATOR = ("backnorm.execute", "allocate")
-# The module that takes scratch memory for the kernels.
-SCRATCH = "backnorm.kernels.cpu.native"
+# The functions through which the engine allocates what it returns, and where they are called.
+ALLOCATORS = ("backnorm.execute", ("allocate", "empty"))
+# The module that fills in the records of the kernels.
+RECORDS = "backnorm.cpu.stage"
+
+_NAN = np.array(np.nan).view(np.int64)
 
 
 @pytest.fixture
@@ -54,21 +56,31 @@ def read_only():
 def poisoned_allocations(monkeypatch):
     """Poison the engine's outputs and scratch memory; returns the list of outputs allocated."""
     allocated = []
-    engine, name = importlib.import_module(ALLOCATOR[0]), ALLOCATOR[1]
-    original = getattr(engine, name)
+    engine = importlib.import_module(ALLOCATORS[0])
 
-    def allocate(*args, **kwargs):
-        array = original(*args, **kwargs)
-        # A mask is of bytes.
-        array.fill(255 if array.dtype == np.uint8 else np.nan)
-        allocated.append(array)
-        return array
+    def poisoned(original):
+        def allocate(*args, **kwargs):
+            array = original(*args, **kwargs)
+            # A mask is of bytes.
+            array.fill(255 if array.dtype == np.uint8 else np.nan)
+            allocated.append(array)
+            return array
 
-    def memory(space, participants):
-        return np.full(space, np.nan)
+        return allocate
 
-    monkeypatch.setattr(engine, name, allocate)
-    monkeypatch.setattr(importlib.import_module(SCRATCH), "_memory", memory)
+    for name in ALLOCATORS[1]:
+        if hasattr(engine, name):
+            monkeypatch.setattr(engine, name, poisoned(getattr(engine, name)))
+
+    records = importlib.import_module(RECORDS)
+    scratch, fill = records.SLOTS["scratch"], records._fill
+
+    def fill_in(cells, *args):
+        # For every call, and not only in new memory: records are kept for the next call.
+        cells[cells[scratch] // 8 :] = _NAN
+        fill(cells, *args)
+
+    monkeypatch.setattr(records, "_fill", fill_in)
     return allocated
 
 

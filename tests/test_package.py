@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import backnorm
 
+ROOT = Path(__file__).parent.parent
 
-def test_importing_loads_no_framework_and_no_command_line():
+
+def test_importing_loads_no_framework_no_compiler_and_no_command_line():
     code = """
 import sys
 import backnorm, backnorm.dialects, backnorm.reference
 from backnorm.dialects import aten, ngraph, onednn_graph, onednn_spec, stablehlo, tensorflow
 heavy = {"torch", "jax", "jaxlib", "tensorflow", "triton", "rich", "typer", "click", "mpmath"}
+heavy |= {"numba", "llvmlite"}
 print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -22,8 +27,23 @@ print(sorted(heavy & set(sys.modules)))
     assert done.stdout.strip() == "[]"
 
 
+def test_calling_loads_no_compiler():
+    code = """
+import sys
+import numpy as np
+import backnorm
+x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+backnorm.batch_norm_backward(x, x * x, x.mean((0, 2)), x.var((0, 2)), epsilon=1e-5)
+backnorm.batch_norm_relu_forward(x, epsilon=1e-5)
+print(sorted({"numba", "llvmlite", "backnorm.cpu.kernels"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
 def test_all_is_the_public_interface():
-    modules = {"config", "dtypes", "errors", "execute", "kernels", "layout", "machine", "operators"}
+    modules = {"config", "cpu", "dtypes", "errors", "execute", "layout", "machine", "operators"}
     modules |= {"plan", "problem", "results", "threads"}
     offered = {name for name in vars(backnorm) if not name.startswith("_")}
     loaded = {name for name in offered if f"backnorm.{name}" in sys.modules}
@@ -46,7 +66,15 @@ def test_hard_dependencies_are_few():
     assert {name.replace("-", "_") for name in names} == {
         "numpy",
         "ml_dtypes",
-        "numba",
         "typer",
         "rich",
     }
+
+
+def test_a_build_has_the_versions_of_the_tests():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pins = set((ROOT / "constraints.txt").read_text().split("\n"))
+    exact = [line for line in project["build-system"]["requires"] if "==" in line]
+    assert {line.split("==")[0] for line in exact} == {"numba", "llvmlite", "numpy", "ml_dtypes"}
+    assert pins >= set(exact)
+    assert pins >= {line for line in project["dependency-groups"]["kernels"] if "==" in line}

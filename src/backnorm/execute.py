@@ -61,10 +61,12 @@ class Call:
 
     __slots__ = (
         "_channels",
-        "_dense_shape",
+        "_dtype",
         "_large",
         "_natural",
         "_order",
+        "_shape",
+        "_statistics_dtype",
         "launch",
         "plain",
         "plan",
@@ -74,7 +76,8 @@ class Call:
     def __init__(self, problem: Problem, order: Order, decided: Plan, launch: Launch) -> None:
         self.problem, self.plan, self.launch = problem, decided, launch
         self._order, self._natural = order, order == tuple(range(len(order)))
-        self._dense_shape = tuple(problem.shape[axis] for axis in order)
+        self._shape = tuple(problem.shape[axis] for axis in order)
+        self._dtype, self._statistics_dtype = problem.dtype, problem.statistics_dtype
         self._channels = problem.channels
         self._large = problem.size * problem.dtype.itemsize >= LARGE
         self.plain = False
@@ -87,11 +90,11 @@ class Call:
 
     def flat(self, array: np.ndarray) -> np.ndarray:
         """Return x or dy as the kernels read it: itself or a copy, dense in x's order."""
-        return in_order(array, self._order, self.problem.dtype)
+        return in_order(array, self._order, self._dtype)
 
     def flat_channels(self, array: np.ndarray) -> np.ndarray:
         """Return a per-channel array as the kernels read it."""
-        return dense(array, self.problem.statistics_dtype)
+        return dense(array, self._statistics_dtype)
 
     def flat_optional(self, array: np.ndarray | None) -> np.ndarray | None:
         """Return the same of one that may be absent."""
@@ -99,12 +102,19 @@ class Call:
 
     def fresh(self) -> np.ndarray:
         """Return a new array to write, dense in x's order."""
-        new = allocate if self._large else empty
-        return new(self._dense_shape, self.problem.dtype)
+        return (allocate if self._large else empty)(self._shape, self._dtype)
 
-    def fresh_channels(self) -> np.ndarray:
-        """Return a new per-channel array."""
-        return empty(self._channels, self.problem.statistics_dtype)
+    def outputs(self, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the array to write, new or within `out`, and two new per-channel arrays."""
+        if out is None and not self._large:
+            target = empty(self._shape, self._dtype)
+        else:
+            target = self.fresh() if out is None else self.within(out)
+        return (
+            target,
+            empty(self._channels, self._statistics_dtype),
+            empty(self._channels, self._statistics_dtype),
+        )
 
     def within(self, out: np.ndarray) -> np.ndarray:
         """Return the array to write instead of `out`: itself, if it is dense in x's order."""
@@ -118,6 +128,8 @@ class Call:
 
     def finish(self, target: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Return the array that was written in the caller's terms."""
+        if self.plain and out is None:
+            return target
         result = target if self._natural else restore(target, self._order)
         if out is None or target is out:
             return result
@@ -189,33 +201,33 @@ def backward(
     if out is not None:
         inputs = {"x": x, "mean": mean, "variance": variance, "gamma": gamma}
         check_out(problem, out, inputs, dy, words)
-    target = call.fresh() if out is None else call.within(out)
+    target, dgamma, dbeta = call.outputs(out)
     beside = call.fresh() if problem.residual else None
-    dgamma, dbeta = call.fresh_channels(), call.fresh_channels()
     given = variance
     if not call.plain:
         x, dy, mean = call.flat(x), call.flat(dy), call.flat_channels(mean)
         variance, gamma = call.flat_channels(variance), call.flat_optional(gamma)
     places = addresses_of(x, dy, target, beside, mask, mean, variance, gamma, None, dgamma, dbeta)
     if exchange is None:
-        refused = launch.complete(*places)
+        refused = launch.complete(places)
     else:
         summed = launch.sums()
-        refused = launch.reduce(*places, summed=summed)
+        refused = launch.reduce(places, summed=summed)
         if refused < 0:
             sums = exchange(ChannelSums(*summed, launch.count))
             refused = _apply(launch, places, sums)
     if refused >= 0:
         raise variance_error(given, problem.epsilon, refused, words)
-    dresidual = None if beside is None else call.finish(beside, None)
-    return call.finish(target, out), dgamma, dbeta, dresidual
+    if beside is not None:
+        beside = call.finish(beside, None)
+    return call.finish(target, out), dgamma, dbeta, beside
 
 
 def reduce(call: Call, x: np.ndarray, dy: np.ndarray, mean: np.ndarray) -> ChannelSums:
     """Return the sums of dy and dy * (x - mean) over this machine's elements."""
     x, dy, mean = call.flat(x), call.flat(dy), call.flat_channels(mean)
     summed = call.launch.sums()
-    call.launch.sum_all(*addresses_of(x, dy, None, mean=mean), summed=summed)
+    call.launch.sum_all(addresses_of(x, dy, None, mean=mean), summed=summed)
     return ChannelSums(*summed, call.launch.count)
 
 
@@ -264,14 +276,13 @@ def forward(
     problem = call.problem
     if out is not None:
         check_out(problem, out, {"x": x, "gamma": gamma, "beta": beta}, None, words)
-    target = call.fresh() if out is None else call.within(out)
-    mean, variance = call.fresh_channels(), call.fresh_channels()
+    target, mean, variance = call.outputs(out)
     mask = allocate((mask_size(problem.size),), _BYTE) if problem.rectified else None
     if not call.plain:
         x, residual = call.flat(x), None if residual is None else call.flat(residual)
         gamma, beta = call.flat_optional(gamma), call.flat_optional(beta)
     refused = call.launch.complete(
-        *addresses_of(x, None, target, residual, mask, None, None, gamma, beta, mean, variance)
+        addresses_of(x, None, target, residual, mask, None, None, gamma, beta, mean, variance)
     )
     if refused >= 0 and problem.count:
         raise variance_error(variance, problem.epsilon, refused, words)
@@ -302,7 +313,7 @@ def inference(
         mean, variance = call.flat_channels(mean), call.flat_channels(variance)
         gamma, beta = call.flat_optional(gamma), call.flat_optional(beta)
     refused = call.launch.apply(
-        *addresses_of(x, None, target, residual, None, mean, variance, gamma, beta)
+        addresses_of(x, None, target, residual, None, mean, variance, gamma, beta)
     )
     if refused >= 0:
         raise variance_error(given, problem.epsilon, refused, words)
@@ -311,4 +322,4 @@ def inference(
 
 def _apply(launch: Launch, places: tuple[int, ...], sums: ChannelSums) -> int:
     """Write dx from sums; return the channel that was refused, or -1."""
-    return launch.apply(*places, sums=(sums.sum_dy, sums.sum_dy_xmu), count=sums.count)
+    return launch.apply(places, sums=(sums.sum_dy, sums.sum_dy_xmu), count=sums.count)

@@ -8,7 +8,6 @@ Values are never part of it, and whatever is not a plain array is left to the ch
 from __future__ import annotations
 
 from collections.abc import Hashable
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,27 +21,46 @@ V = TypeVar("V")
 
 _MOST = 4096
 
-# One call of C code an array. A dtype includes the byte order; the number has all flags.
-_facts = attrgetter("__class__", "shape", "dtype", "flags.num")
-
 
 def metadata(
-    arrays: tuple[Any, ...], epsilon: object, data_format: object, flag: object
+    x: Any,
+    dy: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any,
+    beta: Any,
+    epsilon: object,
+    data_format: object,
+    training: object,
 ) -> Hashable | None:
     """Return all that the checks of a call look at, or None if it is not a usual call.
 
     Parameters
     ----------
-    arrays : tuple of numpy.ndarray
-        The arrays that were given.
-    epsilon, data_format, flag
-        The other arguments, and which arrays were not given.
+    x, dy, mean, variance, gamma, beta : numpy.ndarray or None
+    epsilon, data_format, training
+        The other arguments.
     """
     # True == 1 == 1.0: a key cannot tell them apart.
-    if type(epsilon) is not float or type(flag) is not bool or type(data_format) is not str:
+    if type(epsilon) is not float or type(training) is not bool or type(data_format) is not str:
         return None
     try:
-        return (*map(_facts, arrays), epsilon, data_format, flag, get_num_threads())
+        # Written out, because a loop over the arrays takes half as long again. A dtype includes the
+        # byte order; the number has all flags.
+        return (
+            (x.__class__, x.shape, x.dtype, x.flags.num),
+            None if dy is None else (dy.__class__, dy.shape, dy.dtype, dy.flags.num),
+            None if mean is None else (mean.__class__, mean.shape, mean.dtype, mean.flags.num),
+            None
+            if variance is None
+            else (variance.__class__, variance.shape, variance.dtype, variance.flags.num),
+            None if gamma is None else (gamma.__class__, gamma.shape, gamma.dtype, gamma.flags.num),
+            None if beta is None else (beta.__class__, beta.shape, beta.dtype, beta.flags.num),
+            epsilon,
+            data_format,
+            training,
+            get_num_threads(),
+        )
     except AttributeError:
         return None
 
@@ -61,16 +79,22 @@ class Recall(Kept[Call]):
     """The calls of one operator that need neither checks nor copies, by their metadata."""
 
     def remember(self, key: Hashable | None, call: Call, arrays: tuple[Any, ...]) -> None:
-        """Keep a call of `arrays` that passed the checks, if the kernels take them as they are."""
+        """Keep a call that passed the checks, if the kernels take what was given as it is.
+
+        What is given as another kind of object is not remembered: kernels take addresses.
+        """
         if key is not None and _plain(arrays):
             self.keep(key, call.for_plain_arrays())
 
 
 def _plain(arrays: tuple[Any, ...]) -> bool:
     return all(
-        type(array) is np.ndarray
-        and array.flags.c_contiguous
-        and array.flags.aligned
-        and array.dtype.isnative
+        array is None
+        or (
+            type(array) is np.ndarray
+            and array.flags.c_contiguous
+            and array.flags.aligned
+            and array.dtype.isnative
+        )
         for array in arrays
     )

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 import backnorm
+from backnorm.cpu import library
+from backnorm.cpu.kinds import LIBRARIES
+from backnorm.cpu.levels import below, is_x86
 from backnorm.dialects import registry
+from backnorm.errors import MachineCodeError
 
 OPERATORS = [(d, op) for d in registry.DIALECTS for op in registry.operators(d)]
 
@@ -15,19 +22,70 @@ OPERATORS = [(d, op) for d in registry.DIALECTS for op in registry.operators(d)]
 def test_the_installation(cli):
     facts = json.loads(cli("info", "--json").stdout)
     assert facts["versions"]["backnorm"] == backnorm.__version__
-    assert facts["versions"]["numba"]
+    assert facts["versions"]["ml_dtypes"]
     assert facts["threads"] == backnorm.get_num_threads()
     assert facts["machine"]["threads"] >= 1
-    assert set(facts["cache"]) == {"folder", "files", "bytes"}
     assert set(facts["dialects"]) == set(registry.DIALECTS)
     table = cli("info").stdout
     assert facts["machine"]["name"] in table
     assert "FusedBatchNormGradV3" in table
 
 
-def test_an_empty_cache_is_no_error(cli, monkeypatch, tmp_path):
-    monkeypatch.setenv("BACKNORM_CACHE_DIR", str(tmp_path / "none"))
-    assert json.loads(cli("info", "--json").stdout)["cache"]["files"] == 0
+def test_the_machine_code(cli):
+    code = json.loads(cli("info", "--json").stdout)["machine_code"]
+    assert code["level"] == library.level()
+    assert code["folder"] == str(library.FOLDER)
+    assert set(code["libraries"]) <= set(below(code["level"]))
+    assert sum(code["libraries"].values()) + len(code["missing"]) == len(LIBRARIES) - 1
+    if not code["missing"]:
+        kinds = [kind for entry in LIBRARIES.values() for kind in entry.kinds]
+        assert code["functions"] == len(kinds)
+    table = cli("info").stdout
+    assert code["level"] in table
+    assert code["digest"] in table
+
+
+@pytest.mark.skipif(not is_x86(), reason="there is one level, the host's")
+def test_a_lower_level_and_its_digest():
+    facts = [_in_a_process(level)["machine_code"] for level in ("x86-64", library.level())]
+    assert facts[0]["level"] == "x86-64"
+    assert set(facts[0]["libraries"]) <= {"x86-64"}
+    if not facts[0]["missing"] + facts[1]["missing"]:
+        # It is of the sources, which are the same.
+        assert facts[0]["digest"] == facts[1]["digest"]
+
+
+def test_a_level_that_there_is_not():
+    done = _run("x86-64-v9")
+    assert done.returncode == 2
+    assert "BACKNORM_CPU_LEVEL" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_any_machine_code(cli, monkeypatch):
+    def none():
+        raise MachineCodeError("there is none")
+
+    monkeypatch.setattr(library, "level", none)
+    code = json.loads(cli("info", "--json").stdout)["machine_code"]
+    assert (code["level"], code["libraries"], code["digest"]) == (None, {}, None)
+    assert cli("info").exit_code == 0
+
+
+def _in_a_process(level):
+    done = _run(level)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _run(level):
+    return subprocess.run(
+        [sys.executable, "-m", "backnorm", "info", "--json"],
+        env={**os.environ, "BACKNORM_CPU_LEVEL": level},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("dialect", registry.DIALECTS)

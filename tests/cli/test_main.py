@@ -42,7 +42,7 @@ def test_version(main):
 def test_without_a_command_there_is_help(main):
     status, out, _ = main()
     assert status == 0
-    for command in ("run", "demo", "warm", "info"):
+    for command in ("run", "demo", "bench", "info"):
         assert command in out
 
 

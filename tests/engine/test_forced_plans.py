@@ -18,8 +18,8 @@ from backnorm import execute, operators
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import random_mask
+from backnorm.cpu.geometry import Columns, Segments
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16
-from backnorm.kernels.cpu.geometry import Columns, Segments
 
 SHAPES = {
     "long-segments": ("NCX", (2, 3, 5000)),
@@ -252,7 +252,7 @@ def forget():
     """Forget the calls that were planned before."""
     execute._planned.cache_clear()
     for recall in (operators._backward_calls, operators._forward_calls, operators._inference_calls):
-        recall._calls.clear()
+        recall.clear()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backnorm.kernels.cpu.geometry import Columns, Segments
+from backnorm.cpu.geometry import Columns, Segments
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.plan import plan

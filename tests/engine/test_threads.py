@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import backnorm
 from backnorm import machine, threads
-from backnorm.kernels.cpu import threads as pool
+from backnorm.cpu import threads as pool
+from backnorm.cpu.kinds import Kind
+from backnorm.cpu.record import ADDRESSES
+from backnorm.cpu.stage import Stage
 
 _COMMON = """
 import os, threading
@@ -90,35 +94,6 @@ print(same, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert _run(code) == "True 0"
 
 
-def test_processes_started_together_share_the_compiled_kernels(tmp_path, monkeypatch):
-    """Several processes that compile different signatures of one kernel at once, from nothing."""
-    monkeypatch.setenv("BACKNORM_CACHE_DIR", str(tmp_path))
-    code = """
-import sys
-import numpy as np, backnorm
-types = [np.float32, np.float64]
-for dtype in (types if int(sys.argv[1]) % 2 else types[::-1]):
-    x = np.random.default_rng(1).standard_normal((30, 5)).astype(dtype)
-    g = backnorm.batch_norm_backward(x, x * x, x.mean(0), x.var(0), epsilon=1e-3)
-    s = 1 / np.sqrt(x.var(0) + 1e-3)
-    c = x - x.mean(0)
-    dy = x * x
-    want = s * (dy - dy.mean(0) - c * s * s * (dy * c).mean(0))
-    np.testing.assert_allclose(g.dx, want, rtol=1e-3, atol=1e-4)
-"""
-    for _ in range(2):
-        processes = [
-            subprocess.Popen([sys.executable, "-c", code, str(i)], stderr=subprocess.PIPE)
-            for i in range(3)
-        ]
-        for process in processes:
-            _, errors = process.communicate(timeout=240)
-            assert process.returncode == 0, errors.decode()
-    names = [path.name for path in tmp_path.iterdir()]
-    assert names
-    assert not [name for name in names if name.endswith(".tmp")]
-
-
 def test_work_is_done_even_if_no_thread_ever_starts(monkeypatch, rng):
     """The caller claims every item itself; it waits for nothing that has not begun."""
 
@@ -137,23 +112,27 @@ def test_work_is_done_even_if_no_thread_ever_starts(monkeypatch, rng):
     assert got.dx.tobytes() == again.dx.tobytes()
 
 
-def test_a_failure_in_another_thread_reaches_the_caller():
-    import threading
-
+def test_a_failure_in_another_thread_reaches_the_caller(monkeypatch):
     caller = threading.get_ident()
     started = threading.Event()
 
-    def broken(cursor, summed, items, index):
+    def broken(record, index):
         if threading.get_ident() == caller:
             assert index == 0
             started.wait(10)
-            return False
+            # Others are at work on the last items.
+            return 0
         assert index > 0
         started.set()
         raise MemoryError("no memory in a worker")
 
+    numbers = {"size": 0, "share": 1}
+    stage = Stage(
+        Kind("floor", "float64", "move"), numbers, channels=0, partial=0, own=8, participants=2
+    )
+    monkeypatch.setattr("backnorm.cpu.library.function", lambda kind: broken)
     with pytest.raises(MemoryError, match="worker"):
-        pool.parallel(broken, (), 2, 2, 2)
+        stage([0] * len(ADDRESSES))
 
 
 @pytest.mark.parametrize("n", [0, -1])

@@ -43,7 +43,7 @@ def move(
     threads : int
     """
     stage = _stage(x.size, reads_first, streaming, threads)
-    stage(*addresses_of(x, dy, out))
+    stage(addresses_of(x, dy, out))
 
 
 @functools.cache

@@ -15,7 +15,7 @@ The result is then 1, or -1 - c where channel c has a variance + epsilon that is
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,15 @@ import numpy as np
 from backnorm.cpu import library
 from backnorm.cpu.addresses import address_of
 from backnorm.cpu.kinds import Kind
-from backnorm.cpu.record import JOINED, SLOTS, fields, head_of, template
+from backnorm.cpu.record import ADDRESSES, JOINED, SLOTS, head_of, template
 from backnorm.cpu.scratch import FIRST, ROWS, SECOND, table_step
 from backnorm.cpu.threads import bell, summon, wait
 
 __all__ = ["Stage"]
 
-# What is filled in for a call: addresses, momentum, count. They lie at the beginning.
-_CODES = {"address": "q", "int": "q", "float": "d"}
-_fill = struct.Struct(
-    "".join(_CODES[field.kind] for field in fields("floor")[: SLOTS["layout"]])
-).pack_into
+# Addresses are filled in for every call. They lie at the beginning.
+_fill = struct.Struct(f"{len(ADDRESSES)}q").pack_into
+_MOMENTUM, _COUNT = SLOTS["momentum"], SLOTS["count"]
 
 _BELL = SLOTS["bell"]
 
@@ -104,7 +102,6 @@ class Stage:
         head = head_of(self.template, kind.geometry)
         for name, value in {**numbers, **fields}.items():
             head[name] = value
-        self._count = int(head["count"][0])
         self._size, self._table = int(head["bytes"][0]), int(head["scratch"][0]) // 8
         self._function: Callable[[int, int], int] | None = None
         self._spare: list[_Record] = []
@@ -112,8 +109,9 @@ class Stage:
 
     def __call__(
         self,
-        *places: int,
-        momentum: float = 0.0,
+        places: Sequence[int],
+        *,
+        momentum: float | None = None,
         count: int | None = None,
         sums: tuple[np.ndarray, np.ndarray] | None = None,
         summed: tuple[np.ndarray, np.ndarray] | None = None,
@@ -122,10 +120,10 @@ class Stage:
 
         Parameters
         ----------
-        *places : int
+        places : sequence of int
             All addresses, 0 where there is none: see `record.ADDRESSES`.
-        momentum : float
-            Weight of the batch in the running statistics.
+        momentum : float, optional
+            Weight of the batch in the running statistics, if there are any.
         count : int, optional
             Elements of a channel that `sums` are over, instead of those here.
         sums : (float64 array, float64 array), optional
@@ -141,7 +139,11 @@ class Stage:
         except IndexError:
             record = _Record(self.template, self._size)
         # All of them, because the record may be of an earlier call.
-        _fill(record.cells, 0, *places, momentum, self._count if count is None else count)
+        _fill(record.cells, 0, *places)
+        if momentum is not None:
+            record.cells.view(np.float64)[_MOMENTUM] = momentum
+        if count is not None:
+            record.cells[_COUNT] = count
         if sums is not None:
             for row, values in zip((FIRST, SECOND), sums, strict=True):
                 self._row(record, row)[...] = values

@@ -129,8 +129,7 @@ def trained(
     channels = x.shape[1]
     mean, variance = torch.empty(channels, dtype=dtype), torch.empty(channels, dtype=dtype)
     mask = torch.empty(mask_size(x.numel()), dtype=torch.uint8) if rectifier else None
-    moves = running is not None and x.numel() > 0
-    refused = step.stage(
+    places = (
         x.data_ptr(),
         0,
         y.data_ptr(),
@@ -142,10 +141,12 @@ def trained(
         address(bias),
         mean.data_ptr(),
         variance.data_ptr(),
-        running.mean.data_ptr() if moves else 0,  # type: ignore[union-attr]
-        running.variance.data_ptr() if moves else 0,  # type: ignore[union-attr]
-        momentum=running.momentum if moves else 0.0,  # type: ignore[union-attr]
     )
+    if running is None or not x.numel():
+        refused = step.stage((*places, *_NO_RUNNING))
+    else:
+        moved = running.mean.data_ptr(), running.variance.data_ptr()
+        refused = step.stage((*places, *moved), momentum=running.momentum)
     if refused >= 0 and x.numel():
         raise variance_error(variance.numpy(), eps, refused)
     if late is not None and x.numel():
@@ -206,7 +207,7 @@ def inference(
         step = Step(planned(problem, array).launch.apply)
         keep(key, step, given, (x, residual, mean, variance, weight, bias))
     y = empty_like(x)
-    refused = step.stage(
+    places = (
         x.data_ptr(),
         0,
         y.data_ptr(),
@@ -216,8 +217,8 @@ def inference(
         variance.data_ptr(),
         address(weight),
         address(bias),
-        *_NO_RESULTS,
     )
+    refused = step.stage((*places, *_NO_RESULTS))
     if refused >= 0:
         raise variance_error(variance.detach().numpy(), eps, refused)
     return y
@@ -283,7 +284,7 @@ def backward(
     dx = empty_like(x)
     dresidual = empty_like(x) if sided else None
     dweight, dbias = torch.empty_like(mean), torch.empty_like(mean)
-    refused = stage(
+    places = (
         x.data_ptr(),
         dy.data_ptr(),
         dx.data_ptr(),
@@ -295,8 +296,8 @@ def backward(
         0,
         dweight.data_ptr(),
         dbias.data_ptr(),
-        *_NO_RUNNING,
     )
+    refused = stage((*places, *_NO_RUNNING))
     if refused >= 0:
         raise variance_error(variance.detach().numpy(), eps, refused)
     if given_weight is not weight:

@@ -14,15 +14,19 @@ import numpy as np
 import pytest
 
 import backnorm.jax
+from backnorm.cpu import xla
+from backnorm.cpu.kinds import FLOOR, LIBRARIES
+from backnorm.cpu.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
+from backnorm.cpu.xla_structures import STRUCTURES, offsets
 from backnorm.jax import ffi, header
-from backnorm.kernels.cpu import record, xla_ffi
-from backnorm.kernels.cpu.xla_structures import STRUCTURES, offsets
 from backnorm.problem import Problem
 
 from .conftest import EPSILON, agree
 
 INCLUDED = Path(jax.ffi.include_dir())
 HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
+EVERY = [kind for each in LIBRARIES.values() for kind in each.kinds if each.name != FLOOR]
+FOREIGN = r"FAILED_PRECONDITION: backnorm: the record .* of another version of backnorm"
 
 
 def backward(*given):
@@ -120,17 +124,15 @@ class TestRefusals:
         problem = Problem("inference", (2, 3, 4), 1, float32, float32, True, True, EPSILON)
         backnorm.jax.batch_norm_inference(x, *[channels] * 4, epsilon=EPSILON, axis=1)
         stage = ffi._stage(problem)
-        names = (record.MEAN, record.VARIANCE, record.GAMMA, record.BETA)
-        described = [ffi._described(x, record.X, None)]
-        described += [ffi._described(channels, slot, None) for slot in names]
-        described.append(ffi._described(x, record.OUT, None))
+        names = ("mean", "variance", "gamma", "beta")
+        described = [ffi._described(x, "x", None)]
+        described += [ffi._described(channels, name, None) for name in names]
+        described.append(ffi._described(x, "out", None))
 
         def call(*operands, result=x, **changed):
             attributes = {
                 "buffers": np.concatenate(described),
-                "call": np.array(
-                    [xla_ffi.introduce(stage.key, stage.function), 1, stage.participants - 1]
-                ),
+                "call": np.array([xla.introduce(stage.kind), 1, stage.participants - 1]),
                 "record": stage.template,
             }
             for name, change in changed.items():
@@ -151,6 +153,24 @@ class TestRefusals:
 
         return change
 
+    def by(self, array, place, difference):
+        """Return an array with one number changed."""
+        array = array.copy()
+        array[place] += difference
+        return array
+
+    def for_many(self, array, participants, own_bytes=None):
+        """Return a record for so many participants, each with so much memory."""
+        made = np.zeros(CLAIMED + 2 * LINE * participants, np.int64)
+        made[:CLAIMED] = array[:CLAIMED]
+        for name in ("scratch", "own"):
+            made[SLOTS[name]] += made.nbytes - array.nbytes
+        if own_bytes is not None:
+            made[SLOTS["own_bytes"]] = own_bytes
+        made[SLOTS["participants"]] = participants
+        made[SLOTS["bytes"]] = made[SLOTS["own"]] + participants * made[SLOTS["own_bytes"]]
+        return made
+
     def test_nothing_changed(self, called):
         np.testing.assert_allclose(called(), 1.0, rtol=1e-6)
 
@@ -158,7 +178,7 @@ class TestRefusals:
         "changed",
         [
             {"record": lambda array: array[:-1]},
-            {"record": lambda array: array[:5]},
+            {"record": lambda array: np.append(array, 0)},
             {"record": lambda array: array.astype(np.int32)},
             {"record": lambda _: None},
             {"record": lambda _: np.int64(3)},
@@ -178,11 +198,12 @@ class TestRefusals:
         [
             ("call", 1, -1),
             ("call", 2, -1),
+            ("call", 2, 1 << 16),
             ("call", 2, 1 << 40),
             ("buffers", 0, -1),
-            ("buffers", 0, record.CURSOR),
-            ("record", record.SPACE, -1),
-            ("record", record.SPACE, 1 << 50),
+            ("buffers", 0, len(ADDRESSES)),
+            ("record", SLOTS["bytes"], -1),
+            ("record", SLOTS["bytes"], 1 << 50),
         ],
     )
     def test_numbers_out_of_bounds(self, changed, called):
@@ -190,13 +211,43 @@ class TestRefusals:
         with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are not"):
             called(**{name: self.at(place, value)})
 
-    def test_memory_that_there_is_not(self, called):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: no memory"):
-            called(record=self.at(record.SPACE, 1 << 39))
+    @pytest.mark.parametrize("name", ["bytes", "scratch", "own", "own_bytes", "participants"])
+    def test_sizes_that_do_not_fit_each_other(self, name, called):
+        for change in (-(1 << 62), -64, -1, 1, 64, 1 << 41, 1 << 62):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are"):
+                called(record=lambda array, by=change: self.by(array, SLOTS[name], by))
 
-    def test_a_kernel_that_is_not_loaded(self, called):
+    def test_participants_that_the_record_has_no_room_for(self, called):
+        # The record and the call agree, but there are no cells for the claims of the second.
+        with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are not"):
+            called(record=self.at(SLOTS["participants"], 2), call=self.at(2, 1))
+
+    def test_many_participants(self, called):
+        found = called(record=lambda array: self.for_many(array, 1000), call=self.at(2, 999))
+        np.testing.assert_allclose(found, 1.0, rtol=1e-6)
+
+    def test_memory_that_there_is_not(self, called):
+        # More than a processor can address.
+        with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: no memory"):
+            called(
+                record=lambda array: self.for_many(array, 1000, own_bytes=1 << 39),
+                call=self.at(2, 999),
+            )
+
+    @pytest.mark.parametrize("layout", [LAYOUT - 1, LAYOUT + 1, LAYOUT ^ 1 << 40, 0, -1])
+    def test_a_record_of_another_layout(self, layout, called):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=FOREIGN):
+            called(record=self.at(SLOTS["layout"], layout))
+
+    @pytest.mark.parametrize("cells", [0, 5, CLAIMED - 1])
+    def test_a_record_without_a_whole_head(self, cells, called):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=FOREIGN):
+            called(record=lambda array: array[:cells])
+
+    @pytest.mark.parametrize("number", [12345, 0, -1])
+    def test_a_kernel_that_is_not_loaded(self, number, called):
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"NOT_FOUND.*backnorm: .*not loaded"):
-            called(call=self.at(0, 12345))
+            called(call=self.at(0, number))
 
     @pytest.mark.parametrize("column", [1, 2, 3])
     def test_types_ranks_and_sizes(self, column, called):
@@ -326,6 +377,31 @@ def test_inputs_that_numpy_owns(given):
     y, mean, variance = backnorm.batch_norm_forward(x, epsilon=EPSILON)
     for mine, other in zip(found, (y, mean, variance), strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+def test_every_kernel_has_one_number():
+    assert len({xla.number_of(kind) for kind in EVERY}) == len(EVERY)
+
+
+def test_kernels_that_are_introduced_again_and_again():
+    def table():
+        _, _, _, known, *entries = xla._environment()
+        return list(zip(entries[::2], entries[1::2], strict=True))[:known]
+
+    before, numbers = table(), {kind: xla.number_of(kind) for kind in EVERY}
+    there = [kind for kind in EVERY if numbers[kind] in dict(before)]
+    assert there
+    threads = [threading.Thread(target=xla.introduce, args=(kind,)) for kind in there * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    xla.introduce_built()
+    ffi.register()
+    after = table()
+    # Another process may have built more.
+    assert after[: len(before)] == before
+    assert len(dict(after)) == len(after)
 
 
 def test_the_numbers_are_those_of_the_numpy_operator(given):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
+import signal
 import threading
 
 import numpy as np
@@ -11,8 +13,9 @@ import pytest
 
 import backnorm
 from backnorm import execute
-from backnorm.kernels.cpu import record, xla_ffi
-from backnorm.kernels.cpu.xla_structures import ELEMENTS, STRUCTURES, offsets, parsed
+from backnorm.cpu.record import SLOTS
+from backnorm.cpu.xla import handler, introduce
+from backnorm.cpu.xla_structures import ELEMENTS, STRUCTURES, offsets, parsed
 from backnorm.machine import detect
 from backnorm.problem import Problem
 
@@ -37,14 +40,14 @@ class Xla:
         machine = dataclasses.replace(detect(), threads=helpers + 1)
         stage = execute.planned(problem, self.x[0], machine=machine).launch.apply
         assert stage.participants == helpers + 1
-        slots = (record.X, record.MEAN, record.VARIANCE, record.GAMMA, record.BETA)
+        fields = ("x", "mean", "variance", "gamma", "beta", "out")
         given = [self.x, *self.parameters]
         described = [
-            [slot, ELEMENTS["float32"], each.ndim, each.size, each.nbytes,
+            [SLOTS[field], ELEMENTS["float32"], each.ndim, each.size, each.nbytes,
              each.nbytes // instances if each.ndim > 1 else 0]
-            for slot, each in zip((*slots, record.OUT), (*given, self.y), strict=True)
+            for field, each in zip(fields, (*given, self.y), strict=True)
         ]  # fmt: skip
-        name = xla_ffi.introduce(stage.key, stage.function)
+        name = introduce(stage.kind)
         self.attributes = {
             "buffers": np.array(described).ravel(),
             "call": np.array([name, instances, helpers]),
@@ -130,8 +133,8 @@ class Xla:
         )
         frame = {"api": self.at(api), "ctx": 7, "stage": 3}
         frame |= {"args": args, "rets": rets, "attrs": attrs, **changed}
-        answer = FUNCTION(xla_ffi.handler(0, 3).address)(self.at(self.made("CallFrame", **frame)))
-        return answer == 0
+        place = ctypes.cast(handler(0, 3), ctypes.c_void_p).value
+        return FUNCTION(place)(self.at(self.made("CallFrame", **frame))) == 0
 
     def _safe(self, function):
         return lambda made: int(function(made) or 0)
@@ -176,19 +179,67 @@ def test_tasks_that_come_when_the_call_is_over():
     np.testing.assert_array_equal(xla.y, 7.0)
 
 
-def test_tasks_on_threads():
-    threads = []
+def on_threads(threads):
+    """Return a schedule that runs each task on a thread of its own, which is appended."""
 
     def schedule(task):
         threads.append(threading.Thread(target=task))
         threads[-1].start()
 
+    return schedule
+
+
+def test_tasks_on_threads():
+    threads = []
     for _ in range(20):
-        xla = Xla(threads=8, schedule=schedule)
+        xla = Xla(threads=8, schedule=on_threads(threads))
         assert xla.call()
         xla.check()
     for thread in threads:
         thread.join()
+
+
+def test_many_calls_at_once():
+    tasks, answers = [], []
+    calls = [Xla(threads=8, schedule=on_threads(tasks), instances=2) for _ in range(6)]
+    callers = [threading.Thread(target=lambda xla=xla: answers.append(xla.call())) for xla in calls]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    assert answers == [True] * len(calls)
+    for xla in calls:
+        xla.check()
+    for thread in tasks:
+        thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+# JAX warns, and Python from 3.12 on.
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_in_a_forked_child():
+    tasks = []
+    xla = Xla(threads=8, schedule=on_threads(tasks))
+    assert xla.call()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        status = 3
+        try:
+            of_child = []
+            again = Xla(threads=8, schedule=on_threads(of_child))
+            assert again.call()
+            for thread in of_child:
+                thread.join()
+            again.check()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    for thread in tasks:
+        thread.join()
+    xla.check()
 
 
 def test_tasks_that_are_run_at_once():

@@ -48,6 +48,7 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
         options = ["-shared", "-nostartfiles", "-s", "-Wl,--build-id=none", "-Wl,--no-undefined"]
         options += [
             "-Wl,-z,noexecstack",
+            "-Wl,-z,now",
             "-Wl,--version-script=symbols",
             f"-Wl,-soname,{path.stem}",
         ]

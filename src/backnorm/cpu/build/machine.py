@@ -22,7 +22,9 @@ def target_machine(level: str) -> Any:
     else:
         cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_triple(llvm.get_process_triple())
-    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic")
+    # As every shared library; LLVM's default here is the large model.
+    how = {"opt": 3, "reloc": "pic", "codemodel": "small"}
+    return target.create_target_machine(cpu=cpu, features=features, **how)
 
 
 def optimised(module: Any, machine: Any) -> Any:

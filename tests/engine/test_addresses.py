@@ -1,0 +1,111 @@
+"""Addresses of arrays, read where NumPy keeps them: the same that NumPy says."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from backnorm.allocation import LARGE, allocate
+from backnorm.cpu import addresses
+from backnorm.cpu.addresses import address_of, addresses_of
+from backnorm.cpu.record import ADDRESSES
+
+_PLAIN = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+
+
+class _Named(np.ndarray):
+    """A subclass with an attribute of its own."""
+
+    def __array_finalize__(self, source):
+        self.name = "named"
+
+
+class _Elsewhere(np.ndarray):
+    """A subclass that does not say where its elements are."""
+
+    ctypes = SimpleNamespace(data=8)
+
+
+def _read_only():
+    array = _PLAIN.copy()
+    array.flags.writeable = False
+    return array
+
+
+_ARRAYS = {
+    "plain": _PLAIN,
+    "view": _PLAIN[1:, 2:],
+    "negative strides": _PLAIN[::-1, :, ::-2],
+    "transposed": _PLAIN.T,
+    "read-only": _read_only(),
+    "0-d": np.array(2.5),
+    "empty": np.empty((3, 0, 5)),
+    "empty view": _PLAIN[3:],
+    "broadcast": np.broadcast_to(np.float32(1), (2, 3)),
+    "byte-swapped": _PLAIN.astype(">f4"),
+    "bfloat16": _PLAIN.astype(ml_dtypes.bfloat16),
+    "float64": _PLAIN.astype(np.float64),
+    "bytes": np.frombuffer(b"0123456789abcdef", np.uint8)[3:],
+    "not aligned": np.zeros(33, np.uint8)[1:].view(np.float64),
+    "field": np.zeros(4, [("a", np.int8), ("b", np.float32)])["b"],
+    "subclass": _PLAIN.view(_Named),
+    "matrix": _PLAIN[0].view(np.matrix),
+    "masked": np.ma.masked_array(_PLAIN, _PLAIN > 3),
+    "memory of our own": allocate((LARGE // 4 + 5,), np.dtype(np.float32))[5:],
+}
+
+
+@pytest.mark.parametrize("array", _ARRAYS.values(), ids=_ARRAYS)
+def test_an_address_is_the_one_that_numpy_says(array):
+    assert address_of(array) == array.ctypes.data
+    assert addresses_of(array, array, array)[:3] == (array.ctypes.data,) * 3
+
+
+@pytest.mark.parametrize("of_all", [addresses_of, addresses._slow_all], ids=["used", "slow"])
+def test_addresses_come_in_the_order_of_a_record(of_all):
+    # The running statistics are not arrays of NumPy's.
+    names = ADDRESSES[:-2]
+    assert ADDRESSES[-2:] == ("running_mean", "running_variance")
+    arrays = {name: np.ones(3) for name in names}
+    expected = (*(array.ctypes.data for array in arrays.values()), 0, 0)
+    assert of_all(**arrays) == of_all(*arrays.values()) == expected
+    for name in names[3:]:
+        one = {"x": _PLAIN, "dy": None, "out": None, name: _PLAIN}
+        given = (_PLAIN.ctypes.data if one.get(each) is not None else 0 for each in ADDRESSES)
+        assert of_all(**one) == tuple(given)
+
+
+@pytest.mark.skipif(
+    sys.implementation.name != "cpython" or struct.calcsize("P") != 8, reason="CPython of 64 bits"
+)
+def test_they_are_found_the_quick_way_here():
+    assert address_of is not addresses._slow
+    assert addresses_of is not addresses._slow_all
+
+
+def _numpy_elsewhere():
+    """Return samples of which one is not where the quick way looks."""
+    return [*samples()[:-1], np.ones(3).view(_Elsewhere)]
+
+
+samples = addresses._samples
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("sys", SimpleNamespace(implementation=SimpleNamespace(name="pypy"))),
+        ("struct", SimpleNamespace(calcsize={"P": 4}.get)),
+        ("_samples", _numpy_elsewhere),
+    ],
+)
+def test_they_are_found_the_slow_way_where_the_quick_one_fails(monkeypatch, name, other):
+    monkeypatch.setattr(addresses, name, other)
+    found = addresses._found()
+    assert found == (addresses._slow, addresses._slow_all)
+    assert found[0](_PLAIN) == address_of(_PLAIN)

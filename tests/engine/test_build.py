@@ -1,0 +1,295 @@
+"""Libraries as they are built: the same bytes every time, and nothing that is not wanted."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backnorm.cpu import levels, library
+from backnorm.cpu.build import demand, make, sources
+from backnorm.cpu.build.demand import place
+from backnorm.cpu.kinds import FLOOR, LIBRARIES, PROBE, XLA
+from backnorm.errors import MachineCodeError
+
+_X86 = levels.is_x86()
+x86 = pytest.mark.skipif(not _X86, reason="compiles for x86-64")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="libraries of Linux")
+
+#: What takes the least time to build.
+_CHEAP = (XLA, "segments_float64_forward", FLOOR)
+_LEVEL = "x86-64-v3" if _X86 else levels.HOST
+
+
+def _build(folder, level, *names, cwd=None):
+    done = subprocess.run(
+        demand.command(level, folder, *names),
+        env=demand.environment(level),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=cwd,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: place(name, level, folder).read_bytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """Return libraries that one process built, one after the other."""
+    return _build(tmp_path_factory.mktemp("group"), _LEVEL, *_CHEAP)
+
+
+@pytest.mark.parametrize("name", [_CHEAP[0], _CHEAP[-1]])
+def test_two_builds_give_the_same_bytes(name, group, tmp_path):
+    """Whatever the process built before, wherever it is, and in whatever order."""
+    folder = tmp_path / "another" / "place"
+    assert _build(folder, _LEVEL, name, cwd=tmp_path)[name] == group[name]
+    assert [path.name for path in (folder / _LEVEL).iterdir()] == [place(name, "", folder).name]
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+def test_libraries_of_a_process_that_built_many_have_the_same_bytes(tmp_path):
+    names = [name for name in LIBRARIES if "float32" in name and "bfloat" not in name]
+    together = _build(tmp_path / "together", _LEVEL, *names)
+    for name in names[::-3]:
+        assert _build(tmp_path / "alone", _LEVEL, name)[name] == together[name]
+
+
+def _at_hand(built):
+    """Yield the libraries of this processor that are built, and some of the lowest level."""
+    for level, name in make.of_this_processor():
+        path = place(name, level, library.FOLDER)
+        if path.exists():
+            yield name, path
+    if _X86:
+        yield from zip((PROBE, *_CHEAP), built("x86-64", PROBE, *_CHEAP), strict=True)
+
+
+@linux
+def test_a_library_needs_the_c_library_alone_and_an_old_one(built, tool):
+    for name, path in _at_hand(built):
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-dW", path))
+        assert set(needed) <= {"libc.so.6", "libm.so.6"}, name
+        for line in tool("nm", "-D", "--undefined-only", path).splitlines():
+            symbol = re.fullmatch(r"\s*[Uw] (\w+)@GLIBC_(\d+)\.([\d.]+)", line)
+            assert symbol, f"{name}: {line}"
+            assert (int(symbol[2]), float(symbol[3])) <= (2, 28), f"{name}: {line}"
+
+
+@linux
+def test_a_library_exports_its_functions_and_nothing_else(built, tool):
+    special = {
+        PROBE: {"bn_cpuid", "bn_xgetbv"} if _X86 else set(),
+        XLA: {"bn_environment", "bn_xla_handler", "bn_xla_task"},
+    }
+    for name, path in _at_hand(built):
+        listed = tool("nm", "-D", "--defined-only", path).splitlines()
+        functions = {kind.symbol for kind in LIBRARIES[name].kinds} | special.get(name, set())
+        assert {line.split()[-1] for line in listed} == {"bn_layout"} | functions, name
+
+
+@linux
+def test_a_library_is_marked_as_safe_to_load(built, tool):
+    """No stack that can be executed, no text that is written to, no path of the builder's."""
+    for name, path in _at_hand(built):
+        assert re.search(r"GNU_STACK.* RW ", tool("readelf", "-lW", path)), name
+        dynamic = tool("readelf", "-dW", path)
+        assert not re.search(r"TEXTREL|RPATH|RUNPATH|\(INIT|\(FINI", dynamic), name
+        # Neither the builder's folders, nor what a kernel could raise an error with.
+        code = path.read_bytes()
+        for word in (str(library.FOLDER.parents[3]), str(Path.home()), ".py", "numba", "Py_"):
+            assert word.encode() not in code, f"{name}: {word}"
+
+
+# What a level has not: registers, and instructions of other names.
+_BEYOND = {
+    "x86-64-v3": (r"%zmm", r"%[xy]mm(1[6-9]|2\d|3[01])\b", r"%k[0-7]\b"),
+    "x86-64": (
+        r"%[yz]mm",
+        r"\tv(?!err|erw)\w+",
+        r"\t(andn|bextr|bls\w+|[lt]zcnt|popcnt|movbe|crc32|rorx|mulx|sarx|shlx|shrx|pdep|pext)\b",
+        r"\t(movddup|haddp[sd]|addsubp[sd]|pshufb|palignr|pabs\w|psign\w|phadd\w+|pmulhrsw)\b",
+        r"\t(round[ps][sd]|pblend\w*|blendv?p[sd]|pcmpgtq|pcmpeqq|pmov[sz]x\w+|ptest|pmulld)\b",
+        r"\t(p(min|max)(sb|uw|[su]d)|insertps|extractps|pinsr[bdq]|pextr[bdq]|packusdw)\b",
+    ),
+}
+
+
+@x86
+@pytest.mark.parametrize(
+    ("level", "names"),
+    [
+        ("x86-64-v3", ("columns_float32_backward", "segments_float32_backward", *_CHEAP)),
+        ("x86-64", ("columns_float16_backward", *_CHEAP)),
+    ],
+)
+def test_a_library_has_nothing_that_its_level_has_not(level, names, built, tool):
+    for name, path in zip(names, built(level, *names), strict=True):
+        code = tool("objdump", "-d", "--no-show-raw-insn", path)
+        assert "%xmm" in code or name == XLA
+        pattern = re.compile("|".join(_BEYOND[level]))
+        beyond = [line for line in code.splitlines() if pattern.search(line)]
+        assert not beyond, f"{name}: {beyond[:5]}"
+
+
+def test_levels_have_all_libraries_of_their_own():
+    wanted = make.of_levels(levels.LEVELS)
+    assert len(set(wanted)) == len(wanted)
+    assert wanted.count(("x86-64" if _X86 else levels.HOST, PROBE)) == 1
+    for level in ("x86-64-v4", "x86-64-v3", "x86-64"):
+        assert {name for of, name in wanted if of == level} >= LIBRARIES.keys() - {PROBE}
+    special = {name for of, name in wanted if of == "x86-64-v4-bf16"}
+    assert special == {name for name in LIBRARIES if "bfloat16" in name}
+
+
+def test_this_processor_has_one_of_each_library():
+    wanted = make.of_this_processor()
+    assert sorted(name for _, name in wanted) == sorted(LIBRARIES)
+    for level, name in wanted:
+        assert level == library._levels_of(name)[0]
+
+
+def test_what_is_missing_is_built_and_nothing_else(tmp_path):
+    wanted = [(_LEVEL, FLOOR), ("x86-64" if _X86 else levels.HOST, PROBE)]
+    assert make.missing(wanted, tmp_path) == wanted
+    built = list(make.build_all(wanted[1:], tmp_path, jobs=1))
+    assert [(level, name) for level, name, _ in built] == wanted[1:]
+    assert make.missing(wanted, tmp_path) == wanted[:1]
+
+
+def test_a_damaged_library_is_missing(built, tmp_path):
+    (whole,) = built(_LEVEL, FLOOR)
+    path = place(FLOOR, _LEVEL, tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(whole.read_bytes())
+    assert make.missing([(_LEVEL, FLOOR)], tmp_path) == []
+    path.write_bytes(whole.read_bytes()[:-100])
+    assert make.missing([(_LEVEL, FLOOR)], tmp_path) == [(_LEVEL, FLOOR)]
+
+
+def test_a_build_that_fails_says_what_the_compiler_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        demand, "command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such thing')"]
+    )
+    with pytest.raises(MachineCodeError, match=f"compiling floor for {_LEVEL} failed: no such"):
+        demand.build(FLOOR, _LEVEL, tmp_path)
+    monkeypatch.setattr(make, "command", demand.command)
+    with pytest.raises(RuntimeError, match="no such thing"):
+        list(make.build_all([(_LEVEL, FLOOR)], tmp_path))
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_a_build_without_a_linker_says_so(compiler, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", compiler)
+    # Neither the linker of a package.
+    (tmp_path / "ziglang").mkdir()
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'ziglang' else find(name, *rest)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    expected = "nothing here links: there is no no-such" if "no" in compiler else "does not link"
+    with pytest.raises(MachineCodeError, match=expected):
+        demand.build(FLOOR, _LEVEL, tmp_path / "lib")
+    assert not list((tmp_path / "lib" / _LEVEL).iterdir() if "no" not in compiler else ())
+
+
+def test_a_checkout_without_numba_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(demand.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MachineCodeError, match=r"pip install --group kernels, .* make kernels"):
+        demand.build(FLOOR, _LEVEL, tmp_path)
+
+
+# By family, where the compiler begins to read.
+_COMPILER = ("build/compile.py", "build/frontend.py")
+_ROOTS = {
+    "segments": (*_COMPILER, "kernels/segments.py"),
+    "columns": (*_COMPILER, "kernels/columns.py"),
+    "floor": (*_COMPILER, "kernels/floor.py"),
+    "xla": (*_COMPILER, "kernels/xla_handler.py"),
+    "probe": _COMPILER[:1],
+}
+_CPU = Path(library.__file__).parent
+# The names of files, and not what is in them.
+_BESIDE = {"build/sources.py", "build/__init__.py", "kernels/__init__.py", "__init__.py"}
+
+
+def _imported(path):
+    """Return the modules of this folder that a file imports when it is itself imported."""
+    found = set()
+    for node in ast.parse((_CPU / path).read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("backnorm.cpu"):
+            below = "/".join(node.module.split(".")[2:])
+            found |= {f"{below}.py"} if below else set()
+            found |= {f"{below}/{alias.name}.py".lstrip("/") for alias in node.names}
+    return {path for path in found if (_CPU / path).exists()} - _BESIDE
+
+
+def _closure(roots):
+    found, left = set(), [*roots]
+    while left:
+        path = left.pop()
+        left += _imported(path) - found
+        found.add(path)
+    return found
+
+
+@pytest.fixture
+def copied_sources(tmp_path, monkeypatch):
+    folder = tmp_path / "cpu"
+    shutil.copytree(_CPU, folder, ignore=shutil.ignore_patterns("lib", "__pycache__"))
+    monkeypatch.setattr(sources, "_CPU", folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", _ROOTS)
+def test_a_library_is_named_by_all_that_it_is_made_of(family, copied_sources):
+    name = next(name for name, each in LIBRARIES.items() if each.family == family)
+    before = sources.digest.__wrapped__(name)
+    assert before == sources.digest(name)
+    used = _closure(_ROOTS[family])
+    if family == "probe":
+        # Its code is for every processor of the kind, and calls no kernel.
+        used -= {"kinds.py", "levels.py"}
+    for path in sorted(used):
+        text = (copied_sources / path).read_text()
+        (copied_sources / path).write_text(text + "# changed\n")
+        assert sources.digest.__wrapped__(name) != before, path
+        (copied_sources / path).write_text(text)
+
+
+@pytest.mark.parametrize("path", ["stage.py", "launch.py", "threads.py", "library.py", "xla.py"])
+def test_what_runs_in_python_changes_no_library(path, copied_sources):
+    (copied_sources / path).write_text("# changed\n")
+    for name in LIBRARIES:
+        assert sources.digest.__wrapped__(name) == sources.digest(name)
+
+
+def test_a_change_of_one_kernel_leaves_the_others_alone(copied_sources):
+    (copied_sources / "kernels" / "columns.py").write_text("# changed\n")
+    changed = {
+        name for name in LIBRARIES if sources.digest.__wrapped__(name) != sources.digest(name)
+    }
+    assert changed == {name for name, each in LIBRARIES.items() if each.family == "columns"}
+
+
+def test_the_environment_of_the_compiler_is_the_level_s_alone(monkeypatch):
+    monkeypatch.setenv("NUMBA_CPU_NAME", "another")
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+another")
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    for name, level in levels.LEVELS.items():
+        found = demand.environment(name)
+        assert found["NUMBA_CPU_NAME"] == level.processor
+        assert "another" not in found["NUMBA_CPU_FEATURES"]
+        assert found["NUMBA_CPU_FEATURES"]
+        assert found["PYTHONHASHSEED"] == "0"
+        assert found["PYTHONPATH"].split(os.pathsep)[0] == str(_CPU.parent.parent)

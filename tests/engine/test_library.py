@@ -1,0 +1,334 @@
+"""Libraries of machine code: which is used, and what is said of one that is not there or damaged.
+
+Whatever a file is, a process that loads it must live on: the worst are tried in processes of
+their own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import backnorm
+from backnorm.cpu import levels, library
+from backnorm.cpu.build import demand
+from backnorm.cpu.kinds import FLOOR, PROBE, Kind
+
+x86 = pytest.mark.skipif(not levels.is_x86(), reason="there is one level elsewhere")
+
+# Takes libraries from a folder: the smallest, and what it needs.
+_BEGIN = """
+import sys
+from pathlib import Path
+import numpy as np
+import backnorm
+from backnorm.cpu import library
+from backnorm.cpu.floor import move
+library.FOLDER = Path(sys.argv[1])
+x = np.ones(10000)
+def call(threads=1):
+    out = np.zeros(10000)
+    move(x, x, out, reads_first=True, streaming=False, threads=threads)
+    assert (out[:9000] == 2).all()
+"""
+
+_REFUSED = """
+try:
+    library.load("floor")
+except backnorm.errors.MachineCodeError as error:
+    print(error)
+else:
+    call()
+"""
+
+# A package has no sources; its libraries are known by name, whatever their digest.
+_PACKAGE = "library._FROM_SOURCES = False\n"
+
+
+def _run(code, folder, **environment):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _BEGIN + code, folder],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """Return the path of a copy of the smallest library, in a folder that has nothing else."""
+    for name in (PROBE, FLOOR):
+        library.load(name)
+        path = library.path_of(name)
+        if path is not None:
+            place = tmp_path / path.parent.name / path.name
+            place.parent.mkdir(exist_ok=True)
+            shutil.copy(path, place)
+    return SimpleNamespace(folder=tmp_path, path=place)
+
+
+def _other_library():
+    import ml_dtypes._ml_dtypes_ext as extension
+
+    return Path(extension.__file__).read_bytes()
+
+
+def _noise(code):
+    drawn = random.Random(3)
+    changed = bytearray(code)
+    for _ in range(50):
+        changed[drawn.randrange(len(changed))] = drawn.randrange(256)
+    return bytes(changed)
+
+
+_DAMAGED = {
+    "empty": lambda code: b"",
+    "one byte": lambda code: code[:1],
+    "half of its header": lambda code: code[:40],
+    "its header": lambda code: code[:64],
+    "all headers": lambda code: code[:900],
+    "the first page": lambda code: code[:4096],
+    "half": lambda code: code[: len(code) // 2],
+    "all but a kilobyte": lambda code: code[:-1024],
+    "all but a byte": lambda code: code[:-1],
+    "zeros": lambda code: bytes(len(code)),
+    "zeros after the headers": lambda code: code[:4096] + bytes(len(code) - 4096),
+    "noise": _noise,
+    "one bit": lambda code: code[:5000] + bytes([code[5000] ^ 1]) + code[5001:],
+    "text": lambda code: b"# machine code\n",
+    "another library": lambda code: _other_library(),
+}
+
+
+@pytest.mark.parametrize("how", _DAMAGED)
+def test_a_damaged_library_is_an_error_and_no_signal(how, copied):
+    code = copied.path.read_bytes()
+    # A new file: this process has the old one loaded.
+    copied.path.unlink()
+    copied.path.write_bytes(_DAMAGED[how](code))
+    said = _run(_REFUSED, copied.folder)
+    assert str(copied.path) in said
+    assert "make kernels" in said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX's")
+@pytest.mark.parametrize("how", ["folder", "pipe", "link to nothing", "link to itself", "device"])
+def test_what_is_no_file_is_an_error_and_nothing_to_wait_for(how, copied):
+    copied.path.unlink()
+    make = {
+        "folder": copied.path.mkdir,
+        "pipe": lambda: os.mkfifo(copied.path),
+        "link to nothing": lambda: copied.path.symlink_to("nothing"),
+        "link to itself": lambda: copied.path.symlink_to(copied.path),
+        "device": lambda: copied.path.symlink_to("/dev/zero"),
+    }
+    make[how]()
+    assert str(copied.path) in _run(_PACKAGE + _REFUSED, copied.folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
+def test_a_library_that_may_not_be_read_is_an_error(copied):
+    copied.path.chmod(0)
+    assert str(copied.path) in _run(_REFUSED, copied.folder)
+
+
+def test_a_whole_library_is_used(copied):
+    assert _run("call()\nprint('done')", copied.folder) == "done"
+
+
+def test_a_library_of_another_layout_is_refused(copied):
+    code = "library.level()\nlibrary.LAYOUT += 1"
+    said = _run(code + _REFUSED, copied.folder)
+    assert "another version" in said
+    assert "make kernels" in said
+
+
+def test_a_package_uses_its_libraries_and_has_no_compiler(copied):
+    for path in copied.folder.glob("*/*.so"):
+        path.rename(path.with_stem(path.stem.rpartition("-")[0] + "-0123456789abcdef"))
+    code = """
+call()
+assert not [name for name in sys.modules if name.startswith("backnorm.cpu.build")]
+print(library.digest("floor"))
+"""
+    assert _run(_PACKAGE + code, copied.folder) == "0123456789abcdef"
+
+
+def test_a_package_that_lacks_a_library_says_what_to_do(copied):
+    copied.path.unlink()
+    code = """
+assert not [name for name in sys.modules if name.startswith("backnorm.cpu.build")]
+"""
+    said = _run(_PACKAGE + _REFUSED + code, copied.folder)
+    assert copied.path.parent.name in said
+    assert "pip install --no-binary backnorm backnorm" in said
+    assert not copied.path.exists()
+
+
+def test_a_package_without_any_library_says_what_to_do(tmp_path):
+    said = _run(_PACKAGE + _REFUSED, tmp_path)
+    assert "it has: none" in said
+    assert "pip install --no-binary backnorm backnorm" in said
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """Return what puts empty files of libraries into a folder that is looked into."""
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    monkeypatch.setattr(library, "_installed", library._installed.__wrapped__)
+
+    def put(level, name):
+        path = tmp_path / level / f"{name}-{library.digest(name)}.so"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        return path
+
+    return put
+
+
+@x86
+def test_a_library_comes_from_the_best_level_that_has_one_of_its_own(made_up, monkeypatch):
+    monkeypatch.setattr(library, "level", lambda: "x86-64-v4-bf16")
+    special = Kind("columns", "bfloat16", "forward").library
+    usual = Kind("columns", "float16", "forward").library
+    paths = {
+        (level, name): made_up(level, name) for name in (special, usual) for level in levels.LEVELS
+    }
+    assert library.path_of(special) == paths["x86-64-v4-bf16", special]
+    assert library.path_of(usual) == paths["x86-64-v4", usual]
+    monkeypatch.setattr(library, "level", lambda: "x86-64-v3")
+    assert library.path_of(special) == paths["x86-64-v3", special]
+    assert library.path_of(usual) == paths["x86-64-v3", usual]
+
+
+@x86
+def test_a_checkout_builds_what_is_missing_and_a_package_takes_what_is_below(made_up, monkeypatch):
+    monkeypatch.setattr(library, "level", lambda: "x86-64-v4-bf16")
+    below = made_up("x86-64-v3", FLOOR)
+    made_up("x86-64", FLOOR)
+    assert library.path_of(FLOOR) is None
+    monkeypatch.setattr(library, "_FROM_SOURCES", False)
+    assert library.path_of(FLOOR) == below
+
+
+def test_libraries_of_other_sources_are_not_used(made_up):
+    path = made_up(library._levels_of(FLOOR)[0], FLOOR)
+    assert library.path_of(FLOOR) == path
+    path.rename(path.with_stem("floor-0123456789abcdef"))
+    assert library.path_of(FLOOR) is None
+
+
+@pytest.mark.parametrize(
+    "wanted", ["x86-64-v9", "X86-64", "", "host " if levels.is_x86() else "v3"]
+)
+def test_a_level_that_does_not_exist_is_an_error(wanted, monkeypatch):
+    monkeypatch.setenv("BACKNORM_CPU_LEVEL", wanted)
+    with pytest.raises(backnorm.ArgumentValueError, match="does not exist") as caught:
+        library.level.__wrapped__()
+    assert str(caught.value).startswith("BACKNORM_CPU_LEVEL: ")
+    assert f"got {wanted!r}" in str(caught.value)
+    assert f"accepted: {', '.join(library.levels())}" in str(caught.value)
+
+
+def test_a_level_that_the_processor_has_not_is_an_error(monkeypatch):
+    monkeypatch.setenv("BACKNORM_CPU_LEVEL", "x86-64-v4")
+    monkeypatch.setattr(library, "levels", lambda: ("x86-64-v3", "x86-64"))
+    with pytest.raises(backnorm.ArgumentValueError, match="this processor has not") as caught:
+        library.level.__wrapped__()
+    assert "accepted: x86-64-v3, x86-64" in str(caught.value)
+
+
+def test_the_level_is_the_best_or_the_one_that_was_asked_for(monkeypatch):
+    monkeypatch.delenv("BACKNORM_CPU_LEVEL", raising=False)
+    assert library.level.__wrapped__() == library.levels()[0]
+    for level in library.levels():
+        monkeypatch.setenv("BACKNORM_CPU_LEVEL", level)
+        assert library.level.__wrapped__() == level
+
+
+def test_a_call_tells_of_a_bad_level(copied):
+    code = """
+try:
+    backnorm.batch_norm_forward(x.reshape(10, 10, 100), epsilon=1e-5)
+except backnorm.ArgumentValueError as error:
+    print(error)
+"""
+    assert _run(code, copied.folder, BACKNORM_CPU_LEVEL="v9").startswith("BACKNORM_CPU_LEVEL: ")
+
+
+def test_threads_that_need_a_library_build_it_once(copied, monkeypatch):
+    built = []
+    code = copied.path.read_bytes()
+    copied.path.unlink()
+
+    def build(name, level, folder):
+        built.append(name)
+        time.sleep(0.2)
+        copied.path.write_bytes(code)
+
+    monkeypatch.setattr(demand, "build", build)
+    monkeypatch.setattr(library, "FOLDER", copied.folder)
+    monkeypatch.setattr(library, "_loaded", {})
+    threads = [threading.Thread(target=library.load, args=(FLOOR,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert built == [FLOOR]
+    assert library._loaded.keys() == {FLOOR}
+
+
+def test_processes_that_need_the_same_library_all_get_it(copied):
+    copied.path.unlink()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _BEGIN + "call()", copied.folder],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    assert list(copied.path.parent.iterdir()) == [copied.path]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_builds_and_calls_while_a_thread_of_its_parent_builds(copied):
+    copied.path.unlink()
+    code = """
+import os, signal, threading
+from backnorm.cpu.build import demand
+begun, build = threading.Event(), demand.build
+def slow(*arguments):
+    begun.set()
+    build(*arguments)
+demand.build = slow
+building = threading.Thread(target=call)
+building.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(40)
+    call(threads=2)
+    library.load("xla")
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+building.join()
+call(threads=2)
+print(status)
+"""
+    assert _run(code, copied.folder) == "0"

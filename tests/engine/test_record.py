@@ -1,0 +1,192 @@
+"""The record is described once: what Python fills in is what the kernels read."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backnorm.cpu import record, stage
+from backnorm.cpu.kinds import Kind
+from backnorm.cpu.record import (
+    ADDRESSES,
+    CLAIMED,
+    GEOMETRIES,
+    LAYOUT,
+    LINE,
+    SLOTS,
+    dtype_of,
+    fields,
+    head_of,
+    template,
+)
+
+_SOURCE = Path(record.__file__)
+_KERNELS = _SOURCE.parent / "kernels"
+
+each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES)
+
+
+@each_geometry
+def test_every_field_is_a_cell(geometry):
+    kind, described = dtype_of(geometry), fields(geometry)
+    assert kind.itemsize == 8 * len(described)
+    assert list(kind.names) == [field.name for field in described]
+    for slot, field in enumerate(described):
+        dtype, offset = kind.fields[field.name]
+        assert offset == 8 * slot
+        assert dtype == (np.float64 if field.kind == "float" else np.int64)
+        assert field.meaning or field.name.startswith("spare_")
+
+
+@each_geometry
+def test_common_fields_lie_where_every_kernel_looks(geometry):
+    kind = dtype_of(geometry)
+    assert {name: kind.fields[name][1] for name in SLOTS} == {
+        name: 8 * slot for name, slot in SLOTS.items()
+    }
+    own = {field.name for field in GEOMETRIES[geometry]}
+    assert not own & SLOTS.keys()
+    spare = {name for name in kind.names if name.startswith("spare_")}
+    assert own | SLOTS.keys() | spare == set(kind.names)
+
+
+@each_geometry
+@pytest.mark.parametrize("participants", [1, 2])
+def test_what_a_call_fills_in_is_where_the_kernel_looks(geometry, participants, monkeypatch):
+    seen = []
+
+    def kernel(address, index):
+        if index == 0:
+            cells = (ctypes.c_int64 * CLAIMED).from_address(address)
+            seen.append(head_of(np.array(cells), geometry)[0])
+        return 1
+
+    monkeypatch.setattr("backnorm.cpu.library.function", lambda kind: kernel)
+    numbers = {field.name: 100 + k for k, field in enumerate(GEOMETRIES[geometry])}
+    values = {"epsilon": 0.25, "summed": 5, "items": 7, "streaming": True, "prepares": 2}
+    call = stage.Stage(
+        Kind(geometry, "float64", "move"),
+        numbers,
+        channels=3,
+        partial=0,
+        own=8,
+        participants=participants,
+        **values,
+    )
+    assert call(range(1, len(ADDRESSES) + 1), momentum=0.5, count=77) == -1
+    assert call([0] * len(ADDRESSES), momentum=0.0, count=78) == -1
+    first, second = seen
+    assert [first[name] for name in ADDRESSES] == [*range(1, len(ADDRESSES) + 1)]
+    assert not any(second[name] for name in ADDRESSES)
+    assert (first["momentum"], first["count"]) == (0.5, 77)
+    assert (second["momentum"], second["count"]) == (0.0, 78)
+    for head in seen:
+        assert {name: head[name] for name in numbers} == numbers
+        assert {name: head[name] for name in values} == values
+        assert (head["layout"], head["participants"]) == (LAYOUT, participants)
+        # Only with others is there somebody to wake.
+        assert bool(head["bell"]) == (participants > 1)
+
+
+def _named_in(path):
+    """Return the fields of heads that a kernel's source reads or writes, and the slots."""
+    heads, slots = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            heads |= {node.attr} if node.value.id == "head" else set()
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            named = node.value.id == "SLOTS" and isinstance(node.slice, ast.Constant)
+            slots |= {node.slice.value} if named else set()
+    return heads, slots
+
+
+@each_geometry
+def test_kernels_name_the_fields_of_their_geometry_and_no_others(geometry):
+    heads, _ = _named_in(_KERNELS / f"{geometry}.py")
+    own = {field.name for field in GEOMETRIES[geometry]}
+    assert heads <= own | SLOTS.keys()
+    assert own <= heads
+
+
+def test_what_kernels_have_in_common_names_common_fields():
+    read = set()
+    for path in _KERNELS.glob("*.py"):
+        heads, slots = _named_in(path)
+        assert slots <= SLOTS.keys(), path
+        if path.stem not in GEOMETRIES:
+            assert heads <= SLOTS.keys(), path
+        read |= heads | slots
+    # Addresses are also named in other ways; the layout and the size are for Python alone.
+    assert SLOTS.keys() - read <= {*ADDRESSES, "layout", "bytes"}
+
+
+def test_claims_have_cache_lines_of_their_own():
+    assert LINE * 8 == 64
+    assert CLAIMED % LINE == 0
+    assert 0 <= CLAIMED - len(fields("segments")) < LINE
+    assert len({len(fields(geometry)) for geometry in GEOMETRIES}) == 1
+
+
+def _layout_of(source, monkeypatch):
+    """Return what `LAYOUT` is in the module that a source makes."""
+    module = types.ModuleType("another_record")
+    # Where a data class looks for the module that it is in.
+    monkeypatch.setitem(sys.modules, "another_record", module)
+    exec(compile(source, "another_record", "exec"), module.__dict__)
+    return module.LAYOUT
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"float", momentum=', '"int", momentum='),
+        ("        mask=", '        another="new",\n        mask='),
+        ("        own=", '        another="new",\n        own='),
+        ('rung="', 'another="new",\n    rung="'),
+        ("        tile=", '        another="new",\n        tile='),
+        ('size="elements", share=', 'share="elements", size='),
+    ],
+    ids=["kind", "address", "problem", "shared", "geometry", "order"],
+)
+def test_another_description_is_another_layout(was, becomes, monkeypatch):
+    source = _SOURCE.read_text()
+    assert source.count(was) == 1
+    assert _layout_of(source, monkeypatch) == LAYOUT
+    assert _layout_of(source.replace(was, becomes), monkeypatch) != LAYOUT
+
+
+@each_geometry
+@pytest.mark.parametrize("participants", [1, 2, 9])
+@pytest.mark.parametrize(("own", "scratch"), [(0, 0), (64, 0), (192, 640)])
+def test_sizes_of_a_record(geometry, participants, own, scratch):
+    cells = template(geometry, participants, own, scratch)
+    head = {name: int(head_of(cells, geometry)[name][0]) for name in SLOTS}
+    claims = 2 * LINE * participants
+    assert cells.size == CLAIMED + claims
+    assert (head["layout"], head["participants"]) == (LAYOUT, participants)
+    assert head["scratch"] == 8 * (CLAIMED + claims)
+    assert head["own"] == head["scratch"] + scratch
+    assert head["own_bytes"] == own
+    assert head["bytes"] == head["own"] + participants * own
+    # Everything begins at a cache line.
+    assert not any(head[name] % 64 for name in ("scratch", "own", "own_bytes", "bytes"))
+    filled = {"layout", "participants", "scratch", "own", "own_bytes", "bytes"}
+    assert not any(head[name] for name in SLOTS.keys() - filled)
+
+
+@pytest.mark.parametrize("scratch", [0, 64, 4096, 1 << 20])
+def test_memory_of_a_record_begins_at_a_cache_line(scratch):
+    cells = template("segments", 2, 128, scratch)
+    size = int(head_of(cells, "segments")["bytes"][0])
+    for _ in range(10):
+        made = stage._Record(cells, size)
+        assert made.address % 64 == 0
+        assert made.address == made.cells.ctypes.data
+        assert made.cells.nbytes == size
+        np.testing.assert_array_equal(made.cells[: cells.size], cells)

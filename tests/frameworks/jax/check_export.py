@@ -1,0 +1,217 @@
+"""Functions that are exported by one process and run in another, which has traced none of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import backnorm.jax
+from backnorm.cpu.record import LAYOUT
+from backnorm.jax.ffi import TARGET
+
+from .conftest import EPSILON
+
+# Large enough for helpers.
+COMMON = """
+    import sys
+    from pathlib import Path
+    import numpy as np
+    import jax
+    from jax import export
+
+    jax.config.update("jax_enable_x64", True)
+    folder = Path(sys.argv[1])
+
+    def arrays(name, axis):
+        rng = np.random.default_rng(0)
+        parts = 2 if name == "mapped" else 1
+        shape = (parts, 16, 8, 40, 40) if axis == 1 else (parts, 16, 40, 40, 8)
+        shapes = (shape, shape, (parts, 8), (parts, 8))
+        dtype = "float32" if name == "mapped" else name
+        found = [jax.numpy.asarray(rng.normal(size=each), dtype) for each in shapes]
+        return found if name == "mapped" else [each[0] for each in found]
+
+    def write(name, found):
+        np.savez(folder / name, *[np.asarray(each).view(np.uint8) for each in found])
+
+    NAMES = [
+        (name, axis)
+        for name in ("float64", "float32", "float16", "bfloat16", "mapped")
+        for axis in (1, -1)
+    ]
+"""
+
+EXPORTING = (
+    COMMON
+    + f"""
+    import dataclasses
+    import backnorm.jax
+    from backnorm import execute
+    from backnorm.jax import ffi
+    from backnorm.machine import detect
+
+    threads, planned, original = int(sys.argv[2]), [], ffi._stage
+    # As if this machine had as many processors.
+    execute._machine = lambda _: dataclasses.replace(detect(), threads=threads)
+
+    def stage(problem):
+        found = original(problem)
+        planned.append(found.participants)
+        return found
+
+    ffi._stage = stage
+
+    def step(axis):
+        how = {{"epsilon": {EPSILON}, "axis": axis}}
+
+        def function(x, dy, gamma, beta):
+            found = backnorm.jax.batch_norm(x, gamma, beta, **how)
+            gradients = backnorm.jax.batch_norm_backward(x, dy, *found[1:], gamma, **how)
+            y = backnorm.jax.batch_norm_inference(x, *found[1:], gamma, beta, **how)
+            return *found, *gradients, y
+
+        return function
+
+    allowed = [export.DisabledSafetyCheck.custom_call("{TARGET}")]
+    for name, axis in NAMES:
+        function = step(axis)
+        compiled = jax.jit(jax.vmap(function) if name == "mapped" else function)
+        given = arrays(name, axis)
+        (folder / f"{{name}}{{axis}}.txt").write_text(compiled.lower(*given).as_text())
+        exported = export.export(compiled, disabled_checks=allowed)(*given)
+        (folder / f"{{name}}{{axis}}.exported").write_bytes(exported.serialize())
+        write(f"{{name}}{{axis}}", compiled(*given))
+    assert set(planned) == {{threads}}, planned
+"""
+)
+
+RUNNING = (
+    COMMON
+    + """
+    import backnorm.jax
+
+    for name, axis in NAMES:
+        exported = export.deserialize((folder / f"{name}{axis}.exported").read_bytes())
+        write(f"{name}{axis}.again", exported.call(*arrays(name, axis)))
+    assert not {"numba", "llvmlite"} & set(sys.modules)
+"""
+)
+
+
+def run(program, *arguments, seed=0, **how):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONHASHSEED": str(seed)},
+        **how,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def results(folder, ending):
+    found = {}
+    for path in sorted(Path(folder).glob(f"*[1]{ending}.npz")):
+        with np.load(path) as arrays:
+            found[path.name.removesuffix(f"{ending}.npz")] = [
+                arrays[name].tobytes() for name in arrays
+            ]
+    assert len(found) == 10
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return folders with what was exported, by the number of threads; for four, twice."""
+    made = {}
+    for seed, name in enumerate(("1", "4", "4 again")):
+        made[name] = tmp_path_factory.mktemp("exported")
+        run(EXPORTING, made[name], name.split()[0], seed=seed)
+    return made
+
+
+@pytest.mark.parametrize("processors", ["all", "one"])
+@pytest.mark.parametrize("threads", ["1", "4"])
+def test_in_a_process_that_has_traced_nothing(folders, threads, processors):
+    if processors == "one" and not hasattr(os, "sched_setaffinity"):
+        pytest.skip("processes cannot be kept to one processor")
+
+    def keep_to_one():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+    run(RUNNING, folders[threads], preexec_fn=keep_to_one if processors == "one" else None)
+    assert results(folders[threads], ".again") == results(folders[threads], "")
+
+
+def test_the_number_of_threads_changes_no_bit(folders):
+    assert results(folders["4"], "") == results(folders["1"], "")
+
+
+def test_nothing_in_it_depends_on_the_process(folders):
+    # No address, for one.
+    for ending in ("*.txt", "*.exported"):
+        paths = sorted(folders["4"].glob(ending))
+        assert len(paths) == 10
+        for path in paths:
+            assert path.read_bytes() == (folders["4 again"] / path.name).read_bytes(), path.name
+
+
+def test_of_another_version():
+    allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
+    function = jax.jit(lambda x: backnorm.jax.batch_norm(x, epsilon=EPSILON)[0])
+    x = jnp.ones((4, 3), jnp.float32)
+    text = bytes(export.export(function, disabled_checks=allowed)(x).serialize())
+    known, other = (number.to_bytes(8, "little") for number in (LAYOUT, LAYOUT + 1))
+    assert text.count(known) == 1
+    again = export.deserialize(bytearray(text.replace(known, other)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"backnorm: the record .* another ver"):
+        jax.block_until_ready(again.call(x))
+
+
+class TestImport:
+    def test_makes_no_devices(self):
+        # What JAX is told before it makes them still counts.
+        run("import jax, backnorm.jax, jax._src.xla_bridge as b; assert not b._backends")
+
+    def test_compiles_nothing(self, tmp_path):
+        run(
+            """
+            import sys
+            from pathlib import Path
+            from backnorm.cpu import library
+
+            library.FOLDER = Path(sys.argv[1])
+            import backnorm.jax
+
+            built = {path.name.partition("-")[0] for path in library.FOLDER.rglob("*.so")}
+            # What this processor can has to be known.
+            assert built <= {"probe"}, built
+            """,
+            tmp_path,
+        )
+
+    def test_leaves_errors_to_the_first_call(self, monkeypatch):
+        monkeypatch.setenv("BACKNORM_CPU_LEVEL", "x86-64-v40")
+        run(
+            """
+            import jax
+            import backnorm.jax
+
+            try:
+                backnorm.jax.batch_norm(jax.numpy.ones((4, 3)), epsilon=1e-3)
+            except backnorm.ArgumentError as error:
+                assert "BACKNORM_CPU_LEVEL" in str(error), error
+            else:
+                raise AssertionError("no error")
+            """
+        )

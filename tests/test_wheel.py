@@ -1,0 +1,120 @@
+"""A wheel: machine code, and nothing that could make any."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from backnorm.cpu import library
+from backnorm.cpu.build import make
+
+ROOT = Path(__file__).parent.parent
+
+RESULT = """
+import sys
+import numpy as np
+import backnorm
+from backnorm.cpu import library
+
+x = np.arange(8 * 16 * 5, dtype=np.float32).reshape(8, 16, 5) % 37
+mean, variance = x.mean((0, 2)), x.var((0, 2))
+gamma = np.ones(16, np.float32)
+gradients = backnorm.batch_norm_backward(x, x[::-1], mean, variance, gamma, epsilon=1e-5)
+print(library.FOLDER, library.level(), *(part.tobytes().hex() for part in gradients))
+assert not {"numba", "llvmlite"} & set(sys.modules)
+"""
+
+
+def _built(folder, **environment):
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    if make.missing(make.of_this_processor(), library.FOLDER):
+        pytest.skip("not all libraries are built: make kernels")
+    return _built(tmp_path_factory.mktemp("wheel"), BACKNORM_BUILD_LEVELS="own")
+
+
+def _answers(folder):
+    done = subprocess.run(
+        [sys.executable, "-c", RESULT],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    where, *rest = done.stdout.split()
+    assert Path(where).is_relative_to(folder)
+    return rest
+
+
+def test_it_is_one_for_every_python(wheel):
+    tags = wheel.stem.split("-")[2:]
+    assert tags[:2] == ["py3", "none"]
+    assert "any" not in tags[2]
+
+
+def test_its_libraries_are_those_of_the_sources(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    folder = "backnorm/cpu/lib/"
+    wanted = {
+        f"{folder}{level}/{name}-{library.digest(name)}.so"
+        for level, name in make.of_this_processor()
+    }
+    assert {name for name in names if name.startswith(folder)} == wanted
+    assert not [name for name in names if name.startswith(("backnorm/cpu/build", "hatch"))]
+    assert not [name for name in names if name.startswith("backnorm/cpu/kernels")]
+
+
+def test_unpacked_it_computes_the_same_bits_and_needs_no_compiler(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    assert _answers(tmp_path) == _answers(ROOT / "src")
+
+
+def test_without_its_libraries_it_says_what_to_do(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path, [name for name in archive.namelist() if "/lib/" not in name])
+    done = subprocess.run(
+        [sys.executable, "-c", RESULT],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("backnorm.errors.MachineCodeError: ")
+    assert "pip install --no-binary backnorm backnorm" in last
+
+
+def test_an_unknown_level_ends_the_build(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "BACKNORM_BUILD_LEVELS": "x86-64-v9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert "BACKNORM_BUILD_LEVELS" in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())
