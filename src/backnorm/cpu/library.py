@@ -18,6 +18,7 @@ from backnorm import config
 from backnorm.cpu.kinds import LIBRARIES, PROBE, Kind
 from backnorm.cpu.levels import HOST, LEVELS, below, is_x86, probed
 from backnorm.cpu.record import LAYOUT
+from backnorm.cpu.seal import is_whole
 from backnorm.errors import ArgumentValueError, MachineCodeError
 
 __all__ = ["FOLDER", "address", "digest", "function", "level", "levels", "load", "path_of"]
@@ -90,6 +91,8 @@ def load(name: str) -> ctypes.CDLL:
         return found
     path = path_of(name) or _built(name)
     try:
+        if not is_whole(path):
+            raise OSError("it is damaged")
         found = ctypes.CDLL(str(path))
         layout = ctypes.c_int64.in_dll(found, "bn_layout").value
     except (OSError, ValueError) as error:

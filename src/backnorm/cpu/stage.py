@@ -155,7 +155,9 @@ class Stage:
             for row, values in zip((FIRST, SECOND), summed, strict=True):
                 values[...] = self._row(record, row)
         if ended > 0:
-            if self._keeps:
+            # Not one whose count is another than the stage's own. (A weight that is left over has
+            # no meaning without running statistics.)
+            if self._keeps and count is None:
                 self._spare.append(record)
             return -1
         return -1 - ended

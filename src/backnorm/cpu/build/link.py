@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from backnorm.cpu.seal import sealed
+
 __all__ = ["command", "link"]
 
 
@@ -59,4 +61,6 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
         )
         if done.returncode:
             raise RuntimeError(f"{path.name} does not link: {done.stderr.strip()}")
-        Path(folder, "library.so").replace(path)
+        made = Path(folder, "library.so")
+        made.write_bytes(sealed(made.read_bytes()))
+        made.replace(path)

@@ -24,6 +24,7 @@ from backnorm.cpu import library
 from backnorm.cpu.build.demand import command, environment, place
 from backnorm.cpu.kinds import LIBRARIES, PROBE
 from backnorm.cpu.levels import HOST, LEVELS, below, is_x86
+from backnorm.cpu.seal import is_whole
 
 __all__ = ["build_all", "build_missing", "main", "missing", "of_levels", "of_this_processor"]
 
@@ -52,8 +53,8 @@ def _probe() -> Wanted:
 
 
 def missing(wanted: Wanted, folder: Path) -> Wanted:
-    """Return those libraries that are not in a folder of levels."""
-    return [(level, name) for level, name in wanted if not place(name, level, folder).exists()]
+    """Return those libraries that are not in a folder of levels, or are damaged."""
+    return [(level, name) for level, name in wanted if not is_whole(place(name, level, folder))]
 
 
 def build_all(
@@ -160,6 +161,10 @@ def build_missing(wanted: Wanted, folder: Path, jobs: int | None = None) -> None
         for level, name, seconds in build_all(absent, folder, jobs):
             total += seconds
             advance(f"{name}, {level}: {seconds:.1f} s")
+    for level, name in absent:
+        # What was made of other sources serves nobody here.
+        for other in set((folder / level).glob(f"{name}-*.so")) - {place(name, level, folder)}:
+            other.unlink(missing_ok=True)
     elapsed = time.perf_counter() - start
     print(f"{len(absent)} libraries in {elapsed:.0f} s, {total:.0f} s of processor time")
 

@@ -33,6 +33,7 @@ _COMMON = (
     "levels.py",
     "record.py",
     "scratch.py",
+    "seal.py",
 )
 
 
@@ -46,7 +47,9 @@ def digest(name: str) -> str:
     used = {*_COMMON, *_OF_FAMILY.get(family, ()), *kernels}
     # What a processor can is found out by code of its own.
     paths = (
-        sorted(used) if family != "probe" else ["build/compile.py", "build/machine.py", "record.py"]
+        sorted(used)
+        if family != "probe"
+        else ["build/compile.py", "build/link.py", "build/machine.py", "record.py", "seal.py"]
     )
     found = hashlib.sha256()
     for path in paths:

@@ -461,25 +461,34 @@ def _write_rows(x, dy, out, i, rows, width, exact, used, streaming):
 @inlined
 def _write(x, dy, out, i, end, period, exact, used, streaming):
     """Write elements i .. end-1 of memory; i is at column 0, and columns repeat by `period`."""
-    lanes = lanes_of(used[0])
     k = 0
     if streaming:
-        k = min(aligned_head(out, i, lanes), end - i)
+        k = min(aligned_head(out, i, lanes_of(used[0])), end - i)
         _write_part(x, dy, out, i, k, period, exact, used, 0)
-        i += k
+        i, k = _write_whole(stream, x, dy, out, i + k, k, end, period, exact, used)
+    else:
+        i, k = _write_whole(store, x, dy, out, i, k, end, period, exact, used)
+    if i < end:
+        _write_part(x, dy, out, i, end - i, period, exact, used, k)
+
+
+@inlined
+def _write_whole(put, x, dy, out, i, k, end, period, exact, used):
+    """Write whole vectors from element i, of column k, on; return where they end.
+
+    A loop for each way to `put` them: of one for both LLVM does not always make two.
+    """
+    lanes = lanes_of(used[0])
     while i + lanes <= end:
         mean, shift, slope, gain = _coefficients(used, k)
         value = elements(x, dy, i, mean, shift, slope, gain)
-        if not holds(value, lanes):
-            _write_anew(x, dy, out, i, lanes, period, exact, k, value)
-        elif streaming:
-            stream(out, i, value)
+        if holds(value, lanes):
+            put(out, i, value)
         else:
-            store(out, i, value)
+            _write_anew(x, dy, out, i, lanes, period, exact, k, value)
         i += lanes
         k = k + lanes - period if k + lanes >= period else k + lanes
-    if i < end:
-        _write_part(x, dy, out, i, end - i, period, exact, used, k)
+    return i, k
 
 
 @inlined
