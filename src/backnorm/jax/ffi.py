@@ -108,11 +108,12 @@ def register() -> None:
     """Register the handler, once for the process, and keep it: XLA never forgets its address."""
     if _registered:
         return
+    version = _version()
+    assert not isinstance(version, str)
+    # Before the lock is taken: it may have to be built.
+    answer = xla.handler(*version)
     with _lock:
         if not _registered:
-            version = _version()
-            assert not isinstance(version, str)
-            answer = xla.handler(*version)
             jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(answer), platform="cpu")
             _registered.append(answer)
 
