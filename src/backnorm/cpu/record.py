@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from backnorm.cpu.scratch import columns_own, segments_own, table_step
+
 __all__ = [
     "ADDRESSES",
     "CLAIMED",
@@ -188,7 +190,17 @@ CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 # another way: a record may come from another process, with a function that was exported there.
 _MEANING = 1
 
-_described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING)
+# Sizes of scratch memory for a few numbers: a kernel must not find less than it uses.
+_sizes = [
+    *(table_step(count) for count in (1, 8, 9, 1000)),
+    *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),
+    *(
+        columns_own(48, 1000, spread=spread, narrow=narrow)
+        for spread in (False, True)
+        for narrow in (False, True)
+    ),
+]
+_described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING, _sizes)
 
 #: Changes with the description.
 LAYOUT = int.from_bytes(hashlib.sha256(repr(_described_here).encode()).digest()[:7], "little")

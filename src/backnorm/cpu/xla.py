@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -42,19 +43,19 @@ def introduce_built() -> None:
 
 
 def _introduce(kinds: Iterable[Kind]) -> None:
+    # Before the lock is taken: what is loaded may have to be built.
+    found = {number_of(kind): library.address(kind) for kind in kinds}
     environment = _environment()
     with _lock:
         known = environment[_KNOWN]
         names = set(environment[_TABLE : _TABLE + 2 * known : 2])
-        for kind in kinds:
-            name = number_of(kind)
+        for name, address in found.items():
             if name in names:
                 continue
             if known == _CAPACITY:
                 raise RuntimeError(f"more than {_CAPACITY} kernels")
             at = _TABLE + 2 * known
-            environment[at : at + 2] = [name, library.address(kind)]
-            names.add(name)
+            environment[at : at + 2] = [name, address]
             known += 1
             # Last: a handler that is at work sees what is complete.
             environment[_KNOWN] = known
@@ -72,3 +73,13 @@ def handler(major: int, minor: int) -> Any:
 def _environment() -> Any:
     cells = ctypes.c_int64 * ENVIRONMENT_CELLS
     return cells.in_dll(library.load(XLA), "bn_environment")
+
+
+def _renew() -> None:
+    """Begin anew in a forked child, where a thread that held the lock is not."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

@@ -13,6 +13,9 @@ import pytest
 
 import backnorm
 from backnorm import execute
+from backnorm.cpu import library
+from backnorm.cpu import xla as table
+from backnorm.cpu.kinds import Kind
 from backnorm.cpu.record import SLOTS
 from backnorm.cpu.xla import handler, introduce
 from backnorm.cpu.xla_structures import ELEMENTS, STRUCTURES, offsets, parsed
@@ -240,6 +243,44 @@ def test_in_a_forked_child():
     for thread in tasks:
         thread.join()
     xla.check()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_in_a_child_that_was_forked_while_another_thread_held_the_lock():
+    kind = Kind("segments", "float32", "forward")
+    introduce(kind)
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with table._lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        introduce(kind)
+        handler(0, 3)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    over.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_kernel_is_loaded_before_the_lock_is_taken(monkeypatch):
+    # It may have to be built, which takes seconds.
+    free = []
+    original = library.address
+    monkeypatch.setattr(
+        library, "address", lambda kind: free.append(not table._lock.locked()) or original(kind)
+    )
+    introduce(Kind("segments", "float32", "forward"))
+    assert free == [True]
 
 
 def test_tasks_that_are_run_at_once():

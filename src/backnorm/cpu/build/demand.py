@@ -69,6 +69,10 @@ def build(name: str, level: str, folder: Path) -> None:
         text=True,
         check=False,
     )
-    if done.returncode or not place(name, level, folder).exists():
+    if done.returncode:
         said = done.stderr.strip().splitlines() or ["it said nothing"]
         raise MachineCodeError(f"compiling {name} for {level} failed: {said[-1]}")
+    if not place(name, level, folder).exists():
+        raise MachineCodeError(
+            f"the sources of {name} are others than when this process began; start it again"
+        )

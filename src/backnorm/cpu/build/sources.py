@@ -37,10 +37,13 @@ _COMMON = (
 )
 
 
-@functools.cache
 def digest(name: str) -> str:
     """Return the digest of the sources of a library: 16 hexadecimal digits."""
-    family = LIBRARIES[name].family
+    return _of_family(LIBRARIES[name].family)
+
+
+@functools.cache
+def _of_family(family: str) -> str:
     special = {path for paths in _OF_FAMILY.values() for path in paths}
     kernels = {f"kernels/{path.name}" for path in (_CPU / "kernels").glob("*.py")}
     kernels -= {"kernels/__init__.py", *special}
@@ -49,7 +52,14 @@ def digest(name: str) -> str:
     paths = (
         sorted(used)
         if family != "probe"
-        else ["build/compile.py", "build/link.py", "build/machine.py", "record.py", "seal.py"]
+        else [
+            "build/compile.py",
+            "build/link.py",
+            "build/machine.py",
+            "record.py",
+            "scratch.py",
+            "seal.py",
+        ]
     )
     found = hashlib.sha256()
     for path in paths:
