@@ -243,6 +243,11 @@ def _closure(roots):
     return found
 
 
+def _anew(name):
+    """Return the digest of a library made of the sources as they are now."""
+    return sources._of_family.__wrapped__(LIBRARIES[name].family)
+
+
 @pytest.fixture
 def copied_sources(tmp_path, monkeypatch):
     folder = tmp_path / "cpu"
@@ -254,7 +259,7 @@ def copied_sources(tmp_path, monkeypatch):
 @pytest.mark.parametrize("family", _ROOTS)
 def test_a_library_is_named_by_all_that_it_is_made_of(family, copied_sources):
     name = next(name for name, each in LIBRARIES.items() if each.family == family)
-    before = sources.digest.__wrapped__(name)
+    before = _anew(name)
     assert before == sources.digest(name)
     used = _closure(_ROOTS[family])
     if family == "probe":
@@ -263,7 +268,7 @@ def test_a_library_is_named_by_all_that_it_is_made_of(family, copied_sources):
     for path in sorted(used):
         text = (copied_sources / path).read_text()
         (copied_sources / path).write_text(text + "# changed\n")
-        assert sources.digest.__wrapped__(name) != before, path
+        assert _anew(name) != before, path
         (copied_sources / path).write_text(text)
 
 
@@ -271,14 +276,12 @@ def test_a_library_is_named_by_all_that_it_is_made_of(family, copied_sources):
 def test_what_runs_in_python_changes_no_library(path, copied_sources):
     (copied_sources / path).write_text("# changed\n")
     for name in LIBRARIES:
-        assert sources.digest.__wrapped__(name) == sources.digest(name)
+        assert _anew(name) == sources.digest(name)
 
 
 def test_a_change_of_one_kernel_leaves_the_others_alone(copied_sources):
     (copied_sources / "kernels" / "columns.py").write_text("# changed\n")
-    changed = {
-        name for name in LIBRARIES if sources.digest.__wrapped__(name) != sources.digest(name)
-    }
+    changed = {name for name in LIBRARIES if _anew(name) != sources.digest(name)}
     assert changed == {name for name, each in LIBRARIES.items() if each.family == "columns"}
 
 
