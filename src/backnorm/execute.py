@@ -76,6 +76,7 @@ class Call:
     def __init__(self, problem: Problem, order: Order, decided: Plan, launch: Launch) -> None:
         self.problem, self.plan, self.launch = problem, decided, launch
         self._order, self._natural = order, order == tuple(range(len(order)))
+        # What every call asks for, and the problem would compute.
         self._shape = tuple(problem.shape[axis] for axis in order)
         self._dtype, self._statistics_dtype = problem.dtype, problem.statistics_dtype
         self._channels = problem.channels
@@ -106,19 +107,15 @@ class Call:
 
     def outputs(self, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the array to write, new or within `out`, and two new per-channel arrays."""
-        if out is None and not self._large:
-            target = empty(self._shape, self._dtype)
-        else:
-            target = self.fresh() if out is None else self.within(out)
         return (
-            target,
+            self.fresh() if out is None else self.within(out),
             empty(self._channels, self._statistics_dtype),
             empty(self._channels, self._statistics_dtype),
         )
 
     def within(self, out: np.ndarray) -> np.ndarray:
         """Return the array to write instead of `out`: itself, if it is dense in x's order."""
-        if out.dtype == self.problem.dtype and out.flags.aligned:
+        if out.dtype == self._dtype and out.flags.aligned:
             if self._natural and out.flags.c_contiguous:
                 return out
             moved = out.transpose(self._order)

@@ -224,7 +224,7 @@ def test_a_checkout_builds_what_is_missing_and_a_package_takes_what_is_below(mad
 
 
 def test_libraries_of_other_sources_are_not_used(made_up):
-    path = made_up(library._levels_of(FLOOR)[0], FLOOR)
+    path = made_up(library.levels_of(FLOOR)[0], FLOOR)
     assert library.path_of(FLOOR) == path
     path.rename(path.with_stem("floor-0123456789abcdef"))
     assert library.path_of(FLOOR) is None

@@ -21,12 +21,25 @@ from backnorm.cpu.record import LAYOUT
 from backnorm.cpu.seal import is_whole
 from backnorm.errors import ArgumentValueError, MachineCodeError
 
-__all__ = ["FOLDER", "address", "digest", "function", "level", "levels", "load", "path_of"]
+__all__ = [
+    "FOLDER",
+    "address",
+    "digest",
+    "function",
+    "has",
+    "level",
+    "levels",
+    "levels_of",
+    "load",
+    "path_of",
+]
 
 #: Where the libraries are, a folder for each level.
 FOLDER = Path(__file__).parent / "lib"
 
 _FROM_SOURCES = (Path(__file__).parent / "build").is_dir()
+_REMEDY = "build it anew with `make kernels`" if _FROM_SOURCES else "install backnorm anew"
+
 _building = threading.Lock()
 _loaded: dict[str, ctypes.CDLL] = {}
 
@@ -102,9 +115,6 @@ def load(name: str) -> ctypes.CDLL:
     return _loaded.setdefault(name, found)
 
 
-_REMEDY = "build it anew with `make kernels`" if _FROM_SOURCES else "install backnorm anew"
-
-
 def path_of(name: str) -> Path | None:
     """Return where a library is, of the best level that has it, or None if it is not there.
 
@@ -113,9 +123,9 @@ def path_of(name: str) -> Path | None:
     if _FROM_SOURCES:
         from backnorm.cpu.build.demand import place
 
-        path = place(name, _levels_of(name)[0], FOLDER)
+        path = place(name, levels_of(name)[0], FOLDER)
         return path if path.exists() else None
-    found = (_installed(level).get(name) for level in _levels_of(name))
+    found = (_installed(level).get(name) for level in levels_of(name))
     return next(filter(None, found), None)
 
 
@@ -129,18 +139,16 @@ def digest(name: str) -> str:
     return path.stem.rpartition("-")[2] if path else ""
 
 
-def _levels_of(name: str) -> tuple[str, ...]:
-    """Return the levels at which a library may be found, the best first."""
+def levels_of(name: str) -> tuple[str, ...]:
+    """Return the levels at which this processor looks for a library, the best first."""
     if name == PROBE:
         return ("x86-64",) if is_x86() else (HOST,)
     return tuple(found for found in below(level()) if has(found, name))
 
 
-def has(found: str, name: str) -> bool:
-    """Whether a level has a library of its own of this name."""
-    if name == PROBE:
-        return found in ("x86-64", HOST)
-    elements = LEVELS[found].elements if found in LEVELS else None
+def has(level: str, name: str) -> bool:
+    """Whether a level has a library of its own of this name, other than the probe."""
+    elements = LEVELS[level].elements if level in LEVELS else None
     kinds = LIBRARIES[name].kinds
     return elements is None or any(kind.element in elements for kind in kinds)
 
@@ -157,7 +165,7 @@ def _built(name: str) -> Path:
         have = ", ".join(sorted(path.parent.name for path in FOLDER.glob(f"*/{name}-*"))) or "none"
         raise MachineCodeError(
             f"this package of backnorm has no machine code for this processor (level "
-            f"{' or '.join(_levels_of(name))}; it has: {have}); install the sources, which are "
+            f"{' or '.join(levels_of(name))}; it has: {have}); install the sources, which are "
             "compiled then: pip install --no-binary backnorm backnorm"
         )
     from backnorm.cpu.build.demand import build
@@ -166,7 +174,7 @@ def _built(name: str) -> Path:
     with _building:
         path = path_of(name)
         if path is None:
-            build(name, _levels_of(name)[0], FOLDER)
+            build(name, levels_of(name)[0], FOLDER)
             path = path_of(name)
     assert path is not None
     return path

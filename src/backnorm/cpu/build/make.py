@@ -23,33 +23,25 @@ from pathlib import Path
 from backnorm.cpu import library
 from backnorm.cpu.build.demand import command, environment, place
 from backnorm.cpu.kinds import LIBRARIES, PROBE
-from backnorm.cpu.levels import HOST, LEVELS, below, is_x86
+from backnorm.cpu.levels import HOST, LEVELS, is_x86
 from backnorm.cpu.seal import is_whole
 
 __all__ = ["build_all", "build_missing", "main", "missing", "of_levels", "of_this_processor"]
 
 _NAMES = [name for name in LIBRARIES if name != PROBE]
 
-
 Wanted = list[tuple[str, str]]
 
 
 def of_levels(levels: Iterable[str]) -> Wanted:
     """Return the level and the name of every library of some levels."""
-    return _probe() + [
-        (level, name) for level in levels for name in _NAMES if library.has(level, name)
-    ]
+    every = [(level, name) for level in levels for name in _NAMES if library.has(level, name)]
+    return [(library.levels_of(PROBE)[0], PROBE), *every]
 
 
 def of_this_processor() -> Wanted:
     """Return the level and the name of every library that this processor uses."""
-    own = below(library.level())
-    best = [(next(level for level in own if library.has(level, name)), name) for name in _NAMES]
-    return _probe() + best
-
-
-def _probe() -> Wanted:
-    return [("x86-64" if is_x86() else HOST, PROBE)]
+    return [(library.levels_of(name)[0], name) for name in (PROBE, *_NAMES)]
 
 
 def missing(wanted: Wanted, folder: Path) -> Wanted:
