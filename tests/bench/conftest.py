@@ -37,7 +37,7 @@ def gpu(fakes, monkeypatch):
         if os.environ.get("CI") or os.environ.get("BACKNORM_REQUIRE_PEERS") == "1":
             pytest.fail(message)
         pytest.skip(message)
-    monkeypatch.setitem(PLACES, "cuda", "fake_gpu:FakeGpu")
+    monkeypatch.setitem(PLACES, ("cuda", "quiet"), "fake_gpu:FakeGpu")
     return {
         "backnorm": "backnorm.bench.peers.cuda.ours:Backnorm",
         "floor": "backnorm.bench.peers.cuda.floor:Floor",

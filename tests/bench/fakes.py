@@ -1,4 +1,7 @@
-"""Contestants that misbehave, for worker processes: "fakes:NAME", with this folder on the path."""
+"""Contestants that misbehave, for worker processes: "fakes:NAME", with this folder on the path.
+
+And devices, likewise.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import sys
 import time
 
 import backnorm
+from backnorm.bench import convolution
+from backnorm.bench.convolution import AfterConvolution
+from backnorm.bench.device import Host
 from backnorm.bench.peers.base import Missing, Prepared, Unsupported
 
 
@@ -112,3 +118,23 @@ class Hanging(Right):
 
     def call(self, cell, data):
         time.sleep(1000)
+
+
+class Expensive(Host):
+    """Where every call takes a second for each thread."""
+
+    def start(self, threads):
+        self.watch = self
+        self.threads = threads
+
+    def warm(self, call, seconds):
+        return float(self.threads)
+
+    def sample(self, call, loop):
+        return float(self.threads)
+
+
+class WithoutPyTorch(AfterConvolution):
+    def start(self, threads):
+        convolution.importlib.util.find_spec = lambda name: None
+        super().start(threads)

@@ -143,7 +143,7 @@ def test_a_campaign_records_the_gpu(gpu, hasty):
 
 
 def test_a_device_that_is_not_there_is_refused_in_its_own_words(gpu, hasty, monkeypatch):
-    monkeypatch.setitem(PLACES, "cuda", "fake_gpu:AbsentGpu")
+    monkeypatch.setitem(PLACES, ("cuda", "quiet"), "fake_gpu:AbsentGpu")
     with pytest.raises(ArgumentValueError) as refusal:
         Campaign([small()], gpu, 1, hasty, "cuda").check()
     assert str(refusal.value) == (
@@ -154,5 +154,5 @@ def test_a_device_that_is_not_there_is_refused_in_its_own_words(gpu, hasty, monk
 
 
 def test_a_campaign_on_the_cpu_asks_nothing(hasty, monkeypatch):
-    monkeypatch.setitem(PLACES, "cpu", "nowhere:Nothing")
+    monkeypatch.setitem(PLACES, ("cpu", "quiet"), "nowhere:Nothing")
     Campaign([small()], {}, 1, hasty).check()

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from backnorm.bench.campaign import Campaign
-from backnorm.bench.model import Cell
+from backnorm.bench.device import PLACES
+from backnorm.bench.model import CONDITIONS, Cell
 from backnorm.bench.runner import Runner
-from backnorm.errors import BacknormError
+from backnorm.errors import ArgumentValueError, BacknormError
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -111,3 +112,46 @@ def test_larger_cells_are_expected_to_take_longer(hasty):
     # The first includes the start.
     assert second < third
     assert second < first
+
+
+AFTER = ("cpu", "after-convolution")
+
+
+def test_a_campaign_measures_in_the_condition_that_it_records(cell, hasty, monkeypatch):
+    monkeypatch.setitem(PLACES, AFTER, "fakes:Expensive")
+    campaign = Campaign([cell], places("Right"), 3, hasty, *AFTER)
+    campaign.check()
+    campaign.run(lambda *_: None)
+    result = campaign.result()
+    assert result.condition == "after-convolution"
+    (outcome,) = result.rows[0].outcomes
+    # A second for each thread.
+    assert outcome.timing.median == 3.0
+    assert Campaign([cell], {}, 1, hasty).result().condition == "quiet"
+
+
+def test_a_condition_that_cannot_be_had_is_refused_in_its_own_words(cell, hasty, monkeypatch):
+    monkeypatch.setitem(PLACES, AFTER, "fakes:WithoutPyTorch")
+    with pytest.raises(ArgumentValueError) as refusal:
+        Campaign([cell], places("Right"), 1, hasty, *AFTER).check()
+    assert str(refusal.value) == (
+        "--condition after-convolution: PyTorch, whose convolution it is, is not installed; "
+        "got no torch; accepted: quiet; or after-convolution where PyTorch is installed; "
+        "pip install torch"
+    )
+
+
+def test_convolutions_are_expected_to_take_their_time(cell, hasty):
+    quiet, after = (
+        sum(Campaign([cell], places("Right"), 1, hasty, "cpu", condition).expected())
+        for condition in CONDITIONS
+    )
+    assert quiet < after
+
+
+@pytest.mark.peer
+def test_calls_are_timed_after_a_convolution_of_pytorch(cell, hasty):
+    pytest.importorskip("torch")
+    with Runner(places("Right"), 1, *AFTER) as runner:
+        (outcome,) = runner.measure(cell, hasty).outcomes
+    assert (outcome.status, outcome.timing.samples) == ("ok", 4)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import types
 
 import pytest
 
 from backnorm.bench import turns
-from backnorm.bench.turns import HOST, Settings, order, summary, take_turns
+from backnorm.bench.turns import HOST, SETTINGS, AfterWatch, Settings, order, summary, take_turns
 
 
 class Clock:
@@ -31,10 +32,10 @@ def clock(monkeypatch):
     return clock
 
 
-def timed(clock, seconds, settings, estimates=None):
+def timed(clock, seconds, settings, estimates=None, watch=HOST):
     calls = {name: clock.call(name, value) for name, value in seconds.items()}
     estimates = estimates or dict.fromkeys(seconds, 1e-6)
-    return take_turns(calls, settings, lambda key: clock.log.append(f"<{key}>"), estimates, HOST)
+    return take_turns(calls, settings, lambda key: clock.log.append(f"<{key}>"), estimates, watch)
 
 
 def test_every_call_gets_its_turns_and_samples(clock):
@@ -65,6 +66,49 @@ def test_short_calls_are_repeated_within_a_sample(clock):
     settings = Settings(rounds=1, samples=2, warm=0.0, least=1.0, limit=99)
     assert timed(clock, {"a": 0.25}, settings, {"a": 0.25}) == {"a": [0.25, 0.25]}
     assert clock.log.count("a") == 2 * 4
+
+
+def after_convolution(clock, seconds=4.0):
+    return AfterWatch(clock.call("convolution", seconds))
+
+
+def test_after_a_convolution_every_call_has_one_before_it_that_does_not_count(clock):
+    settings = Settings(rounds=2, samples=2, warm=5.0, least=0.0, limit=99)
+    samples = timed(clock, {"a": 0.125, "b": 0.5}, settings, watch=after_convolution(clock))
+    assert samples == {"a": [0.125] * 4, "b": [0.5] * 4}
+    # The warm-up of 5 seconds counts the convolutions: two of 4.
+    pairs = ["convolution", "a"] * 4, ["convolution", "b"] * 4
+    assert clock.log == ["<a>", *pairs[0], "<b>", *pairs[1], "<b>", *pairs[1], "<a>", *pairs[0]]
+
+
+def test_after_a_convolution_a_sample_is_one_call_however_short(clock):
+    settings = dataclasses.replace(SETTINGS["after-convolution"], limit=1e9)
+    seconds = iter([1e-6 * (n + 1) for n in range(1000)])
+    samples = timed(clock, {"a": seconds}, settings, watch=after_convolution(clock))
+    assert len(samples["a"]) == settings.rounds * settings.samples
+    # A call of warm-up and the samples, in each turn.
+    assert clock.log.count("a") == clock.log.count("convolution")
+    assert clock.log.count("a") == settings.rounds * (1 + settings.samples)
+    assert len(set(samples["a"])) == len(samples["a"])
+
+
+def test_calls_in_a_loop_have_each_their_own_convolution(clock):
+    watch = after_convolution(clock)
+    assert watch.sample(clock.call("a", iter([1.0, 2.0])), 2) == 1.5
+    assert clock.log == ["convolution", "a"] * 2
+
+
+def test_a_warm_up_after_convolutions_tells_how_long_a_call_takes(clock):
+    watch = after_convolution(clock)
+    assert watch.warm(clock.call("a", iter([3.0, 1.0])), 10.0) == 2.0
+    assert clock.log == ["convolution", "a"] * 2
+
+
+def test_convolutions_use_up_the_time_of_whom_they_precede(clock):
+    settings = Settings(rounds=9, samples=2, warm=0.0, least=0.0, limit=30.0)
+    samples = timed(clock, {"a": 1.0}, settings, watch=after_convolution(clock, 9.0))
+    # 20 seconds a turn.
+    assert len(samples["a"]) == 4
 
 
 def test_whoever_has_used_up_his_time_gets_no_further_turn(clock):

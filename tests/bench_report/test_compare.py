@@ -101,6 +101,37 @@ def test_different_circumstances_are_warned_of():
     assert not any("backnorm" in warning or "date" in warning for warning in warnings)
 
 
+def test_between_conditions_times_themselves_are_compared():
+    after = dataclasses.replace(run(ours=1.5, floor=5.0, torch=2.1), condition="after-convolution")
+    comparison = compare(run(), after)
+    assert "condition: quiet, now after-convolution" in comparison.warnings
+    assert [(c.contestant, c.relative, c.factor) for c in comparison.changes] == [
+        ("backnorm", False, 1.5),
+        ("torch", False, pytest.approx(1.05)),
+    ]
+    # What PyTorch loses is the condition's doing, not noise.
+    assert comparison.control == ()
+    text = comparison.to_markdown()
+    assert (
+        "The conditions differ: before, calls in a row (quiet); after, each call right after a "
+        "convolution (after-convolution)."
+    ) in text
+    assert "| backnorm (out) | 1 | 1.50 |" in text
+    assert "| PyTorch (allocate) | 1 | 1.05 |" in text
+    assert f"| {CELL} | backnorm (out) | 1000 ms | 1500 ms | 1.50 |" in text
+    assert "Control" not in text
+
+
+def test_within_a_condition_a_comparison_is_as_ever():
+    before, after = (
+        dataclasses.replace(run(ours=ours), condition="after-convolution") for ours in (1.0, 1.5)
+    )
+    comparison = compare(before, after)
+    assert comparison.warnings == ()
+    assert comparison.slower[0].relative
+    assert comparison.to_markdown() == compare(run(), run(ours=1.5)).to_markdown()
+
+
 def test_suites_do_not_matter_and_other_cells_are_listed():
     renamed = dataclasses.replace(CELL, suite="other")
     assert compare(run(), run(cell=renamed)).changes

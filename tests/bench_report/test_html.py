@@ -113,6 +113,15 @@ def test_every_plot_has_a_text_alternative(page):
         assert re.search(rf'<span class="hidden" id="{name}">[^<]{{40,}}</span>', page)
 
 
+def test_the_condition_is_told(page, result):
+    after = to_html(dataclasses.replace(result, rows=(), condition="after-convolution"))
+    head = '<p class="machine">[^<]* · {}</p>'
+    assert re.search(head.format("calls in a row"), page)
+    assert re.search(head.format("each call right after a convolution"), after)
+    assert "<li>Condition: quiet. " in page
+    assert "<li>Condition: after-convolution. " in after
+
+
 def test_a_result_without_rows_is_a_page(result):
     text = to_html(dataclasses.replace(result, rows=()))
     assert "No peer is faster anywhere." in text

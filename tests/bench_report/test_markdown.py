@@ -87,6 +87,13 @@ def test_a_result_without_rows_is_a_page(result):
     assert to_markdown(dataclasses.replace(result, rows=())).startswith("# Benchmark")
 
 
+def test_the_condition_is_told(text, result):
+    after = to_markdown(dataclasses.replace(result, condition="after-convolution"))
+    assert "\nCondition: quiet. In its turn a contestant is called again and again" in text
+    assert "\nCondition: after-convolution. Right before every call that is timed" in after
+    assert "after-convolution" not in text
+
+
 def test_numbers_have_three_digits():
     assert [milliseconds(s) for s in (1.5e-5, 1.234e-3, 0.04567, 0.5, 12.0, None)] == [
         "0.0150",

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 import backnorm.bench.report
+from backnorm.bench.model import CONDITIONS
 from backnorm.bench.report import read_result, result_file, write_result
 from backnorm.errors import ArgumentError, ArgumentValueError
 
@@ -62,6 +63,27 @@ def test_unknown_fields_are_ignored(document, path):
     assert read_result(path) == expected
 
 
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_the_condition_survives_a_file(result, path, condition):
+    changed = dataclasses.replace(result, rows=result.rows[:1], condition=condition)
+    write_result(changed, path)
+    document = json.loads(path.read_text())
+    assert document["condition"] == condition
+    jsonschema.validate(document, schema())
+    assert read_result(path) == changed
+
+
+def test_files_from_before_there_were_conditions_are_quiet(document, path):
+    del document["condition"]
+    path.write_text(json.dumps(document))
+    jsonschema.validate(document, schema())
+    assert read_result(path).condition == "quiet"
+
+
+def test_the_schema_names_the_conditions():
+    assert schema()["properties"]["condition"]["enum"] == list(CONDITIONS)
+
+
 def _outcome(document):
     return document["rows"][1]["outcomes"][0]
 
@@ -85,6 +107,8 @@ DAMAGES = {
     "cpu": (_set("environment", "cpu", to=1), "environment.cpu"),
     "threads": (_set("environment", "threads", to=0), "environment.threads: is out of range"),
     "version": (_set("environment", "versions", "torch", to=None), "environment.versions.torch"),
+    "condition": (_set("condition", to="noisy"), "condition: unknown value; got 'noisy'"),
+    "no condition": (_set("condition", to=None), "accepted: quiet, after-convolution"),
     "setting": (_set("settings", "rounds", to=[1]), "settings.rounds"),
     "flag": (_set("settings", "rounds", to=True), "settings.rounds"),
     "op": (_set("rows", 1, "op", to="sideways"), "rows[1].op: unknown value"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -213,7 +214,7 @@ def fake_gpu(monkeypatch):
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
-    monkeypatch.setitem(PLACES, "cuda", "fake_gpu:FakeGpu")
+    monkeypatch.setitem(PLACES, ("cuda", "quiet"), "fake_gpu:FakeGpu")
 
 
 def test_the_option_reaches_the_campaign(cli, measured, monkeypatch):
@@ -233,6 +234,58 @@ def test_an_unknown_device_is_refused_in_one_line(refused):
 def test_a_gpu_that_is_not_there_is_refused_in_one_line(refused, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "--device cuda: " in refused("bench", "--device", "cuda")
+
+
+def test_each_condition_has_its_usual_settings(cli, measured, monkeypatch):
+    monkeypatch.setattr(Campaign, "check", lambda self: None)
+    for more in ((), ("--condition", "after-convolution"), ("--samples", 2)):
+        assert cli("bench", "--quick", "--warm-up", 0.5, *more).exit_code == 0
+    assert [campaign.condition for campaign in measured] == ["quiet", "after-convolution", "quiet"]
+    quiet, after, fewer = (campaign.result().settings for campaign in measured)
+    assert quiet == dataclasses.asdict(Settings(warm=0.5))
+    assert after == dataclasses.asdict(Settings(rounds=10, samples=5, warm=0.5, least=0.0))
+    assert fewer == dataclasses.asdict(Settings(samples=2, warm=0.5))
+
+
+def test_the_condition_is_in_table_and_files(cli, measured, monkeypatch, tmp_path):
+    monkeypatch.setattr(Campaign, "check", lambda self: None)
+    shown = {}
+    for condition in ("quiet", "after-convolution"):
+        folder = tmp_path / condition
+        shown[condition] = cli("bench", "--condition", condition, "--out", folder).stdout
+        assert read_result(folder / "result.json").condition == condition
+    assert ", calls in a row. " in " ".join(shown["quiet"].split())
+    after = " ".join(shown["after-convolution"].split())
+    assert ", each call right after a convolution. " in after
+    files = [tmp_path / condition / "result.json" for condition in shown]
+    compared = cli("bench", "--compare", *files).stdout
+    assert "- condition: quiet, now after-convolution" in compared
+
+
+def test_an_unknown_condition_is_refused_in_one_line(refused, measured):
+    line = refused("bench", "--condition", "noisy")
+    assert "--condition: unknown; got 'noisy'; accepted: quiet, after-convolution" in line
+    assert measured == []
+
+
+def test_a_gpu_has_no_convolution_before_a_call(refused, measured, tmp_path):
+    line = refused(
+        "bench", "--device", "cuda", "--condition", "after-convolution", "--out", tmp_path / "new"
+    )
+    assert (
+        "--condition: is not for --device cuda; got 'after-convolution'; accepted: quiet"
+    ) in line
+    assert measured == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_pytorch_there_is_no_convolution(refused, measured, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+    monkeypatch.setitem(PLACES, ("cpu", "after-convolution"), "fakes:WithoutPyTorch")
+    line = refused("bench", "--condition", "after-convolution", "--out", tmp_path / "new")
+    assert "--condition after-convolution: PyTorch, whose convolution it is, is not" in line
+    assert measured == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_device_reaches_the_campaign(measured, monkeypatch):

@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from backnorm.bench.environment import environment, now
-from backnorm.bench.model import ITEMSIZE, OURS, PASSES, Cell, DeviceName, GpuFacts, Result, Row
+from backnorm.bench.model import (
+    ITEMSIZE,
+    OURS,
+    PASSES,
+    Cell,
+    Condition,
+    DeviceName,
+    GpuFacts,
+    Result,
+    Row,
+)
 from backnorm.bench.runner import Runner
 from backnorm.bench.turns import Settings
 
@@ -45,6 +55,9 @@ _COSTS: dict[DeviceName, _Costs] = {
     "cuda": _Costs(4.0, 5.0, 3e-8, 3.0, 1e-11),
 }
 
+# Seconds of what comes before each call: measured with two threads of an Intel Xeon.
+_BEFORE: dict[Condition, float] = {"quiet": 0.0, "after-convolution": 1.3e-3}
+
 
 class Campaign:
     """Measures `cells`; `rows` holds what is done, also after an interruption.
@@ -60,6 +73,9 @@ class Campaign:
         For 32 bits and more; narrower cells get half the rounds.
     device : {"cpu", "cuda"}
         Where all of it happens.
+    condition : {"quiet", "after-convolution"}
+        What comes before the calls that are timed. `settings` should be of the same one: see
+        `backnorm.bench.turns.SETTINGS`.
     """
 
     def __init__(
@@ -69,11 +85,13 @@ class Campaign:
         threads: int,
         settings: Settings,
         device: DeviceName = "cpu",
+        condition: Condition = "quiet",
     ) -> None:
         self.rows: list[Row] = []
         self.cells = cells
         self.contestants = contestants
         self.device = device
+        self.condition = condition
         self._threads = threads
         self._settings = settings
         self._gpu: GpuFacts | None = None
@@ -84,27 +102,30 @@ class Campaign:
         """Return about how many seconds each cell takes."""
         count = len(self.contestants)
         seconds = [
-            expected_seconds(cell, self._for(cell), count, self.device) for cell in self.cells
+            expected_seconds(cell, self._for(cell), count, self.device, self.condition)
+            for cell in self.cells
         ]
         start = _COSTS[self.device].start * count
         return [seconds[0] + start, *seconds[1:]] if seconds else []
 
     def check(self) -> None:
-        """Ask whether the device is there, if there is a doubt, before anything is announced.
+        """Ask whether device and condition can be had, where there is a doubt.
+
+        Before anything is announced.
 
         Raises
         ------
         ArgumentValueError
-            If it is not, or lacks what it takes.
+            If one cannot, or lacks what it takes.
         """
-        if self.device != "cpu":
-            with Runner({}, self._threads, self.device) as runner:
+        if (self.device, self.condition) != ("cpu", "quiet"):
+            with Runner({}, self._threads, self.device, self.condition) as runner:
                 runner.start()
 
     def run(self, advance: Callable[[str, float], None]) -> None:
         """Measure all cells; `advance` hears which is next, and the expected seconds so far."""
         done = 0.0
-        with Runner(self.contestants, self._threads, self.device) as runner:
+        with Runner(self.contestants, self._threads, self.device, self.condition) as runner:
             for cell, seconds in zip(self.cells, self.expected(), strict=True):
                 advance(str(cell), done)
                 self.rows.append(runner.measure(cell, self._for(cell)))
@@ -119,6 +140,7 @@ class Campaign:
             dataclasses.asdict(self._settings),
             tuple(self.rows),
             self._gpu,
+            self.condition,
         )
 
     def failures(self) -> list[str]:
@@ -138,11 +160,15 @@ class Campaign:
 
 
 def expected_seconds(
-    cell: Cell, settings: Settings, contestants: int, device: DeviceName = "cpu"
+    cell: Cell,
+    settings: Settings,
+    contestants: int,
+    device: DeviceName = "cpu",
+    condition: Condition = "quiet",
 ) -> float:
     """Return about how long a cell takes with so many contestants."""
     costs = _COSTS[device]
-    call = costs.pass_element * PASSES[cell.op] * cell.size
+    call = costs.pass_element * PASSES[cell.op] * cell.size + _BEFORE[condition]
     turn = max(settings.warm, call) + settings.samples * max(settings.least, call)
     each = min(settings.rounds * turn, settings.limit + turn)
     return costs.cell + costs.cell_element * cell.size + costs.turns * contestants * each

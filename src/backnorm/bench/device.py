@@ -9,16 +9,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from backnorm.bench.environment import available_memory
-from backnorm.bench.model import Cell, DeviceName, GpuFacts
+from backnorm.bench.model import Cell, Condition, DeviceName, GpuFacts
 from backnorm.bench.peers.base import Contestant, Data, Prepared
 from backnorm.bench.turns import HOST, Watch
 
 __all__ = ["PLACES", "Device", "Host"]
 
-#: Every device and where it is defined.
-PLACES: dict[DeviceName, str] = {
-    "cpu": "backnorm.bench.device:Host",
-    "cuda": "backnorm.bench.cuda.nvidia:Cuda",
+#: Every device, in the conditions that there are for it, and where it is defined.
+PLACES: dict[tuple[DeviceName, Condition], str] = {
+    ("cpu", "quiet"): "backnorm.bench.device:Host",
+    ("cpu", "after-convolution"): "backnorm.bench.convolution:AfterConvolution",
+    ("cuda", "quiet"): "backnorm.bench.cuda.nvidia:Cuda",
 }
 
 
@@ -33,8 +34,13 @@ class Device(Protocol):
 
     watch: Watch[Any]
 
-    def start(self) -> GpuFacts | None:
+    def start(self, threads: int) -> GpuFacts | None:
         """Make it ready, before any contestant starts; return what is known of it if it is a GPU.
+
+        Parameters
+        ----------
+        threads : int
+            Those of each contestant, and so of whatever else it runs on the CPU.
 
         Raises
         ------
@@ -72,7 +78,7 @@ class Host:
 
     watch: Watch[Any] = HOST
 
-    def start(self) -> None:
+    def start(self, threads: int) -> None:
         """Do nothing."""
 
     def make(self, kind: Callable[..., Contestant]) -> Contestant:

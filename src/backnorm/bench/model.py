@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 __all__ = [
+    "CONDITIONS",
     "DEVICES",
     "FLOOR",
     "LEAST_PASSES",
     "OURS",
     "PASSES",
     "Cell",
+    "Condition",
     "DeviceName",
     "Environment",
     "Form",
@@ -31,6 +33,11 @@ Operation = Literal["backward", "forward", "inference"]
 #: Where a run takes place; all contestants of a run are on one device.
 DeviceName = Literal["cpu", "cuda"]
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
+
+#: What comes before a call that is timed: calls of the same contestant alone, or right before each
+#: a convolution of PyTorch's.
+Condition = Literal["quiet", "after-convolution"]
+CONDITIONS: tuple[Condition, ...] = get_args(Condition)
 
 #: How a contestant gives its result: into memory that the caller owns, or newly allocated.
 Form = Literal["out", "allocate"]
@@ -258,12 +265,15 @@ class Result:
     rows : tuple of Row
     gpu : GpuFacts or None
         Where it was measured on one.
+    condition : {"quiet", "after-convolution"}
+        What came before the calls that were timed.
     """
 
     environment: Environment
     settings: dict[str, float | int | str]
     rows: tuple[Row, ...]
     gpu: GpuFacts | None = None
+    condition: Condition = "quiet"
 
     @property
     def device(self) -> DeviceName:

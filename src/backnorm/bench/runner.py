@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from backnorm.bench.device import PLACES
-from backnorm.bench.model import Cell, DeviceName, GpuFacts, Outcome, Row
+from backnorm.bench.model import Cell, Condition, DeviceName, GpuFacts, Outcome, Row
 from backnorm.bench.turns import Settings
 from backnorm.child import Child, ChildEndedError
 from backnorm.errors import ArgumentValueError, BacknormError
@@ -28,6 +28,8 @@ class Runner:
         For each of them.
     device : {"cpu", "cuda"}
         Where all of them run.
+    condition : {"quiet", "after-convolution"}
+        What comes before the calls that are timed.
     patience : float
         Seconds that a contestant may take for a turn.
 
@@ -44,6 +46,7 @@ class Runner:
         contestants: Mapping[str, str],
         threads: int,
         device: DeviceName = "cpu",
+        condition: Condition = "quiet",
         *,
         patience: float = _PATIENCE,
     ) -> None:
@@ -51,7 +54,7 @@ class Runner:
         self.gpu: GpuFacts | None = None
         self._contestants = dict(contestants)
         self._threads = threads
-        self._device = device
+        self._place = PLACES[device, condition]
         self._patience = patience
         self._worker: _Worker | None = None
         # Those that cannot even be started.
@@ -109,7 +112,7 @@ class Runner:
             playing = {n: p for n, p in self._contestants.items() if n not in self._lost}
             worker = _Worker(self._patience)
             try:
-                versions, gpu = worker.start(playing, self._threads, self._device)
+                versions, gpu = worker.start(playing, self._threads, self._place)
                 self.versions |= versions
                 self.gpu = gpu
                 self._worker = worker
@@ -150,12 +153,12 @@ class _Worker:
         self._child = Child("backnorm.bench.worker")
 
     def start(
-        self, contestants: Mapping[str, str], threads: int, device: DeviceName
+        self, contestants: Mapping[str, str], threads: int, place: str
     ) -> tuple[dict[str, str], GpuFacts | None]:
         """Start the contestants; return versions of what they use, and what the device is."""
         versions: dict[str, str]
         gpu: GpuFacts | None
-        versions, gpu = self._answer((dict(contestants), threads, PLACES[device]))
+        versions, gpu = self._answer((dict(contestants), threads, place))
         return versions, gpu
 
     def ask(self, cell: Cell, excluded: Collection[str], settings: Settings) -> Row:

@@ -11,9 +11,18 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from backnorm.bench.model import Timing
+from backnorm.bench.model import Condition, Timing
 
-__all__ = ["HOST", "Settings", "Watch", "order", "summary", "take_turns"]
+__all__ = [
+    "HOST",
+    "SETTINGS",
+    "AfterWatch",
+    "Settings",
+    "Watch",
+    "order",
+    "summary",
+    "take_turns",
+]
 
 Key = TypeVar("Key", bound=Hashable)
 Call = TypeVar("Call")
@@ -46,6 +55,16 @@ class Settings:
     warm: float = 0.02
     least: float = 1e-4
     limit: float = 0.4
+
+
+#: What is usual in each condition.
+SETTINGS: dict[Condition, Settings] = {
+    "quiet": Settings(),
+    # A second call in a row would be quiet, so a sample is one call however short it is, and more
+    # samples make up for that. More turns rather than longer ones: `limit` then spares long calls
+    # most of them.
+    "after-convolution": Settings(rounds=10, samples=5, least=0.0),
+}
 
 
 @dataclass(slots=True)
@@ -150,3 +169,35 @@ class _HostWatch:
 
 #: Times calls that are done when they return.
 HOST = _HostWatch()
+
+
+class AfterWatch:
+    """The clock of this process, for calls that are each timed right after another one.
+
+    Parameters
+    ----------
+    before : callable
+        Called before each call; its time does not count.
+    """
+
+    def __init__(self, before: Callable[[], Any]) -> None:
+        self._before = before
+
+    def warm(self, call: Callable[[], Any], seconds: float) -> float:
+        """Make calls, and those before them, for so long; return how long one call takes."""
+        begin = time.perf_counter()
+        taken = []
+        while True:
+            taken.append(self._once(call))
+            if time.perf_counter() - begin >= seconds:
+                return sum(taken) / len(taken)
+
+    def sample(self, call: Callable[[], Any], loop: int) -> float:
+        """Make `loop` calls, each right after what comes before it; return the seconds of one."""
+        return sum(self._once(call) for _ in range(loop)) / loop
+
+    def _once(self, call: Callable[[], Any]) -> float:
+        self._before()
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start

@@ -27,7 +27,7 @@ def serve(connection: Connection) -> None:
     places, threads, place = connection.recv()
     device: Device = _load(place)()
     try:
-        gpu = device.start()
+        gpu = device.start(threads)
     except ArgumentError as error:
         # Errors do not survive being pickled: what they are made of does.
         connection.send(("refused", vars(error)))

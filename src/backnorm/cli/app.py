@@ -150,6 +150,13 @@ def bench(
         ),
     ] = "all",
     device: Annotated[str, typer.Option(help="cpu, cuda: where all of it runs.")] = "cpu",
+    condition: Annotated[
+        str,
+        typer.Option(
+            help="quiet: each contestant's calls in a row; after-convolution: right before each "
+            "call a convolution of PyTorch's, as in a network."
+        ),
+    ] = "quiet",
     threads: Threads = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for result.json, report.md and report.html.")
@@ -157,8 +164,22 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="A few telling cells, in less than two minutes.")
     ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each contestant in a cell.")] = 4,
-    samples: Annotated[int, typer.Option(min=1, help="Samples of a turn.")] = 3,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Turns of each contestant in a cell (default: 4; after-convolution: 10).",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Samples of a turn (default: 3; after-convolution: 5).",
+            show_default=False,
+        ),
+    ] = None,
     warm_up: Annotated[
         float, typer.Option(min=0.0, help="Seconds of calls that do not count before each turn.")
     ] = 0.02,
@@ -175,16 +196,15 @@ def bench(
     Options that name several things take lists with commas.
     """
     with _exits_in_one_line():
-        from backnorm.bench.turns import Settings
-        from backnorm.cli.bench import BenchOptions, comparison, run_bench
+        from backnorm.cli.bench import BenchOptions, comparison, run_bench, settings_for
 
         if compare is not None:
             print(text.plain(comparison(*compare)))
             return
         _set_threads(threads)
-        settings = Settings(rounds=rounds, samples=samples, warm=warm_up, limit=limit)
+        settings = settings_for(condition, rounds, samples, warm_up, limit)
         report = run_bench(
-            BenchOptions(suite, op, dtype, layout, peers, quick, out, settings, device)
+            BenchOptions(suite, op, dtype, layout, peers, quick, out, settings, device, condition)
         )
     text.print_table(report.table())
     for line in report.summary():

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from rich.table import Table
 
 import backnorm
 from backnorm.bench.campaign import Campaign
 from backnorm.bench.cells import chosen, representative, select
-from backnorm.bench.model import DEVICES, FLOOR, OURS, DeviceName, Result
+from backnorm.bench.device import PLACES
+from backnorm.bench.model import CONDITIONS, DEVICES, FLOOR, OURS, Result
 from backnorm.bench.peers import CONTESTANTS, peers
 from backnorm.bench.report import compare, read_result, write_report
-from backnorm.bench.turns import Settings
+from backnorm.bench.turns import SETTINGS, Settings
 from backnorm.cli.bench_table import bench_table, summary_lines
 from backnorm.cli.progress import weighted_progress
 from backnorm.cli.text import warn
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["BenchOptions", "BenchReport", "comparison", "run_bench"]
+__all__ = ["BenchOptions", "BenchReport", "comparison", "run_bench", "settings_for"]
+
+_Name = TypeVar("_Name", bound=str)
 
 # What `--peers` takes for nobody.
 _NONE = "none"
@@ -39,6 +43,7 @@ class BenchOptions:
     out: Path | None
     settings: Settings
     device: str = "cpu"
+    condition: str = "quiet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,34 @@ class BenchReport:
         return [*summary_lines(self.result), *(f"wrote {path}" for path in self.written)]
 
 
+def settings_for(
+    condition: str, rounds: int | None, samples: int | None, warm: float, limit: float
+) -> Settings:
+    """Return how long to measure: what is usual in a condition for what is None.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is no such condition.
+    """
+    usual = SETTINGS[_one_of("--condition", condition, CONDITIONS)]
+    return replace(
+        usual,
+        rounds=usual.rounds if rounds is None else rounds,
+        samples=usual.samples if samples is None else samples,
+        warm=warm,
+        limit=limit,
+    )
+
+
 def run_bench(options: BenchOptions) -> BenchReport:
     """Measure what the options ask for, as far as one lets it, and write it where they say.
 
     Raises
     ------
     BacknormError
-        For a name that is not known, a device that is not there, or if the measuring process does
-        not start.
+        For a name that is not known, a device or condition that cannot be had, or if the measuring
+        process does not start.
     OSError
         If the report cannot be written.
     """
@@ -106,7 +131,16 @@ def comparison(before: Path, after: Path) -> str:
 
 
 def _campaign(options: BenchOptions) -> Campaign:
-    device = _device(options.device)
+    device = _one_of("--device", options.device, DEVICES)
+    condition = _one_of("--condition", options.condition, CONDITIONS)
+    possible = [known for known in CONDITIONS if (device, known) in PLACES]
+    if condition not in possible:
+        raise ArgumentValueError(
+            "--condition",
+            f"is not for --device {device}",
+            came=repr(condition),
+            accepted=", ".join(possible),
+        )
     wanted = chosen("--peers", _words(options.peers), (*peers(device), _NONE))
     contestants = {
         name: place
@@ -123,14 +157,15 @@ def _campaign(options: BenchOptions) -> Campaign:
             _words(options.layouts),
             device,
         )
-    return Campaign(cells, contestants, backnorm.get_num_threads(), options.settings, device)
+    threads = backnorm.get_num_threads()
+    return Campaign(cells, contestants, threads, options.settings, device, condition)
 
 
-def _device(name: str) -> DeviceName:
-    for device in DEVICES:
-        if name == device:
-            return device
-    raise ArgumentValueError("--device", "unknown", came=repr(name), accepted=", ".join(DEVICES))
+def _one_of(option: str, name: str, accepted: Sequence[_Name]) -> _Name:
+    for known in accepted:
+        if name == known:
+            return known
+    raise ArgumentValueError(option, "unknown", came=repr(name), accepted=", ".join(accepted))
 
 
 def _words(text: str) -> Sequence[str]:

@@ -17,7 +17,7 @@ from backnorm.bench.model import (
 )
 from backnorm.bench.report.figures import best_peer
 from backnorm.bench.report.gpu import goals
-from backnorm.bench.report.words import speed_text
+from backnorm.bench.report.words import CONDITION_WORDS, speed_text
 from backnorm.cli.render import captioned_table, number_texts
 from backnorm.cli.text import plain
 from backnorm.report.words import counted
@@ -43,7 +43,8 @@ def _caption(result: Result) -> str:
     environment, gpu = result.environment, result.gpu
     passes = ", ".join(f"{op} {number}" for op, number in PASSES.items())
     if gpu is None:
-        where = f"{environment.cpu}, {counted(environment.threads, 'thread')}. "
+        threads = counted(environment.threads, "thread")
+        where = f"{environment.cpu}, {threads}, {CONDITION_WORDS[result.condition]}. "
         ours = "medians of ours, output given"
         floor = "over that of moving the memory alone"
     else:

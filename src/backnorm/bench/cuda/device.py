@@ -91,7 +91,7 @@ class TorchDevice(abc.ABC):
     def free_memory(self) -> float:
         """Return the bytes that can still be taken."""
 
-    def start(self) -> GpuFacts:
+    def start(self, threads: int) -> GpuFacts:
         """Import PyTorch, and measure how fast memory is copied."""
         self.torch = self.library()
         self.torch.set_grad_enabled(False)

@@ -1,6 +1,7 @@
 """The contestants of the benchmark, a file each; frameworks are imported here and nowhere else.
 
-On a GPU the device imports PyTorch, whose clock and memory all contestants there share.
+On a GPU the device imports PyTorch, whose clock and memory all contestants there share; and so does
+`bench.convolution`, for what precedes the calls of all contestants.
 """
 
 from __future__ import annotations

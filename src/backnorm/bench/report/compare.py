@@ -5,6 +5,9 @@ Contestants and the floor take turns, so what the machine was like on that day (
 memory) meets both and cancels; raw seconds would report the machine. Only where a run has no floor
 for a cell are seconds compared, and marked.
 
+So are they where the conditions of the runs differ (`Result.condition`): the floor met another one,
+too, and what a condition costs would cancel with it. The machine does not cancel then.
+
 A change is *beyond noise* if the logarithms of the two values differ by more than the spreads of
 all times involved, added in quadrature because they are independent, and by more than `LEAST`:
 
@@ -19,7 +22,8 @@ all times involved, added in quadrature because they are independent, and by mor
 No rule is right in every cell. Where samples are independent, an unchanged cell passes once in
 thousands; where all samples of a run share one shift as large as their spread, once in five. Peers
 are the control: their versions are known, so where these did not change, none of their cells should
-have. The comparison says how many did; as large a part of our own is to be doubted.
+have. The comparison says how many did; as large a part of our own is to be doubted. Between two
+conditions there is no control: every contestant meets the other one.
 """
 
 from __future__ import annotations
@@ -28,7 +32,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from backnorm.bench.model import FLOOR, OURS, Cell, Environment, Form, Outcome, Result, Row, Timing
+from backnorm.bench.model import (
+    FLOOR,
+    OURS,
+    Cell,
+    Condition,
+    Environment,
+    Form,
+    Outcome,
+    Result,
+    Row,
+    Timing,
+)
 from backnorm.bench.report.comparison_text import comparison_text
 from backnorm.bench.report.figures import distinct, find, problem
 from backnorm.bench.report.words import label
@@ -96,7 +111,9 @@ class Comparison:
     only_before, only_after : tuple of Cell
         Cells that one result lacks.
     warnings : tuple of str
-        Differences in machine, versions and settings that make comparing doubtful.
+        Differences in machine, condition, versions and settings that make comparing doubtful.
+    conditions : tuple of Condition
+        Those of both results.
     """
 
     changes: tuple[Change, ...]
@@ -105,6 +122,7 @@ class Comparison:
     only_before: tuple[Cell, ...]
     only_after: tuple[Cell, ...]
     warnings: tuple[str, ...]
+    conditions: tuple[Condition, Condition]
 
     @property
     def ours(self) -> list[Change]:
@@ -139,11 +157,14 @@ def compare(before: Result, after: Result) -> Comparison:
     old = {problem(row.cell): row for row in distinct(before.rows)}
     new = {problem(row.cell): row for row in distinct(after.rows)}
     both = [(old[key], new[key]) for key in new if key in old]
-    changes = tuple(change for pair in both for change in _changes(*pair))
+    conditions = before.condition, after.condition
+    same = conditions[0] == conditions[1]
+    changes = tuple(change for pair in both for change in _changes(*pair, same))
     steady = {
         name
         for name in {change.contestant for change in changes} - {OURS}
-        if (versions := _versions(before.environment, name))
+        if same
+        and (versions := _versions(before.environment, name))
         and versions == _versions(after.environment, name)
     }
     return Comparison(
@@ -153,10 +174,12 @@ def compare(before: Result, after: Result) -> Comparison:
         only_before=tuple(row.cell for key, row in old.items() if key not in new),
         only_after=tuple(row.cell for key, row in new.items() if key not in old),
         warnings=tuple(_warnings(before, after)),
+        conditions=conditions,
     )
 
 
-def _changes(before: Row, after: Row) -> Iterator[Change]:
+def _changes(before: Row, after: Row, same: bool) -> Iterator[Change]:
+    """Return the changes of a cell, relative to the floor if the condition is the same."""
     floors = _timing(before, FLOOR, "out"), _timing(after, FLOOR, "out")
     for outcome in after.outcomes:
         old, new = _timing(before, outcome.contestant, outcome.form), outcome.timing
@@ -164,7 +187,7 @@ def _changes(before: Row, after: Row) -> Iterator[Change]:
             continue
         values, times = (old.median, new.median), [old, new]
         relative = False
-        if floors[0] and floors[1]:
+        if same and floors[0] and floors[1]:
             values = old.median / floors[0].median, new.median / floors[1].median
             times += [floors[0], floors[1]]
             relative = True
@@ -226,7 +249,8 @@ def _facts(result: Result) -> dict[str, object]:
     """Return what is known of where a result is from."""
     gpu = asdict(result.gpu) if result.gpu else {}
     facts = {f"gpu {name}": value for name, value in gpu.items()}
-    return {"device": result.device, **facts, **asdict(result.environment)}
+    where = {"device": result.device, "condition": result.condition}
+    return {**where, **facts, **asdict(result.environment)}
 
 
 def _difference(what: str, was: object, now: object) -> Iterator[str]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from backnorm.bench.model import OURS
+from backnorm.bench.model import OURS, Form, geometric_mean
 from backnorm.bench.report.markdown import table
-from backnorm.bench.report.words import label
+from backnorm.bench.report.words import CONDITION_WORDS, label
 from backnorm.report.words import milliseconds, ratio_text
 
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ def _parts(comparison: Comparison) -> Iterator[str]:
     yield "# Comparison\n"
     yield (
         f"Of {len(comparison.ours)} times of ours in both runs, {len(slower)} became slower and "
-        f"{len(faster)} faster beyond noise. Values are times over the floor's in the same cell of "
-        "the same run (`ms`: the floor is missing); noise is the change that the spread of the "
-        "times explains.\n"
+        f"{len(faster)} faster beyond noise. {_values(comparison)}; noise is the change that the "
+        "spread of the times explains.\n"
     )
+    if comparison.conditions[0] != comparison.conditions[1]:
+        yield "## From one condition to the other\n"
+        yield _means(comparison)
     if comparison.control:
         moved = [change for change in comparison.control if change.beyond_noise]
         yield (
@@ -54,6 +56,34 @@ def _parts(comparison: Comparison) -> Iterator[str]:
         if lines:
             yield f"## {title}\n"
             yield _bullets(lines)
+
+
+def _values(comparison: Comparison) -> str:
+    before, after = comparison.conditions
+    if before == after:
+        return (
+            "Values are times over the floor's in the same cell of the same run (`ms`: the floor "
+            "is missing)"
+        )
+    return (
+        f"The conditions differ: before, {CONDITION_WORDS[before]} ({before}); after, "
+        f"{CONDITION_WORDS[after]} ({after}). So values are times themselves, which also hold "
+        "what the machine was like in each run"
+    )
+
+
+def _means(comparison: Comparison) -> str:
+    """Return a table of how many times as long each contestant took as before."""
+    factors: dict[tuple[str, Form], list[float]] = {}
+    for change in comparison.changes:
+        factors.setdefault((change.contestant, change.form), []).append(change.factor)
+    return table(
+        ("", "cells", "time after over before, geometric mean"),
+        (
+            (label(*key), str(len(found)), ratio_text(geometric_mean(found)))
+            for key, found in factors.items()
+        ),
+    )
 
 
 def _section(title: str, changes: list[Change]) -> Iterator[str]:

@@ -25,7 +25,9 @@ from backnorm.bench.report.figures import (
 from backnorm.bench.report.gpu import goals, notes, whole_calls
 from backnorm.bench.report.plots import Plot, draw
 from backnorm.bench.report.words import (
+    CONDITION_WORDS,
     STATUS_MARKS,
+    condition_note,
     environment_lines,
     gpu_lines,
     label,
@@ -71,6 +73,7 @@ def to_html(result: Result) -> str:
         sections=_sections(draw(result)),
         goals=goals(result),
         notes=notes(result),
+        condition=condition_note(result),
         calls=whole_calls(result),
         losing=[_cell_view(row) for row in losing(result.rows)],
         most_losing=_MOST_LOSING,
@@ -88,7 +91,9 @@ def to_html(result: Result) -> str:
 def _machine(result: Result) -> str:
     environment = result.environment
     line = machine_line(environment.cpu, environment.threads, environment.date)
-    return f"{result.gpu.name} · {line}" if result.gpu else line
+    if result.gpu:
+        return f"{result.gpu.name} · {line}"
+    return f"{line} · {CONDITION_WORDS[result.condition]}"
 
 
 def _first_of_each(figures: Iterable[Summary]) -> list[Summary]:

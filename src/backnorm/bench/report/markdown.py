@@ -22,6 +22,7 @@ from backnorm.bench.report.figures import (
 from backnorm.bench.report.gpu import goals, notes, whole_calls
 from backnorm.bench.report.words import (
     STATUS_MARKS,
+    condition_note,
     environment_lines,
     gpu_lines,
     label,
@@ -101,7 +102,7 @@ def _introduction(result: Result) -> str:
         f"GB/s count passes over an array of x's size ({passes}). {floor}"
         "Means are geometric, over the distinct cells of all "
         f"suites except the {SWEEP}; on the right by suite.\n"
-        + "".join(f"\n{note}\n" for note in notes(result))
+        + "".join(f"\n{note}\n" for note in (condition_note(result), *notes(result)) if note)
     )
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from backnorm.bench.model import (
+    CONDITIONS,
     ITEMSIZE,
     PASSES,
     Cell,
+    Condition,
     Environment,
     Form,
     GpuFacts,
@@ -34,7 +36,7 @@ __all__ = ["SCHEMA", "read_result", "write_result"]
 
 #: Name and version of the format. Fields may be added under the same version, and readers ignore
 #: those that they do not know; anything else needs a new one. Added so far: "gpu", and "whole" of
-#: an outcome; files from before are of the CPU.
+#: an outcome; files from before are of the CPU. And "condition"; files from before are quiet.
 SCHEMA = "backnorm.bench/1"
 
 _LAYOUTS = ("NCX", "NXC")
@@ -86,6 +88,7 @@ def read_result(path: str | Path) -> Result:
         environment=_environment(_at(document, "environment", where), f"{where}: environment"),
         settings=_settings(_at(document, "settings", where), f"{where}: settings"),
         gpu=_gpu(document["gpu"], f"{where}: gpu") if "gpu" in document else None,
+        condition=_condition(document.get("condition", "quiet"), f"{where}: condition"),
         rows=tuple(
             _row(entry, f"{where}: rows[{i}]")
             for i, entry in enumerate(
@@ -101,6 +104,7 @@ def _text(result: Result) -> str:
         "schema": SCHEMA,
         "environment": asdict(result.environment),
         **({"gpu": asdict(result.gpu)} if result.gpu else {}),
+        "condition": result.condition,
         "settings": result.settings,
     }
     rows = ",\n    ".join(json.dumps(_row_fields(row), allow_nan=False) for row in result.rows)
@@ -183,6 +187,15 @@ def _gpu(value: object, where: str) -> GpuFacts:
         bandwidth=_positive(
             _at(fields, "bandwidth", where), f"{where}.bandwidth", "a speed", "bytes a second"
         ),
+    )
+
+
+def _condition(value: object, where: str) -> Condition:
+    for condition in CONDITIONS:
+        if value == condition:
+            return condition
+    raise ArgumentValueError(
+        where, "unknown value", came=repr(value), accepted=", ".join(CONDITIONS)
     )
 
 

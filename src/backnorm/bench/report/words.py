@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from backnorm.bench.model import Cell, Environment, Form, GpuFacts, Result, Row
+from backnorm.bench.model import Cell, Condition, Environment, Form, GpuFacts, Result, Row
 from backnorm.report.words import DASH, TIMES, bytes_text
 
 __all__ = [
+    "CONDITION_WORDS",
     "STATUS_MARKS",
+    "condition_note",
     "environment_lines",
     "gpu_lines",
     "label",
@@ -27,6 +29,25 @@ STATUS_MARKS = {
     "crashed": "crashed",
 }
 
+#: A condition, for a heading.
+CONDITION_WORDS: dict[Condition, str] = {
+    "quiet": "calls in a row",
+    "after-convolution": "each call right after a convolution",
+}
+
+_CONDITION_NOTES: dict[Condition, str] = {
+    "quiet": (
+        "Condition: quiet. In its turn a contestant is called again and again with nothing "
+        "between, so its own threads are awake, and nobody else's are at work."
+    ),
+    "after-convolution": (
+        "Condition: after-convolution. Right before every call that is timed PyTorch computes a "
+        "convolution, as it does before most such layers of a network. Its threads are still "
+        "awake and look for work when the call begins, and whoever has threads of his own has to "
+        "share the processors with them. The time of the convolution itself does not count. A "
+        "sample is one call."
+    ),
+}
 _LABELS = {
     "torch": "PyTorch",
     "cudnn": "cuDNN",
@@ -103,6 +124,11 @@ def gpu_lines(gpu: GpuFacts | None) -> list[tuple[str, str]]:
         ("Highest clocks, memory", clocks),
         ("Bandwidth of copying", f"{speed_text(gpu.bandwidth / 1e9)} GB/s, measured"),
     ]
+
+
+def condition_note(result: Result) -> str:
+    """Return what came before the calls that were timed; "" for a GPU, whose notes tell it."""
+    return "" if result.gpu else _CONDITION_NOTES[result.condition]
 
 
 def roof(result: Result) -> str:
