@@ -22,7 +22,7 @@ from torch import Tensor
 
 from backnorm.dialects.aten import native_batch_norm_backward
 from backnorm.errors import BacknormError
-from backnorm.torch.memory import array_of, dense, laid_out_as, tensor_of
+from backnorm.torch.memory import array_of, dense, empty_like, tensor_of
 
 __all__ = ["use_for_aten"]
 
@@ -126,9 +126,17 @@ def _kernel(
     rest = weight, running_mean, running_var, save_mean, save_invstd
     if not _switch.on:
         return _switch.original(keys, grad_out, input, *rest, train, eps, output_mask)
+    operator = native_batch_norm_backward
     input = dense(input)
-    arrays = [None if tensor is None else array_of(tensor) for tensor in (grad_out, input, *rest)]
-    arguments: list[Any] = [*arrays, train, eps, output_mask]
-    dx, *others = native_batch_norm_backward(*arguments)
-    dweight, dbias = (None if array is None else tensor_of(array) for array in others)
-    return None if dx is None else laid_out_as(dx, input), dweight, dbias
+    tensors = grad_out, input, *rest
+    inputs = {
+        spec.name: None if tensor is None else array_of(tensor)
+        for spec, tensor in zip(operator.schema.inputs, tensors, strict=True)
+    }
+    names = [spec.name for spec in operator.schema.outputs]
+    wanted = [name for name, flag in zip(names, output_mask, strict=True) if flag]
+    dx = empty_like(input) if output_mask[0] else None
+    out = None if dx is None else array_of(dx)
+    results = operator.invoke(inputs, {"train": train, "eps": eps}, wanted, out=out)
+    dweight, dbias = (tensor_of(results[name]) if name in results else None for name in names[1:])
+    return dx, dweight, dbias

@@ -30,7 +30,16 @@ from backnorm.problem import (
 )
 from backnorm.second_order import batch_norm_double_backward
 from backnorm.threads import get_num_threads
-from backnorm.torch.memory import array_of, as_type, dense, empty_like, laid_out_as, plain, wide
+from backnorm.torch.memory import (
+    array_of,
+    as_type,
+    dense,
+    empty_like,
+    laid_out_as,
+    plain,
+    tensor_of,
+    wide,
+)
 from backnorm.torch.statistics import Running, follows, statistics_type, update_running
 from backnorm.torch.steps import Step, address, facts, keep, known
 
@@ -66,20 +75,20 @@ def double_backward(
         epsilon=eps,
         training=training,
     )
-    return laid_out_as(gx, x), laid_out_as(gdy, x), as_type(weight, torch.from_numpy(gweight))
+    return laid_out_as(gx, x), laid_out_as(gdy, x), as_type(weight, tensor_of(gweight))
 
 
 def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
     """Return the mask of `relu_forward` as booleans that lie as x does."""
     x = dense(x)
-    bits = np.unpackbits(mask.numpy(), count=x.numel(), bitorder="little").view(np.bool_)
+    bits = np.unpackbits(array_of(mask), count=x.numel(), bitorder="little").view(np.bool_)
     return torch.from_numpy(bits).as_strided(x.shape, x.stride())
 
 
 def _channels(tensor: Tensor | None, x: Tensor) -> Any:
     """Return a per-channel tensor as an array that the operators take, or None."""
     tensor = wide(tensor, x)
-    return None if tensor is None else tensor.detach().numpy()
+    return None if tensor is None else array_of(tensor)
 
 
 def trained(
@@ -148,7 +157,7 @@ def trained(
         moved = running.mean.data_ptr(), running.variance.data_ptr()
         refused = step.stage((*places, *moved), momentum=running.momentum)
     if refused >= 0 and x.numel():
-        raise variance_error(variance.numpy(), eps, refused)
+        raise variance_error(array_of(variance), eps, refused)
     if late is not None and x.numel():
         count = x.numel() // channels
         update_running(late.mean, late.variance, mean, variance, late.momentum, count)
@@ -220,7 +229,7 @@ def inference(
     )
     refused = step.stage((*places, *_NO_RESULTS))
     if refused >= 0:
-        raise variance_error(variance.detach().numpy(), eps, refused)
+        raise variance_error(array_of(variance), eps, refused)
     return y
 
 
@@ -274,7 +283,7 @@ def backward(
                 training=training,
             )
             if mask is not None:
-                check_mask(mask.numpy(), mask_size(problem.size))
+                check_mask(array_of(mask), mask_size(problem.size))
                 problem = rectified(problem, sided=sided)
             found = Step(planned(problem, array).launch.complete)
         stage = found.stage
@@ -299,7 +308,7 @@ def backward(
     )
     refused = stage((*places, *_NO_RUNNING))
     if refused >= 0:
-        raise variance_error(variance.detach().numpy(), eps, refused)
+        raise variance_error(array_of(variance), eps, refused)
     if given_weight is not weight:
         dweight, dbias = as_type(given_weight, dweight), as_type(given_weight, dbias)
     return dx, dweight, dbias, dresidual

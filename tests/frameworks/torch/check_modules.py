@@ -305,7 +305,7 @@ def test_modules_with_relu(residual, close):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_a_large_output_can_be_changed_in_place(dtype, channels_last):
-    """Large outputs are on memory of our own; a ReLU in place must not mind."""
+    """No output is a view: autograd would refuse the ReLU."""
     memory = torch.channels_last if channels_last else torch.contiguous_format
     x = torch.randn(4, 32, 128, 128).to(dtype).to(memory_format=memory).requires_grad_()
     theirs = torch.nn.Sequential(torch.nn.BatchNorm2d(32), torch.nn.ReLU(inplace=True))
