@@ -13,6 +13,7 @@ from backnorm.fused import (
     batch_norm_relu_forward,
     batch_norm_relu_inference,
 )
+from backnorm.limits import offer as _offer_limits
 from backnorm.operators import (
     apply,
     batch_norm_backward,
@@ -31,9 +32,11 @@ from backnorm.results import (
     SecondGradients,
 )
 from backnorm.second_order import batch_norm_double_backward
-from backnorm.threads import get_num_threads, set_num_threads
+from backnorm.threads import get_num_threads, num_threads, set_num_threads
 
 __version__ = "0.1.0"
+
+_offer_limits()
 
 __all__ = [
     "ArgumentError",
@@ -57,6 +60,7 @@ __all__ = [
     "batch_norm_relu_inference",
     "explain",
     "get_num_threads",
+    "num_threads",
     "reduce",
     "set_num_threads",
 ]

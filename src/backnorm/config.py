@@ -3,6 +3,8 @@
 =======================  ==================================================================
 ``BACKNORM_NUM_THREADS``  Threads to start with, an integer >= 1 (default: all processors that
                           this process may use); more than those is capped.
+``OMP_NUM_THREADS``       The same, if that is not set, where PyTorch is not imported (which heeds
+                          it itself). Of a list the first number counts; it is not ours to refuse.
 ``BACKNORM_CPU_LEVEL``    Level of processors whose machine code is used: ``x86-64-v4-bf16``,
                           ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the best that this
                           processor has).
@@ -21,7 +23,7 @@ from typing import Literal
 
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["cpu_level", "initial_threads", "jax_on_cuda"]
+__all__ = ["cpu_level", "initial_threads", "jax_on_cuda", "openmp_threads"]
 
 
 def initial_threads() -> int | None:
@@ -41,6 +43,12 @@ def initial_threads() -> int | None:
             accepted="1, 2, 3, ...",
         )
     return value
+
+
+def openmp_threads() -> int | None:
+    """Return the first number of OMP_NUM_THREADS, or None if there is none, or not one >= 1."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
 
 
 def cpu_level() -> str | None:

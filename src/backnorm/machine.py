@@ -8,7 +8,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Machine", "detect", "free_memory"]
+__all__ = ["Machine", "detect", "free_memory", "processors"]
 
 _CPU_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _KIB = 1024
@@ -40,7 +40,7 @@ class Machine:
 def detect() -> Machine:
     """Return this machine (the same object every time)."""
     private, shared = _cache_sizes()
-    return Machine(_usable_processors(), private, shared, _name())
+    return Machine(processors(), private, shared, _name())
 
 
 def free_memory() -> float:
@@ -54,12 +54,13 @@ def free_memory() -> float:
     return float("inf")
 
 
-def _usable_processors() -> int:
+def processors() -> int:
+    """Return how many processors this process may use now."""
     if hasattr(os, "sched_getaffinity"):
-        processors = len(os.sched_getaffinity(0))
+        count = len(os.sched_getaffinity(0))
     else:
-        processors = os.cpu_count() or 1
-    return max(1, min(processors, _container_quota(processors)))
+        count = os.cpu_count() or 1
+    return max(1, min(count, _container_quota(count)))
 
 
 def _container_quota(otherwise: int) -> int:

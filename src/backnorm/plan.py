@@ -48,6 +48,10 @@ _LEAST_TILE = 128
 _SHARE = 65536
 _LEAST_SHARE = 8192
 
+# Those of an item of one thread, who could claim all at once: between two items a long call lets
+# Python see to signals.
+_MOST_SHARE = 1 << 22
+
 # Below this many elements a second thread costs more than it brings.
 _SERIAL = 32768
 
@@ -166,7 +170,7 @@ def _share(size: int, threads: int) -> int:
     Whole vectors, so that all but the last end with a byte of a rectifier's mask.
     """
     if threads == 1:
-        return max(1, size)
+        return max(1, min(_MOST_SHARE, size))
     return max(_LEAST_SHARE, min(_SHARE, _up(size // (8 * threads), 64)))
 
 

@@ -15,7 +15,7 @@ import pytest
 from backnorm.cpu import levels, library
 from backnorm.cpu.build import demand, make, sources
 from backnorm.cpu.build.demand import place
-from backnorm.cpu.kinds import FLOOR, LIBRARIES, PROBE, XLA
+from backnorm.cpu.kinds import FLOOR, LIBRARIES, OF_ALL, PROBE, THREADS, XLA
 from backnorm.errors import MachineCodeError
 
 _X86 = levels.is_x86()
@@ -88,6 +88,7 @@ def test_a_library_needs_the_c_library_alone_and_an_old_one(built, tool):
 def test_a_library_exports_its_functions_and_nothing_else(built, tool):
     special = {
         PROBE: {"bn_cpuid", "bn_xgetbv"} if _X86 else set(),
+        THREADS: {"bn_member", "bn_run", "bn_threads", "bn_work"},
         XLA: {"bn_environment", "bn_xla_handler", "bn_xla_task"},
     }
     for name, path in _at_hand(built):
@@ -143,9 +144,12 @@ def test_a_library_has_nothing_that_its_level_has_not(level, names, built, tool)
 def test_levels_have_all_libraries_of_their_own():
     wanted = make.of_levels(levels.LEVELS)
     assert len(set(wanted)) == len(wanted)
-    assert wanted.count(("x86-64" if _X86 else levels.HOST, PROBE)) == 1
+    for name in OF_ALL:
+        assert [level for level, each in wanted if each == name] == [
+            "x86-64" if _X86 else levels.HOST
+        ]
     for level in ("x86-64-v4", "x86-64-v3", "x86-64"):
-        assert {name for of, name in wanted if of == level} >= LIBRARIES.keys() - {PROBE}
+        assert {name for of, name in wanted if of == level} >= LIBRARIES.keys() - set(OF_ALL)
     special = {name for of, name in wanted if of == "x86-64-v4-bf16"}
     assert special == {name for name in LIBRARIES if "bfloat16" in name}
 
@@ -155,7 +159,7 @@ def test_this_processor_has_one_of_each_library():
     assert sorted(name for _, name in wanted) == sorted(LIBRARIES)
     for level, name in wanted:
         assert level == library.levels_of(name)[0]
-        if name == PROBE or not _X86:
+        if name in OF_ALL or not _X86:
             assert level == ("x86-64" if _X86 else levels.HOST)
             continue
         # The best that has libraries of the element type.

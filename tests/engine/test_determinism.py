@@ -38,6 +38,7 @@ def many_processors(monkeypatch):
     few = backnorm.machine.detect()
     many = backnorm.machine.Machine(8, few.cache_per_core, few.cache_shared, few.name)
     monkeypatch.setattr("backnorm.machine.detect", lambda: many)
+    monkeypatch.setattr("backnorm.machine.processors", lambda: many.threads)
     before = backnorm.get_num_threads()
     yield
     monkeypatch.undo()

@@ -61,13 +61,15 @@ def test_common_fields_lie_where_every_kernel_looks(geometry):
 def test_what_a_call_fills_in_is_where_the_kernel_looks(geometry, participants, monkeypatch):
     seen = []
 
-    def kernel(address, index):
-        if index == 0:
-            cells = (ctypes.c_int64 * CLAIMED).from_address(address)
-            seen.append(head_of(np.array(cells), geometry)[0])
+    def run(address):
+        cells = (ctypes.c_int64 * CLAIMED).from_address(address)
+        seen.append(head_of(np.array(cells), geometry)[0])
+        cells[SLOTS["ready"]] = 1
         return 1
 
-    monkeypatch.setattr("backnorm.cpu.library.function", lambda kind: kernel)
+    monkeypatch.setattr("backnorm.cpu.library.address", lambda kind: 4711)
+    monkeypatch.setattr(stage, "runner", lambda: run)
+    monkeypatch.setattr(stage, "region", lambda: 3)
     numbers = {field.name: 100 + k for k, field in enumerate(GEOMETRIES[geometry])}
     values = {"epsilon": 0.25, "summed": 5, "items": 7, "streaming": True, "prepares": 2}
     call = stage.Stage(
@@ -90,8 +92,9 @@ def test_what_a_call_fills_in_is_where_the_kernel_looks(geometry, participants, 
         assert {name: head[name] for name in numbers} == numbers
         assert {name: head[name] for name in values} == values
         assert (head["layout"], head["participants"]) == (LAYOUT, participants)
-        # Only with others is there somebody to wake.
-        assert bool(head["bell"]) == (participants > 1)
+        # Every call begins anew, and only with others in a region.
+        assert (head["ready"], head["function"]) == (0, 4711)
+        assert head["region"] == (3 if participants > 1 else 0)
 
 
 def _named_in(path):
@@ -148,7 +151,7 @@ def _layout_of(source, monkeypatch):
         ('"float", momentum=', '"int", momentum='),
         ("        mask=", '        another="new",\n        mask='),
         ("        own=", '        another="new",\n        own='),
-        ('rung="', 'another="new",\n    rung="'),
+        ('refused="', 'another="new",\n    refused="'),
         ("        tile=", '        another="new",\n        tile='),
         ('size="elements", share=', 'share="elements", size='),
     ],

@@ -12,6 +12,7 @@ import backnorm
 from backnorm import machine
 from backnorm.cpu import library
 from backnorm.cpu.kinds import LIBRARIES, PROBE
+from backnorm.cpu.threads import service
 from backnorm.dialects import registry
 from backnorm.errors import MachineCodeError
 
@@ -28,7 +29,8 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
     Returns
     -------
     dict
-        Without arguments: ``versions``, ``machine``, ``threads``, ``machine_code``, ``dialects``.
+        Without arguments: ``versions``, ``machine``, ``threads``, ``threads_of``, ``machine_code``,
+        ``dialects``.
         With a dialect: ``dialect``, ``operators``. With an operator: ``dialect``, ``op``,
         ``schemas`` (one for each revision of the specification).
 
@@ -51,6 +53,7 @@ def _installation() -> dict[str, object]:
         "versions": _versions(),
         "machine": asdict(machine.detect()),
         "threads": backnorm.get_num_threads(),
+        "threads_of": asdict(service()),
         "machine_code": _machine_code(),
         "dialects": {name: list(registry.operators(name)) for name in registry.DIALECTS},
     }

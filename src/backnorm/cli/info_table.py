@@ -13,6 +13,8 @@ __all__ = ["info_tables"]
 
 Facts = Mapping[str, Any]
 
+_ENGINES = {"team": "PyTorch's team", "pool": "our own pool", "caller": "the caller alone"}
+
 
 def info_tables(facts: Facts) -> Iterator[Table]:
     """Yield the tables of what :func:`backnorm.cli.info.describe` returned."""
@@ -27,7 +29,7 @@ def info_tables(facts: Facts) -> Iterator[Table]:
 
 
 def _installation_table(facts: Facts) -> Table:
-    machine, code = facts["machine"], facts["machine_code"]
+    machine, code, of = facts["machine"], facts["machine_code"], facts["threads_of"]
     libraries = [f"{count} of {level}" for level, count in code["libraries"].items()]
     if code["missing"]:
         libraries.append(f"{len(code['missing'])} not built")
@@ -38,6 +40,7 @@ def _installation_table(facts: Facts) -> Table:
         ["cache per core", _bytes_text(machine["cache_per_core"])],
         ["cache shared", _bytes_text(machine["cache_shared"])],
         ["threads", facts["threads"]],
+        ["threads of", f"{_ENGINES[of['name']]}: {of['reason']}"],
         ["machine code", code["folder"]],
         ["level", code["level"] or "none is there that could tell"],
         ["libraries", ", ".join(libraries) or "none"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-__all__ = ["FLOOR", "LIBRARIES", "PROBE", "XLA", "Kind", "Library"]
+__all__ = ["FLOOR", "LIBRARIES", "OF_ALL", "PROBE", "THREADS", "XLA", "Kind", "Library"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,12 @@ class Library:
     family: str
 
 
-#: The library of a benchmark's floor, of the handler of XLA's calls, and of what a processor can.
-FLOOR, XLA, PROBE = "floor", "xla", "probe"
+#: The library of a benchmark's floor, of the handler of XLA's calls, of the threads, and of what a
+#: processor can.
+FLOOR, XLA, THREADS, PROBE = "floor", "xla", "threads", "probe"
+
+#: Those that are the same for all processors of a kind.
+OF_ALL = (THREADS, PROBE)
 
 
 def _kinds() -> list[Kind]:
@@ -82,7 +86,7 @@ def _libraries() -> dict[str, Library]:
         grouped.setdefault(kind.library, []).append(kind)
     libraries = [Library(name, tuple(kinds), kinds[0].geometry) for name, kinds in grouped.items()]
     floor = Library(FLOOR, (Kind("floor", "float64", "move"),), "floor")
-    special = [floor, Library(XLA, (), "xla"), Library(PROBE, (), "probe")]
+    special = [floor, *(Library(name, (), name) for name in (XLA, *OF_ALL))]
     return {library.name: library for library in (*libraries, *special)}
 
 

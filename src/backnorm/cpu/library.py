@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backnorm import config
-from backnorm.cpu.kinds import LIBRARIES, PROBE, Kind
+from backnorm.cpu.kinds import LIBRARIES, OF_ALL, PROBE, Kind
 from backnorm.cpu.levels import HOST, LEVELS, below, is_x86, probed
 from backnorm.cpu.record import LAYOUT
 from backnorm.cpu.seal import is_whole
@@ -141,13 +141,13 @@ def digest(name: str) -> str:
 
 def levels_of(name: str) -> tuple[str, ...]:
     """Return the levels at which this processor looks for a library, the best first."""
-    if name == PROBE:
+    if name in OF_ALL:
         return ("x86-64",) if is_x86() else (HOST,)
     return tuple(found for found in below(level()) if has(found, name))
 
 
 def has(level: str, name: str) -> bool:
-    """Whether a level has a library of its own of this name, other than the probe."""
+    """Whether a level has a library of its own of this name, which is not one of `OF_ALL`."""
     elements = LEVELS[level].elements if level in LEVELS else None
     kinds = LIBRARIES[name].kinds
     return elements is None or any(kind.element in elements for kind in kinds)

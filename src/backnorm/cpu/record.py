@@ -73,6 +73,12 @@ _CALL = (
         running_mean="running statistics, which are moved",
         running_variance="running statistics, which are moved",
     ),
+    *_described(
+        "int",
+        ready="0 before a call begins; 1 when the table is filled, for which the others wait",
+        region="threads that a region of PyTorch's team has; 0: threads of our own help",
+        function="address of the kernel",
+    ),
     *_described("float", momentum="weight of the batch in the running statistics"),
     *_described("int", count="elements of a channel, all those that its sums are over"),
 )
@@ -87,6 +93,7 @@ _PROBLEM = (
         scratch="byte where the scratch memory begins: the table of channels, then partial sums",
         own="byte where the memory of participants begins, one after the other",
         own_bytes="size of the memory of a participant, whole cache lines",
+        limit="nanoseconds after which nobody begins another item; 0: no limit",
     ),
     *_described("float", epsilon="added to the variance"),
     *_described(
@@ -141,20 +148,15 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
 }
 _NUMBERS = max(map(len, GEOMETRIES.values()))
 
-#: What the participants share. The caller sets the rest to zero when it begins, but for the first
-#: four, which are as they were in a new record.
+#: What the participants share. All but the first are set to zero when a call begins.
 _SHARED = _described(
     "int",
     participants="how many may take part",
-    bell="address of the count of calls that threads which are awake watch; 0: nobody else comes",
-    ready="1 when the table is filled: the others wait for that",
-    entered="participants beside the caller that have begun",
     done="items that are done",
     arrived="items of the first phase that are done",
     opened="1 when the second phase may begin",
-    asleep="whether the caller has fallen asleep",
-    ringing="whether somebody rings the bell",
-    rung="how often the bell had rung then",
+    refused="1 + the channel that was refused before anything was computed",
+    deadline="when `limit` ends, on the system's monotonic clock",
 )
 
 #: Int64 cells of a cache line.
@@ -183,12 +185,13 @@ SLOTS = {
 }
 
 #: The cell where the claims begin: how many items of its range each participant has given out,
-#: `LINE` cells apart, for the first phase and then for the second.
+#: `LINE` cells apart, for the first phase and then for the second. In the first, the next two cells
+#: say which thread of ours the participant is: its slot (see `slots`), and the slot's state.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
 # To be counted up when kernels take something else out of the same fields, or use scratch memory in
 # another way: a record may come from another process, with a function that was exported there.
-_MEANING = 1
+_MEANING = 2
 
 # Sizes of scratch memory for a few numbers: a kernel must not find less than it uses.
 _sizes = [
@@ -205,7 +208,7 @@ _described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING, _si
 #: Changes with the description.
 LAYOUT = int.from_bytes(hashlib.sha256(repr(_described_here).encode()).digest()[:7], "little")
 
-#: In the place of a participant's number: the caller, back after others did the last items.
+#: In the place of a participant's number: the caller, when all items are done and all others out.
 JOINED = -1
 
 

@@ -1,21 +1,16 @@
 """A call of a kernel: a record is filled in, and one native function does the rest.
 
-The function takes the address of a record, whose fields `record` describes, and the number of a
-participant. Whoever calls it
-
-1. fills in the addresses;
-2. lets any number of others, up to `participants` - 1, call it with 1, 2, ... at any time
-   from then on (they wait until the table is filled, and do nothing if they come too late, so the
-   record must live until the last of them has returned), and calls it with 0;
-3. if the result is 0, waits until `done` equals `items`, and calls it with `record.JOINED`.
-
-The result is then 1, or -1 - c where channel c has a variance + epsilon that is not positive.
+Kernels take the address of a record, whose fields `record` describes, and the number of a
+participant. `threads.runner` has them called by as many threads as the record says, and when it
+returns no other thread touches the record: signals, exceptions and forks come before or after it.
+So that Python sees to signals in a long call, it returns unfinished after a tenth of a second, and
+is called again.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,17 +18,18 @@ import numpy as np
 from backnorm.cpu import library
 from backnorm.cpu.addresses import address_of
 from backnorm.cpu.kinds import Kind
-from backnorm.cpu.record import ADDRESSES, JOINED, SLOTS, head_of, template
+from backnorm.cpu.record import ADDRESSES, SLOTS, head_of, template
 from backnorm.cpu.scratch import FIRST, ROWS, SECOND, table_step
-from backnorm.cpu.threads import bell, summon, wait
+from backnorm.cpu.threads import region, runner
 
 __all__ = ["Stage"]
 
-# Addresses are filled in for every call. They lie at the beginning.
-_fill = struct.Struct(f"{len(ADDRESSES)}q").pack_into
+# What is filled in for every call lies at the beginning: addresses, "ready", "region", "function".
+_fill = struct.Struct(f"{len(ADDRESSES) + 3}q").pack_into
 _MOMENTUM, _COUNT = SLOTS["momentum"], SLOTS["count"]
 
-_BELL = SLOTS["bell"]
+# Nanoseconds until Python may see to signals.
+_LIMIT = 100_000_000
 
 # Bytes of a record that is kept for the next call of one thread.
 _KEPT = 1 << 15
@@ -100,10 +96,10 @@ class Stage:
         scratch = 8 * (ROWS * self._step + partial)
         self.template = template(kind.geometry, participants, 8 * own, scratch)
         head = head_of(self.template, kind.geometry)
-        for name, value in {**numbers, **fields}.items():
+        for name, value in {**numbers, **fields, "limit": _LIMIT}.items():
             head[name] = value
         self._size, self._table = int(head["bytes"][0]), int(head["scratch"][0]) // 8
-        self._function: Callable[[int, int], int] | None = None
+        self._function = 0
         self._spare: list[_Record] = []
         self._keeps = participants == 1 and self._size <= _KEPT
 
@@ -132,14 +128,15 @@ class Stage:
             Where to copy the sums of every channel.
         """
         function = self._function
-        if function is None:
-            function = self._function = library.function(self.kind)
+        if not function:
+            function = self._function = library.address(self.kind)
         try:
             record = self._spare.pop()
         except IndexError:
             record = _Record(self.template, self._size)
-        # All of them, because the record may be of an earlier call.
-        _fill(record.cells, 0, *places)
+        # All of them, because the record may be of an earlier call; "ready" is 0 before a call.
+        team = 0 if self.participants == 1 else region()
+        _fill(record.cells, 0, *places, 0, team, function)
         if momentum is not None:
             record.cells.view(np.float64)[_MOMENTUM] = momentum
         if count is not None:
@@ -147,10 +144,10 @@ class Stage:
         if sums is not None:
             for row, values in zip((FIRST, SECOND), sums, strict=True):
                 self._row(record, row)[...] = values
-        if self.participants == 1:
-            ended = function(record.address, 0)
-        else:
-            ended = self._together(function, record)
+        run = runner()
+        ended = run(record.address)
+        while not ended:
+            ended = run(record.address)
         if summed is not None:
             for row, values in zip((FIRST, SECOND), summed, strict=True):
                 values[...] = self._row(record, row)
@@ -161,16 +158,6 @@ class Stage:
                 self._spare.append(record)
             return -1
         return -1 - ended
-
-    def _together(self, function: Callable[[int, int], int], record: _Record) -> int:
-        """Run the kernel with helpers."""
-        record.cells[_BELL] = bell()
-        done = summon(function, record.address, record, self.participants - 1)
-        ended = function(record.address, 0)
-        if ended == 0:
-            wait(done)
-            ended = function(record.address, JOINED)
-        return ended
 
     def _row(self, record: _Record, row: int) -> Any:
         """Return a row of the table of channels."""

@@ -1,98 +1,195 @@
-"""Threads that help with a call: the same native function on the same record.
+"""Which threads take part in a call: those of PyTorch's own team, or ours.
 
-None of Numba's threading layers is used (docs/architecture.md has what each did when it was
-tried). Kernels are serial and run without the GIL; a few daemon threads run the same kernel as the
-caller, and each claims items until none is left (see `kernels.cursor`).
+Beside PyTorch its OpenMP team serves: after each operation its threads stay awake for
+milliseconds, and threads of ours would compete with them for the processors. Everywhere else there
+is a pool of our own (`kernels.pool`), Linux's alone; where it is not, a call has one thread.
 
-The caller never waits for a thread to start: if the others are late, busy with another
-caller's work, or gone after a fork, it does all items itself. It only waits for items that
-others have begun.
+A forked child never enters the team of its parent: the threads are not there, and libgomp waits for
+them for ever. Our pool begins anew in it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import os
+import sys
 import threading
-from collections.abc import Callable
-from queue import SimpleQueue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from sys import modules
 from typing import Any
 
-import numpy as np
+from backnorm.cpu import library
+from backnorm.cpu.kinds import THREADS
+from backnorm.cpu.slots import CELLS, CREATE, PARALLEL, THREAD_NUMBER
 
-from backnorm.cpu.addresses import address_of
+__all__ = ["Service", "apart", "region", "runner", "service"]
 
-__all__ = ["bell", "summon", "wait"]
+_TEAM = ("GOMP_parallel", "omp_get_thread_num")
+_POOL = ("pthread_create", "pthread_detach", "pthread_sigmask")
 
+_HAS_POOL: bool = sys.platform == "linux"
 
-class _Pool:
-    """Daemon threads waiting for work; started when first needed, forgotten in a forked child."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tasks: SimpleQueue[Any] = SimpleQueue()
-        self._started = 0
-        self._count = np.zeros(1, np.int64)
-        #: Where kernels ring when they begin.
-        self.bell = address_of(self._count)
-
-    def submit(self, task: Any, copies: int) -> None:
-        if self._started < copies:
-            self._start(copies)
-        for _ in range(copies):
-            self._tasks.put(task)
-
-    def _start(self, wanted: int) -> None:
-        with self._lock:
-            while self._started < wanted:
-                self._started += 1
-                threading.Thread(
-                    target=self._work, args=(self._started,), name="backnorm", daemon=True
-                ).start()
-
-    def _work(self, index: int) -> None:
-        while True:
-            function, address, memory, done = self._tasks.get()
-            try:
-                if function(address, index) == 1:
-                    done.put(None)
-            except BaseException as error:  # handed to the caller, who is waiting
-                done.put(error)
-            # Hold no memory while waiting for the next task.
-            del function, memory, done
+_lock = threading.Lock()
+_here = threading.local()
 
 
-_pool = _Pool()
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Who takes part in a call that has more than one thread.
+
+    Attributes
+    ----------
+    name : {"team", "pool", "caller"}
+        PyTorch's team; our pool; nobody but the caller.
+    reason : str
+        Why, for people.
+    """
+
+    name: str
+    reason: str
 
 
-def _forget_pool() -> None:
-    global _pool
-    _pool = _Pool()
+@functools.cache
+def runner() -> Callable[[int], int]:
+    """Return the function that runs the kernel of a record, by its address: see `kernels.team`.
+
+    It returns 1, or -1 - c if channel c was refused, or 0 if the time of the call is up, and it is
+    to be called again.
+
+    Raises
+    ------
+    MachineCodeError
+        If there is no library for this processor.
+    """
+    loaded = library.load(THREADS)
+    with _lock:
+        # Not linked: C libraries have them in other versions, and in other places.
+        _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
+    run = loaded.bn_run
+    run.argtypes, run.restype = (ctypes.c_int64,), ctypes.c_int64
+    return run
+
+
+def region() -> int:
+    """Return how many threads a region of PyTorch's team has; 0 if the team does not serve here.
+
+    Always as many as PyTorch's own have: a smaller one makes libgomp end threads, and the next of
+    PyTorch's operators waits 4 ms until they are started again.
+    """
+    torch = modules.get("torch")
+    if torch is None or _why_not(torch):
+        return 0
+    number: int = torch.get_num_threads()
+    return number
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Let no call of this thread enter PyTorch's team, such as on a thread of another framework."""
+    before = getattr(_here, "apart", False)
+    _here.apart = True
+    try:
+        yield
+    finally:
+        _here.apart = before
+
+
+def service() -> Service:
+    """Return who takes part in the calls of this thread, and why."""
+    torch = modules.get("torch")
+    why_not = "PyTorch is not imported" if torch is None else _why_not(torch)
+    if not why_not:
+        return Service("team", f"PyTorch is imported, and runs on {_team()[1]}")
+    if _HAS_POOL:
+        return Service("pool", why_not)
+    return Service("caller", f"{why_not}; threads of our own are for Linux alone")
+
+
+def _why_not(torch: Any) -> str:
+    """Return why the team of a PyTorch that is imported does not serve, or nothing if it does."""
+    if _barred:
+        return "this process was forked from one with PyTorch, whose team is not in it"
+    if getattr(_here, "apart", False):
+        return "this is a thread of another framework"
+    if not hasattr(torch, "get_num_threads"):
+        return "PyTorch is being imported"
+    found, where = _team()
+    return "" if found else where
+
+
+@functools.cache
+def _team() -> tuple[bool, str]:
+    """Find the functions of PyTorch's OpenMP runtime; return whether, and the file or why not."""
+    path = _mapped(lambda mapped: Path(mapped[-1]).name == "libtorch_cpu.so")
+    if path is None:
+        return False, "PyTorch has no libtorch_cpu.so here"
+    # In the order in which the linker looked for what PyTorch calls: what the whole process
+    # sees, which may have been loaded before; then PyTorch's own libraries.
+    places = (None, path[-1])
+    found = filter(None, (_addresses(_loaded(place), _TEAM) for place in places))
+    addresses = next(found, None)
+    if addresses is None:
+        return False, "PyTorch has no OpenMP runtime with GOMP_parallel"
+    runner()
+    with _lock:
+        data = _data()
+        data[PARALLEL], data[THREAD_NUMBER] = addresses
+    file = _mapped(lambda mapped: _lies_in(addresses[0], mapped[0]))
+    return True, file[-1] if file else "an OpenMP runtime"
+
+
+def _loaded(place: str | None) -> ctypes.CDLL:
+    """Return a library that is loaded already; None: all that the process sees."""
+    return ctypes.CDLL(place, mode=os.RTLD_NOW | (os.RTLD_NOLOAD if place else 0))
+
+
+def _addresses(loaded: ctypes.CDLL, names: tuple[str, ...]) -> list[int] | None:
+    """Return the addresses of functions, or None if not all are there."""
+    try:
+        functions = [ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names]
+    except AttributeError:
+        return None
+    return [function.value or 0 for function in functions]
+
+
+def _mapped(wanted: Callable[[list[str]], bool]) -> list[str] | None:
+    """Return the fields of the first file in memory that is wanted: addresses, ..., path."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            fields = (line.rstrip("\n").split(maxsplit=5) for line in lines)
+            return next((found for found in fields if len(found) == 6 and wanted(found)), None)
+    except OSError:
+        return None
+
+
+def _lies_in(address: int, span: str) -> bool:
+    first, end = (int(text, 16) for text in span.split("-"))
+    return first <= address < end
+
+
+def _data() -> Any:
+    """Return the library's cells: see `slots`."""
+    return (ctypes.c_int64 * CELLS).in_dll(library.load(THREADS), "bn_threads")
+
+
+_barred = False
+
+
+def _begin_anew() -> None:
+    """Forget, in a forked child, the threads that are not in it."""
+    global _lock, _barred
+    _lock = threading.Lock()
+    _barred = _barred or "torch" in modules
+    if runner.cache_info().currsize:
+        known = _data()
+        functions = known[CREATE : CREATE + len(_POOL)]
+        ctypes.memset(known, 0, ctypes.sizeof(known))
+        known[CREATE : CREATE + len(_POOL)] = functions
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
-
-
-def bell() -> int:
-    """Return what goes into the field `bell` of a record that helpers take part in."""
-    return _pool.bell
-
-
-def summon(
-    function: Callable[[int, int], int], address: int, memory: object, helpers: int
-) -> SimpleQueue[BaseException | None]:
-    """Let so many helpers call `function(address, index)`; return what `wait` takes.
-
-    `index` counts from 1, and is always the same number for the same thread. `memory` is what lives
-    as long as any of them is at work.
-    """
-    done: SimpleQueue[BaseException | None] = SimpleQueue()
-    _pool.submit((function, address, memory, done), helpers)
-    return done
-
-
-def wait(done: SimpleQueue[BaseException | None]) -> None:
-    """Wait for the helpers that are at work on the last items."""
-    error = done.get()
-    if error is not None:
-        raise error
+    os.register_at_fork(after_in_child=_begin_anew)

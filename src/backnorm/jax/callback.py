@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from backnorm import operators
+from backnorm.cpu.threads import apart
 from backnorm.jax import ffi
 from backnorm.problem import Problem
 
@@ -41,13 +42,15 @@ def _computed(
     problem: Problem, instances: int | None, spread: tuple[bool, ...], *given: Any
 ) -> list[np.ndarray]:
     arrays = [np.asarray(array) for array in given]
-    if instances is None:
-        return _one(problem, arrays)
-    pairs = list(zip(arrays, spread, strict=True))
-    each = [
-        _one(problem, [array[k] if has else array for array, has in pairs])
-        for k in range(instances)
-    ]
+    # On a thread of XLA.
+    with apart():
+        if instances is None:
+            return _one(problem, arrays)
+        pairs = list(zip(arrays, spread, strict=True))
+        each = [
+            _one(problem, [array[k] if has else array for array, has in pairs])
+            for k in range(instances)
+        ]
     return [np.stack(results) for results in zip(*each, strict=True)]
 
 

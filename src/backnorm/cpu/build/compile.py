@@ -16,7 +16,7 @@ from typing import Any
 from backnorm.cpu.build import machine
 from backnorm.cpu.build.link import link
 from backnorm.cpu.build.sources import digest
-from backnorm.cpu.kinds import LIBRARIES, PROBE, XLA, Kind
+from backnorm.cpu.kinds import LIBRARIES, PROBE, THREADS, XLA, Kind
 from backnorm.cpu.record import LAYOUT
 
 __all__ = ["main", "module_of"]
@@ -34,10 +34,11 @@ def module_of(name: str) -> tuple[Any, list[str]]:
 
     from backnorm.cpu.build.frontend import linked
 
-    if name == XLA:
-        from backnorm.cpu.kernels import xla_handler
+    if name in (XLA, THREADS):
+        from backnorm.cpu.kernels import team, xla_handler
 
-        entries, code = xla_handler.entries(), xla_handler.data()
+        source = {XLA: xla_handler, THREADS: team}[name]
+        entries, code = source.entries(), source.data()
     else:
         kinds = LIBRARIES[name].kinds
         types_ = (types.int64, types.int64)

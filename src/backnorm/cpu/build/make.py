@@ -22,13 +22,13 @@ from pathlib import Path
 
 from backnorm.cpu import library
 from backnorm.cpu.build.demand import command, environment, place
-from backnorm.cpu.kinds import LIBRARIES, PROBE
+from backnorm.cpu.kinds import LIBRARIES, OF_ALL
 from backnorm.cpu.levels import HOST, LEVELS, is_x86
 from backnorm.cpu.seal import is_whole
 
 __all__ = ["build_all", "build_missing", "main", "missing", "of_levels", "of_this_processor"]
 
-_NAMES = [name for name in LIBRARIES if name != PROBE]
+_NAMES = [name for name in LIBRARIES if name not in OF_ALL]
 
 Wanted = list[tuple[str, str]]
 
@@ -36,12 +36,12 @@ Wanted = list[tuple[str, str]]
 def of_levels(levels: Iterable[str]) -> Wanted:
     """Return the level and the name of every library of some levels."""
     every = [(level, name) for level in levels for name in _NAMES if library.has(level, name)]
-    return [(library.levels_of(PROBE)[0], PROBE), *every]
+    return [*((library.levels_of(name)[0], name) for name in OF_ALL), *every]
 
 
 def of_this_processor() -> Wanted:
     """Return the level and the name of every library that this processor uses."""
-    return [(library.levels_of(name)[0], name) for name in (PROBE, *_NAMES)]
+    return [(library.levels_of(name)[0], name) for name in (*OF_ALL, *_NAMES)]
 
 
 def missing(wanted: Wanted, folder: Path) -> Wanted:
@@ -132,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     levels = options.level or (tuple(LEVELS) if options.all_levels and is_x86() else ())
     try:
         every = of_levels(levels) if levels else of_this_processor()
-        wanted = [built for built in every if built[1] == PROBE or fnmatch(built[1], options.only)]
+        wanted = [built for built in every if built[1] in OF_ALL or fnmatch(built[1], options.only)]
         build_missing(wanted, options.into, options.jobs)
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -20,9 +20,9 @@ _OF_FAMILY = {
     "xla": (
         "kernels/xla_frame.py",
         "kernels/xla_handler.py",
-        "kernels/xla_memory.py",
         "xla_structures.py",
     ),
+    "threads": ("kernels/pool.py", "kernels/team.py", "slots.py"),
 }
 _COMMON = (
     "build/compile.py",

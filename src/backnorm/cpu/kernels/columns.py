@@ -21,11 +21,9 @@ from backnorm.cpu.kernels.channels import combine, row_step
 from backnorm.cpu.kernels.cursor import (
     arrive,
     await_second,
-    begin,
     claim,
-    enter,
+    claim_next,
     finish,
-    leave,
     open_second,
 )
 from backnorm.cpu.kernels.formulas import elements, first_elements
@@ -46,7 +44,6 @@ from backnorm.cpu.kernels.memory import (
 from backnorm.cpu.kernels.record import (
     cells_of,
     columns_head,
-    ended,
     gradient_of,
     output_of,
     own_of,
@@ -103,7 +100,7 @@ def run(kind, record, index):
     Returns
     -------
     int
-        See `record.ended`.
+        0, or when it has joined what `record.ended` says.
     """
     head, cells = columns_head(record), cells_of(record)
     rows, width, rest = head.rows, head.width, head.rest
@@ -114,7 +111,7 @@ def run(kind, record, index):
     known = scratch_of(kind, head, record)
     if index == JOINED:
         return after(kind, head, known, step, channels)
-    place = own_of(kind, head, record, begin(cells, index))
+    place = own_of(kind, head, record, index)
     # Columns are channels: what is known of the channels need not be spread over columns.
     plain = width == channels
     wide_step = step if plain else row_step(width)
@@ -129,19 +126,14 @@ def run(kind, record, index):
     epsilon = head.epsilon
     streaming = head.streaming != 0 and same_line(out_)
     pairs = offset(known, ROWS * step)
-    if index == 0:
-        total = (rows * width + rest) // max(1, channels * inner)
-        refused = before(kind, head, cells, known, step, (total, channels, inner))
-        if refused >= 0:
-            return ended(refused)
+    total = (rows * width + rest) // max(1, channels * inner)
+    before(kind, head, cells, index, known, step, (total, channels, inner))
     summed, items = head.summed, head.items
-    rung = enter(cells)
     place_of_wide = offset(place, 12 * row_step(cut[1]))
     wide = known if plain else place_of_wide
     exact = (wide, wide_step)
     used = coefficients_for(out_, wide, wide_step, offset(place_of_wide, spreads), width)
     spread = False
-    last = items == 0
     item = claim(cells, summed, items, index)
     while item < items:
         if item < summed:
@@ -169,12 +161,9 @@ def run(kind, record, index):
                 repeat_first(used, width)
                 spread = True
             _apply_item(seen_, rest_, out_, grid, cut, exact, used, streaming, item - summed)
-        last = finish(cells, items)
-        item = claim(cells, summed, items, index)
-    answer = 1 if leave(cells, items, index, rung, last) else 0
-    if index == 0 and answer == 1:
-        answer = after(kind, head, known, step, channels)
-    return answer
+        finish(cells)
+        item = claim_next(cells, summed, items, index)
+    return 0
 
 
 @outlined

@@ -10,8 +10,8 @@ processors often do not share the last-level cache that the system reports (on t
 processors of an AMD Zen 5, what the other had read came half as fast).
 
 A kernel of two phases takes one call: starting a thread that sleeps costs more than a phase
-of a middle-sized problem. For the same reason a thread that has run out of work stays awake
-for a moment, without the GIL, and so does a caller whose items are all but done.
+of a middle-sized problem. Whoever waits for others, which they have begun, watches for a moment,
+then gives way, and then sleeps for moments: they may need this very processor.
 """
 
 from __future__ import annotations
@@ -20,33 +20,29 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from backnorm.cpu.kernels.jit import inlined
+from backnorm.cpu.kernels.system import doze, give_way, now, pause
 from backnorm.cpu.record import CLAIMED, LINE, SLOTS
 
 __all__ = [
     "arrive",
     "await_flag",
     "await_second",
-    "begin",
     "claim",
-    "enter",
+    "claim_next",
     "finish",
-    "leave",
     "open_second",
-    "pause",
     "raise_flag",
 ]
 
-_PARTICIPANTS, _BELL, _READY = SLOTS["participants"], SLOTS["bell"], SLOTS["ready"]
+_PARTICIPANTS, _DEADLINE = SLOTS["participants"], SLOTS["deadline"]
 _DONE, _ARRIVED, _OPENED = SLOTS["done"], SLOTS["arrived"], SLOTS["opened"]
-_ASLEEP, _RINGING, _RUNG = SLOTS["asleep"], SLOTS["ringing"], SLOTS["rung"]
-_ENTERED = SLOTS["entered"]
 
-# How often to look for more work, or for the last item, before going to sleep: 50 to 100 µs.
-_PATIENCE = 2000
+# How often to look for what others do before giving way, 50 to 100 µs; how often to give way
+# before sleeping; and for how many microseconds.
+_PATIENCE, _TURNS, _NAP = 2000, 20, 50
 
 _I64 = ir.IntType(64)
 
@@ -65,10 +61,9 @@ def _adding(position: int, value: int) -> Any:
     return add
 
 
-_ring_once, _enter = _adding(_RINGING, 1), _adding(_ENTERED, 1)
-_finish, _arrive = _adding(_DONE, 1), _adding(_ARRIVED, 1)
-_fall_asleep, _asleep = _adding(_ASLEEP, 1), _adding(_ASLEEP, 0)
-_done = _adding(_DONE, 0)
+#: finish(cells): report one item as done.
+finish = _adding(_DONE, 1)
+_arrive = _adding(_ARRIVED, 1)
 
 
 @intrinsic
@@ -104,73 +99,18 @@ def _is_raised(typingctx, cells, position):
     return types.boolean(cells, types.intp), codegen
 
 
-@intrinsic
-def _at(typingctx, address):
-    """Return the count at an address, as the other threads have left it."""
-
-    def codegen(context, builder, signature, arguments):
-        cell = builder.inttoptr(arguments[0], _I64.as_pointer())
-        return builder.load_atomic(cell, "acquire", 8)
-
-    return types.int64(types.int64), codegen
-
-
-@intrinsic
-def _add_at(typingctx, address):
-    """Count up at an address; return the new count."""
-
-    def codegen(context, builder, signature, arguments):
-        one = ir.Constant(_I64, 1)
-        cell = builder.inttoptr(arguments[0], _I64.as_pointer())
-        return builder.add(builder.atomic_rmw("add", cell, one, "seq_cst"), one)
-
-    return types.int64(types.int64), codegen
-
-
-@intrinsic
-def pause(typingctx):
-    """Tell the processor that this is a loop that waits."""
-
-    def codegen(context, builder, signature, arguments):
-        triple = context.codegen().magic_tuple()[0]
-        if triple.startswith("x86_64"):
-            kind = ir.FunctionType(ir.VoidType(), [])
-            name = "llvm.x86.sse2.pause"
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
-        return context.get_dummy_value()
-
-    return types.none(), codegen
-
-
 @inlined
 def await_flag(cells, position):
     """Wait until a cell is set."""
+    looks = 0
     while not _is_raised(cells, position):
-        pause()
-
-
-@inlined
-def begin(cells, index):
-    """Begin a call: the caller clears the cells, the others wait until the table is filled.
-
-    Returns
-    -------
-    int
-        Number of the participant, in the order in which they came: 0 for the caller.
-    """
-    if index == 0:
-        cells[_DONE] = 0
-        cells[_ARRIVED] = 0
-        cells[_OPENED] = 0
-        cells[_ASLEEP] = 0
-        cells[_RINGING] = 0
-        cells[_RUNG] = 0
-        for phase in range(2 * cells[_PARTICIPANTS]):
-            cells[CLAIMED + LINE * phase] = 0
-        return 0
-    # Nothing else is read before the caller has filled in the record, and the table.
-    await_flag(cells, _READY)
-    return 1 + _enter(cells)
+        looks += 1
+        if looks < _PATIENCE:
+            pause()
+        elif looks < _PATIENCE + _TURNS:
+            give_way()
+        else:
+            doze(_NAP)
 
 
 @inlined
@@ -198,9 +138,14 @@ def claim(cells, summed, items, index):
 
 
 @inlined
-def finish(cells, items):
-    """Report one item as done; return whether all are now."""
-    return _finish(cells) + 1 == items
+def claim_next(cells, summed, items, index):
+    """Return what `claim` does, unless the time of the call is up: then there is none.
+
+    Not for the first item of a participant, so that a call always gets on.
+    """
+    if cells[_DEADLINE] != 0 and now() > cells[_DEADLINE]:
+        return items
+    return claim(cells, summed, items, index)
 
 
 @inlined
@@ -224,52 +169,3 @@ def await_second(cells):
     an item.
     """
     await_flag(cells, _OPENED)
-
-
-@inlined
-def enter(cells):
-    """Begin to take part: ring the bell, if nobody has. Return how often it had rung then.
-
-    The first thing that a kernel does: by now the caller has let go of the GIL, so that a thread
-    that is awake gets it without waiting.
-    """
-    bell = cells[_BELL]
-    if bell == 0:
-        return 0
-    if _ring_once(cells) == 0:
-        cells[_RUNG] = _add_at(bell)
-    # A latecomer must not take the bell of the next call for its own.
-    return cells[_RUNG]
-
-
-@inlined
-def leave(cells, items, index, rung, last):
-    """Stay for a moment; the last thing that a kernel does.
-
-    Neither the caller nor a helper gives up its processor, or takes the GIL, before it has
-    waited a little: the caller for the last items, a helper for the bell. Being woken takes longer
-    than a small problem, and so does waiting for the GIL.
-
-    Returns
-    -------
-    bool
-        Caller: whether all items are done. Helper: whether it is for this one to wake the caller.
-    """
-    bell = cells[_BELL]
-    if bell == 0:
-        return last
-    if index == 0:
-        for _ in range(_PATIENCE):
-            if last or _done(cells) == items:
-                return True
-            pause()
-        _fall_asleep(cells)
-        # Whoever did the last item before that did not see the caller asleep.
-        return _done(cells) == items
-    if last and _asleep(cells) != 0:
-        return True
-    for _ in range(_PATIENCE):
-        if _at(bell) != rung:
-            break
-        pause()
-    return False

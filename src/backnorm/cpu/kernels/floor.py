@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from backnorm.cpu.kernels.cursor import (
     arrive,
+    await_flag,
     await_second,
-    begin,
     claim,
-    enter,
+    claim_next,
     finish,
-    leave,
     open_second,
     raise_flag,
 )
@@ -39,15 +38,15 @@ def run(kind, record, index):
     if index == JOINED:
         return 1
     head, cells = floor_head(record), cells_of(record)
-    own = own_of(kind, head, record, begin(cells, index))
+    own = own_of(kind, head, record, index)
     if index == 0:
         raise_flag(cells, _READY)
+    else:
+        await_flag(cells, _READY)
     x, out, streaming = values_at(kind, head.x), values_at(kind, head.out), head.streaming != 0
     dy = values_at(kind, head.dy if head.dy != 0 else head.x)
     both = head.dy != 0
     size, share, summed, items = head.size, head.share, head.summed, head.items
-    rung = enter(cells)
-    last = items == 0
     item = claim(cells, summed, items, index)
     while item < items:
         if item < summed:
@@ -60,9 +59,9 @@ def run(kind, record, index):
                 await_second(cells)
             start = (item - summed) * share
             _copy(x, dy, both, out, start, min(size, start + share), streaming)
-        last = finish(cells, items)
-        item = claim(cells, summed, items, index)
-    return 1 if leave(cells, items, index, rung, last) else 0
+        finish(cells)
+        item = claim_next(cells, summed, items, index)
+    return 0
 
 
 @inlined

@@ -118,25 +118,24 @@ def scratch_of(kind, head, record):
 
 
 @inlined
-def own_of(kind, head, record, ordinal):
+def own_of(kind, head, record, index):
     """Return where the memory of a participant begins."""
-    return doubles_at(kind, record + head.own + ordinal * head.own_bytes)
+    return doubles_at(kind, record + head.own + index * head.own_bytes)
 
 
 @inlined
 def ended(refused):
-    """Return what a kernel returns when all items are done.
+    """Return what a kernel that has joined returns.
 
-    That is 1, or -1 - c if channel c was refused: its variance + epsilon is not positive. A caller
-    that gets 0 must wait for those who are at work on the last items, and call again as `JOINED`;
-    for another participant 0 says that it need not wake the caller.
+    That is 1, or -1 - c if channel c was refused: its variance + epsilon is not positive.
     """
     return 1 if refused < 0 else -1 - refused
 
 
 @inlined
-def call_off(head, cells):
-    """Let nobody wait for the table, or do anything."""
+def call_off(head, cells, refused):
+    """Refuse a channel: let nobody wait for the table, or do anything."""
+    head.refused = 1 + refused
     head.summed = 0
     head.items = 0
     raise_flag(cells, _READY)

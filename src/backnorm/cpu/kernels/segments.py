@@ -23,11 +23,9 @@ from backnorm.cpu.kernels.channels import combine, row_step, solve
 from backnorm.cpu.kernels.cursor import (
     arrive,
     await_second,
-    begin,
     claim,
-    enter,
+    claim_next,
     finish,
-    leave,
     open_second,
 )
 from backnorm.cpu.kernels.formulas import elements, first_elements
@@ -46,7 +44,6 @@ from backnorm.cpu.kernels.memory import (
 )
 from backnorm.cpu.kernels.record import (
     cells_of,
-    ended,
     gradient_of,
     output_of,
     own_of,
@@ -116,7 +113,7 @@ def run(kind, record, index):
     Returns
     -------
     int
-        See `record.ended`.
+        0, or when it has joined what `record.ended` says.
     """
     head, cells = segments_head(record), cells_of(record)
     outer, channels, inner = head.outer, head.channels, head.inner
@@ -125,7 +122,7 @@ def run(kind, record, index):
     rows = scratch_of(kind, head, record)
     if index == JOINED:
         return after(kind, head, rows, step, channels)
-    own = own_of(kind, head, record, begin(cells, index))
+    own = own_of(kind, head, record, index)
     chunk = (head.rows, head.length, head.chunks, head.block)
     blocks, group, batch, share = head.blocks, head.group, head.batch, head.share
     batches = (channels + group * batch - 1) // (group * batch)
@@ -142,16 +139,11 @@ def run(kind, record, index):
     sums, alone = offset(part, 4 * far), offset(part, 8 * far)
     place = offset(alone, 4 * LANES)
     pairs = offset(rows, ROWS * step)
-    if index == 0:
-        refused = before(kind, head, cells, rows, step, extents)
-        if refused >= 0:
-            return ended(refused)
+    before(kind, head, cells, index, rows, step, extents)
     summed, items = head.summed, head.items
-    rung = enter(cells)
     exact = (rows, step)
     known = coefficients_for(out_, rows, step, place, channels)
     narrowed = False
-    last = items == 0
     item = claim(cells, summed, items, index)
     while item < items:
         if item < summed:
@@ -206,12 +198,9 @@ def run(kind, record, index):
             row, end = i // inner, min(outer * channels * inner, i + share)
             span = (i, end, row % channels, (row + 1) * inner)
             _write(seen_, rest_, out_, span, extents, exact, known, streaming)
-        last = finish(cells, items)
-        item = claim(cells, summed, items, index)
-    answer = 1 if leave(cells, items, index, rung, last) else 0
-    if index == 0 and answer == 1:
-        answer = after(kind, head, rows, step, channels)
-    return answer
+        finish(cells)
+        item = claim_next(cells, summed, items, index)
+    return 0
 
 
 def _sum_block(x, dy, extents, chunk, span, rows, running, sums, far, alone):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba.extending import overload
 
 from backnorm.cpu.kernels import channels as of_channels
-from backnorm.cpu.kernels.cursor import raise_flag
+from backnorm.cpu.kernels.cursor import await_flag, raise_flag
 from backnorm.cpu.kernels.jit import inlined
 from backnorm.cpu.kernels.memory import clear, offset
 from backnorm.cpu.kernels.record import call_off, doubles_at, ended, singles_at, values_at
@@ -18,32 +18,36 @@ _READY = SLOTS["ready"]
 
 
 @inlined
-def before(kind, head, cells, rows, step, extents):
-    """Fill the table of channels as the record asks, and let the others begin.
+def before(kind, head, cells, index, rows, step, extents):
+    """Fill the table of channels as the record asks, or, all but the caller, wait until it is.
 
-    Returns
-    -------
-    int
-        The first channel refused, or -1. If there is one, all is called off.
+    If a channel is refused, all is called off. The second time that a caller enters, all that is
+    done already.
     """
+    if index != 0:
+        await_flag(cells, _READY)
+        return
+    if head.ready != 0:
+        return
     refused = -1
     if head.prepares != 0:
         refused = _prepare(kind, head, rows, step, extents)
     if refused >= 0:
-        call_off(head, cells)
-        return refused
+        call_off(head, cells, refused)
+        return
     if head.settles != 0:
         of_channels.settle(rows, step, extents[1], head.count)
     if head.items == 0:
         # Nothing will be summed: the sums of no elements are zero.
         clear(offset(rows, FIRST * step), 2 * step)
     raise_flag(cells, _READY)
-    return -1
 
 
 @inlined
 def after(kind, head, rows, step, channels):
     """Write the results of channels, if the record asks; return what the kernel returns."""
+    if head.refused != 0:
+        return ended(head.refused - 1)
     return ended(_finish(kind, head, rows, step, channels) if head.finishes != 0 else -1)
 
 

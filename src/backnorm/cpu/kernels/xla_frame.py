@@ -21,16 +21,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from backnorm.cpu.kernels.jit import inlined, outlined
-from backnorm.cpu.kernels.xla_memory import (
-    ask,
-    byte,
-    expect_much,
-    integer,
-    put,
-    put_integer,
-    room,
-    word,
-)
+from backnorm.cpu.kernels.system import expect_much
+from backnorm.cpu.kernels.words import ask, byte, integer, put, put_integer, room, word
 from backnorm.cpu.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
 from backnorm.cpu.xla_structures import offsets
 

@@ -15,9 +15,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 
 from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.system import (
+    allocated,
+    doze,
+    give_way,
+    participate,
+    pause,
+    release,
+    this_thread,
+)
+from backnorm.cpu.kernels.words import add, address_of, ask, put, room, seen, word
 from backnorm.cpu.kernels.xla_frame import (
     HELPERS,
     INSTANCES,
@@ -39,21 +50,6 @@ from backnorm.cpu.kernels.xla_frame import (
     succeeded,
     wrong,
 )
-from backnorm.cpu.kernels.xla_memory import (
-    add,
-    allocated,
-    ask,
-    environment,
-    give_way,
-    pause,
-    put,
-    release,
-    room,
-    run_kernel,
-    seen,
-    this_thread,
-    word,
-)
 from backnorm.cpu.record import JOINED, SLOTS
 from backnorm.cpu.xla_structures import ENVIRONMENT, ENVIRONMENT_CELLS, offsets
 
@@ -71,8 +67,12 @@ _BYTES, _DONE, _ITEMS = 8 * SLOTS["bytes"], 8 * SLOTS["done"], 8 * SLOTS["items"
 # and the helper's index. Then the record.
 _RAW, _HOLDERS, _CALLER, _FUNCTION, _RECORD, _TICKETS = range(6)
 
-# How often to look for the last item before giving up the processor: about 50 µs.
-_PATIENCE = 1000
+#: environment(): the address of the library's data, see `xla_structures.ENVIRONMENT`.
+environment = address_of("bn_environment", ir.ArrayType(ir.IntType(64), ENVIRONMENT_CELLS))
+
+# How often to look for the last item before giving way, about 50 µs; how often to give way before
+# sleeping; and for how many microseconds.
+_PATIENCE, _TURNS, _NAP = 1000, 20, 50
 
 
 @outlined
@@ -111,7 +111,7 @@ def _task(ticket):
     # XLA may run a task at once instead of scheduling it. A caller who is not at work yet must not
     # be its own helper, who waits for it.
     if this_thread() != word(block + 8 * _CALLER):
-        run_kernel(word(block + 8 * _FUNCTION), word(block + 8 * _RECORD), word(ticket + 8))
+        participate(word(block + 8 * _FUNCTION), word(block + 8 * _RECORD), word(ticket + 8))
     _leave(block, 1)
     return 0
 
@@ -123,18 +123,21 @@ def _await(done, items):
         if seen(done) == items:
             return
         pause()
-    while seen(done) != items:
+    for _ in range(_TURNS):
+        if seen(done) == items:
+            return
         give_way()
+    while seen(done) != items:
+        doze(_NAP)
 
 
 @outlined
 def _run(block):
     """Run the kernel of a block as the caller; return the number of what went wrong, or 0."""
     function, record = word(block + 8 * _FUNCTION), word(block + 8 * _RECORD)
-    ended = run_kernel(function, record, 0)
-    if ended == 0:
-        _await(record + _DONE, word(record + _ITEMS))
-        ended = run_kernel(function, record, JOINED)
+    participate(function, record, 0)
+    _await(record + _DONE, word(record + _ITEMS))
+    ended = participate(function, record, JOINED)
     # A channel may be refused when all is done; if it was before, there are no items.
     return REFUSED if ended < 0 and word(record + _ITEMS) == 0 else 0
 

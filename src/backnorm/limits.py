@@ -1,0 +1,53 @@
+"""threadpoolctl, if it is installed, limits backnorm as it limits NumPy's BLAS and OpenMP."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import backnorm.threads
+from backnorm.cpu import library
+from backnorm.cpu.kinds import THREADS
+from backnorm.errors import MachineCodeError
+
+__all__ = ["offer"]
+
+
+def offer() -> None:
+    """Let ``threadpoolctl.threadpool_limits`` limit backnorm, and ``threadpool_info`` show it.
+
+    It finds libraries by their files among those that the process has loaded, so that of our
+    threads is loaded now, unless it is yet to be built.
+    """
+    if importlib.util.find_spec("threadpoolctl") is None:
+        return
+    try:
+        if library.path_of(THREADS) is None:
+            return
+        library.load(THREADS)
+    except MachineCodeError:
+        # The first call says so.
+        return
+    threadpoolctl = importlib.import_module("threadpoolctl")
+
+    class Controller(threadpoolctl.LibController):  # type: ignore[misc, name-defined]
+        """The number of threads of a call."""
+
+        user_api = internal_api = "backnorm"
+        filename_prefixes = (f"{THREADS}-",)
+        check_symbols = ("bn_run",)
+
+        def get_num_threads(self) -> int:
+            """Return how many threads a call may have."""
+            return backnorm.threads.limit()
+
+        def set_num_threads(self, num_threads: int) -> None:
+            """Set how many threads a call may have."""
+            backnorm.threads.set_limit(num_threads)
+
+        def get_version(self) -> str:
+            """Return the version of backnorm."""
+            return backnorm.__version__
+
+    if hasattr(threadpoolctl, "register"):
+        threadpoolctl.register(Controller)

@@ -1,0 +1,24 @@
+"""`torch.compile` makes code that is linked to an OpenMP runtime: ours is still PyTorch's."""
+
+import torch
+from layer import Layer, thread_ids, verdict
+
+from backnorm.cpu.threads import service
+
+
+@torch.compile
+def compiled(x: torch.Tensor) -> torch.Tensor:
+    return (x.exp() + x.sin()).cumsum(0)
+
+
+layer = Layer()
+given = torch.randn(512, 512)
+compiled(given)
+layer()
+before = thread_ids()
+wrong = 0
+for _ in range(200):
+    compiled(given)
+    wrong += not layer.is_right()
+print(service().reason)
+verdict(team=service().name == "team", wrong=wrong, changed=len(before ^ thread_ids()))

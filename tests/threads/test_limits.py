@@ -1,0 +1,127 @@
+"""How many threads a call may have."""
+
+from __future__ import annotations
+
+import threading as python_threads
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm import machine, threads
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch):
+    monkeypatch.delenv("BACKNORM_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delitem(threads.modules, "torch", raising=False)
+    monkeypatch.setattr(threads, "_most", None)
+    monkeypatch.setattr(threads, "_until", 0.0)
+
+
+@pytest.mark.parametrize("n", [0, -1])
+@pytest.mark.parametrize("setting", [backnorm.set_num_threads, backnorm.num_threads])
+def test_less_than_one_is_refused(setting, n):
+    with pytest.raises(backnorm.ArgumentValueError, match="n: must be 1 or more"), setting(n):
+        pass
+
+
+@pytest.mark.parametrize("n", [1.0, "2", True, None])
+@pytest.mark.parametrize("setting", [backnorm.set_num_threads, backnorm.num_threads])
+def test_what_is_not_an_integer_is_refused(setting, n):
+    with pytest.raises(backnorm.ArgumentTypeError, match="n: must be an integer"), setting(n):
+        pass
+
+
+def test_more_threads_than_processors_are_capped():
+    backnorm.set_num_threads(10**6)
+    assert backnorm.get_num_threads() == machine.processors()
+    backnorm.set_num_threads(np.int64(1))
+    assert backnorm.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "two", "1.5", ""])
+def test_a_bad_variable_of_ours_is_an_error(monkeypatch, text):
+    monkeypatch.setenv("BACKNORM_NUM_THREADS", text)
+    with pytest.raises(backnorm.ArgumentValueError, match="BACKNORM_NUM_THREADS"):
+        backnorm.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("ours", "openmp", "expected"),
+    [("1", None, 1), (None, "1", 1), (None, "1,4", 1), (None, "many", None), ("1", "2", 1)],
+)
+def test_variables_are_the_start_value(monkeypatch, ours, openmp, expected):
+    for name, text in (("BACKNORM_NUM_THREADS", ours), ("OMP_NUM_THREADS", openmp)):
+        if text is not None:
+            monkeypatch.setenv(name, text)
+    assert backnorm.get_num_threads() == (expected or machine.processors())
+
+
+def test_processors_are_looked_up_again(monkeypatch):
+    monkeypatch.setattr(machine, "processors", lambda: 7)
+    assert backnorm.get_num_threads() == 7
+    monkeypatch.setattr(machine, "processors", lambda: 5)
+    assert backnorm.get_num_threads() == 7
+    monkeypatch.setattr(threads, "_until", 0.0)
+    assert backnorm.get_num_threads() == 5
+
+
+def test_a_block_limits_what_is_in_it_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(machine, "processors", lambda: 8)
+    elsewhere = []
+
+    def look():
+        elsewhere.append(backnorm.get_num_threads())
+
+    with backnorm.num_threads(4):
+        assert backnorm.get_num_threads() == 4
+        with backnorm.num_threads(2):
+            assert backnorm.get_num_threads() == 2
+        with backnorm.num_threads(6):
+            assert backnorm.get_num_threads() == 4
+        other = python_threads.Thread(target=look)
+        other.start()
+        other.join()
+    assert backnorm.get_num_threads() == 8
+    assert elsewhere == [8]
+    with pytest.raises(KeyError), backnorm.num_threads(1):
+        raise KeyError
+    assert backnorm.get_num_threads() == 8
+
+
+def test_pytorch_has_the_last_word(monkeypatch):
+    class Torch:
+        @staticmethod
+        def get_num_threads():
+            return 3
+
+    monkeypatch.setattr(machine, "processors", lambda: 8)
+    monkeypatch.setitem(threads.modules, "torch", Torch())
+    assert backnorm.get_num_threads() == 3
+    with backnorm.num_threads(2):
+        assert backnorm.get_num_threads() == 2
+    # While it is being imported, it says nothing yet.
+    monkeypatch.setitem(threads.modules, "torch", object())
+    assert backnorm.get_num_threads() == 8
+
+
+def test_threadpoolctl_limits_us_as_it_limits_numpy(monkeypatch):
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    monkeypatch.setattr(machine, "processors", lambda: 8)
+    info = [found for found in threadpoolctl.threadpool_info() if found["user_api"] == "backnorm"]
+    assert [found["num_threads"] for found in info] == [8]
+    assert info[0]["version"] == backnorm.__version__
+    for limits in (1, {"backnorm": 1}):
+        with threadpoolctl.threadpool_limits(limits):
+            assert backnorm.get_num_threads() == 1
+        assert backnorm.get_num_threads() == 8
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        assert backnorm.get_num_threads() == 8
+    # What was not set is not set afterwards: it follows the processors.
+    assert threads._most is None
+    backnorm.set_num_threads(3)
+    with threadpoolctl.threadpool_limits(1):
+        assert backnorm.get_num_threads() == 1
+    assert backnorm.get_num_threads() == 3

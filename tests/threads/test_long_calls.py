@@ -1,0 +1,101 @@
+"""Calls that come back unfinished, so that Python sees to signals, and are entered again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm import execute, operators
+from backnorm.cpu import stage
+from backnorm.machine import Machine
+
+_MIB = 1 << 20
+_MACHINES = (
+    Machine(1, 1024 * _MIB, 1024 * _MIB, "one thread, large caches"),
+    Machine(2, 0, 0, "two threads, no caches"),
+    Machine(2, 1024 * _MIB, 1024 * _MIB, "two threads, large caches"),
+)
+
+
+def _forget_calls():
+    """Let every call be planned anew."""
+    execute._planned.cache_clear()
+    for known in (operators._backward_calls, operators._forward_calls, operators._inference_calls):
+        known.clear()
+
+
+@pytest.fixture
+def entries(monkeypatch):
+    """Let no participant claim a second item; return a list of the results of native calls."""
+    run, ended = stage.runner(), []
+
+    def counted(record):
+        ended.append(run(record))
+        return ended[-1]
+
+    monkeypatch.setattr(stage, "_LIMIT", 1)
+    monkeypatch.setattr(stage, "runner", lambda: counted)
+    _forget_calls()
+    yield ended
+    _forget_calls()
+
+
+@pytest.fixture(params=_MACHINES, ids=lambda machine: machine.name)
+def planned_for(request, monkeypatch):
+    """Plan for a made-up machine; returns it."""
+    monkeypatch.setattr(execute, "_machine", lambda threads: request.param)
+    return request.param
+
+
+def _bits(x, dy, data_format):
+    normalized = backnorm.batch_norm_forward(x, epsilon=1e-5, data_format=data_format)
+    mean, variance = normalized.mean, normalized.variance
+    gradients = backnorm.batch_norm_backward(
+        x, dy, mean, variance, epsilon=1e-5, data_format=data_format
+    )
+    y = backnorm.batch_norm_inference(x, mean, variance, epsilon=1e-5, data_format=data_format)
+    return [array.tobytes() for array in (*normalized, *gradients, y)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("shape", "data_format"), [((24, 40, 30, 30), "NCX"), ((24, 30, 30, 40), "NXC")]
+)
+def test_results_are_the_same(entries, planned_for, rng, shape, data_format, dtype, monkeypatch):
+    x = rng.standard_normal(shape).astype(dtype)
+    dy = rng.standard_normal(shape).astype(dtype) * x
+    unfinished = _bits(x, dy, data_format)
+    if planned_for.threads > 1:
+        assert entries.count(0) >= 3
+    assert entries.count(1) == 3
+    monkeypatch.undo()
+    _forget_calls()
+    assert _bits(x, dy, data_format) == unfinished
+
+
+def test_an_exception_in_between_leaves_nothing_behind(entries, monkeypatch, rng):
+    monkeypatch.setattr(execute, "_machine", lambda threads: _MACHINES[1])
+    _forget_calls()
+    x = rng.standard_normal((24, 40, 30, 30), dtype=np.float32)
+    dy = rng.standard_normal(x.shape, dtype=np.float32) * x
+    mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
+    run = stage.runner()
+
+    def interrupted(record):
+        if run(record) == 0 and len(entries) == 2:
+            raise KeyboardInterrupt
+        return entries[-1]
+
+    monkeypatch.setattr(stage, "runner", lambda: interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backnorm.batch_norm_backward(x, dy, mean, variance, epsilon=1e-5)
+    got = backnorm.batch_norm_backward(x, dy, mean, variance, epsilon=1e-5)
+    monkeypatch.undo()
+    _forget_calls()
+    want = backnorm.batch_norm_backward(x, dy, mean, variance, epsilon=1e-5)
+    assert got.dx.tobytes() == want.dx.tobytes()
+
+
+def test_a_signal_is_heard_in_the_middle(drive):
+    drive("long_call")

@@ -1,0 +1,48 @@
+"""Threads of our own, in the situations that end other threading layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from backnorm import machine
+
+two = pytest.mark.skipif(machine.processors() < 2, reason="needs two processors")
+pytestmark = [two, pytest.mark.skipif("sys.platform != 'linux'", reason="the pool is Linux's")]
+
+
+@pytest.mark.parametrize("how", [(), ("pinned",)])
+def test_signals_come_before_or_after_a_call(drive, how):
+    drive("signals", 300, *how)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("how", [(), ("pinned",), ("torch",), ("torch", "pinned")])
+def test_thousands_of_signals(drive, how):
+    drive("signals", 2500, *how)
+
+
+def test_forked_children_have_a_pool_of_their_own(drive):
+    drive("forks", 20)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("how", [(), ("torch",)])
+def test_hundreds_of_forks(drive, how):
+    drive("forks", 500, *how)
+
+
+def test_sixteen_callers_at_once(drive):
+    drive("crowd", 16, 20)
+
+
+def test_a_system_that_refuses_threads_is_asked_again_later(drive):
+    drive("refused")
+
+
+def test_threads_follow_the_processors_of_their_caller(drive):
+    drive("affinity")
+
+
+@pytest.mark.parametrize("how", ["daemon", "daemon_raises", "atexit", "finaliser"])
+def test_a_process_ends_whatever_its_threads_do(drive, how):
+    drive("endings", how)
