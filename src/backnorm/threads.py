@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from sys import modules
+from time import monotonic
 
 import numpy as np
 
@@ -85,10 +85,16 @@ def get_num_threads() -> int:
     `num_threads` block allows; the processors that this process may use; and, where PyTorch is
     imported, ``torch.get_num_threads()``, elsewhere OMP_NUM_THREADS.
     """
-    allowed, most = _allowed.get(), limit()
+    torch = modules.get("torch")
+    most = _most
+    # What `limit` does, without another call: this is part of every call of an operator.
+    if most is None:
+        if monotonic() >= _until:
+            _look_again()
+        most = _alone if torch is None else _beside
+    allowed = _allowed.get()
     if allowed is not None and allowed < most:
         most = allowed
-    torch = modules.get("torch")
     if torch is None or most == 1:
         return most
     try:
@@ -102,7 +108,7 @@ def limit() -> int:
     """Return what is allowed in the whole process."""
     if _most is not None:
         return _most
-    if time.monotonic() >= _until:
+    if monotonic() >= _until:
         _look_again()
     return _beside if "torch" in modules else _alone
 
@@ -120,7 +126,7 @@ def _look_again() -> None:
     available, ours = machine.processors(), config.initial_threads()
     _beside = min(ours or available, available)
     _alone = min(ours or config.openmp_threads() or available, available)
-    _until = time.monotonic() + 1
+    _until = monotonic() + 1
 
 
 def _checked(n: int) -> int:

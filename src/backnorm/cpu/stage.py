@@ -31,8 +31,8 @@ _MOMENTUM, _COUNT = SLOTS["momentum"], SLOTS["count"]
 # Nanoseconds until Python may see to signals.
 _LIMIT = 100_000_000
 
-# Bytes of a record that is kept for the next call of one thread.
-_KEPT = 1 << 15
+# Bytes of a record that is kept for the next call: as many are made as there are calls at once.
+_KEPT = 1 << 18
 
 
 class _Record:
@@ -101,7 +101,7 @@ class Stage:
         self._size, self._table = int(head["bytes"][0]), int(head["scratch"][0]) // 8
         self._function = 0
         self._spare: list[_Record] = []
-        self._keeps = participants == 1 and self._size <= _KEPT
+        self._keeps = self._size <= _KEPT
 
     def __call__(
         self,

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from sys import modules
@@ -34,7 +35,7 @@ _POOL = ("pthread_create", "pthread_detach", "pthread_sigmask")
 _HAS_POOL: bool = sys.platform == "linux"
 
 _lock = threading.Lock()
-_here = threading.local()
+_apart: ContextVar[bool] = ContextVar("backnorm_apart", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def region() -> int:
     PyTorch's operators waits 4 ms until they are started again.
     """
     torch = modules.get("torch")
-    if torch is None or _why_not(torch):
+    if torch is None or _apart.get() or not (_found or not _why_not(torch)):
         return 0
     number: int = torch.get_num_threads()
     return number
@@ -90,12 +91,11 @@ def region() -> int:
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
     """Let no call of this thread enter PyTorch's team, such as on a thread of another framework."""
-    before = getattr(_here, "apart", False)
-    _here.apart = True
+    token = _apart.set(True)
     try:
         yield
     finally:
-        _here.apart = before
+        _apart.reset(token)
 
 
 def service() -> Service:
@@ -113,7 +113,7 @@ def _why_not(torch: Any) -> str:
     """Return why the team of a PyTorch that is imported does not serve, or nothing if it does."""
     if _barred:
         return "this process was forked from one with PyTorch, whose team is not in it"
-    if getattr(_here, "apart", False):
+    if _apart.get():
         return "this is a thread of another framework"
     if not hasattr(torch, "get_num_threads"):
         return "PyTorch is being imported"
@@ -135,6 +135,8 @@ def _team() -> tuple[bool, str]:
     if addresses is None:
         return False, "PyTorch has no OpenMP runtime with GOMP_parallel"
     runner()
+    global _found
+    _found = True
     with _lock:
         data = _data()
         data[PARALLEL], data[THREAD_NUMBER] = addresses
@@ -178,12 +180,15 @@ def _data() -> Any:
 
 _barred = False
 
+# What a repeated call looks at: whether the team was found, and is not barred.
+_found = False
+
 
 def _begin_anew() -> None:
     """Forget, in a forked child, the threads that are not in it."""
-    global _lock, _barred
+    global _lock, _barred, _found
     _lock = threading.Lock()
-    _barred = _barred or "torch" in modules
+    _barred, _found = _barred or "torch" in modules, False
     if runner.cache_info().currsize:
         known = _data()
         functions = known[CREATE : CREATE + len(_POOL)]

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from backnorm.dialects.aten import native_batch_norm_backward
 from backnorm.errors import BacknormError
-from backnorm.torch.memory import array_of, dense, empty_like, tensor_of
+from backnorm.torch.memory import array_of, dense, tensor_of
+from backnorm.torch.reuse import empty_like
 
 __all__ = ["use_for_aten"]
 

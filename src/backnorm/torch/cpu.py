@@ -34,12 +34,12 @@ from backnorm.torch.memory import (
     array_of,
     as_type,
     dense,
-    empty_like,
     laid_out_as,
     plain,
     tensor_of,
     wide,
 )
+from backnorm.torch.reuse import empty_like
 from backnorm.torch.statistics import Running, follows, statistics_type, update_running
 from backnorm.torch.steps import Step, address, facts, keep, known
 

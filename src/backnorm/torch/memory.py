@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backnorm.allocation import LARGE, advise
 from backnorm.layout import Order, by_strides
+from backnorm.torch.reuse import empty_like
 
 __all__ = [
     "array_of",
     "as_type",
     "dense",
-    "empty_like",
     "laid_out_as",
     "order_of",
     "plain",
@@ -117,21 +116,6 @@ def laid_out_as(array: np.ndarray, x: Tensor) -> Tensor:
     """Return a new tensor with an array's elements that lies in memory as the dense x does."""
     tensor = empty_like(x)
     array_of(tensor)[...] = array
-    return tensor
-
-
-def empty_like(x: Tensor) -> Tensor:
-    """Return a new tensor that lies in memory as the dense x does.
-
-    A large one is in huge pages.
-    """
-    tensor = torch.empty_like(x)
-    size = tensor.nbytes
-    if size >= LARGE:
-        # New memory, written once by one thread (Intel Xeon, family 6 model 167, 2 virtual
-        # processors): 51 MB 12 ms instead of 23, 160 MB 37 instead of 67. On memory of tensors that
-        # are gone it was 7 and 22.
-        advise(tensor.data_ptr(), size)
     return tensor
 
 
