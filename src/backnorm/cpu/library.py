@@ -40,7 +40,8 @@ FOLDER = Path(__file__).parent / "lib"
 _FROM_SOURCES = (Path(__file__).parent / "build").is_dir()
 _REMEDY = "build it anew with `make kernels`" if _FROM_SOURCES else "install backnorm anew"
 
-_building = threading.Lock()
+# Reentrant: a finaliser that comes in between may need another library.
+_building = threading.RLock()
 _loaded: dict[str, ctypes.CDLL] = {}
 
 
@@ -183,7 +184,7 @@ def _built(name: str) -> Path:
 def _renew() -> None:
     """Begin anew in a forked child, where a thread that was building is not."""
     global _building
-    _building = threading.Lock()
+    _building = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

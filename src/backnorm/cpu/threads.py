@@ -15,7 +15,6 @@ import ctypes
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ _POOL = ("pthread_create", "pthread_detach", "pthread_sigmask")
 
 _HAS_POOL: bool = sys.platform == "linux"
 
-_lock = threading.Lock()
 _apart: ContextVar[bool] = ContextVar("backnorm_apart", default=False)
 
 
@@ -67,9 +65,8 @@ def runner() -> Callable[[int], int]:
         If there is no library for this processor.
     """
     loaded = library.load(THREADS)
-    with _lock:
-        # Not linked: C libraries have them in other versions, and in other places.
-        _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
+    # Not linked: C libraries have them in other versions, and in other places.
+    _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
     run = loaded.bn_run
     run.argtypes, run.restype = (ctypes.c_int64,), ctypes.c_int64
     return run
@@ -135,11 +132,10 @@ def _team() -> tuple[bool, str]:
     if addresses is None:
         return False, "PyTorch has no OpenMP runtime with GOMP_parallel"
     runner()
+    data = _data()
+    data[PARALLEL], data[THREAD_NUMBER] = addresses
     global _found
     _found = True
-    with _lock:
-        data = _data()
-        data[PARALLEL], data[THREAD_NUMBER] = addresses
     file = _mapped(lambda mapped: _lies_in(addresses[0], mapped[0]))
     return True, file[-1] if file else "an OpenMP runtime"
 
@@ -186,8 +182,7 @@ _found = False
 
 def _begin_anew() -> None:
     """Forget, in a forked child, the threads that are not in it."""
-    global _lock, _barred, _found
-    _lock = threading.Lock()
+    global _barred, _found
     _barred, _found = _barred or "torch" in modules, False
     if runner.cache_info().currsize:
         known = _data()
