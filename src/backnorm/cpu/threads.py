@@ -124,13 +124,12 @@ def _team() -> tuple[bool, str]:
     path = _mapped(lambda mapped: Path(mapped[-1]).name == "libtorch_cpu.so")
     if path is None:
         return False, "PyTorch has no libtorch_cpu.so here"
-    # In the order in which the linker looked for what PyTorch calls: what the whole process
-    # sees, which may have been loaded before; then PyTorch's own libraries.
-    places = (None, path[-1])
-    found = filter(None, (_addresses(_loaded(place), _TEAM) for place in places))
-    addresses = next(found, None)
-    if addresses is None:
+    own = _addresses(_loaded(path[-1]), _TEAM)
+    if own is None:
         return False, "PyTorch has no OpenMP runtime with GOMP_parallel"
+    # As the linker looked for what PyTorch calls: first in what the whole process sees, which may
+    # have been loaded before; then in PyTorch's own libraries.
+    addresses = _addresses(_loaded(None), _TEAM) or own
     runner()
     data = _data()
     data[PARALLEL], data[THREAD_NUMBER] = addresses

@@ -132,7 +132,7 @@ def trained(
         if running is not None and not follows(running, x):
             late, running = running, None
         if keep(key, step, given, (x, residual, weight, bias, running)):
-            step.x, step.weight = own, of_weight
+            step.x, step.weight, step.threads = own, of_weight, get_num_threads()
     y = empty_like(x)
     dtype = statistics_type(x.dtype)
     channels = x.shape[1]
@@ -250,7 +250,8 @@ def backward(
     given_weight = weight
     stage = None
     if step is not None and plain(dy) and facts(dy) == step.x == facts(x):
-        stage = step.backwards.get(sided) if facts(weight) == step.weight else None
+        same = facts(weight) == step.weight and get_num_threads() == step.threads
+        stage = step.backwards.get(sided) if same else None
     if stage is None:
         given = x, dy, mean, variance, weight
         x, mean, variance, weight = dense(x), wide(mean, x), wide(variance, x), wide(weight, x)
@@ -288,7 +289,8 @@ def backward(
             found = Step(planned(problem, array).launch.complete)
         stage = found.stage
         used = x, dy, mean, variance, weight
-        if keep(key, found, given, used) and step is not None:
+        direct = keep(key, found, given, used)
+        if direct and step is not None and step.threads == get_num_threads():
             step.backwards[sided] = stage
     dx = empty_like(x)
     dresidual = empty_like(x) if sided else None

@@ -26,15 +26,18 @@ class Step:
         What the forward pass runs.
     x, weight : Hashable
         The metadata of these tensors.
+    threads : int
+        How many were allowed.
     backwards : dict of bool to Stage
         What the backward pass runs, with or without a gradient for the residual.
     """
 
-    __slots__ = ("backwards", "stage", "weight", "x")
+    __slots__ = ("backwards", "stage", "threads", "weight", "x")
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.x: Hashable = None
+        self.threads = 0
         self.weight: Hashable = None
         self.backwards: dict[bool, Stage] = {}
 
