@@ -32,7 +32,7 @@ _MOMENTUM, _COUNT = SLOTS["momentum"], SLOTS["count"]
 _LIMIT = 100_000_000
 
 # Bytes of a record that is kept for the next call: as many are made as there are calls at once.
-_KEPT = 1 << 18
+_KEPT = 1 << 16
 
 
 class _Record:
