@@ -8,13 +8,14 @@ When memory goes back to the system:
 
 - Of blocks of up to 16 MiB the last 12 that were given back are kept, of larger ones the last 3:
   together never more than 768 MiB. One more, and the oldest of them is unmapped.
-- Blocks that nobody used for a second are unmapped by the next allocation of an output of 2 to
-  192 MiB. Without one they stay: nothing of ours runs between calls.
+- Blocks that are kept, and whose last array was made more than a second ago, are unmapped by the
+  next allocation of an output of 2 to 192 MiB. Without one they stay: nothing of ours runs between
+  calls.
 - What is not kept is unmapped when its array is gone.
 
 An array may be gone at any point of any thread, within a garbage collection, and while the
-interpreter ends. So the end of one takes no lock and starts nothing: it appends to a deque, which
-is atomic, and bounded.
+interpreter ends. So the end of one takes no lock, starts nothing, and runs nothing of Python's: it
+appends to a deque, which is atomic, and bounded.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import math
 import mmap
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -49,7 +51,8 @@ _LARGEST = 192 << 20
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
-# Seconds until a block that nobody uses is no longer kept.
+# Seconds after its last array was made that a block is kept for the next. (Not after its end, which
+# looks at no clock.)
 _MOMENT = 1.0
 
 _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
@@ -97,9 +100,6 @@ class _Block:
 class _Lease:
     """What an array in a block is based on: when the array is gone, so is this."""
 
-    # Of one that was interrupted before it had a block.
-    _block: _Block | None = None
-
     def __init__(self, block: _Block, size: int) -> None:
         self.__array_interface__ = {
             "data": (block.address, False),
@@ -107,22 +107,29 @@ class _Lease:
             "typestr": "|u1",
             "version": 3,
         }
-        self._block = block
-
-    # The clock is an argument because modules may be empty by then.
-    def __del__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        block = self._block
-        if block is not None:
-            block.since = clock()
-            block.shelf.append(block)
+        block.since = time.monotonic()
+        self._end = _End(self, block.shelf.append)
+        self._end.block = block
 
 
-# Blocks that are kept, the newest last. Any thread may append at any time, and this one in between
-# any two steps: nobody goes through them, or asks how many there are and relies on it.
-_shelves: tuple[deque[_Block], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
+class _End(weakref.ref[_Lease]):
+    """The end of a lease, which is appended to a shelf then.
+
+    Python calls `append` itself. In a `__del__` of ours a signal could be seen to, and what its
+    handler raised would be lost: one in a hundred Ctrl-C was.
+    """
+
+    __slots__ = ("block",)
+    block: _Block
 
 
-def _shelf_of(size: int) -> deque[_Block]:
+# Ends of leases of blocks that are kept, the newest last. Any thread may append at any time, and
+# this one in between any two steps: nobody goes through them, or asks how many there are and
+# relies on it.
+_shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
+
+
+def _shelf_of(size: int) -> deque[_End]:
     return _shelves[size > _SMALL]
 
 
@@ -144,23 +151,23 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def _take(size: int) -> _Block | None:
     """Return a block of `size` bytes, or None if the system has no more."""
-    found = None
+    found: _End | None = None
     stale = time.monotonic() - _MOMENT
     for shelf in _shelves:
         # Once around, so that the order stays. Blocks that arrive meanwhile wait for the next call.
         for _ in range(len(shelf)):
             try:
-                block = shelf.popleft()
+                end = shelf.popleft()
             except IndexError:  # another thread has taken them
                 break
             # Of those that fit the newest, which may still be in a cache.
-            rest: _Block | None = block
-            if block.size == size:
-                found, rest = block, found
-            if rest is not None and rest.since > stale:
+            rest: _End | None = end
+            if end.block.size == size:
+                found, rest = end, found
+            if rest is not None and rest.block.since > stale:
                 shelf.append(rest)
     if found is not None:
-        return found
+        return found.block
     try:
         return _Block(size)
     except (OSError, ValueError):

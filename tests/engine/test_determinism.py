@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import ml_dtypes
@@ -39,6 +40,8 @@ def many_processors(monkeypatch):
     many = backnorm.machine.Machine(8, few.cache_per_core, few.cache_shared, few.name)
     monkeypatch.setattr("backnorm.machine.detect", lambda: many)
     monkeypatch.setattr("backnorm.machine.processors", lambda: many.threads)
+    # Which another test may have imported, and has its own number.
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     before = backnorm.get_num_threads()
     yield
     monkeypatch.undo()

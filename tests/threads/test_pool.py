@@ -10,13 +10,13 @@ two = pytest.mark.skipif(machine.processors() < 2, reason="needs two processors"
 pytestmark = [two, pytest.mark.skipif("sys.platform != 'linux'", reason="the pool is Linux's")]
 
 
-@pytest.mark.parametrize("how", [(), ("pinned",)])
+@pytest.mark.parametrize("how", [(), ("pinned",), ("allocating",)])
 def test_signals_come_before_or_after_a_call(drive, how):
     drive("signals", 300, *how)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("how", [(), ("pinned",), ("torch",), ("torch", "pinned")])
+@pytest.mark.parametrize("how", [(), ("pinned",), ("torch",), ("torch", "pinned"), ("allocating",)])
 def test_thousands_of_signals(drive, how):
     drive("signals", 2500, *how)
 

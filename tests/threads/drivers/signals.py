@@ -1,4 +1,4 @@
-"""Signals at random moments of calls: ``signals.py COUNT [torch] [pinned]``.
+"""Signals at random moments of calls: ``signals.py COUNT [torch] [pinned] [allocating]``.
 
 An exception comes of each.
 """
@@ -22,10 +22,13 @@ class AlarmError(Exception):
 
 
 def ring(number, frame):
+    global rings
+    rings += 1
     raise AlarmError
 
 
-layer = Layer()
+allocating = "allocating" in sys.argv
+layer = Layer((16, 32, 40, 40)) if allocating else Layer()
 out = np.empty_like(layer.x)
 random.seed(1)
 begin = time.perf_counter()
@@ -39,10 +42,11 @@ if "pinned" in sys.argv:
 signal.signal(signal.SIGALRM, ring)
 count, rung, written = int(sys.argv[1]), 0, 0
 for _ in range(count):
+    rings = 0
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3 * usual))
-        while True:
-            layer(out)
+        while not rings:
+            layer(None if allocating else out)
     except AlarmError:
         rung += 1
     # Whoever were still at work would write this over.
