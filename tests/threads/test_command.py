@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -37,8 +38,17 @@ def _outcome(path, number, heed_interrupts, seed):
         preexec_fn=heed_interrupts,
     )
     time.sleep(random.Random(seed).uniform(0.2, 1.5))
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    try:
+        # Once more if nothing comes of it: a library that is being imported may ignore what a
+        # handler raises, and Python does within a finaliser.
+        for _ in range(3):
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+                break
+        _, errors = process.communicate(timeout=10)
+    finally:
+        process.kill()
     if process.returncode == 1:
         # Python was still importing the modules: what comes of a signal then is not ours to say.
         assert b"import" in errors, errors
