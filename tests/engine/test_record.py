@@ -193,3 +193,33 @@ def test_memory_of_a_record_begins_at_a_cache_line(scratch):
         assert made.address == made.cells.ctypes.data
         assert made.cells.nbytes == size
         np.testing.assert_array_equal(made.cells[: cells.size], cells)
+
+
+def test_large_records_are_used_again_by_any_stage_and_no_more_of_them_kept(monkeypatch):
+    monkeypatch.setattr(stage, "runner", lambda: lambda record: 1)
+    monkeypatch.setattr("backnorm.cpu.library.address", lambda kind: 4711)
+    stage._large.clear()
+    numbers = {field.name: 1 for field in GEOMETRIES["floor"]}
+    kind = Kind("floor", "float64", "move")
+
+    def made(size, **fields):
+        return stage.Stage(
+            kind, numbers, channels=0, partial=size // 8, own=8, participants=1, **fields
+        )
+
+    one, other = made(stage._KEPT, items=3), made(stage._KEPT, items=4)
+    assert one([0] * len(ADDRESSES)) == -1
+    (first,) = stage._large
+    assert other([0] * len(ADDRESSES), count=5) == -1
+    assert list(stage._large) == [first]
+    # What one stage has written there is not the other's.
+    head = head_of(first.cells, "floor")
+    assert (head["items"], head["count"]) == (4, 5)
+    assert one([0] * len(ADDRESSES)) == -1
+    assert (head["items"], head["count"]) == (3, 0)
+    assert made(2 * stage._LARGEST)([0] * len(ADDRESSES)) == -1
+    for k in range(20):
+        made(stage._KEPT + 64 * k)([0] * len(ADDRESSES))
+    assert len(stage._large) == stage._MOST
+    assert all(stage._KEPT < kept.cells.nbytes <= stage._LARGEST for kept in stage._large)
+    stage._large.clear()
