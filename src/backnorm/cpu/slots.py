@@ -10,7 +10,6 @@ from __future__ import annotations
 __all__ = [
     "CALLED",
     "CELLS",
-    "CLAIMED",
     "CREATE",
     "IDLE",
     "INDEX",
@@ -27,6 +26,7 @@ __all__ = [
     "STATE",
     "STATES",
     "TABLE",
+    "TAKEN",
     "THREAD_NUMBER",
     "WAITED",
 ]
@@ -48,5 +48,5 @@ STATE, RECORD, INDEX, MASK, OWN_MASK = 0, 1, 2, 8, 24
 #: States. There is no thread; it has nothing to do, and watches the slot, or sleeps; a caller is
 #: filling in the slot; the thread is called, and may be called off; it takes part; and somebody
 #: sleeps until it is out.
-NEW, IDLE, SLEEPING, CLAIMED, CALLED, RUNNING, WAITED = range(7)
+NEW, IDLE, SLEEPING, TAKEN, CALLED, RUNNING, WAITED = range(7)
 STATES = 8

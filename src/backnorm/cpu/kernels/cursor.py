@@ -23,7 +23,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.system import doze, give_way, now, pause
+from backnorm.cpu.kernels.system import linger, now
 from backnorm.cpu.record import CLAIMED, LINE, SLOTS
 
 __all__ = [
@@ -39,10 +39,6 @@ __all__ = [
 
 _PARTICIPANTS, _DEADLINE = SLOTS["participants"], SLOTS["deadline"]
 _DONE, _ARRIVED, _OPENED = SLOTS["done"], SLOTS["arrived"], SLOTS["opened"]
-
-# How often to look for what others do before giving way, 50 to 100 µs; how often to give way
-# before sleeping; and for how many microseconds.
-_PATIENCE, _TURNS, _NAP = 2000, 20, 50
 
 _I64 = ir.IntType(64)
 
@@ -104,13 +100,8 @@ def await_flag(cells, position):
     """Wait until a cell is set."""
     looks = 0
     while not _is_raised(cells, position):
+        linger(looks)
         looks += 1
-        if looks < _PATIENCE:
-            pause()
-        elif looks < _PATIENCE + _TURNS:
-            give_way()
-        else:
-            doze(_NAP)
 
 
 @inlined

@@ -13,9 +13,11 @@ from llvmlite import ir
 
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.system import (
+    LOOKS,
     MASK_CELLS,
-    give_way,
+    PATIENCE,
     introduce_itself,
+    linger,
     now,
     participate,
     pause,
@@ -35,13 +37,11 @@ from backnorm.cpu.kernels.words import (
     wide_room,
     word,
 )
-from backnorm.cpu.record import CLAIMED as CLAIMS
-from backnorm.cpu.record import LINE
+from backnorm.cpu.record import CLAIMED, LINE
 from backnorm.cpu.record import SLOTS as FIELDS
 from backnorm.cpu.slots import (
     CALLED,
     CELLS,
-    CLAIMED,
     CREATE,
     IDLE,
     INDEX,
@@ -56,6 +56,7 @@ from backnorm.cpu.slots import (
     SLOTS,
     STATES,
     TABLE,
+    TAKEN,
     WAITED,
 )
 
@@ -67,12 +68,6 @@ known = address_of("bn_threads", ir.ArrayType(ir.IntType(64), CELLS))
 _work = address_of("bn_work")
 
 _FUNCTION = 8 * FIELDS["function"]
-
-# How often to look again before going to sleep: 50 to 100 µs.
-_PATIENCE = 2000
-
-# How often to give way before that, where others may want the processor.
-_TURNS = 20
 
 # Nanoseconds until a system that refused a thread is asked again.
 _LATER = 1_000_000_000
@@ -92,14 +87,14 @@ def summon(record, helpers):
         status = state % STATES
         if status > SLEEPING or (status == NEW and not _may_start()):
             continue
-        claimed = state - status + STATES + CLAIMED
-        if not swap(slot, state, claimed):
+        taken = state - status + STATES + TAKEN
+        if not swap(slot, state, taken):
             continue
         put(slot + 8 * RECORD, record)
         put(slot + 8 * INDEX, index)
         for cell in range(MASK_CELLS):
             put(slot + 8 * (MASK + cell), word(mask + 8 * cell))
-        called = claimed - CLAIMED + CALLED
+        called = taken - TAKEN + CALLED
         place = _place(record, index)
         put(place, slot)
         put(place + 8, called)
@@ -148,7 +143,7 @@ def work(slot):
 @inlined
 def _place(record, index):
     """Return where a record says which thread is a participant."""
-    return record + 8 * (CLAIMS + LINE * index + 1)
+    return record + 8 * (CLAIMED + LINE * index + 1)
 
 
 @inlined
@@ -162,7 +157,7 @@ def _may_start():
 def _next_call(slot):
     """Wait until a slot is called; return its state."""
     while True:
-        for _ in range(_PATIENCE):
+        for _ in range(PATIENCE):
             state = seen(slot)
             if state % STATES == CALLED:
                 return state
@@ -177,14 +172,10 @@ def _next_call(slot):
 @outlined
 def _await(slot, running):
     """Wait until a thread that was running is out."""
-    for _ in range(_PATIENCE):
+    for looks in range(LOOKS):
         if seen(slot) != running:
             return
-        pause()
-    for _ in range(_TURNS):
-        if seen(slot) != running:
-            return
-        give_way()
+        linger(looks)
     waited = running - RUNNING + WAITED
     if swap(slot, running, waited):
         while seen(slot) == waited:

@@ -16,12 +16,13 @@ from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.words import put, room, wide_room, word
 
 __all__ = [
+    "LOOKS",
     "MASK_CELLS",
+    "PATIENCE",
     "allocated",
-    "doze",
     "expect_much",
-    "give_way",
     "introduce_itself",
+    "linger",
     "now",
     "participate",
     "pause",
@@ -39,6 +40,13 @@ _VOID = ir.VoidType()
 
 #: Words of a set of processors: 1024 of them.
 MASK_CELLS = 16
+
+#: How often to look for what another thread does, 50 to 100 µs, before giving way; and before
+#: sleeping.
+PATIENCE, LOOKS = 2000, 2020
+
+# For how many microseconds.
+_NAP = 50
 
 _HUGE, _MADV_HUGEPAGE = 2 << 20, 14
 _FUTEX = {"x86_64": 202, "aarch64": 98}
@@ -100,13 +108,13 @@ def this_thread(typingctx):
 
 
 @intrinsic
-def give_way(typingctx):
+def _give_way(typingctx):
     """Let another thread have the processor."""
     return types.int64(), _of_c("sched_yield", _I32)
 
 
 @intrinsic
-def doze(typingctx, microseconds):
+def _doze(typingctx, microseconds):
     """Leave the processor for so long."""
     return types.int64(types.int64), _of_c("usleep", _I32, _I32)
 
@@ -146,6 +154,20 @@ def pause(typingctx):
         return context.get_dummy_value()
 
     return types.none(), codegen
+
+
+@inlined
+def linger(looks):
+    """Wait a little between two looks at what another thread does, of which so many were made.
+
+    It may need this very processor: whoever has looked often gives way, and then sleeps.
+    """
+    if looks < PATIENCE:
+        pause()
+    elif looks < LOOKS:
+        _give_way()
+    else:
+        _doze(_NAP)
 
 
 @intrinsic

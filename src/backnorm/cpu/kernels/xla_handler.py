@@ -21,10 +21,8 @@ from numba import types
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.system import (
     allocated,
-    doze,
-    give_way,
+    linger,
     participate,
-    pause,
     release,
     this_thread,
 )
@@ -60,19 +58,16 @@ _SCHEDULES = offsets("ThreadPool_Schedule_Args")
 _COUNTS = offsets("ThreadPool_NumThreads_Args")
 
 _MAJOR, _MINOR, _TASK, _KNOWN, _TABLE = (8 * cell for cell in ENVIRONMENT)
-_BYTES, _DONE, _ITEMS = 8 * SLOTS["bytes"], 8 * SLOTS["done"], 8 * SLOTS["items"]
+_BYTES, _FUNCTION = 8 * SLOTS["bytes"], 8 * SLOTS["function"]
+_DONE, _ITEMS = 8 * SLOTS["done"], 8 * SLOTS["items"]
 
 # Cells of the block of a call: what malloc gave, participants that have not left, the thread that
-# called, the kernel, where the record is; from _TICKETS on, for every helper, where the block is
+# called, where the record is; from _TICKETS on, for every helper, where the block is
 # and the helper's index. Then the record.
-_RAW, _HOLDERS, _CALLER, _FUNCTION, _RECORD, _TICKETS = range(6)
+_RAW, _HOLDERS, _CALLER, _RECORD, _TICKETS = range(5)
 
 #: environment(): the address of the library's data, see `xla_structures.ENVIRONMENT`.
 environment = address_of("bn_environment", ir.ArrayType(ir.IntType(64), ENVIRONMENT_CELLS))
-
-# How often to look for the last item before giving way, about 50 µs; how often to give way before
-# sleeping; and for how many microseconds.
-_PATIENCE, _TURNS, _NAP = 1000, 20, 50
 
 
 @outlined
@@ -111,7 +106,8 @@ def _task(ticket):
     # XLA may run a task at once instead of scheduling it. A caller who is not at work yet must not
     # be its own helper, who waits for it.
     if this_thread() != word(block + 8 * _CALLER):
-        participate(word(block + 8 * _FUNCTION), word(block + 8 * _RECORD), word(ticket + 8))
+        record = word(block + 8 * _RECORD)
+        participate(word(record + _FUNCTION), record, word(ticket + 8))
     _leave(block, 1)
     return 0
 
@@ -119,22 +115,17 @@ def _task(ticket):
 @outlined
 def _await(done, items):
     """Wait until as many items are done."""
-    for _ in range(_PATIENCE):
-        if seen(done) == items:
-            return
-        pause()
-    for _ in range(_TURNS):
-        if seen(done) == items:
-            return
-        give_way()
+    looks = 0
     while seen(done) != items:
-        doze(_NAP)
+        linger(looks)
+        looks += 1
 
 
 @outlined
 def _run(block):
     """Run the kernel of a block as the caller; return the number of what went wrong, or 0."""
-    function, record = word(block + 8 * _FUNCTION), word(block + 8 * _RECORD)
+    record = word(block + 8 * _RECORD)
+    function = word(record + _FUNCTION)
     participate(function, record, 0)
     _await(record + _DONE, word(record + _ITEMS))
     ended = participate(function, record, JOINED)
@@ -204,8 +195,8 @@ def _handle(frame):
         block = _block_of(frame, helpers)
         if block == 0:
             return refuse(api, MEMORY)
-        put(block + 8 * _FUNCTION, function)
         record = word(block + 8 * _RECORD)
+        put(record + _FUNCTION, function)
         for k in range(buffers_of(frame)):
             put(record + 8 * slot_of(frame, k), place_of(frame, k, instance))
         _summon(frame, word(environment() + _TASK), block, helpers)
