@@ -167,9 +167,9 @@ def _planned(problem: Problem, order: Order, machine: Machine, exchanged: bool) 
         dtype=problem.dtype,
         statistics_dtype=problem.statistics_dtype,
         operation="forward" if forward else "backward" if problem.training else "frozen",
-        rectified=problem.rectified,
+        relu=problem.relu,
         epsilon=problem.epsilon,
-        fused=decided.fused,
+        grouped=decided.grouped,
         streaming=decided.streaming,
         threads=decided.threads,
     )
@@ -192,7 +192,7 @@ def backward(
     """Return dx, dgamma, dbeta, and the gradient of the residual, if there is one.
 
     With `exchange` (the call must have been planned for it) dx is from the exchanged sums, dgamma
-    and dbeta are local. Where a rectifier follows the layer, `mask` is that of its forward pass.
+    and dbeta are local. Where a ReLU follows the layer, `mask` is that of its forward pass.
     """
     problem, launch = call.problem, call.launch
     if out is not None:
@@ -268,13 +268,13 @@ def forward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
     """Return y, the mean and the biased variance of the batch (0 and 0 for an empty batch).
 
-    Where a rectifier follows, also its mask.
+    Where a ReLU follows, also its mask.
     """
     problem = call.problem
     if out is not None:
         check_out(problem, out, {"x": x, "gamma": gamma, "beta": beta}, None, words)
     target, mean, variance = call.outputs(out)
-    mask = allocate((mask_size(problem.size),), _BYTE) if problem.rectified else None
+    mask = allocate((mask_size(problem.size),), _BYTE) if problem.relu else None
     if not call.plain:
         x, residual = call.flat(x), None if residual is None else call.flat(residual)
         gamma, beta = call.flat_optional(gamma), call.flat_optional(beta)

@@ -1,4 +1,4 @@
-"""Batch normalisation with a rectifier behind it, and an addition between: one pass each way.
+"""Batch normalisation with a ReLU behind it, and an addition between: one pass each way.
 
 ::
 
@@ -27,7 +27,7 @@ from backnorm.problem import (
     check_mask,
     forward_problem,
     inference_problem,
-    rectified,
+    with_relu,
 )
 from backnorm.results import Rectified, RectifiedGradients
 
@@ -50,7 +50,7 @@ def batch_norm_relu_forward(
     x, gamma, beta, epsilon, data_format
         As `batch_norm_forward`.
     residual : array, optional
-        What is added before the rectifier, of x's shape and type; 0 if absent.
+        What is added before the ReLU, of x's shape and type; 0 if absent.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def batch_norm_relu_forward(
     )
     residual = as_optional_array("residual", residual)
     problem = forward_problem(x, gamma, beta, epsilon=epsilon, data_format=data_format)
-    call = planned(_rectified(problem, x, residual), x)
+    call = planned(_with_relu(problem, x, residual), x)
     return Rectified(*execute.forward(call, x, gamma, beta, residual=residual))
 
 
@@ -94,7 +94,7 @@ def batch_norm_relu_inference(
     x, mean, variance, gamma, beta, epsilon, data_format
         As `batch_norm_inference`.
     residual : array, optional
-        What is added before the rectifier, of x's shape and type; 0 if absent.
+        What is added before the ReLU, of x's shape and type; 0 if absent.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def batch_norm_relu_inference(
     problem = inference_problem(
         x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
     )
-    call = planned(_rectified(problem, x, residual), x)
+    call = planned(_with_relu(problem, x, residual), x)
     return execute.inference(call, x, mean, variance, gamma, beta, residual=residual)
 
 
@@ -160,12 +160,12 @@ def batch_norm_relu_backward(
         x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
     )
     mask = check_mask(mask, mask_size(problem.size))
-    sided = check_flag("residual", residual)
-    call = planned(rectified(problem, sided=sided), x)
+    has_residual = check_flag("residual", residual)
+    call = planned(with_relu(problem, residual=has_residual), x)
     return RectifiedGradients(*execute.backward(call, x, dy, mean, variance, gamma, mask=mask))
 
 
-def _rectified(problem: Problem, x: np.ndarray, residual: np.ndarray | None) -> Problem:
+def _with_relu(problem: Problem, x: np.ndarray, residual: np.ndarray | None) -> Problem:
     if residual is not None:
         check_like("residual", residual, x)
-    return rectified(problem, sided=residual is not None)
+    return with_relu(problem, residual=residual is not None)

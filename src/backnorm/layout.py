@@ -83,7 +83,7 @@ def restore(array: np.ndarray, order: Order) -> np.ndarray:
 
 
 def mask_size(elements: int) -> int:
-    """Return the bytes of a rectifier's mask for so many elements.
+    """Return the bytes of a ReLU's mask for so many elements.
 
     A bit each, in the order of memory, and some to spare: kernels read whole words.
     """

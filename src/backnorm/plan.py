@@ -2,7 +2,7 @@
 
 A plan is a pure function of metadata: no array is looked at, no environment is read, nothing is
 measured. What the bits of a result depend on (chunks, blocks) is derived from the shape alone;
-what only speed depends on (tiles, shares, fusion, streaming, threads) may look at the machine.
+what only speed depends on (tiles, shares, grouping, streaming, threads) may look at the machine.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Plan:
         The arrays as (outer, channels, inner).
     geometry : Segments or Columns
         Which kernels, and how they cut the arrays.
-    fused : bool
+    grouped : bool
         Whether a channel is written while still in the cache, instead of in a second pass over all.
     streaming : bool
         Whether the output is written past the caches.
@@ -79,7 +79,7 @@ class Plan:
     problem: Problem
     extents: Extents
     geometry: Segments | Columns
-    fused: bool
+    grouped: bool
     streaming: bool
     threads: int
     reasons: tuple[str, ...]
@@ -101,7 +101,7 @@ class Plan:
 
 
 def _describe_schedule(plan: Plan) -> str:
-    return "reduce and apply one channel group after another" if plan.fused else "two passes"
+    return "reduce and apply one channel group after another" if plan.grouped else "two passes"
 
 
 def _describe(geometry: Segments | Columns) -> str:
@@ -159,15 +159,15 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
         f"{'streaming' if streaming else 'ordinary'} stores: inputs and output are "
         f"{arrays * written >> 10} KiB, the cache has room for {room >> 10} KiB"
     )
-    fused, reason = _fuse(problem, extents, geometry, machine, threads, exchanged)
+    grouped, reason = _group(problem, extents, geometry, machine, threads, exchanged)
     reasons.append(reason)
-    return Plan(problem, extents, geometry, fused, streaming, threads, tuple(reasons))
+    return Plan(problem, extents, geometry, grouped, streaming, threads, tuple(reasons))
 
 
 def _share(size: int, threads: int) -> int:
     """Return the elements of an item: few items, but enough to share them out evenly.
 
-    Whole vectors, so that all but the last end with a byte of a rectifier's mask.
+    Whole vectors, so that all but the last end with a byte of a ReLU's mask.
     """
     if threads == 1:
         return max(1, min(_MOST_SHARE, size))
@@ -216,7 +216,7 @@ def _columns(extents: Extents, threads: int, share: int, *, in_cache: bool) -> C
     tile = max(16, _up(-(-width // tiles), 16))
     height = max(1, share // max(1, width))
     if width % 8:
-        # An item ends with a byte of a rectifier's mask.
+        # An item ends with a byte of a ReLU's mask.
         height = _up(height, 8)
     depth = _depth(width, in_cache=in_cache)
     abreast = _abreast(width, in_cache=in_cache)
@@ -270,7 +270,7 @@ def _abreast(width: int, *, in_cache: bool) -> int:
     return 8 if width >= 1024 else 1
 
 
-def _fuse(
+def _group(
     problem: Problem,
     extents: Extents,
     geometry: Segments | Columns,
@@ -283,7 +283,7 @@ def _fuse(
     if isinstance(geometry, Columns):
         return False, "two passes: a row holds every channel"
     runs = (geometry.group * extents.inner, extents.channels * extents.inner * (extents.outer > 1))
-    if problem.rectified and problem.operation == "forward" and any(run % 8 for run in runs):
+    if problem.relu and problem.operation == "forward" and any(run % 8 for run in runs):
         return False, "two passes: a channel group does not end with a byte of the mask"
     items = -(-extents.channels // (geometry.group * geometry.batch))
     inputs = 2 if problem.operation == "backward" else 1
@@ -293,7 +293,7 @@ def _fuse(
         return False, f"two passes: {held >> 10} KiB of a channel group exceed {cache >> 10} KiB"
     if items % threads and items < 4 * threads:
         return False, f"two passes: {items} channel groups cannot keep {threads} threads busy"
-    return True, f"fused: {held >> 10} KiB of a channel group stay in {cache >> 10} KiB of cache"
+    return True, f"grouped: {held >> 10} KiB of a channel group stay in {cache >> 10} KiB of cache"
 
 
 def _most_blocks(channels: int) -> int:

@@ -270,7 +270,7 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
         return True
     if channels == 1:
         return False
-    if problem.rectified and problem.operation == "forward" and inner % 8:
+    if problem.relu and problem.operation == "forward" and inner % 8:
         # A program must write whole bytes of the mask.
         return True
     # Runs that are not aligned are read element by element: still better than reading them twice.
@@ -280,9 +280,9 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
 def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
     """Return how many times all channels are in a row: so that it is wide and aligned."""
     row = extents.channels * extents.inner
-    multiple = max(vector, 8 if problem.rectified else 1)
+    multiple = max(vector, 8 if problem.relu else 1)
     repeats = multiple // math.gcd(row, multiple)
-    if not problem.rectified and extents.outer < 2 * repeats:
+    if not problem.relu and extents.outer < 2 * repeats:
         repeats = 1
     while 0 < row * repeats < _NARROW and repeats < _MOST_REPEATS and extents.outer > repeats:
         repeats *= 2

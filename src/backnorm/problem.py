@@ -38,9 +38,9 @@ __all__ = [
     "check_mask_like",
     "forward_problem",
     "inference_problem",
-    "rectified",
     "reduce_problem",
     "variance_error",
+    "with_relu",
 ]
 
 Operation = Literal["backward", "reduce", "apply", "forward", "inference"]
@@ -83,7 +83,7 @@ class Problem:
     epsilon : float
     training : bool
         True: the statistics are functions of x; False: they are constants ("frozen").
-    rectified : bool
+    relu : bool
         Whether y = max(0, ...), and dy counts where y > 0.
     residual : bool
         Whether an array of x's shape and type is added before that.
@@ -98,7 +98,7 @@ class Problem:
     has_beta: bool = False
     epsilon: float = 0.0
     training: bool = True
-    rectified: bool = False
+    relu: bool = False
     residual: bool = False
 
     @property
@@ -276,9 +276,9 @@ def inference_problem(
     )
 
 
-def rectified(problem: Problem, *, sided: bool) -> Problem:
-    """Return the problem with a rectifier behind it, and a residual before that if `sided`."""
-    return replace(problem, rectified=True, residual=sided)
+def with_relu(problem: Problem, *, residual: bool) -> Problem:
+    """Return the problem with a ReLU behind it, and a residual before that if asked for."""
+    return replace(problem, relu=True, residual=residual)
 
 
 def variance_error(

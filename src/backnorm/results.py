@@ -44,7 +44,7 @@ class Normalized(NamedTuple):
 
 
 class Rectified(NamedTuple):
-    """Result of the training forward with a rectifier: y, mean and variance as `Normalized`.
+    """Result of the training forward with a ReLU: y, mean and variance as `Normalized`.
 
     And the mask, uint8: bit i % 8 of byte i // 8 says whether element i of y, in the order of
     memory, is more than zero. A few bytes at the end are to spare. None where there is no
@@ -58,7 +58,7 @@ class Rectified(NamedTuple):
 
 
 class RectifiedGradients(NamedTuple):
-    """Gradients through a rectifier: as `Gradients`, and that of the residual, if there is one."""
+    """Gradients through a ReLU: as `Gradients`, and that of the residual, if there is one."""
 
     dx: np.ndarray
     dgamma: np.ndarray

@@ -174,7 +174,7 @@ def choices(plan, operation):
     extents, geometry = plan.extents, plan.geometry
     if isinstance(geometry, Segments):
         if operation in ("backward", "frozen", "forward", "relu forward", "relu backward"):
-            found["fused"] = [False, True]
+            found["grouped"] = [False, True]
         found["group"] = [1, 2, max(1, extents.channels)]
         found["batch"] = [1, 2, 5]
         found["share"] = [48, 1000, 1 << 16]
@@ -187,13 +187,13 @@ def choices(plan, operation):
 
 
 def legal(plan, operation):
-    """Whether all items end with a byte of the mask that a forward pass with a rectifier writes."""
+    """Whether all items end with a byte of the mask that a forward pass with a ReLU writes."""
     if operation != "relu forward":
         return True
     geometry, extents = plan.geometry, plan.extents
     if isinstance(geometry, Columns):
         return geometry.share * geometry.width % 8 == 0 or geometry.share >= geometry.rows
-    if plan.fused:
+    if plan.grouped:
         group = geometry.group * extents.inner % 8 == 0 or geometry.group >= extents.channels
         return group and (extents.channels * extents.inner % 8 == 0 or extents.outer == 1)
     return geometry.share % 8 == 0 or geometry.share >= plan.problem.size
@@ -212,11 +212,13 @@ def schedules(found, rng):
 def changed(plan, geometry=None, **values):
     """Return the plan with another cut and schedule."""
     geometry = geometry or plan.geometry
-    of_plan = {name: values.pop(name) for name in ("fused", "streaming", "threads") & values.keys()}
-    # Segments alone can be fused, and fusion is for calls in one pass.
-    fused = of_plan.pop("fused", isinstance(geometry, Segments) and plan.fused)
+    of_plan = {
+        name: values.pop(name) for name in ("grouped", "streaming", "threads") & values.keys()
+    }
+    # Segments alone can be grouped, and grouping is for calls in one pass.
+    grouped = of_plan.pop("grouped", isinstance(geometry, Segments) and plan.grouped)
     geometry = dataclasses.replace(geometry, **values)
-    return dataclasses.replace(plan, geometry=geometry, fused=fused, **of_plan)
+    return dataclasses.replace(plan, geometry=geometry, grouped=grouped, **of_plan)
 
 
 class Forced:
@@ -233,10 +235,10 @@ class Forced:
             decided = change(self._plan(*arguments, exchanged=exchanged))
             if not legal(decided, operation):
                 # Another cut may have to give up fusing.
-                decided = dataclasses.replace(decided, fused=False)
+                decided = dataclasses.replace(decided, grouped=False)
             assert legal(decided, operation)
-            # What is exchanged cannot be fused.
-            seen.append(dataclasses.replace(decided, fused=decided.fused and not exchanged))
+            # What is exchanged cannot be grouped.
+            seen.append(dataclasses.replace(decided, grouped=decided.grouped and not exchanged))
             return seen[-1]
 
         with self._monkeypatch.context() as context:

@@ -96,22 +96,22 @@ def test_rows_shorter_than_two_vectors_are_joined():
     assert (geometry.repeats, geometry.width, geometry.rows, geometry.rest) == (6, 18, 166, 12)
 
 
-def test_a_channel_group_that_fits_the_cache_is_fused():
-    assert _plan(50, 64, 112 * 112, machine=dataclasses.replace(_MACHINE, threads=2)).fused
+def test_a_channel_group_that_fits_the_cache_is_grouped():
+    assert _plan(50, 64, 112 * 112, machine=dataclasses.replace(_MACHINE, threads=2)).grouped
     small_cache = Machine(2, 1 << 18, 1 << 21, "small")
-    assert not _plan(50, 64, 112 * 112, machine=small_cache).fused
+    assert not _plan(50, 64, 112 * 112, machine=small_cache).grouped
 
 
-def test_too_few_channel_groups_for_the_threads_are_not_fused():
-    assert not _plan(8, 3, 8192).fused
-    assert _plan(8, 3, 8192, machine=dataclasses.replace(_MACHINE, threads=1)).fused
+def test_too_few_channel_groups_for_the_threads_are_not_grouped():
+    assert not _plan(8, 3, 8192).grouped
+    assert _plan(8, 3, 8192, machine=dataclasses.replace(_MACHINE, threads=1)).grouped
 
 
 def test_only_exchanged_sums_take_two_passes():
-    assert _plan(50, 64, 3136, training=False).fused
+    assert _plan(50, 64, 3136, training=False).grouped
     extents = Extents(50, 64, 3136)
-    assert plan(_problem(extents), extents, _MACHINE).fused
-    assert not plan(_problem(extents), extents, _MACHINE, exchanged=True).fused
+    assert plan(_problem(extents), extents, _MACHINE).grouped
+    assert not plan(_problem(extents), extents, _MACHINE, exchanged=True).grouped
 
 
 def test_small_problems_are_serial():

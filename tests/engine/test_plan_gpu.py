@@ -12,7 +12,7 @@ from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit
 from backnorm.gpu import KNOWN
 from backnorm.layout import extents_of
 from backnorm.plan_gpu import candidates, plan_gpu
-from backnorm.problem import Metadata, backward_problem, forward_problem, rectified
+from backnorm.problem import Metadata, backward_problem, forward_problem, with_relu
 
 H200, L40S = KNOWN["h200"], KNOWN["l40s"]
 
@@ -27,7 +27,7 @@ def problem(shape, data_format="NCX", dtype=FLOAT32, *, operation="backward", re
         if operation == "backward"
         else forward_problem(x, channel, channel, **given)
     )
-    return rectified(made, sided=True) if relu else made
+    return with_relu(made, residual=True) if relu else made
 
 
 def planned(made, gpu=H200, knobs=None):

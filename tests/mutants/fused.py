@@ -249,7 +249,7 @@ class MaskOfNaN(Fused):
 
 
 class ReluBeforeAddition(Fused):
-    wrong = "the residual is added after the rectifier"
+    wrong = "the residual is added after the ReLU"
 
     def rectified(self, z, residual, dtype):
         y = self.relu(z) if residual is None else self.relu(z) + residual.astype(Wide)

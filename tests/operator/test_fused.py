@@ -1,4 +1,4 @@
-"""The operators fused with an addition and a rectifier: types, layouts, values, bits, arguments."""
+"""The operators fused with an addition and a ReLU: types, layouts, values, bits, arguments."""
 
 from __future__ import annotations
 

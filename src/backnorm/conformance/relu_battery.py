@@ -122,8 +122,8 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]
     mask = _read_only(case.mask)
 
     added = options | {"residual": residual}
-    rectified = operators.forward(x, gamma, beta, **added)
-    forward = check_relu_forward(x, gamma, beta, rectified, **added)
+    result = operators.forward(x, gamma, beta, **added)
+    forward = check_relu_forward(x, gamma, beta, result, **added)
     y = operators.inference(x, mean, variance, gamma, beta, **added)
     inference = check_relu_inference(x, mean, variance, gamma, beta, y, **added)
     wanted = options | {

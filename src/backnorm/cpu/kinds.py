@@ -24,19 +24,19 @@ class Kind:
         Name of the element type.
     operation : {"forward", "backward", "frozen", "move"}
         What the output is made of; "frozen": of dy alone. The last is the floor's.
-    rectified : bool
-        Whether a rectifier follows.
+    relu : bool
+        Whether a ReLU follows.
     """
 
     geometry: str
     element: str
     operation: str
-    rectified: bool = False
+    relu: bool = False
 
     @property
     def symbol(self) -> str:
         """The name of the function."""
-        return f"bn_{self.geometry}_{self.element}_{self.operation}{'_relu' * self.rectified}"
+        return f"bn_{self.geometry}_{self.element}_{self.operation}{'_relu' * self.relu}"
 
     @property
     def library(self) -> str:
@@ -44,7 +44,7 @@ class Kind:
         if self.geometry == "floor":
             return FLOOR
         direction = "forward" if self.operation == "forward" else "backward"
-        return f"{self.geometry}_{self.element}_{direction}{'_relu' * self.rectified}"
+        return f"{self.geometry}_{self.element}_{direction}{'_relu' * self.relu}"
 
 
 @dataclass(frozen=True, slots=True)

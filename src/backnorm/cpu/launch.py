@@ -11,7 +11,7 @@ import numpy as np
 from backnorm.cpu.geometry import Columns, Segments
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.record import FROM_DATA, FROM_STATISTICS, GEOMETRIES, MEANS_ALONE
-from backnorm.cpu.scratch import columns_own, segments_own, table_step
+from backnorm.cpu.scratch import columns_own, segments_own, table_pitch
 from backnorm.cpu.stage import Stage
 from backnorm.layout import Extents
 
@@ -31,10 +31,10 @@ class Launch:
         Element type of statistics and parameters: x's, or a wider one.
     operation : {"forward", "backward", "frozen"}
         What the output is made of; "frozen": of dy alone.
-    rectified : bool
-        Whether a rectifier follows.
+    relu : bool
+        Whether a ReLU follows.
     epsilon : float
-    fused : bool
+    grouped : bool
         Whether a channel is written while still in the cache.
     streaming : bool
         Whether the output is written past the caches.
@@ -55,25 +55,25 @@ class Launch:
         dtype: np.dtype,
         statistics_dtype: np.dtype,
         operation: str,
-        rectified: bool,
+        relu: bool,
         epsilon: float,
-        fused: bool,
+        grouped: bool,
         streaming: bool,
         threads: int,
     ) -> None:
         self.count, self.channels = extents.outer * extents.inner, extents.channels
-        self._fused, self._threads = fused, threads
+        self._grouped, self._threads = grouped, threads
         narrow = dtype.itemsize == 2
         if isinstance(geometry, Segments):
             batches = -(-extents.channels // (geometry.group * geometry.batch))
-            self._summed = batches if fused else batches * geometry.blocks
+            self._summed = batches if grouped else batches * geometry.blocks
             self._written = -(-self.count * extents.channels // geometry.share)
-            self._partial = 0 if fused else 4 * geometry.blocks * table_step(extents.channels)
+            self._partial = 0 if grouped else 4 * geometry.blocks * table_pitch(extents.channels)
             own = segments_own(geometry.group, extents.channels, narrow=narrow)
         else:
             self._summed = geometry.blocks * -(-geometry.width // geometry.tile)
             self._written = max(1, -(-geometry.rows // geometry.share))
-            self._partial = 4 * geometry.blocks * table_step(geometry.width)
+            self._partial = 4 * geometry.blocks * table_pitch(geometry.width)
             spread = geometry.width != extents.channels
             own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
         if self.count * extents.channels == 0:
@@ -82,7 +82,7 @@ class Launch:
         known = extents._asdict() | dataclasses.asdict(geometry)
         self._stage = functools.partial(
             Stage,
-            Kind(name, dtype.name, operation, rectified),
+            Kind(name, dtype.name, operation, relu),
             {field.name: known[field.name] for field in GEOMETRIES[name]},
             channels=extents.channels,
             own=own,
@@ -96,9 +96,9 @@ class Launch:
     @functools.cached_property
     def complete(self) -> Stage:
         """Sum every channel, solve for its coefficients, write the output and the results."""
-        items = self._summed if self._fused else self._summed + self._written
+        items = self._summed if self._grouped else self._summed + self._written
         source = FROM_DATA if self._forward else FROM_STATISTICS
-        return self._of(self._summed, items, prepares=source, finishes=True, fused=self._fused)
+        return self._of(self._summed, items, prepares=source, finishes=True, grouped=self._grouped)
 
     @functools.cached_property
     def sum_all(self) -> Stage:

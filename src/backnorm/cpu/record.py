@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backnorm.cpu.scratch import columns_own, segments_own, table_step
+from backnorm.cpu.scratch import columns_own, segments_own, table_pitch
 
 __all__ = [
     "ADDRESSES",
@@ -62,8 +62,8 @@ _CALL = (
         x="input",
         dy="gradient of the output",
         out="y or dx, which is written",
-        side="residual of a forward pass; its gradient, which is written, in a backward pass",
-        mask="bits of a rectifier: whether y > 0",
+        residual="residual of a forward pass; its gradient, which is written, in a backward pass",
+        mask="bits of a ReLU: whether y > 0",
         mean="statistics",
         variance="statistics",
         gamma="scale",
@@ -101,11 +101,12 @@ _PROBLEM = (
         summed="items of the first phase, which sums",
         items="items of both phases",
         streaming="0 or 1: the output is written past the caches",
-        fused="0 or 1: a group of channels is written while it is in the cache",
+        grouped="0 or 1: a group of channels is written while it is in the cache",
         prepares="how the table is filled first: 0 not at all, 1 from statistics, 2 from the means"
         " alone (for sums), 3 from the data",
         settles="0 or 1: sums are in the table already",
         finishes="0 or 1: results of channels are written at the end",
+        inverse="0 or 1: `variance` holds 1/sqrt(variance + epsilon)",
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",
     ),
 )
@@ -139,9 +140,9 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
         block="rows of a block",
         blocks="blocks of rows, the rest being one",
         tile="columns of an item of the sums",
-        depth="rows that are summed side by side",
+        depth="rows that are summed residual by residual",
         share="rows that an item of the second phase writes",
-        abreast="rows that are written side by side",
+        abreast="rows that are written residual by residual",
     ),
     # Of a benchmark's floor: see `floor`.
     "floor": _described("int", size="elements", share="elements of an item"),
@@ -195,7 +196,7 @@ _MEANING = 2
 
 # Sizes of scratch memory for a few numbers: a kernel must not find less than it uses.
 _sizes = [
-    *(table_step(count) for count in (1, 8, 9, 1000)),
+    *(table_pitch(count) for count in (1, 8, 9, 1000)),
     *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),
     *(
         columns_own(48, 1000, spread=spread, narrow=narrow)

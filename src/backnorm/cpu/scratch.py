@@ -3,7 +3,7 @@
 All sizes are in float64 elements, and everything begins at a cache line. The kernels (which import
 the functions here) use what a launch lays out by the same functions.
 
-The table has a place for every channel in each of its rows, which are `table_step` apart:
+The table has a place for every channel in each of its rows, which are `table_pitch` apart:
 
 =======  =====================================================================================
 MEAN     mean, or before it is known (forward pass) the pivot that is subtracted in its place
@@ -35,9 +35,9 @@ __all__ = [
     "SLOPE",
     "SUMS",
     "columns_own",
-    "narrow_step",
+    "narrow_pitch",
     "segments_own",
-    "table_step",
+    "table_pitch",
     "whole",
 ]
 
@@ -52,12 +52,12 @@ MEAN, SHIFT, SLOPE, GAIN, SCALE, FIRST, SECOND = range(7)
 ROWS = 7
 
 
-def table_step(count: int) -> int:
+def table_pitch(count: int) -> int:
     """Return the length of a row of `count` places: whole vectors, and one to spare."""
     return (count + 2 * LANES - 1) // LANES * LANES
 
 
-def narrow_step(count: int) -> int:
+def narrow_pitch(count: int) -> int:
     """Return the length of a row of `count` float32 places: whole vectors, and one to spare."""
     return (count + 2 * SINGLES - 1) // SINGLES * SINGLES
 
@@ -73,7 +73,7 @@ def segments_own(group: int, channels: int, *, narrow: bool) -> int:
     Running sums of a group, their pairs twice, pairs of eight channels, and (`narrow`: elements of
     16 bits) float32 coefficients.
     """
-    coefficients = 2 * narrow_step(channels) if narrow else 0
+    coefficients = 2 * narrow_pitch(channels) if narrow else 0
     return (SUMS + 8) * whole(group) + 4 * LANES + coefficients
 
 
@@ -83,5 +83,5 @@ def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
     Twelve rows of a tile; coefficients `spread` over the columns, where those are not channels;
     and (`narrow`) float32 coefficients.
     """
-    coefficients = 4 * table_step(width) if spread else 0
-    return 12 * table_step(tile) + coefficients + (2 * narrow_step(width) if narrow else 0)
+    coefficients = 4 * table_pitch(width) if spread else 0
+    return 12 * table_pitch(tile) + coefficients + (2 * narrow_pitch(width) if narrow else 0)

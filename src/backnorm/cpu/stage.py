@@ -20,7 +20,7 @@ from backnorm.cpu import library
 from backnorm.cpu.addresses import address_of
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.record import ADDRESSES, SLOTS, head_of, template
-from backnorm.cpu.scratch import FIRST, ROWS, SECOND, table_step
+from backnorm.cpu.scratch import FIRST, ROWS, SECOND, table_pitch
 from backnorm.cpu.threads import region, runner
 
 __all__ = ["Stage"]
@@ -117,7 +117,7 @@ class Stage:
         **fields: float,
     ) -> None:
         self.kind, self.participants = kind, participants
-        self._channels, self._step = channels, table_step(channels)
+        self._channels, self._step = channels, table_pitch(channels)
         scratch = 8 * (ROWS * self._step + partial)
         self.template = template(kind.geometry, participants, 8 * own, scratch)
         head = head_of(self.template, kind.geometry)

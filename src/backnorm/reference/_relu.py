@@ -23,7 +23,7 @@ __all__ = [
     "unpack_mask",
 ]
 
-# Elements that are rectified at a time.
+# Elements that ReLU is applied to at a time.
 _BLOCK = 1 << 16
 
 
@@ -73,7 +73,7 @@ def relu_forward(
         relu does not enlarge an error.
     """
     plain = forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
-    _rectify(plain.y, plain.y_terms, residual)
+    _apply_relu(plain.y, plain.y_terms, residual)
     return plain
 
 
@@ -103,7 +103,7 @@ def relu_inference(
         T of y is that of :func:`inference` plus ``|residual|``.
     """
     plain = inference(x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format)
-    _rectify(plain.y, plain.y_terms, residual)
+    _apply_relu(plain.y, plain.y_terms, residual)
     return plain
 
 
@@ -140,7 +140,7 @@ def relu_backward(
     )
 
 
-def _rectify(y: Exact, terms: FloatArray, residual: np.ndarray | None) -> None:
+def _apply_relu(y: Exact, terms: FloatArray, residual: np.ndarray | None) -> None:
     """Add the residual to y and cut off what is negative, in place; the arrays are C-contiguous."""
     flat, flat_terms = Exact(y.hi.reshape(-1), y.lo.reshape(-1)), terms.reshape(-1)
     other = None if residual is None else residual.reshape(-1)

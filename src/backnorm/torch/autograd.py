@@ -31,7 +31,7 @@ class Trained(Function):
     ) -> Tensor:
         """Return y."""
         y, mean, variance, _, step = kernels.trained(
-            x, None, weight, bias, eps, running, rectifier=False
+            x, None, weight, bias, eps, running, relu=False
         )
         ctx.save_for_backward(x, weight)
         ctx.known = mean, variance, eps, step
@@ -84,7 +84,7 @@ class Rectified(Function):
     ) -> Tensor:
         """Return y."""
         y, mean, variance, mask, step = kernels.trained(
-            x, residual, weight, bias, eps, running, rectifier=True
+            x, residual, weight, bias, eps, running, relu=True
         )
         ctx.save_for_backward(x, weight, mask)
         ctx.known = mean, variance, eps, step

@@ -25,8 +25,8 @@ from backnorm.problem import (
     check_mask,
     forward_problem,
     inference_problem,
-    rectified,
     variance_error,
+    with_relu,
 )
 from backnorm.second_order import batch_norm_double_backward
 from backnorm.threads import get_num_threads
@@ -99,13 +99,13 @@ def trained(
     eps: float,
     running: Running | None,
     *,
-    rectifier: bool,
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Step]:
     """Return what `forward` or `relu_forward` returns, and a step for the backward pass."""
     own, of_weight = facts(x), facts(weight)
     key = (
         "forward",
-        rectifier,
+        relu,
         plain(x) and (residual is None or plain(residual)),
         own,
         facts(residual),
@@ -126,8 +126,8 @@ def trained(
         problem = forward_problem(
             array, _channels(weight, x), _channels(bias, x), epsilon=eps, data_format="NCX"
         )
-        if rectifier:
-            problem = rectified(problem, sided=residual is not None)
+        if relu:
+            problem = with_relu(problem, residual=residual is not None)
         step = Step(planned(problem, array).launch.complete)
         if running is not None and not follows(running, x):
             late, running = running, None
@@ -137,7 +137,7 @@ def trained(
     dtype = statistics_type(x.dtype)
     channels = x.shape[1]
     mean, variance = torch.empty(channels, dtype=dtype), torch.empty(channels, dtype=dtype)
-    mask = torch.empty(mask_size(x.numel()), dtype=torch.uint8) if rectifier else None
+    mask = torch.empty(mask_size(x.numel()), dtype=torch.uint8) if relu else None
     places = (
         x.data_ptr(),
         0,
@@ -173,12 +173,12 @@ def inference(
     bias: Tensor | None,
     eps: float,
     *,
-    rectifier: bool,
+    relu: bool,
 ) -> Tensor:
     """Return y, normalised with given statistics."""
     key = (
         "inference",
-        rectifier,
+        relu,
         plain(x) and (residual is None or plain(residual)),
         facts(x),
         facts(residual),
@@ -211,8 +211,8 @@ def inference(
             epsilon=eps,
             data_format="NCX",
         )
-        if rectifier:
-            problem = rectified(problem, sided=residual is not None)
+        if relu:
+            problem = with_relu(problem, residual=residual is not None)
         step = Step(planned(problem, array).launch.apply)
         keep(key, step, given, (x, residual, mean, variance, weight, bias))
     y = empty_like(x)
@@ -243,7 +243,7 @@ def backward(
     eps: float,
     training: bool,
     *,
-    sided: bool,
+    has_residual: bool,
     step: Step | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight, bias and residual: see `kernels.relu_backward`."""
@@ -251,7 +251,7 @@ def backward(
     stage = None
     if step is not None and plain(dy) and facts(dy) == step.x == facts(x):
         same = facts(weight) == step.weight and get_num_threads() == step.threads
-        stage = step.backwards.get(sided) if same else None
+        stage = step.backwards.get(has_residual) if same else None
     if stage is None:
         given = x, dy, mean, variance, weight
         x, mean, variance, weight = dense(x), wide(mean, x), wide(variance, x), wide(weight, x)
@@ -259,7 +259,7 @@ def backward(
         key = (
             "backward",
             facts(mask),
-            sided,
+            has_residual,
             training,
             facts(x),
             dy.dtype,
@@ -285,15 +285,15 @@ def backward(
             )
             if mask is not None:
                 check_mask(array_of(mask), mask_size(problem.size))
-                problem = rectified(problem, sided=sided)
+                problem = with_relu(problem, residual=has_residual)
             found = Step(planned(problem, array).launch.complete)
         stage = found.stage
         used = x, dy, mean, variance, weight
         direct = keep(key, found, given, used)
         if direct and step is not None and step.threads == get_num_threads():
-            step.backwards[sided] = stage
+            step.backwards[has_residual] = stage
     dx = empty_like(x)
-    dresidual = empty_like(x) if sided else None
+    dresidual = empty_like(x) if has_residual else None
     dweight, dbias = torch.empty_like(mean), torch.empty_like(mean)
     places = (
         x.data_ptr(),

@@ -29,7 +29,7 @@ from backnorm.problem import (
     check_mask_like,
     forward_problem,
     inference_problem,
-    rectified,
+    with_relu,
 )
 from backnorm.recall import Kept
 from backnorm.torch.memory import dense, order_of, plain
@@ -78,7 +78,7 @@ def trained(
     eps: float,
     running: Running | None,
     *,
-    rectifier: bool,
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
     """Return y, mean, variance and mask: see `kernels.trained`. Nothing is to be handed on."""
     x, weight, bias = _readable(x), _channel(weight), _channel(bias)
@@ -92,10 +92,10 @@ def trained(
     y = torch.empty_like(x)
     mean, variance = x.new_empty(channels, dtype=dtype), x.new_empty(channels, dtype=dtype)
     mask = None
-    if rectifier:
+    if relu:
         mask = x.new_empty((mask_size(x.numel()),), dtype=torch.uint8)
     key = (
-        rectifier,
+        relu,
         facts(x),
         facts(residual),
         facts(weight),
@@ -105,7 +105,7 @@ def trained(
     )
     launch = _forwards.get(key)
     if launch is None:
-        place = forward_place(x, residual, weight, bias, eps, rectifier=rectifier)
+        place = forward_place(x, residual, weight, bias, eps, relu=relu)
         if running is not None:
             _check_devices(x, running.mean, running.variance)
             # The kernel moves them whichever of the accepted types they are of.
@@ -133,7 +133,7 @@ def inference(
     bias: Tensor | None,
     eps: float,
     *,
-    rectifier: bool,
+    relu: bool,
 ) -> Tensor:
     """Return y, normalised with given statistics."""
     x, mean, variance = _readable(x), _channel(mean), _channel(variance)
@@ -141,7 +141,7 @@ def inference(
     residual = _beside("residual", residual, x)
     key = (
         "inference",
-        rectifier,
+        relu,
         *(facts(tensor) for tensor in (x, residual, mean, variance, weight, bias)),
         eps,
     )
@@ -157,8 +157,8 @@ def inference(
             epsilon=eps,
             data_format="NCX",
         )
-        if rectifier:
-            problem = rectified(problem, sided=residual is not None)
+        if relu:
+            problem = with_relu(problem, residual=residual is not None)
         launch = ForwardLaunch(*_planned(_place(problem, x), x.device), moving=False)
         _forwards.keep(key, launch)
     y = torch.empty_like(x)
@@ -178,25 +178,27 @@ def backward(
     eps: float,
     training: bool,
     *,
-    sided: bool,
+    has_residual: bool,
     step: None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight, bias and residual."""
     x, mean, variance, weight = _readable(x), _channel(mean), _channel(variance), _channel(weight)
     dy, mask = _beside("dy", dy, x), _readable(mask)
     key = (
-        sided,
+        has_residual,
         training,
         *(facts(tensor) for tensor in (x, dy, mask, mean, variance, weight)),
         eps,
     )
     launch = _backwards.get(key)
     if launch is None:
-        place = backward_place(x, dy, mask, mean, variance, weight, eps, training, sided=sided)
+        place = backward_place(
+            x, dy, mask, mean, variance, weight, eps, training, has_residual=has_residual
+        )
         launch = BackwardLaunch(*_planned(place, x.device))
         _backwards.keep(key, launch)
     dx = torch.empty_like(x)
-    dresidual = torch.empty_like(x) if sided else None
+    dresidual = torch.empty_like(x) if has_residual else None
     like = mean if weight is None else weight
     dweight, dbias = torch.empty_like(like), torch.empty_like(like)
     if not x.numel():
@@ -234,7 +236,7 @@ def forward_place(
     bias: Tensor | None,
     eps: float,
     *,
-    rectifier: bool,
+    relu: bool,
 ) -> Place:
     """Check the tensors of a forward pass, and return what is to be planned."""
     _check_devices(x, weight, bias)
@@ -242,7 +244,7 @@ def forward_place(
         metadata(x), wide_metadata(weight, x), wide_metadata(bias, x), epsilon=eps,
         data_format="NCX",
     )  # fmt: skip
-    return _place(rectified(problem, sided=residual is not None) if rectifier else problem, x)
+    return _place(with_relu(problem, residual=residual is not None) if relu else problem, x)
 
 
 def backward_place(
@@ -255,7 +257,7 @@ def backward_place(
     eps: float,
     training: bool,
     *,
-    sided: bool,
+    has_residual: bool,
 ) -> Place:
     """Check the tensors of a backward pass, and return what is to be planned."""
     _check_devices(x, dy, mask, mean, variance, weight)
@@ -271,7 +273,7 @@ def backward_place(
     )
     if mask is not None:
         check_mask_like(metadata(mask), mask_size(problem.size))
-        problem = rectified(problem, sided=sided)
+        problem = with_relu(problem, residual=has_residual)
     return _place(problem, x)
 
 

@@ -59,12 +59,12 @@ def trained(
     eps: float,
     running: Running | None,
     *,
-    rectifier: bool,
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Any]:
     """Return what `forward` or `relu_forward` returns, and a step for the backward pass."""
     engine = engine_of(x)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None, Any] = engine.trained(
-        x, residual, weight, bias, eps, running, rectifier=rectifier
+        x, residual, weight, bias, eps, running, relu=relu
     )
     return result
 
@@ -82,7 +82,7 @@ def forward(
     unbiased. Autograd is not told, as in PyTorch: a graph that needs the values of before has kept
     them.
     """
-    return trained(x, None, weight, bias, eps, running, rectifier=False)[:3]
+    return trained(x, None, weight, bias, eps, running, relu=False)[:3]
 
 
 def relu_forward(
@@ -97,7 +97,7 @@ def relu_forward(
 
     The mask has a bit an element in x's order in memory, and `mask_size(x.numel())` bytes.
     """
-    y, mean, variance, mask, _ = trained(x, residual, weight, bias, eps, running, rectifier=True)
+    y, mean, variance, mask, _ = trained(x, residual, weight, bias, eps, running, relu=True)
     assert mask is not None
     return y, mean, variance, mask
 
@@ -112,7 +112,7 @@ def inference(
 ) -> Tensor:
     """Return y, normalised with given statistics."""
     arguments = x, None, mean, variance, weight, bias, eps
-    y: Tensor = engine_of(x).inference(*arguments, rectifier=False)
+    y: Tensor = engine_of(x).inference(*arguments, relu=False)
     return y
 
 
@@ -127,7 +127,7 @@ def relu_inference(
 ) -> Tensor:
     """Return relu(normalised x + residual), with given statistics."""
     arguments = x, residual, mean, variance, weight, bias, eps
-    y: Tensor = engine_of(x).inference(*arguments, rectifier=True)
+    y: Tensor = engine_of(x).inference(*arguments, relu=True)
     return y
 
 
@@ -146,7 +146,7 @@ def backward(
     `step` is what `trained` returned, if that was the forward pass.
     """
     arguments = x, dy, None, mean, variance, weight, eps, training
-    dx, dweight, dbias, _ = engine_of(x).backward(*arguments, sided=False, step=step)
+    dx, dweight, dbias, _ = engine_of(x).backward(*arguments, has_residual=False, step=step)
     return dx, dweight, dbias
 
 
@@ -163,7 +163,7 @@ def relu_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight, bias and residual, in training: see `backward`."""
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
-        x, dy, mask, mean, variance, weight, eps, True, sided=has_residual, step=step
+        x, dy, mask, mean, variance, weight, eps, True, has_residual=has_residual, step=step
     )
     return gradients
 

@@ -34,7 +34,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             input, mean, variance, self.weight, self.bias, training, share, self.eps
         )
 
-    def rectified(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+    def with_relu(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return relu(self(input) + residual) in one pass; hooks of the module are not called."""
         self._check_input_dim(input)
         mean, variance, training, share = self._statistics()
@@ -84,7 +84,7 @@ class _BatchNormReLU(_BatchNorm):
         """Return relu(normalised input + residual)."""
         if isinstance(input, Proxy):
             return self._as_node(input, *(() if residual is None else (residual,)))
-        return self.rectified(input, residual)
+        return self.with_relu(input, residual)
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):

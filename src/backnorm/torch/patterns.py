@@ -66,7 +66,7 @@ def rectify(
         and (relu is None or (type(relu) is torch.nn.ReLU and not _observed(relu)))
         and (residual is None or (residual.shape == x.shape and residual.dtype == x.dtype))
     ):
-        return norm.rectified(x, residual)
+        return norm.with_relu(x, residual)
     y = norm(x)
     if residual is not None:
         y = y.add_(residual) if in_place else y + residual

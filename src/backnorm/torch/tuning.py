@@ -78,23 +78,23 @@ def tune(
             came=f"device {input.device}",
             accepted="cuda",
         )
-    sided = residual is not None
-    rectifier = relu or sided
+    has_residual = residual is not None
+    relu = relu or has_residual
     with torch.no_grad(), gpu.on(input):
         given = input, residual, weight, bias, eps
 
         def forward() -> Any:
-            return gpu.trained(*given, None, rectifier=rectifier)
+            return gpu.trained(*given, None, relu=relu)
 
         _, mean, variance, mask, _ = forward()
         dy = torch.empty_like(input).copy_(input)
         taken = input, dy, mask, mean, variance, weight, eps, True
 
         def backward() -> Any:
-            return gpu.backward(*taken, sided=sided, step=None)
+            return gpu.backward(*taken, has_residual=has_residual, step=None)
 
-        ahead = gpu.forward_place(*given, rectifier=rectifier)
-        back = gpu.backward_place(*taken, sided=sided)
+        ahead = gpu.forward_place(*given, relu=relu)
+        back = gpu.backward_place(*taken, has_residual=has_residual)
         return [*_tried(gpu.use, ahead, forward), *_tried(gpu.use, back, backward)]
 
 

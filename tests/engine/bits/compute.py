@@ -182,19 +182,19 @@ def results(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
     # Without the parameters the results are of x's own statistics type.
     yield "forward", backnorm.batch_norm_forward(given.x, given.gamma, given.beta, **how)
     yield "inference", (backnorm.batch_norm_inference(given.x, *known, **how),)
-    for sided in (False, True):
-        side: dict[str, Any] = {"residual": given.dy if sided else None, **how}
-        name = " + residual" if sided else ""
-        forward = backnorm.batch_norm_relu_forward(given.x, given.gamma, given.beta, **side)
+    for has_residual in (False, True):
+        added: dict[str, Any] = {"residual": given.dy if has_residual else None, **how}
+        name = " + residual" if has_residual else ""
+        forward = backnorm.batch_norm_relu_forward(given.x, given.gamma, given.beta, **added)
         used = -(-given.x.size // 8)
         yield f"relu forward{name}", (*forward[:3], forward.mask[:used])
         yield (
             f"relu inference{name}",
-            (backnorm.batch_norm_relu_inference(given.x, *known, **side),),
+            (backnorm.batch_norm_relu_inference(given.x, *known, **added),),
         )
         for training in (True, False):
             gradients = backnorm.batch_norm_relu_backward(
-                *inputs, mask=given.mask, residual=sided, training=training, **how
+                *inputs, mask=given.mask, residual=has_residual, training=training, **how
             )
             kind = "backward" if training else "frozen"
             yield f"relu {kind}{name}", tuple(g for g in gradients if g is not None)

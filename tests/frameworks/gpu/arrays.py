@@ -42,7 +42,7 @@ def backward(x, dy, mean, variance, gamma=None, *, epsilon, data_format="NCX", t
         tensor(gamma),
         epsilon,
         training,
-        sided=False,
+        residual=False,
         step=None,
     )
     return Gradients(array(dx, data_format), array(dgamma), array(dbeta))
@@ -50,7 +50,7 @@ def backward(x, dy, mean, variance, gamma=None, *, epsilon, data_format="NCX", t
 
 def forward(x, gamma=None, beta=None, *, epsilon, data_format="NCX"):
     y, mean, variance, _, _ = gpu.trained(
-        tensor(x, data_format), None, tensor(gamma), tensor(beta), epsilon, None, rectifier=False
+        tensor(x, data_format), None, tensor(gamma), tensor(beta), epsilon, None, relu=False
     )
     return Normalized(array(y, data_format), array(mean), array(variance))
 
@@ -61,7 +61,7 @@ def inference(x, mean, variance, gamma=None, beta=None, *, epsilon, data_format=
         None,
         *(tensor(value) for value in (mean, variance, gamma, beta)),
         epsilon,
-        rectifier=False,
+        relu=False,
     )
     return array(y, data_format)
 
@@ -78,7 +78,7 @@ class Rectifying:
             tensor(beta),
             epsilon,
             None,
-            rectifier=True,
+            relu=True,
         )
         return Rectified(array(y, data_format), array(mean), array(variance), array(mask))
 
@@ -91,7 +91,7 @@ class Rectifying:
             tensor(residual, data_format),
             *(tensor(value) for value in (mean, variance, gamma, beta)),
             epsilon,
-            rectifier=True,
+            relu=True,
         )
         return array(y, data_format)
 
@@ -119,7 +119,7 @@ class Rectifying:
             tensor(gamma),
             epsilon,
             training,
-            sided=residual,
+            residual=residual,
             step=None,
         )
         return RectifiedGradients(

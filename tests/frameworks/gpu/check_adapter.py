@@ -72,22 +72,22 @@ def test_a_layer_trains_as_pytorchs(shape, options, launched):
 
 
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 16)], ids=str)
-@pytest.mark.parametrize("sided", [False, True])
-def test_fused_layers(shape, sided):
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_fused_layers(shape, has_residual):
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     x, residual, dy = torch.randn(shape), torch.randn(shape), torch.randn(shape)
     results = []
     for fused in (True, False):
         leaves = [value.clone().requires_grad_() for value in (x, weight, bias, residual)]
         a, w, b, r = leaves
-        if fused and sided:
+        if fused and has_residual:
             y = backnorm.torch.batch_norm_add_relu(a, r, None, None, w, b, training=True)
         elif fused:
             y = backnorm.torch.batch_norm_relu(a, None, None, w, b, training=True)
         else:
             y = nn.functional.batch_norm(a, None, None, w, b, training=True)
-            y = torch.relu(y + r if sided else y)
-        results.append((y, *torch.autograd.grad(y, leaves[: 3 + sided], dy)))
+            y = torch.relu(y + r if has_residual else y)
+        results.append((y, *torch.autograd.grad(y, leaves[: 3 + has_residual], dy)))
     for one, other in zip(*results, strict=True):
         close(one, other)
 

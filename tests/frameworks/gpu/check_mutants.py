@@ -125,7 +125,7 @@ FORWARD = [
 RECTIFIED = [
     (backward, "load_bits", every_bit),
     (backward, "load_bits", bits_turned),
-    (forward, "rectified", keeps_what_is_negative),
+    (forward, "relu", keeps_what_is_negative),
 ]
 
 

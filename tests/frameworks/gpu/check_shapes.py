@@ -74,16 +74,16 @@ def test_results_are_those_of_the_cpu(shape, schedule, layout, rectifier, schedu
         residual = None
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     given = x, residual, weight, bias
-    *ours, mask, _ = gpu.trained(*there(given), 1e-5, None, rectifier=rectifier)
-    *theirs, bits, _ = cpu.trained(*given, 1e-5, None, rectifier=rectifier)
+    *ours, mask, _ = gpu.trained(*there(given), 1e-5, None, relu=rectifier)
+    *theirs, bits, _ = cpu.trained(*given, 1e-5, None, relu=rectifier)
     compare(ours, theirs)
     if rectifier:
         positive = cpu.unpack_mask(bits, x)
         assert torch.equal(cpu.unpack_mask(mask.cpu(), x), positive)
         assert torch.equal(gpu.unpack_mask(mask, *there([x])).cpu(), positive)
     given = x, dy, bits, *theirs[1:], weight
-    *ours, dresidual = gpu.backward(*there(given), 1e-5, True, sided=rectifier, step=None)
-    *theirs, expected = cpu.backward(*given, 1e-5, True, sided=rectifier, step=None)
+    *ours, dresidual = gpu.backward(*there(given), 1e-5, True, residual=rectifier, step=None)
+    *theirs, expected = cpu.backward(*given, 1e-5, True, residual=rectifier, step=None)
     compare(ours, theirs)
     if rectifier:
         assert torch.equal(dresidual.cpu(), expected)
@@ -104,7 +104,7 @@ def compare(ours, theirs):
 
 def test_the_shapes_make_every_kind_of_plan():
     from backnorm.gpu import KNOWN
-    from backnorm.problem import backward_problem, rectified
+    from backnorm.problem import backward_problem, with_relu
     from backnorm.torch.memory import order_of
     from backnorm.torch.metadata import metadata
 
@@ -117,7 +117,7 @@ def test_the_shapes_make_every_kind_of_plan():
             epsilon=1e-5, data_format="NCX", training=True,
         )  # fmt: skip
         if relu:
-            problem = rectified(problem, sided=True)
+            problem = with_relu(problem, residual=True)
         extents = extents_of(shape, 1, order_of(x))
         apart = next(one for one in candidates(problem, extents) if one.schedule == "two passes")
         tiling = plan_gpu(problem, extents, KNOWN["h200"], apart).tiling

@@ -17,7 +17,7 @@ from backnorm.gpu import KNOWN
 from backnorm.kernels.gpu.launch import BackwardLaunch, ForwardLaunch
 from backnorm.layout import extents_of
 from backnorm.plan_gpu import plan_gpu
-from backnorm.problem import Metadata, backward_problem, forward_problem, rectified
+from backnorm.problem import Metadata, backward_problem, forward_problem, with_relu
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 NAMES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -52,7 +52,7 @@ def problem_of(operation, shape, axis, dtype, *, relu=False):
         problem = backward_problem(x, x, channel, channel, channel, training=True, **options)
     else:
         problem = forward_problem(x, channel, channel, **options)
-    return rectified(problem, sided=True) if relu else problem
+    return with_relu(problem, residual=True) if relu else problem
 
 
 def compiled(problem, device, tmp_path):
@@ -102,7 +102,7 @@ def _type(name, problem, kernel):
     if name in WORKSPACE:
         return "fp64"
     if name == "p_bits":
-        return "u8" if problem.rectified else NAMES[str(problem.dtype)]
+        return "u8" if problem.relu else NAMES[str(problem.dtype)]
     if name in ARRAYS:
         return NAMES[str(problem.dtype)]
     if name in ("p_mean", "p_variance") and kernel._function.__name__ == "forward_apply":

@@ -98,9 +98,9 @@ def test_agrees_with_the_cpu(shape, channels_last):
     x, dy, weight, bias = tensors(shape, channels_last=channels_last)
     ours = step(x, dy, weight, bias)
     x, dy, weight, bias = (value.cpu() for value in (x, dy, weight, bias))
-    *theirs, _, _ = cpu.trained(x, None, weight, bias, 1e-5, None, rectifier=False)
+    *theirs, _, _ = cpu.trained(x, None, weight, bias, 1e-5, None, relu=False)
     gradients = cpu.backward(
-        x, dy, None, *theirs[1:], weight, 1e-5, True, sided=False, step=None
+        x, dy, None, *theirs[1:], weight, 1e-5, True, residual=False, step=None
     )  # fmt: skip
     unequal = elements = 0
     for one, other in zip(ours, (*theirs, *gradients[:3]), strict=True):
@@ -173,10 +173,10 @@ def test_compiled_models():
 
 def test_tuning():
     x, _, weight, bias = tensors((64, 64, 28, 28))
-    before = gpu.trained(x, None, weight, bias, 1e-5, None, rectifier=False)
+    before = gpu.trained(x, None, weight, bias, 1e-5, None, relu=False)
     trials = tune(x, weight, bias)
     assert {trial.operation for trial in trials} == {"forward", "backward"}
-    after = gpu.trained(x, None, weight, bias, 1e-5, None, rectifier=False)
+    after = gpu.trained(x, None, weight, bias, 1e-5, None, relu=False)
     torch.testing.assert_close(after[0], before[0], rtol=1e-6, atol=1e-6)
 
 

@@ -27,10 +27,10 @@ def call(x, residual, running, weight, bias, training=True):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("sided", [True, False])
-def test_has_the_bits_of_the_operator(dtype, sided, layout, parameters, step):
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_has_the_bits_of_the_operator(dtype, has_residual, layout, parameters, step):
     x, dy = (layout(torch.randn(6, 3, 4, 4).to(dtype)) for _ in range(2))
-    residual = torch.randn(6, 3, 4, 4).to(dtype) if sided else None
+    residual = torch.randn(6, 3, 4, 4).to(dtype) if has_residual else None
     wide = torch.float32 if dtype.itemsize == 2 else dtype
     weight, bias, mean, variance = parameters(3, wide)
     y, dx, dresidual, dweight, dbias = step(
@@ -38,12 +38,12 @@ def test_has_the_bits_of_the_operator(dtype, sided, layout, parameters, step):
         x, residual, weight, bias, dy=dy,
     )  # fmt: skip
 
-    side = array(residual) if sided else None
+    side = array(residual) if has_residual else None
     w, b = array(weight), array(bias)
     rectified = backnorm.batch_norm_relu_forward(array(x), w, b, residual=side, epsilon=1e-5)
     gradients = backnorm.batch_norm_relu_backward(
         array(x), array(dy), rectified.mean, rectified.variance, w,
-        mask=rectified.mask, residual=sided, epsilon=1e-5,
+        mask=rectified.mask, residual=has_residual, epsilon=1e-5,
     )  # fmt: skip
     np.testing.assert_array_equal(array(y), rectified.y)
     results = zip((dx, dweight, dbias, dresidual), gradients, strict=True)
@@ -63,10 +63,10 @@ def test_has_the_bits_of_the_operator(dtype, sided, layout, parameters, step):
     assert y.stride() == torch.empty_like(x).stride()
 
 
-@pytest.mark.parametrize("sided", [True, False])
-def test_keeps_a_bit_an_element_beside_the_input(sided, parameters):
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_keeps_a_bit_an_element_beside_the_input(has_residual, parameters):
     x = torch.randn(16, 3, 20, 20, requires_grad=True)
-    residual = torch.randn(16, 3, 20, 20, requires_grad=True) if sided else None
+    residual = torch.randn(16, 3, 20, 20, requires_grad=True) if has_residual else None
     weight, bias, *_ = parameters(3, torch.float32)
     kept = []
 
@@ -97,15 +97,15 @@ def test_moves_running_statistics_as_the_plain_function(dtype, parameters):
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (4, 3, 0), (4, 0, 3)])
-@pytest.mark.parametrize("sided", [True, False])
-def test_empty_tensors(shape, sided, step):
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_empty_tensors(shape, has_residual, step):
     x = torch.zeros(shape).double()
     y, dx, dresidual = step(
         lambda x, residual: call(x, residual, (None, None), None, None),
-        x, x.clone() if sided else None, dy=x,
+        x, x.clone() if has_residual else None, dy=x,
     )  # fmt: skip
     assert y.shape == dx.shape == shape
-    assert (dresidual is None) is not sided
+    assert (dresidual is None) is not has_residual
 
 
 def test_only_the_gradients_that_are_wanted():

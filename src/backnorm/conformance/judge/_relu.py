@@ -1,4 +1,4 @@
-"""Verdicts on the operators fused with an addition and a rectifier."""
+"""Verdicts on the operators fused with an addition and a ReLU."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def check_relu_forward(
     x: np.ndarray,
     gamma: np.ndarray | None,
     beta: np.ndarray | None,
-    rectified: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None],
+    result: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None],
     *,
     residual: np.ndarray | None = None,
     epsilon: float,
     data_format: str = "NCX",
 ) -> dict[str, Verdict]:
-    """Judge `rectified` (y, mean, variance, mask); see :func:`reference.relu_forward`.
+    """Judge `result` (y, mean, variance, mask); see :func:`reference.relu_forward`.
 
     The mask is judged by the y that came, not by the exact one: a bit is set exactly where y > 0.
     """
     exact = reference.relu_forward(
         x, gamma, beta, residual=residual, epsilon=epsilon, data_format=data_format
     )
-    y, mean, variance, mask = rectified
+    y, mean, variance, mask = result
     return {
         "y": _judge_y(y, exact, x),
         "mean": judge("mean", mean, exact.mean, exact.mean_terms, x.dtype),
@@ -96,7 +96,7 @@ def _judge_y(
     y: np.ndarray, exact: reference.ExactNormalized | reference.ExactOutput, x: np.ndarray
 ) -> Verdict:
     verdict = judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype)
-    # Beside an exact 0 the budget has room on both sides; a rectified value has none below.
+    # Beside an exact 0 the budget has room on both sides; a result of ReLU has none below.
     if verdict.passed and (y.astype(np.float64) < 0).any():
         return refused(f"y is negative {int((y.astype(np.float64) < 0).sum())} times")
     return verdict

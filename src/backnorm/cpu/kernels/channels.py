@@ -31,6 +31,7 @@ from backnorm.cpu.kernels.vector import (
     square_root,
     sums_of_lanes,
     where_finite,
+    where_less,
 )
 from backnorm.cpu.scratch import (
     FIRST,
@@ -41,7 +42,7 @@ from backnorm.cpu.scratch import (
     SECOND,
     SHIFT,
     SLOPE,
-    table_step,
+    table_pitch,
 )
 
 __all__ = [
@@ -51,7 +52,7 @@ __all__ = [
     "prepare",
     "prepare_forward",
     "prepare_means",
-    "row_step",
+    "row_pitch",
     "settle",
     "solve",
 ]
@@ -59,9 +60,13 @@ __all__ = [
 # Elements of a column whose mean is its pivot.
 _SAMPLE = 16
 
+# In the place of an infinite inverse standard deviation, which would make NaN of differences of
+# zero: results overflow, as they should.
+_MOST = 1e150
 
-#: See `scratch.table_step`.
-row_step = inlined(table_step)
+
+#: See `scratch.table_pitch`.
+row_pitch = inlined(table_pitch)
 
 
 @inlined
@@ -71,57 +76,65 @@ def _read(values, given, c, count, otherwise):
 
 
 @outlined
-def prepare(rows, step, channels, given, present, epsilon):
+def prepare(table, pitch, channels, given, present, epsilon, inverse):
     """Fill mean, scale and the coefficients of inference; return the first channel refused, or -1.
 
-    Refused is a variance + epsilon <= 0. NaN is not, nor is an infinite sum: they propagate.
+    Refused is a variance + epsilon <= 0, or an inverse standard deviation < 0. NaN is not, nor is
+    an infinite sum: they propagate.
 
     Parameters
     ----------
-    rows, step
+    table, pitch
         The table.
     channels : int
     given : (address, address, address, address)
-        Mean, variance, gamma and beta.
+        Mean, variance (or its inverse standard deviation), gamma and beta.
     present : (bool, bool)
         Whether there is gamma, and whether there is beta.
     epsilon : float
+    inverse : bool
+        Whether 1/sqrt(variance + epsilon) is given for the variance.
     """
     mean, variance, gamma, beta = given
     for c in range(0, channels, LANES):
         count = channels - c
-        total = blend(count, load_some(variance, c, count) + splat(epsilon), splat(1.0))
+        stored = load_some(variance, c, count)
+        total = blend(count, stored if inverse else stored + splat(epsilon), splat(1.0))
         if any_not_positive(total):
             for refused in range(c, min(c + LANES, channels)):
-                one = load_one(variance, refused) + epsilon
-                if one <= 0.0 and math.isfinite(one):
+                one = load_one(variance, refused)
+                total_one = one + epsilon
+                if one < 0.0 if inverse else total_one <= 0.0 and math.isfinite(total_one):
                     return refused
-        scale = splat(1.0) / square_root(total)
-        store_some(rows, MEAN * step + c, count, load_some(mean, c, count))
-        store_some(rows, SHIFT * step + c, count, splat(0.0))
-        store_some(rows, SLOPE * step + c, count, _read(beta, present[1], c, count, 0.0))
-        store_some(rows, GAIN * step + c, count, _read(gamma, present[0], c, count, 1.0) * scale)
-        store_some(rows, SCALE * step + c, count, scale)
-    _wrap(rows, step, channels)
+        if inverse:
+            scale = where_less(splat(_MOST), total, splat(_MOST), total)
+        else:
+            scale = splat(1.0) / square_root(total)
+        store_some(table, MEAN * pitch + c, count, load_some(mean, c, count))
+        store_some(table, SHIFT * pitch + c, count, splat(0.0))
+        store_some(table, SLOPE * pitch + c, count, _read(beta, present[1], c, count, 0.0))
+        store_some(table, GAIN * pitch + c, count, _read(gamma, present[0], c, count, 1.0) * scale)
+        store_some(table, SCALE * pitch + c, count, scale)
+    _wrap(table, pitch, channels)
     return -1
 
 
 @outlined
-def prepare_means(rows, step, channels, mean):
+def prepare_means(table, pitch, channels, mean):
     """Fill the mean alone, which is all that sums need."""
     for c in range(0, channels, LANES):
-        store_some(rows, MEAN * step + c, channels - c, load_some(mean, c, channels - c))
+        store_some(table, MEAN * pitch + c, channels - c, load_some(mean, c, channels - c))
 
 
 @outlined
-def prepare_forward(rows, step, x, extents, gamma, beta, present):
+def prepare_forward(table, pitch, x, extents, gamma, beta, present):
     """Fill pivot, gamma and beta; a pivot is the mean of a few elements of its channel."""
     outer, channels, inner = extents
     zero = splat(0.0)
     for c in range(0, channels, LANES):
         count = channels - c
-        store_some(rows, SLOPE * step + c, count, _read(beta, present[1], c, count, 0.0))
-        store_some(rows, GAIN * step + c, count, _read(gamma, present[0], c, count, 1.0))
+        store_some(table, SLOPE * pitch + c, count, _read(beta, present[1], c, count, 0.0))
+        store_some(table, GAIN * pitch + c, count, _read(gamma, present[0], c, count, 1.0))
         total = zero
         if inner == 1:
             sample = _power_of_two(_SAMPLE, outer)
@@ -145,8 +158,8 @@ def prepare_forward(rows, step, x, extents, gamma, beta, present):
             sample = 0
         pivot = total / splat(float(max(sample, 1)))
         # A pivot that is not finite would hide what the sums themselves come to.
-        store_some(rows, MEAN * step + c, count, where_finite(pivot, pivot, zero))
-    _wrap(rows, step, channels)
+        store_some(table, MEAN * pitch + c, count, where_finite(pivot, pivot, zero))
+    _wrap(table, pitch, channels)
 
 
 @inlined
@@ -162,7 +175,7 @@ def _sample(x, c, channels, inner, sample):
     return load_some(x, min(c, channels - 1) * inner, sample)
 
 
-def solve(dy, sums, far, total, rows, step, c, channels, epsilon):
+def solve(dy, sums, far, total, table, pitch, c, channels, epsilon):
     """Turn the sums of up to eight channels from c on into their coefficients and results.
 
     `sums` are their pairs, parts `far` elements apart; `total` is the number of elements of a
@@ -171,52 +184,52 @@ def solve(dy, sums, far, total, rows, step, c, channels, epsilon):
 
 
 @overload(solve)
-def _solve(dy, sums, far, total, rows, step, c, channels, epsilon):
+def _solve(dy, sums, far, total, table, pitch, c, channels, epsilon):
     if isinstance(dy, types.NoneType):
 
-        def forward(dy, sums, far, total, rows, step, c, channels, epsilon):
+        def forward(dy, sums, far, total, table, pitch, c, channels, epsilon):
             count = channels - c
             pairs = _quadruple(sums, far)
-            pivot = load(rows, MEAN * step + c)
+            pivot = load(table, MEAN * pitch + c)
             mean, low, variance, scale = solve_forward(pairs, total, pivot, epsilon)
-            gain = load(rows, GAIN * step + c) * scale
-            store_some(rows, MEAN * step + c, count, mean)
-            store_some(rows, SHIFT * step + c, count, low)
-            store_some(rows, GAIN * step + c, count, gain)
-            store_some(rows, FIRST * step + c, count, mean + low)
-            store_some(rows, SECOND * step + c, count, variance)
+            gain = load(table, GAIN * pitch + c) * scale
+            store_some(table, MEAN * pitch + c, count, mean)
+            store_some(table, SHIFT * pitch + c, count, low)
+            store_some(table, GAIN * pitch + c, count, gain)
+            store_some(table, FIRST * pitch + c, count, mean + low)
+            store_some(table, SECOND * pitch + c, count, variance)
 
         return forward
 
-    def backward(dy, sums, far, total, rows, step, c, channels, epsilon):
+    def backward(dy, sums, far, total, table, pitch, c, channels, epsilon):
         count = channels - c
         first, low, second, second_low = _quadruple(sums, far)
-        store_some(rows, FIRST * step + c, count, value(first, low))
-        store_some(rows, SECOND * step + c, count, value(second, second_low))
-        _set_backward(total, rows, step, c, count)
+        store_some(table, FIRST * pitch + c, count, value(first, low))
+        store_some(table, SECOND * pitch + c, count, value(second, second_low))
+        _set_backward(total, table, pitch, c, count)
 
     return backward
 
 
 @inlined
-def _set_backward(total, rows, step, c, count):
+def _set_backward(total, table, pitch, c, count):
     """Fill the coefficients of `count` channels from their results."""
-    first, second = load(rows, FIRST * step + c), load(rows, SECOND * step + c)
-    shift, slope = solve_backward(first, second, total, load(rows, SCALE * step + c))
-    store_some(rows, SHIFT * step + c, count, shift)
-    store_some(rows, SLOPE * step + c, count, slope)
+    first, second = load(table, FIRST * pitch + c), load(table, SECOND * pitch + c)
+    shift, slope = solve_backward(first, second, total, load(table, SCALE * pitch + c))
+    store_some(table, SHIFT * pitch + c, count, shift)
+    store_some(table, SLOPE * pitch + c, count, slope)
 
 
 @outlined
-def settle(rows, step, channels, total):
+def settle(table, pitch, channels, total):
     """Fill the coefficients of every channel from sums that came from elsewhere."""
     for c in range(0, channels, LANES):
-        _set_backward(total, rows, step, c, channels - c)
-    _wrap(rows, step, channels)
+        _set_backward(total, table, pitch, c, channels - c)
+    _wrap(table, pitch, channels)
 
 
 @inlined
-def combine(dy, partial, blocks, far, inner, repeats, total, rows, step, channels, epsilon):
+def combine(dy, partial, blocks, far, inner, repeats, total, table, pitch, channels, epsilon):
     """Add up the partial sums (blocks, 4, far) in order and solve every channel.
 
     A channel has `inner` neighbouring columns, `repeats` times.
@@ -230,8 +243,8 @@ def combine(dy, partial, blocks, far, inner, repeats, total, rows, step, channel
         if inner * repeats > 1:
             _gather(partial, far, inner, repeats, c, channels)
         sums = offset(partial, c)
-        solve(dy, sums, far, total, rows, step, c, channels, epsilon)
-    _wrap(rows, step, channels)
+        solve(dy, sums, far, total, table, pitch, c, channels, epsilon)
+    _wrap(table, pitch, channels)
 
 
 @inlined
@@ -269,34 +282,34 @@ def _quadruple(sums, far):
 
 
 @inlined
-def _wrap(rows, step, channels):
+def _wrap(table, pitch, channels):
     """Repeat the coefficients of the first channels after those of the last."""
     if channels >= LANES:
         for row in range(SCALE):
-            store(rows, row * step + channels, load(rows, row * step))
+            store(table, row * pitch + channels, load(table, row * pitch))
     elif channels > 0:
         for k in range(LANES):
             for row in range(SCALE):
-                at = row * step
-                store_one(rows, at + channels + k, load_one(rows, at + k % channels))
+                at = row * pitch
+                store_one(table, at + channels + k, load_one(table, at + k % channels))
 
 
 @outlined
-def finish_backward(rows, step, channels, dgamma, dbeta):
+def finish_backward(table, pitch, channels, dgamma, dbeta):
     """Write dgamma = s·sum_dy_xmu and dbeta = sum_dy, each rounded once."""
     for c in range(0, channels, LANES):
-        scale, sums = load(rows, SCALE * step + c), load(rows, SECOND * step + c)
+        scale, sums = load(table, SCALE * pitch + c), load(table, SECOND * pitch + c)
         store_some(dgamma, c, channels - c, scale * sums)
-        store_some(dbeta, c, channels - c, load(rows, FIRST * step + c))
+        store_some(dbeta, c, channels - c, load(table, FIRST * pitch + c))
 
 
 @outlined
-def finish_forward(rows, step, channels, results, epsilon, running, momentum, total):
+def finish_forward(table, pitch, channels, results, epsilon, running, momentum, total):
     """Write mean and variance, each rounded once; return the first channel refused, or -1.
 
     Parameters
     ----------
-    rows, step, channels
+    table, pitch, channels
         The table.
     results : (address, address)
         Where to write mean and variance.
@@ -314,7 +327,7 @@ def finish_forward(rows, step, channels, results, epsilon, running, momentum, to
     refused = -1
     for c in range(0, channels, LANES):
         count = channels - c
-        average, values = load(rows, FIRST * step + c), load(rows, SECOND * step + c)
+        average, values = load(table, FIRST * pitch + c), load(table, SECOND * pitch + c)
         store_some(mean, c, count, average)
         store_some(variance, c, count, values)
         if tracked:
@@ -322,7 +335,7 @@ def finish_forward(rows, step, channels, results, epsilon, running, momentum, to
             _move(running_variance, c, count, values * unbiased, momentum)
         if any_not_positive(blend(count, values + splat(epsilon), splat(1.0))) and refused < 0:
             refused = c
-            while load_one(rows, SECOND * step + refused) + epsilon > 0.0:
+            while load_one(table, SECOND * pitch + refused) + epsilon > 0.0:
                 refused += 1
     return refused
 

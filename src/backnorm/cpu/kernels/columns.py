@@ -17,7 +17,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import overload
 
-from backnorm.cpu.kernels.channels import combine, row_step
+from backnorm.cpu.kernels.channels import combine, row_pitch
 from backnorm.cpu.kernels.cursor import (
     arrive,
     await_second,
@@ -52,7 +52,7 @@ from backnorm.cpu.kernels.record import (
     seen_of,
     values_at,
 )
-from backnorm.cpu.kernels.rectified import same_line
+from backnorm.cpu.kernels.relu import same_line
 from backnorm.cpu.kernels.singles import (
     add_strip,
     add_strip_first,
@@ -94,8 +94,8 @@ def run(kind, record, index):
 
     See `record`. An item of the sums is `block` rows (if rest > 0, the last block is the
     rest) of `tile` columns, `depth` rows side by side; one of the output `share` rows, `abreast`
-    side by side. Partial sums are (blocks, 4, step of `width` columns): the pairs of every block of
-    every column.
+    side by side. Partial sums are (blocks, 4, pitch of `width` columns): the pairs of every block
+    of every column.
 
     Returns
     -------
@@ -107,16 +107,16 @@ def run(kind, record, index):
     inner, channels, repeats, blocks = head.inner, head.channels, head.repeats, head.blocks
     grid = (rows, width, rest, inner, channels)
     cut = (head.block, head.tile, head.depth, head.share, head.abreast)
-    step = row_step(channels)
+    pitch = row_pitch(channels)
     known = scratch_of(kind, head, record)
     if index == JOINED:
-        return after(kind, head, known, step, channels)
+        return after(kind, head, known, pitch, channels)
     place = own_of(kind, head, record, index)
     # Columns are channels: what is known of the channels need not be spread over columns.
     plain = width == channels
-    wide_step = step if plain else row_step(width)
-    far = row_step(width)
-    spreads = 0 if plain else 4 * wide_step
+    wide_pitch = pitch if plain else row_pitch(width)
+    far = row_pitch(width)
+    spreads = 0 if plain else 4 * wide_pitch
     x_, dy_, rest_ = (
         values_at(kind, head.x),
         gradient_of(kind, head, cells),
@@ -125,14 +125,14 @@ def run(kind, record, index):
     seen_, out_ = seen_of(kind, head), output_of(kind, head, cells)
     epsilon = head.epsilon
     streaming = head.streaming != 0 and same_line(out_)
-    pairs = offset(known, ROWS * step)
+    pairs = offset(known, ROWS * pitch)
     total = (rows * width + rest) // max(1, channels * inner)
-    before(kind, head, cells, index, known, step, (total, channels, inner))
+    before(kind, head, cells, index, known, pitch, (total, channels, inner))
     summed, items = head.summed, head.items
-    place_of_wide = offset(place, 12 * row_step(cut[1]))
+    place_of_wide = offset(place, 12 * row_pitch(cut[1]))
     wide = known if plain else place_of_wide
-    exact = (wide, wide_step)
-    used = coefficients_for(out_, wide, wide_step, offset(place_of_wide, spreads), width)
+    exact = (wide, wide_pitch)
+    used = coefficients_for(out_, wide, wide_pitch, offset(place_of_wide, spreads), width)
     spread = False
     item = claim(cells, summed, items, index)
     while item < items:
@@ -141,7 +141,7 @@ def run(kind, record, index):
             if arrive(cells, summed):
                 count = (rows * width + rest) // channels
                 combine(
-                    dy_, pairs, blocks, far, inner, repeats, count, known, step, channels, epsilon
+                    dy_, pairs, blocks, far, inner, repeats, count, known, pitch, channels, epsilon
                 )
                 open_second(cells)
         else:
@@ -150,14 +150,14 @@ def run(kind, record, index):
             if not spread:
                 for row in range(0 if plain else 4):
                     _spread(
-                        offset(known, row * step),
-                        offset(wide, row * wide_step),
+                        offset(known, row * pitch),
+                        offset(wide, row * wide_pitch),
                         0,
                         width,
                         inner,
                         channels,
                     )
-                narrow_coefficients(seen_, dy_, wide, wide_step, 0, width, used)
+                narrow_coefficients(seen_, dy_, wide, wide_pitch, 0, width, used)
                 repeat_first(used, width)
                 spread = True
             _apply_item(seen_, rest_, out_, grid, cut, exact, used, streaming, item - summed)
@@ -170,7 +170,7 @@ def run(kind, record, index):
 def _reduce_item(x, dy, grid, cut, known, plain, partial, far, place, item):
     rows, width, rest, inner, channels = grid
     block, tile, depth, _, _ = cut
-    step = row_step(tile)
+    pitch = row_pitch(tile)
     b, t = divmod(item, (width + tile - 1) // tile)
     first = t * tile
     w = min(tile, width - first)
@@ -180,14 +180,14 @@ def _reduce_item(x, dy, grid, cut, known, plain, partial, far, place, item):
     pivot = offset(known, MEAN + first) if plain else place
     if not plain:
         _spread(known, pivot, first, w, inner, channels)
-    run = offset(place, step)
+    run = offset(place, pitch)
     if b * block < rows:
         count = min(block, rows - b * block)
         cells = (b * block * width + first, width, count, w)
-        _sum_block(x, dy, cells, depth, pivot, run, step, sums, far)
+        _sum_block(x, dy, cells, depth, pivot, run, pitch, sums, far)
     elif first < rest:
         cells = (rows * width + first, width, 1, min(w, rest - first))
-        _sum_block(x, dy, cells, depth, pivot, run, step, sums, far)
+        _sum_block(x, dy, cells, depth, pivot, run, pitch, sums, far)
 
 
 @outlined
@@ -228,37 +228,37 @@ def _spread(values, wide, first, width, inner, channels):
         store_one(wide, width + k, load_one(wide, k % width))
 
 
-def _sum_block(x, dy, part, depth, pivot, run, step, sums, far):
+def _sum_block(x, dy, part, depth, pivot, run, pitch, sums, far):
     """Add a part of the rows to the pairs of its columns, which are zero.
 
     A part is its first element, the distance of rows, their number, and that of columns. `run` is
-    scratch, eleven rows of float64 of length `step`.
+    scratch, eleven rows of float64 of length `pitch`.
     """
 
 
 @overload(_sum_block)
-def _sum_block_of(x, dy, part, depth, pivot, run, step, sums, far):
+def _sum_block_of(x, dy, part, depth, pivot, run, pitch, sums, far):
     if isinstance(dy, types.NoneType) or x.dtype.bitwidth != 16:
-        return lambda x, dy, part, depth, pivot, run, step, sums, far: _add_block(
-            _add_rows, x, dy, part, depth, pivot, run, step, sums, far
+        return lambda x, dy, part, depth, pivot, run, pitch, sums, far: _add_block(
+            _add_rows, x, dy, part, depth, pivot, run, pitch, sums, far
         )
 
-    def in_singles(x, dy, part, depth, pivot, run, step, sums, far):
+    def in_singles(x, dy, part, depth, pivot, run, pitch, sums, far):
         start, stride, rows, width = part
-        singles = singles_within(offset(run, 6 * step))
+        singles = singles_within(offset(run, 6 * pitch))
         for k in range(0, width, LANES):
             store(singles, k, load(pivot, k))
         # The same sums in the same order, read in another.
         if depth < 4:
-            _add_block(_add_strip_by_rows, x, dy, part, 4, singles, run, step, sums, far)
+            _add_block(_add_strip_by_rows, x, dy, part, 4, singles, run, pitch, sums, far)
         else:
-            _add_block(_add_strip_at_once, x, dy, part, 4, singles, run, step, sums, far)
+            _add_block(_add_strip_at_once, x, dy, part, 4, singles, run, pitch, sums, far)
         for k in range(0, width, LANES):
             place = offset(sums, k)
             kept = kept_sums(load(pivot, k), load(place, 0), load(place, 2 * far))
             if not all_finite(kept, width - k):
                 columns = (start + k, stride, rows, min(LANES, width - k))
-                anew = offset(run, 4 * step)
+                anew = offset(run, 4 * pitch)
                 clear(anew, 4 * LANES)
                 _add_block_anew(x, dy, columns, offset(pivot, k), run, anew)
                 for row in range(4):
@@ -274,75 +274,75 @@ def _add_block_anew(x, dy, part, pivot, run, sums):
 
 
 @inlined
-def _add_block(add, x, dy, part, depth, pivot, run, step, sums, far):
+def _add_block(add, x, dy, part, depth, pivot, run, pitch, sums, far):
     """Add the rows of a part to the pairs of its columns, `depth` rows at a time by `add`."""
     start, stride, rows, width = part
     for first in range(0, rows, _RUN):
-        clear(run, 4 * step)
+        clear(run, 4 * pitch)
         end = min(rows, first + _RUN)
-        # A range with a step that may be zero could raise an error.
+        # A range with a pitch that may be zero could raise an error.
         row = first
         while row < end:
             origin = start + row * stride
-            add(x, dy, origin, stride, min(depth, end - row), width, pivot, run, step)
+            add(x, dy, origin, stride, min(depth, end - row), width, pivot, run, pitch)
             row += depth
         # Rows of sums are padded to whole vectors.
         for k in range(0, width, LANES):
-            merge_pairs(offset(sums, k), far, offset(run, k), step)
+            merge_pairs(offset(sums, k), far, offset(run, k), pitch)
 
 
 @inlined
-def _add_rows(x, dy, start, stride, rows, width, pivot, run, step):
+def _add_rows(x, dy, start, stride, rows, width, pivot, run, pitch):
     """Add a few rows to the running sums of their columns, sixteen columns at a time."""
-    products = offset(run, 2 * step)
+    products = offset(run, 2 * pitch)
     k = 0
     while k + 2 * LANES <= width:
         i = start + k
         j = k + LANES
         m0, m1 = load(pivot, k), load(pivot, j)
-        s0, s1 = resume(x, run, k, step), resume(x, run, j, step)
-        p0, p1 = resume(x, products, k, step), resume(x, products, j, step)
+        s0, s1 = resume(x, run, k, pitch), resume(x, run, j, pitch)
+        p0, p1 = resume(x, products, k, pitch), resume(x, products, j, pitch)
         for _ in range(rows):
             s0, p0 = take(x, dy, i, m0, s0, p0)
             s1, p1 = take(x, dy, i + LANES, m1, s1, p1)
             i += stride
-        suspend(s0, run, k, step)
-        suspend(s1, run, j, step)
-        suspend(p0, products, k, step)
-        suspend(p1, products, j, step)
+        suspend(s0, run, k, pitch)
+        suspend(s1, run, j, pitch)
+        suspend(p0, products, k, pitch)
+        suspend(p1, products, j, pitch)
         k += 2 * LANES
     while k < width:
         i = start + k
         m = load(pivot, k)
-        s, p = resume(x, run, k, step), resume(x, products, k, step)
+        s, p = resume(x, run, k, pitch), resume(x, products, k, pitch)
         for _ in range(rows):
             s, p = take_first(x, dy, i, width - k, m, s, p)
             i += stride
-        suspend(s, run, k, step)
-        suspend(p, products, k, step)
+        suspend(s, run, k, pitch)
+        suspend(p, products, k, pitch)
         k += LANES
 
 
 @inlined
-def _add_strip_at_once(x, dy, start, stride, rows, width, pivot, run, step):
+def _add_strip_at_once(x, dy, start, stride, rows, width, pivot, run, pitch):
     """Add up to four rows of 16-bit elements to the running sums, all for a vector of columns."""
-    _add_strips(x, dy, start, stride, rows, 0, width, pivot, run, step)
+    _add_strips(x, dy, start, stride, rows, 0, width, pivot, run, pitch)
 
 
 @inlined
-def _add_strip_by_rows(x, dy, start, stride, rows, width, pivot, run, step):
+def _add_strip_by_rows(x, dy, start, stride, rows, width, pivot, run, pitch):
     """Add up to four rows of 16-bit elements to the running sums, in the order of memory."""
     first = 0
     if rows == 4:
         first = width // SINGLES * SINGLES
         # A row of float32 in the place of one of float64.
-        held, far = singles_within(offset(run, 7 * step)), 2 * step
+        held, far = singles_within(offset(run, 7 * pitch)), 2 * pitch
         _begin_pair(x, dy, start, first, pivot, held, far)
         _end_pair(x, dy, start + stride, first, pivot, held, far)
         _begin_pair(x, dy, start + 2 * stride, first, pivot, offset(held, 2 * far), far)
         for k in range(0, first, SINGLES):
             i = start + 3 * stride + k
-            totals = _resume_four(x, run, k, step)
+            totals = _resume_four(x, run, k, pitch)
             before = (
                 load_singles(held, k),
                 load_singles(held, k + far),
@@ -350,8 +350,8 @@ def _add_strip_by_rows(x, dy, start, stride, rows, width, pivot, run, step):
                 load_singles(held, k + 3 * far),
             )
             totals = end_strip(x, dy, i, load_singles(pivot, k), before, totals)
-            _suspend_four(totals, run, k, step)
-    _add_strips(x, dy, start, stride, rows, first, width, pivot, run, step)
+            _suspend_four(totals, run, k, pitch)
+    _add_strips(x, dy, start, stride, rows, first, width, pivot, run, pitch)
 
 
 @inlined
@@ -372,38 +372,38 @@ def _end_pair(x, dy, start, width, pivot, held, far):
 
 
 @inlined
-def _add_strips(x, dy, start, stride, rows, first, width, pivot, run, step):
+def _add_strips(x, dy, start, stride, rows, first, width, pivot, run, pitch):
     """Add up to four rows of the columns first .. width-1, in float32 among themselves."""
     for k in range(first, width, SINGLES):
-        mean, totals = load_singles(pivot, k), _resume_four(x, run, k, step)
+        mean, totals = load_singles(pivot, k), _resume_four(x, run, k, pitch)
         count = width - k
         if rows == 4 and count >= SINGLES:
             totals = add_strip(x, dy, start + k, stride, mean, totals)
         else:
             counts = (count, _if(rows > 1, count), _if(rows > 2, count), _if(rows > 3, count))
             totals = add_strip_first(x, dy, start + k, stride, counts, mean, totals)
-        _suspend_four(totals, run, k, step)
+        _suspend_four(totals, run, k, pitch)
 
 
 @inlined
-def _resume_four(x, run, k, step):
+def _resume_four(x, run, k, pitch):
     """Return the running sums of sixteen columns: of dy and of the products, eight columns each."""
-    products = offset(run, 2 * step)
+    products = offset(run, 2 * pitch)
     return (
-        resume(x, run, k, step),
-        resume(x, run, k + LANES, step),
-        resume(x, products, k, step),
-        resume(x, products, k + LANES, step),
+        resume(x, run, k, pitch),
+        resume(x, run, k + LANES, pitch),
+        resume(x, products, k, pitch),
+        resume(x, products, k + LANES, pitch),
     )
 
 
 @inlined
-def _suspend_four(totals, run, k, step):
-    products = offset(run, 2 * step)
-    suspend(totals[0], run, k, step)
-    suspend(totals[1], run, k + LANES, step)
-    suspend(totals[2], products, k, step)
-    suspend(totals[3], products, k + LANES, step)
+def _suspend_four(totals, run, k, pitch):
+    products = offset(run, 2 * pitch)
+    suspend(totals[0], run, k, pitch)
+    suspend(totals[1], run, k + LANES, pitch)
+    suspend(totals[2], products, k, pitch)
+    suspend(totals[3], products, k + LANES, pitch)
 
 
 @inlined
@@ -526,10 +526,10 @@ def _write_half(x, dy, out, i, count, exact, k, value):
 
 @inlined
 def _coefficients(values, k):
-    rows, step = values
+    rows, pitch = values
     return (
         vector_of(rows, k),
-        vector_of(rows, k + step),
-        vector_of(rows, k + 2 * step),
-        vector_of(rows, k + 3 * step),
+        vector_of(rows, k + pitch),
+        vector_of(rows, k + 2 * pitch),
+        vector_of(rows, k + 3 * pitch),
     )

@@ -7,7 +7,7 @@ Every output is an expression of one element and four coefficients of its channe
 backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
 backward, frozen statistics  dx = gain * dy
 forward and inference        y  = gain * ((x - mean) - shift) + slope
-with a rectifier             max(0, y), or max(0, y + residual)
+with a ReLU                  max(0, y), or max(0, y + residual)
 ==========================  =============================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
@@ -15,8 +15,8 @@ s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded in
 with |mean| much larger than the deviation that would cancel. In the forward pass shift is the
 part of the exact mean that a float64 cannot hold, slope is beta.
 
-A missing array is None: without dy the kernels compute a forward pass (with a `Rectifier` in its
-place, one that ends in a rectifier), without x the frozen backward pass. Which one is decided when
+A missing array is None: without dy the kernels compute a forward pass (with a `ReLU` in its
+place, one that ends in a ReLU), without x the frozen backward pass. Which one is decided when
 a kernel is compiled.
 """
 
@@ -27,7 +27,7 @@ from numba.extending import overload
 
 from backnorm.cpu.kernels.jit import inlined
 from backnorm.cpu.kernels.memory import load, load_first, load_singles, load_singles_first
-from backnorm.cpu.kernels.rectified import Rectifier, has_side, rectified, side_of
+from backnorm.cpu.kernels.relu import ReLU, has_residual, relu, residual_of
 from backnorm.cpu.kernels.sums import value
 from backnorm.cpu.kernels.vector import (
     Singles,
@@ -60,9 +60,9 @@ def _elements(x, dy, index, mean, shift, slope, gain):
         return lambda x, dy, index, mean, shift, slope, gain: _normalised(
             take(x, index), mean, shift, slope, gain
         )
-    if isinstance(dy, Rectifier):
-        return lambda x, dy, index, mean, shift, slope, gain: rectified(
-            _beside(dy, index, _normalised(take(x, index), mean, shift, slope, gain))
+    if isinstance(dy, ReLU):
+        return lambda x, dy, index, mean, shift, slope, gain: relu(
+            _plus_residual(dy, index, _normalised(take(x, index), mean, shift, slope, gain))
         )
     return lambda x, dy, index, mean, shift, slope, gain: _derivative(
         take(x, index), take(dy, index), mean, shift, slope, gain
@@ -78,9 +78,9 @@ def _first_elements(x, dy, index, count, mean, shift, slope, gain):
         return lambda x, dy, index, count, mean, shift, slope, gain: _normalised(
             take(x, index, count), mean, shift, slope, gain
         )
-    if isinstance(dy, Rectifier):
-        return lambda x, dy, index, count, mean, shift, slope, gain: rectified(
-            _beside_first(
+    if isinstance(dy, ReLU):
+        return lambda x, dy, index, count, mean, shift, slope, gain: relu(
+            _plus_residual_first(
                 dy, index, count, _normalised(take(x, index, count), mean, shift, slope, gain)
             )
         )
@@ -89,36 +89,36 @@ def _first_elements(x, dy, index, count, mean, shift, slope, gain):
     )
 
 
-def _beside(rectifier, index, value):
+def _plus_residual(relu, index, value):
     """Return `value` with the residual, if there is one, added."""
 
 
-@overload(_beside)
-def _beside_of(rectifier, index, value):
+@overload(_plus_residual)
+def _plus_residual_of(relu, index, value):
     take = load_singles if value == Singles else load
 
-    def beside(rectifier, index, value):
-        if has_side(rectifier):
-            return value + take(side_of(rectifier), index)
+    def plus(relu, index, value):
+        if has_residual(relu):
+            return value + take(residual_of(relu), index)
         return value
 
-    return beside
+    return plus
 
 
-def _beside_first(rectifier, index, count, value):
+def _plus_residual_first(relu, index, count, value):
     """Return `value` with `count` elements of the residual, if there is one, added."""
 
 
-@overload(_beside_first)
-def _beside_first_of(rectifier, index, count, value):
+@overload(_plus_residual_first)
+def _plus_residual_first_of(relu, index, count, value):
     take = load_singles_first if value == Singles else load_first
 
-    def beside_first(rectifier, index, count, value):
-        if has_side(rectifier):
-            return value + take(side_of(rectifier), index, count)
+    def plus_first(relu, index, count, value):
+        if has_residual(relu):
+            return value + take(residual_of(relu), index, count)
         return value
 
-    return beside_first
+    return plus_first
 
 
 @inlined

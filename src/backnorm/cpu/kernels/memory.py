@@ -16,7 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.rectified import Addresses, after_store, base_of, masked
+from backnorm.cpu.kernels.relu import Addresses, after_store, base_of, masked
 from backnorm.cpu.kernels.storage import (
     accepts,
     narrow,

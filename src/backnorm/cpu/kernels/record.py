@@ -16,7 +16,7 @@ from numba.extending import intrinsic, models, overload, register_model
 
 from backnorm.cpu.kernels.cursor import raise_flag
 from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.rectified import Marking, Masked, Rectifier, Sided
+from backnorm.cpu.kernels.relu import Marking, Masked, ReLU, WithResidual
 from backnorm.cpu.record import GEOMETRIES, SLOTS, dtype_of
 
 __all__ = [
@@ -51,13 +51,13 @@ class Kind(types.Type):
         How elements are stored: see `storage`.
     operation : {"forward", "backward", "frozen"}
         Forward: y from x, by sums of x or not. Backward: dx from x and dy; frozen: from dy alone.
-    rectified : bool
-        Whether a rectifier follows: y is not less than zero, dy counts where y was more.
+    relu : bool
+        Whether a ReLU follows: y is not less than zero, dy counts where y was more.
     """
 
-    def __init__(self, element: Any, operation: str, rectified: bool) -> None:
-        self.element, self.operation, self.rectified = element, operation, rectified
-        super().__init__(name=f"Kind({element}, {operation}, {rectified})")
+    def __init__(self, element: Any, operation: str, relu: bool) -> None:
+        self.element, self.operation, self.relu = element, operation, relu
+        super().__init__(name=f"Kind({element}, {operation}, {relu})")
 
 
 register_model(Kind)(models.OpaqueModel)
@@ -163,10 +163,10 @@ def _gathering(model_of: Any, **slots: str) -> Any:
 
 
 _masked = _gathering(lambda kind: Masked(kind.element), values="dy", bits="mask")
-_rectifier = _gathering(lambda kind: Rectifier(kind.element), values="side")
+_relu = _gathering(lambda kind: ReLU(kind.element), values="residual")
 _marking = _gathering(lambda kind: Marking(kind.element), values="out", bits="mask")
-_sided = _gathering(
-    lambda kind: Sided(kind.element), values="out", side="side", dy="dy", bits="mask"
+_with_residual = _gathering(
+    lambda kind: WithResidual(kind.element), values="out", residual="residual", dy="dy", bits="mask"
 )
 
 
@@ -178,19 +178,19 @@ def gradient_of(kind, head, cells):
 def _gradient_of(kind, head, cells):
     if kind.operation == "forward":
         return lambda kind, head, cells: None
-    if kind.rectified:
+    if kind.relu:
         return lambda kind, head, cells: _masked(kind, cells)
     return lambda kind, head, cells: values_at(kind, head.dy)
 
 
 def rest_of(kind, head, cells):
-    """Return what the output is made of beside x: dy, a Rectifier, or None."""
+    """Return what the output is made of beside x: dy, a ReLU, or None."""
 
 
 @overload(rest_of)
 def _rest_of(kind, head, cells):
-    if kind.operation == "forward" and kind.rectified:
-        return lambda kind, head, cells: _rectifier(kind, cells)
+    if kind.operation == "forward" and kind.relu:
+        return lambda kind, head, cells: _relu(kind, cells)
     return lambda kind, head, cells: gradient_of(kind, head, cells)
 
 
@@ -211,8 +211,8 @@ def output_of(kind, head, cells):
 
 @overload(output_of)
 def _output_of(kind, head, cells):
-    if kind.rectified and kind.operation == "forward":
+    if kind.relu and kind.operation == "forward":
         return lambda kind, head, cells: _marking(kind, cells)
-    if kind.rectified:
-        return lambda kind, head, cells: _sided(kind, cells)
+    if kind.relu:
+        return lambda kind, head, cells: _with_residual(kind, cells)
     return lambda kind, head, cells: values_at(kind, head.out)

@@ -19,7 +19,7 @@ import math
 from numba import types
 from numba.extending import overload
 
-from backnorm.cpu.kernels.channels import combine, row_step, solve
+from backnorm.cpu.kernels.channels import combine, row_pitch, solve
 from backnorm.cpu.kernels.cursor import (
     arrive,
     await_second,
@@ -53,7 +53,7 @@ from backnorm.cpu.kernels.record import (
     segments_head,
     values_at,
 )
-from backnorm.cpu.kernels.rectified import same_line
+from backnorm.cpu.kernels.relu import same_line
 from backnorm.cpu.kernels.singles import (
     add_strip,
     add_strip_first,
@@ -107,8 +107,8 @@ def run(kind, record, index):
     """Sum every channel, solve for its coefficients, and write the output: see `record`.
 
     Items of the first phase are sums: of `batch` groups of channels, of one block of theirs
-    unless fused. The others write `share` elements of memory each. Partial sums are
-    (blocks, 4, step): the pairs of every block of every channel, none if fused.
+    unless grouped. The others write `share` elements of memory each. Partial sums are
+    (blocks, 4, pitch): the pairs of every block of every channel, none if grouped.
 
     Returns
     -------
@@ -118,10 +118,10 @@ def run(kind, record, index):
     head, cells = segments_head(record), cells_of(record)
     outer, channels, inner = head.outer, head.channels, head.inner
     extents = (outer, channels, inner)
-    step = row_step(channels)
-    rows = scratch_of(kind, head, record)
+    pitch = row_pitch(channels)
+    table = scratch_of(kind, head, record)
     if index == JOINED:
-        return after(kind, head, rows, step, channels)
+        return after(kind, head, table, pitch, channels)
     own = own_of(kind, head, record, index)
     chunk = (head.rows, head.length, head.chunks, head.block)
     blocks, group, batch, share = head.blocks, head.group, head.batch, head.share
@@ -133,22 +133,22 @@ def run(kind, record, index):
         rest_of(kind, head, cells),
     )
     seen_, out_ = seen_of(kind, head), output_of(kind, head, cells)
-    epsilon, fused = head.epsilon, head.fused != 0
+    epsilon, grouped = head.epsilon, head.grouped != 0
     streaming = head.streaming != 0 and same_line(out_)
     running, part = own, offset(own, far * SUMS)
     sums, alone = offset(part, 4 * far), offset(part, 8 * far)
     place = offset(alone, 4 * LANES)
-    pairs = offset(rows, ROWS * step)
-    before(kind, head, cells, index, rows, step, extents)
+    pairs = offset(table, ROWS * pitch)
+    before(kind, head, cells, index, table, pitch, extents)
     summed, items = head.summed, head.items
-    exact = (rows, step)
-    known = coefficients_for(out_, rows, step, place, channels)
+    exact = (table, pitch)
+    known = coefficients_for(out_, table, pitch, place, channels)
     narrowed = False
     item = claim(cells, summed, items, index)
     while item < items:
         if item < summed:
-            start, b = (0, item) if fused else divmod(item, batches)
-            stop_block = blocks if fused else start + 1
+            start, b = (0, item) if grouped else divmod(item, batches)
+            stop_block = blocks if grouped else start + 1
             first, end_batch = b * batch * group, min(channels, (b + 1) * batch * group)
             while first < end_batch:
                 stop = min(end_batch, first + group)
@@ -156,43 +156,43 @@ def run(kind, record, index):
                 for block in range(start, stop_block):
                     clear(part, 4 * far)
                     summing = (block, first, stop)
-                    _sum_block(x_, dy_, extents, chunk, summing, rows, running, part, far, alone)
+                    _sum_block(x_, dy_, extents, chunk, summing, table, running, part, far, alone)
                     for j in range(0, stop - first, LANES):
                         merge_pairs(offset(sums, j), far, offset(part, j), far)
-                if fused:
+                if grouped:
                     for j in range(0, stop - first, LANES):
                         solve(
                             dy_,
                             offset(sums, j),
                             far,
                             outer * inner,
-                            rows,
-                            step,
+                            table,
+                            pitch,
                             first + j,
                             stop,
                             epsilon,
                         )
-                    narrow_coefficients(seen_, dy_, rows, step, first, stop, known)
+                    narrow_coefficients(seen_, dy_, table, pitch, first, stop, known)
                     for n in range(outer):
                         i = (n * channels + first) * inner
                         span = (i, i + (stop - first) * inner, first, i + inner)
                         _write(seen_, rest_, out_, span, extents, exact, known, streaming)
                 else:
                     for k in range(4):
-                        to = offset(pairs, (4 * start + k) * step)
+                        to = offset(pairs, (4 * start + k) * pitch)
                         for j in range(0, stop - first, LANES):
                             count = stop - first - j
                             store_some(to, first + j, count, load(sums, k * far + j))
                 first = stop
-            if not fused and arrive(cells, summed):
+            if not grouped and arrive(cells, summed):
                 count = outer * inner
-                combine(dy_, pairs, blocks, step, 1, 1, count, rows, step, channels, epsilon)
+                combine(dy_, pairs, blocks, pitch, 1, 1, count, table, pitch, channels, epsilon)
                 open_second(cells)
         else:
             if summed > 0:
                 await_second(cells)
             if not narrowed:
-                narrow_coefficients(seen_, dy_, rows, step, 0, channels, known)
+                narrow_coefficients(seen_, dy_, table, pitch, 0, channels, known)
                 narrowed = True
             i = (item - summed) * share
             row, end = i // inner, min(outer * channels * inner, i + share)
@@ -203,7 +203,7 @@ def run(kind, record, index):
     return 0
 
 
-def _sum_block(x, dy, extents, chunk, span, rows, running, sums, far, alone):
+def _sum_block(x, dy, extents, chunk, span, table, running, sums, far, alone):
     """Add the block of channels that `span` says to their pairs, which are zero.
 
     `alone` is scratch for the pairs of eight channels.
@@ -211,23 +211,23 @@ def _sum_block(x, dy, extents, chunk, span, rows, running, sums, far, alone):
 
 
 @overload(_sum_block)
-def _sum_block_of(x, dy, extents, chunk, span, rows, running, sums, far, alone):
+def _sum_block_of(x, dy, extents, chunk, span, table, running, sums, far, alone):
     if isinstance(dy, types.NoneType) or x.dtype.bitwidth != 16:
-        return lambda x, dy, extents, chunk, span, rows, running, sums, far, alone: _add_block(
-            _add_segment, x, dy, extents, chunk, span, rows, running, sums, far
+        return lambda x, dy, extents, chunk, span, table, running, sums, far, alone: _add_block(
+            _add_segment, x, dy, extents, chunk, span, table, running, sums, far
         )
 
-    def in_singles(x, dy, extents, chunk, span, rows, running, sums, far, alone):
-        _add_block(_add_strips, x, dy, extents, chunk, span, rows, running, sums, far)
+    def in_singles(x, dy, extents, chunk, span, table, running, sums, far, alone):
+        _add_block(_add_strips, x, dy, extents, chunk, span, table, running, sums, far)
         block, first, end = span
         for j in range(0, end - first, LANES):
             place = offset(sums, j)
-            kept = kept_sums(load(rows, first + j), load(place, 0), load(place, 2 * far))
+            kept = kept_sums(load(table, first + j), load(place, 0), load(place, 2 * far))
             for k in range(min(LANES, end - first - j)):
                 if not math.isfinite(lane(kept, k)):
                     c = first + j + k
                     clear(alone, 4 * LANES)
-                    _add_block_anew(x, dy, extents, chunk, (block, c, c + 1), rows, running, alone)
+                    _add_block_anew(x, dy, extents, chunk, (block, c, c + 1), table, running, alone)
                     for part in range(4):
                         store_one(place, part * far + k, load_one(alone, part * LANES))
 
@@ -235,12 +235,12 @@ def _sum_block_of(x, dy, extents, chunk, span, rows, running, sums, far, alone):
 
 
 @outlined
-def _add_block_anew(x, dy, extents, chunk, span, rows, running, sums):
-    _add_block(_add_segment, x, dy, extents, chunk, span, rows, running, sums, LANES)
+def _add_block_anew(x, dy, extents, chunk, span, table, running, sums):
+    _add_block(_add_segment, x, dy, extents, chunk, span, table, running, sums, LANES)
 
 
 @inlined
-def _add_block(add, x, dy, extents, chunk, span, rows, running, sums, far):
+def _add_block(add, x, dy, extents, chunk, span, table, running, sums, far):
     """Add a block of channels first .. end-1 to their pairs, each segment by `add`."""
     block, first, end = span
     outer, channels, inner = extents
@@ -255,7 +255,7 @@ def _add_block(add, x, dy, extents, chunk, span, rows, running, sums, far):
         for n in range(row, min(outer, row + height)):
             i = (n * channels + first) * inner + start
             for c in range(first, end):
-                mean = load_one(rows, c)
+                mean = load_one(table, c)
                 add(x, dy, i, i + extent, mean, running, (c - first) * SUMS)
                 i += inner
         for j in range(0, end - first, LANES):
@@ -412,10 +412,10 @@ def _of_two(known, left, c, channels):
 
 @inlined
 def _coefficients(known, c):
-    values, step = known
+    values, pitch = known
     return (
-        splat_of(values, MEAN * step + c),
-        splat_of(values, SHIFT * step + c),
-        splat_of(values, SLOPE * step + c),
-        splat_of(values, GAIN * step + c),
+        splat_of(values, MEAN * pitch + c),
+        splat_of(values, SHIFT * pitch + c),
+        splat_of(values, SLOPE * pitch + c),
+        splat_of(values, GAIN * pitch + c),
     )

@@ -50,7 +50,7 @@ from backnorm.cpu.kernels.vector import (
     where_equal,
     where_less,
 )
-from backnorm.cpu.scratch import LANES, SINGLES, narrow_step
+from backnorm.cpu.scratch import LANES, SINGLES, narrow_pitch
 
 __all__ = [
     "add_strip",
@@ -74,10 +74,10 @@ _LEAST = 2.0**-100
 _LEAST_SUM = 2.0**-80
 
 
-_row = inlined(narrow_step)
+_row = inlined(narrow_pitch)
 
 
-def coefficients_for(out, table, step, place, count):
+def coefficients_for(out, table, pitch, place, count):
     """Return where the coefficients for writing `out` are, and the distance of their rows.
 
     That is the table itself, or the place where `narrow_coefficients` puts the float32 ones.
@@ -85,10 +85,10 @@ def coefficients_for(out, table, step, place, count):
 
 
 @overload(coefficients_for)
-def _coefficients_for(out, table, step, place, count):
+def _coefficients_for(out, table, pitch, place, count):
     if out.dtype.bitwidth == 16:
-        return lambda out, table, step, place, count: (singles_within(place), _row(count))
-    return lambda out, table, step, place, count: (table, step)
+        return lambda out, table, pitch, place, count: (singles_within(place), _row(count))
+    return lambda out, table, pitch, place, count: (table, pitch)
 
 
 def lanes_of(coefficients):
@@ -140,10 +140,10 @@ def _holds(value, count):
     return single
 
 
-def narrow_coefficients(x, dy, table, step, first, end, known):
+def narrow_coefficients(x, dy, table, pitch, first, end, known):
     """Write the float32 coefficients of channels first .. end-1, if there are any, to `known`.
 
-    `table` and its `step` have those in float64, `known` is what `coefficients_for` returned. Up
+    `table` and its `pitch` have those in float64, `known` is what `coefficients_for` returned. Up
     to seven places after the last are overwritten.
 
     With float32 alone, x - mean would cancel. In the forward pass the mean is therefore the sum of
@@ -153,18 +153,18 @@ def narrow_coefficients(x, dy, table, step, first, end, known):
 
 
 @overload(narrow_coefficients)
-def _narrow_coefficients(x, dy, table, step, first, end, known):
+def _narrow_coefficients(x, dy, table, pitch, first, end, known):
     if known.types[0].dtype != types.float32:
-        return lambda x, dy, table, step, first, end, known: None
+        return lambda x, dy, table, pitch, first, end, known: None
 
-    def narrow(x, dy, table, step, first, end, known):
+    def narrow(x, dy, table, pitch, first, end, known):
         values, far = known
         for c in range(first, end, LANES):
             given = (
                 load(table, c),
-                load(table, c + step),
-                load(table, c + 2 * step),
-                load(table, c + 3 * step),
+                load(table, c + pitch),
+                load(table, c + 2 * pitch),
+                load(table, c + 3 * pitch),
             )
             mean, shift, slope, gain = _narrowed(x, dy, given)
             store(values, c, mean)

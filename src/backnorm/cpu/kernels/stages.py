@@ -18,7 +18,7 @@ _READY = SLOTS["ready"]
 
 
 @inlined
-def before(kind, head, cells, index, rows, step, extents):
+def before(kind, head, cells, index, table, pitch, extents):
     """Fill the table of channels as the record asks, or, all but the caller, wait until it is.
 
     If a channel is refused, all is called off. The second time that a caller enters, all that is
@@ -31,24 +31,24 @@ def before(kind, head, cells, index, rows, step, extents):
         return
     refused = -1
     if head.prepares != 0:
-        refused = _prepare(kind, head, rows, step, extents)
+        refused = _prepare(kind, head, table, pitch, extents)
     if refused >= 0:
         call_off(head, cells, refused)
         return
     if head.settles != 0:
-        of_channels.settle(rows, step, extents[1], head.count)
+        of_channels.settle(table, pitch, extents[1], head.count)
     if head.items == 0:
         # Nothing will be summed: the sums of no elements are zero.
-        clear(offset(rows, FIRST * step), 2 * step)
+        clear(offset(table, FIRST * pitch), 2 * pitch)
     raise_flag(cells, _READY)
 
 
 @inlined
-def after(kind, head, rows, step, channels):
+def after(kind, head, table, pitch, channels):
     """Write the results of channels, if the record asks; return what the kernel returns."""
     if head.refused != 0:
         return ended(head.refused - 1)
-    return ended(_finish(kind, head, rows, step, channels) if head.finishes != 0 else -1)
+    return ended(_finish(kind, head, table, pitch, channels) if head.finishes != 0 else -1)
 
 
 def wider(kind, bits):
@@ -62,57 +62,59 @@ def _wider(kind, bits):
 
 
 @inlined
-def _prepare(kind, head, rows, step, extents):
+def _prepare(kind, head, table, pitch, extents):
     """Fill the table from statistics, from means alone, or from samples of x."""
     if wider(kind, 64) and head.statistics == 64:
-        return _prepare_from(doubles_at, kind, head, rows, step, extents)
+        return _prepare_from(doubles_at, kind, head, table, pitch, extents)
     if wider(kind, 32) and head.statistics == 32:
-        return _prepare_from(singles_at, kind, head, rows, step, extents)
-    return _prepare_from(values_at, kind, head, rows, step, extents)
+        return _prepare_from(singles_at, kind, head, table, pitch, extents)
+    return _prepare_from(values_at, kind, head, table, pitch, extents)
 
 
 @inlined
-def _prepare_from(at, kind, head, rows, step, extents):
+def _prepare_from(at, kind, head, table, pitch, extents):
     gamma, beta = at(kind, head.gamma), at(kind, head.beta)
     present = (head.gamma != 0, head.beta != 0)
     if head.prepares == FROM_DATA:
         x = values_at(kind, head.x)
-        of_channels.prepare_forward(rows, step, x, extents, gamma, beta, present)
+        of_channels.prepare_forward(table, pitch, x, extents, gamma, beta, present)
         return -1
     mean = at(kind, head.mean)
     if head.prepares == MEANS_ALONE:
-        of_channels.prepare_means(rows, step, extents[1], mean)
+        of_channels.prepare_means(table, pitch, extents[1], mean)
         return -1
     given = (mean, at(kind, head.variance), gamma, beta)
-    return of_channels.prepare(rows, step, extents[1], given, present, head.epsilon)
+    return of_channels.prepare(
+        table, pitch, extents[1], given, present, head.epsilon, head.inverse != 0
+    )
 
 
 @inlined
-def _finish(kind, head, rows, step, channels):
+def _finish(kind, head, table, pitch, channels):
     """Write the two results of every channel."""
     if wider(kind, 64) and head.statistics == 64:
-        return _finish_to(doubles_at, kind, head, rows, step, channels)
+        return _finish_to(doubles_at, kind, head, table, pitch, channels)
     if wider(kind, 32) and head.statistics == 32:
-        return _finish_to(singles_at, kind, head, rows, step, channels)
-    return _finish_to(values_at, kind, head, rows, step, channels)
+        return _finish_to(singles_at, kind, head, table, pitch, channels)
+    return _finish_to(values_at, kind, head, table, pitch, channels)
 
 
-def _finish_to(at, kind, head, rows, step, channels):
+def _finish_to(at, kind, head, table, pitch, channels):
     """Write the results to statistics of a type, taken from the record by `at`."""
 
 
 @overload(_finish_to)
-def _finish_to_of(at, kind, head, rows, step, channels):
+def _finish_to_of(at, kind, head, table, pitch, channels):
     if kind.operation != "forward":
 
-        def backward(at, kind, head, rows, step, channels):
+        def backward(at, kind, head, table, pitch, channels):
             dgamma, dbeta = at(kind, head.result), at(kind, head.result_2)
-            of_channels.finish_backward(rows, step, channels, dgamma, dbeta)
+            of_channels.finish_backward(table, pitch, channels, dgamma, dbeta)
             return -1
 
         return backward
 
-    def forward(at, kind, head, rows, step, channels):
+    def forward(at, kind, head, table, pitch, channels):
         results = (at(kind, head.result), at(kind, head.result_2))
         running = (
             at(kind, head.running_mean),
@@ -120,8 +122,8 @@ def _finish_to_of(at, kind, head, rows, step, channels):
             head.running_mean != 0,
         )
         return of_channels.finish_forward(
-            rows,
-            step,
+            table,
+            pitch,
             channels,
             results,
             head.epsilon,

@@ -139,46 +139,46 @@ def value(high, low):
     return where_finite(high, high + low, high)
 
 
-def add_totals(x, running, step, sums, far):
+def add_totals(x, running, pitch, sums, far):
     """Add the totals of eight accumulators each for sums of dy and of the product to their pairs.
 
     An accumulator is two sums put down by `suspend`, `2 * LANES` apart; those of the product come
-    after those of dy, and the next channel's after `step` elements. `sums` are pairs, their parts
+    after those of dy, and the next channel's after `pitch` elements. `sums` are pairs, their parts
     `far` elements apart. The lanes of a sum are always added in the same order.
     """
 
 
 @overload(add_totals)
-def _add_totals(x, running, step, sums, far):
+def _add_totals(x, running, pitch, sums, far):
     if x.dtype == types.float64:
         return _add_totals_compensated
     return _add_totals_plain
 
 
-def _add_totals_plain(x, running, step, sums, far):
-    _merge(sums, 0, far, sums_of_lanes(_all_lanes(running, step)), splat(0.0))
-    lanes = _all_lanes(offset(running, 4 * LANES), step)
+def _add_totals_plain(x, running, pitch, sums, far):
+    _merge(sums, 0, far, sums_of_lanes(_all_lanes(running, pitch)), splat(0.0))
+    lanes = _all_lanes(offset(running, 4 * LANES), pitch)
     _merge(sums, 2 * far, 3 * far, sums_of_lanes(lanes), splat(0.0))
 
 
 @inlined
-def _all_lanes(running, step):
+def _all_lanes(running, pitch):
     return (
         load(running, 0) + load(running, 2 * LANES),
-        load(running, step) + load(running, step + 2 * LANES),
-        load(running, 2 * step) + load(running, 2 * step + 2 * LANES),
-        load(running, 3 * step) + load(running, 3 * step + 2 * LANES),
-        load(running, 4 * step) + load(running, 4 * step + 2 * LANES),
-        load(running, 5 * step) + load(running, 5 * step + 2 * LANES),
-        load(running, 6 * step) + load(running, 6 * step + 2 * LANES),
-        load(running, 7 * step) + load(running, 7 * step + 2 * LANES),
+        load(running, pitch) + load(running, pitch + 2 * LANES),
+        load(running, 2 * pitch) + load(running, 2 * pitch + 2 * LANES),
+        load(running, 3 * pitch) + load(running, 3 * pitch + 2 * LANES),
+        load(running, 4 * pitch) + load(running, 4 * pitch + 2 * LANES),
+        load(running, 5 * pitch) + load(running, 5 * pitch + 2 * LANES),
+        load(running, 6 * pitch) + load(running, 6 * pitch + 2 * LANES),
+        load(running, 7 * pitch) + load(running, 7 * pitch + 2 * LANES),
     )
 
 
-def _add_totals_compensated(x, running, step, sums, far):
+def _add_totals_compensated(x, running, pitch, sums, far):
     for part in range(2):
         for j in range(LANES):
-            place = j * step + part * 4 * LANES
+            place = j * pitch + part * 4 * LANES
             lanes, lost = exact_sum(load(running, place), load(running, place + 2 * LANES))
             lows = load(running, place + LANES) + load(running, place + 3 * LANES) + lost
             high, low = 0.0, 0.0
@@ -204,28 +204,31 @@ def merge_pairs(values, far, run, run_far):
     _merge(values, 2 * far, 3 * far, load(run, 2 * run_far), load(run, 3 * run_far))
 
 
-def resume(array, values, place, step):
+def resume(array, values, place, pitch):
     """Return the sum that `suspend` put down at `place`."""
 
 
 @overload(resume)
-def _resume(array, values, place, step):
+def _resume(array, values, place, pitch):
     if array.dtype == types.float64:
-        return lambda array, values, place, step: (load(values, place), load(values, place + step))
-    return lambda array, values, place, step: (load(values, place),)
+        return lambda array, values, place, pitch: (
+            load(values, place),
+            load(values, place + pitch),
+        )
+    return lambda array, values, place, pitch: (load(values, place),)
 
 
-def suspend(total, values, place, step):
-    """Put a sum down: a vector at `place` and, if it is compensated, another `step` further on."""
+def suspend(total, values, place, pitch):
+    """Put a sum down: a vector at `place` and, if it is compensated, another `pitch` further on."""
 
 
 @overload(suspend)
-def _suspend(total, values, place, step):
+def _suspend(total, values, place, pitch):
     if len(total) == 1:
-        return lambda total, values, place, step: store(values, place, total[0])
+        return lambda total, values, place, pitch: store(values, place, total[0])
 
-    def compensated(total, values, place, step):
+    def compensated(total, values, place, pitch):
         store(values, place, total[0])
-        store(values, place + step, total[1])
+        store(values, place + pitch, total[1])
 
     return compensated

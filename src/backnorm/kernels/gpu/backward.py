@@ -214,7 +214,7 @@ def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.
         o_elements, m_there = place(i_tile, i_unit, frame, FORM)
         b_x = widen(tl.load(p_x + o_elements, mask=m_there, other=0.0), FORM)
         b_dy = widen(tl.load(p_dy + o_elements, mask=m_there, other=0.0), FORM)
-        if FORM.rectified:
+        if FORM.relu:
             b_dy = tl.where(load_bits(p_bits, i_tile, i_unit, frame, FORM), b_dy, 0.0)
         # Where there is no element dy is 0, and so is the product.
         if FORM.arithmetic == "pairs":
@@ -266,10 +266,10 @@ def _write(
         i_tile = i_last - 1 - i_step
         o_elements, m_there = place(i_tile, i_unit, frame, FORM)
         b_dy = tl.load(p_dy + o_elements, mask=m_there, other=0.0, eviction_policy="evict_first")
-        if FORM.rectified:
+        if FORM.relu:
             b_bits = load_bits(p_bits, i_tile, i_unit, frame, FORM)
             b_dy = tl.where(b_bits, b_dy, tl.zeros_like(b_dy))
-            if FORM.sided:
+            if FORM.residual:
                 tl.store(p_dresidual + o_elements, b_dy, mask=m_there)
         b_dy = widen(b_dy, FORM)
         if FORM.training:

@@ -4,7 +4,7 @@
 backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
 backward, frozen statistics  dx = gain * dy
 forward and inference        y  = gain * ((x - mean) - shift) + slope
-with a rectifier             max(0, y), or max(0, y + residual)
+with a ReLU                  max(0, y), or max(0, y + residual)
 ==========================  =============================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
@@ -20,7 +20,7 @@ import triton.language as tl
 
 from backnorm.kernels.gpu.arithmetic import add_pair, multiply_pairs, subtract_pair
 
-__all__ = ["derivative", "inverse_deviation", "normalised", "rectified", "scaled", "solve_backward"]
+__all__ = ["derivative", "inverse_deviation", "normalised", "relu", "scaled", "solve_backward"]
 
 
 @triton.jit
@@ -69,18 +69,18 @@ def normalised(b_x, b_residual, mean, shift, slope, gain, FORM: tl.constexpr):
         b_value, b_low = subtract_pair(b_x, mean[0], mean[1])
         b_value, b_low = multiply_pairs(b_value, b_low - shift[0], gain[0], gain[1])
         b_value, b_low = add_pair(b_value, b_low, slope[0], slope[1])
-        if FORM.sided:
+        if FORM.residual:
             b_value, b_low = add_pair(b_value, b_low, b_residual, tl.zeros_like(b_residual))
         b_y = _rounded(b_value, b_low)
     else:
         b_y = tl.fma(gain[0], (b_x - mean[0]) - shift[0], slope[0])
-        if FORM.sided:
+        if FORM.residual:
             b_y = b_y + b_residual
     return b_y
 
 
 @triton.jit
-def rectified(b_y):
+def relu(b_y):
     """Return y, and 0 in the place of what is less; NaN is kept."""
     return tl.where(b_y <= 0.0, tl.zeros_like(b_y), b_y)
 

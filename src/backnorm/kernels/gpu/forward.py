@@ -26,7 +26,7 @@ from backnorm.kernels.gpu.arithmetic import (
     widen,
     zeros,
 )
-from backnorm.kernels.gpu.formulas import inverse_deviation, normalised, rectified
+from backnorm.kernels.gpu.formulas import inverse_deviation, normalised, relu
 from backnorm.kernels.gpu.frame import CHANNELS, NUMBERS, PARTS, SIZES, Frame
 from backnorm.kernels.gpu.tiles import (
     channels_of,
@@ -158,7 +158,7 @@ def forward_apply(
     p_bits,
     FORM: tl.constexpr,
 ):
-    """Store y, and where it is positive after a rectifier in training.
+    """Store y, and where it is positive after a ReLU in training.
 
     In training mean is what `forward_finish` stores, rows of mean, its rest, and variance.
     """
@@ -365,13 +365,13 @@ def _write(
         b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0, eviction_policy="evict_first")
         b_x = widen(b_x, FORM)
         b_residual = b_x
-        if FORM.sided:
+        if FORM.residual:
             b_residual = widen(tl.load(p_residual + o_elements, mask=m_there, other=0.0), FORM)
         b_y = normalised(b_x, b_residual, mean, shift, slope, gain, FORM)
-        if FORM.rectified:
-            b_y = rectified(b_y)
+        if FORM.relu:
+            b_y = relu(b_y)
         b_y = narrow(b_y, p_y)
-        if FORM.rectified and FORM.training:
+        if FORM.relu and FORM.training:
             # What is rounded to 0 has no bit.
             store_bits(p_bits, i_tile, i_unit, b_y.to(tl.float32) > 0.0, frame, FORM)
         tl.store(p_y + o_elements, b_y, mask=m_there)

@@ -55,10 +55,10 @@ class Form(NamedTuple):
     columns, partial, tile_rows, tile_columns, stages, align
         See `geometry.Tiling`.
     arithmetic : Arithmetic
-    rectified, sided : bool
-        Whether there is a rectifier, and a residual before it.
+    relu, residual : bool
+        Whether there is a ReLU, and a residual before it.
     whole_bytes : bool
-        Whether every row of a tile begins with a byte of the rectifier's mask.
+        Whether every row of a tile begins with a byte of the ReLU's mask.
     training : bool
         Whether the statistics are functions of x.
     has_gamma, has_beta : bool
@@ -72,8 +72,8 @@ class Form(NamedTuple):
     stages: int
     align: int
     arithmetic: Arithmetic
-    rectified: bool
-    sided: bool
+    relu: bool
+    residual: bool
     whole_bytes: bool
     training: bool
     has_gamma: bool

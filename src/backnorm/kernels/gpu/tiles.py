@@ -1,4 +1,4 @@
-"""Where the elements of a tile lie, and the bits of a rectifier's mask beside them.
+"""Where the elements of a tile lie, and the bits of a ReLU's mask beside them.
 
 All offsets are of 64 bits. Sizes come as multiples of FORM.align, so that the compiler knows how
 far they are aligned and reads 16 bytes at a time.

@@ -1,16 +1,16 @@
-"""Addresses with a rectifier: what is read or written at them depends on y > 0.
+"""Addresses with a ReLU: what is read or written at them depends on y > 0.
 
-Kernels are written for addresses of elements. Where a rectifier follows the normalisation, they
+Kernels are written for addresses of elements. Where a ReLU follows the normalisation, they
 are given one of these in its place, and loads and stores (see `memory`) do what it asks for:
 
-=========  ======================================================================================
-Masked     dy: an element is zero where its bit is not set
-Rectifier  in the place of dy in a forward pass: the residual, if any, to be added before the
-           rectifier
-Marking    y: a store also writes a bit an element, whether what was stored is more than zero
-Sided      dx beside the gradient of the residual, if that is wanted: a store also writes the masked
-           dy there
-=========  ======================================================================================
+============  ===================================================================================
+Masked        dy: an element is zero where its bit is not set
+ReLU          in the place of dy in a forward pass: the residual, if any, to be added before the
+              ReLU
+Marking       y: a store also writes a bit an element, whether what was stored is more than zero
+WithResidual  dx, and the gradient of the residual, if that is wanted: a store also writes the
+              masked dy there
+============  ===================================================================================
 
 The mask has a bit for each element, in the order of memory. Threads write whole bytes of it, so
 vectors begin at multiples of eight elements wherever a Marking is written.
@@ -32,15 +32,15 @@ __all__ = [
     "Addresses",
     "Marking",
     "Masked",
-    "Rectifier",
-    "Sided",
+    "ReLU",
+    "WithResidual",
     "after_store",
     "base_of",
-    "has_side",
+    "has_residual",
     "masked",
-    "rectified",
+    "relu",
+    "residual_of",
     "same_line",
-    "side_of",
 ]
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
@@ -67,7 +67,7 @@ class Masked(Addresses):
         super().__init__(dtype, "bits")
 
 
-class Rectifier(Addresses):
+class ReLU(Addresses):
     """The residual, if there is one (its address may be 0)."""
 
 
@@ -78,11 +78,11 @@ class Marking(Addresses):
         super().__init__(dtype, "bits")
 
 
-class Sided(Addresses):
+class WithResidual(Addresses):
     """Elements to write, and masked elements for a second place, if there is one."""
 
     def __init__(self, dtype: Any) -> None:
-        super().__init__(dtype, "side", "dy", "bits")
+        super().__init__(dtype, "residual", "dy", "bits")
 
 
 class _AddressesModel(models.StructModel):
@@ -90,7 +90,7 @@ class _AddressesModel(models.StructModel):
         super().__init__(dmm, fe_type, list(fe_type.parts.items()))
 
 
-for _kind in (Masked, Rectifier, Marking, Sided):
+for _kind in (Masked, ReLU, Marking, WithResidual):
     register_model(_kind)(_AddressesModel)
 
 
@@ -151,9 +151,9 @@ def after_store(
     """
     if isinstance(kind, Marking):
         _mark(context, builder, kind, target, index, raw, count)
-    elif isinstance(kind, Sided):
+    elif isinstance(kind, WithResidual):
         parts = _parts(context, builder, kind, target)
-        with builder.if_then(_is_there(builder, parts.side)):
+        with builder.if_then(_is_there(builder, parts.residual)):
             place, size = builder.gep(parts.dy, [index]), kind.dtype.bitwidth // 8
             if count is None:
                 pointer = builder.bitcast(place, raw.type.as_pointer())
@@ -161,7 +161,7 @@ def after_store(
             else:
                 dy = load_lanes(builder, place, raw.type, count, size)
             dy = _where_set(builder, parts.bits, index, dy)
-            write(builder.gep(parts.side, [index]), dy)
+            write(builder.gep(parts.residual, [index]), dy)
 
 
 def _is_there(builder: Any, place: Any) -> Any:
@@ -206,27 +206,27 @@ def _mark(
 
 
 @intrinsic
-def side_of(typingctx, rectifier):
-    """Return the address of a Rectifier's residual."""
+def residual_of(typingctx, relu):
+    """Return the address of a ReLU's residual."""
 
     def codegen(context, builder, signature, arguments):
-        return base_of(context, builder, rectifier, arguments[0])
+        return base_of(context, builder, relu, arguments[0])
 
-    return types.CPointer(rectifier.dtype)(rectifier), codegen
+    return types.CPointer(relu.dtype)(relu), codegen
 
 
 @intrinsic
-def has_side(typingctx, rectifier):
-    """Return whether a Rectifier has a residual."""
+def has_residual(typingctx, relu):
+    """Return whether a ReLU has a residual."""
 
     def codegen(context, builder, signature, arguments):
-        return _is_there(builder, base_of(context, builder, rectifier, arguments[0]))
+        return _is_there(builder, base_of(context, builder, relu, arguments[0]))
 
-    return types.boolean(rectifier), codegen
+    return types.boolean(relu), codegen
 
 
 @intrinsic
-def rectified(typingctx, value):
+def relu(typingctx, value):
     """Return a vector with 0 in the place of what is less; NaN is kept.
 
     Of Singles, minus infinity is kept too: it may come of an overflow that float64 has not, and
@@ -259,9 +259,9 @@ def _in_line(typingctx, out):
     def codegen(context, builder, signature, arguments):
         parts = _parts(context, builder, out, arguments[0])
         place = builder.ptrtoint(parts.values, _I64)
-        if isinstance(out, Sided):
-            apart = builder.xor(place, builder.ptrtoint(parts.side, _I64))
-            there = _is_there(builder, parts.side)
+        if isinstance(out, WithResidual):
+            apart = builder.xor(place, builder.ptrtoint(parts.residual, _I64))
+            there = _is_there(builder, parts.residual)
             place = builder.select(there, apart, ir.Constant(_I64, 0))
         left = builder.and_(place, ir.Constant(_I64, 63))
         return builder.icmp_unsigned("==", left, ir.Constant(_I64, 0))
@@ -271,6 +271,6 @@ def _in_line(typingctx, out):
 
 @overload(same_line)
 def _same_line(out):
-    if isinstance(out, Marking | Sided):
+    if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)
     return lambda out: True
