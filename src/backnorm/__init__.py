@@ -4,15 +4,11 @@ The canonical operator works on NumPy arrays::
 
     dx, dgamma, dbeta = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, epsilon=1e-5)
 
-``backnorm.dialects`` has the same operator in the words of four specifications.
+``backnorm.dialects`` has the same operator in the words of other specifications.
 """
 
+from backnorm.cpu.plan import Plan
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, BacknormError
-from backnorm.fused import (
-    batch_norm_relu_backward,
-    batch_norm_relu_forward,
-    batch_norm_relu_inference,
-)
 from backnorm.limits import offer as _offer_limits
 from backnorm.operators import (
     apply,
@@ -22,13 +18,13 @@ from backnorm.operators import (
     explain,
     reduce,
 )
-from backnorm.plan import Plan
 from backnorm.results import (
+    Blend,
     ChannelSums,
     Gradients,
+    GradientsWithResidual,
     Normalized,
-    Rectified,
-    RectifiedGradients,
+    NormalizedWithMask,
     SecondGradients,
 )
 from backnorm.second_order import batch_norm_double_backward
@@ -43,21 +39,19 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "BacknormError",
+    "Blend",
     "ChannelSums",
     "Gradients",
+    "GradientsWithResidual",
     "Normalized",
+    "NormalizedWithMask",
     "Plan",
-    "Rectified",
-    "RectifiedGradients",
     "SecondGradients",
     "apply",
     "batch_norm_backward",
     "batch_norm_double_backward",
     "batch_norm_forward",
     "batch_norm_inference",
-    "batch_norm_relu_backward",
-    "batch_norm_relu_forward",
-    "batch_norm_relu_inference",
     "explain",
     "get_num_threads",
     "num_threads",

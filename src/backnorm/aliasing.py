@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.problem import Problem, Words
+from backnorm.problem import Problem
+from backnorm.signature import Signature
 
-__all__ = ["check_out"]
+__all__ = ["check_memory", "check_out"]
 
 
 def check_out(
-    problem: Problem,
-    out: np.ndarray,
-    inputs: Mapping[str, np.ndarray | None],
-    dy: np.ndarray | None,
-    words: Words,
-) -> None:
-    """Check the array that a caller wants dx or y written to.
+    problem: Problem, signature: Signature, operands: Sequence[np.ndarray | None], out: np.ndarray
+) -> bool:
+    """Check the array that a caller wants dx or y written to; say if it is a plain row-major array.
 
     Parameters
     ----------
     problem : Problem
+    signature : Signature
+        It names the operand that `out` may be (in place); no other may overlap it.
+    operands : sequence of numpy.ndarray or None
+        Those of the signature.
     out : numpy.ndarray
-    inputs : mapping of str to numpy.ndarray or None
-        All other arrays of the call by their canonical names; none may overlap `out`.
-    dy : numpy.ndarray or None
-        May be exactly `out` (in place), but not overlap it otherwise.
-    words : mapping of str to str
-        The caller's names for the canonical ones.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
     """
-    # What is usual, in one look.
+    # The usual case, decided quickly.
     usual = (
         type(out) is np.ndarray
         and out.flags.carray
@@ -44,54 +39,52 @@ def check_out(
         and out.dtype is problem.dtype
     )
     if not usual:
-        _check_kind(problem, out, words)
-    name = words.get("out", "out")
+        check_memory(out, problem.shape, problem.dtype, like="x")
     near = np.may_share_memory
-    for other, array in inputs.items():
-        if array is not None and near(out, array) and _overlap(out, array):
-            raise ArgumentValueError(
-                name,
-                f"overlaps {words.get(other, other)} in memory",
-                accepted="separate memory, or exactly the memory of " + words.get("dy", "dy"),
-            )
-    if dy is None or dy is out or not near(out, dy):
+    for name, array in zip(signature.names, operands, strict=True):
+        if array is not None and near(out, array):
+            _check_apart(out, name, array, signature.overwrites)
+    return usual
+
+
+def _check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str | None) -> None:
+    """Raise if `out` overlaps an operand, unless it is the one that may be overwritten."""
+    in_place = name == overwrites
+    if (in_place and array is out) or not _overlap(out, array):
         return
-    if _overlap(out, dy) and not _same_memory(out, dy):
-        raise ArgumentValueError(
-            name,
-            f"overlaps part of {words.get('dy', 'dy')} in memory",
-            accepted=f"separate memory, or exactly the memory of {words.get('dy', 'dy')}",
-        )
+    separate = "separate memory"
+    if overwrites is not None:
+        separate += f", or exactly the memory of {{{overwrites}}}"
+    if not in_place:
+        raise ArgumentValueError("out", f"overlaps {{{name}}} in memory", accepted=separate)
+    if not _same_memory(out, array):
+        raise ArgumentValueError("out", f"overlaps part of {{{name}}} in memory", accepted=separate)
 
 
-def _check_kind(problem: Problem, out: object, words: Words) -> None:
-    """Check type, shape, element type and flags of `out`."""
-    name = words.get("out", "out")
-    if not isinstance(out, np.ndarray):
+def check_memory(out: object, shape: tuple[int, ...], dtype: np.dtype, *, like: str) -> None:
+    """Check shape, element type and flags of an array to write to, which is like an operand."""
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise ArgumentTypeError(
-            name, "must be an array", came=type(out).__name__, accepted="a NumPy array or None"
+            "out", "must be an array", came=type(out).__name__, accepted="a NumPy array or None"
         )
-    if out.shape != problem.shape:
+    if out.shape != shape:
         raise ArgumentValueError(
-            name,
-            f"must have the shape of {words.get('x', 'x')}",
+            "out",
+            f"must have the shape of {{{like}}}",
             came=f"shape {out.shape}",
-            accepted=f"shape {problem.shape}",
+            accepted=f"shape {shape}",
         )
-    if out.dtype.newbyteorder("=") != problem.dtype:
+    if out.dtype.newbyteorder("=") != dtype:
         raise ArgumentTypeError(
-            name,
-            f"must have the element type of {words.get('x', 'x')}",
-            came=out.dtype,
-            accepted=problem.dtype,
+            "out", f"must have the element type of {{{like}}}", came=out.dtype, accepted=dtype
         )
     if not out.flags.writeable:
-        raise ArgumentValueError(name, "is read-only", accepted="a writable array")
+        raise ArgumentValueError("out", "is read-only", accepted="a writable array")
     if not out.flags.c_contiguous and any(
         stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)
     ):
         raise ArgumentValueError(
-            name,
+            "out",
             "has elements that share memory",
             came=f"strides {out.strides}",
             accepted="an array with distinct elements",

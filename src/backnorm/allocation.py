@@ -1,21 +1,21 @@
-"""New arrays whose pages are cheap: memory of arrays that are gone is used again.
+"""Allocation of outputs: the memory of freed arrays is used again.
 
 A large new array costs as much as computing what is written to it: the system must find, clear
 and map its pages. So outputs of 2 to 192 MiB are blocks of memory of our own, in huge pages, and
-when one is gone its block is kept for the next output of its size. All others are NumPy's.
+when one is freed its block is kept for the next output of its size. All others are NumPy's.
 
 When memory goes back to the system:
 
-- Of blocks of up to 16 MiB the last 12 that were given back are kept, of larger ones the last 3:
-  together never more than 768 MiB. One more, and the oldest of them is unmapped.
-- Blocks that are kept, and whose last array was made more than a second ago, are unmapped by the
-  next allocation of an output of 2 to 192 MiB. Without one they stay: nothing of ours runs between
-  calls.
-- What is not kept is unmapped when its array is gone.
+- Of freed blocks of up to 16 MiB the last 12 are kept, of larger ones the last 3: together never
+  more than 768 MiB. When one more is freed, the oldest is unmapped.
+- A kept block whose last array was allocated more than a second ago is unmapped by the next
+  allocation of an output of 2 to 192 MiB. Without such an allocation it stays: nothing of ours runs
+  between calls.
+- A block that is not kept is unmapped when its array is freed.
 
-An array may be gone at any point of any thread, within a garbage collection, and while the
-interpreter ends. So the end of one takes no lock, starts nothing, and runs nothing of Python's: it
-appends to a deque, which is atomic, and bounded.
+An array may be freed at any point of any thread, within a garbage collection, and while the
+interpreter ends. So freeing one takes no lock, starts no thread and runs no Python code: it appends
+to a bounded deque, which is atomic.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _LARGEST = 192 << 20
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
-# Seconds after its last array was made that a block is kept for the next. (Not after its end, which
-# looks at no clock.)
+# Seconds that a freed block is kept, from the allocation of its last array on (freeing reads no
+# clock).
 _MOMENT = 1.0
 
 _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
@@ -77,7 +77,7 @@ def advise(address: int, size: int) -> None:
 
     A system without them says no, which changes nothing.
     """
-    # Those that are whole.
+    # Only whole pages.
     first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
     if first < last and _madvise is not None:
         _madvise(first, last - first, mmap.MADV_HUGEPAGE)
@@ -98,7 +98,7 @@ class _Block:
 
 
 class _Lease:
-    """What an array in a block is based on: when the array is gone, so is this."""
+    """The base of an array in a block: freed when the array is."""
 
     def __init__(self, block: _Block, size: int) -> None:
         self.__array_interface__ = {
@@ -113,19 +113,18 @@ class _Lease:
 
 
 class _End(weakref.ref[_Lease]):
-    """The end of a lease, which is appended to a shelf then.
+    """A weak reference to a lease, appended to a shelf when the lease is freed.
 
-    Python calls `append` itself. In a `__del__` of ours a signal could be seen to, and what its
-    handler raised would be lost: one in a hundred Ctrl-C was.
+    Python calls `append` itself. In a `__del__` of ours it could run a signal handler, and what
+    that raised would be lost: one in a hundred Ctrl-C was.
     """
 
     __slots__ = ("block",)
     block: _Block
 
 
-# Ends of leases of blocks that are kept, the newest last. Any thread may append at any time, and
-# this one in between any two steps: nobody goes through them, or asks how many there are and
-# relies on it.
+# References to freed leases, whose blocks are kept, the newest last. Any thread, this one too, may
+# append between any two steps: no code iterates over them or relies on their number.
 _shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
 
 

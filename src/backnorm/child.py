@@ -29,7 +29,7 @@ class Child:
 
     def __init__(self, module: str) -> None:
         self._pipe, other = Pipe()
-        # What frameworks have to say is for nobody, unless it was their last word.
+        # The output of frameworks is dropped, but for the last line if the process ends.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
         self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
             [sys.executable, "-m", module, str(other.fileno())],

@@ -7,6 +7,10 @@ built-in ``ValueError`` or ``TypeError`` that the case calls for, so both
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
@@ -32,7 +36,8 @@ class ArgumentError(BacknormError):
     argument : str
         The argument in the caller's own words (a dialect uses its own names).
     problem : str
-        What is wrong, as a clause, e.g. ``"must have the shape of x"``.
+        What is wrong, as a clause, e.g. ``"must have the shape of {x}"``. Names of other arguments
+        are in braces, here and in `accepted` and `hint`, for `in_words`.
     came : object, optional
         What came; shown as is.
     accepted : object, optional
@@ -50,19 +55,45 @@ class ArgumentError(BacknormError):
         accepted: object = None,
         hint: str | None = None,
     ) -> None:
+        # As it came, with braces.
+        self._given = argument, problem, came, accepted, hint
         self.argument = argument
-        self.problem = problem
+        self.problem = _named(problem, {})
         self.came = came
-        self.accepted = accepted
-        self.hint = hint
+        self.accepted = _named(accepted, {})
+        self.hint = _named(hint, {})
         details = []
         if came is not None:
             details.append(f"got {came}")
         if accepted is not None:
-            details.append(f"accepted: {accepted}")
+            details.append(f"accepted: {self.accepted}")
         if hint is not None:
-            details.append(hint)
-        super().__init__(f"{argument}: {problem}" + (f"; {'; '.join(details)}" if details else ""))
+            details.append(self.hint)
+        rest = f"; {'; '.join(details)}" if details else ""
+        super().__init__(f"{argument}: {self.problem}{rest}")
+
+    def parts(self) -> dict[str, object]:
+        """Return what the error was made of, by name."""
+        names = "argument", "problem", "came", "accepted", "hint"
+        return dict(zip(names, self._given, strict=True))
+
+    def in_words(self, words: Mapping[str, str]) -> ArgumentError:
+        """Return the same error in other names for the arguments, where there are any."""
+        argument, problem, came, accepted, hint = self._given
+        return type(self)(
+            words.get(argument, argument),
+            _named(problem, words),
+            came=came,
+            accepted=_named(accepted, words),
+            hint=_named(hint, words),
+        )
+
+
+def _named(text: Any, words: Mapping[str, str]) -> Any:
+    """Return a text with the names of arguments in it, which are in braces, as `words` has them."""
+    if not isinstance(text, str):
+        return text
+    return re.sub(r"\{([a-z_]+)\}", lambda found: words.get(found[1], found[1]), text)
 
 
 class ArgumentValueError(ArgumentError, ValueError):

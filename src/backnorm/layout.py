@@ -16,6 +16,7 @@ import numpy as np
 __all__ = [
     "Extents",
     "Order",
+    "adjacent",
     "by_strides",
     "dense",
     "extents_of",
@@ -47,18 +48,42 @@ def memory_order(array: np.ndarray) -> Order:
 
 
 def by_strides(strides: Sequence[int]) -> Order:
-    """Return the axes from the slowest to the fastest, for these steps in memory."""
+    """Return the axes from the slowest to the fastest: by descending stride."""
     return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
 
 
-def extents_of(shape: tuple[int, ...], channel_axis: int, order: Order) -> Extents:
-    """Return the canonical sizes of an array of `shape` that is dense in `order`."""
-    position = order.index(channel_axis)
-    channels = shape[channel_axis]
-    outer = math.prod(shape[axis] for axis in order[:position])
-    inner = math.prod(shape[axis] for axis in order[position + 1 :])
-    # With one channel there is nothing between its elements.
-    return Extents(1, 1, outer * inner) if channels == 1 else Extents(outer, channels, inner)
+def adjacent(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Order:
+    """Return `order`, or one like it in which the channel axes are adjacent and ascending.
+
+    Axes of one element are anywhere.
+    """
+    if len(channel_axes) == 1:
+        return order
+    wide = [axis for axis in order if shape[axis] != 1]
+    channel = [axis for axis in channel_axes if shape[axis] != 1]
+    if not channel:
+        return order
+    first = wide.index(channel[0])
+    if wide[first : first + len(channel)] == channel:
+        return order
+    others = [axis for axis in order if axis not in channel_axes]
+    return (*others, *channel_axes)
+
+
+def extents_of(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Extents:
+    """Return the canonical sizes of an array of `shape` that is dense in `order`.
+
+    The channel axes of more than one element must be adjacent there, see `adjacent`.
+    """
+    channels = math.prod(shape[axis] for axis in channel_axes)
+    if channels == 1:
+        # There is nothing between the elements of one channel.
+        return Extents(1, 1, math.prod(shape))
+    channel = [axis for axis in channel_axes if shape[axis] != 1]
+    first, last = order.index(channel[0]), order.index(channel[-1])
+    outer = math.prod(shape[axis] for axis in order[:first])
+    inner = math.prod(shape[axis] for axis in order[last + 1 :])
+    return Extents(outer, channels, inner)
 
 
 def in_order(array: np.ndarray, order: Order, dtype: np.dtype) -> np.ndarray:
@@ -83,8 +108,8 @@ def restore(array: np.ndarray, order: Order) -> np.ndarray:
 
 
 def mask_size(elements: int) -> int:
-    """Return the bytes of a ReLU's mask for so many elements.
+    """Return the bytes of a ReLU's mask.
 
-    A bit each, in the order of memory, and some to spare: kernels read whole words.
+    One bit per element, in memory order, and padding: kernels read whole words.
     """
     return -(-elements // 8) + 8

@@ -16,8 +16,8 @@ __all__ = ["offer"]
 def offer() -> None:
     """Let ``threadpoolctl.threadpool_limits`` limit backnorm, and ``threadpool_info`` show it.
 
-    It finds libraries by their files among those that the process has loaded, so that of our
-    threads is loaded now, unless it is yet to be built.
+    threadpoolctl looks for file names among the libraries that the process has loaded. So the
+    library of our thread pool is loaded now, unless it is not built yet.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         return
@@ -26,7 +26,7 @@ def offer() -> None:
             return
         library.load(THREADS)
     except MachineCodeError:
-        # The first call says so.
+        # The first call reports it.
         return
     threadpoolctl = importlib.import_module("threadpoolctl")
 

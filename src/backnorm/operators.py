@@ -1,25 +1,27 @@
-"""The canonical operator on NumPy arrays: thin front doors (documentation, Problem, execution)."""
+"""The canonical operator on NumPy arrays: thin front doors."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
-from backnorm import execute
-from backnorm.execute import planned
-from backnorm.plan import Plan
-from backnorm.problem import (
-    apply_problem,
-    as_array,
-    as_optional_array,
-    backward_problem,
-    forward_problem,
-    inference_problem,
-    reduce_problem,
+from backnorm import blending
+from backnorm.arrays import NUMPY
+from backnorm.cpu.plan import Plan
+from backnorm.errors import ArgumentValueError
+from backnorm.executable import executable, operation
+from backnorm.problem import problem_of
+from backnorm.results import (
+    Blend,
+    ChannelSums,
+    Gradients,
+    GradientsWithResidual,
+    Normalized,
+    NormalizedWithMask,
+    check_sums,
 )
-from backnorm.recall import Recall, metadata
-from backnorm.results import ChannelSums, Gradients, Normalized, check_sums
+from backnorm.signature import SIGNATURES, Operation
 
 __all__ = [
     "apply",
@@ -30,10 +32,47 @@ __all__ = [
     "reduce",
 ]
 
-# Half as long as calling the class.
-_gradients = Gradients._make
+_backward, _forward = operation("backward"), operation("forward")
+_inference = operation("inference")
+_reduce, _apply = operation("reduce", exchanged=True), operation("apply", exchanged=True)
 
-_backward_calls, _forward_calls, _inference_calls = Recall(), Recall(), Recall()
+# Half as long as calling the class.
+_gradients, _normalized = Gradients._make, Normalized._make
+
+
+@overload
+def batch_norm_backward(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any = ...,
+    *,
+    epsilon: float,
+    data_format: str = ...,
+    training: bool = ...,
+    mask: Any = ...,
+    residual: Literal[False] = ...,
+    out: Any = ...,
+    blend: Blend | None = ...,
+) -> Gradients: ...
+
+
+@overload
+def batch_norm_backward(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any = ...,
+    *,
+    epsilon: float,
+    data_format: str = ...,
+    training: bool = ...,
+    mask: Any,
+    residual: bool,
+    out: np.ndarray | None = ...,
+) -> GradientsWithResidual: ...
 
 
 def batch_norm_backward(
@@ -46,9 +85,12 @@ def batch_norm_backward(
     epsilon: float,
     data_format: str = "NCX",
     training: bool = True,
-    out: np.ndarray | None = None,
-) -> Gradients:
-    r"""Return the gradients of batch normalisation.
+    mask: Any = None,
+    residual: bool = False,
+    out: Any = None,
+    blend: Blend | None = None,
+) -> Gradients | GradientsWithResidual:
+    r"""Return the gradients of batch normalisation, and of a ReLU behind it.
 
     With M elements per channel, s = 1/sqrt(variance + epsilon) and c = x - mean::
 
@@ -56,6 +98,9 @@ def batch_norm_backward(
         dgamma = s * sum dy*c
         dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
         dx     = gamma*s * dy                                            frozen statistics
+
+    Behind a ReLU, y = max(0, batch_norm(x) + residual), dy counts where y is more than zero; this
+    masked dy is the gradient of the residual.
 
     Parameters
     ----------
@@ -75,48 +120,72 @@ def batch_norm_backward(
         Channel axis 1, or last.
     training : bool
         True: the statistics depend on x. False: they are constants.
+    mask : uint8 array, optional
+        What `batch_norm_forward` returned with ``relu=True``; x must lie in memory as it did then.
+    residual : bool
+        Whether the gradient of a residual is wanted, too.
     out : array, optional
         Where to write dx, of x's shape and type. ``out=dy`` works in place; any other overlap with
-        an input is an error.
+        an input is an error. With `blend`, a tuple of arrays for dx, dgamma and dbeta.
+    blend : Blend, optional
+        Shares alpha and beta: each output becomes alpha * gradient + beta * what it held, rounded
+        once for types narrower than float64. Not with a mask.
 
     Returns
     -------
-    Gradients
-        dx of x's shape, type and memory order; dgamma and dbeta, (C,), of mean's type. Each
-        element is the exact value rounded once (see ``backnorm.conformance.judge.budget``), with
-        the same bits for any number of threads.
+    Gradients, or with `residual` GradientsWithResidual
+        dx of x's shape, type and memory order; dgamma and dbeta, (C,), of mean's type; dresidual,
+        as dx. Each element is the exact value rounded once (see
+        ``backnorm.conformance.judge.budget``), with the same bits for any number of threads.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For a wrong type, shape, format or `out`, or a channel whose variance + epsilon is finite
-        and not positive. NaN and infinity propagate.
+        For a wrong type, shape, format, mask or `out`, or a channel whose variance + epsilon is
+        finite and not positive. NaN and infinity propagate.
 
     References
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    key = metadata(x, dy, mean, variance, gamma, None, epsilon, data_format, training)
-    call = _backward_calls.get(key)
-    if call is None:
-        given = x, dy, mean, variance, gamma
-        x, dy = as_array("x", x), as_array("dy", dy)
-        mean, variance = as_array("mean", mean), as_array("variance", variance)
-        gamma = as_optional_array("gamma", gamma)
-        problem = backward_problem(
-            x,
-            dy,
-            mean,
-            variance,
-            gamma,
-            epsilon=epsilon,
-            data_format=data_format,
-            training=training,
-        )
-        call = planned(problem, x)
-        _backward_calls.remember(key, call, given)
-    dx, dgamma, dbeta, _ = execute.backward(call, x, dy, mean, variance, gamma, out=out)
-    return _gradients((dx, dgamma, dbeta))
+    if blend is not None:
+        operands = _read("backward", x, dy, mask, mean, variance, gamma)
+        options: dict[str, Any] = {"data_format": data_format, "training": training}
+        problem = problem_of("backward", *operands, epsilon=epsilon, residual=residual, **options)
+        return blending.backward(problem, operands, out, blend)
+    dx, dgamma, dbeta, dresidual = _backward(
+        x, dy, mask, mean, variance, gamma, epsilon, data_format, training, residual, out
+    )
+    if dresidual is None:
+        return _gradients((dx, dgamma, dbeta))
+    return GradientsWithResidual(dx, dgamma, dbeta, dresidual)
+
+
+@overload
+def batch_norm_forward(
+    x: Any,
+    gamma: Any = ...,
+    beta: Any = ...,
+    *,
+    epsilon: float,
+    data_format: str = ...,
+    relu: Literal[False] = ...,
+    out: np.ndarray | None = ...,
+) -> Normalized: ...
+
+
+@overload
+def batch_norm_forward(
+    x: Any,
+    gamma: Any = ...,
+    beta: Any = ...,
+    *,
+    epsilon: float,
+    data_format: str = ...,
+    relu: bool,
+    residual: Any = ...,
+    out: np.ndarray | None = ...,
+) -> NormalizedWithMask: ...
 
 
 def batch_norm_forward(
@@ -126,13 +195,16 @@ def batch_norm_forward(
     *,
     epsilon: float,
     data_format: str = "NCX",
+    relu: bool = False,
+    residual: Any = None,
     out: np.ndarray | None = None,
-) -> Normalized:
-    """Normalise a batch with its own statistics.
+) -> Normalized | NormalizedWithMask:
+    """Normalise a batch with its own statistics, with a ReLU and an addition in the same pass.
 
     mean and variance are those of each channel of x, the variance being the biased one
     (divided by M), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, computed from
-    the mean and variance before they are rounded to their output type.
+    the mean and variance before they are rounded to their output type. With ``relu=True`` y is
+    max(0, that + residual).
 
     Parameters
     ----------
@@ -144,31 +216,32 @@ def batch_norm_forward(
         Added to the variance; finite and not negative.
     data_format : {"NCX", "NXC"}
         Channel axis 1, or last.
+    relu : bool
+        Whether y is max(0, ...); NaN stays NaN.
+    residual : array, optional
+        What is added before the ReLU, of x's shape and type; 0 if absent.
     out : array, optional
-        Where to write y; may not overlap x.
+        Where to write y; may not overlap an input.
 
     Returns
     -------
-    Normalized
-        y of x's shape and type; mean and variance, (C,), of gamma's type (without gamma and beta:
-        x's, or float32 beside a 16-bit x). Of an empty batch they are 0.
+    Normalized, or with `relu` NormalizedWithMask
+        y of x's shape, type and memory order; mean and variance, (C,), of gamma's type (without
+        gamma and beta: x's, or float32 beside a 16-bit x), 0 for an empty batch. mask,
+        one-dimensional uint8: bit ``i % 8`` of byte ``i // 8`` says whether element i of y, in the
+        order of memory, is more than zero; for `batch_norm_backward`.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `batch_norm_backward`.
+        As `batch_norm_backward`, and for a residual without a ReLU.
     """
-    key = metadata(x, None, None, None, gamma, beta, epsilon, data_format, True)
-    call = _forward_calls.get(key)
-    if call is None:
-        given = x, gamma, beta
-        x = as_array("x", x)
-        gamma, beta = as_optional_array("gamma", gamma), as_optional_array("beta", beta)
-        problem = forward_problem(x, gamma, beta, epsilon=epsilon, data_format=data_format)
-        call = planned(problem, x)
-        _forward_calls.remember(key, call, given)
-    y, mean, variance, _ = execute.forward(call, x, gamma, beta, out=out)
-    return Normalized(y, mean, variance)
+    y, mean, variance, mask = _forward(
+        x, residual, gamma, beta, None, None, epsilon, data_format, relu, out
+    )
+    if mask is None:
+        return _normalized((y, mean, variance))
+    return NormalizedWithMask(y, mean, variance, mask)
 
 
 def batch_norm_inference(
@@ -180,9 +253,13 @@ def batch_norm_inference(
     *,
     epsilon: float,
     data_format: str = "NCX",
+    relu: bool = False,
+    residual: Any = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
+
+    With ``relu=True`` y is max(0, that + residual).
 
     Parameters
     ----------
@@ -196,8 +273,12 @@ def batch_norm_inference(
         Added to the variance; finite and not negative.
     data_format : {"NCX", "NXC"}
         Channel axis 1, or last.
+    relu : bool
+        Whether y is max(0, ...); NaN stays NaN.
+    residual : array, optional
+        What is added before the ReLU, of x's shape and type; 0 if absent.
     out : array, optional
-        Where to write y; may not overlap x.
+        Where to write y; may not overlap an input.
 
     Returns
     -------
@@ -207,20 +288,11 @@ def batch_norm_inference(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `batch_norm_backward`.
+        As `batch_norm_backward`, and for a residual without a ReLU.
     """
-    key = metadata(x, None, mean, variance, gamma, beta, epsilon, data_format, False)
-    call = _inference_calls.get(key)
-    if call is None:
-        given = x, mean, variance, gamma, beta
-        x, mean, variance = as_array("x", x), as_array("mean", mean), as_array("variance", variance)
-        gamma, beta = as_optional_array("gamma", gamma), as_optional_array("beta", beta)
-        problem = inference_problem(
-            x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
-        )
-        call = planned(problem, x)
-        _inference_calls.remember(key, call, given)
-    return execute.inference(call, x, mean, variance, gamma, beta, out=out)
+    y: np.ndarray
+    (y,) = _inference(x, residual, mean, variance, gamma, beta, epsilon, data_format, relu, out)
+    return y
 
 
 def reduce(x: Any, dy: Any, mean: Any, *, data_format: str = "NCX") -> ChannelSums:
@@ -247,9 +319,7 @@ def reduce(x: Any, dy: Any, mean: Any, *, data_format: str = "NCX") -> ChannelSu
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`.
     """
-    x, dy, mean = as_array("x", x), as_array("dy", dy), as_array("mean", mean)
-    problem = reduce_problem(x, dy, mean, data_format=data_format)
-    return execute.reduce(planned(problem, x, exchanged=True), x, dy, mean)
+    return ChannelSums(*_reduce(x, dy, mean, data_format))
 
 
 def apply(
@@ -284,23 +354,26 @@ def apply(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`, and for sums of another number of channels.
     """
-    x, dy = as_array("x", x), as_array("dy", dy)
-    mean, variance = as_array("mean", mean), as_array("variance", variance)
-    gamma = as_optional_array("gamma", gamma)
     sums = check_sums(sums)
-    problem = apply_problem(
-        x,
-        dy,
-        mean,
-        variance,
-        gamma,
-        sums_shapes=(sums.sum_dy.shape, sums.sum_dy_xmu.shape),
-        epsilon=epsilon,
-        data_format=data_format,
-        training=training,
-    )
-    call = planned(problem, x, exchanged=True)
-    return execute.apply(call, x, dy, mean, variance, gamma, sums, out=out)
+    given = sums.sum_dy, sums.sum_dy_xmu
+    for each in given:
+        if np.shape(each) != np.shape(mean):
+            # What else is wrong comes first.
+            operands = _read("apply", x, dy, mean, variance, gamma)
+            options: dict[str, Any] = {"data_format": data_format, "training": training}
+            problem = problem_of("apply", *operands, epsilon=epsilon, **options)
+            raise ArgumentValueError(
+                "sums",
+                "its per-channel sums must match the channels of {x}",
+                came=f"sums of shape {np.shape(each)}",
+                accepted=f"shape ({problem.channels},)",
+            )
+    dx: np.ndarray
+    (dx,) = _apply(
+        x, dy, mean, variance, gamma, epsilon, data_format, training, out,
+        sums=given, count=sums.count,
+    )  # fmt: skip
+    return dx
 
 
 def explain(
@@ -313,6 +386,8 @@ def explain(
     epsilon: float,
     data_format: str = "NCX",
     training: bool = True,
+    mask: Any = None,
+    residual: bool = False,
     out: np.ndarray | None = None,
 ) -> Plan:
     """Return the plan that `batch_norm_backward` follows for the same arguments.
@@ -323,10 +398,12 @@ def explain(
         ``print`` it to read which kernels run, how the arrays are cut, and why. `out` does not
         change it.
     """
-    x, dy = as_array("x", x), as_array("dy", dy)
-    mean, variance = as_array("mean", mean), as_array("variance", variance)
-    gamma = as_optional_array("gamma", gamma)
-    problem = backward_problem(
-        x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
-    )
-    return planned(problem, x).plan
+    operands = _read("backward", x, dy, mask, mean, variance, gamma)
+    options: dict[str, Any] = {"data_format": data_format, "training": training}
+    problem = problem_of("backward", *operands, epsilon=epsilon, residual=residual, **options)
+    decided: Plan = executable(problem, operands[0]).plan
+    return decided
+
+
+def _read(operation: Operation, *operands: Any) -> list[Any]:
+    return NUMPY.read(operands, SIGNATURES[operation])

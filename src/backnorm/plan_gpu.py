@@ -124,9 +124,10 @@ class GpuPlan:
         """Return the plan as text, a fact a line."""
         problem, extents, tiling = self.problem, self.extents, self.tiling
         shape = "x".join(map(str, problem.shape))
+        axes = ", ".join(map(str, problem.channel_axes))
         kind = "columns" if tiling.columns else "segments"
         lines = [
-            f"{problem.operation} {problem.dtype} {shape}, channel axis {problem.channel_axis}, "
+            f"{problem.operation} {problem.dtype} {shape}, channel axis {axes}, "
             f"statistics {problem.statistics_dtype}",
             f"  memory     outer {extents.outer}, channels {extents.channels}, "
             f"inner {extents.inner}",

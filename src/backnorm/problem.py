@@ -1,58 +1,44 @@
-"""What is asked for: the metadata of one call, validated once.
+"""The metadata of one call, validated once: shapes, element types, options.
 
-All shape, type and epsilon checks of the canonical operator live here. The functions take
-arrays but read only their ``shape`` and ``dtype``; the resulting :class:`Problem` is frozen and
-hashable, and everything after it (plan, kernels) trusts it.
-
-A dialect passes ``words``, its own names for the canonical ones (``{"x": "src", ...}``), and
-the errors speak them.
+All shape, type and epsilon checks of the canonical operator live here, as one loop over the
+operation's signature. It reads only the ``shape`` and ``dtype`` of arrays; the resulting
+:class:`Problem` is frozen and hashable, and everything after it (plan, kernels) trusts it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.layout import mask_size
+from backnorm.signature import SIGNATURES, Operand, Operation
 
 __all__ = [
-    "DATA_FORMATS",
+    "Format",
     "Metadata",
-    "Operation",
     "Problem",
-    "Words",
-    "apply_problem",
     "as_array",
-    "as_optional_array",
-    "backward_problem",
     "channel_axis_of",
     "check_flag",
-    "check_like",
     "check_mask",
-    "check_mask_like",
-    "forward_problem",
-    "inference_problem",
-    "reduce_problem",
+    "problem_of",
     "variance_error",
-    "with_relu",
 ]
 
-Operation = Literal["backward", "reduce", "apply", "forward", "inference"]
-Words = Mapping[str, str]
-
-DATA_FORMATS = ("NCX", "NXC")
-_CANONICAL: Words = {}
 _TYPE_NAMES = ", ".join(str(t) for t in ELEMENT_TYPES)
+
+#: "NCX" or "NXC", or the axes of the channels themselves.
+Format = str | tuple[int, ...]
 
 
 class Metadata(NamedTuple):
-    """Shape and type of an array that is not there: all that the functions here look at."""
+    """Shape and element type, all that the checks read; for an array without values yet."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -69,11 +55,13 @@ class Problem:
 
     Attributes
     ----------
-    operation : {"backward", "reduce", "apply", "forward", "inference"}
+    operation : str
+        See `signature.SIGNATURES`.
     shape : tuple of int
         Shape of x (and dy, dx, y).
-    channel_axis : int
-        Non-negative position of the channel axis in `shape`.
+    channel_axes : tuple of int
+        The channel axes of `shape`, not negative, ascending. Where there are several, channels are
+        counted in row-major order.
     dtype : numpy.dtype
         Element type of x, dy, dx and y.
     statistics_dtype : numpy.dtype
@@ -84,14 +72,19 @@ class Problem:
     training : bool
         True: the statistics are functions of x; False: they are constants ("frozen").
     relu : bool
-        Whether y = max(0, ...), and dy counts where y > 0.
+        Whether a ReLU follows: y = max(0, ...), and the backward pass takes dy for 0 where y is not
+        positive.
     residual : bool
-        Whether an array of x's shape and type is added before that.
+        Whether an array of x's shape and type is added before the ReLU.
+    inverse : bool
+        Whether the operand variance holds 1/sqrt(variance + epsilon).
+    running : bool
+        Whether running statistics are updated.
     """
 
     operation: Operation
     shape: tuple[int, ...]
-    channel_axis: int
+    channel_axes: tuple[int, ...]
     dtype: np.dtype
     statistics_dtype: np.dtype
     has_gamma: bool = False
@@ -100,11 +93,13 @@ class Problem:
     training: bool = True
     relu: bool = False
     residual: bool = False
+    inverse: bool = False
+    running: bool = False
 
     @property
     def channels(self) -> int:
         """Number of channels C."""
-        return self.shape[self.channel_axis]
+        return math.prod(self.shape[axis] for axis in self.channel_axes)
 
     @property
     def size(self) -> int:
@@ -114,186 +109,108 @@ class Problem:
     @property
     def count(self) -> int:
         """Number of elements per channel, M (also defined when C = 0)."""
-        axis = self.channel_axis
-        return math.prod(self.shape[:axis]) * math.prod(self.shape[axis + 1 :])
+        return math.prod(
+            size for axis, size in enumerate(self.shape) if axis not in self.channel_axes
+        )
 
 
-def backward_problem(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: np.ndarray | None,
-    *,
-    epsilon: float,
-    data_format: str,
-    training: bool,
-    words: Words = _CANONICAL,
+def problem_of(
+    operation: Operation,
+    *operands: Any,
+    epsilon: object = 0.0,
+    data_format: Format = "NCX",
+    training: object = True,
+    relu: object = False,
+    residual: object = False,
 ) -> Problem:
-    """Validate a backward call and return its Problem."""
-    axis = channel_axis_of(data_format, words)
-    dtype = _check_input("x", x, words)
-    _check_like("dy", dy, x, dtype, words)
-    statistics_dtype = _check_channel_arrays(
-        {"mean": mean, "variance": variance, "gamma": gamma}, x.shape[axis], dtype, words
-    )
-    return Problem(
-        "backward",
-        x.shape,
-        axis % x.ndim,
-        dtype,
-        statistics_dtype,
-        has_gamma=gamma is not None,
-        epsilon=_check_epsilon(epsilon, words),
-        training=check_flag("training", training, words),
-    )
+    """Validate a call and return its Problem.
 
+    Parameters
+    ----------
+    operation : str
+    *operands : array, Metadata or None
+        As the signature has them. Without gamma and beta the statistics of a forward pass come in
+        float32 beside a 16-bit x (the mean of many 16-bit values deserves more digits than they
+        have), else in x's type.
+    epsilon, training, relu, residual
+        Options; those that the signature does not name are ignored. `residual` says of a
+        backward pass whether the gradient of a residual is wanted.
+    data_format : {"NCX", "NXC"} or tuple of int
+        Or the channel axes, ascending.
 
-def reduce_problem(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    *,
-    data_format: str,
-    words: Words = _CANONICAL,
-) -> Problem:
-    """Validate a reduction call and return its Problem."""
-    axis = channel_axis_of(data_format, words)
-    dtype = _check_input("x", x, words)
-    _check_like("dy", dy, x, dtype, words)
-    statistics_dtype = _check_channel_arrays({"mean": mean}, x.shape[axis], dtype, words)
-    return Problem("reduce", x.shape, axis % x.ndim, dtype, statistics_dtype)
-
-
-def apply_problem(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: np.ndarray | None,
-    *,
-    sums_shapes: Sequence[tuple[int, ...]],
-    epsilon: float,
-    data_format: str,
-    training: bool,
-    words: Words = _CANONICAL,
-) -> Problem:
-    """Validate an apply call (`sums_shapes`: of sum_dy and sum_dy_xmu) and return its Problem."""
-    base = backward_problem(
-        x,
-        dy,
-        mean,
-        variance,
-        gamma,
-        epsilon=epsilon,
-        data_format=data_format,
-        training=training,
-        words=words,
-    )
-    for shape in sums_shapes:
-        if shape != (base.channels,):
-            raise ArgumentValueError(
-                _word("sums", words),
-                "its per-channel sums must match the channels of x",
-                came=f"sums of shape {shape}",
-                accepted=f"shape ({base.channels},)",
-            )
-    return Problem(
-        "apply",
-        base.shape,
-        base.channel_axis,
-        base.dtype,
-        base.statistics_dtype,
-        has_gamma=base.has_gamma,
-        epsilon=base.epsilon,
-        training=base.training,
-    )
-
-
-def forward_problem(
-    x: np.ndarray,
-    gamma: np.ndarray | None,
-    beta: np.ndarray | None,
-    *,
-    epsilon: float,
-    data_format: str,
-    statistics_dtype: np.dtype | None = None,
-    words: Words = _CANONICAL,
-) -> Problem:
-    """Validate a training-forward call and return its Problem.
-
-    Without gamma and beta the statistics come in `statistics_dtype`, by default float32 beside a
-    16-bit x (the mean of many 16-bit values deserves more digits than they have), else x's type.
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
     """
-    axis = channel_axis_of(data_format, words)
-    dtype = _check_input("x", x, words)
-    default = statistics_dtype or (FLOAT32 if is_16_bit(dtype) else dtype)
-    statistics = _check_channel_arrays(
-        {"gamma": gamma, "beta": beta}, x.shape[axis], dtype, words, default=default
-    )
+    signature = SIGNATURES[operation]
+    if isinstance(data_format, tuple):
+        axes: tuple[int, ...] | None = data_format
+    else:
+        axes, axis = None, channel_axis_of(data_format)
+    given: dict[str, Any] = {}
+    common: tuple[str, np.dtype] | None = None
+    for operand, array in zip(signature.operands, operands, strict=True):
+        if array is None:
+            if operand.required:
+                raise _missing(operand.name)
+            continue
+        if not given:
+            dtype = _check_input(operand.name, array, least=2 if axes is None else 0)
+            shape = tuple(array.shape)
+            if axes is None:
+                axes = (axis % len(shape),)
+            channels = math.prod(shape[each] for each in axes)
+            allowed = statistics_types(dtype)
+        elif operand.kind == "data":
+            _check_like(operand.name, array, shape, dtype)
+        elif operand.kind == "mask":
+            check_mask(array, mask_size(math.prod(shape)))
+        else:
+            common = _check_channels(operand, array, channels, dtype, allowed, common)
+        given[operand.name] = array
+    options = signature.options
+    flags = {"training": training, "relu": relu, "residual": residual}
+    flags = {name: check_flag(name, value) for name, value in flags.items() if name in options}
+    relu = bool(flags.get("relu", "mask" in given))
+    added = bool(flags.get("residual", "residual" in given))
+    if added and not relu:
+        raise _residual_alone(operation)
+    assert axes is not None
+    default = FLOAT32 if is_16_bit(dtype) else dtype
     return Problem(
-        "forward",
-        x.shape,
-        axis % x.ndim,
+        operation,
+        shape,
+        axes,
         dtype,
-        statistics,
-        has_gamma=gamma is not None,
-        has_beta=beta is not None,
-        epsilon=_check_epsilon(epsilon, words),
+        default if common is None else common[1],
+        has_gamma="gamma" in given,
+        has_beta="beta" in given,
+        epsilon=_check_epsilon(epsilon) if "epsilon" in options else 0.0,
+        training=bool(flags.get("training", operation != "inference")),
+        relu=relu,
+        residual=added,
+        running="running_mean" in given,
     )
 
 
-def inference_problem(
-    x: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: np.ndarray | None,
-    beta: np.ndarray | None,
-    *,
-    epsilon: float,
-    data_format: str,
-    words: Words = _CANONICAL,
-) -> Problem:
-    """Validate an inference call and return its Problem."""
-    axis = channel_axis_of(data_format, words)
-    dtype = _check_input("x", x, words)
-    statistics_dtype = _check_channel_arrays(
-        {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta},
-        x.shape[axis],
-        dtype,
-        words,
-    )
-    return Problem(
-        "inference",
-        x.shape,
-        axis % x.ndim,
-        dtype,
-        statistics_dtype,
-        has_gamma=gamma is not None,
-        has_beta=beta is not None,
-        epsilon=_check_epsilon(epsilon, words),
-        training=False,
-    )
-
-
-def with_relu(problem: Problem, *, residual: bool) -> Problem:
-    """Return the problem with a ReLU behind it, and a residual before that if asked for."""
-    return replace(problem, relu=True, residual=residual)
-
-
-def variance_error(
-    variance: np.ndarray, epsilon: float, channel: int, words: Words = _CANONICAL
-) -> ArgumentValueError:
+def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentValueError:
     """Return the error for `channel`, whose variance + epsilon is finite and not positive."""
+    if problem.inverse:
+        return ArgumentValueError(
+            "variance",
+            f"an inverse standard deviation cannot be negative, but is in channel {channel}",
+            came=variance[channel],
+            accepted="values >= 0 (infinity and NaN propagate)",
+        )
     return ArgumentValueError(
-        _word("variance", words),
+        "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
-        came=f"variance {variance[channel]} with epsilon {epsilon}",
+        came=f"variance {variance[channel]} with epsilon {problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",
     )
 
 
-def as_array(name: str, value: object, words: Words = _CANONICAL) -> np.ndarray:
+def as_array(name: str, value: object) -> np.ndarray:
     """Return `value` as a plain array without copying, or raise if it cannot be one.
 
     A masked array is refused: its mask would be lost.
@@ -302,178 +219,164 @@ def as_array(name: str, value: object, words: Words = _CANONICAL) -> np.ndarray:
         return value
     if isinstance(value, np.ma.MaskedArray):
         raise ArgumentTypeError(
-            _word(name, words),
+            name,
             "masked arrays are not supported: the mask would be lost",
             came=type(value).__name__,
             accepted="an array",
             hint="fill it first, e.g. with .filled(0)",
         )
     if value is None:
-        raise ArgumentTypeError(_word(name, words), "is required", came="None", accepted="an array")
+        raise _missing(name)
     try:
         return np.asarray(value)
     except Exception as error:
         raise ArgumentTypeError(
-            _word(name, words),
+            name,
             f"cannot be read as an array ({error})",
             came=type(value).__name__,
             accepted="an array",
         ) from error
 
 
-def as_optional_array(name: str, value: object) -> np.ndarray | None:
-    """Return `as_array` of a value, or None for None."""
-    return None if value is None else as_array(name, value)
-
-
-def check_like(name: str, array: np.ndarray, x: np.ndarray) -> None:
-    """Raise if `array` has not the shape and type of x, or x is none that is accepted."""
-    _check_like(name, array, x, _check_input("x", x, _CANONICAL), _CANONICAL)
-
-
-def check_mask(mask: object, size: int) -> np.ndarray:
-    """Return `mask` as an array, or raise if it is not one of `size` bytes."""
-    array = as_array("mask", mask)
-    check_mask_like(array, size)
-    return np.ascontiguousarray(array)
-
-
-def check_mask_like(array: np.ndarray | Metadata, size: int) -> None:
-    """Raise if a mask is not of `size` bytes."""
-    if array.dtype != np.uint8:
-        raise ArgumentTypeError(
-            "mask",
-            "must be the mask that batch_norm_relu_forward returned",
-            came=array.dtype,
-            accepted="uint8",
-        )
-    if array.shape != (size,):
-        raise ArgumentValueError(
-            "mask",
-            "must be the mask that batch_norm_relu_forward returned for an x of this shape",
-            came=f"shape {array.shape}",
-            accepted=f"shape ({size},)",
-        )
-
-
-def channel_axis_of(data_format: str, words: Words = _CANONICAL) -> int:
+def channel_axis_of(data_format: object) -> int:
     """Return the channel axis of a data format: 1 for NCX, -1 for NXC."""
     if data_format == "NCX":
         return 1
     if data_format == "NXC":
         return -1
     raise ArgumentValueError(
-        _word("data_format", words),
+        "data_format",
         "unknown data format",
         came=repr(data_format),
         accepted="'NCX' (channel axis 1) or 'NXC' (channel axis last)",
     )
 
 
-def check_flag(name: str, value: object, words: Words = _CANONICAL) -> bool:
+def check_flag(name: str, value: object) -> bool:
     """Return `value` as a bool, or raise if it is not one."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise ArgumentTypeError(
-        _word(name, words),
+        name,
         "must be a boolean",
         came=f"{value!r} of type {type(value).__name__}",
         accepted="True or False",
     )
 
 
-def _word(name: str, words: Words) -> str:
-    return words.get(name, name)
+def _missing(name: str) -> ArgumentTypeError:
+    return ArgumentTypeError(name, "is required", came="None", accepted="an array")
 
 
-def _check_input(name: str, array: np.ndarray, words: Words) -> np.dtype:
+def _residual_alone(operation: Operation) -> ArgumentValueError:
+    if operation == "backward":
+        return ArgumentValueError(
+            "residual",
+            "its gradient is that of the ReLU after it, and there is no mask",
+            accepted="residual=True with the mask of the forward pass",
+        )
+    return ArgumentValueError(
+        "residual",
+        "is added before a ReLU, and none is asked for",
+        accepted="a residual with relu=True",
+    )
+
+
+def _check_input(name: str, array: Any, least: int) -> np.dtype:
     dtype = element_type(array.dtype)
     if dtype is None:
         raise ArgumentTypeError(
-            _word(name, words),
+            name,
             "unsupported element type",
             came=array.dtype,
             accepted=_TYPE_NAMES,
-            hint=f"convert it first, e.g. {_word(name, words)}.astype('float32')",
+            hint=f"convert it first, e.g. {{{name}}}.astype('float32')",
         )
-    if array.ndim < 2:
+    if array.ndim < least:
         raise ArgumentValueError(
-            _word(name, words),
+            name,
             "must have rank 2 or more: a batch axis and a channel axis",
-            came=f"rank {array.ndim}, shape {array.shape}",
+            came=f"rank {array.ndim}, shape {tuple(array.shape)}",
             accepted="rank >= 2",
         )
     return dtype
 
 
-def _check_like(name: str, array: np.ndarray, x: np.ndarray, dtype: np.dtype, words: Words) -> None:
+def _check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
     """Raise if an array has not x's shape and type."""
-    if array.shape != x.shape:
+    if array.shape != shape:
         raise ArgumentValueError(
-            _word(name, words),
-            f"must have the shape of {_word('x', words)}",
-            came=f"shape {array.shape}",
-            accepted=f"shape {x.shape}",
+            name,
+            "must have the shape of {x}",
+            came=f"shape {tuple(array.shape)}",
+            accepted=f"shape {shape}",
         )
     own = element_type(array.dtype)
     # NumPy takes None for float64 in a comparison.
     if own is None or own != dtype:
         raise ArgumentTypeError(
-            _word(name, words),
-            f"must have the element type of {_word('x', words)}",
-            came=array.dtype,
-            accepted=dtype,
+            name, "must have the element type of {x}", came=array.dtype, accepted=dtype
         )
 
 
-def _check_channel_arrays(
-    arrays: Mapping[str, np.ndarray | None],
+def check_mask(array: Any, size: int) -> None:
+    """Raise if a mask is not of `size` bytes."""
+    if array.dtype != np.uint8:
+        raise ArgumentTypeError(
+            "mask",
+            "must be the mask that batch_norm_forward returned",
+            came=array.dtype,
+            accepted="uint8",
+        )
+    if array.shape != (size,):
+        raise ArgumentValueError(
+            "mask",
+            "must be the mask that batch_norm_forward returned for an x of this shape",
+            came=f"shape {tuple(array.shape)}",
+            accepted=f"shape ({size},)",
+        )
+
+
+def _check_channels(
+    operand: Operand,
+    array: Any,
     channels: int,
     dtype: np.dtype,
-    words: Words,
-    *,
-    default: np.dtype | None = None,
-) -> np.dtype:
-    """Check the per-channel arrays and return their common type (`default` if none is given)."""
-    allowed = statistics_types(dtype)
-    common: tuple[str, np.dtype] | None = None
-    for name, array in arrays.items():
-        if array is None:
-            continue
-        if array.shape != (channels,):
-            raise ArgumentValueError(
-                _word(name, words),
-                f"must hold one value per channel of {_word('x', words)}",
-                came=f"shape {array.shape}",
-                accepted=f"shape ({channels},)",
-            )
-        own = element_type(array.dtype)
-        if own is None or own not in allowed:
-            raise ArgumentTypeError(
-                _word(name, words),
-                f"unsupported element type beside {_word('x', words)} of type {dtype}",
-                came=array.dtype,
-                accepted=" or ".join(str(t) for t in allowed),
-            )
-        if common is None:
-            common = (name, own)
-        elif own != common[1]:
-            raise ArgumentTypeError(
-                _word(name, words),
-                f"must have the element type of {_word(common[0], words)}",
-                came=array.dtype,
-                accepted=common[1],
-            )
-    if common is not None:
-        return common[1]
-    assert default is not None
-    return default
+    allowed: tuple[np.dtype, ...],
+    common: tuple[str, np.dtype] | None,
+) -> tuple[str, np.dtype]:
+    """Check a per-channel array; return the first one's name and type, which all others have."""
+    if array.shape != (channels,):
+        raise ArgumentValueError(
+            operand.name,
+            "must hold one value per channel of {x}",
+            came=f"shape {tuple(array.shape)}",
+            accepted=f"shape ({channels},)",
+        )
+    own = element_type(array.dtype)
+    if own is None or own not in allowed:
+        raise ArgumentTypeError(
+            operand.name,
+            f"unsupported element type beside {{x}} of type {dtype}",
+            came=array.dtype,
+            accepted=" or ".join(str(t) for t in allowed),
+        )
+    if common is None:
+        return operand.name, own
+    if own != common[1]:
+        raise ArgumentTypeError(
+            operand.name,
+            f"must have the element type of {{{common[0]}}}",
+            came=array.dtype,
+            accepted=common[1],
+        )
+    return common
 
 
-def _check_epsilon(epsilon: object, words: Words) -> float:
+def _check_epsilon(epsilon: object) -> float:
     if isinstance(epsilon, bool | np.bool_) or not isinstance(epsilon, Real | np.floating):
         raise ArgumentTypeError(
-            _word("epsilon", words),
+            "epsilon",
             "must be a real number",
             came=f"{epsilon!r} of type {type(epsilon).__name__}",
             accepted="a finite float >= 0",
@@ -481,7 +384,7 @@ def _check_epsilon(epsilon: object, words: Words) -> float:
     value = float(epsilon)
     if not (math.isfinite(value) and value >= 0.0):
         raise ArgumentValueError(
-            _word("epsilon", words),
+            "epsilon",
             "must be finite and not negative",
             came=value,
             accepted="a finite float >= 0",

@@ -10,11 +10,12 @@ import numpy as np
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = [
+    "Blend",
     "ChannelSums",
     "Gradients",
+    "GradientsWithResidual",
     "Normalized",
-    "Rectified",
-    "RectifiedGradients",
+    "NormalizedWithMask",
     "SecondGradients",
 ]
 
@@ -25,6 +26,19 @@ class Gradients(NamedTuple):
     dx: np.ndarray
     dgamma: np.ndarray
     dbeta: np.ndarray
+
+
+class Blend(NamedTuple):
+    """How a result is blended into what its output holds: alpha * result + beta * held.
+
+    Attributes
+    ----------
+    data, channels : (float, float)
+        alpha and beta of dx, and of dgamma and dbeta. With beta = 0 what is held is not read.
+    """
+
+    data: tuple[float, float] = (1.0, 0.0)
+    channels: tuple[float, float] = (1.0, 0.0)
 
 
 class SecondGradients(NamedTuple):
@@ -43,27 +57,26 @@ class Normalized(NamedTuple):
     variance: np.ndarray
 
 
-class Rectified(NamedTuple):
-    """Result of the training forward with a ReLU: y, mean and variance as `Normalized`.
+class NormalizedWithMask(NamedTuple):
+    """Result of the training forward with a ReLU: as `Normalized`, and the mask.
 
-    And the mask, uint8: bit i % 8 of byte i // 8 says whether element i of y, in the order of
-    memory, is more than zero. A few bytes at the end are to spare. None where there is no
-    rectifier.
+    Bit i % 8 of byte i // 8 of the mask (uint8) says whether element i of y, in the order of
+    memory, is more than zero. A few bytes at the end are padding.
     """
 
     y: np.ndarray
     mean: np.ndarray
     variance: np.ndarray
-    mask: np.ndarray | None
+    mask: np.ndarray
 
 
-class RectifiedGradients(NamedTuple):
-    """Gradients through a ReLU: as `Gradients`, and that of the residual, if there is one."""
+class GradientsWithResidual(NamedTuple):
+    """Gradients through a ReLU and the sum before it: as `Gradients`, and the residual's."""
 
     dx: np.ndarray
     dgamma: np.ndarray
     dbeta: np.ndarray
-    dresidual: np.ndarray | None
+    dresidual: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

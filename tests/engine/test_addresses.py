@@ -12,8 +12,7 @@ import pytest
 
 from backnorm.allocation import LARGE, allocate
 from backnorm.cpu import addresses
-from backnorm.cpu.addresses import address_of, addresses_of
-from backnorm.cpu.record import ADDRESSES
+from backnorm.cpu.addresses import MEMORY, address_of
 
 _PLAIN = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 
@@ -63,21 +62,6 @@ _ARRAYS = {
 @pytest.mark.parametrize("array", _ARRAYS.values(), ids=_ARRAYS)
 def test_an_address_is_the_one_that_numpy_says(array):
     assert address_of(array) == array.ctypes.data
-    assert addresses_of(array, array, array)[:3] == (array.ctypes.data,) * 3
-
-
-@pytest.mark.parametrize("of_all", [addresses_of, addresses._slow_all], ids=["used", "slow"])
-def test_addresses_come_in_the_order_of_a_record(of_all):
-    # The running statistics are not arrays of NumPy's.
-    names = ADDRESSES[:-2]
-    assert ADDRESSES[-2:] == ("running_mean", "running_variance")
-    arrays = {name: np.ones(3) for name in names}
-    expected = (*(array.ctypes.data for array in arrays.values()), 0, 0)
-    assert of_all(**arrays) == of_all(*arrays.values()) == expected
-    for name in names[3:]:
-        one = {"x": _PLAIN, "dy": None, "out": None, name: _PLAIN}
-        given = (_PLAIN.ctypes.data if one.get(each) is not None else 0 for each in ADDRESSES)
-        assert of_all(**one) == tuple(given)
 
 
 @pytest.mark.skipif(
@@ -85,7 +69,7 @@ def test_addresses_come_in_the_order_of_a_record(of_all):
 )
 def test_they_are_found_the_quick_way_here():
     assert address_of is not addresses._slow
-    assert addresses_of is not addresses._slow_all
+    assert MEMORY is not None
 
 
 def _numpy_elsewhere():
@@ -106,6 +90,5 @@ samples = addresses._samples
 )
 def test_they_are_found_the_slow_way_where_the_quick_one_fails(monkeypatch, name, other):
     monkeypatch.setattr(addresses, name, other)
-    found = addresses._found()
-    assert found == (addresses._slow, addresses._slow_all)
-    assert found[0](_PLAIN) == address_of(_PLAIN)
+    assert addresses._memory() is None
+    assert addresses._slow(_PLAIN) == address_of(_PLAIN)

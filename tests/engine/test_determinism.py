@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import execute, plan
-from backnorm.problem import backward_problem
+from backnorm import phases
+from backnorm.cpu import plan
+from backnorm.executable import executable
+from backnorm.problem import problem_of
 
 # A shape of every kind: segments in pieces, segments in rows, grouped columns, columns, joined
 # rows with a rest; large enough to be shared out.
@@ -66,30 +68,31 @@ def test_bits_do_not_depend_on_the_number_of_threads(rng, shape, dtype, many_pro
 @pytest.mark.parametrize("shape", _SHAPES[:3], ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda t: t.__name__)
 def test_one_pass_and_two_give_the_same_bits(rng, shape, dtype, monkeypatch):
-    x, dy, mean, variance, gamma = case = _case(rng, shape, dtype)
-    problem = backward_problem(*case, epsilon=1e-5, data_format="NCX", training=True)
-    monkeypatch.setattr(plan, "_fuse", lambda *_, **__: (True, "forced"))
+    x, dy, mean, variance, gamma = _case(rng, shape, dtype)
+    problem = problem_of("backward", x, dy, None, mean, variance, gamma, epsilon=1e-5)
+    monkeypatch.setattr(plan, "_group", lambda *_, **__: (True, "forced"))
     plan.plan.cache_clear()
-    fused = execute.backward(execute.planned(problem, case[0]), *case)
+    operands = x, dy, None, mean, variance, gamma
+    grouped = executable(problem, x).run(*operands)
     monkeypatch.undo()
     plan.plan.cache_clear()
-    apart = execute.planned(problem, case[0], exchanged=True)
-    in_two = execute.backward(apart, *case, exchange=lambda sums: sums)
-    assert _bits(fused[:3]) == _bits(in_two[:3])
+    apart = executable(problem, x, exchanged=True)
+    in_two = phases.exchanged(apart, *operands, exchange=lambda sums: sums)
+    assert _bits(grouped[:3]) == _bits(in_two)
     sums = backnorm.reduce(x, dy, mean)
     dx = backnorm.apply(x, dy, mean, variance, gamma, sums, epsilon=1e-5)
-    assert dx.tobytes() == fused[0].tobytes()
+    assert dx.tobytes() == grouped[0].tobytes()
 
 
 def test_streaming_and_ordinary_stores_give_the_same_bits(rng):
     tiny = backnorm.machine.Machine(2, 1 << 10, 1 << 12, "tiny caches")
     for shape in _SHAPES:
-        case = _case(rng, shape, np.float32)
+        x, dy, mean, variance, gamma = case = _case(rng, shape, np.float32)
         ordinary = backnorm.batch_norm_backward(*case, epsilon=1e-5)
-        problem = backward_problem(*case, epsilon=1e-5, data_format="NCX", training=True)
-        call = execute.planned(problem, case[0], machine=tiny)
-        assert call.plan.streaming
-        streamed = execute.backward(call, *case)
+        problem = problem_of("backward", x, dy, None, mean, variance, gamma, epsilon=1e-5)
+        found = executable(problem, x, place=tiny)
+        assert found.plan.streaming
+        streamed = found.run(x, dy, None, mean, variance, gamma)
         assert _bits(ordinary) == _bits(streamed[:3])
 
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import execute, operators
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import random_mask
+from backnorm.cpu import engine
 from backnorm.cpu.geometry import Columns, Segments
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16
+from backnorm.executable import forget
 
 SHAPES = {
     "long-segments": ("NCX", (2, 3, 5000)),
@@ -72,17 +73,17 @@ def results(operation, data, offset):
         return backnorm.batch_norm_forward(data.x, data.gamma, data.beta, out=out, **options)
     # The gradient is as good a residual as any.
     if operation == "relu forward":
-        return backnorm.batch_norm_relu_forward(
-            data.x, data.gamma, data.beta, residual=data.dy, **options
+        return backnorm.batch_norm_forward(
+            data.x, data.gamma, data.beta, residual=data.dy, **options, relu=True
         )
     if operation == "relu backward":
-        return backnorm.batch_norm_relu_backward(
-            *inputs, mask=some_mask(data), residual=True, **options
-        )
+        return backnorm.batch_norm_backward(*inputs, mask=some_mask(data), residual=True, **options)
     per_channel = (data.mean, data.variance, data.gamma, data.beta)
     if operation == "relu inference":
         return (
-            backnorm.batch_norm_relu_inference(data.x, *per_channel, residual=data.dy, **options),
+            backnorm.batch_norm_inference(
+                data.x, *per_channel, residual=data.dy, **options, relu=True
+            ),
         )
     return (backnorm.batch_norm_inference(data.x, *per_channel, out=out, **options),)
 
@@ -226,7 +227,7 @@ class Forced:
 
     def __init__(self, monkeypatch):
         self._monkeypatch = monkeypatch
-        self._plan = execute.plan
+        self._plan = engine.plan
 
     def results(self, operation, data, change, offset=0):
         seen = []
@@ -234,7 +235,7 @@ class Forced:
         def plan(*arguments, exchanged=False):
             decided = change(self._plan(*arguments, exchanged=exchanged))
             if not legal(decided, operation):
-                # Another cut may have to give up fusing.
+                # Another cut may have to give up grouping.
                 decided = dataclasses.replace(decided, grouped=False)
             assert legal(decided, operation)
             # What is exchanged cannot be grouped.
@@ -242,19 +243,12 @@ class Forced:
             return seen[-1]
 
         with self._monkeypatch.context() as context:
-            context.setattr(execute, "plan", plan)
+            context.setattr(engine, "plan", plan)
             forget()
             arrays = results(operation, data, offset)
         forget()
         assert seen
         return arrays, seen[0]
-
-
-def forget():
-    """Forget the calls that were planned before."""
-    execute._planned.cache_clear()
-    for recall in (operators._backward_calls, operators._forward_calls, operators._inference_calls):
-        recall.clear()
 
 
 @pytest.fixture

@@ -35,18 +35,18 @@ def test_the_canonical_element_is_the_channel_s(data):
     )
     array = restore(np.ascontiguousarray(channel.transpose(order)), order)
     found = memory_order(array)
-    extents = extents_of(shape, axis, found)
+    extents = extents_of(shape, (axis,), found)
     flat = in_order(array, found, array.dtype).reshape(extents)
     assert (flat == np.arange(extents.channels)[None, :, None]).all()
 
 
 def test_channels_last_memory_of_an_ncx_array_is_columns():
     array = np.zeros((2, 5, 7, 3)).transpose(0, 3, 1, 2)
-    assert extents_of(array.shape, 1, memory_order(array)) == Extents(70, 3, 1)
+    assert extents_of(array.shape, (1,), memory_order(array)) == Extents(70, 3, 1)
 
 
 def test_one_channel_is_one_run():
-    assert extents_of((4, 1, 6), 1, (0, 1, 2)) == Extents(1, 1, 24)
+    assert extents_of((4, 1, 6), (1,), (0, 1, 2)) == Extents(1, 1, 24)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_streaming_loops_are_nothing_but_vectors(geometry, level, built, tool):
 
 @x86
 @pytest.mark.parametrize("geometry", _GEOMETRIES)
-def test_no_load_is_masked_where_a_rectifier_masks_the_gradient(geometry, built, tool):
+def test_no_load_is_masked_where_a_relu_masks_the_gradient(geometry, built, tool):
     """Masked loads are not prefetched: from memory they took seven times as long (AMD Zen 5)."""
     (path,) = built("x86-64-v4", f"{geometry}_float32_backward_relu")
     loops = _streaming_loops(tool, path)

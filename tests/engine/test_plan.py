@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backnorm.cpu.geometry import Columns, Segments
+from backnorm.cpu.plan import plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
-from backnorm.plan import plan
 from backnorm.problem import Problem
 
 _MACHINE = Machine(threads=8, cache_per_core=1 << 20, cache_shared=32 << 20, name="made up")
@@ -20,7 +20,7 @@ _MACHINE = Machine(threads=8, cache_per_core=1 << 20, cache_shared=32 << 20, nam
 
 def _problem(extents, **changes):
     shape = (extents.outer, extents.channels, extents.inner)
-    problem = Problem("backward", shape, 1, np.dtype(np.float32), np.dtype(np.float32))
+    problem = Problem("backward", shape, (1,), np.dtype(np.float32), np.dtype(np.float32))
     return dataclasses.replace(problem, **changes)
 
 

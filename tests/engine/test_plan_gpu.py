@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit
 from backnorm.gpu import KNOWN
 from backnorm.layout import extents_of
 from backnorm.plan_gpu import candidates, plan_gpu
-from backnorm.problem import Metadata, backward_problem, forward_problem, with_relu
+from backnorm.problem import Metadata, problem_of
 
 H200, L40S = KNOWN["h200"], KNOWN["l40s"]
 
@@ -23,16 +25,16 @@ def problem(shape, data_format="NCX", dtype=FLOAT32, *, operation="backward", re
     x, channel = Metadata(shape, dtype), Metadata((shape[axis],), statistics)
     given = {"epsilon": 1e-5, "data_format": data_format}
     made = (
-        backward_problem(x, x, channel, channel, channel, training=True, **given)
+        problem_of("backward", x, x, None, channel, channel, channel, **given)
         if operation == "backward"
-        else forward_problem(x, channel, channel, **given)
+        else problem_of("forward", x, None, channel, channel, None, None, **given)
     )
-    return with_relu(made, residual=True) if relu else made
+    return dataclasses.replace(made, relu=relu, residual=relu)
 
 
 def planned(made, gpu=H200, knobs=None):
     order = tuple(range(len(made.shape)))
-    return plan_gpu(made, extents_of(made.shape, made.channel_axis, order), gpu, knobs)
+    return plan_gpu(made, extents_of(made.shape, made.channel_axes, order), gpu, knobs)
 
 
 def test_arithmetic_is_what_the_device_is_fast_at():
@@ -94,7 +96,9 @@ def test_a_schedule_that_the_shape_does_not_allow():
     made = problem((256, 7, 7, 3), "NXC")
     whole = next(
         knobs
-        for knobs in candidates(problem((8, 16, 8, 8)), extents_of((8, 16, 8, 8), 1, (0, 1, 2, 3)))
+        for knobs in candidates(
+            problem((8, 16, 8, 8)), extents_of((8, 16, 8, 8), (1,), (0, 1, 2, 3))
+        )
         if knobs.schedule == "complete"
     )
     with pytest.raises(ValueError, match="no program can hold a channel"):
@@ -118,7 +122,7 @@ def test_tiles_hold_every_element(shape, scale, data_format, dtype, operation, r
     shape[-1] *= scale
     made = problem(tuple(shape), data_format, dtype, operation=operation, relu=relu)
     order = tuple(range(len(shape)))
-    extents = extents_of(made.shape, made.channel_axis, order)
+    extents = extents_of(made.shape, made.channel_axes, order)
     options = [None, *candidates(made, extents)]
     plan = planned(made, knobs=options[choice % len(options)])
     tiling = plan.tiling

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import execute
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from backnorm.problem import backward_problem
+from backnorm.executable import executable
+from backnorm.problem import problem_of
 
 LAYOUTS = {"NCX": (6, 5, 100), "NXC": (6, 100, 5)}
 
@@ -46,10 +46,11 @@ def test_a_mean_of_float64_is_not_rounded(dtype, data_format, rng):
     data.x[...] = dtype.type(3.0)
     parameters = [np.float64(array) for array in (data.mean, data.variance, data.gamma)]
     parameters[0][...] = 3.0 + 2.0**-30
-    problem = backward_problem(*data.backward_inputs, training=True, **data.options)
+    x, dy, *channels = data.backward_inputs
+    problem = problem_of("backward", x, dy, None, *channels, **data.options)
     problem = dataclasses.replace(problem, statistics_dtype=FLOAT64)
-    call = execute.planned(problem, data.x)
-    gradients = backnorm.Gradients(*execute.backward(call, data.x, data.dy, *parameters)[:3])
+    found = executable(problem, x).run(x, dy, None, *parameters)
+    gradients = backnorm.Gradients(*found[:3])
     assert np.all(gradients.dgamma != 0)
     assert_passed(judge.check_backward(data.x, data.dy, *parameters, gradients, **data.options))
 

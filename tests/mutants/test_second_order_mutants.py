@@ -12,7 +12,7 @@ from backnorm.dtypes import ELEMENT_TYPES
 from .second_order import BROKEN, SecondOrder
 
 
-def passes(operator, dtype, rng):
+def passes(operator, dtype, rng, **arithmetic):
     data = realistic_data((6, 5, 8), dtype, rng=rng)
     cotangents = {
         "ddx": (rng.standard_normal(data.x.shape) + 0.7).astype(dtype),
@@ -21,7 +21,12 @@ def passes(operator, dtype, rng):
     }
     gradients = operator(*data.backward_inputs, **cotangents, training=True, **data.options)
     verdicts = check_double_backward(
-        *data.backward_inputs, gradients, **cotangents, training=True, **data.options
+        *data.backward_inputs,
+        gradients,
+        **cotangents,
+        training=True,
+        **data.options,
+        **arithmetic,
     )
     return all(verdict.passed for verdict in verdicts.values())
 
@@ -43,3 +48,10 @@ def test_a_result_of_the_wrong_type_does_not_pass(rng):
         return by_x.astype(np.float64), by_dy, by_gamma
 
     assert not passes(wide, np.dtype(np.float32), rng)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_broken_ones_do_not_pass_for_less_accurate_ones(broken, rng):
+    options = {"wide": False, "in_parts": True}
+    assert passes(SecondOrder(), np.dtype(np.float32), rng, **options)
+    assert not passes(broken(), np.dtype(np.float32), rng, **options), broken.wrong

@@ -1,4 +1,4 @@
-"""The oracle of the fused operators against mpmath, and the order of the bits."""
+"""The oracle of the operators with a ReLU against mpmath, and the order of the bits."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import execute, operators
-from backnorm.cpu import stage
+from backnorm.cpu import engine, stage
+from backnorm.executable import forget
 from backnorm.machine import Machine
 
 _MIB = 1 << 20
@@ -16,13 +16,6 @@ _MACHINES = (
     Machine(2, 0, 0, "two threads, no caches"),
     Machine(2, 1024 * _MIB, 1024 * _MIB, "two threads, large caches"),
 )
-
-
-def _forget_calls():
-    """Let every call be planned anew."""
-    execute._planned.cache_clear()
-    for known in (operators._backward_calls, operators._forward_calls, operators._inference_calls):
-        known.clear()
 
 
 @pytest.fixture
@@ -36,15 +29,15 @@ def entries(monkeypatch):
 
     monkeypatch.setattr(stage, "_LIMIT", 1)
     monkeypatch.setattr(stage, "runner", lambda: counted)
-    _forget_calls()
+    forget()
     yield ended
-    _forget_calls()
+    forget()
 
 
 @pytest.fixture(params=_MACHINES, ids=lambda machine: machine.name)
 def planned_for(request, monkeypatch):
     """Plan for a made-up machine; returns it."""
-    monkeypatch.setattr(execute, "_machine", lambda threads: request.param)
+    monkeypatch.setattr(engine, "_machine", lambda threads: request.param)
     return request.param
 
 
@@ -70,13 +63,13 @@ def test_results_are_the_same(entries, planned_for, rng, shape, data_format, dty
         assert entries.count(0) >= 3
     assert entries.count(1) == 3
     monkeypatch.undo()
-    _forget_calls()
+    forget()
     assert _bits(x, dy, data_format) == unfinished
 
 
 def test_an_exception_in_between_leaves_nothing_behind(entries, monkeypatch, rng):
-    monkeypatch.setattr(execute, "_machine", lambda threads: _MACHINES[1])
-    _forget_calls()
+    monkeypatch.setattr(engine, "_machine", lambda threads: _MACHINES[1])
+    forget()
     x = rng.standard_normal((24, 40, 30, 30), dtype=np.float32)
     dy = rng.standard_normal(x.shape, dtype=np.float32) * x
     mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
@@ -92,7 +85,7 @@ def test_an_exception_in_between_leaves_nothing_behind(entries, monkeypatch, rng
         backnorm.batch_norm_backward(x, dy, mean, variance, epsilon=1e-5)
     got = backnorm.batch_norm_backward(x, dy, mean, variance, epsilon=1e-5)
     monkeypatch.undo()
-    _forget_calls()
+    forget()
     want = backnorm.batch_norm_backward(x, dy, mean, variance, epsilon=1e-5)
     assert got.dx.tobytes() == want.dx.tobytes()
 

@@ -30,7 +30,7 @@ def serve(connection: Connection) -> None:
         gpu = device.start(threads)
     except ArgumentError as error:
         # Errors do not survive being pickled: what they are made of does.
-        connection.send(("refused", vars(error)))
+        connection.send(("refused", error.parts()))
         return
     kinds = {name: _kind(place) for name, place in places.items()}
     session = Session(kinds, threads, lambda name: connection.send(("at", name)), device)

@@ -1,4 +1,4 @@
-"""A battery of cases that tells right fused operators (add, rectify) from wrong ones.
+"""A battery of cases that tells right operators with a ReLU from wrong ones.
 
 As in :mod:`backnorm.conformance.battery`, each case is there because some plausible mistake shows
 in it and perhaps nowhere else. Forward and backward are judged apart: the mask that the backward
@@ -174,7 +174,7 @@ def _turned(data: LayerData) -> LayerData:
 
 
 def _with_nan(name: str, data: LayerData, rng: np.random.Generator) -> ReluCase:
-    """Return a case with NaN in x (spoils its channel), the residual, and a dy that is cut off."""
+    """Return a case with NaN in x (spoils its channel), the residual, and where dy is masked."""
     axis = 1 if data.data_format == "NCX" else -1
     x, dy = (np.moveaxis(array.copy(), axis, 0) for array in (data.x, data.dy))
     case = relu_case(name, data, rng)

@@ -6,8 +6,9 @@ import functools
 
 import numpy as np
 
-from backnorm.cpu.addresses import addresses_of
+from backnorm.cpu.addresses import address_of
 from backnorm.cpu.kinds import Kind
+from backnorm.cpu.record import ADDRESSES
 from backnorm.cpu.scratch import LANES
 from backnorm.cpu.stage import Stage
 
@@ -19,6 +20,9 @@ _ITEM = 1 << 16
 
 # Items for each thread at the least, so that all end together.
 _ITEMS = 4
+
+# Addresses of what it does not know.
+_NOTHING = (0,) * (len(ADDRESSES) - 3)
 
 
 def move(
@@ -43,7 +47,8 @@ def move(
     threads : int
     """
     stage = _stage(x.size, reads_first, streaming, threads)
-    stage(addresses_of(x, dy, out))
+    places = (0 if array is None else address_of(array) for array in (x, dy, out))
+    stage((*places, *_NOTHING))
 
 
 @functools.cache

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.cpu.geometry import Columns, Segments
+from backnorm.cpu.geometry import Segments
 from backnorm.cpu.kinds import Kind
+from backnorm.cpu.plan import Plan
 from backnorm.cpu.record import FROM_DATA, FROM_STATISTICS, GEOMETRIES, MEANS_ALONE
 from backnorm.cpu.scratch import columns_own, segments_own, table_pitch
 from backnorm.cpu.stage import Stage
-from backnorm.layout import Extents
+from backnorm.problem import Problem
 
 __all__ = ["Launch"]
 
@@ -23,22 +24,8 @@ class Launch:
 
     Parameters
     ----------
-    extents : Extents
-    geometry : Segments or Columns
-    dtype : numpy.dtype
-        Element type of x, dy and the output.
-    statistics_dtype : numpy.dtype
-        Element type of statistics and parameters: x's, or a wider one.
-    operation : {"forward", "backward", "frozen"}
-        What the output is made of; "frozen": of dy alone.
-    relu : bool
-        Whether a ReLU follows.
-    epsilon : float
-    grouped : bool
-        Whether a channel is written while still in the cache.
-    streaming : bool
-        Whether the output is written past the caches.
-    threads : int
+    problem : Problem
+    plan : Plan
 
     Attributes
     ----------
@@ -47,22 +34,11 @@ class Launch:
     channels : int
     """
 
-    def __init__(
-        self,
-        extents: Extents,
-        geometry: Segments | Columns,
-        *,
-        dtype: np.dtype,
-        statistics_dtype: np.dtype,
-        operation: str,
-        relu: bool,
-        epsilon: float,
-        grouped: bool,
-        streaming: bool,
-        threads: int,
-    ) -> None:
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        extents, geometry, dtype = plan.extents, plan.geometry, problem.dtype
+        grouped = plan.grouped
         self.count, self.channels = extents.outer * extents.inner, extents.channels
-        self._grouped, self._threads = grouped, threads
+        self._grouped, self._threads = grouped, plan.threads
         narrow = dtype.itemsize == 2
         if isinstance(geometry, Segments):
             batches = -(-extents.channels // (geometry.group * geometry.batch))
@@ -78,20 +54,22 @@ class Launch:
             own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
         if self.count * extents.channels == 0:
             self._summed = self._written = 0
-        name = type(geometry).__name__.lower()
+        self._forward = problem.operation in ("forward", "inference")
+        operation = "forward" if self._forward else "backward" if problem.training else "frozen"
+        name, statistics = type(geometry).__name__.lower(), problem.statistics_dtype
         known = extents._asdict() | dataclasses.asdict(geometry)
         self._stage = functools.partial(
             Stage,
-            Kind(name, dtype.name, operation, relu),
+            Kind(name, dtype.name, operation, problem.relu),
             {field.name: known[field.name] for field in GEOMETRIES[name]},
             channels=extents.channels,
             own=own,
-            epsilon=epsilon,
+            epsilon=problem.epsilon,
             count=self.count,
-            streaming=streaming,
-            statistics=0 if statistics_dtype == dtype else 8 * statistics_dtype.itemsize,
+            streaming=plan.streaming,
+            inverse=problem.inverse,
+            statistics=0 if statistics == dtype else 8 * statistics.itemsize,
         )
-        self._forward = operation == "forward"
 
     @functools.cached_property
     def complete(self) -> Stage:

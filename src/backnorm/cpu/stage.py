@@ -3,8 +3,8 @@
 Kernels take the address of a record, whose fields `record` describes, and the number of a
 participant. `threads.runner` has them called by as many threads as the record says, and when it
 returns no other thread touches the record: signals, exceptions and forks come before or after it.
-So that Python sees to signals in a long call, it returns unfinished after a tenth of a second, and
-is called again.
+So that Python runs signal handlers during a long call, it returns unfinished after a tenth of a
+second, and is called again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Stage"]
 _fill = struct.Struct(f"{len(ADDRESSES) + 3}q").pack_into
 _MOMENTUM, _COUNT = SLOTS["momentum"], SLOTS["count"]
 
-# Nanoseconds until Python may see to signals.
+# Nanoseconds until Python may run signal handlers.
 _LIMIT = 100_000_000
 
 # Bytes of a record that a stage keeps for its next call: as many are made as there are calls at

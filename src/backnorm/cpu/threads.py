@@ -5,7 +5,7 @@ milliseconds, and threads of ours would compete with them for the processors. Ev
 is a pool of our own (`kernels.pool`), Linux's alone; where it is not, a call has one thread.
 
 A forked child never enters the team of its parent: the threads are not there, and libgomp waits for
-them for ever. Our pool begins anew in it.
+them for ever. Our pool starts again in it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Service:
     Attributes
     ----------
     name : {"team", "pool", "caller"}
-        PyTorch's team; our pool; nobody but the caller.
+        PyTorch's team; our pool; the caller alone.
     reason : str
         Why, for people.
     """

@@ -69,7 +69,7 @@ def relu_forward(
     Returns
     -------
     ExactNormalized
-        T of y is that of :func:`forward` plus ``|residual|``, for elements that are cut off too:
+        T of y is that of :func:`forward` plus ``|residual|``, also of elements that become 0:
         relu does not enlarge an error.
     """
     plain = forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
@@ -141,7 +141,7 @@ def relu_backward(
 
 
 def _apply_relu(y: Exact, terms: FloatArray, residual: np.ndarray | None) -> None:
-    """Add the residual to y and cut off what is negative, in place; the arrays are C-contiguous."""
+    """Add the residual to y and apply the ReLU, in place; the arrays are C-contiguous."""
     flat, flat_terms = Exact(y.hi.reshape(-1), y.lo.reshape(-1)), terms.reshape(-1)
     other = None if residual is None else residual.reshape(-1)
     with np.errstate(all="ignore"):

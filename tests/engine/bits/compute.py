@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 import backnorm
-from backnorm import execute, plan
 from backnorm.conformance.battery import cases
 from backnorm.conformance.relu_battery import relu_cases
+from backnorm.cpu import engine, plan
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
 from backnorm.machine import Machine
 
@@ -185,15 +185,15 @@ def results(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for has_residual in (False, True):
         added: dict[str, Any] = {"residual": given.dy if has_residual else None, **how}
         name = " + residual" if has_residual else ""
-        forward = backnorm.batch_norm_relu_forward(given.x, given.gamma, given.beta, **added)
+        forward = backnorm.batch_norm_forward(given.x, given.gamma, given.beta, **added, relu=True)
         used = -(-given.x.size // 8)
         yield f"relu forward{name}", (*forward[:3], forward.mask[:used])
         yield (
             f"relu inference{name}",
-            (backnorm.batch_norm_relu_inference(given.x, *known, **added),),
+            (backnorm.batch_norm_inference(given.x, *known, **added, relu=True),),
         )
         for training in (True, False):
-            gradients = backnorm.batch_norm_relu_backward(
+            gradients = backnorm.batch_norm_backward(
                 *inputs, mask=given.mask, residual=has_residual, training=training, **how
             )
             kind = "backward" if training else "frozen"
@@ -223,7 +223,7 @@ def digests() -> dict[str, Any]:
             ):  # fmt: skip
                 add(inputs, array)
             for made in _MACHINES:
-                execute._machine = lambda threads, made=made: made
+                engine._machine = lambda threads, made=made: made
                 for operation, arrays in results(given):
                     digest = found.setdefault(f"{operation}, {group}", {}).setdefault(
                         made.name, hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Verdicts on the operators fused with an addition and a ReLU."""
+"""Verdicts on the operators with an addition and a ReLU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_relu_backward(
     mean: np.ndarray,
     variance: np.ndarray,
     gamma: np.ndarray | None,
-    gradients: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None],
+    gradients: tuple[np.ndarray | None, ...],
     *,
     mask: np.ndarray,
     residual: bool = False,
@@ -73,10 +73,14 @@ def check_relu_backward(
 ) -> dict[str, Verdict]:
     """Judge `gradients` (dx, dgamma, dbeta, dresidual); see :func:`reference.relu_backward`.
 
-    dresidual must be dy itself where the mask is set and 0 elsewhere, or None unless `residual`.
+    dresidual must be dy itself where the mask is set and 0 elsewhere, or absent (or None) unless
+    `residual`.
     """
-    *others, dresidual = gradients
-    dx, dgamma, dbeta = others
+    dx, dgamma, dbeta, *rest = gradients
+    assert dx is not None
+    assert dgamma is not None
+    assert dbeta is not None
+    dresidual = rest[0] if rest else None
     gradient = reference.masked(dy, mask, x)
     verdicts = check_backward(
         x,

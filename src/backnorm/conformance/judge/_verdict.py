@@ -47,6 +47,8 @@ def judge(
     exact: Exact,
     terms: FloatArray,
     dtype: np.dtype,
+    *,
+    more: float = 0.0,
 ) -> Verdict:
     """Return whether every element of `actual` is within its budget of the exact value.
 
@@ -62,6 +64,8 @@ def judge(
         float64: T of each element.
     dtype : numpy.dtype
         Element type of the data (x) it was computed from.
+    more : float
+        A multiple of T that is allowed beside the budget.
     """
     output, data = element_type(actual.dtype), element_type(dtype)
     if output is None or data is None:
@@ -74,7 +78,7 @@ def judge(
     error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
     with np.errstate(all="ignore"):
         # Where T is not finite although the result is, T says nothing and half an ulp has to do.
-        slack = np.where(np.isfinite(terms), terms, 0.0) * allowance.terms
+        slack = np.where(np.isfinite(terms), terms, 0.0) * (allowance.terms + more)
         # No float64 pair holds a part below 2**-1074, so the oracle itself may be off by that.
         allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)
         excess = error / allowed
@@ -97,11 +101,13 @@ def judge_typed(
     terms: FloatArray,
     data: np.dtype,
     expected: np.dtype,
+    *,
+    more: float = 0.0,
 ) -> Verdict:
     """Judge an output whose element type is prescribed."""
     if element_type(actual.dtype) != element_type(expected):
         return refused(f"{quantity} has element type {actual.dtype}, not {expected}")
-    return judge(quantity, actual, exact, terms, data)
+    return judge(quantity, actual, exact, terms, data, more=more)
 
 
 def refused(detail: str) -> Verdict:

@@ -45,9 +45,9 @@ from backnorm.cpu.kernels.record import (
     cells_of,
     columns_head,
     gradient_of,
+    other_of,
     output_of,
     own_of,
-    rest_of,
     scratch_of,
     seen_of,
     values_at,
@@ -108,40 +108,40 @@ def run(kind, record, index):
     grid = (rows, width, rest, inner, channels)
     cut = (head.block, head.tile, head.depth, head.share, head.abreast)
     pitch = row_pitch(channels)
-    known = scratch_of(kind, head, record)
+    table = scratch_of(kind, head, record)
     if index == JOINED:
-        return after(kind, head, known, pitch, channels)
+        return after(kind, head, table, pitch, channels)
     place = own_of(kind, head, record, index)
     # Columns are channels: what is known of the channels need not be spread over columns.
     plain = width == channels
     wide_pitch = pitch if plain else row_pitch(width)
     far = row_pitch(width)
     spreads = 0 if plain else 4 * wide_pitch
-    x_, dy_, rest_ = (
+    x_, dy_, other_ = (
         values_at(kind, head.x),
         gradient_of(kind, head, cells),
-        rest_of(kind, head, cells),
+        other_of(kind, head, cells),
     )
     seen_, out_ = seen_of(kind, head), output_of(kind, head, cells)
     epsilon = head.epsilon
     streaming = head.streaming != 0 and same_line(out_)
-    pairs = offset(known, ROWS * pitch)
+    pairs = offset(table, ROWS * pitch)
     total = (rows * width + rest) // max(1, channels * inner)
-    before(kind, head, cells, index, known, pitch, (total, channels, inner))
+    before(kind, head, cells, index, table, pitch, (total, channels, inner))
     summed, items = head.summed, head.items
     place_of_wide = offset(place, 12 * row_pitch(cut[1]))
-    wide = known if plain else place_of_wide
+    wide = table if plain else place_of_wide
     exact = (wide, wide_pitch)
     used = coefficients_for(out_, wide, wide_pitch, offset(place_of_wide, spreads), width)
     spread = False
     item = claim(cells, summed, items, index)
     while item < items:
         if item < summed:
-            _reduce_item(x_, dy_, grid, cut, known, plain, pairs, far, place, item)
+            _reduce_item(x_, dy_, grid, cut, table, plain, pairs, far, place, item)
             if arrive(cells, summed):
                 count = (rows * width + rest) // channels
                 combine(
-                    dy_, pairs, blocks, far, inner, repeats, count, known, pitch, channels, epsilon
+                    dy_, pairs, blocks, far, inner, repeats, count, table, pitch, channels, epsilon
                 )
                 open_second(cells)
         else:
@@ -150,7 +150,7 @@ def run(kind, record, index):
             if not spread:
                 for row in range(0 if plain else 4):
                     _spread(
-                        offset(known, row * pitch),
+                        offset(table, row * pitch),
                         offset(wide, row * wide_pitch),
                         0,
                         width,
@@ -160,14 +160,14 @@ def run(kind, record, index):
                 narrow_coefficients(seen_, dy_, wide, wide_pitch, 0, width, used)
                 repeat_first(used, width)
                 spread = True
-            _apply_item(seen_, rest_, out_, grid, cut, exact, used, streaming, item - summed)
+            _apply_item(seen_, other_, out_, grid, cut, exact, used, streaming, item - summed)
         finish(cells)
         item = claim_next(cells, summed, items, index)
     return 0
 
 
 @outlined
-def _reduce_item(x, dy, grid, cut, known, plain, partial, far, place, item):
+def _reduce_item(x, dy, grid, cut, table, plain, partial, far, place, item):
     rows, width, rest, inner, channels = grid
     block, tile, depth, _, _ = cut
     pitch = row_pitch(tile)
@@ -177,9 +177,9 @@ def _reduce_item(x, dy, grid, cut, known, plain, partial, far, place, item):
     sums = offset(partial, 4 * b * far + first)
     for part in range(4):
         clear(offset(sums, part * far), _whole(w))
-    pivot = offset(known, MEAN + first) if plain else place
+    pivot = offset(table, MEAN + first) if plain else place
     if not plain:
-        _spread(known, pivot, first, w, inner, channels)
+        _spread(table, pivot, first, w, inner, channels)
     run = offset(place, pitch)
     if b * block < rows:
         count = min(block, rows - b * block)
@@ -526,10 +526,10 @@ def _write_half(x, dy, out, i, count, exact, k, value):
 
 @inlined
 def _coefficients(values, k):
-    rows, pitch = values
+    table, pitch = values
     return (
-        vector_of(rows, k),
-        vector_of(rows, k + pitch),
-        vector_of(rows, k + 2 * pitch),
-        vector_of(rows, k + 3 * pitch),
+        vector_of(table, k),
+        vector_of(table, k + pitch),
+        vector_of(table, k + 2 * pitch),
+        vector_of(table, k + 3 * pitch),
     )

@@ -32,11 +32,11 @@ from backnorm.cpu.kernels.sums import value
 from backnorm.cpu.kernels.vector import (
     Singles,
     at_least_zero,
-    exact_product,
-    exact_sum,
     multiply_add,
     splat,
     square_root,
+    two_product,
+    two_sum,
     where_finite,
 )
 
@@ -145,19 +145,19 @@ def solve_backward(sum_dy, sum_dy_xmu, count, scale):
 def solve_forward(sums, count, pivot, epsilon):
     """Return (mean, rest of the mean, variance, scale) of channels with at least one element.
 
-    `sums` are those of x - pivot and (x - pivot)², each a pair. With d the mean of x - pivot,
-    mean = pivot + d and variance = sum((x - pivot)²)/M - d². The pivot being the mean of some
-    of the channel's own elements, (pivot - mean)² is at most M times the variance, so the
-    difference loses at most log2(M) of the 53 bits, even for data made to make it lose; for
+    The shifted-data algorithm: `sums` are those of x - pivot and (x - pivot)², each a pair. With d
+    the mean of x - pivot, mean = pivot + d and variance = sum((x - pivot)²)/M - d². The pivot being
+    the mean of some of the channel's own elements, (pivot - mean)² is at most M times the variance,
+    so the difference loses at most log2(M) of the 53 bits, even for data made to make it lose; for
     data without order it loses none.
     """
     elements = splat(float(count))
     offset = value(sums[0], sums[1]) / elements
-    product, cut = exact_product(offset, elements)
+    product, cut = two_product(offset, elements)
     rest = ((sums[0] - product) + (sums[1] - cut)) / elements
-    mean, low = exact_sum(pivot, offset)
+    mean, low = two_sum(pivot, offset)
     low = where_finite(mean, low + rest, splat(0.0))
-    square, cut = exact_product(sums[0], offset)
+    square, cut = two_product(sums[0], offset)
     cut = cut + (sums[0] * rest + sums[1] * offset)
     variance = at_least_zero(((sums[2] - square) + (sums[3] - cut)) / elements)
     return mean, low, variance, splat(1.0) / square_root(variance + splat(epsilon))

@@ -60,10 +60,10 @@ from backnorm.cpu.slots import (
     WAITED,
 )
 
-__all__ = ["dismiss", "known", "summon", "work"]
+__all__ = ["dismiss", "summon", "threads_data", "work"]
 
-#: known(): the address of the library's data, see `slots`.
-known = address_of("bn_threads", ir.ArrayType(ir.IntType(64), CELLS))
+#: threads_data(): the address of the library's data, see `slots`.
+threads_data = address_of("bn_threads", ir.ArrayType(ir.IntType(64), CELLS))
 
 _work = address_of("bn_work")
 
@@ -82,7 +82,7 @@ def summon(record, helpers):
     for k in range(most):
         if index > helpers:
             break
-        slot = known() + 8 * (TABLE + SLOT_CELLS * k)
+        slot = threads_data() + 8 * (TABLE + SLOT_CELLS * k)
         state = seen(slot)
         status = state % STATES
         if status > SLEEPING or (status == NEW and not _may_start()):
@@ -101,8 +101,8 @@ def summon(record, helpers):
         publish(slot, called)
         if status == SLEEPING:
             wake(slot)
-        elif status == NEW and not started(known() + 8 * CREATE, _work(), slot):
-            put(known() + 8 * RETRY, now() + _LATER)
+        elif status == NEW and not started(threads_data() + 8 * CREATE, _work(), slot):
+            put(threads_data() + 8 * RETRY, now() + _LATER)
             put(place, 0)
             publish(slot, NEW)
             continue
@@ -149,7 +149,7 @@ def _place(record, index):
 @inlined
 def _may_start():
     """Return whether the system may be asked for a thread: not just after it has refused one."""
-    later = word(known() + 8 * RETRY)
+    later = word(threads_data() + 8 * RETRY)
     return later == 0 or now() > later
 
 

@@ -28,9 +28,9 @@ __all__ = [
     "ended",
     "floor_head",
     "gradient_of",
+    "other_of",
     "output_of",
     "own_of",
-    "rest_of",
     "scratch_of",
     "seen_of",
     "segments_head",
@@ -183,12 +183,12 @@ def _gradient_of(kind, head, cells):
     return lambda kind, head, cells: values_at(kind, head.dy)
 
 
-def rest_of(kind, head, cells):
+def other_of(kind, head, cells):
     """Return what the output is made of beside x: dy, a ReLU, or None."""
 
 
-@overload(rest_of)
-def _rest_of(kind, head, cells):
+@overload(other_of)
+def _other_of(kind, head, cells):
     if kind.operation == "forward" and kind.relu:
         return lambda kind, head, cells: _relu(kind, cells)
     return lambda kind, head, cells: gradient_of(kind, head, cells)

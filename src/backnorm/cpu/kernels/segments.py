@@ -45,9 +45,9 @@ from backnorm.cpu.kernels.memory import (
 from backnorm.cpu.kernels.record import (
     cells_of,
     gradient_of,
+    other_of,
     output_of,
     own_of,
-    rest_of,
     scratch_of,
     seen_of,
     segments_head,
@@ -127,10 +127,10 @@ def run(kind, record, index):
     blocks, group, batch, share = head.blocks, head.group, head.batch, head.share
     batches = (channels + group * batch - 1) // (group * batch)
     far = _whole(group)
-    x_, dy_, rest_ = (
+    x_, dy_, other_ = (
         values_at(kind, head.x),
         gradient_of(kind, head, cells),
-        rest_of(kind, head, cells),
+        other_of(kind, head, cells),
     )
     seen_, out_ = seen_of(kind, head), output_of(kind, head, cells)
     epsilon, grouped = head.epsilon, head.grouped != 0
@@ -142,7 +142,7 @@ def run(kind, record, index):
     before(kind, head, cells, index, table, pitch, extents)
     summed, items = head.summed, head.items
     exact = (table, pitch)
-    known = coefficients_for(out_, table, pitch, place, channels)
+    coefficients = coefficients_for(out_, table, pitch, place, channels)
     narrowed = False
     item = claim(cells, summed, items, index)
     while item < items:
@@ -172,11 +172,11 @@ def run(kind, record, index):
                             stop,
                             epsilon,
                         )
-                    narrow_coefficients(seen_, dy_, table, pitch, first, stop, known)
+                    narrow_coefficients(seen_, dy_, table, pitch, first, stop, coefficients)
                     for n in range(outer):
                         i = (n * channels + first) * inner
                         span = (i, i + (stop - first) * inner, first, i + inner)
-                        _write(seen_, rest_, out_, span, extents, exact, known, streaming)
+                        _write(seen_, other_, out_, span, extents, exact, coefficients, streaming)
                 else:
                     for k in range(4):
                         to = offset(pairs, (4 * start + k) * pitch)
@@ -192,12 +192,12 @@ def run(kind, record, index):
             if summed > 0:
                 await_second(cells)
             if not narrowed:
-                narrow_coefficients(seen_, dy_, table, pitch, 0, channels, known)
+                narrow_coefficients(seen_, dy_, table, pitch, 0, channels, coefficients)
                 narrowed = True
             i = (item - summed) * share
             row, end = i // inner, min(outer * channels * inner, i + share)
             span = (i, end, row % channels, (row + 1) * inner)
-            _write(seen_, rest_, out_, span, extents, exact, known, streaming)
+            _write(seen_, other_, out_, span, extents, exact, coefficients, streaming)
         finish(cells)
         item = claim_next(cells, summed, items, index)
     return 0
@@ -309,7 +309,7 @@ def _add_strips(x, dy, i, end, mean, running, place):
 
 
 @outlined
-def _write(x, dy, out, span, extents, exact, known, streaming):
+def _write(x, dy, out, span, extents, exact, coefficients, streaming):
     """Write elements of memory, whatever channels they belong to.
 
     `span` is the first element, the end, the channel of the first, and where its segment ends. A
@@ -317,17 +317,17 @@ def _write(x, dy, out, span, extents, exact, known, streaming):
     whole aligned vectors can be written however long the segments are.
     """
     _, channels, inner = extents
-    lanes = lanes_of(known[0])
+    lanes = lanes_of(coefficients[0])
     i, end, c, border = span
     if streaming:
         head = min(aligned_head(out, i, lanes), end - i)
-        _write_across(x, dy, out, i, head, border - i, c, channels, exact, known, False)
+        _write_across(x, dy, out, i, head, border - i, c, channels, exact, coefficients, False)
         i += head
     while i < end:
         if i >= border:
             border += inner
             c = _next(c, channels)
-        mean, shift, slope, gain = _coefficients(known, c)
+        mean, shift, slope, gain = _coefficients(coefficients, c)
         stop = min(border, end) - lanes
         while i <= stop:
             value = elements(x, dy, i, mean, shift, slope, gain)
@@ -341,15 +341,15 @@ def _write(x, dy, out, span, extents, exact, known, streaming):
         if i < border and i < end:
             count = min(lanes, end - i)
             left = border - i
-            _write_across(x, dy, out, i, count, left, c, channels, exact, known, streaming)
+            _write_across(x, dy, out, i, count, left, c, channels, exact, coefficients, streaming)
             i += count
 
 
 @inlined
-def _write_across(x, dy, out, i, count, left, c, channels, exact, known, streaming):
+def _write_across(x, dy, out, i, count, left, c, channels, exact, coefficients, streaming):
     """Write `count` elements: the first `left` of channel c, the others of the next."""
-    lanes = lanes_of(known[0])
-    mean, shift, slope, gain = _of_two(known, left, c, channels)
+    lanes = lanes_of(coefficients[0])
+    mean, shift, slope, gain = _of_two(coefficients, left, c, channels)
     if count < lanes:
         value = first_elements(x, dy, i, count, mean, shift, slope, gain)
     else:
@@ -398,10 +398,10 @@ def _next(c, channels):
 
 
 @inlined
-def _of_two(known, left, c, channels):
+def _of_two(coefficients, left, c, channels):
     """Return coefficients of channel c in the first `left` lanes, of the next in the others."""
-    mean, shift, slope, gain = _coefficients(known, c)
-    mean1, shift1, slope1, gain1 = _coefficients(known, _next(c, channels))
+    mean, shift, slope, gain = _coefficients(coefficients, c)
+    mean1, shift1, slope1, gain1 = _coefficients(coefficients, _next(c, channels))
     return (
         blend(left, mean, mean1),
         blend(left, shift, shift1),
@@ -411,8 +411,8 @@ def _of_two(known, left, c, channels):
 
 
 @inlined
-def _coefficients(known, c):
-    values, pitch = known
+def _coefficients(coefficients, c):
+    values, pitch = coefficients
     return (
         splat_of(values, MEAN * pitch + c),
         splat_of(values, SHIFT * pitch + c),

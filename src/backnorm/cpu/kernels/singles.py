@@ -140,11 +140,11 @@ def _holds(value, count):
     return single
 
 
-def narrow_coefficients(x, dy, table, pitch, first, end, known):
-    """Write the float32 coefficients of channels first .. end-1, if there are any, to `known`.
+def narrow_coefficients(x, dy, table, pitch, first, end, coefficients):
+    """Write the float32 coefficients of channels first .. end-1, if there are any.
 
-    `table` and its `pitch` have those in float64, `known` is what `coefficients_for` returned. Up
-    to seven places after the last are overwritten.
+    `table` and its `pitch` have those in float64; they are written to `coefficients`, which is what
+    `coefficients_for` returned. Up to seven places after the last are overwritten.
 
     With float32 alone, x - mean would cancel. In the forward pass the mean is therefore the sum of
     three float32 parts, the last of which, next to nothing, is moved into the slope. In the
@@ -153,12 +153,12 @@ def narrow_coefficients(x, dy, table, pitch, first, end, known):
 
 
 @overload(narrow_coefficients)
-def _narrow_coefficients(x, dy, table, pitch, first, end, known):
-    if known.types[0].dtype != types.float32:
-        return lambda x, dy, table, pitch, first, end, known: None
+def _narrow_coefficients(x, dy, table, pitch, first, end, coefficients):
+    if coefficients.types[0].dtype != types.float32:
+        return lambda x, dy, table, pitch, first, end, coefficients: None
 
-    def narrow(x, dy, table, pitch, first, end, known):
-        values, far = known
+    def narrow(x, dy, table, pitch, first, end, coefficients):
+        values, far = coefficients
         for c in range(first, end, LANES):
             given = (
                 load(table, c),
@@ -213,9 +213,9 @@ def _unless_tiny(tested, gain):
 
 
 @inlined
-def repeat_first(known, width):
+def repeat_first(coefficients, width):
     """Repeat the first float32 coefficients after the last, for vectors from row to row."""
-    values, far = known
+    values, far = coefficients
     for row in range(4 if lanes_of(values) == SINGLES else 0):
         for k in range(SINGLES):
             at = row * far

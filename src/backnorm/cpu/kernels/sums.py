@@ -28,12 +28,12 @@ from backnorm.cpu.kernels.memory import (
 )
 from backnorm.cpu.kernels.vector import (
     blend,
-    exact_product,
-    exact_sum,
     lane,
     multiply_add,
     splat,
     sums_of_lanes,
+    two_product,
+    two_sum,
     where_finite,
 )
 from backnorm.cpu.scratch import LANES
@@ -62,7 +62,7 @@ def _add(total, term):
         return lambda total, term: (total[0] + term,)
 
     def compensated(total, term):
-        high, lost = exact_sum(total[0], term)
+        high, lost = two_sum(total[0], term)
         return high, total[1] + lost
 
     return compensated
@@ -78,8 +78,8 @@ def _add_product(total, left, right):
         return lambda total, left, right: (multiply_add(left, right, total[0]),)
 
     def compensated(total, left, right):
-        product, cut = exact_product(left, right)
-        high, lost = exact_sum(total[0], product)
+        product, cut = two_product(left, right)
+        high, lost = two_sum(total[0], product)
         return high, total[1] + (cut + lost)
 
     return compensated
@@ -129,7 +129,7 @@ def take_first(x, dy, index, count, mean, sum_dy, sum_dy_xmu):
 @inlined
 def pair_add(high, low, other_high, other_low):
     """Return the sum of two pairs as a pair."""
-    top, lost = exact_sum(high, other_high)
+    top, lost = two_sum(high, other_high)
     return top, low + (other_low + lost)
 
 
@@ -179,7 +179,7 @@ def _add_totals_compensated(x, running, pitch, sums, far):
     for part in range(2):
         for j in range(LANES):
             place = j * pitch + part * 4 * LANES
-            lanes, lost = exact_sum(load(running, place), load(running, place + 2 * LANES))
+            lanes, lost = two_sum(load(running, place), load(running, place + 2 * LANES))
             lows = load(running, place + LANES) + load(running, place + 3 * LANES) + lost
             high, low = 0.0, 0.0
             for i in range(LANES):

@@ -12,7 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from backnorm.cpu.kernels.jit import outlined
-from backnorm.cpu.kernels.pool import dismiss, known, summon, work
+from backnorm.cpu.kernels.pool import dismiss, summon, threads_data, work
 from backnorm.cpu.kernels.system import now, participate
 from backnorm.cpu.kernels.words import address_of, put, seen, word
 from backnorm.cpu.record import CLAIMED, JOINED, LINE, SLOTS
@@ -64,7 +64,7 @@ def _thread_number(typingctx, function):
 @outlined
 def _take_part(record):
     """What each thread of a team does; those that are too many do nothing."""
-    index = _thread_number(word(known() + 8 * THREAD_NUMBER))
+    index = _thread_number(word(threads_data() + 8 * THREAD_NUMBER))
     if index < word(record + _PARTICIPANTS):
         participate(word(record + _FUNCTION), record, index)
     return 0
@@ -99,7 +99,7 @@ def _run(record):
     if participants == 1:
         participate(function, record, 0)
     elif region > 0:
-        _open_region(word(known() + 8 * PARALLEL), _member(), record, region)
+        _open_region(word(threads_data() + 8 * PARALLEL), _member(), record, region)
     else:
         summon(record, participants - 1)
         participate(function, record, 0)

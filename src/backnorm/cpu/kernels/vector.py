@@ -27,8 +27,6 @@ __all__ = [
     "any_not_positive",
     "at_least_zero",
     "blend",
-    "exact_product",
-    "exact_sum",
     "first_lanes",
     "high_half",
     "lane",
@@ -45,6 +43,8 @@ __all__ = [
     "square_root",
     "store_lanes",
     "sums_of_lanes",
+    "two_product",
+    "two_sum",
     "where_equal",
     "where_finite",
     "where_less",
@@ -425,15 +425,15 @@ def marked(typingctx, value):
 
 
 @inlined
-def exact_sum(left, right):
-    """Return (s, e) with s = fl(left + right) and s + e = left + right exactly (Knuth)."""
+def two_sum(left, right):
+    """TwoSum: return (s, e) with s = fl(left + right) and s + e = left + right exactly (Knuth)."""
     total = left + right
     moved = total - left
     return total, (left - (total - moved)) + (right - moved)
 
 
 @inlined
-def exact_product(left, right):
-    """Return (p, e) with p = fl(left * right) and p + e = left * right exactly (by FMA)."""
+def two_product(left, right):
+    """TwoProduct: return (p, e), p = fl(left * right), p + e = left * right exactly (by FMA)."""
     product = left * right
     return product, multiply_add(left, right, negated(product))

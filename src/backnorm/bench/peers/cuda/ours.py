@@ -51,7 +51,8 @@ class Backnorm:
         x, dy, mean, variance, weight, bias = tensors
         kernels = self._kernels
         if cell.op == "backward":
-            return lambda: kernels.backward(x, dy, mean, variance, weight, epsilon, True)
+            given = x, dy, None, mean, variance, weight
+            return lambda: kernels.backward(*given, epsilon, True, has_residual=False)
         if cell.op == "forward":
-            return lambda: kernels.forward(x, weight, bias, epsilon)
-        return lambda: kernels.inference(x, mean, variance, weight, bias, epsilon)
+            return lambda: kernels.forward(x, None, weight, bias, epsilon, None, relu=False)
+        return lambda: kernels.inference(x, None, weight, bias, mean, variance, epsilon, relu=False)

@@ -49,7 +49,7 @@ _SHARE = 65536
 _LEAST_SHARE = 8192
 
 # Those of an item of one thread, who could claim all at once: between two items a long call lets
-# Python see to signals.
+# Python run signal handlers.
 _MOST_SHARE = 1 << 22
 
 # Below this many elements a second thread costs more than it brings.
@@ -88,8 +88,9 @@ class Plan:
         """Return the plan as text, a fact a line."""
         problem, extents = self.problem, self.extents
         shape = "x".join(map(str, problem.shape))
+        axes = ", ".join(map(str, problem.channel_axes))
         lines = [
-            f"{problem.operation} {problem.dtype} {shape}, channel axis {problem.channel_axis}, "
+            f"{problem.operation} {problem.dtype} {shape}, channel axis {axes}, "
             f"statistics {problem.statistics_dtype}",
             f"  memory   outer {extents.outer}, channels {extents.channels}, inner {extents.inner}",
             f"  kernels  {_describe(self.geometry)}",

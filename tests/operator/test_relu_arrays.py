@@ -1,4 +1,4 @@
-"""However arrays lie in memory, the fused operators take them; bits are in the order of x."""
+"""However arrays lie in memory, the operators with a ReLU take them; bits are in the order of x."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def test_results_and_bits_lie_like_x(dtype, order, rng):
     # The residual and dy in x's order, and in their own.
     for turn in (lie, np.ascontiguousarray):
         added = data.options | {"residual": turn(residual)}
-        rectified = backnorm.batch_norm_relu_forward(x, data.gamma, data.beta, **added)
-        assert rectified.y.strides == x.strides
-        assert_passed(check_relu_forward(x, data.gamma, data.beta, rectified, **added))
-        gradients = backnorm.batch_norm_relu_backward(
+        result = backnorm.batch_norm_forward(x, data.gamma, data.beta, **added, relu=True)
+        assert result.y.strides == x.strides
+        assert_passed(check_relu_forward(x, data.gamma, data.beta, result, **added))
+        gradients = backnorm.batch_norm_backward(
             x, turn(dy), data.mean, data.variance, data.gamma,
-            mask=rectified.mask, residual=True, **data.options,
+            mask=result.mask, residual=True, **data.options,
         )  # fmt: skip
         assert gradients.dx.strides == gradients.dresidual.strides == x.strides
         assert_passed(
             check_relu_backward(
                 x, dy, data.mean, data.variance, data.gamma, gradients,
-                mask=rectified.mask, residual=True, **data.options,
+                mask=result.mask, residual=True, **data.options,
             )
         )  # fmt: skip
 
@@ -115,18 +115,18 @@ def test_the_layout_in_memory_does_not_matter(call):
     arrays, residual, mask, training, options = call
     x, dy, mean, variance, gamma, beta = arrays.values()
     added, wanted = {"residual": residual} | options, {"residual": residual is not None} | options
-    rectified = backnorm.batch_norm_relu_forward(x, gamma, beta, **added)
-    y = backnorm.batch_norm_relu_inference(x, mean, variance, gamma, beta, **added)
-    gradients = backnorm.batch_norm_relu_backward(
+    result = backnorm.batch_norm_forward(x, gamma, beta, **added, relu=True)
+    y = backnorm.batch_norm_inference(x, mean, variance, gamma, beta, **added, relu=True)
+    gradients = backnorm.batch_norm_backward(
         x, dy, mean, variance, gamma, mask=mask, training=training, **wanted
     )
-    assert all(a.dtype.isnative for a in (*rectified, y, *gradients) if a is not None)
+    assert all(a.dtype.isnative for a in (*result, y, *gradients) if a is not None)
     # x itself says in which order the bits are; a copy may lie otherwise.
     plain = [native(a) for a in (dy, mean, variance, gamma, beta)]
     dy, mean, variance, gamma, beta = plain
     x = x if x.dtype.isnative else native(x)
     added["residual"] = native(residual)
-    assert_passed(check_relu_forward(x, gamma, beta, rectified, **added))
+    assert_passed(check_relu_forward(x, gamma, beta, result, **added))
     assert_passed(check_relu_inference(x, mean, variance, gamma, beta, y, **added))
     verdicts = check_relu_backward(
         x, dy, mean, variance, gamma, gradients, mask=mask, training=training, **wanted
@@ -140,11 +140,11 @@ def test_a_broadcast_residual_and_gradient(rng):
         np.broadcast_to(a[:1, :, :, :1], data.x.shape) for a in (data.dy * 0.5, data.dy)
     )
     added = data.options | {"residual": residual}
-    rectified = backnorm.batch_norm_relu_forward(data.x, data.gamma, data.beta, **added)
-    assert_passed(check_relu_forward(data.x, data.gamma, data.beta, rectified, **added))
-    wanted = data.options | {"mask": rectified.mask, "residual": True}
+    result = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **added, relu=True)
+    assert_passed(check_relu_forward(data.x, data.gamma, data.beta, result, **added))
+    wanted = data.options | {"mask": result.mask, "residual": True}
     inputs = (data.x, dy, data.mean, data.variance, data.gamma)
-    gradients = backnorm.batch_norm_relu_backward(*inputs, **wanted)
+    gradients = backnorm.batch_norm_backward(*inputs, **wanted)
     assert 0 not in gradients.dresidual.strides
     assert_passed(check_relu_backward(*inputs, gradients, **wanted))
 
@@ -155,15 +155,15 @@ def test_inputs_are_left_alone_and_results_are_new(rng):
     mask = random_mask(data.x, rng)
     inputs = [*data.backward_inputs, data.beta, residual, mask]
     before = [array.copy() for array in inputs]
-    rectified = backnorm.batch_norm_relu_forward(
-        data.x, data.gamma, data.beta, residual=residual, **data.options
+    normalized = backnorm.batch_norm_forward(
+        data.x, data.gamma, data.beta, residual=residual, **data.options, relu=True
     )
-    gradients = backnorm.batch_norm_relu_backward(
+    gradients = backnorm.batch_norm_backward(
         *data.backward_inputs, mask=mask, residual=True, **data.options
     )
     for array, copy in zip(inputs, before, strict=True):
         np.testing.assert_array_equal(array, copy)
-    results = [*rectified, *gradients]
+    results = [*normalized, *gradients]
     for k, result in enumerate(results):
         assert not any(np.may_share_memory(result, array) for array in inputs)
         assert not any(np.may_share_memory(result, other) for other in results[:k])

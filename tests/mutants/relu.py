@@ -1,4 +1,4 @@
-"""Right fused operators in steps, slow, and broken ones that each get one step wrong."""
+"""Right operators with a ReLU, in steps and slow, and broken ones that each get one step wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .kernels import Kernel
 Wide = np.longdouble
 
 
-class Fused:
+class WithRelu:
     """The right operators."""
 
     wrong: ClassVar[str] = ""
@@ -28,7 +28,7 @@ class Fused:
         c = v - np.expand_dims(mean, others)
         variance = (c * c).mean(others) if v.size else mean
         z = self.normalized(x, mean, variance, gamma, beta, epsilon, axis)
-        y, positive = self.rectified(z, residual, x.dtype)
+        y, positive = self.output(z, residual, x.dtype)
         given = beta if gamma is None else gamma
         statistics = FLOAT32 if is_16_bit(x.dtype) else x.dtype
         statistics = statistics if given is None else given.dtype
@@ -41,7 +41,7 @@ class Fused:
     ):
         axis = 1 if data_format == "NCX" else x.ndim - 1
         z = self.normalized(x, mean, variance, gamma, beta, epsilon, axis)
-        return self.rectified(z, residual, x.dtype)[0]
+        return self.output(z, residual, x.dtype)[0]
 
     @np.errstate(all="ignore")
     def backward(
@@ -67,7 +67,7 @@ class Fused:
         s = 1 / np.sqrt(column(variance, 0) + Wide(epsilon))
         return column(gamma, 1.0) * s * (x.astype(Wide) - column(mean, 0)) + column(beta, 0.0)
 
-    def rectified(self, z, residual, dtype):
+    def output(self, z, residual, dtype):
         """Return y and where its bits are set."""
         total = self.joined(z, residual)
         y = self.relu(total).astype(dtype)
@@ -98,70 +98,70 @@ class Fused:
         return masked
 
 
-class MaskIgnored(Fused):
+class MaskIgnored(WithRelu):
     wrong = "the backward pass ignores the mask"
 
     def masked(self, dy, positive):
         return dy
 
 
-class MaskAppliedToDx(Fused):
+class MaskAppliedToDx(WithRelu):
     wrong = "the mask is applied to dx instead of dy"
 
     def afterwards(self, gradients, positive, unmasked):
         return self.masked(unmasked[0], positive), *gradients[1:]
 
 
-class MaskAppliedToDxToo(Fused):
+class MaskAppliedToDxToo(WithRelu):
     wrong = "the mask is applied to dy and again to dx"
 
     def afterwards(self, gradients, positive, unmasked):
         return self.masked(gradients[0], positive), *gradients[1:]
 
 
-class SumsOfTheUnmasked(Fused):
+class SumsOfTheUnmasked(WithRelu):
     wrong = "dgamma and dbeta are sums of dy without the mask"
 
     def afterwards(self, gradients, positive, unmasked):
         return gradients[0], *unmasked[1:]
 
 
-class MaskMultiplied(Fused):
+class MaskMultiplied(WithRelu):
     wrong = "dy is multiplied by the mask, so that NaN stays"
 
     def masked(self, dy, positive):
         return dy * positive.astype(dy.dtype)
 
 
-class MaskInverted(Fused):
+class MaskInverted(WithRelu):
     wrong = "the backward pass takes dy where the mask is not set"
 
     def masked(self, dy, positive):
         return np.where(positive, np.zeros((), dy.dtype), dy)
 
 
-class ResidualGradientUnmasked(Fused):
+class ResidualGradientUnmasked(WithRelu):
     wrong = "dresidual is dy without the mask"
 
     def dresidual(self, dy, masked):
         return dy
 
 
-class ResidualGradientLost(Fused):
+class ResidualGradientLost(WithRelu):
     wrong = "dresidual is not returned"
 
     def dresidual(self, dy, masked):
         return None
 
 
-class ResidualGradientUnwanted(Fused):
+class ResidualGradientUnwanted(WithRelu):
     wrong = "dresidual is returned though there is no residual"
 
     def backward(self, *inputs, residual=False, **options):
         return super().backward(*inputs, residual=True, **options)
 
 
-class BitsReversedForward(Fused):
+class BitsReversedForward(WithRelu):
     wrong = "the first element of a byte is its highest bit"
 
     def pack(self, positive, x):
@@ -169,35 +169,35 @@ class BitsReversedForward(Fused):
         return np.packbits(np.unpackbits(mask, bitorder="little"))
 
 
-class BitsReversedBackward(Fused):
+class BitsReversedBackward(WithRelu):
     wrong = "the backward pass reads the highest bit of a byte first"
 
     def unpack(self, mask, x):
         return reference.unpack_mask(np.packbits(np.unpackbits(mask, bitorder="little")), x)
 
 
-class MaskInOrderOfIndices(Fused):
+class MaskInOrderOfIndices(WithRelu):
     wrong = "bits follow the indices of x, and not its memory"
 
     def pack(self, positive, x):
         return reference.pack_mask(positive, np.empty(x.shape, x.dtype))
 
 
-class MaskReadInOrderOfIndices(Fused):
+class MaskReadInOrderOfIndices(WithRelu):
     wrong = "the backward pass reads bits by the indices of x, and not by its memory"
 
     def unpack(self, mask, x):
         return reference.unpack_mask(mask, np.empty(x.shape, x.dtype))
 
 
-class MaskShiftedByOne(Fused):
+class MaskShiftedByOne(WithRelu):
     wrong = "the mask begins a bit late"
 
     def pack(self, positive, x):
         return reference.pack_mask(np.roll(positive.ravel(), 1).reshape(x.shape), x)
 
 
-class MaskWithoutItsEnd(Fused):
+class MaskWithoutItsEnd(WithRelu):
     wrong = "bits after the last whole byte are left out"
 
     def pack(self, positive, x):
@@ -206,85 +206,85 @@ class MaskWithoutItsEnd(Fused):
         return mask
 
 
-class MaskNotPadded(Fused):
+class MaskNotPadded(WithRelu):
     wrong = "the mask has no padding"
 
     def pack(self, positive, x):
         return reference.pack_mask(positive, x)[: -(-x.size // 8)].copy()
 
 
-class MaskOfBytes(Fused):
+class MaskOfBytes(WithRelu):
     wrong = "the mask has a byte for each element"
 
     def pack(self, positive, x):
         return positive.astype(np.uint8).ravel()
 
 
-class MaskOfZeroToo(Fused):
+class MaskOfZeroToo(WithRelu):
     wrong = "the bit is set where y is 0"
 
     def positive(self, z, total, y):
         return y.astype(Wide) >= 0
 
 
-class MaskBeforeRounding(Fused):
+class MaskBeforeRounding(WithRelu):
     wrong = "the bit is set where y was positive before it was rounded to 0"
 
     def positive(self, z, total, y):
         return total > 0
 
 
-class MaskBeforeAddition(Fused):
+class MaskBeforeAddition(WithRelu):
     wrong = "the bit is that of the normalised value without the residual"
 
     def positive(self, z, total, y):
         return z > 0
 
 
-class MaskOfNaN(Fused):
+class MaskOfNaN(WithRelu):
     wrong = "the bit is set where y is NaN"
 
     def positive(self, z, total, y):
         return ~(y.astype(Wide) <= 0)
 
 
-class ReluBeforeAddition(Fused):
+class ReluBeforeAddition(WithRelu):
     wrong = "the residual is added after the ReLU"
 
-    def rectified(self, z, residual, dtype):
+    def output(self, z, residual, dtype):
         y = self.relu(z) if residual is None else self.relu(z) + residual.astype(Wide)
         return y.astype(dtype), y.astype(dtype).astype(Wide) > 0
 
 
-class ReluForgotten(Fused):
-    wrong = "y is not rectified"
+class ReluForgotten(WithRelu):
+    wrong = "y has no ReLU"
 
     def relu(self, total):
         return total
 
 
-class ReluOfNaNIsZero(Fused):
+class ReluOfNaNIsZero(WithRelu):
     wrong = "NaN becomes 0"
 
     def relu(self, total):
         return np.where(total > 0, total, 0)
 
 
-class ResidualIgnored(Fused):
+class ResidualIgnored(WithRelu):
     wrong = "the residual is ignored"
 
     def joined(self, z, residual):
         return z
 
 
-class ResidualSubtracted(Fused):
+class ResidualSubtracted(WithRelu):
     wrong = "the residual is subtracted"
 
     def joined(self, z, residual):
         return z if residual is None else z - residual.astype(Wide)
 
 
-class ResidualRounded(Fused):
+class ResidualRounded(WithRelu):
     wrong = "the residual is rounded to 7 bits before it is added"
 
     def joined(self, z, residual):
@@ -294,4 +294,4 @@ class ResidualRounded(Fused):
         return z + np.ldexp(np.rint(fraction * 128) / 128, exponent).astype(Wide)
 
 
-BROKEN = Fused.__subclasses__()
+BROKEN = WithRelu.__subclasses__()

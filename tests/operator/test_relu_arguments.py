@@ -1,4 +1,4 @@
-"""Bad arguments of the fused operators: each error names the argument and what came."""
+"""Bad arguments of the operators with a ReLU: each error names the argument and what came."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ OPERATORS = ("forward", "inference", "backward")
 
 
 def call(operator, arguments, **changes):
-    return getattr(backnorm, f"batch_norm_relu_{operator}")(**arguments[operator] | changes)
+    relu = {} if operator == "backward" else {"relu": True}
+    return getattr(backnorm, f"batch_norm_{operator}")(**arguments[operator] | relu | changes)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -89,12 +90,18 @@ def test_a_mask_of_another_size_is_refused(change, arguments):
     assert str(wrong.shape) in str(raised.value)
 
 
-def test_a_missing_mask_is_refused(arguments):
-    with pytest.raises(backnorm.ArgumentTypeError, match=r"^mask: "):
-        call("backward", arguments, mask=None)
+def test_the_gradient_of_a_residual_needs_a_mask(arguments):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*no mask"):
+        call("backward", arguments, mask=None, residual=True)
     del arguments["backward"]["mask"]
-    with pytest.raises(TypeError, match="mask"):
-        call("backward", arguments)
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*no mask"):
+        call("backward", arguments, residual=True)
+
+
+@pytest.mark.parametrize("operator", ["forward", "inference"])
+def test_a_residual_needs_a_relu(operator, arguments):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*relu=True"):
+        call(operator, arguments, relu=False)
 
 
 def test_a_strided_mask_is_a_legal_array(arguments):

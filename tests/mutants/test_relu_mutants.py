@@ -1,4 +1,4 @@
-"""The battery of the fused operators accepts right ones and rejects broken ones."""
+"""The battery of the operators with a ReLU accepts right ones and rejects broken ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from backnorm.conformance.relu_battery import examine_relu, relu_cases
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
 
-from .fused import BROKEN, Fused, MaskBeforeRounding
+from .relu import BROKEN, MaskBeforeRounding, WithRelu
 
 BATTERY = list(relu_cases())
 
@@ -22,7 +22,7 @@ def failures(operators, dtype=None):
 
 
 def test_the_right_ones_pass():
-    assert list(failures(Fused())) == []
+    assert list(failures(WithRelu())) == []
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)

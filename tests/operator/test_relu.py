@@ -1,4 +1,4 @@
-"""The operators fused with an addition and a ReLU: types, layouts, values, bits, arguments."""
+"""The operators with an addition and a ReLU: types, layouts, values, bits, arguments."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Ours:
 
     @staticmethod
     def forward(*inputs, **options):
-        return backnorm.batch_norm_relu_forward(*inputs, **options)
+        return backnorm.batch_norm_forward(*inputs, **options, relu=True)
 
     @staticmethod
     def inference(*inputs, **options):
-        return backnorm.batch_norm_relu_inference(*inputs, **options)
+        return backnorm.batch_norm_inference(*inputs, **options, relu=True)
 
     @staticmethod
     def backward(*inputs, **options):
-        return backnorm.batch_norm_relu_backward(*inputs, **options)
+        return backnorm.batch_norm_backward(*inputs, **options)
 
 
 def assert_passed(verdicts):
@@ -84,8 +84,8 @@ def test_types_of_statistics(dtype, statistics, data_format, shape, rng):
     layout = {"data_format": data_format, "rng": rng, "statistics_dtype": statistics}
     data = realistic_data(shape, dtype, **layout)
     assert_passed(examine_relu(Ours, relu_case("", data, rng)))
-    rectified = backnorm.batch_norm_relu_forward(data.x, data.gamma, data.beta, **data.options)
-    assert rectified.mean.dtype == rectified.variance.dtype == statistics
+    result = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **data.options, relu=True)
+    assert result.mean.dtype == result.variance.dtype == statistics
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, np.dtype(np.float16)], ids=str)
@@ -97,13 +97,13 @@ def test_outputs_larger_than_the_caches(dtype, data_format, rng):
     x, residual, dy = (rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(3))
     gamma, beta = rng.uniform(0.5, 1.5, (2, 64)).astype(np.float32)
     options = {"epsilon": 1e-5, "data_format": data_format}
-    y, mean, variance, mask = backnorm.batch_norm_relu_forward(
-        x, gamma, beta, residual=residual, **options
+    y, mean, variance, mask = backnorm.batch_norm_forward(
+        x, gamma, beta, residual=residual, **options, relu=True
     )
-    inferred = backnorm.batch_norm_relu_inference(
-        x, mean, variance, gamma, beta, residual=residual, **options
+    inferred = backnorm.batch_norm_inference(
+        x, mean, variance, gamma, beta, residual=residual, **options, relu=True
     )
-    gradients = backnorm.batch_norm_relu_backward(
+    gradients = backnorm.batch_norm_backward(
         x, dy, mean, variance, gamma, mask=mask, residual=True, **options
     )
     positive = reference.unpack_mask(mask, x)
@@ -119,8 +119,8 @@ def test_outputs_larger_than_the_caches(dtype, data_format, rng):
     part_mask = reference.pack_mask(some(positive), part)
     channels = [some(a) for a in (gamma, beta)]
     added = options | {"residual": some(residual)}
-    rectified = (some(y), some(mean), some(variance), part_mask)
-    assert_passed(check_relu_forward(part, *channels, rectified, **added))
+    result = (some(y), some(mean), some(variance), part_mask)
+    assert_passed(check_relu_forward(part, *channels, result, **added))
     statistics = (some(mean), some(variance))
     assert_passed(check_relu_inference(part, *statistics, *channels, some(inferred), **added))
     assert_passed(
@@ -129,8 +129,8 @@ def test_outputs_larger_than_the_caches(dtype, data_format, rng):
             mask=part_mask, residual=True, **options,
         )
     )  # fmt: skip
-    unfused = backnorm.batch_norm_backward(x, gradients.dresidual, mean, variance, gamma, **options)
-    for actual, expected in zip(gradients, unfused, strict=False):
+    plain = backnorm.batch_norm_backward(x, gradients.dresidual, mean, variance, gamma, **options)
+    for actual, expected in zip(gradients, plain, strict=False):
         np.testing.assert_allclose(
             actual.astype(np.float32), expected.astype(np.float32), rtol=1e-3, atol=1e-3
         )
@@ -143,20 +143,20 @@ def test_empty_tensors(dtype, shape, with_residual):
     other = np.float32 if is_16_bit(dtype) else dtype
     x, ones = np.zeros(shape, dtype), np.ones(shape[1], other)
     residual = x if with_residual else None
-    rectified = backnorm.batch_norm_relu_forward(x, ones, ones, residual=residual, epsilon=1e-5)
-    assert rectified.y.shape == shape
-    assert rectified.mask.dtype == np.uint8
-    for values in rectified[1:3]:
+    result = backnorm.batch_norm_forward(x, ones, ones, residual=residual, epsilon=1e-5, relu=True)
+    assert result.y.shape == shape
+    assert result.mask.dtype == np.uint8
+    for values in result[1:3]:
         np.testing.assert_array_equal(values, np.zeros(shape[1], other), strict=True)
-    y = backnorm.batch_norm_relu_inference(
-        x, ones, ones, ones, ones, residual=residual, epsilon=1e-5
+    y = backnorm.batch_norm_inference(
+        x, ones, ones, ones, ones, residual=residual, epsilon=1e-5, relu=True
     )
     assert y.shape == shape
-    gradients = backnorm.batch_norm_relu_backward(
-        x, x, ones, ones, ones, mask=rectified.mask, residual=with_residual, epsilon=1e-5
+    gradients = backnorm.batch_norm_backward(
+        x, x, ones, ones, ones, mask=result.mask, residual=with_residual, epsilon=1e-5
     )
     assert gradients.dx.shape == shape
-    assert (gradients.dresidual is not None) == with_residual
+    assert hasattr(gradients, "dresidual") == with_residual
     for values in gradients[1:3]:
         np.testing.assert_array_equal(values, np.zeros(shape[1], other), strict=True)
 
@@ -173,11 +173,13 @@ def test_what_is_not_finite_follows_ieee_rules(dtype, name, value, rng):
         "residual": rng.standard_normal(data.x.shape).astype(dtype),
     }
     arrays[name][(1, 2, 3) if arrays[name].ndim == 3 else 2] = value
-    rectified = backnorm.batch_norm_relu_forward(**arrays, **data.options)
+    result = backnorm.batch_norm_forward(**arrays, **data.options, relu=True)
     x, gamma, beta, residual = arrays.values()
     options = data.options | {"residual": residual}
-    assert_passed(check_relu_forward(x, gamma, beta, rectified, **options))
-    y = backnorm.batch_norm_relu_inference(x, data.mean, data.variance, gamma, beta, **options)
+    assert_passed(check_relu_forward(x, gamma, beta, result, **options))
+    y = backnorm.batch_norm_inference(
+        x, data.mean, data.variance, gamma, beta, **options, relu=True
+    )
     assert_passed(check_relu_inference(x, data.mean, data.variance, gamma, beta, y, **options))
 
 
@@ -187,7 +189,7 @@ def test_masks_of_nothing_and_of_everything(bits, dtype, rng):
     data = realistic_data((5, 9, 7, 7), dtype, rng=rng)
     data.dy[0, 0] = np.nan if bits == "none" else 1.0
     mask = np.full(mask_size(data.x.size), 0 if bits == "none" else 0xFF, np.uint8)
-    gradients = backnorm.batch_norm_relu_backward(
+    gradients = backnorm.batch_norm_backward(
         *data.backward_inputs, mask=mask, residual=True, **data.options
     )
     if bits == "none":
@@ -200,18 +202,16 @@ def test_masks_of_nothing_and_of_everything(bits, dtype, rng):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LARGE)
-def test_without_residual_y_is_the_rectified_y_of_the_plain_operator(
-    dtype, data_format, shape, rng
-):
-    """Rounding and cutting off commute, so a fused y has the bits of the plain one."""
+def test_without_residual_y_is_the_relu_of_y_of_the_plain_operator(dtype, data_format, shape, rng):
+    """Rounding and the ReLU commute, so y with a ReLU has the bits of the plain one."""
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
     affine = (data.gamma, data.beta)
     plain = backnorm.batch_norm_forward(data.x, *affine, **data.options)
-    fused = backnorm.batch_norm_relu_forward(data.x, *affine, **data.options)
-    rectified = np.maximum(plain.y.astype(np.float64), 0)
-    np.testing.assert_array_equal(fused.y.astype(np.float64), rectified)
-    np.testing.assert_array_equal(fused.mean, plain.mean)
-    np.testing.assert_array_equal(fused.variance, plain.variance)
+    result = backnorm.batch_norm_forward(data.x, *affine, **data.options, relu=True)
+    expected = np.maximum(plain.y.astype(np.float64), 0)
+    np.testing.assert_array_equal(result.y.astype(np.float64), expected)
+    np.testing.assert_array_equal(result.mean, plain.mean)
+    np.testing.assert_array_equal(result.variance, plain.variance)
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
@@ -224,14 +224,14 @@ def test_the_number_of_threads_does_not_change_a_bit(
     case = relu_case("", data, rng, with_residual=with_residual)
 
     def results():
-        rectified = backnorm.batch_norm_relu_forward(
-            data.x, data.gamma, data.beta, residual=case.residual, **data.options
+        result = backnorm.batch_norm_forward(
+            data.x, data.gamma, data.beta, residual=case.residual, **data.options, relu=True
         )
-        gradients = backnorm.batch_norm_relu_backward(
+        gradients = backnorm.batch_norm_backward(
             *data.backward_inputs, mask=case.mask, residual=with_residual, **data.options
         )
-        positive = reference.unpack_mask(rectified.mask, data.x)
-        arrays = (*rectified[:3], positive, *gradients)
+        positive = reference.unpack_mask(result.mask, data.x)
+        arrays = (*result[:3], positive, *gradients)
         return [a.tobytes() for a in arrays if a is not None]
 
     backnorm.set_num_threads(1)

@@ -1,0 +1,208 @@
+"""The code of a call, generated from the operation's signature.
+
+A repeated call should cost little more than its kernel, and a Python loop over the operands would
+cost more than the work in it. So two functions are generated as source and compiled (as
+`dataclasses` does with ``__init__``): `caller` makes the function that looks up a call's executable
+in the call cache, `runner` the one that allocates the results and passes the address of every array
+to the kernel. Both come from the signature alone, so that no operand is in one of them and missing
+in the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from backnorm.cpu.record import ADDRESSES
+from backnorm.signature import Number, Signature
+
+__all__ = ["Code", "caller", "facts", "runner", "written"]
+
+
+class Code(NamedTuple):
+    """Source expressions for a framework's arrays; ``{}`` stands for the variable's name.
+
+    Attributes
+    ----------
+    arrays : str
+        Whose arrays: it tells keys of the same facts apart.
+    facts : str
+        A tuple of everything that validation reads: the array's part of a cache key.
+    address : str
+        Where the elements begin, as the kernels take it.
+    absent : str
+        The address of an array that is absent.
+    constants : tuple of str
+        Names of the values that an executable provides for `new`.
+    new : mapping of str to str
+        How a result is allocated, by its name or kind, from the constants and the operands; "large
+        data", if there is such an entry, in the place of "data" where an array has many pages.
+    """
+
+    arrays: str
+    facts: str
+    address: str
+    constants: tuple[str, ...]
+    new: Mapping[str, str]
+    absent: str = "0"
+
+
+def facts(code: Code, name: str) -> str:
+    """Return the expression for the facts of an operand that may be absent."""
+    return f"None if {name} is None else {code.facts.format(*[name] * code.facts.count('{}'))}"
+
+
+def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[..., Any]:
+    """Return ``make(calls, first, get_num_threads)``, which returns the function of a call.
+
+    That function takes the operands, the options, `out` and the numbers. It looks up its executable
+    in the dictionary ``calls``; where there is none yet, it calls ``first`` with the key, the
+    operands, the options, `out` and the numbers. `names` are the global names of the code.
+    """
+    options, operands = ", ".join(signature.options), ", ".join(signature.names)
+    # True == 1 == 1.0: a key cannot tell them apart without their classes.
+    key = [
+        repr((signature.operation, code.arrays)),
+        *(facts(code, operand) for operand in signature.names),
+        *(part for option in signature.options for part in (f"{option}.__class__", option)),
+        "get_num_threads()",
+    ]
+    given, passed = _given(signature), _passed(signature.numbers)
+    lines = [
+        "def make(calls, first, get_num_threads):",
+        f"    def call({operands}, {options}, out=None{given}):",
+        "        try:",
+        f"            key = ({', '.join(key)})",
+        "            found = calls.get(key)",
+        "        except (AttributeError, TypeError, RuntimeError):",
+        "            key = found = None",
+        "        if found is None:",
+        f"            return first(key, ({operands}), ({options},), out{passed})",
+        "        if out is None:",
+        f"            return found.plain({operands}{passed})",
+        f"        return found.into(({operands},), out{passed})",
+        "    return call",
+    ]
+    made: Callable[..., Any] = written(f"call of {signature.operation}", lines, names)["make"]
+    return made
+
+
+def runner(
+    signature: Signature,
+    code: Code,
+    names: dict[str, Any],
+    *,
+    present: Iterable[str],
+    options: Iterable[str],
+    large: bool,
+) -> Callable[..., Any]:
+    """Return ``make(stage, refuse, *constants)``, which returns the function that runs a kernel.
+
+    That function takes the operands and, if the first result is not to be allocated, the array to
+    write it to. It returns all results, None for those that were not asked for.
+
+    Parameters
+    ----------
+    signature : Signature
+    code : Code
+    names : dict
+        The global names of the code.
+    present : iterable of str
+        The operands that are given.
+    options : iterable of str
+        The options that are set.
+    large : bool
+        Whether an array has many pages.
+    """
+    return _runner(signature, _Hashed(code, names), tuple(present), tuple(options), large)
+
+
+class _Hashed(NamedTuple):
+    """Code and its global names, compared by identity: a cache key."""
+
+    code: Code
+    names: dict[str, Any]
+
+    def __hash__(self) -> int:
+        return id(self.names)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hashed) and other.names is self.names
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+@functools.lru_cache(maxsize=256)
+def _runner(
+    signature: Signature,
+    hashed: _Hashed,
+    present: tuple[str, ...],
+    options: tuple[str, ...],
+    large: bool,
+) -> Callable[..., Any]:
+    code, names = hashed
+    places = {o.field: o.name for o in signature.operands if o.name in present and o.field}
+    body = []
+    for number, result in enumerate(signature.results):
+        if result.option is not None and result.option not in options:
+            body.append(f"{result.name} = None")
+            continue
+        kind: str = result.kind
+        if large and f"large {kind}" in code.new:
+            kind = f"large {kind}"
+        new = code.new.get(result.name) or code.new[kind]
+        to_out = " if out is None else out" if number == 0 and result.field else ""
+        if result.name != new:
+            body.append(f"{result.name} = {new}{to_out}")
+        places[result.field] = result.name
+    found = [code.address.format(places[f]) if f in places else code.absent for f in ADDRESSES]
+    numbers = [n for n in signature.numbers if n.operand is None or n.operand in present]
+    sums = ", ".join(result.name for result in signature.results if result.kind == "sums")
+    passed = _passed(numbers) + (f", summed=({sums})" if sums else "")
+    body.append(f"refused = stage(({', '.join(found)}){passed})")
+    results = [result.name for result in signature.results]
+    if "variance" in (*signature.names, *results):
+        body += ["if refused >= 0:", "    refuse(variance, refused)"]
+    body.append(f"return {', '.join(results)},")
+    lines = [
+        f"def make(stage, refuse, {', '.join(code.constants)}):",
+        f"    def run({', '.join(signature.names)}, out=None{_given(signature)}):",
+        *(f"        {line}" for line in body),
+        "    return run",
+    ]
+    made: Callable[..., Any] = written(f"run of {signature.operation}", lines, names)["make"]
+    return made
+
+
+def _given(signature: Signature) -> str:
+    """Return the parameters of a function's numbers."""
+    return "".join(f", {number.name}={number.default!r}" for number in signature.numbers)
+
+
+def _passed(numbers: Iterable[Number]) -> str:
+    """Return the arguments that pass them on."""
+    return "".join(f", {number.name}={number.name}" for number in numbers)
+
+
+def written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[str, Any]:
+    """Compile lines of code, which tracebacks and debuggers show; return what they define.
+
+    Parameters
+    ----------
+    title : str
+        What tracebacks call the code.
+    lines : iterable of str
+    names : dict
+        Its global names; the dictionary is not changed.
+    """
+    source = "\n".join(lines) + "\n"
+    file = f"<backnorm: {title}, {hash(source) & 0xFFFFFFFF:08x}>"
+    # A cache entry without a time of change is never thrown away.
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    found: dict[str, Any] = {}
+    # Of our own: signatures and expressions are constants of the package.
+    exec(compile(source, file, "exec"), names, found)  # noqa: S102
+    return found

@@ -1,0 +1,156 @@
+"""Results of a backward pass blended into what the outputs hold: alpha * result + beta * held.
+
+The sums are those of the engine. What is done to the elements is NumPy in float64, a block at a
+time, and rounded once; so a float64 result has the roundings of this arithmetic, five at the most,
+beside those of the budget.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from backnorm import phases
+from backnorm.aliasing import check_memory, check_out
+from backnorm.arrays import NUMPY
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.executable import executable
+from backnorm.layout import in_order
+from backnorm.problem import Problem, variance_error
+from backnorm.results import Blend, Gradients
+from backnorm.signature import SIGNATURES
+
+__all__ = ["backward"]
+
+# Elements in a block: its half dozen float64 arrays stay in the second-level cache.
+_BLOCK = 1 << 15
+
+_BACKWARD = SIGNATURES["backward"]
+
+
+def backward(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) -> Gradients:
+    """Return dx, dgamma and dbeta, in the arrays of `out` where those are given.
+
+    Parameters
+    ----------
+    problem : Problem
+        Of a backward pass without a ReLU.
+    operands : sequence of arrays
+        Those of the signature.
+    out : tuple of (numpy.ndarray or None)
+        Arrays for dx, dgamma and dbeta; one that is blended must be there. dx may be dy.
+    blend : Blend
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+    """
+    if problem.relu:
+        raise ArgumentValueError(
+            "blend", "comes without a ReLU", came="a mask", accepted="no mask, or no blend"
+        )
+    held = _checked(problem, operands, out, blend)
+    x, dy, _, mean, variance, gamma = operands
+    known = problem.shape, problem.channel_axes, problem.dtype, problem.statistics_dtype
+    reduction = Problem("reduce", *known)
+    whole = executable(reduction, x, exchanged=True)
+    sums = phases.reduce(whole, x, dy, mean)
+    total = variance.astype(np.float64)
+    with np.errstate(all="ignore"):
+        s = total if problem.inverse else 1.0 / np.sqrt(total + problem.epsilon)
+        scale = s if gamma is None else gamma.astype(np.float64) * s
+        _refuse(problem, variance, total)
+        _elements(whole, problem, (x, dy, mean), sums, s, scale, held[0], blend.data)
+        found = (s * sums.sum_dy_xmu, sums.sum_dy)
+        for array, value in zip(held[1:], found, strict=True):
+            array[...] = _blended(value, array, blend.channels)
+    return Gradients(*held)
+
+
+def _checked(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) -> list[np.ndarray]:
+    """Return the arrays to blend into: those that were given, and new ones."""
+    names, shares = ("dx", "dgamma", "dbeta"), (blend.data, blend.channels, blend.channels)
+    if not isinstance(out, tuple) or len(out) != len(names):
+        raise ArgumentTypeError(
+            "out", "must be what is blended into", came=type(out).__name__,
+            accepted="a tuple of arrays (or None) for dx, dgamma and dbeta",
+        )  # fmt: skip
+    for name, array, (_, beta) in zip(names, out, shares, strict=True):
+        if array is None and beta != 0.0:
+            raise ArgumentValueError(
+                "out", f"holds no {name}, into which the result is to be blended",
+                came=f"None with beta {beta}", accepted="an array, or beta 0",
+            )  # fmt: skip
+    dx, *channels = out
+    if dx is None:
+        dx = NUMPY.new(problem, tuple(range(len(problem.shape))))
+    else:
+        check_out(problem, _BACKWARD, operands, dx)
+    held = [dx]
+    for array in channels:
+        if array is None:
+            array = np.empty(problem.channels, problem.statistics_dtype)
+        else:
+            check_memory(array, (problem.channels,), problem.statistics_dtype, like="mean")
+            operand_names = (f"{{{name}}}" for name in _BACKWARD.names)
+            others = zip((*operand_names, *names), (*operands, *held), strict=False)
+            for name, other in others:
+                if other is not None and np.may_share_memory(array, other):
+                    raise ArgumentValueError(
+                        "out", f"its {names[len(held)]} overlaps {name} in memory",
+                        accepted="separate memory for dgamma and dbeta",
+                    )  # fmt: skip
+        held.append(array)
+    return held
+
+
+def _refuse(problem: Problem, variance: np.ndarray, total: np.ndarray) -> None:
+    wide = total + problem.epsilon
+    refused = total < 0 if problem.inverse else np.isfinite(wide) & (wide <= 0)
+    (channels,) = np.nonzero(refused)
+    if channels.size:
+        raise variance_error(variance, problem, int(channels[0]))
+
+
+def _elements(
+    whole: Any,
+    problem: Problem,
+    operands: tuple[Any, ...],
+    sums: Any,
+    s: np.ndarray,
+    scale: np.ndarray,
+    out: np.ndarray,
+    shares: tuple[float, float],
+) -> None:
+    """Blend dx into `out`, a block at a time."""
+    x, dy, mean = operands
+    extents = whole.plan.extents
+    flat = [in_order(array, whole.order, problem.dtype).reshape(extents) for array in (x, dy)]
+    # Written to as it is; where it lies in another order it is a copy, which goes back at the end.
+    moved = out.transpose(whole.order)
+    target = moved.reshape(extents)
+    count = max(1, sums.count)
+    shift = sums.sum_dy / count if problem.training else np.zeros_like(s)
+    slope = s * s * sums.sum_dy_xmu / count if problem.training else np.zeros_like(s)
+    centre = mean.astype(np.float64)
+    at, moved_by, by_x, gain = (each[:, None] for each in (centre, shift, slope, scale))
+    inner = max(1, min(extents.inner, _BLOCK // max(1, extents.channels)))
+    outer = max(1, _BLOCK // max(1, extents.channels * inner))
+    starts = itertools.product(range(0, extents.outer, outer), range(0, extents.inner, inner))
+    for n, k in starts:
+        part = slice(n, n + outer), slice(None), slice(k, k + inner)
+        value = flat[1][part].astype(np.float64) - moved_by
+        if problem.training:
+            value -= (flat[0][part].astype(np.float64) - at) * by_x
+        target[part] = _blended(gain * value, target[part], shares)
+    if not np.may_share_memory(target, out):
+        moved[...] = target.reshape(moved.shape)
+
+
+def _blended(value: Any, held: np.ndarray, shares: tuple[float, float]) -> Any:
+    """Return alpha * value + beta * held; what is held is not read where beta is 0."""
+    alpha, beta = shares
+    return alpha * value if beta == 0.0 else alpha * value + beta * held.astype(np.float64)

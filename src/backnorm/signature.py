@@ -1,0 +1,205 @@
+"""What every operation takes and returns, described once.
+
+Validation (`problem`), the keys of the call cache (`executable.CALLS`), the binding of addresses
+(`binding`), the rules of `out` (`aliasing`) and the tables of the dialects read it here, so that no
+operand can be in one of them and missing in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+__all__ = ["SIGNATURES", "Kind", "Number", "Operand", "Operation", "Result", "Signature"]
+
+Operation = Literal["backward", "forward", "inference", "reduce", "apply", "double_backward"]
+
+#: data: of the shape and type of x. channel: one value per channel. mask: one bit per element, set
+#: where the output of a ReLU is positive. sums: one float64 per channel. count: the number of
+#: elements of a channel.
+Kind = Literal["data", "channel", "mask", "sums", "count"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An array that an operation takes.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"data", "channel", "mask"}
+    required : bool
+    field : str
+        The field of a kernel's record that holds its address; empty if no kernel takes it.
+    """
+
+    name: str
+    kind: Kind
+    required: bool = True
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An array that an operation returns.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"data", "channel", "mask", "sums", "count"}
+    field : str
+        The field of a kernel's record that holds its address; empty for what is copied out of the
+        record, or known without it.
+    option : str or None
+        The option that asks for this result; None if it is always returned.
+    """
+
+    name: str
+    kind: Kind
+    field: str
+    option: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Passed to a kernel with every call beside addresses, and no part of the call cache's keys.
+
+    Attributes
+    ----------
+    name : str
+    default : object
+    operand : str or None
+        The operand that it belongs to; without that it is not passed.
+    """
+
+    name: str
+    default: object = None
+    operand: str | None = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An operation.
+
+    Attributes
+    ----------
+    operation : str
+    operands : tuple of Operand
+        In the order in which the package's own functions pass them; x is the first.
+    results : tuple of Result
+        The first is the one that is written to `out`.
+    options : tuple of str
+        The arguments that are not arrays, in the order in which the package's own functions pass
+        them.
+    overwrites : str or None
+        The operand that `out` may be, to work in place.
+    numbers : tuple of Number
+    """
+
+    operation: Operation
+    operands: tuple[Operand, ...]
+    results: tuple[Result, ...]
+    options: tuple[str, ...]
+    overwrites: str | None = None
+    numbers: tuple[Number, ...] = ()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the operands."""
+        return tuple(operand.name for operand in self.operands)
+
+    def arranged(self, given: Mapping[str, Any]) -> list[Any]:
+        """Return values by the operands' names in their order, None for those that are absent."""
+        return [given.get(name) for name in self.names]
+
+
+_X = Operand("x", "data", field="x")
+_DY = Operand("dy", "data", field="dy")
+_MASK = Operand("mask", "mask", required=False, field="mask")
+_RESIDUAL = Operand("residual", "data", required=False, field="residual")
+_MEAN = Operand("mean", "channel", field="mean")
+_VARIANCE = Operand("variance", "channel", field="variance")
+_GAMMA = Operand("gamma", "channel", required=False, field="gamma")
+_BETA = Operand("beta", "channel", required=False, field="beta")
+_DX, _Y = Result("dx", "data", "out"), Result("y", "data", "out")
+
+_ALL = (
+    Signature(
+        "backward",
+        (_X, _DY, _MASK, _MEAN, _VARIANCE, _GAMMA),
+        (
+            _DX,
+            Result("dgamma", "channel", "result"),
+            Result("dbeta", "channel", "result_2"),
+            Result("dresidual", "data", "residual", option="residual"),
+        ),
+        ("epsilon", "data_format", "training", "residual"),
+        overwrites="dy",
+    ),
+    Signature(
+        "forward",
+        (
+            _X,
+            _RESIDUAL,
+            _GAMMA,
+            _BETA,
+            Operand("running_mean", "channel", required=False, field="running_mean"),
+            Operand("running_variance", "channel", required=False, field="running_variance"),
+        ),
+        (
+            _Y,
+            Result("mean", "channel", "result"),
+            Result("variance", "channel", "result_2"),
+            Result("mask", "mask", "mask", option="relu"),
+        ),
+        ("epsilon", "data_format", "relu"),
+        # The weight of the batch in the running statistics.
+        numbers=(Number("momentum", 0.0, "running_mean"),),
+    ),
+    Signature(
+        "inference",
+        (_X, _RESIDUAL, _MEAN, _VARIANCE, _GAMMA, _BETA),
+        (_Y,),
+        ("epsilon", "data_format", "relu"),
+    ),
+    # See `results.ChannelSums`.
+    Signature(
+        "reduce",
+        (_X, _DY, _MEAN),
+        (
+            Result("sum_dy", "sums", ""),
+            Result("sum_dy_xmu", "sums", ""),
+            Result("count", "count", ""),
+        ),
+        ("data_format",),
+    ),
+    Signature(
+        "apply",
+        (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
+        (_DX,),
+        ("epsilon", "data_format", "training"),
+        overwrites="dy",
+        # Two arrays, and the number of elements that they are sums over.
+        numbers=(Number("sums"), Number("count")),
+    ),
+    Signature(
+        "double_backward",
+        (
+            _X,
+            _DY,
+            Operand("ddx", "data", required=False),
+            _MEAN,
+            _VARIANCE,
+            _GAMMA,
+            Operand("ddgamma", "channel", required=False),
+            Operand("ddbeta", "channel", required=False),
+        ),
+        (),
+        ("epsilon", "data_format", "training"),
+    ),
+)
+
+#: The signatures of all operations.
+SIGNATURES: Mapping[Operation, Signature] = {each.operation: each for each in _ALL}

@@ -1,0 +1,143 @@
+"""The code of a call: every operand has its place in the key and in the record."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import traceback
+
+import numpy as np
+import pytest
+
+from backnorm.arrays import NUMPY, NumPy
+from backnorm.binding import caller, runner
+from backnorm.cpu.record import ADDRESSES
+from backnorm.executable import CALLS, forget, operation
+from backnorm.layout import adjacent, extents_of
+from backnorm.signature import SIGNATURES
+
+RUN = [SIGNATURES[name] for name in ("backward", "forward", "inference", "reduce", "apply")]
+
+
+def optional(signature):
+    names = [operand.name for operand in signature.operands if not operand.required]
+    for count in range(len(names) + 1):
+        yield from itertools.combinations(names, count)
+
+
+CASES = [(signature, given) for signature in RUN for given in optional(signature)]
+
+
+@pytest.mark.parametrize(("signature", "given"), CASES, ids=lambda value: str(value)[:60])
+def test_every_address_goes_to_its_field(signature, given):
+    options = [result.option for result in signature.results if result.option is not None]
+    present = [o.name for o in signature.operands if o.required or o.name in given]
+    places = []
+
+    def stage(found, **_):
+        places.append(found)
+        return -1
+
+    def refuse(*_):
+        raise AssertionError
+
+    how = {"present": present, "options": options, "large": False}
+    run = runner(signature, NUMPY.code, NUMPY.names, **how)(
+        stage, refuse, (2, 3), np.dtype(np.float32), 3, np.dtype(np.float64), 16, 2
+    )
+    arrays = {o.name: np.ones(3) for o in signature.operands if o.name in present}
+    results = run(*(arrays.get(name) for name in signature.names))
+    by_field = {o.field: arrays[o.name] for o in signature.operands if o.name in present}
+    pairs = list(zip(signature.results, results, strict=True))
+    by_field |= {result.field: found for result, found in pairs if result.field}
+    expected = [by_field[field].ctypes.data if field in by_field else 0 for field in ADDRESSES]
+    assert list(places[0]) == expected
+    kinds = {"data": np.float32, "channel": np.float64, "sums": np.float64, "mask": np.uint8}
+    for result, found in pairs:
+        assert found == 2 if result.kind == "count" else found.dtype == kinds[result.kind]
+
+
+@pytest.mark.parametrize("signature", SIGNATURES.values(), ids=lambda s: s.operation)
+def test_calls_that_differ_in_one_operand_have_different_keys(signature):
+    keys = []
+
+    def first(key, *_, **numbers):
+        keys.append(key)
+
+    call = caller(signature, NUMPY.code, NUMPY.names)({}, first, lambda: 1)
+    array = np.ones(3, np.float32)
+    others = [None, array[::2], array.astype(np.float64), array.astype(">f4"), array[None]]
+    count, options = len(signature.operands), [1.5] * len(signature.options)
+    given = [[array] * count]
+    given += [
+        [other if k == at else array for k in range(count)]
+        for at in range(count)
+        for other in others
+    ]
+    for operands in given:
+        call(*operands, *options)
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    # True == 1 == 1.0 is no reason to take one for the other.
+    for at, value in itertools.product(range(len(options)), (1, 1.0, True)):
+        call(*given[0], *(value if k == at else 1.5 for k in range(len(options))))
+    assert len(set(keys)) == len(given) + 3 * len(options)
+
+
+def test_what_is_no_array_has_no_key():
+    keys = []
+    call = caller(SIGNATURES["inference"], NUMPY.code, NUMPY.names)(
+        {}, lambda key, *_: keys.append(key), lambda: 1
+    )
+    array = np.ones(3)
+    call([1.0], None, array, array, None, None, 1e-5, "NCX", False)
+    call(array, None, array, array, None, None, [1e-5], "NCX", False)
+    assert keys == [None, None]
+
+
+def test_tracebacks_show_the_code_that_was_written():
+    def first(*_):
+        raise ValueError("here")
+
+    call = caller(SIGNATURES["reduce"], NUMPY.code, NUMPY.names)({}, first, lambda: 1)
+    linecache.checkcache()
+    with pytest.raises(ValueError, match="here") as raised:
+        call(None, None, None, "NCX")
+    text = "".join(traceback.format_exception(raised.value))
+    assert "return first(key, (x, dy, mean)" in text
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "order", "expected"),
+    [
+        ((2, 3, 4), (1,), (0, 1, 2), (2, 3, 4)),
+        ((2, 3, 4), (1, 2), (0, 1, 2), (2, 12, 1)),
+        ((2, 3, 4), (0, 1), (0, 1, 2), (1, 6, 4)),
+        ((2, 3, 4), (0, 1, 2), (0, 1, 2), (1, 24, 1)),
+        ((2, 3, 4), (), (0, 1, 2), (1, 1, 24)),
+        ((2, 1, 4), (0, 2), (0, 1, 2), (1, 8, 1)),
+        # Not side by side in this order: in another, for which arrays are copied.
+        ((2, 3, 4), (0, 2), (0, 1, 2), (3, 8, 1)),
+        ((2, 3, 4), (1, 2), (0, 2, 1), (2, 12, 1)),
+        ((5,), (0,), (0,), (1, 5, 1)),
+        ((2, 0, 4), (1,), (0, 1, 2), (2, 0, 4)),
+    ],
+)
+def test_any_set_of_axes_can_be_the_channels(shape, axes, order, expected):
+    assert extents_of(shape, axes, adjacent(shape, axes, order)) == expected
+
+
+def test_frameworks_do_not_find_each_others_calls():
+    """TensorFlow's arrays are NumPy's, and its results must begin where it can take them."""
+
+    class Others(NumPy):
+        code = NumPy.code._replace(arrays="others")
+
+    forget()
+    x, ones = np.ones((2, 3, 4), np.float32), np.ones(3, np.float32)
+    found = []
+    for arrays in (NUMPY, Others()):
+        operation("inference", arrays)(x, None, ones, ones, None, None, 1e-5, "NCX", False)
+        found.append(len(CALLS))
+    assert found == [1, 2]
+    assert {each._arrays for each in CALLS.values()} > {NUMPY}

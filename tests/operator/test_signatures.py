@@ -1,0 +1,57 @@
+"""The public functions take what their signatures say, and their documentation says it too."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+import backnorm
+from backnorm.signature import SIGNATURES
+
+FUNCTIONS = {
+    "backward": backnorm.batch_norm_backward,
+    "forward": backnorm.batch_norm_forward,
+    "inference": backnorm.batch_norm_inference,
+    "reduce": backnorm.reduce,
+    "apply": backnorm.apply,
+    "double_backward": backnorm.batch_norm_double_backward,
+}
+# NumPy's forward pass returns the statistics of the batch; who moves running ones has tensors.
+INSIDE = {"running_mean", "running_variance"}
+
+
+@pytest.mark.parametrize("operation", SIGNATURES)
+def test_a_function_takes_all_operands_and_options(operation):
+    signature, parameters = (
+        SIGNATURES[operation],
+        inspect.signature(FUNCTIONS[operation]).parameters,
+    )
+    taken = {operand.name for operand in signature.operands} - INSIDE | set(signature.options)
+    assert taken <= set(parameters)
+    # Of what else there is, sums are ChannelSums, and mean that there are numbers.
+    assert set(parameters) - taken <= {"out", "blend", "sums"}
+    for operand in signature.operands:
+        if operand.name in parameters and operand.required:
+            assert parameters[operand.name].default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("operation", SIGNATURES)
+def test_the_documentation_names_every_parameter(operation):
+    text = inspect.getdoc(FUNCTIONS[operation])
+    listed = set()
+    for line in re.findall(r"^(\w[\w, ]*)(?: : .*)?$", text, re.MULTILINE):
+        listed |= set(re.split(r", ?", line))
+    assert set(inspect.signature(FUNCTIONS[operation]).parameters) <= listed
+
+
+@pytest.mark.parametrize("operation", ["backward", "forward", "reduce"])
+def test_the_results_are_those_of_the_signature(operation):
+    names = [r.name for r in SIGNATURES[operation].results]
+    types = {
+        "backward": backnorm.GradientsWithResidual._fields,
+        "forward": backnorm.NormalizedWithMask._fields,
+        "reduce": tuple(backnorm.ChannelSums.__dataclass_fields__),
+    }
+    assert tuple(names) == types[operation]
