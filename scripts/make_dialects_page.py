@@ -13,6 +13,7 @@ from pathlib import Path
 
 from backnorm.dialects.registry import DIALECTS, operators
 from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorSpec
+from backnorm.signature import SIGNATURES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "dialects.md"
 
@@ -25,22 +26,48 @@ validation follows, by `scripts/make_dialects_page.py`.
 
 "Canonical" is the name in backnorm's own operator, e.g. `dx` in `batch_norm_backward`. Common
 to all: the statistics are used as they are given, the variance is the biased one, and results
-are those of the canonical operator bit for bit (where a specification hands over an inverse
-deviation, of the canonical operator with the float64 variance that it stands for).
+are those of the canonical operator bit for bit. Where a specification hands over an inverse
+standard deviation, that is used as it is, too.
+"""
+
+CANONICAL = """\
+## The canonical operator
+
+What every operation takes and returns (`backnorm/signature.py`), which validation, the cache of
+calls, kernels and the tables below have in common. Of the kind *data* is what has the shape and the
+element type of x; *channel* is a value a channel, in x's type or in float32 beside 16 bits;
+*mask* is a bit an element.
 """
 
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join([INTRODUCTION, *_sections()]).rstrip() + "\n"
+    return "\n".join([INTRODUCTION, CANONICAL, *_operations(), *_sections()]).rstrip() + "\n"
+
+
+def _operations() -> Iterator[str]:
+    """Yield the canonical operations, as their signatures have them."""
+    for signature in SIGNATURES.values():
+        operands = [
+            (f"`{o.name}`", o.kind, "yes" if o.required else "no") for o in signature.operands
+        ]
+        results = [
+            (f"`{r.name}`", r.kind, f"with `{r.option}`" if r.option else "always")
+            for r in signature.results
+        ]
+        options = ", ".join(f"`{name}`" for name in signature.options)
+        place = f"; `out` may be `{signature.overwrites}`" if signature.overwrites else ""
+        yield f"### {signature.operation}\n\nOptions: {options}{place}.\n"
+        yield _table(("Operand", "Kind", "Required"), operands)
+        if results:
+            yield _table(("Result", "Kind", "When"), results)
 
 
 def _sections() -> Iterator[str]:
     for dialect in DIALECTS:
         yield f"## `backnorm.dialects.{dialect}`\n"
         for op in operators(dialect).values():
-            schemas = getattr(op, "schemas", None) or {None: op.schema}
-            for schema in schemas.values():
+            for schema in op.schemas.values():
                 yield _operator(schema)
 
 
@@ -51,11 +78,11 @@ def _operator(schema: OperatorSchema) -> str:
         f"{schema.summary} Follows {schema.source}.\n",
         _table(
             ("Input", "Type", "Shape", "Required", "Canonical", ""),
-            (_tensor(tensor, schema) for tensor in schema.inputs),
+            map(_tensor, schema.inputs),
         ),
         _table(
             ("Output", "Type", "Shape", "Required", "Canonical", ""),
-            (_tensor(tensor, schema) for tensor in schema.outputs),
+            map(_tensor, schema.outputs),
         ),
         _table(
             ("Attribute", "Type", "Default", "Accepted", ""),
@@ -70,18 +97,13 @@ def _operator(schema: OperatorSchema) -> str:
     return "\n".join(parts)
 
 
-def _tensor(tensor: TensorSpec, schema: OperatorSchema) -> Sequence[str]:
-    shape = {
-        "data": "data",
-        "channel": "(C,)",
-        "vector": "(0,)" if tensor.role == "empty" else "(C,) or (0,)",
-        "opaque": "any",
-    }[tensor.kind]
-    canonical = tensor.role if tensor.role not in ("empty", "ignored") else ""
+def _tensor(tensor: TensorSpec) -> Sequence[str]:
+    no_name = tensor.role in ("empty", "ignored") or tensor.role.startswith("memory_")
+    canonical = "" if no_name else tensor.role
     return (
         f"`{tensor.name}`",
         tensor.type,
-        shape,
+        tensor.shape,
         "yes" if tensor.required else "optional",
         canonical,
         tensor.summary,
@@ -98,7 +120,9 @@ def _attribute(attribute: AttributeSpec) -> Sequence[str]:
 
 
 def _rules(schema: OperatorSchema) -> Iterator[str]:
+    yield f"Call: `{schema.call}`."
     yield f"Rank of the data: {schema.rank_text}."
+    yield f"The statistic beside the mean: the {schema.encoding}."
     if schema.min_channels:
         yield f"Channels: at least {schema.min_channels}."
     if not schema.one_channel_type:

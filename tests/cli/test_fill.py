@@ -149,3 +149,31 @@ def test_an_inverse_deviation_is_that_of_x(rng):
     x = rng.normal(5.0, 2.0, (4, 3, 6))
     made = fill(schema, {}, {"input": x}, {"save_invstd": Tensor("s", ("s",))}, 0)
     np.testing.assert_allclose(made["save_invstd"], 1 / np.sqrt(x.var((0, 2)) + 1e-5))
+
+
+USUAL = {
+    "mode": "PER_ACTIVATION",
+    "alphaDataDiff": 1.0,
+    "betaDataDiff": 0.0,
+    "alphaParamDiff": 1.0,
+    "betaParamDiff": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "op", "data", "attributes", "shapes"),
+    [
+        ("onnxruntime", "BatchNormalizationGrad", "X", {}, {}),
+        ("onnxruntime", "BatchNormInternal", "X", {}, {}),
+        ("cudnn", "BatchNormalizationBackward", "x", USUAL | {"epsilon": 1e-5}, {}),
+        ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", "Input", {"Epsilon": 1e-5}, {}),
+        ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", "Input", {"Epsilon": 1e-5},
+         {"Mean": [1, 4, 1, 5], "Variance": [1, 4, 1, 5], "Scale": [1, 4, 1, 5]}),
+    ],
+)  # fmt: skip
+def test_dialects_with_nothing_given(cli, write_json, dialect, op, data, attributes, shapes):
+    document = {"dialect": dialect, "op": op, "attributes": attributes}
+    document["shapes"] = {data: [6, 4, 3, 5]} | shapes
+    result = cli("run", write_json(document), "--random", 0, "--check", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["passed"]

@@ -76,6 +76,7 @@ class Subject:
         return {
             role: values[role] if kind == "data" else values[role].astype(channel)
             for role, kind in kinds.items()
+            if not role.startswith("memory_")
         }
 
 
@@ -124,8 +125,7 @@ def _canonical() -> Iterator[Subject]:
 def _dialects() -> Iterator[Subject]:
     for dialect in DIALECTS:
         for op in operators(dialect).values():
-            schemas = getattr(op, "schemas", None) or {None: op.schema}
-            for schema in schemas.values():
+            for schema in op.schemas.values():
                 layout = schema.formats[0].layout
                 name = "-".join(filter(None, (dialect, schema.op, schema.revision)))
                 epsilon = next(a for a in schema.attributes if a.role == "epsilon")
@@ -145,31 +145,44 @@ def _dialects() -> Iterator[Subject]:
                         for rule in schema.type_rules
                         for channel in rule.channel
                     ),
-                    takes_out=dialect not in ("tensorflow", "aten", "stablehlo"),
+                    takes_out=schema.takes_memory or "memory_dx" in schema.words,
                 )
 
 
 def _front_door(dialect, op, schema):
-    words = {tensor.role: tensor.name for tensor in schema.inputs}
+    tensors = {tensor.role: tensor for tensor in schema.inputs}
     roles = [tensor.role for tensor in schema.outputs]
-    is_onednn = dialect.startswith("onednn")
-    epsilon_word = schema.words["epsilon"]
-    values = {"aten": {"train": True, "output_mask": [True] * 3}, "stablehlo": {"feature_index": 1}}
-    fixed = values.get(dialect, {})
+    values = {"training": True, "channel_axis": 1}
+    fixed = {a.name: values.get(a.role, a.usual) for a in schema.attributes if a.required}
+    if schema.choice == "output_mask":
+        fixed["output_mask"] = [True] * 3
 
     def call(arrays: Mapping[str, object], epsilon: object = 1e-3, out: object = None) -> Results:
-        inputs = {words[role]: array for role, array in arrays.items()}
+        inputs = {
+            tensors[role].name: _shaped(tensors[role], array) for role, array in arrays.items()
+        }
         memory = {} if out is None else {schema.outputs[0].name: out}
-        if is_onednn:
+        chosen = {schema.words["epsilon"]: epsilon}
+        if schema.style == "configured":
             revision = {"revision": schema.revision} if schema.revision else {}
-            result = op(epsilon, **revision)(**inputs, **memory)
+            result = op(**chosen, **revision)(**inputs, **memory)
         else:
-            result = op(**inputs, **{epsilon_word: epsilon}, **fixed, **memory)
+            result = op(**inputs, **fixed | chosen, **memory)
         if isinstance(result, np.ndarray):
             result = (result,)
-        return dict(zip(roles, result, strict=True))
+        return {
+            role: array.reshape(-1) if tensor.kind == "kept" else array
+            for role, tensor, array in zip(roles, schema.outputs, result, strict=True)
+        }
 
     return call
+
+
+def _shaped(tensor: TensorSpec, array: object) -> object:
+    """Return what is given per channel as the operator takes it."""
+    if tensor.kind != "kept" or not isinstance(array, np.ndarray):
+        return array
+    return array[:, None, None] if array.ndim != 1 else array.reshape(1, -1, 1, 1)
 
 
 SUBJECTS = {subject.name: subject for subject in (*_canonical(), *_dialects())}

@@ -64,7 +64,7 @@ def required() -> Callable[..., dict[str, object]]:
     def make(schema: OperatorSchema, epsilon: float) -> dict[str, object]:
         values = {"epsilon": epsilon, "channel_axis": 1, "training": True}
         return {schema.words["epsilon"]: epsilon} | {
-            a.name: values[a.role] for a in schema.attributes if a.required and a.role in values
+            a.name: values.get(a.role, a.usual) for a in schema.attributes if a.required
         }
 
     return make

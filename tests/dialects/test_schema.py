@@ -22,7 +22,7 @@ SCHEMAS = [
         getattr(operator(dialect, op), "schemas", None) or {"": operator(dialect, op).schema}
     ).values()
 ]
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_dialects_page.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def ids(schema):
@@ -50,6 +50,10 @@ def test_the_operators_of_every_specification():
         ("stablehlo", "batch_norm_grad"),
         ("stablehlo", "batch_norm_training"),
         ("stablehlo", "batch_norm_inference"),
+        ("onnxruntime", "BatchNormalizationGrad"),
+        ("onnxruntime", "BatchNormInternal"),
+        ("cudnn", "BatchNormalizationBackward"),
+        ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD"),
     ]
 
 
@@ -91,6 +95,9 @@ def test_call_signatures_follow_the_schema(dialect, op):
     schema = found.schema
     parameters = inspect.signature(found).parameters
     described = [t.name for t in schema.inputs] + [a.name for a in schema.attributes]
+    if schema.order:
+        assert sorted(schema.order) == sorted(described)
+        described = list(schema.order)
     memory = {"ngraph": [schema.outputs[0].name], "aten": ["output_mask"]}.get(dialect, [])
     assert list(parameters) == described + memory
     for attribute in schema.attributes:
@@ -130,8 +137,9 @@ def test_every_type_rule_runs_and_gives_the_described_outputs(schema, required):
     rng = np.random.default_rng(0)
     for rule in schema.type_rules:
         for channel in rule.channel:
+            shapes = {"data": shape, "kept": (1, channel_count, 1, 1)}
             inputs = {
-                t.name: rng.uniform(0.5, 2, shape if t.kind == "data" else channel_count).astype(
+                t.name: rng.uniform(0.5, 2, shapes.get(t.kind, channel_count)).astype(
                     ELEMENT_TYPE_NAMES[rule.data if t.kind == "data" else channel]
                 )
                 for t in schema.inputs
@@ -146,12 +154,15 @@ def test_every_type_rule_runs_and_gives_the_described_outputs(schema, required):
                 assert out[tensor.name].dtype == ELEMENT_TYPE_NAMES[wanted]
                 assert out[tensor.name].shape == {
                     "data": shape, "channel": (channel_count,), "vector": (0,),
+                    "kept": (1, channel_count, 1, 1),
                 }[tensor.kind]  # fmt: skip
             assert layout in ("NCX", "NXC")
 
 
-def test_the_committed_page_is_current():
+@pytest.mark.parametrize("script", ["make_dialects_page.py", "make_dialects_stubs.py"])
+def test_the_committed_page_and_the_stubs_are_current(script):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False
-    )
+        [sys.executable, str(SCRIPTS / script), "--check"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr

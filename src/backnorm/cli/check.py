@@ -37,7 +37,7 @@ def check(
         terms = getattr(exact, f"{role}_terms")
         verdicts[name] = judge(
             role,  # type: ignore[arg-type]
-            canonical.to_canonical(role, outputs[name]),
+            canonical.as_canonical(role, outputs[name]),
             getattr(exact, role),
             terms,
             given["x"].dtype,

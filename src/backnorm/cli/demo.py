@@ -76,7 +76,9 @@ class DemoRow:
 class Agreement:
     """Whether all results for one type of data are the same bits, whatever the dialect.
 
-    Those of float32 and float64 also whatever the layout; 16-bit data is summed in float32 at
+    Dialects that are given the inverse standard deviation are compared with each other: it is
+    rounded, and stands for another variance. Results of float32 and float64 are the same whatever
+    the layout; 16-bit data is summed in float32 at
     first, and the order of that is the layout's. `compared` counts the arrays that were compared
     with another; gradients of parameters are compared between the dialects that return them in
     one type.
@@ -149,8 +151,8 @@ class _Result:
 
 
 # Results that must be equal, by (type of data, layer, gradient, type of gradient, layout if it may
-# make a difference).
-_Groups = dict[tuple[str, str, str, str, str], list[_Result]]
+# make a difference, what the dialect is given beside the mean).
+_Groups = dict[tuple[str, str, str, str, str, str], list[_Result]]
 
 
 def run_demo() -> DemoReport:
@@ -170,7 +172,7 @@ def _run_case(case: Case, layers: Sequence[Layer], groups: _Groups) -> DemoRow:
     operator = registry.operator(case.dialect, case.op)
     seconds, moved, worst, used, failures = 0.0, 0, 0.0, 0.0, []
     for layer in layers:
-        inputs, attributes = case.inputs(layer), case.attributes
+        inputs, attributes = case.inputs(layer), case.attributes(layer)
         canonical = operator.canonical(inputs, attributes)
         outputs, took = timed(partial(operator.invoke, inputs, attributes), _REPEAT)
         seconds += took
@@ -185,7 +187,8 @@ def _run_case(case: Case, layers: Sequence[Layer], groups: _Groups) -> DemoRow:
             if gradient == "dx":
                 array = case.channels_first(array, layer)
             layout = case.layout if is_16_bit(case.dtype) else ""
-            key = (str(case.dtype), layer.name, gradient, str(array.dtype), layout)
+            kind, given = str(array.dtype), case.schema.encoding
+            key = (str(case.dtype), layer.name, gradient, kind, layout, given)
             groups.setdefault(key, []).append(_Result(case.call, array))
     return DemoRow(case, seconds, moved, worst, used, tuple(failures))
 

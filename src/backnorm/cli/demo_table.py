@@ -23,7 +23,8 @@ def demo_table(report: DemoReport) -> Table:
     caption = (
         f"Layers {layers}, {counted(report.threads, 'thread')}. Time and "
         "bandwidth (x and dy read twice, dx written): over all layers, medians of warm calls. "
-        f"nGraph knows channel axis 1 alone; its NXC is a view of channels-last memory. {ULP_NOTE}"
+        "Where a dialect knows channel axis 1 alone, NXC is a view of channels-last memory. "
+        f"{ULP_NOTE}"
     )
     title = "Batch-normalisation gradients of a network that learns to read digits"
     table = measurements_table(title, "call", caption)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Mapping
@@ -55,8 +56,11 @@ def fill(
     specs = {spec.name: spec for spec in schema.inputs}
     shape = _data_shape(specs, given, missing)
     dtype = _data_type(specs, given, missing)
-    axis = _axis(schema, attributes, len(shape))
-    _check_memory(specs, missing, shape, shape[axis])
+    declared = {port: tensor.shape for port, tensor in missing.items() if tensor.shape}
+    declared |= {port: array.shape for port, array in given.items()}
+    axes = _axes(schema, attributes, declared, shape)
+    kept = tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
+    _check_memory(specs, missing, shape, math.prod(kept))
     arrays = dict(given)
     made = {}
     # x comes before the statistics that are computed from it.
@@ -64,11 +68,11 @@ def fill(
         tensor, spec = missing[port], specs[port]
         rng = np.random.default_rng([seed, zlib.crc32(tensor.key.encode())])
         if spec.kind == "data":
-            array = _data(rng, spec, tensor.shape or shape, tensor.dtype or dtype, axis)
-        elif spec.kind in ("channel", "vector"):
+            array = _data(rng, spec, tensor.shape or shape, tensor.dtype or dtype, kept)
+        elif spec.kind in ("channel", "kept", "vector"):
             kind = tensor.dtype or _channel_type(schema, specs, given, missing, dtype)
-            size = tensor.shape or (shape[axis],)
-            array = _channel(rng, spec, size, schema, arrays, axis).astype(kind)
+            size = tensor.shape or (kept if spec.kind == "kept" else (math.prod(kept),))
+            array = _channel(rng, spec, size, schema, arrays, axes).astype(kind)
         else:
             # Opaque: nothing looks at it.
             array = np.zeros(tensor.shape or (0,), tensor.dtype or FLOAT32)
@@ -100,9 +104,10 @@ def _check_memory(
     channels: int,
 ) -> None:
     """Raise if the missing tensors would not fit: their size is only somebody's word."""
-    usual = {"data": shape, "channel": (channels,), "vector": (channels,), "opaque": (0,)}
+    usual = {"data": shape, "opaque": (0,)}
     count = sum(
-        math.prod(tensor.shape or usual[specs[port].kind]) for port, tensor in missing.items()
+        math.prod(tensor.shape or usual.get(specs[port].kind, (channels,)))
+        for port, tensor in missing.items()
     )
     if count * _WORKING_BYTES > machine.free_memory():
         raise ArgumentValueError(
@@ -128,8 +133,10 @@ def _channel_type(
     dtype: np.dtype,
 ) -> np.dtype:
     """Return the type of the other per-channel tensors, or the schema's (float32 if it may be)."""
-    known = [given[p].dtype for p in given if specs[p].kind == "channel"]
-    known += [t.dtype for p, t in missing.items() if specs[p].kind == "channel" and t.dtype]
+    known = [given[p].dtype for p in given if specs[p].kind in ("channel", "kept")]
+    known += [
+        t.dtype for p, t in missing.items() if specs[p].kind in ("channel", "kept") and t.dtype
+    ]
     if known:
         return known[0]
     for rule in schema.type_rules:
@@ -139,29 +146,43 @@ def _channel_type(
     return dtype
 
 
-def _axis(schema: OperatorSchema, attributes: Mapping[str, object], rank: int) -> int:
-    """Return the channel axis; of attributes that will be refused anyway, any axis there is."""
+def _axes(
+    schema: OperatorSchema,
+    attributes: Mapping[str, object],
+    shapes: Mapping[str, tuple[int, ...]],
+    shape: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Return the channel axes; of attributes that will be refused anyway, any axis there is."""
+    rank, usual = len(shape), {a.name: a.default for a in schema.attributes}
+    if schema.hooks.channel_axes is not None:
+        # Arrays that have a shape, and hold but one element.
+        known = {**shapes, schema.words["x"]: shape}
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
+            return schema.hooks.channel_axes(usual | dict(attributes), arrays)
     for spec in schema.attributes:
         if spec.role == "channel_axis":
             axis = attributes.get(spec.name)
-            return axis if isinstance(axis, int) and 0 <= axis < rank else 0
+            return (axis if isinstance(axis, int) and 0 <= axis < rank else 0,)
     chosen = next(
         (attributes.get(a.name, a.default) for a in schema.attributes if a.role == "data_format"),
         None,
     )
     layout = next((f.layout for f in schema.formats if f.name == chosen), schema.formats[0].layout)
-    return 1 if layout == "NCX" else -1
+    return (1 if layout == "NCX" else rank - 1,)
 
 
 def _data(
-    rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], dtype: np.dtype, axis: int
+    rng: np.random.Generator,
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    kept: tuple[int, ...],
 ) -> np.ndarray:
     values = rng.standard_normal(shape, np.float32)
-    if spec.role == "x" and len(shape) >= 2:
-        along = [1] * len(shape)
-        along[axis] = shape[axis]
-        values *= rng.uniform(0.5, 2.0, along).astype(np.float32)
-        values += rng.standard_normal(along, np.float32)
+    if spec.role == "x" and len(shape) == len(kept):
+        values *= rng.uniform(0.5, 2.0, kept).astype(np.float32)
+        values += rng.standard_normal(kept, np.float32)
     return values.astype(dtype)
 
 
@@ -171,17 +192,18 @@ def _channel(
     shape: tuple[int, ...],
     schema: OperatorSchema,
     arrays: Mapping[str, np.ndarray],
-    axis: int,
+    axes: tuple[int, ...],
 ) -> np.ndarray:
     if spec.role == "gamma":
         return rng.uniform(0.5, 1.5, shape)
     x = arrays.get(schema.words["x"])
     if schema.operation == "backward" and x is not None and x.ndim >= 2 and x.size:
-        others = tuple(i for i in range(x.ndim) if i != axis % x.ndim)
+        others = tuple(axis for axis in range(x.ndim) if axis not in axes)
+        keep = spec.kind == "kept"
         if spec.role == "mean":
-            return np.asarray(x.mean(others, np.float64))
+            return np.asarray(x.mean(others, np.float64, keepdims=keep))
         if spec.role in ("variance", "inverse_deviation"):
-            variance = x.astype(np.float64).var(others)
+            variance = x.astype(np.float64).var(others, keepdims=keep)
             variance = np.where(variance > 0, variance, 1.0)
             return variance if spec.role == "variance" else 1.0 / np.sqrt(variance + 1e-5)
     if spec.role.endswith("variance"):

@@ -44,8 +44,8 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
     if op is None:
         return {"dialect": dialect, "operators": _operators(dialect)}
     operator = registry.operator(dialect, op)
-    schemas = getattr(operator, "schemas", {"": operator.schema}).values()
-    return {"dialect": dialect, "op": op, "schemas": [schema.to_dict() for schema in schemas]}
+    schemas = [schema.to_dict() for schema in operator.schemas.values()]
+    return {"dialect": dialect, "op": op, "schemas": schemas}
 
 
 def _installation() -> dict[str, object]:

@@ -56,7 +56,7 @@ def _schema_tables(schema: Facts) -> Iterator[Table]:
     if schema["revision"]:
         title += f" ({schema['revision']})"
     tensors = [
-        [way, t["name"], t["role"], t["type"], t["kind"], _need(t["required"]), t["summary"]]
+        [way, t["name"], t["role"], t["type"], t["shape"], _need(t["required"]), t["summary"]]
         for way in ("inputs", "outputs")
         for t in schema[way]
     ]
@@ -75,7 +75,8 @@ def _schema_tables(schema: Facts) -> Iterator[Table]:
 
 
 def _rules(schema: Facts) -> list[list[object]]:
-    rows: list[list[object]] = [
+    rows: list[list[object]] = [["call", schema["call"]]]
+    rows += [
         [f"data {rule['data']}", f"per-channel tensors {' or '.join(rule['channel'])}"]
         for rule in schema["type_rules"]
     ]
@@ -86,6 +87,7 @@ def _rules(schema: Facts) -> list[list[object]]:
         for f in schema["formats"]
     ]
     rows.append(["rank", schema["ranks"]])
+    rows.append(["beside mean", schema["encoding"]])
     if schema["min_channels"]:
         rows.append(["channels", f"at least {schema['min_channels']}"])
     for group in (*schema["inputs_together"], *schema["outputs_together"]):

@@ -13,7 +13,7 @@ from backnorm.dialects.schema import REQUIRED, AttributeSpec, OperatorSchema
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import check_flag
 
-__all__ = ["check_attributes", "refuse_unknown"]
+__all__ = ["accepted_by", "check_attributes", "refuse_unknown"]
 
 
 def check_attributes(schema: OperatorSchema, given: Mapping[str, object]) -> dict[str, object]:
@@ -32,16 +32,14 @@ def refuse_unknown(
     for name in given:
         if name not in known:
             raise ArgumentTypeError(
-                str(name),
-                f"{schema.op} has no such {what}",
-                accepted=", ".join(known) or "none",
+                str(name), f"{schema.op} has no such {what}", accepted=", ".join(known) or "none"
             )
 
 
 def _attribute(spec: AttributeSpec, value: object, schema: OperatorSchema) -> object:
     if value is REQUIRED:
         raise ArgumentTypeError(
-            spec.name, f"is a required attribute of {schema.op}", accepted=_accepted(spec)
+            spec.name, f"is a required attribute of {schema.op}", accepted=accepted_by(spec)
         )
     if value is None and spec.nullable:
         return None
@@ -53,11 +51,11 @@ def _attribute(spec: AttributeSpec, value: object, schema: OperatorSchema) -> ob
                 spec.name,
                 "must be a string",
                 came=f"{value!r} of type {type(value).__name__}",
-                accepted=_accepted(spec),
+                accepted=accepted_by(spec),
             )
         if spec.choices and value not in spec.choices:
             raise ArgumentValueError(
-                spec.name, "unknown value", came=repr(value), accepted=_accepted(spec)
+                spec.name, "unknown value", came=repr(value), accepted=accepted_by(spec)
             )
         return value
     return _index(spec, value) if spec.type == "i64" else _number(spec, value)
@@ -73,11 +71,11 @@ def _index(spec: AttributeSpec, value: object) -> int:
             spec.name,
             "must be an integer",
             came=f"{value!r} of type {type(value).__name__}",
-            accepted=_accepted(spec),
+            accepted=accepted_by(spec),
         ) from error
     if index < 0 and spec.range != "any":
         raise ArgumentValueError(
-            spec.name, f"must be {spec.range}", came=index, accepted=_accepted(spec)
+            spec.name, f"must be {spec.range}", came=index, accepted=accepted_by(spec)
         )
     return index
 
@@ -89,7 +87,7 @@ def _number(spec: AttributeSpec, value: object) -> float:
             spec.name,
             "must be a real number",
             came=f"{value!r} of type {type(value).__name__}",
-            accepted=_accepted(spec),
+            accepted=accepted_by(spec),
         )
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -101,7 +99,7 @@ def _number(spec: AttributeSpec, value: object) -> float:
     in_range = spec.range == "any" or number > 0 or (spec.range == "not negative" and number == 0)
     if not (math.isfinite(number) and in_range):
         raise ArgumentValueError(
-            spec.name, f"must be {_range(spec)}", came=value, accepted=_accepted(spec)
+            spec.name, f"must be {_range(spec)}", came=value, accepted=accepted_by(spec)
         )
     return number
 
@@ -110,7 +108,8 @@ def _range(spec: AttributeSpec) -> str:
     return "finite" if spec.range == "any" else f"finite and {spec.range}"
 
 
-def _accepted(spec: AttributeSpec) -> str:
+def accepted_by(spec: AttributeSpec) -> str:
+    """Return what an attribute may be, in words."""
     if spec.type == "bool":
         return "True or False"
     if spec.type == "string":

@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from backnorm.dialects._axis import channel_from_second, channel_to_second
-from backnorm.dialects._check import axis_of, format_of
-from backnorm.dialects._statistics import variance_of_inverse
+from backnorm.dialects._check import channel_axes_of, format_of
+from backnorm.dialects._statistics import statistics_of, variance_of_inverse
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.problem import Operation
+from backnorm.results import Blend
+from backnorm.signature import SIGNATURES, Operation
 
 __all__ = ["Call", "CanonicalCall", "canonical_call"]
 
-_RESULTS = {
-    "backward": ("dx", "dgamma", "dbeta"),
-    "forward": ("y", "mean", "variance"),
-    "inference": ("y",),
-}
-_ARGUMENTS = {
-    "backward": ("x", "dy", "mean", "variance", "gamma"),
-    "forward": ("x", "gamma", "beta"),
-    "inference": ("x", "mean", "variance", "gamma", "beta"),
-}
-# Roles of tensors that have the shape of x.
+# The operands that a dialect's call can give.
+_GIVEN = ("x", "dy", "mean", "variance", "gamma", "beta")
 _DATA = ("x", "dy", "dx", "y")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Call:
-    """One checked call: arrays and attributes by the dialect's names."""
+    """One checked call: arrays and attributes by the dialect's names.
+
+    Where a call is repeated `inputs` are shapes and types alone.
+    """
 
     schema: OperatorSchema
-    inputs: Mapping[str, np.ndarray]
+    inputs: Mapping[str, Any]
     attributes: Mapping[str, object]
     outputs: tuple[str, ...]
-    out: np.ndarray | None = None
 
-    def by_role(self, role: str) -> np.ndarray | None:
+    def by_role(self, role: str) -> Any:
         """Return the input with a canonical role, or None if it is not given."""
         for tensor in self.schema.inputs:
             if tensor.role == role:
@@ -51,6 +47,23 @@ class Call:
         value = self.attributes[name]
         assert isinstance(value, float)
         return value
+
+    @cached_property
+    def channel_axes(self) -> tuple[int, ...]:
+        """The axes of x that are not reduced."""
+        return channel_axes_of(self.schema, self.attributes, self.inputs)
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """The shape of x with 1 for each axis that is reduced."""
+        shape, axes = self.inputs[self.schema.words["x"]].shape, self.channel_axes
+        return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
+
+    @cached_property
+    def count(self) -> int:
+        """Number of elements per channel."""
+        shape, axes = self.inputs[self.schema.words["x"]].shape, self.channel_axes
+        return math.prod(size for axis, size in enumerate(shape) if axis not in axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +84,15 @@ class CanonicalCall:
     outputs : dict
         Canonical name (dx, dgamma, dbeta; or y, mean, variance) -> the dialect's output name,
         for the outputs that are returned.
+    channel_axes : tuple of int
+        The axes of the dialect's tensors that are not reduced. Where they are not the one that
+        `data_format` says, the canonical call is that of `as_canonical`.
     inverse_std : bool
         Whether the input for `variance` holds ``1 / sqrt(variance + epsilon)``.
-    channel_axis : int or None
-        The channel axis of the dialect's tensors, where it may be any. To the canonical call they
-        are NCX: views with that axis second.
+    wide : bool
+        Whether statistics and parameters are float64 until each result is rounded, once.
+    blend : Blend or None
+        What the results are blended with in the memory that is given for them.
     """
 
     operation: Operation
@@ -84,46 +101,71 @@ class CanonicalCall:
     epsilon: float
     inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
+    channel_axes: tuple[int, ...] = (1,)
     inverse_std: bool = False
-    channel_axis: int | None = None
+    wide: bool = False
+    blend: Blend | None = None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a backward pass was given no statistics, and takes those of x."""
+        return self.operation == "backward" and "mean" not in self.inputs
 
     def arrays(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Return canonical name -> array, from arrays by the dialect's names.
 
-        An inverse standard deviation becomes the float64 variance to use with `epsilon` = 0.
+        An inverse standard deviation becomes the float64 variance to use with `epsilon` = 0, and
+        statistics that were not given are computed in float64.
         """
         arrays = {role: np.asarray(inputs[name]) for role, name in self.inputs.items()}
+        if self.recomputes:
+            x = arrays["x"]
+            arrays["mean"], arrays["variance"] = statistics_of(x, self.channel_axes, self.epsilon)
         if self.inverse_std:
             arrays["variance"] = variance_of_inverse(arrays["variance"])
-        return {role: self.to_canonical(role, array) for role, array in arrays.items()}
+        return {role: self.as_canonical(role, array) for role, array in arrays.items()}
 
-    def to_canonical(self, role: str, array: np.ndarray) -> np.ndarray:
-        """Return an input or output of the dialect as the canonical operator sees it."""
-        if self.channel_axis is None or role not in _DATA:
+    def as_canonical(self, role: str, array: np.ndarray) -> np.ndarray:
+        """Return an input or output of the dialect as the canonical operator takes it.
+
+        Of tensors whose channels lie in other axes than the one that `data_format` says, these are
+        merged into the second of two.
+        """
+        if role not in _DATA:
+            return array.reshape(-1)
+        axis = 1 if self.data_format == "NCX" else array.ndim - 1
+        if self.channel_axes == (axis,) and array.ndim > 1:
             return array
-        return channel_to_second(array, self.channel_axis)
-
-    def from_canonical(self, role: str, array: np.ndarray, rank: int) -> np.ndarray:
-        """Return a canonical output as the dialect has it, its data being of `rank` axes."""
-        if self.channel_axis is None or role not in _DATA:
-            return array
-        return channel_from_second(array, self.channel_axis, rank)
+        last = tuple(range(-len(self.channel_axes), 0))
+        channels = math.prod(array.shape[axis] for axis in self.channel_axes)
+        count = math.prod(s for axis, s in enumerate(array.shape) if axis not in self.channel_axes)
+        return np.moveaxis(array, self.channel_axes, last).reshape(count, channels)
 
 
-def canonical_call(call: Call, operation: Operation | None = None) -> CanonicalCall:
-    """Return the canonical call by the roles in the schema (as `operation`, if given)."""
+def canonical_call(call: Call) -> CanonicalCall:
+    """Return the canonical call: by the roles in the schema, then by the dialect's own hook."""
     schema = call.schema
-    operation = operation or schema.operation
     by_role = {a.role: call.attributes[a.name] for a in schema.attributes if a.role is not None}
     epsilon = by_role["epsilon"]
     assert isinstance(epsilon, float)
-    arguments, results = _ARGUMENTS[operation], _RESULTS[operation]
-    return CanonicalCall(
-        operation,
+    inverse = call.by_role("inverse_deviation") is not None
+    names = {t.role: t.name for t in schema.inputs if t.name in call.inputs}
+    if inverse:
+        names["variance"] = names["inverse_deviation"]
+    signature = SIGNATURES[schema.operation]
+    canonical = CanonicalCall(
+        schema.operation,
         format_of(schema, call.attributes).layout,
-        operation != "inference" and bool(by_role.get("training", True)),
-        epsilon,
-        {t.role: t.name for t in schema.inputs if t.role in arguments and t.name in call.inputs},
-        {t.role: t.name for t in schema.outputs if t.role in results and t.name in call.outputs},
-        channel_axis=axis_of(schema, call.attributes) if "channel_axis" in schema.words else None,
+        schema.operation != "inference" and bool(by_role.get("training", True)),
+        # An inverse standard deviation has epsilon inside.
+        0.0 if inverse else epsilon,
+        {name: names[name] for name in signature.names if name in names and name in _GIVEN},
+        {t.role: t.name for t in schema.outputs if t.name in call.outputs},
+        call.channel_axes,
+        inverse,
     )
+    if schema.hooks.canonical is not None:
+        canonical = schema.hooks.canonical(call, canonical)
+    results = {role.name for role in SIGNATURES[canonical.operation].results}
+    outputs = {role: name for role, name in canonical.outputs.items() if role in results}
+    return replace(canonical, outputs=outputs)

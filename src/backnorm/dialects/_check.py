@@ -5,6 +5,7 @@ Everything here speaks the dialect's words and knows no particular dialect.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -21,7 +22,14 @@ from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import as_array
 
-__all__ = ["axis_of", "check_inputs", "check_outputs", "format_of"]
+__all__ = [
+    "channel_axes_of",
+    "check_inputs",
+    "check_memory",
+    "check_outputs",
+    "format_of",
+    "wanted",
+]
 
 Attributes = Mapping[str, object]
 Arrays = dict[str, np.ndarray]
@@ -46,11 +54,24 @@ def check_inputs(
         elif tensor.kind == "opaque":
             continue
         else:
+            if tensor.role.startswith("memory_"):
+                check_memory(tensor.name, value)
             arrays[tensor.name] = as_array(tensor.name, value)
     _check_together(schema.inputs_together, arrays, "given")
     rule = _check_data(schema, attributes, arrays)
     _check_channels(schema, attributes, arrays, rule)
     return arrays
+
+
+def check_memory(name: str, memory: object) -> None:
+    """Raise if the memory for an output is not an array."""
+    if not isinstance(memory, np.ndarray):
+        raise ArgumentTypeError(
+            name,
+            "the memory for an output must be a NumPy array",
+            came=type(memory).__name__,
+            accepted="numpy.ndarray",
+        )
 
 
 def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None) -> tuple[str, ...]:
@@ -104,14 +125,45 @@ def format_of(schema: OperatorSchema, attributes: Attributes) -> FormatSpec:
     return schema.formats[0]
 
 
-def axis_of(schema: OperatorSchema, attributes: Attributes) -> int:
-    """Return the channel axis that the attributes choose (-1: the last)."""
+def channel_axes_of(
+    schema: OperatorSchema, attributes: Attributes, arrays: Mapping[str, np.ndarray]
+) -> tuple[int, ...]:
+    """Return the axes of the data that are not reduced, ascending."""
+    if schema.hooks.channel_axes is not None:
+        return schema.hooks.channel_axes(attributes, arrays)
     for spec in schema.attributes:
         if spec.role == "channel_axis":
             axis = attributes[spec.name]
             assert isinstance(axis, int)
-            return axis
-    return 1 if format_of(schema, attributes).layout == "NCX" else -1
+            return (axis,)
+    rank = arrays[schema.words["x"]].ndim
+    return (1 if format_of(schema, attributes).layout == "NCX" else rank - 1,)
+
+
+def wanted(schema: OperatorSchema, output_mask: object) -> list[str]:
+    """Return the names of the outputs that a mask, a boolean each, asks for."""
+    names = [tensor.name for tensor in schema.outputs]
+    accepted = "a sequence of three booleans"
+    if isinstance(output_mask, str) or not isinstance(output_mask, Sequence | np.ndarray):
+        raise ArgumentTypeError(
+            "output_mask",
+            "says which results are wanted",
+            came=type(output_mask).__name__,
+            accepted=accepted,
+        )
+    if len(output_mask) != len(names):
+        raise ArgumentValueError(
+            "output_mask",
+            f"must have an element for each of {', '.join(names[:-1])} and {names[-1]}",
+            came=f"{len(output_mask)} elements",
+            accepted=accepted,
+        )
+    for flag in output_mask:
+        if not isinstance(flag, bool | np.bool_):
+            raise ArgumentTypeError(
+                "output_mask", "must hold booleans", came=repr(flag), accepted=accepted
+            )
+    return [name for name, flag in zip(names, output_mask, strict=True) if flag]
 
 
 def _check_together(groups: Iterable[tuple[str, ...]], given: Collection[str], verb: str) -> None:
@@ -140,8 +192,8 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
             came=f"rank {x.ndim}, shape {x.shape}",
             accepted=f"rank {schema.rank_text}",
         )
-    axis = axis_of(schema, attributes)
-    if axis >= x.ndim:
+    axis = attributes[words["channel_axis"]] if "channel_axis" in words else 0
+    if isinstance(axis, int) and axis >= x.ndim:
         raise ArgumentValueError(
             words["channel_axis"],
             f"must be an axis of {name}",
@@ -157,21 +209,23 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
             came=f"{data_format.name!r} with {name} of rank {x.ndim}",
             accepted=" or ".join(map(repr, fitting)),
         )
-    if "dy" in words:
-        dy = arrays[words["dy"]]
-        if dy.shape != x.shape:
+    for tensor in schema.inputs:
+        if tensor.kind != "data" or tensor.name == name or tensor.name not in arrays:
+            continue
+        like = arrays[tensor.name]
+        if like.shape != x.shape:
             raise ArgumentValueError(
-                words["dy"],
+                tensor.name,
                 schema.phrases.gradient_shape.format(x=name),
-                came=f"{words['dy']} of shape {dy.shape}",
+                came=f"{tensor.name} of shape {like.shape}",
                 accepted=f"the shape of {name}, {x.shape}",
             )
-        own = element_type(dy.dtype)
+        own = element_type(like.dtype)
         if own is None or own != ELEMENT_TYPE_NAMES[rule.data]:
             raise ArgumentTypeError(
-                words["dy"],
+                tensor.name,
                 schema.phrases.gradient_type.format(x=name),
-                came=f"{words['dy']} of type {dy.dtype}",
+                came=f"{tensor.name} of type {like.dtype}",
                 accepted=f"the type of {name}, {rule.data}",
             )
     return rule
@@ -197,8 +251,12 @@ def _check_channels(
 ) -> None:
     name = schema.words["x"]
     x = arrays[name]
-    channels = x.shape[axis_of(schema, attributes)]
-    specs = [t for t in schema.inputs if t.kind in ("channel", "vector") and t.name in arrays]
+    axes = channel_axes_of(schema, attributes, arrays)
+    channels = math.prod(x.shape[axis] for axis in axes)
+    kept = tuple(size if axis in axes else 1 for axis, size in enumerate(x.shape))
+    specs = [
+        t for t in schema.inputs if t.kind in ("channel", "kept", "vector") and t.name in arrays
+    ]
     phrases = schema.phrases
     shapes = {t.name: arrays[t.name].shape for t in specs}
     if phrases.channel_shapes is not None and len(set(shapes.values())) > 1:
@@ -211,19 +269,22 @@ def _check_channels(
         )
     for tensor in specs:
         shape = shapes[tensor.name]
-        if len(shape) != 1:
+        expected = kept if tensor.kind == "kept" else (channels,)
+        if len(shape) != len(expected):
             raise ArgumentValueError(
                 tensor.name,
-                phrases.channel_rank,
+                phrases.channel_rank.format(x=name),
                 came=f"shape {shape}",
-                accepted=f"shape ({channels},)",
+                accepted=f"shape {expected}",
             )
-        if tensor.kind == "channel" and shape[0] != channels:
+        if tensor.kind != "vector" and shape != expected:
             raise ArgumentValueError(
                 tensor.name,
                 phrases.channel_size.format(x=name, channels=channels, shape=shape),
-                came=f"{shape[0]} and {channels}",
-                accepted=f"shape ({channels},)",
+                came=f"{shape} and {expected}"
+                if tensor.kind == "kept"
+                else f"{shape[0]} and {channels}",
+                accepted=f"shape {expected}",
             )
     _check_channel_types(schema, specs, arrays, rule)
     if channels < schema.min_channels:

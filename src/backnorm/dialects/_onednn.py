@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from backnorm.dialects._call import Call
-from backnorm.dialects._check import format_of
 from backnorm.dialects._statistics import blend
-from backnorm.dialects.schema import REQUIRED, AttributeSpec, FormatSpec, TypeRule
+from backnorm.dialects.schema import AttributeSpec, FormatSpec, type_rules
 
 __all__ = [
     "DATA_FORMAT",
@@ -22,12 +23,7 @@ __all__ = [
 FORMATS = (FormatSpec("NXC", "NXC"), FormatSpec("NCX", "NCX"))
 
 EPSILON = AttributeSpec(
-    "epsilon",
-    "f32",
-    REQUIRED,
-    role="epsilon",
-    range="positive",
-    summary="added to the variance",
+    "epsilon", "f32", role="epsilon", range="positive", summary="added to the variance"
 )
 
 DATA_FORMAT = AttributeSpec(
@@ -48,11 +44,7 @@ MOMENTUM = AttributeSpec(
     summary="weight of the old running statistics; not given: the simple average (0.5)",
 )
 
-TYPE_RULES = (
-    TypeRule("f32", ("f32",)),
-    TypeRule("bf16", ("f32", "bf16")),
-    TypeRule("f16", ("f32",)),
-)
+TYPE_RULES = type_rules(f32="f32", bf16="f32 bf16", f16="f32")
 
 RUNNING_NOTE = (
     "running = momentum * old + (1 - momentum) * batch, as oneDNN 3.2 computes it "
@@ -61,25 +53,15 @@ RUNNING_NOTE = (
 )
 
 
-def with_running_statistics(call: Call, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def with_running_statistics(
+    call: Call, arrays: Mapping[str, np.ndarray], results: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Add the running statistics to the results of a training forward."""
     momentum = call.attributes["momentum"]
     weight = 0.5 if momentum is None else 1.0 - call.number("momentum")
-    if _count(call) == 0:
+    if call.count == 0:
         weight = 0.0
-    names = {tensor.role: tensor.name for tensor in call.schema.outputs}
     for statistic in ("mean", "variance"):
-        batch = results[names[statistic]]
-        old = call.by_role(f"running_{statistic}")
-        assert old is not None
-        results[names[f"running_{statistic}"]] = blend(old, batch, weight, batch.dtype)
+        batch = results[statistic]
+        results[f"running_{statistic}"] = blend(arrays[statistic], batch, weight, batch.dtype)
     return results
-
-
-def _count(call: Call) -> int:
-    """Return the number of elements per channel."""
-    x = call.by_role("x")
-    assert x is not None
-    shape = list(x.shape)
-    del shape[1 if format_of(call.schema, call.attributes).layout == "NCX" else -1]
-    return int(np.prod(shape, dtype=np.int64))

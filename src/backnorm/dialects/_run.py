@@ -1,161 +1,259 @@
-"""Run a checked call: build its Problem in the dialect's words and execute it."""
+"""From a checked call to its results: the Problem, and the code that every call like it runs.
+
+The checks of a dialect imply those of the canonical operator, so the Problem is made directly.
+What only values or the memory for an output can show, the executable refuses; it is said in the
+dialect's words here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from backnorm import execute
-from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._statistics import common_type, rounded, variance_of_inverse, widened
-from backnorm.dtypes import FLOAT64, element_type
-from backnorm.problem import Problem, backward_problem, forward_problem, inference_problem
+from backnorm import blending
+from backnorm.arrays import NUMPY
+from backnorm.binding import written
+from backnorm.dialects._call import Call, CanonicalCall, canonical_call
+from backnorm.dialects._check import check_memory
+from backnorm.dialects._statistics import rounded, statistics_of
+from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
+from backnorm.errors import ArgumentError
+from backnorm.executable import Executable, executable
+from backnorm.problem import Metadata, Problem
+from backnorm.results import Blend
+from backnorm.signature import SIGNATURES
 
-__all__ = ["run"]
+__all__ = ["Bound"]
 
-_PARAMETERS = ("mean", "variance", "gamma", "beta")
-Arrays = dict[str, np.ndarray]
-_Runner = Callable[[Call, CanonicalCall, Arrays, Arrays], Arrays]
-
-
-def run(call: Call, canonical: CanonicalCall) -> Arrays:
-    """Return the results by the dialect's output names (also those that were not requested)."""
-    rank = call.inputs[canonical.inputs["x"]].ndim
-    data = {
-        role: canonical.to_canonical(role, call.inputs[name])
-        for role, name in canonical.inputs.items()
-    }
-    parameters = {role: data.pop(role) for role in _PARAMETERS if role in data}
-    out = call.out
-    if canonical.channel_axis is not None and out is not None and out.ndim == rank:
-        call = replace(call, out=canonical.to_canonical("dx", out))
-    results = _RUNNERS[canonical.operation](call, canonical, data, parameters)
-    results = {
-        role: out
-        if array is call.out and out is not None
-        else canonical.from_canonical(role, array, rank)
-        for role, array in results.items()
-    }
-    names = {tensor.role: tensor.name for tensor in call.schema.outputs}
-    return {names[role]: array for role, array in results.items() if role in names}
-
-
-def _backward(call: Call, canonical: CanonicalCall, data: Arrays, parameters: Arrays) -> Arrays:
-    x, dy, words = data["x"], data["dy"], call.schema.words
-    common = common_type(parameters)
-    problem = backward_problem(
-        x,
-        dy,
-        common["mean"],
-        common["variance"],
-        common.get("gamma"),
-        epsilon=canonical.epsilon,
-        data_format=canonical.data_format,
-        training=canonical.training,
-        words=words,
-    )
-    if canonical.inverse_std or common is not parameters:
-        problem, common = _wide(problem, parameters)
-    if canonical.inverse_std:
-        common["variance"] = variance_of_inverse(common["variance"])
-    dx, dgamma, dbeta, _ = execute.backward(
-        execute.planned(problem, x),
-        x,
-        dy,
-        common["mean"],
-        common["variance"],
-        common.get("gamma"),
-        out=call.out,
-        words=words,
-    )
-    return {
-        "dx": dx,
-        "dgamma": rounded(dgamma, _result_type(call, "gamma", "mean")),
-        "dbeta": rounded(dbeta, _result_type(call, "beta", "gamma", "mean")),
-    }
-
-
-def _forward(call: Call, canonical: CanonicalCall, data: Arrays, parameters: Arrays) -> Arrays:
-    x, words = data["x"], call.schema.words
-    common = common_type(parameters)
-    running = call.by_role("running_mean")
-    problem = forward_problem(
-        x,
-        common.get("gamma"),
-        common.get("beta"),
-        epsilon=canonical.epsilon,
-        data_format=canonical.data_format,
-        statistics_dtype=None if running is None else element_type(running.dtype),
-        words=words,
-    )
-    if running is not None and element_type(running.dtype) != problem.statistics_dtype:
-        problem, common = _wide(problem, parameters)
-    y, mean, variance, _ = execute.forward(
-        execute.planned(problem, x),
-        x,
-        common.get("gamma"),
-        common.get("beta"),
-        out=call.out,
-        words=words,
-    )
-    mean_type = problem.statistics_dtype if running is None else _result_type(call, "running_mean")
-    variance_type = mean_type if running is None else _result_type(call, "running_variance")
-    return {
-        "y": y,
-        "mean": rounded(mean, mean_type),
-        "variance": rounded(variance, variance_type),
-    }
-
-
-def _inference(call: Call, canonical: CanonicalCall, data: Arrays, parameters: Arrays) -> Arrays:
-    x, words = data["x"], call.schema.words
-    common = common_type(parameters)
-    problem = inference_problem(
-        x,
-        common["mean"],
-        common["variance"],
-        common.get("gamma"),
-        common.get("beta"),
-        epsilon=canonical.epsilon,
-        data_format=canonical.data_format,
-        words=words,
-    )
-    y = execute.inference(
-        execute.planned(problem, x),
-        x,
-        common["mean"],
-        common["variance"],
-        common.get("gamma"),
-        common.get("beta"),
-        out=call.out,
-        words=words,
-    )
-    return {"y": y}
-
-
-_RUNNERS: dict[str, _Runner] = {
-    "backward": _backward,
-    "forward": _forward,
-    "inference": _inference,
+# Which input says the element type of a result: the first that is given.
+_TYPED_LIKE = {
+    "dgamma": ("gamma", "mean"),
+    "dbeta": ("beta", "gamma", "mean"),
+    "mean": ("running_mean",),
+    "variance": ("running_variance",),
+}
+# What the code of a call uses beside what is its own.
+_NAMES = {
+    "ArgumentError": ArgumentError,
+    "check_memory": check_memory,
+    "empty": np.empty,
+    "rounded": rounded,
+    "single": FLOAT32,
+    "statistics_of": statistics_of,
 }
 
 
-def _wide(problem: Problem, parameters: Arrays) -> tuple[Problem, Arrays]:
-    """Return the validated problem with float64 parameters and parameter gradients.
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """A checked call, and the executable that computes it and all calls of the same metadata."""
 
-    Those the caller's types cannot hold on the way; results are then rounded once.
+    call: Call
+    canonical: CanonicalCall
+    executable: Executable
+
+    @classmethod
+    def of(cls, call: Call) -> Bound:
+        """Return what computes a checked call."""
+        canonical = canonical_call(call)
+        found = executable(_problem(call, canonical), call.inputs[canonical.inputs["x"]])
+        return cls(call, canonical, found)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether kernels take all arrays of the call as they are."""
+        return NUMPY.are_plain(tuple(self.call.inputs.values()), self.executable.order)
+
+    def code(
+        self,
+        returned: Sequence[str | None],
+        pack: Callable[[Any], Any] | None,
+        *,
+        plain: bool = False,
+    ) -> Callable[..., Any]:
+        """Return a function of the inputs in their order and of the memory for the first output.
+
+        It looks at values alone: the metadata is this call's.
+
+        Parameters
+        ----------
+        returned : sequence of str or None
+            Outputs by name, and None where that is returned.
+        pack : callable or None
+            From a tuple of these to what is returned; None: the only one.
+        plain : bool
+            Whether kernels will take all arrays as they are.
+        """
+        call, canonical, problem = self.call, self.canonical, self.executable.problem
+        schema = call.schema
+        inputs = [tensor.name for tensor in schema.inputs]
+        lines = [
+            f"def repeat({', '.join(inputs)}, memory):",
+            "    try:",
+            *(f"        {line}" for line in self._execution()),
+            "    except ArgumentError as error:",
+            "        raise error.in_words(words) from None",
+        ]
+        if "memory_dx" in schema.words:
+            lines.insert(
+                1, f"    memory = {schema.words['memory_dx']} if memory is None else memory"
+            )
+        if canonical.recomputes:
+            x = canonical.inputs["x"]
+            lines.insert(1, f"    new_mean, new_variance = statistics_of({x}, axes, epsilon)")
+        results = self._results()
+        # Where a dialect takes memory for the gradients of parameters, its hook is for that.
+        memory = {t.name for t in schema.inputs if t.role in ("memory_dgamma", "memory_dbeta")}
+        if schema.hooks.finish is not None and not (memory and memory.isdisjoint(call.inputs)):
+            arrays = ", ".join(f"{name!r}: {name}" for name in call.inputs)
+            by_role = ", ".join(f"{role!r}: {code}" for role, code in results.items())
+            lines.append(f"    results = finish(call, {{{arrays}}}, {{{by_role}}})")
+            results = {tensor.role: f"results[{tensor.role!r}]" for tensor in schema.outputs}
+        results["empty"] = "empty(0, single)"
+        roles = {tensor.name: tensor.role for tensor in schema.outputs}
+        values = [results[roles[name]] if name else "None" for name in returned]
+        listed = f"({', '.join(values)}{',' * (len(values) == 1)})"
+        value = values[0] if pack is None else listed if pack is tuple else f"pack({listed})"
+        lines.append(f"    return {value}")
+        # Of the arrays of the first call only the metadata is kept.
+        metadata = {name: Metadata(a.shape, a.dtype) for name, a in call.inputs.items()}
+        bound: Callable[..., Any] = _compiled(tuple(lines))(
+            execute=self.executable.plain if plain else self.executable.run,
+            run=self.executable.run,
+            blended=canonical.blend and functools.partial(_blended, problem, canonical.blend),
+            words={**schema.words, **canonical.inputs},
+            pack=pack,
+            finish=schema.hooks.finish,
+            call=replace(call, inputs=metadata),
+            types={role: _type_of_result(call, role) for role in _TYPED_LIKE},
+            statistics=problem.statistics_dtype,
+            kept=call.kept_shape,
+            axes=canonical.channel_axes,
+            epsilon=canonical.epsilon,
+        )
+        return bound
+
+    def _execution(self) -> list[str]:
+        """Return the lines that compute the results of the canonical operation."""
+        words, names = self.call.schema.words, SIGNATURES[self.canonical.operation].names
+        operands = ", ".join(map(self._operand, names))
+        if self.canonical.blend is not None:
+            held = f"memory, {words['memory_dgamma']}, {words['memory_dbeta']}"
+            return [f"found = blended(({operands}), ({held}))"]
+        return [
+            "if memory is None:",
+            f"    found = execute({operands})",
+            "else:",
+            f"    check_memory({words['out']!r}, memory)",
+            f"    found = run({operands}, out=memory)",
+        ]
+
+    def _operand(self, role: str) -> str:
+        """Return the code of an operand: statistics and parameters of one type.
+
+        Kernels take addresses, whatever the shape; what is blended is computed by NumPy.
+        """
+        if self.canonical.recomputes and role in ("mean", "variance"):
+            return f"new_{role}"
+        name = self.canonical.inputs.get(role)
+        if name is None or role in ("x", "dy"):
+            return str(name)
+        array = self.call.inputs[name]
+        flat = array.ndim == 1 or self.canonical.blend is None
+        code = name if flat else f"{name}.reshape(-1)"
+        same = element_type(array.dtype) == self.executable.problem.statistics_dtype
+        return code if same else f"{code}.astype(statistics)"
+
+    def _results(self) -> dict[str, str]:
+        """Return the code of each result of the canonical operation by role."""
+        call, results = self.call, {}
+        kept = {tensor.role for tensor in call.schema.outputs if tensor.kind == "kept"}
+        for k, result in enumerate(SIGNATURES[self.canonical.operation].results):
+            if result.option is not None:
+                continue
+            code, like = f"found[{k}]", _type_of_result(call, result.name)
+            same = like in (None, self.executable.problem.statistics_dtype)
+            if not same and not self.canonical.wide:
+                code = f"rounded({code}, types[{result.name!r}])"
+            results[result.name] = f"{code}.reshape(kept)" if result.name in kept else code
+        return results
+
+
+def _blended(
+    problem: Problem, blend: Blend, operands: tuple[Any, ...], held: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Return gradients that are blended into the memory of dx, and into copies of the others.
+
+    Those may have another shape and type than the engine writes.
     """
-    return replace(problem, statistics_dtype=FLOAT64), widened(parameters)
+    dtype = problem.statistics_dtype
+    copies = (None if array is None else array.astype(dtype).reshape(-1) for array in held[1:])
+    return (*blending.backward(problem, operands, (held[0], *copies), blend), None)
 
 
-def _result_type(call: Call, *roles: str) -> np.dtype:
-    """Return the element type of the first of the inputs in `roles` that is given."""
-    for role in roles:
-        array = call.by_role(role)
+@functools.lru_cache(maxsize=512)
+def _compiled(lines: tuple[str, ...]) -> Callable[..., Any]:
+    """Return a function that makes the function in `lines` from what it uses."""
+    given = (
+        "execute, run, blended, words, pack, finish, call, types, statistics, kept, axes, epsilon"
+    )
+    code = [f"def make({given}):", *(f"    {line}" for line in lines), "    return repeat"]
+    make: Callable[..., Any] = written("call of a dialect", code, dict(_NAMES))["make"]
+    return make
+
+
+def _problem(call: Call, canonical: CanonicalCall) -> Problem:
+    """Return the problem of a checked call."""
+    arrays = {role: call.inputs[name] for role, name in canonical.inputs.items()}
+    x = arrays["x"]
+    dtype = element_type(x.dtype)
+    assert dtype is not None
+    return Problem(
+        canonical.operation,
+        x.shape,
+        canonical.channel_axes,
+        dtype,
+        _statistics_type(call, canonical, dtype),
+        has_gamma="gamma" in arrays,
+        has_beta="beta" in arrays,
+        epsilon=canonical.epsilon,
+        training=canonical.training or canonical.operation == "forward",
+        inverse=canonical.inverse_std,
+    )
+
+
+def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> np.dtype:
+    """Return the element type of statistics and parameters, of operands and results.
+
+    Those of a call are of one type, or else float32 and 16 bits. Where results are of several types
+    they are computed in float64 and rounded once.
+    """
+    running = call.by_role("running_mean")
+    like = None if running is None else element_type(running.dtype)
+    given = {
+        element_type(call.inputs[name].dtype)
+        for role, name in canonical.inputs.items()
+        if role not in ("x", "dy")
+    }
+    mixed = canonical.operation == "backward" and len(given) > 1
+    if canonical.wide or canonical.recomputes or mixed:
+        return FLOAT64
+    common: np.dtype | None = FLOAT32
+    if len(given) == 1:
+        common = given.pop()
+    elif not given:
+        common = like or (FLOAT32 if is_16_bit(dtype) else dtype)
+    assert common is not None
+    return FLOAT64 if canonical.operation == "forward" and like not in (None, common) else common
+
+
+def _type_of_result(call: Call, role: str) -> np.dtype | None:
+    """Return the element type of a result of channels, where an input says it."""
+    for name in _TYPED_LIKE.get(role, ()):
+        array = call.by_role(name)
         if array is not None:
-            dtype = element_type(array.dtype)
-            assert dtype is not None
-            return dtype
-    raise AssertionError(roles)
+            return element_type(array.dtype)
+    return None

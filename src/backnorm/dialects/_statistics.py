@@ -9,16 +9,19 @@ import numpy as np
 
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type
 from backnorm.errors import ArgumentValueError
+from backnorm.executable import executable
+from backnorm.problem import Problem
 
 __all__ = [
     "bessel_corrected",
     "blend",
     "check_inverse",
     "common_type",
+    "native",
     "rounded",
+    "statistics_of",
     "undefined",
     "variance_of_inverse",
-    "widened",
 ]
 
 
@@ -33,8 +36,9 @@ def blend(old: np.ndarray, new: np.ndarray, weight: float, dtype: np.dtype) -> n
     if weight == 0.0:
         return old.astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        mixed = (1.0 - weight) * old.astype(FLOAT64) + weight * new.astype(FLOAT64)
-    return rounded(mixed, dtype)
+        mixed: np.ndarray = np.multiply(old, 1.0 - weight, dtype=FLOAT64)
+        mixed += np.multiply(new, weight, dtype=FLOAT64)
+        return mixed.astype(dtype, copy=False)
 
 
 def bessel_corrected(variance: np.ndarray, count: int) -> np.ndarray:
@@ -42,14 +46,21 @@ def bessel_corrected(variance: np.ndarray, count: int) -> np.ndarray:
 
     `variance` is the biased one, `count` is M, the number of elements per channel.
     """
-    corrected = variance.astype(FLOAT64) * (count / max(count - 1, 1))
+    corrected = np.multiply(variance, count / max(count - 1, 1), dtype=FLOAT64)
     return rounded(corrected, variance.dtype)
 
 
 def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return `values` in `dtype`; what is too large becomes infinite, as IEEE has it."""
+    if values.dtype == dtype:
+        return values
     with np.errstate(over="ignore"):
-        return values.astype(dtype, copy=False)
+        return values.astype(dtype)
+
+
+def native(like: np.ndarray) -> np.dtype:
+    """Return the element type of an array in this machine's byte order."""
+    return like.dtype.newbyteorder("=")
 
 
 def undefined(like: np.ndarray) -> np.ndarray:
@@ -97,6 +108,12 @@ def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array.astype(FLOAT32) for name, array in arrays.items()}
 
 
-def widened(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays in float64."""
-    return {name: array.astype(FLOAT64) for name, array in arrays.items()}
+def statistics_of(
+    x: np.ndarray, channel_axes: tuple[int, ...], epsilon: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and biased variance of x in float64."""
+    dtype = element_type(x.dtype)
+    assert dtype is not None
+    problem = Problem("forward", x.shape, channel_axes, dtype, FLOAT64, epsilon=epsilon)
+    _, mean, variance, *_ = executable(problem, x).run(x, None, None, None, None, None)
+    return mean, variance

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from backnorm.dialects._call import CanonicalCall
-from backnorm.dialects._operator import DialectOperator, Outputs
+from backnorm.dialects.operator import Operator, Outputs
 from backnorm.errors import ArgumentValueError
 
 __all__ = ["DIALECTS", "CanonicalCall", "canonical", "invoke", "operator", "operators"]
@@ -16,13 +16,21 @@ __all__ = ["DIALECTS", "CanonicalCall", "canonical", "invoke", "operator", "oper
 #: Dialect -> its module, which is imported when it is first asked for.
 DIALECTS: Mapping[str, str] = {
     name: f"backnorm.dialects.{name}"
-    for name in ("onednn_graph", "onednn_spec", "ngraph", "tensorflow", "aten", "stablehlo")
+    for name in (
+        "onednn_graph",
+        "onednn_spec",
+        "ngraph",
+        "tensorflow",
+        "aten",
+        "stablehlo",
+        "onnxruntime",
+        "cudnn",
+        "directml",
+    )
 }
 
-Operator = DialectOperator | type[DialectOperator]
 
-
-def operators(dialect: str) -> Mapping[str, Operator]:
+def operators(dialect: str) -> Mapping[str, Operator | type[Operator]]:
     """Return the operators of a dialect by name.
 
     Raises
@@ -34,11 +42,13 @@ def operators(dialect: str) -> Mapping[str, Operator]:
         raise ArgumentValueError(
             "dialect", "unknown dialect", came=repr(dialect), accepted=", ".join(DIALECTS)
         )
-    found: Mapping[str, Operator] = importlib.import_module(DIALECTS[dialect]).OPERATORS
+    found: Mapping[str, Operator | type[Operator]] = importlib.import_module(
+        DIALECTS[dialect]
+    ).OPERATORS
     return found
 
 
-def operator(dialect: str, op: str) -> Operator:
+def operator(dialect: str, op: str) -> Operator | type[Operator]:
     """Return one operator; its ``.schema`` describes it, ``.schema_for(attributes)`` a revision.
 
     Raises
@@ -61,7 +71,7 @@ def invoke(
     attributes: Mapping[str, object],
     outputs: Outputs = None,
     *,
-    out: object = None,
+    out: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Call an operator by its own names.
 

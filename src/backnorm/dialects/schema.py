@@ -1,34 +1,44 @@
 """The description of one operator of one dialect.
 
 One :class:`OperatorSchema` says everything that the dialect says about the operator: inputs,
-outputs, attributes, which element types may stand together, ranks, data formats. It is data
-only; validation (``_check.py``), the reference page and ``backnorm info`` are all driven by it.
+outputs, attributes, which element types may stand together, ranks, data formats, and how the
+operator is called. Everything else is made from it: the callable with its signature and
+documentation (``operator.py``), the checks (``_check.py``), the type stubs, the reference page and
+``backnorm info``. What no table can say is a named function of the dialect's file: :class:`Hooks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from backnorm.problem import Operation
+from backnorm.signature import Operation
+
+if TYPE_CHECKING:
+    from backnorm.dialects._call import Call, CanonicalCall
 
 __all__ = [
     "ELEMENT_TYPE_NAMES",
     "REQUIRED",
     "AttributeSpec",
     "FormatSpec",
+    "Hooks",
     "OperatorSchema",
     "Phrases",
     "Required",
     "TensorKind",
     "TensorSpec",
     "TypeRule",
+    "channel",
+    "data",
+    "kept",
+    "type_rules",
 ]
 
 #: What the dialects call the element types.
@@ -42,9 +52,12 @@ ELEMENT_TYPE_NAMES: dict[str, np.dtype] = {
     "bfloat16": BFLOAT16,
 }
 
-TensorKind = Literal["data", "channel", "vector", "opaque"]
+TensorKind = Literal["data", "channel", "kept", "vector", "opaque"]
 AttributeType = Literal["f32", "f64", "i64", "string", "bool"]
 Range = Literal["positive", "not negative", "any"]
+Style = Literal["positional", "keywords", "configured"]
+Choice = Literal["all", "outputs", "output_mask"]
+Arrays = Mapping[str, np.ndarray]
 
 
 class Required:
@@ -68,12 +81,12 @@ class TensorSpec:
     role : str
         The canonical name (x, dy, mean, variance, gamma, beta, dx, dgamma, dbeta, y), or
         inverse_deviation (1 / sqrt(variance + epsilon)), running_mean, running_variance, empty,
-        ignored.
+        ignored; and memory_dx, memory_dgamma, memory_dbeta, where an output is to be written.
     type : str
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
-    kind : {"data", "channel", "vector", "opaque"}
-        data: the shape of x. channel: (C,). vector: rank 1, of a length that depends on the
-        attributes. opaque: not looked at.
+    kind : {"data", "channel", "kept", "vector", "opaque"}
+        data: the shape of x. channel: (C,). kept: the shape of x with 1 for each axis that is
+        reduced. vector: rank 1, of a length that depends on the attributes. opaque: not looked at.
     required : bool
     summary : str
     """
@@ -84,6 +97,31 @@ class TensorSpec:
     kind: TensorKind
     required: bool = True
     summary: str = ""
+
+    @property
+    def shape(self) -> str:
+        """Its shape in words."""
+        if self.kind == "vector":
+            return "(0,)" if self.role == "empty" else "(C,) or (0,)"
+        known = {"data": "data", "channel": "(C,)", "kept": "1 where reduced", "opaque": "any"}
+        return known[self.kind]
+
+
+def data(name: str, role: str, type: str, summary: str = "", required: bool = True) -> TensorSpec:
+    """Return a tensor of the shape of x."""
+    return TensorSpec(name, role, type, "data", required, summary)
+
+
+def channel(
+    name: str, role: str, type: str, summary: str = "", required: bool = True
+) -> TensorSpec:
+    """Return a tensor of one value per channel."""
+    return TensorSpec(name, role, type, "channel", required, summary)
+
+
+def kept(name: str, role: str, type: str, summary: str = "", required: bool = True) -> TensorSpec:
+    """Return a tensor of one value per channel that has the rank of x."""
+    return TensorSpec(name, role, type, "kept", required, summary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +144,10 @@ class AttributeSpec:
         Whether None ("not given") is accepted.
     extension : bool
         True for an attribute of backnorm's own that the specification does not have.
+    keyword : bool
+        Whether it can be given by name alone.
+    usual : object
+        What to give a required attribute without a role where nothing says it: in a demonstration.
     summary : str
     """
 
@@ -117,6 +159,8 @@ class AttributeSpec:
     range: Range = "any"
     nullable: bool = False
     extension: bool = False
+    keyword: bool = False
+    usual: object = None
     summary: str = ""
 
     @property
@@ -127,11 +171,15 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class FormatSpec:
-    """A data format: the dialect's name, the canonical layout, and its rank if it fixes one."""
+    """A data format: the dialect's name, the canonical layout, and its rank if it fixes one.
+
+    `is_any` says that the channels may be any axis; the layout is then the usual one.
+    """
 
     name: str
     layout: Literal["NCX", "NXC"]
     rank: int | None = None
+    is_any: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +188,11 @@ class TypeRule:
 
     data: str
     channel: tuple[str, ...]
+
+
+def type_rules(**types: str) -> tuple[TypeRule, ...]:
+    """Return a rule for each type of data, with the types of per-channel tensors beside it."""
+    return tuple(TypeRule(name, tuple(beside.split())) for name, beside in types.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +208,35 @@ class Phrases:
     channel_shapes: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a dialect's operator does that its tables cannot say: functions in the dialect's file.
+
+    Attributes
+    ----------
+    channel_axes : callable, optional
+        From attributes and arrays, both by name, to the axes that are not reduced.
+    check : callable, optional
+        Raises for a call that the tables' checks let through. As they do it looks at shapes,
+        types and attributes alone: a repeated call is not checked again.
+    canonical : callable, optional
+        From a call and the canonical call that the roles say to the one that it is.
+    finish : callable, optional
+        From a call, its arrays by name and the results of the canonical operation by role to all
+        results by role. Of the call's own inputs it may look at shapes and types alone.
+    variant : callable, optional
+        From attributes that are not yet checked to the schema that the call follows.
+    """
+
+    channel_axes: (
+        Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], tuple[int, ...]] | None
+    ) = None
+    check: Callable[[Call], None] | None = None
+    canonical: Callable[[Call, CanonicalCall], CanonicalCall] | None = None
+    finish: Callable[[Call, Arrays, dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
+    variant: Callable[[Mapping[str, object]], OperatorSchema] | None = None
+
+
 @dataclass(frozen=True)
 class OperatorSchema:
     """Everything a dialect says about one operator.
@@ -167,7 +249,7 @@ class OperatorSchema:
     operation : {"backward", "forward", "inference"}
         The canonical operation (forward: in training).
     summary, source : str
-        What it computes; the text that is followed.
+        What it computes; the text that is followed, ``{op}`` in it being the operator's name.
     inputs, outputs : tuple of TensorSpec
         In the dialect's order.
     attributes : tuple of AttributeSpec
@@ -181,9 +263,26 @@ class OperatorSchema:
     min_channels : int
     inputs_together, outputs_together : tuple of tuple of str
         Names of which all are given (requested) or none.
+    style : {"positional", "keywords", "configured"}
+        How it is called: inputs and attributes together, in `order`; the same, by name alone;
+        or attributes first, which gives a callable that takes the inputs.
+    order : tuple of str
+        Inputs and attributes in the order of a call; empty: all inputs, then all attributes.
+    other_orders : mapping of str to tuple of str
+        Further orders of the inputs, by the name of the method that takes them.
+    choice : {"all", "outputs", "output_mask"}
+        How a call says which outputs it wants.
+    result : str
+        What a call returns: "tuple", "array" (there is one output), or the name of the NamedTuple
+        of its outputs.
+    takes_memory : bool
+        Whether a call takes memory for the first output, by the output's name.
     notes : tuple of str
         Rules that are not in the tables above, and documented divergences.
+    example : str
+        Lines of the documentation.
     phrases : Phrases
+    hooks : Hooks
     """
 
     dialect: str
@@ -202,8 +301,42 @@ class OperatorSchema:
     min_channels: int = 0
     inputs_together: tuple[tuple[str, ...], ...] = ()
     outputs_together: tuple[tuple[str, ...], ...] = ()
+    style: Style = "positional"
+    order: tuple[str, ...] = ()
+    other_orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    choice: Choice = "all"
+    result: str = "tuple"
+    takes_memory: bool = False
     notes: tuple[str, ...] = ()
+    example: str = ""
     phrases: Phrases = field(default_factory=Phrases)
+    hooks: Hooks = field(default_factory=Hooks)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", self.source.replace("{op}", self.op))
+
+    @property
+    def call(self) -> str:
+        """How it is called."""
+        inputs = [tensor.name for tensor in self.inputs]
+        attributes = [attribute.name for attribute in self.attributes]
+        names = list(self.order) or inputs + attributes
+        if self.style == "configured":
+            names = inputs
+        if self.choice != "all":
+            names.append(self.choice)
+        if self.takes_memory:
+            names.append(self.outputs[0].name)
+        if self.style == "keywords":
+            names.insert(0, "*")
+        first = f"({', '.join(attributes)})" if self.style == "configured" else ""
+        return f"{self.op}{first}({', '.join(names)})"
+
+    @property
+    def encoding(self) -> str:
+        """What the saved statistic of the second order is."""
+        roles = {tensor.role for tensor in (*self.inputs, *self.outputs)}
+        return "inverse standard deviation" if "inverse_deviation" in roles else "variance"
 
     @cached_property
     def words(self) -> Mapping[str, str]:
@@ -251,6 +384,8 @@ class OperatorSchema:
             "min_channels": self.min_channels,
             "inputs_together": [list(names) for names in self.inputs_together],
             "outputs_together": [list(names) for names in self.outputs_together],
+            "call": self.call,
+            "encoding": self.encoding,
             "notes": list(self.notes),
         }
 
@@ -261,6 +396,7 @@ def _tensor(tensor: TensorSpec) -> dict[str, object]:
         "role": tensor.role,
         "type": tensor.type,
         "kind": tensor.kind,
+        "shape": tensor.shape,
         "required": tensor.required,
         "summary": tensor.summary,
     }

@@ -1,47 +1,62 @@
-"""batch_norm_backward_reduce and batch_norm_backward_elemt: the two phases of the gradient."""
+"""batch_norm_backward_reduce and batch_norm_backward_elemt: the two phases of ATen's gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from backnorm import execute
+from backnorm import phases
 from backnorm.dialects._check import check_inputs
-from backnorm.dialects._statistics import (
-    check_inverse,
-    common_type,
-    rounded,
-    variance_of_inverse,
-    widened,
+from backnorm.dialects._statistics import check_inverse, common_type, rounded
+from backnorm.dialects.schema import (
+    REQUIRED,
+    FormatSpec,
+    OperatorSchema,
+    Phrases,
+    Required,
+    TensorSpec,
+    channel,
+    data,
+    type_rules,
 )
-from backnorm.dialects.aten._common import (
-    FORMATS,
-    GRAD_OUT,
-    INPUT,
-    PHRASES,
-    SOURCE,
-    TYPE_RULES,
-    WEIGHT,
-)
-from backnorm.dialects.schema import REQUIRED, OperatorSchema, Required, TensorSpec
 from backnorm.dtypes import FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.problem import apply_problem, as_array, check_flag, reduce_problem
+from backnorm.executable import Executable, executable
+from backnorm.problem import Problem, as_array, check_flag
 from backnorm.results import ChannelSums
+from backnorm.signature import Operation
 
-__all__ = ["batch_norm_backward_elemt", "batch_norm_backward_reduce"]
+__all__ = [
+    "FORMATS",
+    "GRAD_OUT",
+    "INPUT",
+    "PHRASES",
+    "SOURCE",
+    "TYPE_RULES",
+    "WEIGHT",
+    "batch_norm_backward_elemt",
+    "batch_norm_backward_reduce",
+]
+
+SOURCE = "PyTorch 2.13, native_functions.yaml, {op}"
+FORMATS = (FormatSpec("NC...", "NCX"),)
+TYPE_RULES = type_rules(f64="f64", f32="f32", f16="f16 f32", bf16="bf16 f32")
+PHRASES = Phrases(
+    gradient_shape="must have the shape of input",
+    gradient_type="must have the element type of input",
+    channel_size="must hold one value per channel of input ({channels})",
+)
+GRAD_OUT = data("grad_out", "dy", "T", "gradient of the output")
+INPUT = data("input", "x", "T", "input of the forward, (N, C, ...)")
+WEIGHT = channel("weight", "gamma", "U", "scale; None: 1", required=False)
 
 _STATISTICS = (
-    TensorSpec("mean", "mean", "V", "channel", summary="mean of the whole batch"),
-    TensorSpec(
-        "invstd", "inverse_deviation", "V", "channel", summary="1 / sqrt(variance + epsilon)"
-    ),
+    channel("mean", "mean", "V", "mean of the whole batch"),
+    channel("invstd", "inverse_deviation", "V", "1 / sqrt(variance + epsilon)"),
 )
 _INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
-_WORDS = {"dy": "grad_out", "x": "input", "gamma": "weight", "variance": "invstd"}
 
 
 def _schema(op: str, summary: str, outputs: tuple[TensorSpec, ...]) -> OperatorSchema:
@@ -50,7 +65,7 @@ def _schema(op: str, summary: str, outputs: tuple[TensorSpec, ...]) -> OperatorS
         op=op,
         operation="reduce" if op.endswith("reduce") else "apply",
         summary=summary,
-        source=SOURCE.format(op=op),
+        source=SOURCE,
         inputs=_INPUTS,
         outputs=outputs,
         attributes=(),
@@ -66,7 +81,7 @@ _REDUCE = _schema(
     "batch_norm_backward_reduce",
     "Sums of the gradient of batch normalisation over one part of a batch.",
     tuple(
-        TensorSpec(name, role, "V", "channel", required=False)
+        channel(name, role, "V", required=False)
         for name, role in (
             ("sum_dy", "sum_dy"),
             ("sum_dy_xmu", "sum_dy_xmu"),
@@ -78,7 +93,7 @@ _REDUCE = _schema(
 _ELEMT = _schema(
     "batch_norm_backward_elemt",
     "Gradient of one part of a batch, from sums over the whole.",
-    (TensorSpec("grad_input", "dx", "T", "data"),),
+    (data("grad_input", "dx", "T"),),
 )
 
 
@@ -127,8 +142,7 @@ def batch_norm_backward_reduce(
         wanted[name] = check_flag(name, None if flag is REQUIRED else flag)
     arrays = _checked(_REDUCE, grad_out, input, mean, invstd, weight)
     x, dy, center = arrays["input"], arrays["grad_out"], arrays["mean"]
-    problem = reduce_problem(x, dy, center, data_format="NCX", words=_WORDS)
-    sums = execute.reduce(execute.planned(problem, x, exchanged=True), x, dy, center)
+    sums = phases.reduce(_executable("reduce", x, center.dtype), x, dy, center)
     sum_type = element_type(center.dtype)
     parameter_type = element_type(arrays.get("weight", center).dtype)
     assert sum_type is not None
@@ -186,31 +200,20 @@ def batch_norm_backward_elemt(
         _sum("sum_dy_xmu", sum_dy_xmu, arrays["mean"]),
         _total(count, x),
     )
-    parameters = {name: a for name, a in arrays.items() if name in ("mean", "invstd", "weight")}
-    common = common_type(parameters)
-    problem = apply_problem(
-        x,
-        dy,
-        common["mean"],
-        common["invstd"],
-        common.get("weight"),
-        sums_shapes=(sums.sum_dy.shape, sums.sum_dy_xmu.shape),
-        epsilon=0.0,
-        data_format="NCX",
-        training=True,
-        words=_WORDS,
-    )
-    wide = widened(parameters)
-    return execute.apply(
-        execute.planned(replace(problem, statistics_dtype=FLOAT64), x, exchanged=True),
-        x,
-        dy,
-        wide["mean"],
-        variance_of_inverse(wide["invstd"]),
-        wide.get("weight"),
-        sums,
-        words=_WORDS,
-    )
+    common = common_type({n: a for n, a in arrays.items() if n in ("mean", "invstd", "weight")})
+    mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
+    found = _executable("apply", x, mean.dtype, has_gamma=weight is not None, inverse=True)
+    return phases.apply(found, x, dy, mean, invstd, weight, sums=sums)
+
+
+def _executable(
+    operation: Operation, x: np.ndarray, statistics: np.dtype, **options: bool
+) -> Executable:
+    dtype, own = element_type(x.dtype), element_type(statistics)
+    assert dtype is not None
+    assert own is not None
+    problem = Problem(operation, x.shape, (1,), dtype, own, **options)
+    return executable(problem, x, exchanged=True)
 
 
 def _checked(schema: OperatorSchema, *values: ArrayLike | None) -> dict[str, np.ndarray]:

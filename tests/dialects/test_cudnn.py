@@ -1,0 +1,285 @@
+"""cuDNN: modes, blending, memory for the outputs, saved statistics or none."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from backnorm import BacknormError, batch_norm_backward, reference
+from backnorm.conformance.judge import judge
+from backnorm.dialects.cudnn import BatchNormalizationBackward
+
+EPSILON = 1e-3
+TYPES = ("f64", "f32", "f16", "bf16")
+ALLOWED = {("f64", "f64"), ("f32", "f32"), ("f16", "f32"), ("bf16", "f32")}
+SHAPE = (4, 3, 5, 2)
+BLENDS = ("alphaDataDiff", "betaDataDiff", "alphaParamDiff", "betaParamDiff")
+
+
+def inputs_of(b, mode="SPATIAL"):
+    """Return the arguments by name; statistics are those of x."""
+    axes = (0, 2, 3) if mode == "SPATIAL" else (0,)
+    channel = b["mean"].dtype
+    wide = b["x"].astype(float)
+    mean, variance = wide.mean(axes, keepdims=True), wide.var(axes, keepdims=True)
+    scale = np.random.default_rng(5).normal(size=mean.shape)
+    return {
+        "mode": mode,
+        **dict(zip(BLENDS, (1.0, 0.0, 1.0, 0.0), strict=True)),
+        "x": b["x"],
+        "dy": b["dy"],
+        "dx": None,
+        "bnScale": scale.astype(channel),
+        "dBnScale": None,
+        "dBnBias": None,
+        "epsilon": EPSILON,
+        "savedMean": mean.astype(channel),
+        "savedInvVariance": (1 / np.sqrt(variance + EPSILON)).astype(channel),
+    }
+
+
+def call(given, **changes):
+    return BatchNormalizationBackward(*(given | changes).values())
+
+
+def rejects(error_type, match, given, **changes):
+    with pytest.raises(error_type, match=match) as error:
+        call(given, **changes)
+    assert isinstance(error.value, BacknormError)
+
+
+@pytest.fixture
+def given(batch):
+    return inputs_of(batch(SHAPE, "NCX"))
+
+
+def judged(out, given, mode):
+    """Compare with the oracle, with (N, C) or (N, C * space) where the mode is per activation."""
+    x, dy = given["x"], given["dy"]
+    if mode == "PER_ACTIVATION":
+        x, dy = x.reshape(len(x), -1), dy.reshape(len(x), -1)
+    mean, inverse, scale = (
+        given[name].reshape(-1) for name in ("savedMean", "savedInvVariance", "bnScale")
+    )
+    exact = reference.backward(x, dy, mean, 1 / inverse.astype(float) ** 2, scale, epsilon=0.0)
+    for name, actual in zip(("dx", "dgamma", "dbeta"), out, strict=True):
+        known, terms = getattr(exact, name), getattr(exact, f"{name}_terms")
+        verdict = judge(name, actual.reshape(known.hi.shape), known, terms, x.dtype)
+        assert verdict.passed, verdict.detail
+
+
+@pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
+@pytest.mark.parametrize("types", sorted(ALLOWED))
+def test_the_gradient_is_within_the_budget(batch, types, mode):
+    given = inputs_of(batch(SHAPE, "NCX", *types), mode)
+    out = call(given)
+    kept = (1, 3, 1, 1) if mode == "SPATIAL" else (1, 3, 5, 2)
+    assert [o.shape for o in out] == [SHAPE, kept, kept]
+    assert [o.dtype for o in out] == [given["x"].dtype] + [given["bnScale"].dtype] * 2
+    judged(out, given, mode)
+
+
+@pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
+def test_exactly_the_listed_types_are_accepted(batch, data, channel):
+    given = inputs_of(batch(SHAPE, "NCX", data, channel))
+    if (data, channel) in ALLOWED:
+        call(given)
+    else:
+        rejects(TypeError, r"^bnScale: element types do not match", given)
+
+
+def test_channels_last_in_memory(given):
+    expected = call(given)
+    last = {
+        name: np.moveaxis(np.ascontiguousarray(np.moveaxis(given[name], 1, -1)), -1, 1)
+        for name in ("x", "dy")
+    }
+    out = call(given, **last)
+    assert out[0].strides == last["x"].strides
+    for actual, known in zip(out, expected, strict=True):
+        np.testing.assert_array_equal(actual, known)
+
+
+@pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
+@pytest.mark.parametrize("types", sorted(ALLOWED))
+def test_without_saved_statistics_they_are_those_of_x(batch, types, mode):
+    given = inputs_of(batch(SHAPE, "NCX", *types), mode)
+    out = call(given, savedMean=None, savedInvVariance=None)
+    x, dy = given["x"], given["dy"]
+    if mode == "PER_ACTIVATION":
+        x, dy = x.reshape(len(x), -1), dy.reshape(len(x), -1)
+    wide = x.astype(float)
+    axes = tuple(axis for axis in range(x.ndim) if axis != 1)
+    exact = reference.backward(
+        x, dy, wide.mean(axes), wide.var(axes), given["bnScale"].reshape(-1), epsilon=EPSILON
+    )
+    digits = {"f64": 1e-12, "f32": 1e-5, "f16": 2e-2, "bf16": 1e-1}[types[0]]
+    for actual, name in zip(out, ("dx", "dgamma", "dbeta"), strict=True):
+        known = getattr(exact, name).hi
+        np.testing.assert_allclose(
+            actual.reshape(known.shape).astype(float), known, rtol=digits, atol=digits
+        )
+    # Epsilon counts here, and not beside saved statistics.
+    changed = call(given, savedMean=None, savedInvVariance=None, epsilon=0.5)
+    assert (changed[1] != out[1]).any()
+    for actual, known in zip(call(given, epsilon=0.5), call(given), strict=True):
+        np.testing.assert_array_equal(actual, known)
+
+
+@pytest.mark.parametrize("absent", ["savedMean", "savedInvVariance"])
+def test_saved_statistics_are_both_given_or_neither(given, absent):
+    rejects(ValueError, "savedMean and savedInvVariance are either all given or none", given,
+            **{absent: None})  # fmt: skip
+
+
+def memory_like(given, value=np.nan):
+    return {
+        "dx": np.full_like(given["x"], value),
+        "dBnScale": np.full_like(given["bnScale"], value),
+        "dBnBias": np.full_like(given["bnScale"], value),
+    }
+
+
+def test_outputs_are_written_to_the_memory_that_is_given(given):
+    expected, memory = call(given), memory_like(given)
+    # What is held is not read where beta is 0: NaN does not spread.
+    out = call(given, **memory)
+    for actual, name, known in zip(out, memory, expected, strict=True):
+        assert actual is memory[name]
+        np.testing.assert_array_equal(actual, known)
+    alone = call(given, dBnBias=memory["dBnBias"])
+    assert alone[2] is memory["dBnBias"]
+    np.testing.assert_array_equal(alone[0], expected[0])
+
+
+def test_dx_may_be_dy(given):
+    expected, dy = call(given), given["dy"].copy()
+    out = call(given, dy=dy, dx=dy)
+    assert out[0] is dy
+    np.testing.assert_array_equal(dy, expected[0])
+
+
+@pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("types", sorted(ALLOWED))
+@pytest.mark.parametrize("shares", [(2.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0),
+                                    (0.5, -0.25, 3.0, 0.125)])  # fmt: skip
+def test_results_are_blended_into_what_outputs_hold(batch, types, mode, shares, saved):
+    given = inputs_of(batch(SHAPE, "NCX", *types), mode)
+    if not saved:
+        given |= {"savedMean": None, "savedInvVariance": None}
+    wide = {name: array.astype(float) for name, array in
+            zip(("dx", "dBnScale", "dBnBias"), call(given), strict=True)}  # fmt: skip
+    rng = np.random.default_rng(3)
+    memory = {
+        name: rng.normal(size=array.shape).astype(given["x" if name == "dx" else "bnScale"].dtype)
+        for name, array in wide.items()
+    }
+    held = {name: array.astype(float) for name, array in memory.items()}
+    out = call(given, **memory, **dict(zip(BLENDS, shares, strict=True)))
+    weights = {"dx": shares[:2], "dBnScale": shares[2:], "dBnBias": shares[2:]}
+    digits = {"f64": 1e-13, "f32": 1e-6, "f16": 2e-3, "bf16": 2e-2}
+    for actual, name in zip(out, memory, strict=True):
+        assert actual is memory[name]
+        alpha, beta = weights[name]
+        near = digits[types[0] if name == "dx" else types[1]]
+        expected = alpha * wide[name] + beta * held[name]
+        np.testing.assert_allclose(actual.astype(float), expected, rtol=near, atol=4 * near)
+
+
+def test_blending_twice_adds_up(given):
+    once = call(given)
+    memory = memory_like(given, 0.0)
+    adding = dict(zip(BLENDS, (1.0, 1.0, 1.0, 1.0), strict=True))
+    for _ in range(2):
+        out = call(given, **memory, **adding)
+    for actual, known in zip(out, once, strict=True):
+        np.testing.assert_allclose(actual, 2 * known, rtol=1e-6)
+
+
+def test_blending_needs_something_to_blend_into(given):
+    memory = memory_like(given, 0.0)
+    for name, beta in (("dx", "betaDataDiff"), ("dBnScale", "betaParamDiff"),
+                       ("dBnBias", "betaParamDiff")):  # fmt: skip
+        rejects(TypeError, f"^{name}: is required where {beta} is not 0", given,
+                **memory | {name: None, beta: 0.5})  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BLENDS)
+def test_shares_are_finite_numbers(given, name):
+    rejects(ValueError, f"{name}: must be finite", given, **{name: np.inf})
+    rejects(TypeError, f"{name}: must be a real number", given, **{name: "1"})
+
+
+def test_memory_is_checked(given):
+    kept = given["bnScale"].shape
+    read_only = np.zeros(kept, "f")
+    read_only.flags.writeable = False
+    for name in ("dx", "dBnScale", "dBnBias"):
+        rejects(TypeError, f"{name}: the memory for an output must be a NumPy array", given,
+                **{name: [1.0]})  # fmt: skip
+    for name in ("dBnScale", "dBnBias"):
+        rejects(ValueError, f"{name}: must have the", given, **{name: np.zeros(3, "f")})
+        rejects(TypeError, f"{name}: ", given, **{name: np.zeros(kept, "d")})
+        rejects(ValueError, f"{name}: is read-only", given, **{name: read_only})
+        rejects(ValueError, f"{name}: overlaps bnScale", given, **{name: given["bnScale"]})
+    both = np.zeros(kept, "f")
+    rejects(ValueError, "dBnScale: overlaps dBnBias", given, dBnScale=both, dBnBias=both)
+    rejects(ValueError, "dx: overlaps x in memory", given, dx=given["x"])
+    rejects(ValueError, "dx: must have the shape of x", given, dx=np.zeros(3, "f"))
+    rejects(TypeError, "dx: must have the element type of x", given, dx=np.zeros(SHAPE, "d"))
+
+
+def test_every_word_of_an_error_is_cudnns(given):
+    rejects(ValueError, "mode: unknown value", given, mode="SPATIAL_PERSISTENT")
+    rejects(TypeError, "mode: must be a string", given, mode=1)
+    rejects(ValueError, "dy: must have the shape of x", given, dy=given["dy"][:1])
+    rejects(TypeError, "dy: must have the element type of x", given, dy=given["dy"].astype("d"))
+    rejects(ValueError, "bnScale: must have the rank of x", given, bnScale=np.ones(3, "f"))
+    per_activation = np.ones((1, 3, 5, 2), "f")
+    rejects(ValueError, r"bnScale: must have the shape that the mode says; got \(1, 3, 5, 2\) and "
+            r"\(1, 3, 1, 1\)", given, bnScale=per_activation)  # fmt: skip
+    rejects(ValueError, "savedMean: must have the shape that the mode says", given,
+            savedMean=per_activation)  # fmt: skip
+    rejects(ValueError, "epsilon: must be finite and not negative", given, epsilon=-1.0)
+    flat = np.ones((4, 3), "f")
+    rejects(ValueError, "x: must have rank 3 or more", given, x=flat, dy=flat)
+    negative = np.array([1, 1, -2], "f").reshape(1, 3, 1, 1)
+    for shares in ({}, {"alphaDataDiff": 2.0}):
+        rejects(ValueError, r"savedInvVariance: .*cannot be negative.*channel 2; got -2", given,
+                savedInvVariance=negative, **shares)  # fmt: skip
+    for name in ("x", "dy", "bnScale"):
+        rejects(TypeError, f"{name}: is a required input", given, **{name: None})
+
+
+@pytest.mark.parametrize("name", ["mode", *BLENDS, "epsilon"])
+def test_attributes_have_no_default(given, name):
+    del given[name]
+    with pytest.raises(TypeError, match=f"{name}: is a required attribute"):
+        BatchNormalizationBackward(**given)
+
+
+def test_per_activation_is_the_canonical_operator_on_rows(batch):
+    b = batch(SHAPE, "NCX", "f64")
+    given = inputs_of(b, "PER_ACTIVATION")
+    dx, scale, bias = call(given, savedMean=None, savedInvVariance=None)
+    x, dy = (b[name].reshape(4, -1) for name in ("x", "dy"))
+    expected = batch_norm_backward(
+        x, dy, x.mean(0), x.var(0), given["bnScale"].reshape(-1), epsilon=EPSILON
+    )
+    for actual, known in zip((dx, scale, bias), expected, strict=True):
+        np.testing.assert_allclose(actual.reshape(known.shape), known, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4)])
+@pytest.mark.parametrize("shares", [(1.0, 0.0, 1.0, 0.0), (1.0, 0.0, 2.0, 1.0)])
+def test_no_elements(shape, shares):
+    x, kept = np.zeros(shape, "f"), (1, shape[1], 1)
+    ones = np.ones(kept, "f")
+    memory = np.full(kept, 3, "f"), np.full(kept, 5, "f")
+    out = BatchNormalizationBackward("SPATIAL", *shares, x, x, None, ones, *memory, 0.1, ones, ones)
+    assert out[0].shape == shape
+    for actual, held in zip(out[1:], (3, 5), strict=True):
+        np.testing.assert_array_equal(actual, np.full(kept, shares[3] * held, "f"))

@@ -1,0 +1,158 @@
+"""DirectML: any set of axes may be reduced."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from backnorm import BacknormError, batch_norm_backward, reference
+from backnorm.conformance.judge import judge
+from backnorm.dialects import directml
+
+OPERATOR = directml.BATCH_NORMALIZATION_TRAINING_GRAD
+EPSILON = 1e-3
+F32_EPSILON = float(np.float32(EPSILON))
+NAMES = ("Input", "InputGradient", "Mean", "Variance", "Scale")
+SHAPES = [(7,), (5, 3), (4, 3, 5), (2, 3, 4, 5), (2, 3, 2, 3, 2)]
+SETS = [
+    (shape, axes)
+    for shape in SHAPES
+    for size in range(len(shape) + 1)
+    for axes in itertools.combinations(range(len(shape)), size)
+]
+
+
+def inputs_of(shape, axes, dtype=np.float32, seed=0):
+    """Return inputs whose statistics keep `axes`."""
+    rng = np.random.default_rng(seed)
+    reduced = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    x = (rng.normal(size=shape) * 3 + 1).astype(dtype)
+    wide = x.astype(float)
+    mean, variance = wide.mean(reduced, keepdims=True), wide.var(reduced, keepdims=True)
+    if not reduced:
+        variance = variance + 1.0
+    scale = rng.normal(size=mean.shape)
+    values = (x, rng.normal(size=shape), mean, variance, scale)
+    return dict(zip(NAMES, (v.astype(dtype) for v in values), strict=True))
+
+
+def call(given, **changes):
+    return OPERATOR(*(given | {"Epsilon": EPSILON} | changes).values())
+
+
+def flat(array, axes):
+    """Return an array with its kept axes merged into the second of two."""
+    others = [axis for axis in range(array.ndim) if axis not in axes]
+    count = math.prod(array.shape[axis] for axis in others)
+    return np.ascontiguousarray(array.transpose([*others, *axes])).reshape(count, -1)
+
+
+def rejects(error_type, match, **changes):
+    with pytest.raises(error_type, match=match) as error:
+        call(inputs_of((2, 3, 4, 5), (1,)), **changes)
+    assert isinstance(error.value, BacknormError)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("shape", "axes"), SETS)
+def test_any_set_of_axes_gives_the_exact_gradient(shape, axes, dtype):
+    given = inputs_of(shape, axes, dtype)
+    out = call(given)
+    assert [o.shape for o in out] == [shape, given["Mean"].shape, given["Mean"].shape]
+    assert {str(o.dtype) for o in out} == {dtype}
+    x, dy = (flat(given[name], axes) for name in NAMES[:2])
+    channels = [given[name].reshape(-1) for name in NAMES[2:]]
+    exact = reference.backward(x, dy, *channels, epsilon=F32_EPSILON)
+    actual = (flat(out[0], axes), out[1].reshape(-1), out[2].reshape(-1))
+    for name, array in zip(("dx", "dgamma", "dbeta"), actual, strict=True):
+        terms = getattr(exact, f"{name}_terms")
+        verdict = judge(name, array, getattr(exact, name), terms, x.dtype)
+        assert verdict.passed, verdict.detail
+
+
+@pytest.mark.parametrize(("shape", "axes"), [s for s in SETS if len(s[0]) > 1 and len(s[1]) > 1])
+def test_several_axes_give_the_bits_of_one(shape, axes):
+    given = inputs_of(shape, axes)
+    dx, dgamma, dbeta = call(given)
+    x, dy = (flat(given[name], axes) for name in NAMES[:2])
+    channels = [given[name].reshape(-1) for name in NAMES[2:]]
+    expected = batch_norm_backward(x, dy, *channels, epsilon=F32_EPSILON)
+    np.testing.assert_array_equal(flat(dx, axes), expected.dx)
+    np.testing.assert_array_equal(dgamma.reshape(-1), expected.dgamma)
+    np.testing.assert_array_equal(dbeta.reshape(-1), expected.dbeta)
+
+
+@pytest.mark.parametrize("axes", [(1,), (1, 2), (0, 3), (2, 3), (0, 2)])
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 3, 2)])
+def test_any_order_in_memory(axes, order):
+    given = inputs_of((2, 3, 4, 5), axes)
+    expected = call(given)
+    back = np.argsort(order)
+    moved = {
+        name: np.ascontiguousarray(given[name].transpose(order)).transpose(back) for name in NAMES
+    }
+    for actual, known in zip(call(moved), expected, strict=True):
+        np.testing.assert_array_equal(actual, known)
+
+
+def test_an_axis_of_one_is_reduced_or_kept_alike():
+    given = inputs_of((4, 1, 3), (2,))
+    dx, dgamma, _ = call(given)
+    assert dgamma.shape == (1, 1, 3)
+    squeezed = {name: array.reshape(-1, 3) for name, array in given.items()}
+    np.testing.assert_array_equal(dx[:, 0], call(squeezed)[0])
+
+
+def test_all_tensors_have_one_type():
+    for name in NAMES[1:]:
+        array = inputs_of((2, 3, 4, 5), (1,))[name].astype(np.float16)
+        rejects(TypeError, f"{name}: ", **{name: array})
+    for dtype in ("float64", "int32", "bool"):
+        rejects(TypeError, "Input: unsupported element type",
+                **inputs_of((2, 3, 4, 5), (1,), dtype))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_is_required(name):
+    rejects(TypeError, f"{name}: is a required input", **{name: None})
+
+
+def test_shapes():
+    rejects(
+        ValueError, r"InputGradient: must have the shape of Input", InputGradient=np.ones(3, "f")
+    )
+    rejects(
+        ValueError, r"Mean: must have the rank of Input; got shape \(3,\)", Mean=np.ones(3, "f")
+    )
+    rejects(ValueError, r"Mean: must have in each axis the size of Input, or 1; got shape "
+            r"\(1, 2, 1, 1\)", Mean=np.ones((1, 2, 1, 1), "f"))  # fmt: skip
+    for name in ("Variance", "Scale"):
+        rejects(ValueError, f"{name}: must have the shape of Mean",
+                **{name: np.ones((1, 3, 1, 5), "f")})  # fmt: skip
+        rejects(ValueError, f"{name}: must have the rank of Input", **{name: np.ones(3, "f")})
+    ones = np.ones((1,) * 9, "f")
+    rejects(ValueError, "Input: must have rank 1 to 8", **dict.fromkeys(NAMES, ones))
+    scalar = np.float32(1)
+    rejects(ValueError, "Input: must have rank 1 to 8", **dict.fromkeys(NAMES, scalar))
+
+
+def test_a_variance_below_minus_epsilon_names_the_channel():
+    variance = np.array([1, 1, -1], "f").reshape(1, 3, 1, 1)
+    rejects(ValueError, r"Variance: .*channel 2; got variance -1", Variance=variance)
+    rejects(ValueError, "Epsilon: must be finite and not negative", Epsilon=-1.0)
+    rejects(TypeError, "Epsilon: must be a real number", Epsilon="1")
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((0, 3), (1,)), ((2, 0, 4), (1,)), ((2, 3, 0), (0, 1))]
+)
+def test_no_elements(shape, axes):
+    kept = [size if axis in axes else 1 for axis, size in enumerate(shape)]
+    x, ones = np.zeros(shape, "f"), np.ones(kept, "f")
+    dx, dgamma, dbeta = OPERATOR(x, x, ones, ones, ones, 0.1)
+    assert dx.shape == shape
+    np.testing.assert_array_equal(dgamma, np.zeros(kept, "f"), strict=True)
+    np.testing.assert_array_equal(dbeta, np.zeros(kept, "f"), strict=True)

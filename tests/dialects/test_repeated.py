@@ -1,0 +1,219 @@
+"""A repeated call finds what the first one left: it is right, refuses the same, and holds nothing.
+
+For every operator, from its schema.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm import BacknormError
+from backnorm.dialects import cudnn, ngraph, onednn_graph, onednn_spec, stablehlo, tensorflow
+from backnorm.dialects.registry import DIALECTS, operators
+
+from .absent_operands import subjects
+
+SUBJECTS = {subject.name: subject for subject in subjects()}
+ALL = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
+
+
+def assert_same(actual, expected):
+    assert len(actual) == len(expected)
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, e, strict=True)
+
+
+@ALL
+def test_other_values_give_their_own_results(subject):
+    for seed in range(4):
+        inputs = subject.good(seed)
+        expected = subject.fresh({n: a.copy() for n, a in inputs.items()})
+        assert_same(subject.call(inputs), expected)
+
+
+@ALL
+def test_a_repeated_call_is_found(subject, monkeypatch):
+    inputs = subject.good()
+    subject.call(inputs)
+    monkeypatch.setattr(type(subject.callable), "bind", None)
+    subject.call(inputs)
+
+
+@ALL
+def test_results_are_arrays_of_their_own(subject):
+    inputs = {t.name: subject.good()[t.name] for t in subject.schema.inputs if t.required}
+    arrays = [*inputs.values(), *subject.call(inputs), *subject.call(inputs)]
+    for k, array in enumerate(arrays):
+        assert not any(np.may_share_memory(array, other) for other in arrays[:k])
+
+
+@ALL
+def test_a_bad_value_is_refused_in_the_same_words(subject):
+    inputs = subject.good()
+    subject.call(inputs)
+    roles = {tensor.role: tensor.name for tensor in subject.schema.inputs}
+    name = roles.get("inverse_deviation", roles.get("variance"))
+    if name is None:
+        return
+    inputs[name].reshape(-1)[2] = -3
+    said = []
+    for call in (subject.fresh, subject.call, subject.call):
+        with pytest.raises(ValueError, match=rf"^{name}: .*channel 2; got .*-3") as error:
+            call(dict(inputs))
+        assert isinstance(error.value, BacknormError)
+        said.append(str(error.value))
+    assert len(set(said)) == 1
+
+
+@ALL
+def test_another_number_of_threads_is_another_call(subject):
+    inputs = subject.good()
+    expected = subject.call({n: a.copy() for n, a in inputs.items()})
+    for threads in (1, 2, 1):
+        with backnorm.num_threads(threads):
+            assert_same(subject.call({n: a.copy() for n, a in inputs.items()}), expected)
+
+
+@ALL
+def test_no_array_is_kept(subject):
+    inputs = subject.good(7)
+    references = [weakref.ref(array) for array in inputs.values()]
+    subject.call(inputs)
+    del inputs
+    gc.collect()
+    assert not any(reference() is not None for reference in references)
+
+
+@ALL
+def test_the_documentation_names_everything(subject):
+    call = subject.callable.__call__
+    text = inspect.getdoc(call)
+    for tensor in (*subject.schema.inputs, *subject.schema.outputs):
+        if not subject.schema.revision or subject.schema.revision == "latest":
+            assert f"\n{tensor.name} : " in text
+    for section in ("Parameters", "Returns", "Raises", "Notes"):
+        assert f"\n{section}\n{'-' * len(section)}\n" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_memory_is_checked_in_repeated_calls(batch, same):
+    b = batch((2, 3, 4), "NCX")
+    args = [b[name] for name in ("x", "gamma", "beta", "mean", "variance", "dy")]
+    call = ngraph.BatchNormTrainingBackprop
+    expected = call(*args, 0.1)
+    memory = np.full_like(b["x"], np.nan)
+    out = call(*args, 0.1, input_delta=memory)
+    assert out[0] is memory
+    same(out, expected)
+    for bad, error in (
+        (b["x"], ValueError),
+        ([1.0], TypeError),
+        (memory[0], ValueError),
+        (memory.astype("d"), TypeError),
+    ):
+        with pytest.raises(error, match=r"^input_delta: ") as raised:
+            call(*args, 0.1, input_delta=bad)
+        assert isinstance(raised.value, BacknormError)
+    with pytest.raises(TypeError, match="the memory for an output must be a NumPy array; got list"):
+        call(*args, 0.1, input_delta=[1.0])
+    with pytest.raises(ValueError, match=r"overlaps input in memory; accepted: .* of delta"):
+        call(*args, 0.1, input_delta=b["x"])
+
+
+def test_overlaps_of_memory_for_parameters_are_found_in_repeated_calls():
+    x, ones = np.ones((2, 3, 4), "f"), np.ones((1, 3, 1), "f")
+
+    def call(memory):
+        return cudnn.BatchNormalizationBackward(
+            "SPATIAL", 1.0, 0.0, 1.0, 0.0, x, x, None, ones, memory, None, 0.1, ones, ones
+        )
+
+    memory = np.zeros_like(ones)
+    for _ in range(2):
+        assert call(memory)[1] is memory
+    with pytest.raises(ValueError, match="dBnScale: overlaps bnScale"):
+        call(ones)
+    assert (ones == 1).all()
+
+
+@pytest.mark.parametrize("epsilon", [1, True, np.float32(1), 1.0])
+def test_equal_attributes_of_another_class_are_another_call(batch, epsilon):
+    b = batch((2, 3, 4), "NCX")
+    args = [b[name] for name in ("x", "gamma", "beta", "mean", "variance", "dy")]
+    ngraph.BatchNormTrainingBackprop(*args, 1.0)
+    if epsilon is True:
+        with pytest.raises(TypeError, match="epsilon: must be a real number"):
+            ngraph.BatchNormTrainingBackprop(*args, epsilon)
+    else:
+        ngraph.BatchNormTrainingBackprop(*args, epsilon)
+
+
+def test_an_axis_that_is_a_boolean_is_refused_after_one_that_is_1(batch):
+    b = batch((2, 3, 4), "NCX")
+    args = [b[name] for name in ("x", "gamma", "mean", "variance", "dy")]
+    for _ in range(2):
+        stablehlo.batch_norm_grad(*args, 0.1, 1)
+    with pytest.raises(TypeError, match="feature_index: must be an integer"):
+        stablehlo.batch_norm_grad(*args, 0.1, True)
+
+
+def test_other_orders_find_the_same_call(batch, same):
+    b = batch((2, 3, 4), "NCX")
+    documented = [b[name] for name in ("x", "gamma", "beta", "mean", "variance", "dy")]
+    node = [b[name] for name in ("gamma", "beta", "x", "mean", "variance", "dy")]
+    call = ngraph.BatchNormTrainingBackprop
+    for _ in range(2):
+        same(call.from_node_order(*node, 0.1), call(*documented, 0.1))
+    names = list(inspect.signature(call.from_node_order).parameters)
+    assert names[:3] == ["gamma", "beta", "input"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_operators_can_be_pickled_and_copied(dialect):
+    for operator in operators(dialect).values():
+        assert pickle.loads(pickle.dumps(operator)) is operator
+        assert copy.copy(operator) is operator
+
+
+def test_configured_operators_can_be_pickled_and_copied(batch, same):
+    b = batch((2, 4, 3))
+    args = [b[name] for name in ("x", "dy", "mean", "variance", "gamma")]
+    for operator in (
+        onednn_graph.BatchNormTrainingBackward(1e-3, single_output="onednn"),
+        onednn_spec.BatchNormTrainingBackprop(1e-3, revision="latest"),
+    ):
+        expected = operator(*args)
+        for other in (pickle.loads(pickle.dumps(operator)), copy.deepcopy(operator)):
+            assert type(other) is type(operator)
+            assert other.attributes == operator.attributes
+            same(other(*args), expected)
+    with pytest.raises(TypeError):
+        operator.attributes["epsilon"] = 1.0
+
+
+def test_named_results_can_be_pickled(batch):
+    b = batch()
+    out = tensorflow.FusedBatchNormV3(
+        x=b["x"], scale=b["gamma"], offset=b["beta"], mean=b["mean"], variance=b["variance"]
+    )
+    again = pickle.loads(pickle.dumps(out))
+    assert type(again) is tensorflow.ForwardV3
+    assert again._fields == out._fields
+
+
+def test_tracebacks_show_the_written_code(batch):
+    import traceback
+
+    b = batch((2, 3, 4), "NCX")
+    with pytest.raises(TypeError) as error:
+        ngraph.BatchNormTraining(b["x"])
+    shown = "".join(traceback.format_tb(error.value.__traceback__))
+    assert "return first(self, key" in shown
