@@ -1,8 +1,9 @@
 """The computations with their derivatives, right to any order.
 
-The derivative of the forward pass is the backward pass. The derivative of the backward pass is
-that of its formula, in which mean and variance are arguments like x. Where they are functions of x
-the forward pass adds what they owe, and the two are the closed form that others write down.
+The derivative of the forward pass is the backward pass. That of the backward pass is a formula, in
+which mean and variance are arguments like x: where they are functions of x the forward pass adds
+what they owe, and the two are the closed form that others write down. From the third order on JAX
+differentiates that formula.
 
 No collective stands inside a derivative that is defined here: those of the statistics of several
 devices are between them, where JAX differentiates them as it does for any other code.
@@ -75,9 +76,7 @@ def _backward_keeping(setting: Setting, training: bool, *inputs: jax.Array) -> A
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _backward_pulled_back(setting: Setting, training: bool, kept: Any, cotangents: Any) -> Any:
-    formula = partial(formulas.backward, training=training, **setting._asdict())
-    _, pull_back = jax.vjp(formula, *kept)
-    return pull_back(cotangents)
+    return formulas.second_order(*kept, *cotangents, training=training, **setting._asdict())
 
 
 backward.defvjp(_backward_keeping, _backward_pulled_back)

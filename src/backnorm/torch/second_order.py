@@ -2,67 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from backnorm.torch.memory import as_type
+from backnorm.layout import extents_of
+from backnorm.second_order import blocks
+from backnorm.torch.memory import as_type, dense, order_of
 
 __all__ = ["double_backward"]
 
+# Elements in a block, 8 MiB in float64: long enough to hide what the launch of a kernel costs.
+_BLOCK = 1 << 20
+
 
 def double_backward(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    ddx: Tensor | None,
-    ddweight: Tensor | None,
-    ddbias: Tensor | None,
-    eps: float,
-    training: bool,
+    elements: Sequence[Any], channels: Sequence[Any], eps: float, training: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given those of what the backward pass returns.
 
-    `backnorm.batch_norm_double_backward` has the formulas. In float64 everywhere.
+    `elements` are x, dy and ddx, `channels` mean, variance, weight, ddweight and ddbias.
+
+    `backnorm.second_order` has the formulas. In float64 everywhere; the sums are PyTorch's, which
+    keep the budget of the engine's (`conformance.judge.check_double_backward` says why). Memory
+    beyond the results, and beyond copies of tensors that do not lie as x does, is eight blocks, or
+    64 bytes an element if that is less. Nothing here waits for a device or reads a value.
     """
-    axes = [axis for axis in range(x.dim()) if axis != 1]
-    count = max(1, x.numel() // max(1, x.shape[1]))
+    x, dy, ddx = elements
+    x = dense(x).detach()
+    order = order_of(x)
+    extents = extents_of(tuple(x.shape), (1,), order)
 
-    def spread(channels: Tensor) -> Tensor:
-        return channels.double().view(1, -1, *[1] * (x.dim() - 2))
+    def flat(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.detach().permute(order).reshape(extents)
 
-    def sums(elements: Tensor) -> Tensor:
-        return elements.sum(axes, keepdim=True)
-
-    s = (spread(variance) + eps).rsqrt()
-    gain = s if weight is None else s * spread(weight)
-    h = (x.detach().double() - spread(mean)) * s
-    dy64 = dy.detach().double()
-    gx, gdy = torch.zeros_like(h), torch.zeros_like(h)
-    gweight = torch.zeros_like(s)
-    centred = dy64 - sums(dy64) / count if training else dy64
-    q = sums(dy64 * h)
-    if ddx is not None:
-        v = ddx.detach().double()
-        if training:
-            flat = v - sums(v) / count
-            r, p = sums(flat * dy64), sums(v * h)
-            gx = gain * s / count * (h * (3 * p * q / count - r) - p * centred - q * flat)
-            gdy = gain * (flat - h * (p / count))
-            gweight = s * (r - p * q / count)
-        else:
-            gdy = gain * v
-            gweight = s * sums(v * dy64)
-    if ddweight is not None:
-        share = spread(ddweight) * s
-        gx = gx + share * (centred - h * (q / count) if training else dy64)
-        gdy = gdy + spread(ddweight) * h
-    if ddbias is not None:
-        gdy = gdy + spread(ddbias)
-    gweight = gweight.flatten().to(mean.dtype)
-    return (
-        torch.empty_like(x).copy_(gx),
-        torch.empty_like(x).copy_(gdy),
-        as_type(weight, gweight),
+    gx, gdy = torch.empty_like(x), torch.empty_like(x)
+    gweight = blocks.double_backward(
+        [flat(each) for each in (x, dy, ddx)],
+        [None if each is None else each.detach() for each in channels],
+        epsilon=eps,
+        training=training,
+        reduce=partial(blocks.sums, block=_BLOCK),
+        block=_BLOCK,
+        results=[flat(gx), flat(gdy)],
     )
+    return gx, gdy, as_type(channels[2], gweight.to(channels[0].dtype))

@@ -1,0 +1,160 @@
+"""The second order on NumPy arrays: a front door, and the engine's sums.
+
+The sums over channels are those of the engine (:func:`backnorm.reduce`); what is done to the
+elements is NumPy in float64, a block at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from backnorm.arrays import NUMPY
+from backnorm.dtypes import FLOAT32, is_16_bit
+from backnorm.layout import extents_of, in_order, memory_order, restore
+from backnorm.operators import reduce
+from backnorm.problem import Format, problem_of, variance_error
+from backnorm.results import SecondGradients
+from backnorm.second_order import blocks
+from backnorm.second_order.formulas import ABSENT, Array
+from backnorm.signature import SIGNATURES
+
+__all__ = ["batch_norm_double_backward", "double_backward"]
+
+# Elements in a block: the half dozen float64 blocks of an expression stay in the second-level
+# cache, and one is long enough to hide what a NumPy call costs.
+_BLOCK = 1 << 15
+
+
+def batch_norm_double_backward(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any = None,
+    *,
+    ddx: Any = None,
+    ddgamma: Any = None,
+    ddbeta: Any = None,
+    epsilon: float,
+    data_format: str = "NCX",
+    training: bool = True,
+) -> SecondGradients:
+    r"""Return the gradients of batch normalisation's backward pass.
+
+    They are those of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> with respect to x, dy and
+    gamma, where dx, dgamma and dbeta are what `batch_norm_backward` returns. With M elements per
+    channel, s = 1/sqrt(variance + epsilon) and h = (x - mean)*s, in training::
+
+        R = sum ddx*dy - sum(ddx)*sum(dy)/M,  P = sum ddx*h,  Q = sum dy*h
+        x     = gamma*s**2/M * (h*(3*P*Q/M - R) - P*(dy - sum(dy)/M) - Q*(ddx - sum(ddx)/M))
+                + ddgamma*s * (dy - sum(dy)/M - h*Q/M)
+        dy    = gamma*s * (ddx - sum(ddx)/M - h*P/M) + ddgamma*h + ddbeta
+        gamma = s * (R - P*Q/M)
+
+    and with frozen statistics::
+
+        x     = ddgamma*s*dy
+        dy    = gamma*s*ddx + ddgamma*h + ddbeta
+        gamma = s * sum ddx*dy
+
+    Parameters
+    ----------
+    x, dy, mean, variance, gamma
+        As in `batch_norm_backward`.
+    ddx : array, optional
+        Gradient with respect to dx, of x's shape and type; absent, zero.
+    ddgamma, ddbeta : array, shape (C,), optional
+        Gradients with respect to dgamma and dbeta, of mean's type; absent, zero.
+    epsilon : float
+        Added to the variance; finite and not negative.
+    data_format : {"NCX", "NXC"}
+        Channel axis 1, or last.
+    training : bool
+        True: mean and variance are functions of x (1/M and 2*(x - mean)/M are their derivatives).
+        False: they are constants.
+
+    Returns
+    -------
+    SecondGradients
+        x and dy of x's shape, type and memory order; gamma, (C,), of mean's type. A cotangent that
+        is absent adds no term, so NaN does not spread through it.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `batch_norm_backward`, for every argument.
+
+    Notes
+    -----
+    Errors are within `backnorm.conformance.judge.budget`. Memory beyond the results, and beyond
+    copies of arrays that do not lie as x does, is 2 MiB.
+    """
+    return double_backward(
+        (x, dy, ddx),
+        (mean, variance, gamma, ddgamma, ddbeta),
+        epsilon=epsilon,
+        data_format=data_format,
+        training=training,
+    )
+
+
+def double_backward(
+    elements: Sequence[Any],
+    channels: Sequence[Any],
+    *,
+    epsilon: float,
+    data_format: Format,
+    training: bool,
+    out: tuple[np.ndarray, np.ndarray] | None = None,
+) -> SecondGradients:
+    """Do what `batch_norm_double_backward` does, the gradients of x and dy written to `out`.
+
+    `elements` are x, dy and ddx, `channels` mean, variance, gamma, ddgamma and ddbeta. The arrays
+    of `out` lie in memory as x does, which is dense in some order of its axes.
+    """
+    read = NUMPY.read((*elements, *channels), SIGNATURES["double_backward"])
+    x, dy, ddx, mean, variance, gamma, ddgamma, ddbeta = read
+    problem = problem_of(
+        "double_backward", *read, epsilon=epsilon, data_format=data_format, training=training
+    )
+    total = variance.astype(np.float64) + problem.epsilon
+    refused = np.flatnonzero(np.isfinite(total) & (total <= 0))
+    if refused.size:
+        raise variance_error(variance, problem, int(refused[0]))
+    order = memory_order(x)
+    extents = extents_of(problem.shape, problem.channel_axes, order)
+
+    def flat(array: np.ndarray) -> np.ndarray:
+        return in_order(array, order, problem.dtype).reshape(extents)
+
+    if out is None:
+        fresh = [restore(NUMPY.new(problem, order), order) for _ in range(2)]
+        out = fresh[0], fresh[1]
+    of_gamma = np.empty(problem.channels, problem.statistics_dtype)
+    with np.errstate(all="ignore"):
+        of_gamma[...] = blocks.double_backward(
+            [flat(x), flat(dy), None if ddx is None else flat(ddx)],
+            [mean, variance, gamma, ddgamma, ddbeta],
+            epsilon=problem.epsilon,
+            training=problem.training,
+            reduce=_reduce,
+            block=_BLOCK,
+            results=[flat(each) for each in out],
+        )
+    return SecondGradients(*out, of_gamma)
+
+
+def _reduce(left: np.ndarray, right: np.ndarray, pivot: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `blocks.sums` does, by the engine: compensated, and in parallel.
+
+    The engine subtracts a pivot of the data's own type, and what that leaves is subtracted here.
+    """
+    dtype = FLOAT32 if is_16_bit(right.dtype) else right.dtype
+    columns = np.zeros((right.shape[1], 1)) if pivot is ABSENT else pivot
+    stored = columns.astype(dtype)
+    sums = reduce(left, right, stored[:, 0])
+    total = sums.sum_dy[:, None]
+    return total, sums.sum_dy_xmu[:, None] - (columns - stored) * total

@@ -1,0 +1,91 @@
+"""The second order of JAX against the oracle, with and without float64; its memory."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import backnorm.jax
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import check_double_backward
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
+from backnorm.jax import formulas
+
+from .conftest import EPSILON
+
+CASES = [(dtype, wide) for dtype in ELEMENT_TYPES for wide in (True, False)]
+CASES.remove((FLOAT64, False))
+
+
+def with_float64(wide):
+    return contextlib.nullcontext() if wide else jax.enable_x64(False)
+
+
+def layer(rng, dtype, shape, ratio=10.0):
+    data = realistic_data(shape, dtype, rng=rng, ratio=ratio)
+    ddgamma, ddbeta = rng.standard_normal((2, shape[1])).astype(data.mean.dtype)
+    return data, ((rng.standard_normal(shape) + 0.7).astype(dtype), ddgamma, ddbeta)
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 8), (64, 2, 32, 16)], ids=str)
+@pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
+def test_it_is_within_its_budget(dtype, wide, shape, rng):
+    data, cotangents = layer(rng, dtype, shape)
+    with with_float64(wide):
+        beta = jnp.zeros(shape[1], data.gamma.dtype)
+
+        def forward(x, gamma, beta):
+            return backnorm.jax.batch_norm(x, gamma, beta, epsilon=EPSILON, axis=1)
+
+        def backward(x, dy, gamma):
+            _, pull_back = jax.vjp(lambda *given: forward(*given)[0], x, gamma, beta)
+            return pull_back(dy)
+
+        inputs = [jnp.asarray(each) for each in (data.x, data.dy, data.gamma)]
+        _, mean, variance = map(np.asarray, forward(inputs[0], inputs[2], beta))
+        _, pull_back = jax.vjp(backward, *inputs)
+        gradients = tuple(map(np.asarray, pull_back(tuple(map(jnp.asarray, cotangents)))))
+    judge(data, mean, variance, cotangents, gradients, wide=wide, in_parts=True)
+
+
+@pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
+def test_with_frozen_statistics(dtype, wide, rng):
+    data, cotangents = layer(rng, dtype, (6, 5, 8))
+    inputs = data.backward_inputs
+    with with_float64(wide):
+        by_x, by_dy, _, _, by_gamma = formulas.second_order(
+            *map(jnp.asarray, (*inputs, *cotangents)), epsilon=EPSILON, axis=1, training=False
+        )
+        gradients = tuple(map(np.asarray, (by_x, by_dy, by_gamma)))
+    judge(data, inputs[2], inputs[3], cotangents, gradients, wide=wide, training=False)
+
+
+def judge(data, mean, variance, cotangents, gradients, **options):
+    names = dict(zip(("ddx", "ddgamma", "ddbeta"), cotangents, strict=True))
+    verdicts = check_double_backward(
+        data.x, data.dy, mean, variance, data.gamma, gradients, epsilon=EPSILON, **names, **options
+    )
+    assert [verdict.detail for verdict in verdicts.values() if not verdict.passed] == []
+
+
+@pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
+@pytest.mark.parametrize("axis", [1, 3])
+def test_memory_beyond_the_results(dtype, wide, axis):
+    """None where the arithmetic is in the type of the elements; else XLA widens them on a CPU."""
+    with with_float64(wide):
+        shape = (32, 32, 16, 32)
+        x = jnp.ones(shape, dtype)
+        channels = jnp.ones(32, formulas.working_type(x.dtype))
+
+        def second(*given):
+            return formulas.second_order(*given, epsilon=EPSILON, axis=axis, training=True)
+
+        given = (x, x, *[channels] * 3, x, *[channels] * 2)
+        measured = jax.jit(second).lower(*given).compile().memory_analysis()
+        arithmetic = np.result_type(float if wide else np.float32)
+    beyond = 0 if dtype == arithmetic else 3 * arithmetic.itemsize
+    assert measured.temp_size_in_bytes <= beyond * x.size + (1 << 17)
