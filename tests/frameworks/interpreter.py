@@ -51,13 +51,14 @@ def rounding_as_hardware_does():
 @contextmanager
 def standing_in_for(device):
     """Let plans be made for a device, whether it is there or not."""
+    from backnorm.executable import forget
     from backnorm.torch import gpu
 
     with pytest.MonkeyPatch.context() as patch:
-        for calls in ("_forwards", "_backwards"):
-            patch.setattr(gpu, calls, type(getattr(gpu, calls))())
         patch.setattr(gpu, "gpu_of", lambda _: device)
+        forget()
         yield device
+    forget()
 
 
 @contextmanager

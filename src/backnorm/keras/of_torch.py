@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from backnorm.errors import ArgumentValueError
-from backnorm.torch import library
+from backnorm.torch import operations
 
 __all__ = ["batch_norm"]
 
@@ -22,5 +22,6 @@ def batch_norm(x: Any, gamma: Any, beta: Any, *, epsilon: float, axis: int) -> t
             hint="set KERAS_TORCH_DEVICE=cpu, or use keras.layers.BatchNormalization",
         )
     # With the channels last this is a view of a kind that the kernels take as it is.
-    y, mean, variance = library.batch_norm(x.movedim(axis, 1), gamma, beta, epsilon)
+    x = x.movedim(axis, 1)
+    y, mean, variance, _ = operations.batch_norm(x, None, gamma, beta, epsilon, False)
     return y.movedim(1, axis), mean, variance

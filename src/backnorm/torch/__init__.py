@@ -10,9 +10,7 @@
 from backnorm.torch.aten import use_for_aten
 from backnorm.torch.checks import TensorTypeError, TensorValueError
 from backnorm.torch.conversion import FusionWarning, convert, revert
-from backnorm.torch.functional import batch_norm
-from backnorm.torch.fused import batch_norm_add_relu, batch_norm_relu
-from backnorm.torch.library import ThirdOrderError
+from backnorm.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
 from backnorm.torch.modules import (
     BatchNorm1d,
     BatchNorm2d,
@@ -21,6 +19,7 @@ from backnorm.torch.modules import (
     BatchNormReLU2d,
     BatchNormReLU3d,
 )
+from backnorm.torch.operations import ThirdOrderError
 from backnorm.torch.transforms import UnsupportedTransformError
 from backnorm.torch.tuning import Trial, tune
 

@@ -15,19 +15,25 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from backnorm.dialects.aten import native_batch_norm_backward
+from backnorm.dialects.operator import function
 from backnorm.errors import BacknormError
-from backnorm.torch.memory import array_of, dense, tensor_of
+from backnorm.torch.memory import array_of, check_memory, dense, tensor_of
 from backnorm.torch.reuse import empty_like
 
 __all__ = ["use_for_aten"]
 
 _OPERATOR = "native_batch_norm_backward"
+_NAMES = tuple(each.name for each in native_batch_norm_backward.schema.inputs)
+
+# The dialect's operator that also takes memory for its first output.
+_operator = function(replace(native_batch_norm_backward.schema, takes_memory=True))
 
 Result = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -127,17 +133,17 @@ def _kernel(
     rest = weight, running_mean, running_var, save_mean, save_invstd
     if not _switch.on:
         return _switch.original(keys, grad_out, input, *rest, train, eps, output_mask)
-    operator = native_batch_norm_backward
+    check_memory(input, "input")
     input = dense(input)
-    tensors = grad_out, input, *rest
-    inputs = {
-        spec.name: None if tensor is None else array_of(tensor)
-        for spec, tensor in zip(operator.schema.inputs, tensors, strict=True)
-    }
-    names = [spec.name for spec in operator.schema.outputs]
-    wanted = [name for name, flag in zip(names, output_mask, strict=True) if flag]
     dx = empty_like(input) if output_mask[0] else None
+    arrays = [
+        None if tensor is None else array_of(tensor, name)
+        for name, tensor in zip(_NAMES, (grad_out, input, *rest), strict=True)
+    ]
     out = None if dx is None else array_of(dx)
-    results = operator.invoke(inputs, {"train": train, "eps": eps}, wanted, out=out)
-    dweight, dbias = (tensor_of(results[name]) if name in results else None for name in names[1:])
-    return dx, dweight, dbias
+    _, dweight, dbias = _operator(*arrays, train, eps, output_mask, grad_input=out)
+    return (
+        dx,
+        None if dweight is None else tensor_of(dweight),
+        None if dbias is None else tensor_of(dbias),
+    )

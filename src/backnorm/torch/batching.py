@@ -1,7 +1,7 @@
 """The rules of vmap: a batch of problems is one problem with as many times the channels.
 
-Channels know nothing of each other, so B problems of C channels are one of B * C channels, exactly
-and in one call. A tensor that vmap does not map over is the same for all.
+Channels are independent of each other, so B problems of C channels are one of B * C channels,
+exactly and in one call. A tensor that vmap does not map over is the same for all.
 """
 
 from __future__ import annotations
@@ -9,20 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 __all__ = ["rule"]
 
+Rule = Callable[..., tuple[Any, Any]]
 
-def rule(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+
+def rule(function: Callable[..., Any], has_mask: Callable[..., bool]) -> Rule:
     """Return the rule of `function`, as `torch.library` and `torch.autograd.Function` want it.
 
     Its tensors are recognised by their rank: what has one axis is per channel, what has more has
-    the channels on the second.
+    the channels on the second. The bits of a mask are neither: calls of which `has_mask` says that
+    they take or return one are made problem by problem.
     """
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
+        if has_mask(*arguments):
+            problems = zip(*map(_select, arguments, in_dims, [size] * len(arguments)), strict=True)
+            results = zip(*(function(*problem) for problem in problems), strict=True)
+            stacked = tuple(torch.stack(result) for result in results)
+            return stacked, (0,) * len(stacked)
         merged = [
             _merge(argument, axis, size) if isinstance(argument, Tensor) else argument
             for argument, axis in zip(arguments, in_dims, strict=True)
@@ -34,6 +43,11 @@ def rule(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         return tuple(result for result, _ in split), tuple(axis for _, axis in split)
 
     return vmap
+
+
+def _select(argument: Any, axis: int | None, size: int) -> tuple[Any, ...]:
+    """Return an argument of each problem."""
+    return (argument,) * size if axis is None else argument.unbind(axis)
 
 
 def _merge(tensor: Tensor, axis: int | None, size: int) -> Tensor:

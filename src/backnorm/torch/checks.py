@@ -9,7 +9,7 @@ Where PyTorch raises a RuntimeError, the error is a RuntimeError too.
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ __all__ = [
     "TensorTypeError",
     "TensorValueError",
     "check",
+    "check_device",
     "check_settings",
+    "not_a_tensor",
     "refuse",
 ]
 
@@ -37,6 +39,7 @@ _NAMES = {
     "beta": "bias",
     "mean": "running_mean",
     "variance": "running_var",
+    "running_variance": "running_var",
     "epsilon": "eps",
 }
 
@@ -88,6 +91,7 @@ def check(
                 came=f"shape {tuple(residual.shape)} of {residual.dtype}",
                 accepted=f"shape {tuple(input.shape)} of {input.dtype}",
             )
+        check_device("residual", residual, "input", input)
     allowed = (input.dtype, torch.float32) if input.dtype.itemsize == 2 else (input.dtype,)
     channels = {
         "running_mean": running_mean,
@@ -138,18 +142,12 @@ def check_settings(input: Tensor, training: bool, momentum: float, eps: float) -
             raise ArgumentTypeError("momentum", "must be a number", came="None", accepted="float")
 
 
-def refuse(
-    error: Exception,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    residual: Tensor | None = None,
-) -> NoReturn:
-    """Raise the error that reading tensors or an operator raised, in PyTorch's names."""
-    check(input, running_mean, running_var, weight, bias, training, residual)
+def refuse(error: Exception, arguments: tuple[Any, ...]) -> NoReturn:
+    """Raise the error that reading tensors or an operator raised, in PyTorch's names.
+
+    `arguments` are those of `check`.
+    """
+    check(*arguments)
     if not isinstance(error, ArgumentError) or error.argument not in _NAMES:
         raise error
     kind = TensorTypeError if isinstance(error, TypeError) else TensorValueError
@@ -162,11 +160,27 @@ def refuse(
     ) from error
 
 
+def check_device(name: str, tensor: Tensor, other: str, place: Tensor) -> None:
+    """Raise unless a tensor is on the device of another one."""
+    if tensor.device != place.device:
+        raise TensorValueError(
+            name,
+            f"must be where {other} is",
+            came=f"device {tensor.device}",
+            accepted=f"device {place.device}",
+        )
+
+
+def not_a_tensor(name: str, value: object) -> TensorTypeError:
+    """Return the error for what is not a tensor."""
+    return TensorTypeError(
+        name, "must be a tensor", came=type(value).__name__, accepted="torch.Tensor"
+    )
+
+
 def _check_tensor(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
-        raise TensorTypeError(
-            name, "must be a tensor", came=type(tensor).__name__, accepted="torch.Tensor"
-        )
+        raise not_a_tensor(name, tensor)
     if tensor.dtype not in _TYPES:
         raise TensorTypeError(
             name,
@@ -210,10 +224,4 @@ def _check_channels(
             came=tensor.dtype,
             accepted=" or ".join(str(dtype) for dtype in dict.fromkeys(allowed)),
         )
-    if tensor.device != input.device:
-        raise TensorValueError(
-            name,
-            "must be where input is",
-            came=f"device {tensor.device}",
-            accepted=f"device {input.device}",
-        )
+    check_device(name, tensor, "input", input)

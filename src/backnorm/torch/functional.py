@@ -1,14 +1,24 @@
-"""Batch normalisation of tensors, as `torch.nn.functional` has it."""
+"""Batch normalisation of tensors, as `torch.nn.functional` has it, alone or with a ReLU."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from backnorm.torch import autograd, checks, kernels, library, moving, state, transforms
+from backnorm.torch import autograd, checks, kernels, moving, operations, state, transforms
+from backnorm.torch.memory import check_memory
+from backnorm.torch.statistics import Running
 
-__all__ = ["batch_norm"]
+__all__ = ["batch_norm", "batch_norm_add_relu", "batch_norm_relu"]
+
+_Optional: TypeAlias = Tensor | None
+
+# input, running_mean, running_var, weight, bias, training and residual, as `checks.check` has them.
+_Arguments = tuple[Tensor, _Optional, _Optional, _Optional, _Optional, bool, _Optional]
 
 
 def batch_norm(
@@ -38,7 +48,7 @@ def batch_norm(
         On the CPU; float64, float32, float16 or bfloat16. Contiguous, channels_last and any other
         tensor that is dense in some order of its axes is read where it is; others are copied.
     running_mean, running_var : Tensor, shape (C,), or None
-        Moved in place in training if given; required otherwise. input's type, or float32 beside a
+        Updated in place in training if given; required otherwise. input's type, or float32 beside a
         16-bit input.
     weight, bias : Tensor, shape (C,), optional
         Scale and offset, 1 and 0 if absent; of the same types.
@@ -63,80 +73,176 @@ def batch_norm(
         PyTorch's are.
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
-        tensors = (input, running_mean, running_var, weight, bias)
-        settings = {"training": training, "momentum": momentum, "eps": eps}
-        return handle_torch_function(batch_norm, tensors, *tensors, **settings)
-    arguments = input, running_mean, running_var, weight, bias, training
+        tensors = input, running_mean, running_var, weight, bias
+        return _overridden(batch_norm, tensors, training, momentum, eps)
+    arguments = input, running_mean, running_var, weight, bias, training, None
+    return _normalise(arguments, momentum, eps, False)
+
+
+def batch_norm_relu(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Return relu(batch_norm(input, ...)), without the normalised values in between.
+
+    For the backward pass of training a bit an element is kept, beside input. With gradients of
+    given statistics (training=False), and under `torch.func`, it is computed in two steps.
+
+    Parameters
+    ----------
+    input, running_mean, running_var, weight, bias, training, momentum, eps
+        As in `batch_norm`.
+
+    Returns
+    -------
+    Tensor
+        y, of input's shape and type, and in memory as input is.
+
+    Raises
+    ------
+    ArgumentValueError, TensorValueError, TensorTypeError
+        As in `batch_norm`.
+    """
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
+        tensors = input, running_mean, running_var, weight, bias
+        return _overridden(batch_norm_relu, tensors, training, momentum, eps)
+    arguments = input, running_mean, running_var, weight, bias, training, None
+    return _normalise(arguments, momentum, eps, True)
+
+
+def batch_norm_add_relu(
+    input: Tensor,
+    residual: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Return relu(batch_norm(input, ...) + residual), without the values in between.
+
+    Parameters
+    ----------
+    input, running_mean, running_var, weight, bias, training, momentum, eps
+        As in `batch_norm`.
+    residual : Tensor, shape (N, C, ...)
+        What is added before the ReLU, of input's shape and type.
+
+    Returns
+    -------
+    Tensor
+        y, of input's shape and type, and in memory as input is.
+
+    Raises
+    ------
+    ArgumentValueError, TensorValueError, TensorTypeError
+        As in `batch_norm`.
+    """
+    if residual is None:
+        raise checks.not_a_tensor("residual", residual)
+    if has_torch_function_variadic(input, residual, running_mean, running_var, weight, bias):
+        tensors = input, residual, running_mean, running_var, weight, bias
+        return _overridden(batch_norm_add_relu, tensors, training, momentum, eps)
+    arguments = input, running_mean, running_var, weight, bias, training, residual
+    return _normalise(arguments, momentum, eps, True)
+
+
+def _overridden(
+    function: Callable[..., Tensor],
+    tensors: tuple[Tensor | None, ...],
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Call what a class of tensors has in the place of one of the functions above."""
+    settings = {"training": training, "momentum": momentum, "eps": eps}
+    result: Tensor = handle_torch_function(function, tensors, *tensors, **settings)
+    return result
+
+
+def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> Tensor:
+    """Compute on the tensors' memory, through autograd if a gradient may be asked for.
+
+    Where the operators are watched it is `_watched` that computes.
+    """
+    input, running_mean, running_var, weight, bias, training, residual = arguments
     if state.watched(input):
-        if _is_nothing(input):
+        if _is_nothing(input, residual):
             return input.clone()
         checks.check(*arguments)
         checks.check_settings(input, training, momentum, eps)
-        return _watched(*arguments, momentum, eps)
+        return _watched(arguments, momentum, eps, relu)
     checks.check_settings(input, training, momentum, eps)
     try:
-        return _eager(*arguments, momentum, eps)
-    except checks.REFUSALS as error:
-        if _is_nothing(input):
-            return input.clone()
-        checks.refuse(error, *arguments)
-
-
-def _is_nothing(input: Tensor) -> bool:
-    """Whether PyTorch returns `input`, which has no axis of channels, because it has no element."""
-    return isinstance(input, Tensor) and input.dim() == 1 and not input.numel()
-
-
-def _eager(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    """Compute on the tensors' memory, through autograd if a gradient may be asked for."""
-    statistics = running_of(input, running_mean, running_var, training)
-    wanted = wants_gradient(input, weight, bias)
-    if not training:
+        wanted = _wants_gradient(input, weight, bias, residual)
+        statistics = _statistics_of(input, running_mean, running_var, training)
+        if training:
+            running = None if statistics is None else Running(*statistics, momentum)
+            if wanted:
+                return autograd.train(input, residual, weight, bias, eps, running, relu)
+            return kernels.forward(input, residual, weight, bias, eps, running, relu)[0]
         assert statistics is not None
-        if wanted:
-            return autograd.freeze(input, weight, bias, eps, statistics)
-        return kernels.inference(input, *statistics, weight, bias, eps)
-    running = None if statistics is None else kernels.Running(*statistics, momentum)
-    if wanted:
-        return autograd.train(input, weight, bias, eps, running)
-    return kernels.forward(input, weight, bias, eps, running)[0]
+        if not wanted:
+            return kernels.inference(input, residual, weight, bias, *statistics, eps, relu)
+        if residual is not None:
+            # The addition would take others, and read memory that is not there.
+            checks.check(*arguments)
+            if residual.is_cpu:
+                check_memory(residual, "residual")
+        y = autograd.freeze(input, None, weight, bias, eps, *statistics)
+        return _add_and_relu(y, residual) if relu else y
+    except checks.REFUSALS as error:
+        if _is_nothing(input, residual):
+            return input.clone()
+        checks.refuse(error, arguments)
 
 
-def _watched(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Tensor:
+def _watched(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> Tensor:
     """Call operators that the dispatcher knows, or functions that transforms know."""
+    input, running_mean, running_var, weight, bias, training, residual = arguments
     transformed = state.transformed()
+    # torch.func cannot transform the bits of a mask, and inference returns no mask.
+    if relu and (transformed or (not training and _wants_gradient(input, weight, bias, residual))):
+        alone = (*arguments[:6], None)
+        return _add_and_relu(_watched(alone, momentum, eps, False), residual)
     if transformed and torch.compiler.is_compiling():
         transforms.allow_in_graph()
     if not training:
         assert running_mean is not None
         assert running_var is not None
-        normalise = transforms.inference if transformed else library.batch_norm_inference
-        return normalise(input, running_mean, running_var, weight, bias, eps)
-    forward = transforms.forward if transformed else library.batch_norm
-    y, mean, variance = forward(input, weight, bias, eps)
+        if transformed:
+            return transforms.inference(input, running_mean, running_var, weight, bias, eps)
+        y: Tensor = operations.batch_norm_inference(
+            input, residual, weight, bias, running_mean, running_var, eps, relu
+        )
+        return y
+    if transformed:
+        y, mean, variance = transforms.forward(input, weight, bias, eps)
+    else:
+        y, mean, variance, _ = operations.batch_norm(input, residual, weight, bias, eps, relu)
     moving.move(running_mean, running_var, mean, variance, momentum, input)
     return y
 
 
-def running_of(
+def _add_and_relu(y: Tensor, residual: Tensor | None) -> Tensor:
+    """Add and apply the ReLU by PyTorch's operators, which have derivatives of every kind."""
+    return torch.relu(y if residual is None else y + residual)
+
+
+def _is_nothing(input: Tensor, residual: Tensor | None) -> bool:
+    """Whether `input` is empty and has one axis: PyTorch returns it as it is."""
+    return residual is None and isinstance(input, Tensor) and input.dim() == 1 and not input.numel()
+
+
+def _statistics_of(
     input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, training: bool
 ) -> tuple[Tensor, Tensor] | None:
     """Return the running statistics, None in training without any, or raise."""
@@ -149,8 +255,8 @@ def running_of(
     raise AssertionError("unreachable")
 
 
-def wants_gradient(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
+def _wants_gradient(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
 ) -> bool:
     """Whether autograd may ask for the gradient of one of these."""
     return torch.is_grad_enabled() and (

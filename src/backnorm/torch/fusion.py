@@ -1,8 +1,8 @@
 """Modules that run a fused graph instead of their own forward, and stay what they are.
 
-A module whose forward normalises and rectifies is given a subclass of its class, of the same name,
-whose forward runs the fused graph as long as it is the same as the forward of the class. The
-module's identity, its children, parameters, hooks and state_dict do not change.
+A module whose forward has a ReLU after a normalisation is given a subclass of its class, of the
+same name, whose forward runs the fused graph as long as it is the same as the forward of the class.
+The module's identity, its children, parameters, hooks and state_dict do not change.
 """
 
 from __future__ import annotations

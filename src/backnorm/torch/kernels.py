@@ -1,37 +1,26 @@
-"""The operators on the memory of tensors, wherever it is.
+"""The operations on the memory of tensors, wherever it is.
 
 Nothing here knows autograd. Every function takes tensors of strided layout on one device, reads
 their memory where it is, and returns new tensors that lie in memory as `x` does
 (`torch.empty_like(x)`: the same strides, if `x` is dense in some order of its axes).
+
+A residual comes only with `relu`: it is added before the ReLU.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 from torch import Tensor
 
 from backnorm.layout import mask_size
+from backnorm.problem import check_mask
 from backnorm.torch import cpu
 from backnorm.torch.checks import TensorValueError
-from backnorm.torch.statistics import Running, statistics_type, update_running
+from backnorm.torch.metadata import metadata
+from backnorm.torch.statistics import Running
 
-__all__ = [
-    "Running",
-    "backward",
-    "double_backward",
-    "forward",
-    "inference",
-    "mask_size",
-    "relu_backward",
-    "relu_forward",
-    "relu_inference",
-    "statistics_type",
-    "trained",
-    "unpack_mask",
-    "update_running",
-]
+__all__ = ["backward", "double_backward", "engine_of", "forward", "inference", "unpack_mask"]
 
 
 def engine_of(x: Tensor) -> ModuleType:
@@ -51,119 +40,66 @@ def engine_of(x: Tensor) -> ModuleType:
     return gpu
 
 
-def trained(
+def forward(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     running: Running | None,
-    *,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Any]:
-    """Return what `forward` or `relu_forward` returns, and a step for the backward pass."""
-    engine = engine_of(x)
-    result: tuple[Tensor, Tensor, Tensor, Tensor | None, Any] = engine.trained(
-        x, residual, weight, bias, eps, running, relu=relu
-    )
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return y, mean and biased variance of the batch, and the mask.
+
+    Mean and variance are of `statistics_type(x.dtype)`. With `relu`, the mask says which elements
+    of y are positive: a bit an element in x's order in memory, `mask_size(x.numel())` bytes.
+
+    Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
+    Autograd is not told, as in PyTorch: a graph that needs the old values has a copy.
+    """
+    run = engine_of(x).forward
+    result: tuple[Tensor, Tensor, Tensor, Tensor | None]
+    if running is None:
+        result = run(x, residual, weight, bias, None, None, eps, "NCX", relu)
+    else:
+        mean, variance, momentum = running
+        result = run(x, residual, weight, bias, mean, variance, eps, "NCX", relu, momentum=momentum)
     return result
-
-
-def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    running: Running | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, and mean and biased variance of the batch, of `statistics_type(x.dtype)`.
-
-    Running statistics move towards those of the batch, unless it is empty; the variance goes in
-    unbiased. Autograd is not told, as in PyTorch: a graph that needs the values of before has kept
-    them.
-    """
-    return trained(x, None, weight, bias, eps, running, relu=False)[:3]
-
-
-def relu_forward(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    running: Running | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return relu(normalised x + residual), mean and variance, and a mask of its positive elements.
-
-    The mask has a bit an element in x's order in memory, and `mask_size(x.numel())` bytes.
-    """
-    y, mean, variance, mask, _ = trained(x, residual, weight, bias, eps, running, relu=True)
-    assert mask is not None
-    return y, mean, variance, mask
 
 
 def inference(
     x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
+    residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
     eps: float,
+    relu: bool,
 ) -> Tensor:
     """Return y, normalised with given statistics."""
-    arguments = x, None, mean, variance, weight, bias, eps
-    y: Tensor = engine_of(x).inference(*arguments, relu=False)
-    return y
-
-
-def relu_inference(
-    x: Tensor,
-    residual: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
-    """Return relu(normalised x + residual), with given statistics."""
-    arguments = x, residual, mean, variance, weight, bias, eps
-    y: Tensor = engine_of(x).inference(*arguments, relu=True)
+    y: Tensor
+    (y,) = engine_of(x).inference(x, residual, mean, variance, weight, bias, eps, "NCX", relu)
     return y
 
 
 def backward(
     x: Tensor,
     dy: Tensor,
+    mask: Tensor | None,
     mean: Tensor,
     variance: Tensor,
     weight: Tensor | None,
     eps: float,
     training: bool,
-    step: Any = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, and of weight and bias, the last two of weight's type.
-
-    `step` is what `trained` returned, if that was the forward pass.
-    """
-    arguments = x, dy, None, mean, variance, weight, eps, training
-    dx, dweight, dbias, _ = engine_of(x).backward(*arguments, has_residual=False, step=step)
-    return dx, dweight, dbias
-
-
-def relu_backward(
-    x: Tensor,
-    dy: Tensor,
-    mask: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    eps: float,
     has_residual: bool,
-    step: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of x, weight, bias and residual, in training: see `backward`."""
+    """Return the gradients of x, weight, bias and residual, those of channels of weight's type.
+
+    `mask` is that of the forward pass, None if it had no ReLU.
+    """
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
-        x, dy, mask, mean, variance, weight, eps, True, has_residual=has_residual, step=step
+        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual
     )
     return gradients
 
@@ -181,13 +117,20 @@ def double_backward(
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given those of what `backward` returns."""
+    operands = x, dy, ddx, mean, variance, weight, ddweight, ddbias
+    tensors = engine_of(x).TENSORS
+    tensors.checked("double_backward", operands, epsilon=eps, training=training)
     gradients: tuple[Tensor, Tensor, Tensor] = engine_of(x).double_backward(
-        x, dy, mean, variance, weight, ddx, ddweight, ddbias, eps, training
+        (x, dy, ddx), (mean, variance, weight, ddweight, ddbias), eps, training
     )
     return gradients
 
 
 def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Return the mask of `relu_forward` as booleans that lie as x does."""
+    """Return a mask as booleans that lie as x does."""
+    tensors = engine_of(x).TENSORS
+    tensors.check_place(x, "x", x)
+    tensors.check_place(mask, "mask", x)
+    check_mask(metadata(mask), mask_size(x.numel()))
     positive: Tensor = engine_of(x).unpack_mask(mask, x)
     return positive

@@ -1,7 +1,7 @@
-"""Tensors and their memory: which can be read as it is, arrays on it, and new ones.
+"""Tensors and their memory: which can be read in place, as arrays, and new tensors.
 
-New tensors are on memory of PyTorch's own. On an array's memory they could not be resized, and as
-views of another tensor not be changed in place behind a function of autograd's (a ReLU does that).
+New tensors are allocated by PyTorch. In an array's memory they could not be resized, and as views
+of another tensor they could not be changed in place after an autograd function, as by a ReLU.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from backnorm.layout import Order, by_strides
-from backnorm.torch.reuse import empty_like
+from backnorm.torch.checks import TensorTypeError, TensorValueError
 
 __all__ = [
     "array_of",
     "as_type",
+    "check_memory",
+    "check_own_memory",
     "dense",
-    "laid_out_as",
     "order_of",
     "plain",
     "tensor_of",
@@ -32,9 +33,9 @@ Kind = TypeVar("Kind", Tensor, None, Tensor | None)
 
 
 def plain(tensor: Tensor) -> bool:
-    """Whether the elements are in memory as they are.
+    """Whether memory holds the values of the elements.
 
-    A tensor may be yet to be negated, or be all zero without any memory.
+    That of a lazily negated tensor does not (`Tensor.is_neg`), and a zero tensor may have none.
     """
     return not (tensor.is_neg() or tensor._is_zerotensor())
 
@@ -47,12 +48,13 @@ def dense(x: Tensor) -> Tensor:
 
 
 def order_of(x: Tensor) -> Order:
-    """Return the order of axes in which x is dense, or its own order if it is not."""
-    natural = tuple(range(x.dim()))
+    """Return the order of axes in which x is dense, or a copy of it is."""
     if x.is_contiguous():
-        return natural
+        return tuple(range(x.dim()))
     order = by_strides(x.stride())
-    return order if x.permute(order).is_contiguous() else natural
+    if x.permute(order).is_contiguous():
+        return order
+    return by_strides(torch.empty_like(x, device="meta").stride())
 
 
 def wide(tensor: Kind, x: Tensor) -> Kind:
@@ -66,19 +68,41 @@ def wide(tensor: Kind, x: Tensor) -> Kind:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
+def check_memory(tensor: Tensor, name: str) -> int:
+    """Return where the elements of a tensor are, or raise if they are nowhere."""
+    strided = tensor.layout is torch.strided
+    address = tensor.data_ptr() if strided else 0
+    if not address and tensor.numel() and not tensor._is_zerotensor():
+        raise TensorValueError(
+            name,
+            "has no elements in memory",
+            came="a storage of 0 bytes" if strided else tensor.layout,
+            accepted="a strided tensor with its storage",
+        )
+    return address
+
+
+def check_own_memory(tensor: Tensor, name: str) -> None:
+    """Raise unless every element of a per-channel tensor has memory of its own to be moved in."""
+    if tensor._is_zerotensor() or (tensor.numel() > 1 and 0 in tensor.stride()):
+        raise TensorValueError(
+            name,
+            "is moved in place, and its elements have no memory of their own",
+            accepted="a tensor that can be written to",
+            hint=f"pass {name}.clone()",
+        )
+
+
 class _Memory:
-    """What an array on a tensor's memory is based on. It keeps the tensor.
+    """The base of an array on a tensor's memory. It keeps the tensor.
 
     `Tensor.numpy` would too, but after it the tensor's memory cannot be resized any more.
     """
 
     __slots__ = ("__array_interface__", "_tensor")
 
-    def __init__(self, tensor: Tensor) -> None:
-        here = tensor.is_cpu and tensor.layout is torch.strided
-        address = tensor.data_ptr() if here else 0
-        if not address and tensor.numel():
-            tensor.detach().numpy()  # says why not
+    def __init__(self, tensor: Tensor, name: str) -> None:
+        address = check_memory(tensor, name)
         self._tensor = tensor
         strides = None
         if not tensor.is_contiguous():
@@ -87,21 +111,24 @@ class _Memory:
             "data": (address, False),
             "shape": tensor.shape,
             "strides": strides,
-            "typestr": _typestr(tensor.dtype),
+            "typestr": _typestr(tensor.dtype, name),
             "version": 3,
         }
 
 
 @functools.cache
-def _typestr(dtype: torch.dtype) -> str:
+def _typestr(dtype: torch.dtype, name: str) -> str:
     # NumPy has no bfloat16: over as integers.
     like = torch.empty(0, dtype=torch.int16 if dtype is torch.bfloat16 else dtype)
-    return like.numpy().dtype.str
+    try:
+        return like.numpy().dtype.str
+    except TypeError as error:
+        raise TensorTypeError(name, "unsupported element type", came=dtype) from error
 
 
-def array_of(tensor: Tensor) -> np.ndarray:
-    """Return the tensor's memory as an array."""
-    array = np.asarray(_Memory(tensor if plain(tensor) else tensor.detach().clone()))
+def array_of(tensor: Tensor, name: str = "tensor") -> np.ndarray:
+    """Return the tensor's memory as an array; errors call it `name`."""
+    array = np.asarray(_Memory(tensor if plain(tensor) else tensor.detach().clone(), name))
     return array.view(ml_dtypes.bfloat16) if tensor.dtype is torch.bfloat16 else array
 
 
@@ -110,13 +137,6 @@ def tensor_of(array: np.ndarray) -> Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).clone()
     return torch.from_numpy(array).clone()
-
-
-def laid_out_as(array: np.ndarray, x: Tensor) -> Tensor:
-    """Return a new tensor with an array's elements that lies in memory as the dense x does."""
-    tensor = empty_like(x)
-    array_of(tensor)[...] = array
-    return tensor
 
 
 def as_type(weight: Tensor | None, gradient: Tensor) -> Tensor:

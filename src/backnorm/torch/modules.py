@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from backnorm.errors import BacknormError
-from backnorm.torch import functional, fused
+from backnorm.torch import functional
+from backnorm.torch.checks import not_a_tensor
 
 __all__ = [
     "BatchNorm1d",
@@ -34,14 +35,20 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             input, mean, variance, self.weight, self.bias, training, share, self.eps
         )
 
+    def _check_input_dim(self, input: Tensor) -> None:
+        # PyTorch's looks at the rank before all else.
+        if not hasattr(input, "dim"):
+            raise not_a_tensor("input", input)
+        super()._check_input_dim(input)
+
     def with_relu(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return relu(self(input) + residual) in one pass; hooks of the module are not called."""
         self._check_input_dim(input)
         mean, variance, training, share = self._statistics()
         settings = mean, variance, self.weight, self.bias, training, share, self.eps
         if residual is None:
-            return fused.batch_norm_relu(input, *settings)
-        return fused.batch_norm_add_relu(input, residual, *settings)
+            return functional.batch_norm_relu(input, *settings)
+        return functional.batch_norm_add_relu(input, residual, *settings)
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
         """Count a batch, and return running statistics, training and momentum of the function.
@@ -78,7 +85,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
 
 
 class _BatchNormReLU(_BatchNorm):
-    """What the fused modules have in common."""
+    """What the modules with a ReLU have in common."""
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return relu(normalised input + residual)."""

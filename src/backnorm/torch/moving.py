@@ -1,4 +1,4 @@
-"""Running statistics where the kernels do not move them: in traces and under transforms."""
+"""Running statistics where kernels do not update them: in traces and under transforms."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from backnorm.torch import kernels, state
+from backnorm.torch import state
 from backnorm.torch.checks import TensorValueError
+from backnorm.torch.statistics import update_running
 
 __all__ = ["move"]
 
@@ -22,7 +23,7 @@ def move(
     momentum: float,
     input: Tensor,
 ) -> None:
-    """Do what `kernels.forward` does, by operators that the dispatcher or transforms know."""
+    """Update running statistics by operators that the dispatcher or transforms know."""
     if running_mean is None or running_var is None or not input.numel():
         return
     mean, variance = mean.detach(), variance.detach()
@@ -38,7 +39,7 @@ def move(
 
 
 class _Move(Function):
-    """Running statistics moved in place: below all transforms, where they are memory."""
+    """An update in place, below all transforms, where running statistics are memory."""
 
     @staticmethod
     def forward(
@@ -49,7 +50,7 @@ class _Move(Function):
         momentum: float,
         count: int,
     ) -> Tensor:
-        kernels.update_running(running_mean, running_var, mean, variance, momentum, count)
+        update_running(running_mean, running_var, mean, variance, momentum, count)
         return mean.new_empty(0)
 
     @staticmethod

@@ -40,7 +40,7 @@ def fuse(graph: fx.Graph, root: torch.nn.Module) -> int:
                 graph.get_attr(node.target) if node.op == "call_module" else None
                 for node in (norm, relu)
             ]
-            fused = graph.call_function(rectify, (*layers, norm.args[0], residual, in_place))
+            fused = graph.call_function(call_fused, (*layers, norm.args[0], residual, in_place))
         relu.replace_all_uses_with(fused)
         for node in dict.fromkeys((relu, source, norm)):
             graph.erase_node(node)
@@ -48,7 +48,7 @@ def fuse(graph: fx.Graph, root: torch.nn.Module) -> int:
     return found
 
 
-def rectify(
+def call_fused(
     norm: torch.nn.Module,
     relu: torch.nn.Module | None,
     x: Tensor,
@@ -123,7 +123,7 @@ def _normalised(source: fx.Node) -> list[tuple[fx.Node, fx.Node | None]]:
     if not _is_add(source):
         return [(source, None)]
     first, second = source.args
-    # An addition in place is to its first operand, which then must be nobody else's.
+    # An addition in place writes to its first operand: only that can be the normalisation.
     if source.target in _ADD_IN_PLACE:
         return [(first, second)]
     return [(first, second), (second, first)]
@@ -132,8 +132,8 @@ def _normalised(source: fx.Node) -> list[tuple[fx.Node, fx.Node | None]]:
 def _may_move(norm: fx.Node, source: fx.Node, relu: fx.Node, residual: fx.Node | None) -> bool:
     """Whether the normalisation, and the addition, may as well happen where the ReLU is.
 
-    Nobody else may use what is between, and while it waits, nobody may touch what goes in (an
-    operation in place would change it), nor use the same module.
+    The values in between may have no other users. From the old place to the new one nothing may use
+    the inputs (an operation in place would change them) or call the same module.
     """
     if list(norm.users) != [source if source is not norm else relu] or list(source.users) != [relu]:
         return False

@@ -1,13 +1,12 @@
-"""Large outputs in memory of large outputs that are gone.
+"""Allocation of large outputs: the memory of freed outputs is used again.
 
 New memory costs as much as computing what is written to it: the system must find and clear its
-pages. So the storages of outputs of 2 MiB and more, which PyTorch's allocator made and which can be
-resized like any, are kept here beside those who have the tensors. One that nobody has any more is
-the next output of its size.
+pages. So the storages of outputs of 2 MiB and more are kept here, too. PyTorch's allocator made
+them, and they can be resized like any. A storage that no tensor uses any more becomes the next
+output of its size.
 
-Together they never have more than 768 MiB; what is new beyond that takes the place of those that
-nobody has, the longest unused first, or is not kept. So no more than that stays resident when all
-outputs are gone.
+At most 768 MiB are kept. A new storage beyond that takes the place of unused ones, the longest
+unused first, or is not kept. So no more than that stays resident when all outputs are freed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LOOKS = 8
 # time: finalisers and other threads may make outputs in between.
 _kept: dict[int, deque[torch.UntypedStorage]] = {}
 
-# How many tensors, and others, have a storage: not in all versions.
+# Returns the use count of a storage: not in all versions of PyTorch.
 _holders: Any = getattr(torch._C, "_storage_Use_Count", None)
 
 
@@ -56,13 +55,13 @@ def empty_like(x: Tensor) -> Tensor:
 
 
 def _free(size: int) -> torch.UntypedStorage | None:
-    """Return a storage that nobody has, and that is no longer kept."""
+    """Take an unused storage of this size off its shelf, if there is one."""
     shelf = _kept.get(size)
     if shelf is None:
         return None
     for _ in range(min(_LOOKS, len(shelf))):
         storage, free = _oldest(shelf)
-        # It may have been given back, or moved to where other processes see it, by who had it.
+        # Its user may have resized it, or moved it to memory that processes share.
         if storage is None or storage.nbytes() != size or storage.is_shared():
             continue
         if free:
@@ -72,9 +71,9 @@ def _free(size: int) -> torch.UntypedStorage | None:
 
 
 def _oldest(shelf: deque[torch.UntypedStorage]) -> tuple[torch.UntypedStorage | None, bool]:
-    """Take the first storage from a shelf; return it, if any, and whether nobody has it.
+    """Take the first storage from a shelf; return it, if any, and whether it is unused.
 
-    No tensor has it, of Python's or not, and there is no reference to it beside the one here.
+    Then no tensor has it, of Python's or not, and the reference here is the only one.
     """
     try:
         storage = shelf.popleft()
@@ -89,7 +88,7 @@ def _keep(storage: torch.UntypedStorage, size: int) -> None:
 
 
 def _has_room(size: int) -> bool:
-    """Whether so many bytes can be kept, for which others may have to go."""
+    """Whether so many bytes more can be kept; unused storages make room."""
     shelves = list(_kept.items())
     total = size + sum(each * len(shelf) for each, shelf in shelves)
     for each, shelf in shelves:
@@ -109,6 +108,6 @@ def _references(shelf: deque[torch.UntypedStorage]) -> int:
     return sys.getrefcount(storage)
 
 
-#: What `sys.getrefcount` says where it is called above, if nobody has a storage: not the same in
-#: all versions of Python.
+#: What `sys.getrefcount` returns above for an unused storage: not the same in all versions of
+#: Python.
 _ALONE = _references(deque([torch.UntypedStorage(1)]))

@@ -1,4 +1,4 @@
-"""Mean and variance beside a tensor: their type, and the running ones that follow them."""
+"""The type of a batch's mean and variance, and the running statistics that they update."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backnorm.errors import ArgumentValueError
-
-__all__ = ["Running", "follows", "statistics_type", "update_running"]
+__all__ = ["Running", "statistics_type", "update_running"]
 
 
 class Running(NamedTuple):
-    """Running statistics, and the share of a batch that they move by."""
+    """Running statistics, and the weight of a batch in their update."""
 
     mean: Tensor
     variance: Tensor
@@ -25,19 +23,6 @@ def statistics_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize == 2 else dtype
 
 
-def follows(running: Running, x: Tensor) -> bool:
-    """Whether a kernel can move running statistics, or raise if they do not fit x."""
-    dtype = statistics_type(x.dtype)
-    for tensor in (running.mean, running.variance):
-        # Nobody else checks them in training.
-        if tensor.shape != x.shape[1:2] or tensor.dtype not in (dtype, x.dtype):
-            raise ArgumentValueError("running_mean, running_var", "do not fit input")
-    return all(
-        tensor.dtype is dtype and tensor.is_contiguous()
-        for tensor in (running.mean, running.variance)
-    )
-
-
 def update_running(
     running_mean: Tensor,
     running_var: Tensor,
@@ -46,7 +31,7 @@ def update_running(
     momentum: float,
     count: int,
 ) -> None:
-    """Move the running statistics towards those of a batch of `count` elements a channel.
+    """Update running statistics from those of a batch of `count` elements a channel.
 
     In float64, rounded once, as kernels do. Autograd is not told.
     """

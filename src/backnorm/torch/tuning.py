@@ -81,20 +81,20 @@ def tune(
     has_residual = residual is not None
     relu = relu or has_residual
     with torch.no_grad(), gpu.on(input):
-        given = input, residual, weight, bias, eps
+        given = input, residual, weight, bias, None, None
 
         def forward() -> Any:
-            return gpu.trained(*given, None, relu=relu)
+            return gpu.forward(*given, eps, "NCX", relu)
 
-        _, mean, variance, mask, _ = forward()
+        _, mean, variance, mask = forward()
         dy = torch.empty_like(input).copy_(input)
-        taken = input, dy, mask, mean, variance, weight, eps, True
+        taken = input, dy, mask, mean, variance, weight
 
         def backward() -> Any:
-            return gpu.backward(*taken, has_residual=has_residual, step=None)
+            return gpu.backward(*taken, eps, "NCX", True, has_residual)
 
-        ahead = gpu.forward_place(*given, relu=relu)
-        back = gpu.backward_place(*taken, has_residual=has_residual)
+        ahead = gpu.place_of("forward", *given, epsilon=eps, relu=relu)
+        back = gpu.place_of("backward", *taken, epsilon=eps, residual=has_residual)
         return [*_tried(gpu.use, ahead, forward), *_tried(gpu.use, back, backward)]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from backnorm.layout import mask_size
-from backnorm.results import Gradients, Normalized, Rectified, RectifiedGradients
+from backnorm.results import Gradients, GradientsWithResidual, Normalized, NormalizedWithMask
 from backnorm.torch import gpu
 from backnorm.torch.memory import array_of, tensor_of
 
@@ -41,57 +41,62 @@ def backward(x, dy, mean, variance, gamma=None, *, epsilon, data_format="NCX", t
         tensor(variance),
         tensor(gamma),
         epsilon,
+        "NCX",
         training,
-        residual=False,
-        step=None,
+        False,
     )
     return Gradients(array(dx, data_format), array(dgamma), array(dbeta))
 
 
 def forward(x, gamma=None, beta=None, *, epsilon, data_format="NCX"):
-    y, mean, variance, _, _ = gpu.trained(
-        tensor(x, data_format), None, tensor(gamma), tensor(beta), epsilon, None, relu=False
+    affine = tensor(gamma), tensor(beta)
+    y, mean, variance, _ = gpu.forward(
+        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", False
     )
     return Normalized(array(y, data_format), array(mean), array(variance))
 
 
 def inference(x, mean, variance, gamma=None, beta=None, *, epsilon, data_format="NCX"):
-    y = gpu.inference(
+    (y,) = gpu.inference(
         tensor(x, data_format),
         None,
         *(tensor(value) for value in (mean, variance, gamma, beta)),
         epsilon,
-        relu=False,
+        "NCX",
+        False,
     )
     return array(y, data_format)
 
 
-class Rectifying:
-    """The fused operators, as `conformance.relu_battery` calls them."""
+class WithRelu:
+    """The operators with a ReLU, as `conformance.relu_battery` calls them."""
 
     @staticmethod
     def forward(x, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"):
-        y, mean, variance, mask, _ = gpu.trained(
+        y, mean, variance, mask = gpu.forward(
             tensor(x, data_format),
             tensor(residual, data_format),
             tensor(gamma),
             tensor(beta),
-            epsilon,
             None,
-            relu=True,
+            None,
+            epsilon,
+            "NCX",
+            True,
         )
-        return Rectified(array(y, data_format), array(mean), array(variance), array(mask))
+        return NormalizedWithMask(array(y, data_format), array(mean), array(variance), array(mask))
 
     @staticmethod
     def inference(
         x, mean, variance, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"
     ):
-        y = gpu.inference(
+        (y,) = gpu.inference(
             tensor(x, data_format),
             tensor(residual, data_format),
             *(tensor(value) for value in (mean, variance, gamma, beta)),
             epsilon,
-            relu=True,
+            "NCX",
+            True,
         )
         return array(y, data_format)
 
@@ -118,11 +123,11 @@ class Rectifying:
             tensor(variance),
             tensor(gamma),
             epsilon,
+            "NCX",
             training,
-            residual=residual,
-            step=None,
+            residual,
         )
-        return RectifiedGradients(
+        return GradientsWithResidual(
             array(dx, data_format),
             array(dgamma),
             array(dbeta),

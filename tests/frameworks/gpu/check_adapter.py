@@ -11,6 +11,7 @@ from torch import nn
 import backnorm.torch
 from backnorm.errors import ArgumentError
 from backnorm.gpu import KNOWN
+from backnorm.kernels.gpu import launch
 from backnorm.torch import gpu, kernels
 
 from .. import interpreter
@@ -27,13 +28,13 @@ def launched(monkeypatch):
     """Return a list of what was launched."""
     seen = []
     for name in ("ForwardLaunch", "BackwardLaunch"):
-        original = getattr(gpu, name)
+        original = getattr(launch, name)
 
         def made(*arguments, original=original, **options):
             seen.append(arguments[0].operation)
             return original(*arguments, **options)
 
-        monkeypatch.setattr(gpu, name, made)
+        monkeypatch.setattr(launch, name, made)
     return seen
 
 
@@ -73,16 +74,16 @@ def test_a_layer_trains_as_pytorchs(shape, options, launched):
 
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 16)], ids=str)
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_fused_layers(shape, has_residual):
+def test_with_relu(shape, has_residual):
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     x, residual, dy = torch.randn(shape), torch.randn(shape), torch.randn(shape)
     results = []
-    for fused in (True, False):
+    for ours in (True, False):
         leaves = [value.clone().requires_grad_() for value in (x, weight, bias, residual)]
         a, w, b, r = leaves
-        if fused and has_residual:
+        if ours and has_residual:
             y = backnorm.torch.batch_norm_add_relu(a, r, None, None, w, b, training=True)
-        elif fused:
+        elif ours:
             y = backnorm.torch.batch_norm_relu(a, None, None, w, b, training=True)
         else:
             y = nn.functional.batch_norm(a, None, None, w, b, training=True)
@@ -175,10 +176,10 @@ def test_no_elements():
 
 def test_operators_that_the_dispatcher_knows():
     x, dy, weight = torch.randn(5, 3, 4), torch.randn(5, 3, 4), torch.rand(3) + 0.5
-    y, mean, variance, mask = torch.ops.backnorm.batch_norm_relu(x, None, weight, None, 1e-5)
-    arguments = (x, dy, mask, mean, variance, weight, 1e-5, False)
+    y, mean, variance, mask = torch.ops.backnorm.batch_norm(x, None, weight, None, 1e-5, True)
+    arguments = (x, dy, mask, mean, variance, weight, 1e-5, True, False)
     torch.library.opcheck(
-        torch.ops.backnorm.batch_norm_relu_backward.default,
+        torch.ops.backnorm.batch_norm_backward.default,
         arguments,
         test_utils=("test_schema", "test_faketensor"),
     )
@@ -245,19 +246,23 @@ def test_tuning_wants_a_gpu(monkeypatch):
         tuning.tune(torch.randn(3, 2, 3))
 
 
+def plain_step(x, dy):
+    """Return y, and the gradients of x, weight and bias, without autograd."""
+    y, mean, variance, *_ = kernels.forward(x, None, None, None, 1e-5, None, relu=False)
+    *gradients, _ = kernels.backward(
+        x, dy, None, mean, variance, None, 1e-5, True, has_residual=False
+    )
+    return y, *gradients
+
+
 def test_calls_are_planned_once(launched):
     x, dy = torch.randn(5, 3, 4), torch.randn(5, 3, 4)
     for _ in range(3):
-        _, mean, variance = kernels.forward(x, None, None, 1e-5)
-        kernels.backward(x, dy, mean, variance, None, 1e-5, True)
+        plain_step(x, dy)
     assert launched == ["forward", "backward"]
 
 
 def test_the_same_bits_again():
     x, dy = torch.randn(40, 3, 50), torch.randn(40, 3, 50)
-    results = []
-    for _ in range(2):
-        y, mean, variance = kernels.forward(x, None, None, 1e-5)
-        results.append((y, *kernels.backward(x, dy, mean, variance, None, 1e-5, True)))
-    for one, other in zip(*results, strict=True):
+    for one, other in zip(plain_step(x, dy), plain_step(x, dy), strict=True):
         assert torch.equal(one, other)

@@ -58,8 +58,8 @@ def test_forward_and_inference(name, gpu):
 
 
 @pytest.mark.parametrize("name", usual_first(RELU_BATTERY, USUAL[1:]))
-def test_fused(name, gpu):
+def test_relu(name, gpu):
     if name.startswith("vanishing") and not gpu.fast_float64 and "float64" not in name:
         pytest.skip("a pair of float32 cannot hold what is less than float32's least normal number")
-    for quantity, verdict in examine_relu(arrays.Rectifying, RELU_BATTERY[name]).items():
+    for quantity, verdict in examine_relu(arrays.WithRelu, RELU_BATTERY[name]).items():
         assert verdict.passed, f"{quantity}: {verdict}"

@@ -119,10 +119,10 @@ FORWARD = [
     ("inverse_deviation", epsilon_outside),
     ("collect", one_column_short),
     ("channels_of", channel_of_the_next),
-    ("_exact_sum", no_rest),
+    ("_two_sum", no_rest),
     ("elements_of", elements_of_whole_tiles),
 ]
-RECTIFIED = [
+OF_RELU = [
     (backward, "load_bits", every_bit),
     (backward, "load_bits", bits_turned),
     (forward, "relu", keeps_what_is_negative),
@@ -175,11 +175,11 @@ def test_a_pivot_of_zero_loses_digits(monkeypatch):
     assert not check_forward(*given, result, **data.options)["variance"].passed
 
 
-@pytest.mark.parametrize(("module", "name", "broken"), RECTIFIED, ids=name_of)
-def test_rectified(module, name, broken, monkeypatch):
+@pytest.mark.parametrize(("module", "name", "broken"), OF_RELU, ids=name_of)
+def test_relu(module, name, broken, monkeypatch):
     monkeypatch.setattr(module, name, broken)
     assert any(
         not verdict.passed
         for case in RELU_CASES
-        for verdict in examine_relu(arrays.Rectifying, case).values()
+        for verdict in examine_relu(arrays.WithRelu, case).values()
     )

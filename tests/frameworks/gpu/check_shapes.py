@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -66,26 +67,26 @@ def unequal(ours, theirs):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rectifier", [False, True], ids=["plain", "rectified"])
-def test_results_are_those_of_the_cpu(shape, schedule, layout, rectifier, scheduled):
+@pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])
+def test_results_are_those_of_the_cpu(shape, schedule, layout, relu, scheduled):
     scheduled(schedule)
     x, dy, residual = (laid_out(torch.randn(shape), layout) for _ in range(3))
-    if not rectifier:
+    if not relu:
         residual = None
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
-    given = x, residual, weight, bias
-    *ours, mask, _ = gpu.trained(*there(given), 1e-5, None, relu=rectifier)
-    *theirs, bits, _ = cpu.trained(*given, 1e-5, None, relu=rectifier)
+    given = x, residual, weight, bias, None, None
+    *ours, mask = gpu.forward(*there(given), 1e-5, "NCX", relu)
+    *theirs, bits = cpu.forward(*given, 1e-5, "NCX", relu)
     compare(ours, theirs)
-    if rectifier:
+    if relu:
         positive = cpu.unpack_mask(bits, x)
         assert torch.equal(cpu.unpack_mask(mask.cpu(), x), positive)
         assert torch.equal(gpu.unpack_mask(mask, *there([x])).cpu(), positive)
     given = x, dy, bits, *theirs[1:], weight
-    *ours, dresidual = gpu.backward(*there(given), 1e-5, True, residual=rectifier, step=None)
-    *theirs, expected = cpu.backward(*given, 1e-5, True, residual=rectifier, step=None)
+    *ours, dresidual = gpu.backward(*there(given), 1e-5, "NCX", True, relu)
+    *theirs, expected = cpu.backward(*given, 1e-5, "NCX", True, relu)
     compare(ours, theirs)
-    if rectifier:
+    if relu:
         assert torch.equal(dresidual.cpu(), expected)
 
 
@@ -104,7 +105,7 @@ def compare(ours, theirs):
 
 def test_the_shapes_make_every_kind_of_plan():
     from backnorm.gpu import KNOWN
-    from backnorm.problem import backward_problem, with_relu
+    from backnorm.problem import problem_of
     from backnorm.torch.memory import order_of
     from backnorm.torch.metadata import metadata
 
@@ -112,13 +113,11 @@ def test_the_shapes_make_every_kind_of_plan():
     for shape, layout, relu in itertools.product(SHAPES, LAYOUTS, [False, True]):
         x = laid_out(torch.empty(shape), layout)
         channel = metadata(torch.empty(shape[1]))
-        problem = backward_problem(
-            metadata(x), metadata(x), channel, channel, channel,
-            epsilon=1e-5, data_format="NCX", training=True,
-        )  # fmt: skip
-        if relu:
-            problem = with_relu(problem, residual=True)
-        extents = extents_of(shape, 1, order_of(x))
+        problem = problem_of(
+            "backward", metadata(x), metadata(x), None, channel, channel, channel, epsilon=1e-5
+        )
+        problem = dataclasses.replace(problem, relu=relu, residual=relu)
+        extents = extents_of(shape, (1,), order_of(x))
         apart = next(one for one in candidates(problem, extents) if one.schedule == "two passes")
         tiling = plan_gpu(problem, extents, KNOWN["h200"], apart).tiling
         seen |= {

@@ -31,7 +31,7 @@ def large_problems():
         ["forward", "backward"], LARGE, ["float32", "bfloat16", "float64"], [False, True]
     ):
         rare = relu != (dtype == "bfloat16") or (dtype == "float64" and layout != "NXC")
-        name = f"{operation}-{layout}-{dtype}-{'rectified' if relu else 'plain'}"
+        name = f"{operation}-{layout}-{dtype}-{'relu' if relu else 'plain'}"
         marks = [pytest.mark.sweep] if rare else []
         yield pytest.param(operation, layout, dtype, relu, id=name, marks=marks)
 

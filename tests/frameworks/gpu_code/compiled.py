@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from backnorm import problem
 from backnorm.gpu import KNOWN
 from backnorm.kernels.gpu.launch import BackwardLaunch, ForwardLaunch
 from backnorm.layout import extents_of
 from backnorm.plan_gpu import plan_gpu
-from backnorm.problem import Metadata, backward_problem, forward_problem, with_relu
+from backnorm.problem import Metadata
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 NAMES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -49,22 +51,21 @@ def problem_of(operation, shape, axis, dtype, *, relu=False):
     x, channel = Metadata(shape, dtype), Metadata((shape[axis],), statistics)
     options = {"epsilon": 1e-5, "data_format": "NCX" if axis == 1 else "NXC"}
     if operation == "backward":
-        problem = backward_problem(x, x, channel, channel, channel, training=True, **options)
+        made = problem.problem_of("backward", x, x, None, channel, channel, channel, **options)
     else:
-        problem = forward_problem(x, channel, channel, **options)
-    return with_relu(problem, residual=True) if relu else problem
+        made = problem.problem_of("forward", x, None, channel, channel, None, None, **options)
+    return dataclasses.replace(made, relu=relu, residual=relu)
 
 
 def compiled(problem, device, tmp_path):
     """Return the kernels of a problem, compiled for one of the known devices."""
     order = tuple(range(len(problem.shape)))
     gpu = KNOWN[device]
-    plan = plan_gpu(problem, extents_of(problem.shape, problem.channel_axis, order), gpu)
-    made = (problem, plan.extents, plan.tiling, plan.arithmetic, plan.schedule == "complete", None)
+    plan = plan_gpu(problem, extents_of(problem.shape, problem.channel_axes, order), gpu)
     if problem.operation == "backward":
-        launch = BackwardLaunch(*made)
+        launch = BackwardLaunch(problem, plan, None)
     else:
-        launch = ForwardLaunch(*made, moving=True)
+        launch = ForwardLaunch(dataclasses.replace(problem, running=True), plan, None)
     complete = launch._complete
     kernels = [complete] if complete else [launch._sums, launch._finish, launch._apply]
     target = GPUTarget("cuda", 10 * gpu.capability[0] + gpu.capability[1], 32)

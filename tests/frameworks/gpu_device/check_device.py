@@ -31,8 +31,11 @@ def seeded():
 
 def step(x, dy, weight, bias):
     """Return what a training step computes."""
-    y, mean, variance = kernels.forward(x, weight, bias, 1e-5)
-    return y, mean, variance, *kernels.backward(x, dy, mean, variance, weight, 1e-5, True)
+    y, mean, variance, *_ = kernels.forward(x, None, weight, bias, 1e-5, None, relu=False)
+    *gradients, _ = kernels.backward(
+        x, dy, None, mean, variance, weight, 1e-5, True, has_residual=False
+    )
+    return y, mean, variance, *gradients
 
 
 def tensors(shape, dtype=torch.float32, *, channels_last=False):
@@ -100,7 +103,7 @@ def test_agrees_with_the_cpu(shape, channels_last):
     x, dy, weight, bias = (value.cpu() for value in (x, dy, weight, bias))
     *theirs, _, _ = cpu.trained(x, None, weight, bias, 1e-5, None, relu=False)
     gradients = cpu.backward(
-        x, dy, None, *theirs[1:], weight, 1e-5, True, residual=False, step=None
+        x, dy, None, *theirs[1:], weight, 1e-5, True, has_residual=False, step=None
     )  # fmt: skip
     unequal = elements = 0
     for one, other in zip(ours, (*theirs, *gradients[:3]), strict=True):
@@ -173,10 +176,10 @@ def test_compiled_models():
 
 def test_tuning():
     x, _, weight, bias = tensors((64, 64, 28, 28))
-    before = gpu.trained(x, None, weight, bias, 1e-5, None, relu=False)
+    before = gpu.forward(x, None, weight, bias, None, None, 1e-5, "NCX", False)
     trials = tune(x, weight, bias)
     assert {trial.operation for trial in trials} == {"forward", "backward"}
-    after = gpu.trained(x, None, weight, bias, 1e-5, None, relu=False)
+    after = gpu.forward(x, None, weight, bias, None, None, 1e-5, "NCX", False)
     torch.testing.assert_close(after[0], before[0], rtol=1e-6, atol=1e-6)
 
 

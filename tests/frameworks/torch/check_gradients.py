@@ -62,7 +62,7 @@ def test_second_order(training, affine, name, layouts):
 @pytest.mark.parametrize("affine", ["both", "neither"])
 @pytest.mark.parametrize("name", ["contiguous", "channels_last", "permuted"])
 @pytest.mark.parametrize("residual", [True, False])
-def test_fused(training, affine, name, residual, layouts):
+def test_with_relu(training, affine, name, residual, layouts):
     function = backnorm.torch.batch_norm_relu
     if residual:
         function = backnorm.torch.batch_norm_add_relu

@@ -9,7 +9,7 @@ from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 import backnorm.torch
-from backnorm.torch import library, library_fused
+from backnorm.torch import operations
 
 EPS = 1e-3
 
@@ -19,7 +19,7 @@ def tensors(dtype, name, layouts, *, grad=True):
     narrow = torch.float32 if dtype.itemsize == 2 else dtype
     weight, bias = (torch.rand(3).to(narrow) + 0.5 for _ in range(2))
     mean, variance = torch.randn(3).to(narrow), torch.rand(3).to(narrow) + 0.5
-    _, _, _, mask = library_fused.batch_norm_relu(x, residual, weight, bias, EPS)
+    _, _, _, mask = operations.batch_norm(x, residual, weight, bias, EPS, True)
     wanted = {"x": x, "dy": dy, "residual": residual, "weight": weight, "bias": bias}
     for tensor in wanted.values():
         tensor.requires_grad_(grad)
@@ -27,38 +27,41 @@ def tensors(dtype, name, layouts, *, grad=True):
 
 
 CALLS = {
-    "forward": (library.batch_norm, ("x", "weight", "bias", EPS)),
-    "plain": (library.batch_norm, ("x", None, None, EPS)),
+    "forward": (operations.batch_norm, ("x", None, "weight", "bias", EPS, False)),
+    "plain": (operations.batch_norm, ("x", None, None, None, EPS, False)),
     "inference": (
-        library.batch_norm_inference, ("x", "mean", "variance", "weight", "bias", EPS),
+        operations.batch_norm_inference,
+        ("x", None, "weight", "bias", "mean", "variance", EPS, False),
     ),
     "backward": (
-        library.batch_norm_backward, ("x", "dy", "mean", "variance", "weight", EPS, True),
+        operations.batch_norm_backward,
+        ("x", "dy", None, "mean", "variance", "weight", EPS, True, False),
     ),
     "frozen": (
-        library.batch_norm_backward, ("x", "dy", "mean", "variance", None, EPS, False),
+        operations.batch_norm_backward,
+        ("x", "dy", None, "mean", "variance", None, EPS, False, False),
     ),
-    "rectified": (library_fused.batch_norm_relu, ("x", "residual", "weight", "bias", EPS)),
-    "rectified alone": (library_fused.batch_norm_relu, ("x", None, None, None, EPS)),
-    "rectified backward": (
-        library_fused.batch_norm_relu_backward,
-        ("x", "dy", "mask", "mean", "variance", "weight", EPS, True),
+    "relu": (operations.batch_norm, ("x", "residual", "weight", "bias", EPS, True)),
+    "relu alone": (operations.batch_norm, ("x", None, None, None, EPS, True)),
+    "relu backward": (
+        operations.batch_norm_backward,
+        ("x", "dy", "mask", "mean", "variance", "weight", EPS, True, True),
     ),
-    "rectified backward alone": (
-        library_fused.batch_norm_relu_backward,
-        ("x", "dy", "mask", "mean", "variance", None, EPS, False),
+    "relu backward alone": (
+        operations.batch_norm_backward,
+        ("x", "dy", "mask", "mean", "variance", None, EPS, True, False),
     ),
-}  # fmt: skip
+}
 WITHOUT_GRADIENT = {
     "double backward": (
-        library.batch_norm_double_backward,
+        operations.batch_norm_double_backward,
         ("x", "dy", "mean", "variance", "weight", "dy", "weight", "bias", EPS, True),
     ),
-    "rectified inference": (
-        library_fused.batch_norm_relu_inference,
-        ("x", "residual", "mean", "variance", "weight", "bias", EPS),
+    "relu inference": (
+        operations.batch_norm_inference,
+        ("x", "residual", "weight", "bias", "mean", "variance", EPS, True),
     ),
-    "mask": (library_fused.unpack_mask, ("mask", "x")),
+    "mask": (operations.unpack_mask, ("mask", "x")),
 }
 
 
@@ -78,20 +81,46 @@ def test_second_order_of_the_operators(layouts):
     given = tensors(torch.float64, "channels_last", layouts)
     leaves = [given[name] for name in ("x", "residual", "weight", "bias")]
     assert torch.autograd.gradgradcheck(
-        lambda x, residual, weight, bias: library_fused.batch_norm_relu(
-            x, residual, weight, bias, EPS
+        lambda x, residual, weight, bias: operations.batch_norm(
+            x, residual, weight, bias, EPS, True
         )[0],
         leaves,
     )
     x, _, weight, bias = leaves
     assert torch.autograd.gradgradcheck(
-        lambda x, weight, bias: library.batch_norm(x, weight, bias, EPS)[0], (x, weight, bias)
+        lambda x, weight, bias: operations.batch_norm(x, None, weight, bias, EPS, False)[0],
+        (x, weight, bias),
     )
+
+
+def test_a_relu_after_given_statistics_has_no_gradient_rather_than_a_wrong_one(layouts):
+    given = tensors(torch.float64, "contiguous", layouts)
+    names = ("x", "residual", "weight", "bias", "mean", "variance")
+    y = operations.batch_norm_inference(*(given[name] for name in names), EPS, True)
+    with pytest.raises(backnorm.BacknormError, match=r"call backnorm\.torch\.batch_norm_relu"):
+        y.sum().backward()
+
+
+def test_vmap_over_an_operator_that_has_a_mask(layouts, close):
+    given = tensors(torch.float64, "channels_last", layouts, grad=False)
+    x, dy, weight, bias, residual = (
+        given[name] for name in ("x", "dy", "weight", "bias", "residual")
+    )
+    xs = torch.stack([x, x * x], 1)
+
+    def both(x, residual):
+        y, mean, variance, mask = operations.batch_norm(x, residual, weight, bias, EPS, True)
+        arguments = x, dy, mask, mean, variance, weight, EPS, True, True
+        return y, *operations.batch_norm_backward(*arguments)
+
+    together = torch.func.vmap(both, (1, None))(xs, residual)
+    apart = [both(x, residual) for x in xs.unbind(1)]
+    close(together, tuple(torch.stack(results) for results in zip(*apart, strict=True)))
 
 
 def test_the_third_order_is_refused():
     x = torch.randn(4, 3).double().requires_grad_()
-    value = library.batch_norm(x, None, None, EPS)[0].pow(3).sum()
+    value = operations.batch_norm(x, None, None, None, EPS, False)[0].pow(3).sum()
     for _ in range(2):
         value = torch.autograd.grad(value, x, create_graph=True)[0].pow(2).sum()
     with pytest.raises(backnorm.torch.ThirdOrderError, match="twice"):
@@ -111,9 +140,11 @@ def test_a_trace_is_made_of_operators(mode, parameters, close):
     x, arguments = torch.randn(5, 3, 4).double(), parameters(3)
     copies = [tensor.clone() for tensor in arguments]
     graph = make_fx(call, tracing_mode=mode)(x, *[tensor.clone() for tensor in arguments])
-    targets = {str(node.target) for node in graph.graph.nodes}
-    names = "batch_norm", "batch_norm_inference", "batch_norm_relu", "batch_norm_relu_inference"
-    assert {f"backnorm.{name}.default" for name in names} <= targets
+    # The last argument of an operator is whether it has a ReLU.
+    operators = {(str(node.target), node.args[-1]) for node in graph.graph.nodes if node.args}
+    for name in ("batch_norm", "batch_norm_inference"):
+        for relu in (False, True):
+            assert (f"backnorm.{name}.default", relu) in operators
     sizes = (5, 8) if mode == "symbolic" else (5,)
     for size in sizes:
         x = torch.randn(size, 3, 4).double()

@@ -60,14 +60,14 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_same_as_of_the_formula(training, name, fused, parameters, close):
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_same_as_of_the_formula(training, name, relu, parameters, close):
     weight, bias, mean, variance = parameters(3)
     x, factor = torch.randn(4, 3, 2).double(), torch.randn(4, 3, 2).double()
     running = (None, None) if training else (mean, variance)
 
     def ours(x, w, b):
-        if fused:
+        if relu:
             y = backnorm.torch.batch_norm_add_relu(x, factor, *running, w, b, training)
         else:
             y = backnorm.torch.batch_norm(x, *running, w, b, training)
@@ -75,7 +75,7 @@ def test_the_same_as_of_the_formula(training, name, fused, parameters, close):
 
     def theirs(x, w, b):
         y = formula(x, mean, variance, w, b, training)
-        y = torch.relu(y + factor) if fused else y
+        y = torch.relu(y + factor) if relu else y
         return (y * factor).pow(2).sum()
 
     transform = TRANSFORMS[name]
@@ -181,3 +181,36 @@ def test_dual_tensors_without_a_gradient(parameters, close):
                 y = function(forward_ad.make_dual(x, x * x))
                 tangents.append(forward_ad.unpack_dual(y).tangent)
         close(*tangents)
+
+
+def recorded():
+    """Return the output of an eager call with residual and ReLU, and what wants its gradient."""
+    x, residual = (torch.randn(4, 3, 2).double().requires_grad_() for _ in range(2))
+    weight, bias = (torch.rand(3).double().requires_grad_() for _ in range(2))
+    leaves = x, residual, weight, bias
+    return backnorm.torch.batch_norm_add_relu(x, residual, None, None, weight, bias, True), leaves
+
+
+def test_vmap_over_the_gradients_of_an_eager_call(close):
+    y, leaves = recorded()
+
+    def gradients(dy):
+        return torch.autograd.grad(y, leaves, dy, retain_graph=True)
+
+    dys = torch.randn(5, *y.shape).double()
+    apart = [gradients(dy) for dy in dys]
+    close(vmap(gradients)(dys), tuple(map(torch.stack, zip(*apart, strict=True))))
+
+
+def test_forward_mode_over_the_gradients_of_an_eager_call(close):
+    from torch.autograd import forward_ad
+
+    y, leaves = recorded()
+    dy, tangent = torch.randn(4, 3, 2).double(), torch.randn(4, 3, 2).double()
+    with forward_ad.dual_level():
+        gradients = torch.autograd.grad(
+            y, leaves, forward_ad.make_dual(dy, tangent), retain_graph=True
+        )
+        tangents = [forward_ad.unpack_dual(gradient).tangent for gradient in gradients]
+    # Gradients are linear in dy.
+    close(tangents, list(torch.autograd.grad(y, leaves, tangent)))

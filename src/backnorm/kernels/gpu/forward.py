@@ -127,7 +127,7 @@ def forward_finish(
         b_squares += b_around + b_apart * (2.0 * b_part + b_count * b_apart)
     b_variance = tl.sum(b_squares, axis=0) / number
     b_variance = tl.where(b_variance < 0.0, 0.0, b_variance)
-    b_mean, b_rest = _exact_sum(b_pivot, b_offset)
+    b_mean, b_rest = _two_sum(b_pivot, b_offset)
     tl.store(p_moments + i_channels, b_mean, mask=m_channels)
     tl.store(p_moments + channels + i_channels, b_rest, mask=m_channels)
     tl.store(p_moments + 2 * channels + i_channels, b_variance, mask=m_channels)
@@ -219,7 +219,7 @@ def forward_complete(
     b_offset = b_sum / b_count
     b_variance = (b_squares - b_sum * b_offset) / b_count
     b_variance = tl.where(b_variance < 0.0, 0.0, b_variance)
-    b_mean, b_rest = _exact_sum(b_pivot, b_offset)
+    b_mean, b_rest = _two_sum(b_pivot, b_offset)
     _, m_channels, _ = partials_of(i_unit, i_unit * 0, frame, FORM)
     _store_statistics(
         b_mean, b_variance, b_count, i_channels, m_channels, p_running_mean, p_running_variance,
@@ -289,7 +289,7 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
 
 
 @triton.jit
-def _exact_sum(b_pivot, b_offset):
+def _two_sum(b_pivot, b_offset):
     """Return the mean in two parts; a mean that is not finite has no second one."""
     b_mean = b_pivot + b_offset
     b_part = b_mean - b_pivot

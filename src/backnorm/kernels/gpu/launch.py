@@ -7,7 +7,7 @@ for it, and reads nothing back: calls can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +19,13 @@ from backnorm.kernels.gpu.geometry import Arithmetic, Tiling, power_of_two
 from backnorm.layout import Extents
 from backnorm.problem import Problem
 
-__all__ = ["OPTIONS", "BackwardLaunch", "ForwardLaunch", "Kernel", "Make", "New"]
+__all__ = ["OPTIONS", "BackwardLaunch", "ForwardLaunch", "Kernel", "Launches", "Make", "New"]
 
 #: Takes a number of float64 and returns a pointer to new memory for them on the current device.
 New = Callable[[int], Any]
+
+#: Arrays of a device, None where one is absent.
+Pointers = Sequence[Any]
 
 #: Makes, of the same arguments, a `Kernel` or what is called like one.
 Make = Callable[..., Any]
@@ -114,32 +117,44 @@ _FORWARD = _Functions(
 
 
 class _Launch:
-    """What the launches of both passes are made of."""
+    """What the launches of both passes are made of.
+
+    Parameters
+    ----------
+    problem : Problem
+        With at least one element.
+    plan : GpuPlan
+    new : New
+    make : Make
+        For kernels that are launched otherwise.
+    finishing, completing : dict
+        Constants of the kernel that adds up partial results, and of the one that does all of the
+        work.
+    """
 
     __slots__ = ("_apply", "_channels", "_complete", "_finish", "_new", "_partials", "_sums")
+    _functions: _Functions
 
     def __init__(
         self,
-        functions: _Functions,
         problem: Problem,
-        extents: Extents,
-        tiling: Tiling,
-        arithmetic: Arithmetic,
-        complete: bool,
+        plan: Any,
         new: New,
         make: Make,
         finishing: dict[str, Any],
         completing: dict[str, Any],
     ) -> None:
-        form = {"FORM": _form(problem, tiling, arithmetic)}
+        functions, extents, tiling = self._functions, plan.extents, plan.tiling
+        form = {"FORM": _form(problem, tiling, plan.arithmetic)}
         sizes = _sizes(problem, extents, tiling)
 
         def kernel(function: Any, **constants: Any) -> Any:
             programs = tiling.units * tiling.blocks
             return make(function, programs, sizes, {**form, **constants}, tiling.warps)
 
+        whole = plan.schedule == "complete"
         self._new, self._channels = new, extents.channels
-        self._complete = kernel(functions.complete, **completing) if complete else None
+        self._complete = kernel(functions.complete, **completing) if whole else None
         self._sums, self._apply = kernel(functions.sums), kernel(functions.apply)
         self._partials = functions.planes * _places(extents, tiling)
         self._finish = _finish(make, functions.finish, problem, extents, tiling, finishing)
@@ -148,155 +163,117 @@ class _Launch:
 class BackwardLaunch(_Launch):
     """The launches of a backward pass, a reduction, or what follows one.
 
-    Parameters
-    ----------
-    problem : Problem
-        With at least one element.
-    extents : Extents
-    tiling : Tiling
-    arithmetic : Arithmetic
-    complete : bool
-        Whether a program does all of the work on its channels.
-    new : New
-    make : Make
-        For kernels that are launched otherwise.
+    `operands` are everywhere x, dy, the bits of a mask, mean, variance and gamma, `per_channel`
+    dgamma and dbeta; what is absent is None.
     """
 
     __slots__ = ()
+    _functions = _BACKWARD
 
-    def __init__(
-        self,
-        problem: Problem,
-        extents: Extents,
-        tiling: Tiling,
-        arithmetic: Arithmetic,
-        complete: bool,
-        new: New,
-        make: Make = Kernel,
-    ) -> None:
+    def __init__(self, problem: Problem, plan: Any, new: New, make: Make = Kernel) -> None:
         finishing = {"EPSILON": problem.epsilon, "GRADIENTS": problem.operation == "backward"}
-        planned = problem, extents, tiling, arithmetic, complete
-        super().__init__(_BACKWARD, *planned, new, make, finishing, {})
+        super().__init__(problem, plan, new, make, finishing, {})
 
-    def run(
-        self,
-        x: Any,
-        dy: Any,
-        bits: Any,
-        mean: Any,
-        variance: Any,
-        gamma: Any,
-        dx: Any,
-        dresidual: Any,
-        dgamma: Any,
-        dbeta: Any,
-    ) -> None:
-        """Write dx, dgamma and dbeta, and the gradient of the residual; what is absent is None."""
-        bits, gamma = _some(bits, x), _some(gamma, x)
-        dresidual = _some(dresidual, dx)
+    def run(self, operands: Pointers, dx: Any, dresidual: Any, per_channel: Pointers) -> None:
+        """Write dx, dgamma and dbeta, and the gradient of the residual."""
         if self._complete is not None:
-            self._complete((x, dy, bits, mean, variance, gamma), (dx, dresidual, dgamma, dbeta))
+            self._complete(_filled(operands), (dx, _some(dresidual, dx), *per_channel))
             return
-        sums = self.reduce(x, dy, bits, mean, variance, dgamma, dbeta)
-        self.apply(x, dy, bits, mean, variance, gamma, sums, dx, dresidual)
+        self.apply(operands, self.reduce(operands, per_channel), dx, dresidual)
 
-    def reduce(
-        self, x: Any, dy: Any, bits: Any, mean: Any, variance: Any, dgamma: Any, dbeta: Any
-    ) -> Any:
+    def reduce(self, operands: Pointers, per_channel: Pointers = (None, None)) -> Any:
         """Return sum_dy, sum_dy_xmu and their count in a row, float64; write dgamma and dbeta.
 
         What several machines return may be added up; `apply` takes the sum.
         """
+        x, dy, bits, mean, variance, _ = operands
         partials, sums = self._new(self._partials), self._new(2 * self._channels + 1)
         self._sums((x, dy, _some(bits, x), mean), (partials,))
-        self._finish(
-            (partials, _some(variance, mean)), (sums, _some(dgamma, sums), _some(dbeta, sums))
-        )
+        written = (_some(each, sums) for each in per_channel)
+        self._finish((partials, _some(variance, mean)), (sums, *written))
         return sums
 
-    def apply(
-        self,
-        x: Any,
-        dy: Any,
-        bits: Any,
-        mean: Any,
-        variance: Any,
-        gamma: Any,
-        sums: Any,
-        dx: Any,
-        dresidual: Any,
-    ) -> None:
+    def apply(self, operands: Pointers, sums: Any, dx: Any, dresidual: Any = None) -> None:
         """Write dx, and the gradient of the residual, given what `reduce` returns."""
-        self._apply(
-            (x, dy, _some(bits, x), mean, variance, _some(gamma, x), sums),
-            (dx, _some(dresidual, dx)),
-        )
+        self._apply((*_filled(operands), sums), (dx, _some(dresidual, dx)))
 
 
 class ForwardLaunch(_Launch):
-    """The launches of a forward pass, or of inference.
-
-    Parameters
-    ----------
-    problem, extents, tiling, arithmetic, complete, new, make
-        As of `BackwardLaunch`.
-    moving : bool
-        Whether running statistics are moved.
-    """
+    """The launches of a forward pass, or of inference."""
 
     __slots__ = ()
+    _functions = _FORWARD
 
-    def __init__(
-        self,
-        problem: Problem,
-        extents: Extents,
-        tiling: Tiling,
-        arithmetic: Arithmetic,
-        complete: bool,
-        new: New,
-        make: Make = Kernel,
-        *,
-        moving: bool,
-    ) -> None:
-        statistics = {"MOVING": moving}
-        planned = problem, extents, tiling, arithmetic, complete
-        super().__init__(_FORWARD, *planned, new, make, statistics, statistics)
+    def __init__(self, problem: Problem, plan: Any, new: New, make: Make = Kernel) -> None:
+        constants = {"MOVING": problem.running}
+        super().__init__(problem, plan, new, make, constants, constants)
 
     def run(
-        self,
-        x: Any,
-        residual: Any,
-        gamma: Any,
-        beta: Any,
-        running: tuple[Any, Any],
-        momentum: float,
-        y: Any,
-        bits: Any,
-        mean: Any,
-        variance: Any,
+        self, operands: Pointers, outputs: Pointers, running: Pointers, momentum: float
     ) -> None:
-        """Write y, mean and variance, where y is positive, and the running statistics moved."""
-        residual, bits = _some(residual, x), _some(bits, y)
-        gamma, beta = _some(gamma, x), _some(beta, x)
+        """Write y, the bits where it is positive, mean and variance; update running statistics.
+
+        `operands` are x, the residual, gamma and beta, `outputs` y, the bits, mean and variance,
+        `running` the running mean and variance; what is absent is None.
+        """
+        operands, (y, bits, mean, variance) = _filled(operands), outputs
+        bits = _some(bits, y)
         old = tuple(_some(one, mean) for one in running)
         # A number reaches a kernel as a float32: two of them are exact to 48 bits.
         high = _float32(momentum)
         numbers = high, momentum - high
         if self._complete is not None:
-            outputs = y, bits, mean, variance, *old
-            self._complete((x, residual, gamma, beta, *old), outputs, numbers)
+            self._complete((*operands, *old), (y, bits, mean, variance, *old), numbers)
             return
+        x, residual, gamma, beta = operands
         partials, moments = self._new(self._partials), self._new(3 * self._channels)
         self._sums((x,), (partials,))
         self._finish((partials, *old), (moments, mean, variance, *old), numbers)
         self._apply((x, residual, moments, moments, gamma, beta), (y, bits))
 
-    def infer(
-        self, x: Any, residual: Any, mean: Any, variance: Any, gamma: Any, beta: Any, y: Any
-    ) -> None:
-        """Write y, given mean and variance."""
-        inputs = x, _some(residual, x), mean, variance, _some(gamma, x), _some(beta, x)
-        self._apply(inputs, (y, y))
+    def infer(self, operands: Pointers, y: Any) -> None:
+        """Write y, given x, the residual, mean, variance, gamma and beta."""
+        self._apply(_filled(operands), (y, y))
+
+
+class Launches:
+    """The launches of a problem, called as a CPU's stages are, with pointers for addresses.
+
+    Parameters
+    ----------
+    problem, plan, new, make
+        As of `_Launch`.
+    """
+
+    __slots__ = ("_backward", "_forward")
+    _backward: Any
+    _forward: Any
+
+    def __init__(self, problem: Problem, *planned: Any) -> None:
+        self._backward = self._forward = None
+        if problem.operation == "backward":
+            self._backward = BackwardLaunch(problem, *planned)
+        else:
+            self._forward = ForwardLaunch(problem, *planned)
+
+    def complete(self, places: tuple[Any, ...], momentum: float = 0.0) -> int:
+        """Compute all results of a forward or a backward pass; return -1, as no channel is refused.
+
+        Places are pointers, or None, in the order of `cpu.record.ADDRESSES`.
+        """
+        x, dy, out, residual, mask, mean, variance, gamma, beta, *results = places
+        if self._forward is None:
+            self._backward.run((x, dy, mask, mean, variance, gamma), out, residual, results[:2])
+        else:
+            outputs = out, mask, *results[:2]
+            self._forward.run((x, residual, gamma, beta), outputs, results[2:4], momentum)
+        return -1
+
+    def apply(self, places: tuple[Any, ...]) -> int:
+        """Compute an inference."""
+        x, _, out, residual, _, mean, variance, gamma, beta, *_ = places
+        self._forward.infer((x, residual, mean, variance, gamma, beta), out)
+        return -1
 
 
 def _sizes(problem: Problem, extents: Extents, tiling: Tiling) -> tuple[int, ...]:
@@ -360,6 +337,11 @@ def _finish(
     sizes = extents.channels, inner, parts, problem.count
     programs = -(-extents.channels // together)
     return make(function, programs, sizes, {**tile, **constants}, _FINISH_WARPS)
+
+
+def _filled(operands: Pointers) -> Pointers:
+    """Return operands, for those that are absent the first, which will not be used there."""
+    return tuple(_some(each, operands[0]) for each in operands)
 
 
 def _some(pointer: Any, otherwise: Any) -> Any:

@@ -1,0 +1,175 @@
+"""Tensors as executables use them, on the CPU: see `backnorm.arrays.NumPy`.
+
+Per-channel tensors are of x's type, or float32 beside a 16-bit x; where they are of 16 bits they
+are widened, so that the statistics keep the digits of float32. Results lie in memory as x does
+(`torch.empty_like(x)`: the same strides, if x is dense in some order of its axes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from backnorm.binding import Code
+from backnorm.cpu import engine
+from backnorm.layout import Order, mask_size
+from backnorm.problem import Problem, problem_of
+from backnorm.signature import SIGNATURES, Operand, Operation, Signature
+from backnorm.torch.checks import check_device
+from backnorm.torch.memory import (
+    array_of,
+    as_type,
+    check_memory,
+    check_own_memory,
+    dense,
+    order_of,
+    plain,
+    wide,
+)
+from backnorm.torch.metadata import metadata, wide_metadata
+from backnorm.torch.reuse import empty_like
+
+__all__ = ["CPU", "Tensors"]
+
+_RUNNING = ("running_mean", "running_variance")
+
+
+class Tensors:
+    """What an executable needs to know of tensors on a CPU."""
+
+    code = Code(
+        arrays="torch, cpu",
+        # A tensor may be yet to be negated, and without memory: all zero, without elements, or
+        # with its storage taken away.
+        facts="({}.__class__, {}.dtype, {}.shape, {}.stride(), {}.is_cpu, {}.is_neg(), "
+        "{}.data_ptr() == 0)",
+        address="{}.data_ptr()",
+        constants=("channels", "statistics", "mask_bytes"),
+        new={
+            "data": "empty_like(x)",
+            "channel": "empty(channels, dtype=statistics)",
+            "mask": "empty(mask_bytes, dtype=bits)",
+        },
+    )
+    names: ClassVar[dict[str, Any]] = {
+        "bits": torch.uint8,
+        "empty": torch.empty,
+        "empty_like": empty_like,
+    }
+
+    def read(self, operands: Sequence[Any], signature: Signature) -> Sequence[Any]:
+        """Return the operands, or raise if one is elsewhere, or has no memory."""
+        for tensor, operand in zip(operands, signature.operands, strict=True):
+            if tensor is not None:
+                self.check_place(tensor, operand.name, operands[0])
+                if operand.name in _RUNNING:
+                    check_own_memory(tensor, operand.name)
+        return operands
+
+    def checked(self, name: Operation, operands: Sequence[Any], **options: Any) -> Problem:
+        """Return the problem of tensors, or raise what `read` and `problem_of` raise."""
+        signature = SIGNATURES[name]
+        return problem_of(
+            name, *self.described(self.read(operands, signature), signature), **options
+        )
+
+    def check_place(self, tensor: Tensor, name: str, x: Tensor) -> None:
+        """Raise unless a tensor has memory, where x has its own."""
+        check_device(name, tensor, "x", x)
+        check_memory(tensor, name)
+
+    def described(self, read: Sequence[Any], signature: Signature) -> list[Any]:
+        """Return the shapes and types that are checked: those that kernels will read."""
+        x = read[0]
+        return [
+            None
+            if tensor is None
+            else wide_metadata(tensor, x)
+            if operand.kind == "channel"
+            else metadata(tensor)
+            for tensor, operand in zip(read, signature.operands, strict=True)
+        ]
+
+    def shown(self, channels: Tensor) -> Any:
+        """Return a per-channel tensor as an array, for an error message."""
+        return array_of(channels)
+
+    def order_of(self, x: Tensor) -> Order:
+        """Return the order of axes in which x is dense, or a copy of it is."""
+        return order_of(x)
+
+    def place(self, x: Tensor) -> Any:
+        """Return the machine to plan for."""
+        return engine.machine()
+
+    def planned(self, *how: Any) -> tuple[Any, Any]:
+        """Return a plan and its launch: see `cpu.engine.planned`."""
+        return engine.planned(*how)
+
+    def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
+        """Return the values of `code.constants`."""
+        statistics = getattr(torch, problem.statistics_dtype.name)
+        return problem.channels, statistics, mask_size(problem.size)
+
+    def ready(
+        self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order
+    ) -> list[Any]:
+        """Return the operands as kernels read them: themselves, or copies."""
+        x = self.data(read[0])
+        return [
+            x if k == 0 else self._ready(tensor, operand, x)
+            for k, (tensor, operand) in enumerate(zip(read, signature.operands, strict=True))
+        ]
+
+    def data(self, x: Tensor) -> Tensor:
+        """Return x as kernels read it."""
+        return dense(x)
+
+    def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
+        """Return a per-channel tensor as kernels read it."""
+        return wide(tensor, x)
+
+    def _ready(self, tensor: Any, operand: Operand, x: Tensor) -> Any:
+        if tensor is None:
+            return None
+        if operand.kind == "channel":
+            return self.channel(tensor, x)
+        if operand.kind == "mask":
+            return self.data(tensor)
+        if plain(tensor) and tensor.stride() == x.stride():
+            return self.data(tensor)
+        return torch.empty_like(x).copy_(tensor)
+
+    def are_plain(self, operands: Sequence[Any], order: Order, ready: Sequence[Any]) -> bool:
+        """Whether kernels read the operands in place, here and in every call of the same facts."""
+        return all(one is other for one, other in zip(operands, ready, strict=True))
+
+    def layouts(self, operands: Sequence[Any]) -> Any:
+        """Return what a key lacks of how the operands lie: nothing."""
+        return ()
+
+    def finished(
+        self,
+        results: tuple[Any, ...],
+        operands: Sequence[Any],
+        ready: Sequence[Any],
+        signature: Signature,
+        order: Order,
+    ) -> tuple[Any, ...]:
+        """Return the results in the caller's types; copy widened running statistics back."""
+        for tensor, used, operand in zip(operands, ready, signature.operands, strict=True):
+            if operand.name in _RUNNING and used is not tensor:
+                tensor.detach().copy_(used)
+        if signature.operation != "backward":
+            return results
+        weight = operands[signature.names.index("gamma")]
+        return tuple(
+            as_type(weight, found) if result.kind == "channel" else found
+            for found, result in zip(results, signature.results, strict=True)
+        )
+
+
+CPU = Tensors()

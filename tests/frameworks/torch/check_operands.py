@@ -1,0 +1,328 @@
+"""A repeated call, then one with an operand absent, of another kind or in another's place.
+
+For every tensor of every function and module, from their signatures: the result is that of PyTorch
+on tensors of the same elements, or the error names the operand, whatever the calls before were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import backnorm
+import backnorm.torch
+from backnorm.executable import forget
+
+from .operand_kinds import OTHER, SAME, elements_of
+
+CHANNELS, EPSILON = 5, 1e-3
+PUBLIC = [getattr(backnorm.torch, name) for name in backnorm.torch.__all__]
+DATA, RUNNING = ("input", "residual"), ("running_mean", "running_var")
+
+
+def tensors_of(function):
+    """Return the names of the parameters that are tensors."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if "Tensor" in str(each.annotation)]
+
+
+def called(function):
+    """Return how a function is called with tensors by name."""
+
+    def call(given, training):
+        return function(**given, training=training, eps=EPSILON)
+
+    return call
+
+
+def as_module(cls):
+    """Return how a module is called with tensors by name, some of which are its own."""
+
+    def call(given, training):
+        module = cls(CHANNELS, eps=EPSILON).train(training)
+        for name in given.keys() - tensors_of(cls.forward):
+            own = module._parameters if name in module._parameters else module._buffers
+            own[name] = given[name]
+        return module(**{name: given[name] for name in given if name in DATA})
+
+    return call
+
+
+def _subjects():
+    for function in PUBLIC:
+        if inspect.isfunction(function) and "running_mean" in tensors_of(function):
+            rectified = "relu" in function.__name__
+            yield function.__name__, called(function), tensors_of(function), rectified, 4
+    for cls in PUBLIC:
+        if inspect.isclass(cls) and issubclass(cls, torch.nn.Module):
+            module = cls(CHANNELS)
+            own = [*module._parameters, *module._buffers]
+            own.remove("num_batches_tracked")
+            names, rank = [*tensors_of(cls.forward), *own], int(cls.__name__[-2]) + 2
+            yield cls.__name__, as_module(cls), names, "ReLU" in cls.__name__, rank
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+
+
+SUBJECTS = {name: rest for name, *rest in _subjects()}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """PyTorch's own takes milliseconds for a small tensor where threads are more than cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def good(names, rank, dtype, channels_last):
+    """Return good tensors by name."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (3, CHANNELS, 4, 2, 2)[:rank]
+    made = {}
+    for name in names:
+        tensor = torch.rand(shape if name in DATA else CHANNELS, generator=generator) + 0.5
+        tensor = tensor.to(dtype)
+        if name in DATA and channels_last:
+            tensor = tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+        made[name] = tensor
+    return made
+
+
+def with_gradients(given):
+    """Let tensors that can have gradients ask for them, and return which do."""
+    for name, tensor in given.items():
+        if name not in RUNNING and isinstance(tensor, Tensor):
+            # Not tensors of integers, nor those that were made in inference mode.
+            with contextlib.suppress(RuntimeError):
+                tensor.requires_grad_()
+    return {
+        name: tensor
+        for name, tensor in given.items()
+        if name not in RUNNING and isinstance(tensor, Tensor) and tensor.requires_grad
+    }
+
+
+def values(function, given, training, wants_gradients):
+    """Return y, the running statistics after, and the gradients by name."""
+    leaves = with_gradients(given) if wants_gradients else {}
+    y = function(given, training)
+    found = {"y": y, **{name: given.get(name) for name in RUNNING}}
+    if leaves:
+        # The same in all types.
+        dy = (torch.arange(y.numel()) % 7 - 3).to(y.dtype).view(y.shape)
+        gradients = torch.autograd.grad(y, list(leaves.values()), dy, allow_unused=True)
+        found |= {f"d{name}": each for name, each in zip(leaves, gradients, strict=True)}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def expected(given, training, wants_gradients, rectified):
+    """Return what PyTorch makes of the same elements in float64, or None if there is nothing."""
+
+    def theirs(given, training):
+        residual = given.get("residual")
+        plain = {name: each for name, each in given.items() if name != "residual"}
+        # Whether a module's own statistics are used where it has no others.
+        y = functional.batch_norm(**plain, training=training, eps=EPSILON)
+        y = y if residual is None else y + residual
+        return torch.relu(y) if rectified else y
+
+    try:
+        given = {name: elements_of(each) for name, each in given.items()}
+        if given.get("residual") is not None and given["residual"].shape != given["input"].shape:
+            return None
+        return values(theirs, given, training, wants_gradients)
+    except (ValueError, RuntimeError, AttributeError, TypeError, IndexError):
+        return None
+
+
+def differences(found, wanted, dtype):
+    """Return the names of what is not the same."""
+    wrong = []
+    for name, each in found.items():
+        tolerance = 40 * max(torch.finfo(dtype).eps, torch.finfo(each.dtype).eps)
+        value, other = elements_of(each), wanted.get(name)
+        if other is None or value.shape != other.shape:
+            wrong.append(name)
+            continue
+        if not torch.allclose(value, other, rtol=tolerance, atol=tolerance * 10):
+            wrong.append(name)
+    return wrong
+
+
+def cases(names, rank, dtype, channels_last):
+    """Yield an operand, a label, and how to make all tensors with that operand changed."""
+
+    def changed(name, change):
+        given = good(names, rank, dtype, channels_last)
+        return {**given, name: change(given[name])}
+
+    def swapped(name, other):
+        given = good(names, rank, dtype, channels_last)
+        # Not the same one twice: running statistics are written to.
+        return {**given, name: given[other].clone()}
+
+    for name in names:
+        for label, change in (SAME | OTHER).items():
+            yield name, label, lambda name=name, change=change: changed(name, change)
+        for other in names:
+            if other != name:
+                yield name, f"which is {other}", lambda n=name, o=other: swapped(n, o)
+
+
+def test_another_is_absent():
+    """As many tensors as before, but others: nothing of the call before is taken for this one."""
+    for function, training in itertools.product(FUNCTIONS, [False, True]):
+        call, names, rectified, rank = SUBJECTS[function]
+        how = names, rank, torch.float32, False
+        for before, now in itertools.permutations(names, 2):
+            forget()
+            for _ in range(2):
+                with contextlib.suppress(backnorm.ArgumentError):
+                    values(call, good(*how) | {before: None}, training, False)
+            given = good(*how) | {now: None}
+            wanted = expected(good(*how) | {now: None}, training, False, rectified)
+            # A residual is required where there is one.
+            if wanted is None or now == "residual":
+                with pytest.raises(backnorm.ArgumentError, match=f"^{now}: "):
+                    values(call, given, training, False)
+                continue
+            found = values(call, given, training, False)
+            assert not differences(found, wanted, torch.float32), (function, before, now)
+
+
+def judge(error, name, label):
+    """Return what is wrong with an error, None if it names the operand."""
+    if "Inference tensors cannot be saved for backward" in str(error):
+        # They cannot be in PyTorch's own functions either.
+        return None if label == "made in inference mode" else f"refused: {error!r}"
+    if label in SAME:
+        return f"refused: {error!r}"
+    if not isinstance(error, backnorm.ArgumentError):
+        # A module looks at its input before all else, in PyTorch's words.
+        if name == "input" and "input" in str(error):
+            return None
+        return f"not ours: {error!r}"
+    # Where the input has another shape or type, the others do not go with it.
+    named = error.argument == name or name == "input"
+    return None if named else f"another is named: {error!r}"
+
+
+FUNCTIONS = [name for name in SUBJECTS if name.islower()]
+MODULES = [name for name in SUBJECTS if name not in FUNCTIONS]
+in_channels_last = pytest.mark.parametrize("channels_last", [False, True], ids=["", "NHWC"])
+in_training = pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wants_gradients", [False, True], ids=["", "gradients"])
+@in_channels_last
+@in_training
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_tensor_of_a_function(function, training, channels_last, wants_gradients, dtype):
+    check(function, training, channels_last, wants_gradients, dtype)
+
+
+@in_channels_last
+@in_training
+@pytest.mark.parametrize("module", MODULES)
+def test_every_tensor_of_a_module(module, training, channels_last):
+    check(module, training, channels_last, True, torch.float32)
+
+
+def check(subject, training, channels_last, wants_gradients, dtype):
+    """Check all cases of a function or a module."""
+    call, names, rectified, rank = SUBJECTS[subject]
+    how = names, rank, dtype, channels_last
+    forget()
+    wrong, count = [], 0
+    for name, label, make in cases(*how):
+        wanted = expected(make(), training, wants_gradients, rectified)
+        for _ in range(2):
+            values(call, good(*how), training, wants_gradients)
+        # What the first call may have kept is there for the second.
+        for _ in range(2):
+            count += 1
+            try:
+                found = values(call, make(), training, wants_gradients)
+            except Exception as error:
+                what = judge(error, name, label)
+            else:
+                what = "PyTorch has none" if wanted is None else differences(found, wanted, dtype)
+            if what:
+                wrong.append(f"{name} {label}: {what}")
+    assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(dict.fromkeys(wrong))
+    assert count > 2 * len(names) * (len(SAME) + len(OTHER))
+
+
+@pytest.mark.parametrize("relu", [False, True], ids=["", "relu"])
+@in_channels_last
+@in_training
+def test_the_gradient_of_y(training, channels_last, relu):
+    """It comes from autograd, which looks at shape and place."""
+    call, names, _, rank = SUBJECTS["batch_norm_relu" if relu else "batch_norm"]
+
+    def gradients(function, given, dy):
+        leaves = list(with_gradients(given).values())
+        return torch.autograd.grad(function(given, training), leaves, dy)
+
+    def theirs(given, training):
+        y = functional.batch_norm(**given, training=training, eps=EPSILON)
+        return torch.relu(y) if relu else y
+
+    wrong = []
+    for label, change in (SAME | OTHER).items():
+        if label == "without memory" and relu and not training:
+            # It goes to PyTorch's ReLU, which ends the process.
+            continue
+        for _ in range(2):
+            given = good(names, rank, torch.float32, channels_last)
+            usual = torch.rand(given["input"].shape) - 0.5
+            gradients(call, good(names, rank, torch.float32, channels_last), usual)
+            dy = change(usual)
+            try:
+                plain = torch.ones_like(usual) if dy is None else elements_of(dy)
+                wanted = gradients(theirs, good(names, rank, torch.float64, False), plain)
+            except (ValueError, RuntimeError, TypeError, AttributeError):
+                wanted = None
+            try:
+                found = gradients(call, given, dy)
+            except (RuntimeError, TypeError, ValueError) as error:
+                if label in SAME or not str(error):
+                    wrong.append(f"{label}: {error!r}")
+                continue
+            if wanted is None:
+                wrong.append(f"{label}: PyTorch has none")
+                continue
+            pairs = zip(found, wanted, strict=True)
+            wrong += [f"{label}: {number}" for number, (one, other) in enumerate(pairs)
+                      if not torch.allclose(one.double(), other, rtol=1e-3, atol=1e-3)]  # fmt: skip
+    assert not wrong, "\n".join(dict.fromkeys(wrong))
+
+
+@in_channels_last
+@in_training
+@pytest.mark.parametrize("name", ["input", "weight"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_memory_that_is_taken_away_before_the_backward_pass(
+    function, name, training, channels_last
+):
+    call, names, _, rank = SUBJECTS[function]
+    for taken in (False, False, True):
+        given = good(names, rank, torch.float32, channels_last)
+        leaves = list(with_gradients(given).values())
+        y = call(given, training)
+        if taken:
+            given[name].untyped_storage().resize_(0)
+            with pytest.raises(backnorm.ArgumentError, match="no elements in memory"):
+                torch.autograd.grad(y, leaves, torch.ones_like(y))
+        else:
+            torch.autograd.grad(y, leaves, torch.ones_like(y))
