@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from backnorm import operators
 from backnorm.cpu.threads import apart
+from backnorm.executable import executable
 from backnorm.jax import ffi
 from backnorm.problem import Problem
+from backnorm.signature import SIGNATURES
 
 __all__ = ["call"]
 
 
 def call(
     problem: Problem,
-    operands: Sequence[jax.Array],
+    operands: Mapping[str, jax.Array],
     results: Sequence[jax.Array],
     *,
     instances: int | None,
@@ -33,41 +34,41 @@ def call(
     """Return the results of a problem, or of several instances of it: see `ffi.call`."""
     _warn()
     kinds = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
-    function = functools.partial(_computed, problem, instances, tuple(spread))
-    found: Sequence[jax.Array] = jax.pure_callback(function, kinds, *operands)
+    function = functools.partial(_computed, problem, tuple(operands), instances, tuple(spread))
+    found: Sequence[jax.Array] = jax.pure_callback(function, kinds, *operands.values())
     return found
 
 
 def _computed(
-    problem: Problem, instances: int | None, spread: tuple[bool, ...], *given: Any
+    problem: Problem,
+    names: tuple[str, ...],
+    instances: int | None,
+    spread: tuple[bool, ...],
+    *given: Any,
 ) -> list[np.ndarray]:
     arrays = [np.asarray(array) for array in given]
     # On a thread of XLA.
     with apart():
         if instances is None:
-            return _one(problem, arrays)
+            return _one(problem, names, arrays)
         pairs = list(zip(arrays, spread, strict=True))
         each = [
-            _one(problem, [array[k] if has else array for array, has in pairs])
+            _one(problem, names, [array[k] if has else array for array, has in pairs])
             for k in range(instances)
         ]
     return [np.stack(results) for results in zip(*each, strict=True)]
 
 
-def _one(problem: Problem, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def _one(problem: Problem, names: tuple[str, ...], arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return the results of one instance, in the shape of the caller's x."""
-    shape, count = arrays[0].shape, 2 if problem.operation == "backward" else 1
-    data = [array.reshape(problem.shape) for array in arrays[:count]]
-    given, epsilon = (*data, *arrays[count:]), problem.epsilon
-    found: tuple[np.ndarray, ...]
-    if problem.operation == "backward":
-        training = problem.training
-        found = operators.batch_norm_backward(*given, epsilon=epsilon, training=training)
-    elif problem.operation == "forward":
-        found = operators.batch_norm_forward(*given, epsilon=epsilon)
-    else:
-        found = (operators.batch_norm_inference(*given, epsilon=epsilon),)
-    return [found[0].reshape(shape), *found[1:]]
+    signature = SIGNATURES[problem.operation]
+    data = {operand.name for operand in signature.operands if operand.kind == "data"}
+    given = {
+        name: array.reshape(problem.shape) if name in data else array
+        for name, array in zip(names, arrays, strict=True)
+    }
+    first, *channels = executable(problem).run(*signature.arranged(given))
+    return [first.reshape(arrays[0].shape), *(each for each in channels if each is not None)]
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Hashable
 from numbers import Real
@@ -11,18 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from backnorm import problem
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.problem import Metadata
+from backnorm.problem import Metadata, problem_of
+from backnorm.signature import SIGNATURES, Operation
 
 __all__ = [
     "check_array",
     "check_axis",
     "check_axis_name",
-    "check_backward",
     "check_epsilon",
-    "check_forward",
-    "check_inference",
+    "check_operands",
 ]
 
 
@@ -90,59 +87,20 @@ def check_axis_name(axis_name: Any) -> tuple[Hashable, ...]:
     return names
 
 
-def check_forward(x: Any, gamma: Any, beta: Any, *, epsilon: float, axis: int) -> np.dtype:
-    """Check a training forward and return the type of its statistics."""
-    return problem.forward_problem(
-        _canonical(x, axis), _read(gamma), _read(beta), epsilon=epsilon, data_format="NCX"
-    ).statistics_dtype
+def check_operands(operation: Operation, setting: Any, **given: Any) -> np.dtype:
+    """Check the operands of an operation, by their names; return the type of per-channel results.
+
+    `setting` has epsilon and the channel axis, not negative.
+    """
+    operands = [_read(each) for each in SIGNATURES[operation].arranged(given)]
+    options = {"epsilon": setting.epsilon, "data_format": (setting.axis,)}
+    return problem_of(operation, *operands, **options).statistics_dtype
 
 
-def check_inference(
-    x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, *, epsilon: float, axis: int
-) -> None:
-    """Check a normalisation with given statistics."""
-    problem.inference_problem(
-        _canonical(x, axis),
-        _read(mean),
-        _read(variance),
-        _read(gamma),
-        _read(beta),
-        epsilon=epsilon,
-        data_format="NCX",
-    )
-
-
-def check_backward(
-    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, epsilon: float, axis: int
-) -> np.dtype:
-    """Check a backward pass and return the type of its parameter gradients."""
-    if dy.shape != x.shape:
-        raise ArgumentValueError(
-            "dy", "must have the shape of x", came=f"shape {dy.shape}", accepted=f"shape {x.shape}"
-        )
-    return problem.backward_problem(
-        _canonical(x, axis),
-        _canonical(dy, axis),
-        _read(mean),
-        _read(variance),
-        _read(gamma),
-        epsilon=epsilon,
-        data_format="NCX",
-        training=True,
-    ).statistics_dtype
-
-
-def _read(array: Any) -> Any:
+def _read(array: Any) -> Metadata | None:
     """Return what the rules look at, or None for None."""
     if array is None:
         return None
     dtype = array.dtype
     # Random keys and the like: an element type of JAX that NumPy does not have.
     return Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))
-
-
-def _canonical(array: Any, axis: int) -> Any:
-    """Return the same for x or dy as (outer, channels, inner), for any channel axis."""
-    shape, (_, dtype) = array.shape, _read(array)
-    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    return Metadata((outer, shape[axis], inner), dtype)

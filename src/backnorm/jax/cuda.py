@@ -1,6 +1,6 @@
 """The computations on a CUDA device: our Triton kernels, launched by jax-triton.
 
-Each function is traced when a primitive is lowered for a CUDA device and `choice.by_kernels` says
+`computed` is traced when a primitive is lowered for a CUDA device and `choice.by_kernels` says
 so. Several instances are one problem, in which their channels lie side by side.
 """
 
@@ -15,61 +15,49 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from backnorm.cpu.record import ADDRESSES
 from backnorm.jax import choice
 from backnorm.jax.launches import Call, Memory
-from backnorm.jax.problems import problem_of
+from backnorm.jax.problems import OPERANDS, problem_of
 from backnorm.layout import extents_of
 from backnorm.plan_gpu import plan_gpu
 from backnorm.problem import Problem
+from backnorm.signature import SIGNATURES, Operation
 
-__all__ = ["backward", "forward", "normalize"]
-
-
-def forward(*operands: jax.Array, **how: Any) -> Sequence[jax.Array]:
-    """Return y, mean and variance of x, gamma, beta."""
-    from backnorm.kernels.gpu.launch import ForwardLaunch
-
-    together = _Together(problem_of("forward", operands[0], operands[1], **how), how)
-    x, gamma, beta = together.memories(operands, 1)
-    y, mean, variance = Memory(x.kind), Memory(gamma.kind), Memory(gamma.kind)
-    launch = ForwardLaunch(*_planned(together.problem), moving=False)
-    launch.run(x, None, gamma, beta, (None, None), 0.0, y, None, mean, variance)
-    return together.results(operands[0].shape, y, mean, variance)
+__all__ = ["computed"]
 
 
-def normalize(*operands: jax.Array, **how: Any) -> Sequence[jax.Array]:
-    """Return y of x, mean, variance, gamma, beta."""
-    from backnorm.kernels.gpu.launch import ForwardLaunch
+def computed(
+    operation: Operation, like: Sequence[int], *operands: jax.Array, **how: Any
+) -> Sequence[jax.Array]:
+    """Return the results of an operation; `like` has for each the operand of its shape and type."""
+    from backnorm.kernels.gpu.launch import Launches
 
-    together = _Together(problem_of("inference", operands[0], operands[1], **how), how)
-    x, mean, variance, gamma, beta = together.memories(operands, 1)
-    y = Memory(x.kind)
-    launch = ForwardLaunch(*_planned(together.problem), moving=False)
-    launch.infer(x, None, mean, variance, gamma, beta, y)
-    return together.results(operands[0].shape, y)
-
-
-def backward(*operands: jax.Array, **how: Any) -> Sequence[jax.Array]:
-    """Return dx, dgamma and dbeta of x, dy, mean, variance, gamma."""
-    from backnorm.kernels.gpu.launch import BackwardLaunch
-
-    together = _Together(problem_of("backward", operands[0], operands[4], **how), how)
-    x, dy, mean, variance, gamma = together.memories(operands, 2)
-    dx, dgamma, dbeta = Memory(x.kind), Memory(gamma.kind), Memory(gamma.kind)
-    launch = BackwardLaunch(*_planned(together.problem))
-    launch.run(x, dy, None, mean, variance, gamma, dx, None, dgamma, dbeta)
-    return together.results(operands[1].shape, dx, dgamma, dbeta)
+    names, signature = OPERANDS[operation], SIGNATURES[operation]
+    x, gamma = operands[0], operands[names.index("gamma")]
+    together = _Together(problem_of(operation, x, gamma, **how), how)
+    kinds = {operand.name: operand for operand in signature.operands}
+    wide = sum(kinds[name].kind == "data" for name in names)
+    given = dict(zip(names, together.memories(operands, wide), strict=True))
+    written = [result for result in signature.results if result.option is None]
+    made = [Memory(given["x" if each.kind == "data" else "gamma"].kind) for each in written]
+    places = {kinds[name].field: memory for name, memory in given.items()}
+    places |= {each.field: memory for each, memory in zip(written, made, strict=True)}
+    launches = Launches(*_planned(together.problem))
+    run = launches.apply if operation == "inference" else launches.complete
+    run(tuple(places.get(field) for field in ADDRESSES))
+    return together.results(operands[like[0]].shape, *made)
 
 
 def _planned(problem: Problem) -> tuple[Any, ...]:
     """Return what a launch is made of."""
     gpu = choice.device()
     assert gpu is not None
-    extents = extents_of(problem.shape, problem.channel_axis, (0, 1, 2))
+    extents = extents_of(problem.shape, problem.channel_axes, (0, 1, 2))
     plan = plan_gpu(problem, extents, gpu)
     major, minor = gpu.capability
     make = partial(Call, 10 * major + minor)
-    return problem, extents, plan.tiling, plan.arithmetic, plan.schedule == "complete", _new, make
+    return problem, plan, _new, make
 
 
 def _new(count: int) -> Memory:

@@ -10,20 +10,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from backnorm import execute
 from backnorm.cpu import library, xla
 from backnorm.cpu.kinds import XLA
 from backnorm.cpu.record import SLOTS
 from backnorm.cpu.xla_structures import ELEMENTS
 from backnorm.errors import ArgumentValueError, MachineCodeError
+from backnorm.executable import executable
 from backnorm.jax import header
 from backnorm.problem import Problem
+from backnorm.signature import SIGNATURES
 
 __all__ = ["TARGET", "call", "reason_against", "register"]
 
@@ -48,9 +49,8 @@ def reason_against() -> str | None:
 
 def call(
     problem: Problem,
-    operands: Sequence[jax.Array],
-    fields: Sequence[str],
-    results: Sequence[tuple[jax.Array, str]],
+    operands: Mapping[str, jax.Array],
+    results: Sequence[jax.Array],
     *,
     instances: int | None,
     spread: Sequence[bool],
@@ -61,10 +61,10 @@ def call(
     ----------
     problem : Problem
         Of one instance.
-    operands, fields
-        The arrays, and the fields of the record where a kernel finds their addresses.
-    results
-        For every result, an array of its shape and type, and the field of its address.
+    operands : mapping of str to array
+        By their names in the signature, which says where a kernel finds their addresses.
+    results : sequence of arrays
+        For every result, an array of its shape and type.
     instances : int or None
         How many instances there are.
     spread : sequence of bool
@@ -73,14 +73,19 @@ def call(
     register()
     stage = _stage(problem)
     name = xla.introduce(stage.kind)
+    signature = SIGNATURES[problem.operation]
+    fields = {operand.name: operand.field for operand in signature.operands}
     described = [
-        _described(operand, field, instances if each else None)
-        for operand, field, each in zip(operands, fields, spread, strict=True)
+        _described(operand, fields[name], instances if each else None)
+        for (name, operand), each in zip(operands.items(), spread, strict=True)
     ]
-    described += [_described(result, field, instances) for result, field in results]
-    kinds = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result, _ in results]
+    written = [result.field for result in signature.results if result.option is None]
+    described += [
+        _described(result, field, instances) for result, field in zip(results, written, strict=True)
+    ]
+    kinds = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     found: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, kinds)(
-        *operands,
+        *operands.values(),
         buffers=np.concatenate(described),
         call=np.array([name, instances or 1, stage.participants - 1], np.int64),
         record=stage.template,
@@ -100,8 +105,7 @@ def _described(array: jax.Array, field: str, instances: int | None) -> np.ndarra
 
 def _stage(problem: Problem) -> Any:
     """Return the kernel of a problem on arrays in row-major order, as XLA gives them."""
-    launch = execute.planned(problem, None).launch
-    return launch.apply if problem.operation == "inference" else launch.complete
+    return executable(problem).stage
 
 
 def register() -> None:

@@ -191,7 +191,7 @@ def batch_norm_backward(
 def _batch_norm(
     x: Any, gamma: Any, beta: Any, *, setting: Setting, axis_name: tuple[Hashable, ...]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    dtype = check.check_forward(x, gamma, beta, **setting._asdict())
+    dtype = check.check_operands("forward", setting, x=x, gamma=gamma, beta=beta)
     gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
     x, gamma, beta = alike(x, gamma, beta)
     if not axis_name:
@@ -208,7 +208,8 @@ def _batch_norm(
 def _batch_norm_inference(
     x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, *, setting: Setting
 ) -> jax.Array:
-    check.check_inference(x, mean, variance, gamma, beta, **setting._asdict())
+    given = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
+    check.check_operands("inference", setting, x=x, **given)
     work = working_type(x.dtype)
     gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
     inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
@@ -219,7 +220,8 @@ def _batch_norm_inference(
 def _batch_norm_backward(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, setting: Setting, training: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    dtype = check.check_backward(x, dy, mean, variance, gamma, **setting._asdict())
+    given = {"mean": mean, "variance": variance, "gamma": gamma}
+    dtype = check.check_operands("backward", setting, x=x, dy=dy, **given)
     work = working_type(x.dtype)
     gamma = _scale(gamma, x, setting.axis)
     inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)

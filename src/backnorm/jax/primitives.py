@@ -17,6 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from backnorm.jax import choice, cpu, cuda, formulas, launches
+from backnorm.signature import Operation
 
 __all__ = ["Setting", "backward", "forward", "normalize"]
 
@@ -81,8 +82,7 @@ def _bind(primitive: Any, *operands: jax.Array, **setting: Any) -> list[jax.Arra
 def _primitive(
     name: str,
     formula: Callable[..., tuple[jax.Array, ...]],
-    on_cpu: Callable[..., Sequence[jax.Array]],
-    on_cuda: Callable[..., Sequence[jax.Array]],
+    operation: Operation,
     like: tuple[int, ...],
 ) -> Any:
     """Return a new primitive.
@@ -90,9 +90,11 @@ def _primitive(
     Parameters
     ----------
     name : str
-    formula, on_cpu, on_cuda : callable
-        What it computes, and the same by kernels. The latter also take `instances`, how many there
-        are or None, and `spread`, which operands have one for each along a leading axis.
+    formula : callable
+        What it computes.
+    operation : str
+        The same by kernels. They also take `instances`, how many there are or None, and `spread`,
+        which operands have one for each along a leading axis.
     like : tuple of int
         For every result, the operand that has its shape and type.
     """
@@ -109,8 +111,10 @@ def _primitive(
     made.def_impl(partial(_run_at_once, made))
     by_formulas = mlir.lower_fun(elsewhere, multiple_results=True)
     mlir.register_lowering(made, by_formulas)
-    lowered_for_cpu = mlir.lower_fun(partial(on_cpu, elsewhere), multiple_results=True)
+    on_cpu = partial(cpu.computed, operation, like, elsewhere)
+    lowered_for_cpu = mlir.lower_fun(on_cpu, multiple_results=True)
     mlir.register_lowering(made, lowered_for_cpu, platform="cpu")
+    on_cuda = partial(cuda.computed, operation, like)
     by_kernels = mlir.lower_fun(on_cuda, multiple_results=True)
 
     def lowered_for_cuda(context: Any, *operands: Any, **how: Any) -> Any:
@@ -166,8 +170,6 @@ def _alone(formula: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array]]
     return lambda *operands, **setting: (formula(*operands, **setting),)
 
 
-_forward = _primitive("forward", formulas.forward, cpu.forward, cuda.forward, like=(0, 1, 1))
-_normalize = _primitive(
-    "normalize", _alone(formulas.normalize), cpu.normalize, cuda.normalize, like=(0,)
-)
-_backward = _primitive("backward", formulas.backward, cpu.backward, cuda.backward, like=(1, 4, 4))
+_forward = _primitive("forward", formulas.forward, "forward", like=(0, 1, 1))
+_normalize = _primitive("normalize", _alone(formulas.normalize), "inference", like=(0,))
+_backward = _primitive("backward", formulas.backward, "backward", like=(1, 4, 4))

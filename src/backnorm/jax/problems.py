@@ -9,9 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from backnorm.problem import Operation, Problem
+from backnorm.problem import Problem
+from backnorm.signature import Operation
 
-__all__ = ["is_known", "problem_of"]
+__all__ = ["OPERANDS", "is_known", "problem_of"]
+
+#: The operands of the primitives: those of an operation's signature that JAX's formulas know.
+OPERANDS: dict[Operation, tuple[str, ...]] = {
+    "forward": ("x", "gamma", "beta"),
+    "inference": ("x", "mean", "variance", "gamma", "beta"),
+    "backward": ("x", "dy", "mean", "variance", "gamma"),
+}
 
 
 def is_known(shape: Sequence[Any]) -> bool:
@@ -35,7 +43,7 @@ def problem_of(
     return Problem(
         operation,
         (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])),
-        1,
+        (1,),
         np.dtype(x.dtype),
         np.dtype(gamma.dtype),
         has_gamma=True,

@@ -1,16 +1,17 @@
-"""The operators of `backnorm` on arrays with the channels at any axis; no TensorFlow in here.
+"""The operations on arrays with the channels at any axis; no TensorFlow in here.
 
-Axes are moved as a view, and the kernels take an array that is dense in any order of its axes as it
-is. Results are C-contiguous.
+Arrays that are new begin where TensorFlow takes them without a copy.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-import backnorm
+from backnorm.arrays import NumPy
+from backnorm.executable import operation
+from backnorm.second_order import arrays
 from backnorm.tensorflow.memory import empty
 
 __all__ = ["Options", "backward", "double_backward", "forward", "inference"]
@@ -20,25 +21,33 @@ _Arrays = tuple[np.ndarray, ...]
 
 
 class Options(NamedTuple):
-    """What a call has beside its tensors."""
+    """What a call has beside its tensors; the axis is not negative."""
 
     epsilon: float
     axis: int
     training: bool = True
 
 
+class _Aligned(NumPy):
+    code = NumPy.code._replace(
+        arrays="tensorflow",
+        new={
+            "data": "aligned(shape, dtype)",
+            "channel": "empty(channels, statistics)",
+        },
+    )
+    names: ClassVar[dict[str, Any]] = {**NumPy.names, "aligned": empty}
+
+
+_ALIGNED = _Aligned()
+_forward, _inference = operation("forward", _ALIGNED), operation("inference", _ALIGNED)
+_backward = operation("backward", _ALIGNED)
+
+
 def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:
     """Return y, mean and variance."""
-    y = empty(x.shape, x.dtype)
-    result = backnorm.batch_norm_forward(
-        _last(x, options),
-        gamma,
-        beta,
-        epsilon=options.epsilon,
-        data_format="NXC",
-        out=_last(y, options),
-    )
-    return y, result.mean, result.variance
+    axes = (options.axis,)
+    return _forward(x, None, gamma, beta, None, None, options.epsilon, axes, False)[:3]
 
 
 def inference(
@@ -50,18 +59,8 @@ def inference(
     options: Options,
 ) -> _Arrays:
     """Return y."""
-    y = empty(x.shape, x.dtype)
-    backnorm.batch_norm_inference(
-        _last(x, options),
-        mean,
-        variance,
-        gamma,
-        beta,
-        epsilon=options.epsilon,
-        data_format="NXC",
-        out=_last(y, options),
-    )
-    return (y,)
+    axes = (options.axis,)
+    return _inference(x, None, mean, variance, gamma, beta, options.epsilon, axes, False)
 
 
 def backward(
@@ -73,52 +72,20 @@ def backward(
     options: Options,
 ) -> _Arrays:
     """Return dx, dgamma and dbeta."""
-    dx = empty(x.shape, x.dtype)
-    result = backnorm.batch_norm_backward(
-        _last(x, options),
-        _last(dy, options),
-        mean,
-        variance,
-        gamma,
-        epsilon=options.epsilon,
-        data_format="NXC",
-        training=options.training,
-        out=_last(dx, options),
-    )
-    return dx, result.dgamma, result.dbeta
+    how = options.epsilon, (options.axis,), options.training, False
+    return _backward(x, dy, None, mean, variance, gamma, *how)[:3]
 
 
-def double_backward(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: _Optional,
-    ddx: np.ndarray,
-    ddgamma: np.ndarray,
-    ddbeta: np.ndarray,
-    options: Options,
-) -> _Arrays:
-    """Return the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> to x, dy, gamma."""
-    result = backnorm.batch_norm_double_backward(
-        _last(x, options),
-        _last(dy, options),
-        mean,
-        variance,
-        gamma,
-        ddx=_last(ddx, options),
-        ddgamma=ddgamma,
-        ddbeta=ddbeta,
+def double_backward(*given: Any) -> _Arrays:
+    """Return the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> to x, dy, gamma.
+
+    Takes the operands of `backward`, ddx, ddgamma and ddbeta, and the options.
+    """
+    x, dy, *channels, ddx, ddgamma, ddbeta, options = given
+    return arrays.double_backward(
+        (x, dy, ddx),
+        (*channels, ddgamma, ddbeta),
         epsilon=options.epsilon,
-        data_format="NXC",
+        data_format=(options.axis,),
         training=options.training,
     )
-    # Results have x's order in memory: moved back they are C-contiguous, as x is.
-    back = (np.moveaxis(array, -1, options.axis) for array in (result.x, result.dy))
-    return (*(np.ascontiguousarray(array) for array in back), result.gamma)
-
-
-def _last(array: np.ndarray, options: Options) -> np.ndarray:
-    """Return a view with the channels last."""
-    last = array.ndim - 1
-    return array if options.axis == last else np.moveaxis(array, options.axis, last)

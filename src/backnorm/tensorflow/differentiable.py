@@ -37,7 +37,7 @@ def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) ->
             "batch_norm", calls.forward, [x, gamma, beta], options, [x], [statistics] * 2
         )
 
-        # The statistics are hidden behind stop_gradient: what comes for them is zero.
+        # The statistics are behind stop_gradient: their cotangents are zero.
         def gradient(dy: Any, *of_statistics: Any) -> Any:
             # What comes may be tf.IndexedSlices, as of tf.gather.
             dy = tf.convert_to_tensor(dy)
@@ -145,8 +145,8 @@ def _compute(
 ) -> list[Any]:
     """Return what `call` makes of the tensors: at once, or while tracing as a node of the graph.
 
-    The node calls back. It is stateless: nodes that compute the same may be merged, and those whose
-    results nobody needs left out.
+    The node calls Python. It is stateless: TensorFlow may merge equal nodes, and leaves out those
+    whose results are not used.
 
     Parameters
     ----------

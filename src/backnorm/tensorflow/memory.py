@@ -33,7 +33,7 @@ def as_array(tensor: Any) -> np.ndarray:
 def as_tensor(array: np.ndarray) -> Any:
     """Return an array as an eager tensor: its own memory if that is aligned, else a copy.
 
-    Nobody may write to the array afterwards.
+    The array must not be written to afterwards.
     """
     if not (array.flags.c_contiguous and _aligned(array)):
         array, given = empty(array.shape, array.dtype), array

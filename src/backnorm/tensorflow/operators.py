@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import tensorflow as tf
 
 from backnorm.errors import BacknormError
-from backnorm.problem import backward_problem, check_flag, forward_problem, inference_problem
+from backnorm.problem import Problem, check_flag, problem_of
+from backnorm.signature import SIGNATURES, Operation
 from backnorm.tensorflow import differentiable
 from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.checks import as_tensors, check_axis, metadata
@@ -98,8 +99,7 @@ def batch_norm(
     options = Options(epsilon, check_axis(axis, tensors["x"]))
     statistics = None
     if not tf.executing_eagerly():
-        known = metadata(tensors, options.axis)
-        problem = forward_problem(**known, epsilon=epsilon, data_format="NXC")
+        problem = _problem("forward", tensors, options)
         statistics = tf.as_dtype(problem.statistics_dtype)
     return Normalized(*differentiable.forward(**tensors, options=options, statistics=statistics))
 
@@ -143,8 +143,7 @@ def batch_norm_inference(
     tensors = as_tensors(x=x, mean=mean, variance=variance, gamma=gamma, beta=beta)
     options = Options(epsilon, check_axis(axis, tensors["x"]), training=False)
     if not tf.executing_eagerly():
-        known = metadata(tensors, options.axis)
-        inference_problem(**known, epsilon=epsilon, data_format="NXC")
+        _problem("inference", tensors, options)
     return differentiable.inference(**tensors, options=options)
 
 
@@ -209,6 +208,14 @@ def batch_norm_backward(
     training = check_flag("training", training)
     options = Options(epsilon, check_axis(axis, tensors["x"]), training)
     if not tf.executing_eagerly():
-        known = metadata(tensors, options.axis)
-        backward_problem(**known, epsilon=epsilon, data_format="NXC", training=training)
+        _problem("backward", tensors, options)
     return Gradients(*differentiable.backward(**tensors, options=options))
+
+
+def _problem(operation: Operation, tensors: dict[str, Any], options: Options) -> Problem:
+    """Validate a call whose tensors have no values yet."""
+    known = SIGNATURES[operation].arranged(metadata(tensors, options.axis))
+    training = options.training
+    return problem_of(
+        operation, *known, epsilon=options.epsilon, data_format="NXC", training=training
+    )

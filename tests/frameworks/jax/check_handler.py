@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import execute
 from backnorm.cpu import library
 from backnorm.cpu import xla as table
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.record import SLOTS
 from backnorm.cpu.xla import handler, introduce
 from backnorm.cpu.xla_structures import ELEMENTS, STRUCTURES, offsets, parsed
+from backnorm.executable import executable
 from backnorm.machine import detect
 from backnorm.problem import Problem
 
@@ -39,9 +39,9 @@ class Xla:
         self.parameters = [rng.random(SHAPE[1]).astype(FLOAT32) + 0.5 for _ in range(4)]
         self.y = np.full_like(self.x, np.nan)
         # Planned for four threads, whatever there are here.
-        problem = Problem("inference", SHAPE, 1, FLOAT32, FLOAT32, True, True, EPSILON)
+        problem = Problem("inference", SHAPE, (1,), FLOAT32, FLOAT32, True, True, EPSILON)
         machine = dataclasses.replace(detect(), threads=helpers + 1)
-        stage = execute.planned(problem, self.x[0], machine=machine).launch.apply
+        stage = executable(problem, self.x[0], place=machine).launch.apply
         assert stage.participants == helpers + 1
         fields = ("x", "mean", "variance", "gamma", "beta", "out")
         given = [self.x, *self.parameters]
