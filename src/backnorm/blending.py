@@ -60,7 +60,9 @@ def backward(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
     sums = phases.reduce(whole, x, dy, mean)
     total = variance.astype(np.float64)
     with np.errstate(all="ignore"):
-        s = total if problem.inverse else 1.0 / np.sqrt(total + problem.epsilon)
+        # As in a kernel, an infinite one makes no NaN of differences of zero.
+        inverse = np.minimum(total, 1e150)
+        s = inverse if problem.inverse else 1.0 / np.sqrt(total + problem.epsilon)
         scale = s if gamma is None else gamma.astype(np.float64) * s
         _refuse(problem, variance, total)
         _elements(whole, problem, (x, dy, mean), sums, s, scale, held[0], blend.data)

@@ -11,7 +11,7 @@ from backnorm.arrays import NUMPY
 from backnorm.cpu.plan import Plan
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import executable, operation
-from backnorm.problem import problem_of
+from backnorm.problem import Format, problem_of
 from backnorm.results import (
     Blend,
     ChannelSums,
@@ -49,7 +49,7 @@ def batch_norm_backward(
     gamma: Any = ...,
     *,
     epsilon: float,
-    data_format: str = ...,
+    data_format: Format = ...,
     training: bool = ...,
     mask: Any = ...,
     residual: Literal[False] = ...,
@@ -67,7 +67,7 @@ def batch_norm_backward(
     gamma: Any = ...,
     *,
     epsilon: float,
-    data_format: str = ...,
+    data_format: Format = ...,
     training: bool = ...,
     mask: Any,
     residual: bool,
@@ -83,7 +83,7 @@ def batch_norm_backward(
     gamma: Any = None,
     *,
     epsilon: float,
-    data_format: str = "NCX",
+    data_format: Format = "NCX",
     training: bool = True,
     mask: Any = None,
     residual: bool = False,
@@ -116,8 +116,10 @@ def batch_norm_backward(
         Scale, of mean's type; 1 if absent.
     epsilon : float
         Added to the variance; finite and not negative.
-    data_format : {"NCX", "NXC"}
-        Channel axis 1, or last.
+    data_format : {"NCX", "NXC"} or tuple of int
+        Channel axis 1, or last; or the channel axes, not negative and ascending: a channel is a
+        place in all of them, and C is their number, in row-major order. Axes that are adjacent in
+        memory cost nothing, others a copy.
     training : bool
         True: the statistics depend on x. False: they are constants.
     mask : uint8 array, optional
@@ -168,7 +170,7 @@ def batch_norm_forward(
     beta: Any = ...,
     *,
     epsilon: float,
-    data_format: str = ...,
+    data_format: Format = ...,
     relu: Literal[False] = ...,
     out: np.ndarray | None = ...,
 ) -> Normalized: ...
@@ -181,7 +183,7 @@ def batch_norm_forward(
     beta: Any = ...,
     *,
     epsilon: float,
-    data_format: str = ...,
+    data_format: Format = ...,
     relu: bool,
     residual: Any = ...,
     out: np.ndarray | None = ...,
@@ -194,7 +196,7 @@ def batch_norm_forward(
     beta: Any = None,
     *,
     epsilon: float,
-    data_format: str = "NCX",
+    data_format: Format = "NCX",
     relu: bool = False,
     residual: Any = None,
     out: np.ndarray | None = None,
@@ -214,8 +216,8 @@ def batch_norm_forward(
         Scale and offset, 1 and 0 if absent; x's type, or float32 beside a 16-bit x.
     epsilon : float
         Added to the variance; finite and not negative.
-    data_format : {"NCX", "NXC"}
-        Channel axis 1, or last.
+    data_format : {"NCX", "NXC"} or tuple of int
+        Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
     relu : bool
         Whether y is max(0, ...); NaN stays NaN.
     residual : array, optional
@@ -252,7 +254,7 @@ def batch_norm_inference(
     beta: Any = None,
     *,
     epsilon: float,
-    data_format: str = "NCX",
+    data_format: Format = "NCX",
     relu: bool = False,
     residual: Any = None,
     out: np.ndarray | None = None,
@@ -271,8 +273,8 @@ def batch_norm_inference(
         Scale and offset, of mean's type; 1 and 0 if absent.
     epsilon : float
         Added to the variance; finite and not negative.
-    data_format : {"NCX", "NXC"}
-        Channel axis 1, or last.
+    data_format : {"NCX", "NXC"} or tuple of int
+        Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
     relu : bool
         Whether y is max(0, ...); NaN stays NaN.
     residual : array, optional
@@ -306,8 +308,8 @@ def reduce(x: Any, dy: Any, mean: Any, *, data_format: str = "NCX") -> ChannelSu
         Part of the input and of the gradient, of one shape and type.
     mean : array, shape (C,)
         Mean of the whole batch; x's type, or float32 beside a 16-bit x.
-    data_format : {"NCX", "NXC"}
-        Channel axis 1, or last.
+    data_format : {"NCX", "NXC"} or tuple of int
+        Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
 
     Returns
     -------
@@ -331,7 +333,7 @@ def apply(
     sums: ChannelSums,
     *,
     epsilon: float,
-    data_format: str = "NCX",
+    data_format: Format = "NCX",
     training: bool = True,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
@@ -384,7 +386,7 @@ def explain(
     gamma: Any = None,
     *,
     epsilon: float,
-    data_format: str = "NCX",
+    data_format: Format = "NCX",
     training: bool = True,
     mask: Any = None,
     residual: bool = False,

@@ -159,6 +159,8 @@ def problem_of(
             shape = tuple(array.shape)
             if axes is None:
                 axes = (axis % len(shape),)
+            else:
+                _check_axes(axes, len(shape))
             channels = math.prod(shape[each] for each in axes)
             allowed = statistics_types(dtype)
         elif operand.kind == "data":
@@ -248,7 +250,7 @@ def channel_axis_of(data_format: object) -> int:
         "data_format",
         "unknown data format",
         came=repr(data_format),
-        accepted="'NCX' (channel axis 1) or 'NXC' (channel axis last)",
+        accepted="'NCX' (channel axis 1), 'NXC' (channel axis last), or a tuple of axes",
     )
 
 
@@ -262,6 +264,18 @@ def check_flag(name: str, value: object) -> bool:
         came=f"{value!r} of type {type(value).__name__}",
         accepted="True or False",
     )
+
+
+def _check_axes(axes: tuple[object, ...], rank: int) -> None:
+    """Raise unless these are different axes, not negative, in ascending order."""
+    expected = sorted({axis for axis in axes if type(axis) is int and 0 <= axis < rank})
+    if list(axes) != expected:
+        raise ArgumentValueError(
+            "data_format",
+            "must be channel axes of {x}, in ascending order",
+            came=repr(axes),
+            accepted=f"'NCX', 'NXC', or different integers from 0 to {rank - 1}",
+        )
 
 
 def _missing(name: str) -> ArgumentTypeError:

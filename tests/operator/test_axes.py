@@ -1,0 +1,52 @@
+"""Channels on any set of axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backnorm
+
+SHAPE = (3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0)])
+@pytest.mark.parametrize(
+    "axes",
+    [(0,), (1,), (2,), (3,), (0, 1), (1, 2), (0, 2), (1, 3), (0, 3), (1, 2, 3), (0, 1, 2, 3)],
+)
+def test_results_are_those_of_the_same_array_turned(axes, order, rng):
+    back = np.argsort(order)
+    x, dy, residual = (
+        rng.normal(size=SHAPE).astype("f").transpose(order).copy().transpose(back) for _ in range(3)
+    )
+    others = tuple(axis for axis in range(4) if axis not in axes)
+
+    def turned(array):
+        flat = np.ascontiguousarray(array.transpose(*others, *axes))
+        return flat.reshape(-1, int(np.prod([SHAPE[axis] for axis in axes])))
+
+    channels = turned(x).shape[1]
+    gamma, beta = rng.uniform(0.5, 1.5, (2, channels)).astype("f")
+    how = {"epsilon": 1e-3, "relu": True}
+    forward = backnorm.batch_norm_forward(
+        x, gamma, beta, residual=residual, data_format=axes, **how
+    )
+    plain = backnorm.batch_norm_forward(turned(x), gamma, beta, residual=turned(residual), **how)
+    assert forward.y.shape == SHAPE
+    np.testing.assert_allclose(turned(forward.y), plain.y, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(forward.mean, plain.mean, rtol=1e-6, atol=1e-7)
+    inputs = forward.mean, forward.variance, gamma
+    gradients = backnorm.batch_norm_backward(x, dy, *inputs, epsilon=1e-3, data_format=axes)
+    expected = backnorm.batch_norm_backward(turned(x), turned(dy), *inputs, epsilon=1e-3)
+    np.testing.assert_allclose(turned(gradients.dx), expected.dx, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(gradients.dgamma, expected.dgamma, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(gradients.dbeta, expected.dbeta, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [(4,), (-1,), (1, 0), (1, 1), (1.0,), (True,), ("1",), (None,)])
+def test_what_are_no_axes_is_refused(axes, rng):
+    x = rng.normal(size=SHAPE)
+    for _ in range(2):
+        with pytest.raises(backnorm.ArgumentValueError, match=r"^data_format: "):
+            backnorm.batch_norm_forward(x, epsilon=1e-5, data_format=axes)
