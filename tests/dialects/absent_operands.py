@@ -6,6 +6,7 @@ result is right if a first call gives it: `invoke` repeats nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from collections.abc import Iterator
@@ -134,6 +135,11 @@ def cases(subject):
             for label, value in kinds(good[name], others):
                 changed = {n: a for n, a in given.items() if n != name}
                 yield f"{name} {label}, with {len(given)} inputs", given, changed | {name: value}
+    # A key that left out what is absent would take one of these for the other.
+    bound = {name for group in subject.schema.inputs_together for name in group}
+    optional = [name for name in good if name not in required and name not in bound]
+    for one, other in itertools.permutations(optional, 2):
+        yield f"{one}, then {other}", required | {one: good[one]}, required | {other: good[one]}
 
 
 def main() -> None:
