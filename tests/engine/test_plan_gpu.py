@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit
-from backnorm.gpu import KNOWN
+from backnorm.gpu.device import KNOWN
+from backnorm.gpu.plan import candidates, plan_gpu
 from backnorm.layout import extents_of
-from backnorm.plan_gpu import candidates, plan_gpu
 from backnorm.problem import Metadata, problem_of
 
 H200, L40S = KNOWN["h200"], KNOWN["l40s"]

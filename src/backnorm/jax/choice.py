@@ -11,7 +11,7 @@ import jax
 
 from backnorm import config
 from backnorm.errors import ArgumentValueError
-from backnorm.gpu import Gpu
+from backnorm.gpu.device import Gpu
 from backnorm.jax import launches
 from backnorm.jax.problems import is_known
 

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from backnorm.cpu.record import ADDRESSES
+from backnorm.gpu.plan import plan_gpu
 from backnorm.jax import choice
 from backnorm.jax.launches import Call, Memory
 from backnorm.jax.problems import OPERANDS, problem_of
 from backnorm.layout import extents_of
-from backnorm.plan_gpu import plan_gpu
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES, Operation
 
@@ -31,7 +31,7 @@ def computed(
     operation: Operation, like: Sequence[int], *operands: jax.Array, **how: Any
 ) -> Sequence[jax.Array]:
     """Return the results of an operation; `like` has for each the operand of its shape and type."""
-    from backnorm.kernels.gpu.launch import Launches
+    from backnorm.gpu.launch import Launches
 
     names, signature = OPERANDS[operation], SIGNATURES[operation]
     x, gamma = operands[0], operands[names.index("gamma")]

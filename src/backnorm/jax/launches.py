@@ -1,6 +1,6 @@
 """Launches of Triton kernels as calls of XLA, by jax-triton.
 
-A launch (`backnorm.kernels.gpu.launch`) writes into memory that it is given; a call of XLA returns
+A launch (`backnorm.gpu.launch`) writes into memory that it is given; a call of XLA returns
 new arrays. `Memory` is both: it is given to the launch, and a kernel that writes to it leaves there
 the array that its call returned.
 """
@@ -66,7 +66,7 @@ class Call:
         constants: dict[str, Any],
         warps: int,
     ) -> None:
-        from backnorm.kernels.gpu.launch import OPTIONS
+        from backnorm.gpu.launch import OPTIONS
 
         self._function, self._sizes = function, tuple(map(_Size, sizes))
         self._how = {

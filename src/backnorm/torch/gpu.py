@@ -17,10 +17,10 @@ from torch import Tensor
 from backnorm.binding import Code
 from backnorm.cpu.record import ADDRESSES
 from backnorm.executable import forget, operation
-from backnorm.gpu import Gpu
-from backnorm.kernels.gpu.launch import Launches
+from backnorm.gpu.device import Gpu
+from backnorm.gpu.launch import Launches
+from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
 from backnorm.layout import Extents, extents_of
-from backnorm.plan_gpu import GpuPlan, Knobs, plan_gpu
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 from backnorm.torch.memory import dense, order_of, plain

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from backnorm.errors import ArgumentValueError
-from backnorm.plan_gpu import Knobs, candidates
+from backnorm.gpu.plan import Knobs, candidates
 from backnorm.torch import cpu, kernels
 
 __all__ = ["Trial", "tune"]

@@ -10,8 +10,8 @@ from torch import nn
 
 import backnorm.torch
 from backnorm.errors import ArgumentError
-from backnorm.gpu import KNOWN
-from backnorm.kernels.gpu import launch
+from backnorm.gpu import launch
+from backnorm.gpu.device import KNOWN
 from backnorm.torch import gpu, kernels
 
 from .. import interpreter

@@ -9,8 +9,8 @@ import triton.language as tl
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.judge import check_forward
 from backnorm.conformance.relu_battery import examine_relu, relu_cases
-from backnorm.gpu import KNOWN
-from backnorm.kernels.gpu import backward, forward, tiles
+from backnorm.gpu.device import KNOWN
+from backnorm.gpu.kernels import backward, forward, tiles
 
 from .. import interpreter
 from . import arrays

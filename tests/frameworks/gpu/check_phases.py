@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backnorm.kernels.gpu.launch import BackwardLaunch
+from backnorm.gpu.launch import BackwardLaunch
+from backnorm.gpu.plan import plan_gpu
 from backnorm.layout import extents_of
-from backnorm.plan_gpu import plan_gpu
 from backnorm.problem import problem_of
 from backnorm.torch.kernels import backward, forward
 from backnorm.torch.memory import order_of

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from backnorm.gpu.plan import candidates, plan_gpu
 from backnorm.layout import extents_of
-from backnorm.plan_gpu import candidates, plan_gpu
 from backnorm.torch import cpu, gpu
 
 from ..interpreter import DEVICE
@@ -104,7 +104,7 @@ def compare(ours, theirs):
 
 
 def test_the_shapes_make_every_kind_of_plan():
-    from backnorm.gpu import KNOWN
+    from backnorm.gpu.device import KNOWN
     from backnorm.problem import problem_of
     from backnorm.torch.memory import order_of
     from backnorm.torch.metadata import metadata

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backnorm.gpu import KNOWN
+from backnorm.gpu.device import KNOWN
 
 from .. import interpreter
 

@@ -15,10 +15,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from backnorm import problem
-from backnorm.gpu import KNOWN
-from backnorm.kernels.gpu.launch import BackwardLaunch, ForwardLaunch
+from backnorm.gpu.device import KNOWN
+from backnorm.gpu.launch import BackwardLaunch, ForwardLaunch
+from backnorm.gpu.plan import plan_gpu
 from backnorm.layout import extents_of
-from backnorm.plan_gpu import plan_gpu
 from backnorm.problem import Metadata
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 import backnorm.jax
 from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentValueError
-from backnorm.gpu import KNOWN
+from backnorm.gpu.device import KNOWN
 from backnorm.jax import choice, ffi, launches
 
 from .conftest import EPSILON

@@ -17,7 +17,7 @@ import backnorm.jax
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.dtypes import ELEMENT_TYPES
-from backnorm.gpu import KNOWN
+from backnorm.gpu.device import KNOWN
 from backnorm.jax import choice, launches
 
 from .. import interpreter

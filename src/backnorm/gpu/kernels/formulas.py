@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from backnorm.kernels.gpu.arithmetic import add_pair, multiply_pairs, subtract_pair
+from backnorm.gpu.kernels.arithmetic import add_pair, multiply_pairs, subtract_pair
 
 __all__ = ["derivative", "inverse_deviation", "normalised", "relu", "scaled", "solve_backward"]
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import triton.language as tl
 
-from backnorm.kernels.gpu import backward, forward
-from backnorm.kernels.gpu.frame import Form
-from backnorm.kernels.gpu.geometry import Arithmetic, Tiling, power_of_two
+from backnorm.gpu.geometry import Arithmetic, Tiling, power_of_two
+from backnorm.gpu.kernels import backward, forward
+from backnorm.gpu.kernels.frame import Form
 from backnorm.layout import Extents
 from backnorm.problem import Problem
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from backnorm.kernels.gpu.arithmetic import (
+from backnorm.gpu.kernels.arithmetic import (
     add_compensated,
     add_pair,
     join,
@@ -25,9 +25,9 @@ from backnorm.kernels.gpu.arithmetic import (
     widen,
     zeros,
 )
-from backnorm.kernels.gpu.formulas import derivative, inverse_deviation, scaled, solve_backward
-from backnorm.kernels.gpu.frame import CHANNELS, PARTS, SIZES, Frame
-from backnorm.kernels.gpu.tiles import (
+from backnorm.gpu.kernels.formulas import derivative, inverse_deviation, scaled, solve_backward
+from backnorm.gpu.kernels.frame import CHANNELS, PARTS, SIZES, Frame
+from backnorm.gpu.kernels.tiles import (
     channels_of,
     collect,
     first_and_last,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backnorm.dtypes import FLOAT64
-from backnorm.gpu import Gpu
-from backnorm.kernels.gpu.geometry import Arithmetic, Tiling, power_of_two
+from backnorm.gpu.device import Gpu
+from backnorm.gpu.geometry import Arithmetic, Tiling, power_of_two
 from backnorm.layout import Extents
 from backnorm.problem import Problem
 

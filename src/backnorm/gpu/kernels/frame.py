@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from backnorm.kernels.gpu.geometry import Arithmetic
+from backnorm.gpu.geometry import Arithmetic
 
 __all__ = ["CHANNELS", "NUMBERS", "PARTS", "SIZES", "Form", "Frame"]
 

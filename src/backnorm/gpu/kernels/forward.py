@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from backnorm.kernels.gpu.arithmetic import (
+from backnorm.gpu.kernels.arithmetic import (
     add_compensated,
     add_pair,
     join,
@@ -26,9 +26,9 @@ from backnorm.kernels.gpu.arithmetic import (
     widen,
     zeros,
 )
-from backnorm.kernels.gpu.formulas import inverse_deviation, normalised, relu
-from backnorm.kernels.gpu.frame import CHANNELS, NUMBERS, PARTS, SIZES, Frame
-from backnorm.kernels.gpu.tiles import (
+from backnorm.gpu.kernels.formulas import inverse_deviation, normalised, relu
+from backnorm.gpu.kernels.frame import CHANNELS, NUMBERS, PARTS, SIZES, Frame
+from backnorm.gpu.kernels.tiles import (
     channels_of,
     collect,
     elements_of,

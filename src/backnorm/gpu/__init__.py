@@ -1,0 +1,1 @@
+"""The engine for GPUs: a plan, and launches of kernels in Triton."""

@@ -1,0 +1,1 @@
+"""Kernels in Triton: boring loops over tiles, no validation, no environment."""

@@ -1,1 +1,0 @@
-"""Kernels: boring loops behind a plan; no validation, no environment."""

@@ -1,1 +1,0 @@
-"""Kernels for GPUs, in Triton: boring loops over tiles, no validation, no environment."""
