@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from backnorm.cpu.addresses import address_of
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Problem
 from backnorm.signature import Signature
@@ -14,7 +16,12 @@ __all__ = ["check_memory", "check_out"]
 
 
 def check_out(
-    problem: Problem, signature: Signature, operands: Sequence[np.ndarray | None], out: np.ndarray
+    problem: Problem,
+    signature: Signature,
+    operands: Sequence[np.ndarray | None],
+    out: np.ndarray,
+    *,
+    contiguous: bool = False,
 ) -> bool:
     """Check the array that a caller wants dx or y written to; say if it is a plain row-major array.
 
@@ -26,6 +33,8 @@ def check_out(
     operands : sequence of numpy.ndarray or None
         Those of the signature.
     out : numpy.ndarray
+    contiguous : bool
+        Whether all operands are, so that their bounds are known without another call of NumPy's.
 
     Raises
     ------
@@ -40,11 +49,26 @@ def check_out(
     )
     if not usual:
         check_memory(out, problem.shape, problem.dtype, like="x")
-    near = np.may_share_memory
+    if usual and contiguous and _are_apart(out, operands):
+        return True
     for name, array in zip(signature.names, operands, strict=True):
-        if array is not None and near(out, array):
+        if array is not None and np.may_share_memory(out, array):
             _check_apart(out, name, array, signature.overwrites)
     return usual
+
+
+def _are_apart(
+    out: np.ndarray, operands: Sequence[np.ndarray | None], address: Any = address_of
+) -> bool:
+    """Whether contiguous arrays end before `out`, which is one, or begin after it."""
+    begin = address(out)
+    end = begin + out.nbytes
+    for array in operands:
+        if array is not None:
+            first = address(array)
+            if first < end and begin < first + array.nbytes:
+                return False
+    return True
 
 
 def _check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str | None) -> None:

@@ -152,21 +152,25 @@ class NumPy:
         signature: Signature,
         problem: Problem,
         order: Order,
+        *,
+        in_place: bool = False,
     ) -> Any:
         """Return `out` as a kernel can write to it, or None if the result must be copied there.
+
+        `in_place` says that kernels read all operands in place, in row-major order.
 
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
             If `out` is not what the first result may be written to.
         """
-        is_plain = check_out(problem, signature, operands, out)
+        is_plain = check_out(problem, signature, operands, out, contiguous=in_place)
         if problem.residual and signature.overwrites is not None:
             # The gradient of the residual is read from dy once more after dx is written.
             dy: Any = operands[signature.names.index(signature.overwrites)]
             if np.may_share_memory(out, dy):
                 return None
-        if is_plain and order == _natural(len(order)):
+        if is_plain and (in_place or order == _natural(len(order))):
             return out
         if out.dtype == problem.dtype and out.flags.aligned:
             moved = out.transpose(order)

@@ -83,7 +83,10 @@ class Executable:
             For a bad `out`, or a channel whose variance + epsilon is not positive.
         """
         ready = self.ready(operands)
-        target = None if out is None else self._target(out, operands)
+        target = None
+        if out is not None:
+            how = self._signature, self.problem, self.order
+            target = self._arrays.target(out, operands, *how)
         found = self.plain(*ready, out=target, **numbers)
         results: tuple[Any, ...]
         results = self._arrays.finished(found, operands, ready, self._signature, self.order)
@@ -91,17 +94,16 @@ class Executable:
 
     def into(self, operands: tuple[Any, ...], out: Any, **numbers: Any) -> tuple[Any, ...]:
         """Return the results for operands that kernels read in place, the first in `out`."""
-        results = self.plain(*operands, out=self._target(out, operands), **numbers)
-        return self._arrays.put(results[0], out), *results[1:]
+        how = self._signature, self.problem, self.order
+        target = self._arrays.target(out, operands, *how, in_place=True)
+        results = self.plain(*operands, out=target, **numbers)
+        return results if target is out else (self._arrays.put(results[0], out), *results[1:])
 
     def ready(self, operands: Sequence[Any]) -> list[Any]:
         """Return the operands as kernels read them: themselves, or copies."""
         found: list[Any]
         found = self._arrays.ready(operands, self._signature, self.problem, self.order)
         return found
-
-    def _target(self, out: Any, operands: Sequence[Any]) -> Any:
-        return self._arrays.target(out, operands, self._signature, self.problem, self.order)
 
     def _bound(self) -> Callable[..., tuple[Any, ...]]:
         problem, arrays, signature = self.problem, self._arrays, self._signature
