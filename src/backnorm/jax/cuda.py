@@ -9,18 +9,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from backnorm.cpu.record import ADDRESSES
-from backnorm.gpu.plan import plan_gpu
+from backnorm.binding import Code
+from backnorm.executable import executable
+from backnorm.gpu.device import Gpu
+from backnorm.gpu.plan import GpuPlan, plan_gpu
 from backnorm.jax import choice
 from backnorm.jax.launches import Call, Memory
 from backnorm.jax.problems import OPERANDS, problem_of
-from backnorm.layout import extents_of
+from backnorm.layout import Extents
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES, Operation
 
@@ -31,33 +33,52 @@ def computed(
     operation: Operation, like: Sequence[int], *operands: jax.Array, **how: Any
 ) -> Sequence[jax.Array]:
     """Return the results of an operation; `like` has for each the operand of its shape and type."""
-    from backnorm.gpu.launch import Launches
-
     names, signature = OPERANDS[operation], SIGNATURES[operation]
     x, gamma = operands[0], operands[names.index("gamma")]
     together = _Together(problem_of(operation, x, gamma, **how), how)
-    kinds = {operand.name: operand for operand in signature.operands}
-    wide = sum(kinds[name].kind == "data" for name in names)
+    wide = sum(o.kind == "data" for o in signature.operands if o.name in names)
     given = dict(zip(names, together.memories(operands, wide), strict=True))
-    written = [result for result in signature.results if result.option is None]
-    made = [Memory(given["x" if each.kind == "data" else "gamma"].kind) for each in written]
-    places = {kinds[name].field: memory for name, memory in given.items()}
-    places |= {each.field: memory for each, memory in zip(written, made, strict=True)}
-    launches = Launches(*_planned(together.problem))
-    run = launches.apply if operation == "inference" else launches.complete
-    run(tuple(places.get(field) for field in ADDRESSES))
-    return together.results(operands[like[0]].shape, *made)
+    found = executable(together.problem, arrays=_MEMORIES)
+    results = found.plain(*signature.arranged(given))
+    written = [result for result in results if result is not None]
+    return together.results(operands[like[0]].shape, *written)
 
 
-def _planned(problem: Problem) -> tuple[Any, ...]:
-    """Return what a launch is made of."""
-    gpu = choice.device()
-    assert gpu is not None
-    extents = extents_of(problem.shape, problem.channel_axes, (0, 1, 2))
-    plan = plan_gpu(problem, extents, gpu)
-    major, minor = gpu.capability
-    make = partial(Call, 10 * major + minor)
-    return problem, plan, _new, make
+class _Memories:
+    """What an executable needs to know of `Memory`: operands come as (outer, channels, inner)."""
+
+    code = Code(
+        arrays="jax, cuda",
+        facts="",
+        address="{}",
+        absent="None",
+        constants=(),
+        new={"data": "Memory(x.kind)", "channel": "Memory(gamma.kind)"},
+    )
+    names: ClassVar[dict[str, Any]] = {"Memory": Memory}
+
+    def place(self, x: Any) -> Gpu:
+        """Return what a plan must know of the devices."""
+        gpu = choice.device()
+        assert gpu is not None
+        return gpu
+
+    def planned(
+        self, problem: Problem, extents: Extents, gpu: Gpu, exchanged: bool
+    ) -> tuple[GpuPlan, Any]:
+        """Return a plan and its launches."""
+        from backnorm.gpu.launch import Launches
+
+        plan = plan_gpu(problem, extents, gpu)
+        major, minor = gpu.capability
+        return plan, Launches(problem, plan, _new, partial(Call, 10 * major + minor))
+
+    def values(self, problem: Problem, order: Any) -> tuple[Any, ...]:
+        """Return the values of `code.constants`."""
+        return ()
+
+
+_MEMORIES = _Memories()
 
 
 def _new(count: int) -> Memory:
