@@ -11,7 +11,7 @@ from backnorm.arrays import NUMPY
 from backnorm.cpu.plan import Plan
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import executable, operation
-from backnorm.problem import Format, problem_of
+from backnorm.problem import Format, Problem, problem_of
 from backnorm.results import (
     Blend,
     ChannelSums,
@@ -151,10 +151,9 @@ def batch_norm_backward(
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
     if blend is not None:
-        operands = _read("backward", x, dy, mask, mean, variance, gamma)
-        options: dict[str, Any] = {"data_format": data_format, "training": training}
-        problem = problem_of("backward", *operands, epsilon=epsilon, residual=residual, **options)
-        return blending.backward(problem, operands, out, blend)
+        operands = x, dy, mask, mean, variance, gamma
+        given = _checked("backward", operands, epsilon, data_format, training, residual)
+        return blending.backward(*given, out, blend)
     dx, dgamma, dbeta, dresidual = _backward(
         x, dy, mask, mean, variance, gamma, epsilon, data_format, training, residual, out
     )
@@ -297,7 +296,7 @@ def batch_norm_inference(
     return y
 
 
-def reduce(x: Any, dy: Any, mean: Any, *, data_format: str = "NCX") -> ChannelSums:
+def reduce(x: Any, dy: Any, mean: Any, *, data_format: Format = "NCX") -> ChannelSums:
     """Return the first phase of the backward pass: sum dy and sum dy*(x - mean) per channel.
 
     Sums of parts of a batch add up to those of the batch; `apply` takes the total.
@@ -361,9 +360,8 @@ def apply(
     for each in given:
         if np.shape(each) != np.shape(mean):
             # What else is wrong comes first.
-            operands = _read("apply", x, dy, mean, variance, gamma)
-            options: dict[str, Any] = {"data_format": data_format, "training": training}
-            problem = problem_of("apply", *operands, epsilon=epsilon, **options)
+            operands = x, dy, mean, variance, gamma
+            problem, _ = _checked("apply", operands, epsilon, data_format, training)
             raise ArgumentValueError(
                 "sums",
                 "its per-channel sums must match the channels of {x}",
@@ -400,12 +398,18 @@ def explain(
         ``print`` it to read which kernels run, how the arrays are cut, and why. `out` does not
         change it.
     """
-    operands = _read("backward", x, dy, mask, mean, variance, gamma)
-    options: dict[str, Any] = {"data_format": data_format, "training": training}
-    problem = problem_of("backward", *operands, epsilon=epsilon, residual=residual, **options)
-    decided: Plan = executable(problem, operands[0]).plan
+    operands = x, dy, mask, mean, variance, gamma
+    problem, read = _checked("backward", operands, epsilon, data_format, training, residual)
+    decided: Plan = executable(problem, read[0]).plan
     return decided
 
 
-def _read(operation: Operation, *operands: Any) -> list[Any]:
-    return NUMPY.read(operands, SIGNATURES[operation])
+def _checked(
+    operation: Operation, operands: tuple[Any, ...], *options: Any
+) -> tuple[Problem, list[Any]]:
+    """Return the problem of a call, its options in the signature's order; and the arrays."""
+    signature = SIGNATURES[operation]
+    read = NUMPY.read(operands, signature)
+    # Those that are not given have their defaults.
+    how: dict[str, Any] = dict(zip(signature.options, options, strict=False))
+    return problem_of(operation, *read, **how), read

@@ -39,7 +39,7 @@ def batch_norm_double_backward(
     ddgamma: Any = None,
     ddbeta: Any = None,
     epsilon: float,
-    data_format: str = "NCX",
+    data_format: Format = "NCX",
     training: bool = True,
 ) -> SecondGradients:
     r"""Return the gradients of batch normalisation's backward pass.
@@ -70,8 +70,8 @@ def batch_norm_double_backward(
         Gradients with respect to dgamma and dbeta, of mean's type; absent, zero.
     epsilon : float
         Added to the variance; finite and not negative.
-    data_format : {"NCX", "NXC"}
-        Channel axis 1, or last.
+    data_format : {"NCX", "NXC"} or tuple of int
+        Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
     training : bool
         True: mean and variance are functions of x (1/M and 2*(x - mean)/M are their derivatives).
         False: they are constants.
