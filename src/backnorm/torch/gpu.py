@@ -28,7 +28,6 @@ from backnorm.torch.second_order import double_backward
 from backnorm.torch.tensors import Tensors
 
 __all__ = [
-    "CUDA",
     "TENSORS",
     "Place",
     "backward",
@@ -139,11 +138,11 @@ class _Tensors(Tensors):
         return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-CUDA = TENSORS = _Tensors()
+TENSORS = _Tensors()
 
 #: See `kernels`.
-forward, inference = operation("forward", CUDA), operation("inference", CUDA)
-backward = operation("backward", CUDA)
+forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
+backward = operation("backward", TENSORS)
 
 
 def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
@@ -169,7 +168,7 @@ def gpu_of(device: torch.device) -> Gpu:
 
 def place_of(name: Operation, *operands: Tensor | None, **options: Any) -> Place:
     """Check the tensors of a call, and return what is planned."""
-    problem = CUDA.checked(name, operands, **options)
+    problem = TENSORS.checked(name, operands, **options)
     x = operands[0]
     assert x is not None
     extents = extents_of(problem.shape, problem.channel_axes, order_of(x))
