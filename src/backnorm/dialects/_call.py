@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.dialects._check import channel_axes_of, format_of
+from backnorm.dialects._check import channel_axes_of, format_of, kept_shape
 from backnorm.dialects._statistics import statistics_of, variance_of_inverse
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.results import Blend
@@ -56,8 +56,7 @@ class Call:
     @property
     def kept_shape(self) -> tuple[int, ...]:
         """The shape of x with 1 for each axis that is reduced."""
-        shape, axes = self.inputs[self.schema.words["x"]].shape, self.channel_axes
-        return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
+        return kept_shape(self.inputs[self.schema.words["x"]].shape, self.channel_axes)
 
     @cached_property
     def count(self) -> int:

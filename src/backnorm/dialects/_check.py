@@ -28,6 +28,7 @@ __all__ = [
     "check_memory",
     "check_outputs",
     "format_of",
+    "kept_shape",
     "wanted",
 ]
 
@@ -138,6 +139,11 @@ def channel_axes_of(
             return (axis,)
     rank = arrays[schema.words["x"]].ndim
     return (1 if format_of(schema, attributes).layout == "NCX" else rank - 1,)
+
+
+def kept_shape(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
+    """Return a shape with 1 for each axis that is reduced: those that are not in `axes`."""
+    return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
 
 
 def wanted(schema: OperatorSchema, output_mask: object) -> list[str]:
@@ -253,7 +259,7 @@ def _check_channels(
     x = arrays[name]
     axes = channel_axes_of(schema, attributes, arrays)
     channels = math.prod(x.shape[axis] for axis in axes)
-    kept = tuple(size if axis in axes else 1 for axis, size in enumerate(x.shape))
+    kept = kept_shape(x.shape, axes)
     specs = [
         t for t in schema.inputs if t.kind in ("channel", "kept", "vector") and t.name in arrays
     ]
