@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import signal
 import subprocess
+import sys
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +21,43 @@ ARRAYS, ALLOCATORS = "backnorm.arrays", ("allocate", "empty")
 RECORDS = "backnorm.cpu.stage"
 
 _NAN = np.array(np.nan).view(np.int64)
+
+
+class Cases(NamedTuple):
+    """What a script found, case by case, and how its process ended."""
+
+    done: subprocess.CompletedProcess
+    found: dict[str, list[str]]
+    begun: list[str]
+
+    def check_survival(self):
+        last = self.begun[-1] if self.begun else "no case"
+        done = self.done
+        assert done.returncode == 0, f"ended with {done.returncode} in {last!r}:\n{done.stderr}"
+        assert list(self.found) == list(dict.fromkeys(self.begun))
+
+    def check_outcomes(self):
+        wrong = [f"{case}: {kinds}" for case, kinds in self.found.items()
+                 if kinds not in (["error"], ["result"])]  # fmt: skip
+        assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="module")
+def run_cases(tmp_path_factory):
+    """Run a script that prints what it begins and what it found; it may crash."""
+
+    def run(script):
+        log = tmp_path_factory.mktemp("cases") / "log"
+        with log.open("w") as stream:
+            done = subprocess.run(
+                [sys.executable, "-X", "faulthandler", str(script)],
+                stdout=stream, stderr=subprocess.PIPE, text=True, timeout=240, check=False,
+            )  # fmt: skip
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        found = {line["case"]: line["found"] for line in lines if "case" in line}
+        return Cases(done, found, [line["begins"] for line in lines if "begins" in line])
+
+    return run
 
 
 @pytest.fixture
