@@ -117,7 +117,7 @@ def check_memory(out: object, shape: tuple[int, ...], dtype: np.dtype, *, like: 
 
 def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
     return (
-        left.__array_interface__["data"][0] == right.__array_interface__["data"][0]
+        address_of(left) == address_of(right)
         and left.strides == right.strides
         and left.dtype == right.dtype
     )

@@ -196,7 +196,7 @@ def written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[str
         What tracebacks call the code.
     lines : iterable of str
     names : dict
-        Its global names; the dictionary is not changed.
+        Its global names, which it shares with whoever changes them later.
     """
     source = "\n".join(lines) + "\n"
     file = f"<backnorm: {title}, {hash(source) & 0xFFFFFFFF:08x}>"

@@ -201,7 +201,7 @@ def _compiled(lines: tuple[str, ...]) -> Callable[..., Any]:
         "execute, run, blended, words, pack, finish, call, types, statistics, kept, axes, epsilon"
     )
     code = [f"def make({given}):", *(f"    {line}" for line in lines), "    return repeat"]
-    make: Callable[..., Any] = written("call of a dialect", code, dict(_NAMES))["make"]
+    make: Callable[..., Any] = written("call of a dialect", code, _NAMES)["make"]
     return make
 
 
