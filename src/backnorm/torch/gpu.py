@@ -23,7 +23,7 @@ from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
 from backnorm.layout import Extents, extents_of
 from backnorm.problem import Problem
 from backnorm.signature import Operation
-from backnorm.torch.memory import dense, order_of, plain
+from backnorm.torch.memory import contiguous, dense, order_of
 from backnorm.torch.second_order import double_backward
 from backnorm.torch.tensors import Tensors
 
@@ -132,10 +132,8 @@ class _Tensors(Tensors):
         return x if x.data_ptr() % _ALIGNMENT == 0 else x.detach().clone()
 
     def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
-        """Return a per-channel tensor that is contiguous and plain: itself, or a copy."""
-        if tensor.is_contiguous() and plain(tensor):
-            return tensor
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
+        """Return a per-channel tensor as kernels read it: of 16 bits, too."""
+        return contiguous(tensor)
 
 
 TENSORS = _Tensors()

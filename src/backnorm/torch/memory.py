@@ -22,6 +22,7 @@ __all__ = [
     "as_type",
     "check_memory",
     "check_own_memory",
+    "contiguous",
     "dense",
     "order_of",
     "plain",
@@ -63,6 +64,11 @@ def wide(tensor: Kind, x: Tensor) -> Kind:
         return None
     if tensor.dtype.itemsize == 2 and tensor.dtype is x.dtype:
         return tensor.detach().float().contiguous()
+    return contiguous(tensor)
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """Return a tensor that is contiguous and `plain`: itself, or a copy."""
     if tensor.is_contiguous() and plain(tensor):
         return tensor
     return tensor.detach().clone(memory_format=torch.contiguous_format)
