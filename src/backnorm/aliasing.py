@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Problem
 from backnorm.signature import Signature
 
-__all__ = ["check_memory", "check_out"]
+__all__ = ["check_memory", "check_out", "own"]
 
 
 def check_out(
@@ -33,6 +33,7 @@ def check_out(
     operands : sequence of numpy.ndarray or None
         Those of the signature.
     out : numpy.ndarray
+        Of no subclass: see `own`.
     contiguous : bool
         Whether all operands are, so that their bounds are known without another call of NumPy's.
 
@@ -41,12 +42,7 @@ def check_out(
     ArgumentTypeError, ArgumentValueError
     """
     # The usual case, decided quickly.
-    usual = (
-        type(out) is np.ndarray
-        and out.flags.carray
-        and out.shape == problem.shape
-        and out.dtype is problem.dtype
-    )
+    usual = out.flags.carray and out.shape == problem.shape and out.dtype is problem.dtype
     if not usual:
         check_memory(out, problem.shape, problem.dtype, like="x")
     if usual and contiguous and _are_apart(out, operands):
@@ -85,12 +81,30 @@ def _check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str 
         raise ArgumentValueError("out", f"overlaps part of {{{name}}} in memory", accepted=separate)
 
 
-def check_memory(out: object, shape: tuple[int, ...], dtype: np.dtype, *, like: str) -> None:
-    """Check shape, element type and flags of an array to write to, which is like an operand."""
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+def own(out: object) -> np.ndarray:
+    """Return an array to write to as an array of NumPy's own class, on the same memory.
+
+    Where its elements are and how they lie is what NumPy's own attributes say. A subclass can have
+    any others in their place, and a kernel would write where those say.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is no array, or a masked one.
+    """
+    kind = type(out)
+    if kind is np.ndarray:
+        return cast("np.ndarray", out)
+    # An object can say that it is of any class: `isinstance` believes it.
+    if not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
         raise ArgumentTypeError(
-            "out", "must be an array", came=type(out).__name__, accepted="a NumPy array or None"
+            "out", "must be an array", came=kind.__name__, accepted="a NumPy array or None"
         )
+    return np.ndarray.view(cast("np.ndarray", out), np.ndarray)
+
+
+def check_memory(out: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, *, like: str) -> None:
+    """Check shape, element type and flags of an array to write to, which is like an operand."""
     if out.shape != shape:
         raise ArgumentValueError(
             "out",
@@ -104,9 +118,7 @@ def check_memory(out: object, shape: tuple[int, ...], dtype: np.dtype, *, like: 
         )
     if not out.flags.writeable:
         raise ArgumentValueError("out", "is read-only", accepted="a writable array")
-    if not out.flags.c_contiguous and any(
-        stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)
-    ):
+    if not out.flags.c_contiguous and _overlaps_itself(out):
         raise ArgumentValueError(
             "out",
             "has elements that share memory",
@@ -121,6 +133,26 @@ def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
         and left.strides == right.strides
         and left.dtype == right.dtype
     )
+
+
+def _overlaps_itself(array: np.ndarray) -> bool:
+    """Whether two elements share memory, or cannot be told to be apart."""
+    strides = sorted(
+        (abs(stride), size)
+        for stride, size in zip(array.strides, array.shape, strict=True)
+        if size > 1
+    )
+    # Usually all that one axis reaches lies within a step along the next one.
+    reach = array.itemsize
+    for stride, size in strides:
+        if stride < reach:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    # Two elements differ first in one axis: some of its first row meets some of its other rows.
+    rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
+    return any(_overlap(each[:1], each[1:]) for each in rows)
 
 
 def _overlap(left: np.ndarray, right: np.ndarray) -> bool:

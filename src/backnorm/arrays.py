@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from backnorm.aliasing import check_out
+from backnorm.aliasing import check_out, own
 from backnorm.allocation import allocate
 from backnorm.binding import Code
 from backnorm.cpu import addresses, engine
@@ -34,7 +34,7 @@ class NumPy:
 
     code = Code(
         arrays="numpy",
-        facts="({}.__class__, {}.shape, {}.dtype, {}.flags.num)",
+        facts="(type({}), {}.shape, {}.dtype, {}.flags.num)",
         address="address_of({})" if addresses.MEMORY is None else "memory[id({}) >> 3]",
         constants=("shape", "dtype", "channels", "statistics", "mask_bytes", "count"),
         new={
@@ -164,6 +164,7 @@ class NumPy:
         ArgumentTypeError, ArgumentValueError
             If `out` is not what the first result may be written to.
         """
+        out = own(out)
         is_plain = check_out(problem, signature, operands, out, contiguous=in_place)
         if problem.residual and signature.overwrites is not None:
             # The gradient of the residual is read from dy once more after dx is written.
@@ -180,8 +181,10 @@ class NumPy:
 
     def put(self, result: Any, out: Any) -> Any:
         """Return `out`, with the result copied there unless it was written there."""
-        if result is not out and out.size and not np.may_share_memory(result, out):
-            out[...] = result
+        if result is not out:
+            memory = own(out)
+            if not np.may_share_memory(result, memory):
+                memory[...] = result
         return out
 
 

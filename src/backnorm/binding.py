@@ -66,7 +66,7 @@ def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[
     key = [
         repr((signature.operation, code.arrays)),
         *(facts(code, operand) for operand in signature.names),
-        *(part for option in signature.options for part in (f"{option}.__class__", option)),
+        *(part for option in signature.options for part in (f"type({option})", option)),
         "get_num_threads()",
     ]
     given, passed = _given(signature), _passed(signature.numbers)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from backnorm import phases
-from backnorm.aliasing import check_memory, check_out
+from backnorm.aliasing import check_memory, check_out, own
 from backnorm.arrays import NUMPY
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.executable import executable
@@ -69,7 +69,8 @@ def backward(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
         found = (s * sums.sum_dy_xmu, sums.sum_dy)
         for array, value in zip(held[1:], found, strict=True):
             array[...] = _blended(value, array, blend.channels)
-    return Gradients(*held)
+    given = (array if memory is None else memory for array, memory in zip(held, out, strict=True))
+    return Gradients(*given)
 
 
 def _checked(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) -> list[np.ndarray]:
@@ -86,7 +87,7 @@ def _checked(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
                 "out", f"holds no {name}, into which the result is to be blended",
                 came=f"None with beta {beta}", accepted="an array, or beta 0",
             )  # fmt: skip
-    dx, *channels = out
+    dx, *channels = (None if array is None else own(array) for array in out)
     if dx is None:
         dx = NUMPY.new(problem, tuple(range(len(problem.shape))))
     else:

@@ -66,7 +66,7 @@ def check_inputs(
 
 def check_memory(name: str, memory: object) -> None:
     """Raise if the memory for an output is not an array."""
-    if not isinstance(memory, np.ndarray):
+    if not issubclass(type(memory), np.ndarray):
         raise ArgumentTypeError(
             name,
             "the memory for an output must be a NumPy array",

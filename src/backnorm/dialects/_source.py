@@ -125,10 +125,10 @@ def function_of(
     memory = schema.outputs[0].name if schema.takes_memory else "None"
     # True == 1 == 1.0: a key cannot tell them apart without their classes.
     key = ["self.identity", *map(_facts, schema.inputs)]
-    key += [part for name in attributes for part in (f"{name}.__class__", name)]
+    key += [part for name in attributes for part in (f"type({name})", name)]
     key.append("get_num_threads()")
     if choice == "outputs":
-        key += ["outputs.__class__", "outputs"]
+        key += ["type(outputs)", "outputs"]
     elif choice == "output_mask":
         key += ["output_mask.__class__", "*output_mask", "*map(type, output_mask)"]
     given = "self.attributes" if schema.style == "configured" else _dictionary(attributes)
