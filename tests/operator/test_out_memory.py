@@ -33,14 +33,18 @@ def lying(shape):
         T = property(lambda self: claimed.T)
         base = property(lambda self: None)
         __array_interface__ = property(lambda self: claimed.__array_interface__)
-        __len__ = lambda self: len(claimed)
         reshape = ravel = transpose = view = copy = astype = lambda self, *_, **__: self
         squeeze = flatten = swapaxes = __getitem__ = lambda self, *_, **__: self
         __setitem__ = fill = lambda self, *_, **__: None
-        __array__ = lambda self, *_, **__: claimed
-        __array_function__ = lambda self, function, *_: (
-            False if function in (np.may_share_memory, np.shares_memory) else claimed
-        )
+
+        def __len__(self):
+            return len(claimed)
+
+        def __array__(self, *_, **__):
+            return claimed
+
+        def __array_function__(self, function, *_):
+            return False if function in (np.may_share_memory, np.shares_memory) else claimed
 
         def __array_ufunc__(self, *_, **__):
             return claimed
@@ -67,12 +71,10 @@ def takes_out(data):
 
     def through_cudnn(out):
         kept = (1, x.shape[1], 1)
-        channels = (each.reshape(kept) for each in (mean, 1 / np.sqrt(variance + epsilon)))
-        saved_mean, saved = channels
+        inverse = (1 / np.sqrt(variance + epsilon)).astype(np.float32)
         return cudnn.BatchNormalizationBackward(
-            mode="SPATIAL", alphaDataDiff=1.0, betaDataDiff=0.0, alphaParamDiff=1.0,
-            betaParamDiff=0.0, x=x, dy=dy, dx=out, bnScale=gamma.reshape(kept), epsilon=epsilon, savedMean=saved_mean,
-            savedInvVariance=saved.astype(np.float32),
+            "SPATIAL", 1.0, 0.0, 1.0, 0.0, x, dy, out, gamma.reshape(kept), epsilon=epsilon,
+            savedMean=mean.reshape(kept), savedInvVariance=inverse.reshape(kept),
         )[0]  # fmt: skip
 
     common = {"epsilon": epsilon}
