@@ -105,7 +105,7 @@ def _loading(array: Any, index: Any, count: Any, kind: Any) -> Any:
             raw = builder.load(pointer, typ=stored, align=size)
         else:
             raw = load_lanes(builder, pointer, stored, arguments[2], size)
-        raw = masked(context, builder, array, arguments[0], arguments[1], raw)
+        raw = masked(context, builder, array, arguments[0], arguments[1], raw, *arguments[2:])
         return convert(builder, raw, array.dtype, lanes)
 
     counted = () if count is None else (types.intp,)

@@ -103,16 +103,26 @@ def base_of(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     return _parts(context, builder, kind, value).values
 
 
-def masked(context: Any, builder: Any, kind: Any, value: Any, index: Any, raw: Any) -> Any:
-    """Emit a vector `raw`, loaded from `index` on, with zero where the mask says so."""
+def masked(
+    context: Any, builder: Any, kind: Any, value: Any, index: Any, raw: Any, count: Any = None
+) -> Any:
+    """Emit a vector `raw`, loaded from `index` on, with zero where the mask says so.
+
+    Of `raw` the first `count` lanes count, or all.
+    """
     if not isinstance(kind, Masked):
         return raw
     parts = _parts(context, builder, kind, value)
-    return _where_set(builder, parts.bits, index, raw)
+    return _where_set(builder, parts.bits, index, raw, count)
 
 
-def _where_set(builder: Any, bits: Any, index: Any, raw: Any) -> Any:
+def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None) -> Any:
     lanes = raw.type.count
+    if count is not None:
+        # Without lanes the index may be rows beyond the last element, where there is no mask. With
+        # one, its padding holds the words: see `layout.mask_size`.
+        zero = ir.Constant(_I64, 0)
+        index = builder.select(builder.icmp_signed(">", count, zero), index, zero)
     # Twice as many bits as lanes, because those of an index need not begin a byte.
     twice, once = ir.IntType(2 * lanes), ir.IntType(lanes)
     place = builder.gep(bits, [builder.lshr(index, ir.Constant(_I64, 3))])
@@ -160,7 +170,7 @@ def after_store(
                 dy = builder.load(pointer, typ=raw.type, align=size)
             else:
                 dy = load_lanes(builder, place, raw.type, count, size)
-            dy = _where_set(builder, parts.bits, index, dy)
+            dy = _where_set(builder, parts.bits, index, dy, count)
             write(builder.gep(parts.residual, [index]), dy)
 
 

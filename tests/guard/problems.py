@@ -1,0 +1,385 @@
+"""Problems of the package's own functions, made from a seed: arrays, options, what to call."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from memory import ENDS
+from operands import LAYOUTS, Operand, channel_values, data_values, laid_out, some_shape
+
+import backnorm
+from backnorm.conformance import judge
+from backnorm.dtypes import ELEMENT_TYPES, statistics_types
+from backnorm.executable import operation
+from backnorm.layout import mask_size
+
+__all__ = ["Maker", "Problem", "of_package"]
+
+Arrays = dict[str, Any]
+
+#: The operand that is the memory for the first result.
+OUT = "out"
+
+_MIB = 1 << 20
+_BYTE = np.dtype(np.uint8)
+
+# As an adapter calls it: the package's own function for NumPy has no running statistics.
+_forward_of_layer = operation("forward")
+
+
+@dataclass
+class Problem:
+    """A call, with the arrays that it takes.
+
+    Attributes
+    ----------
+    seed : int
+    operands : dict of str to Operand
+    call : callable
+        From arrays by name to the arrays that come of it.
+    verdicts : callable or None
+        From arrays by name, and what came of the call, to the judge's verdicts.
+    tags : dict of str to str
+        What the problem is of, to count.
+    ends : tuple of str
+        Where arrays lie in guarded memory, one call after the other.
+    threads : int
+    caches : (int, int)
+        Of the machine that is planned for.
+    forces : bool
+        Whether another plan is followed than the one that is made.
+    """
+
+    seed: int
+    operands: dict[str, Operand]
+    call: Callable[[Arrays], tuple[Any, ...]]
+    verdicts: Callable[[Arrays, tuple[Any, ...]], dict[str, Any]] | None
+    tags: dict[str, str]
+    ends: tuple[str, ...] = ENDS[:1]
+    threads: int = 1
+    caches: tuple[int, int] = (0, 0)
+    forces: bool = False
+
+
+@dataclass
+class Maker:
+    """The random choices of a problem.
+
+    Attributes
+    ----------
+    rnd : random.Random
+    values : str
+        What values of arrays are like: see `operands.data_values`.
+    """
+
+    rnd: random.Random
+    values: str = "usual"
+    operands: dict[str, Operand] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Choose what values are like, and how data lies."""
+        self.values = self.rnd.choices(("usual", "wide", "unusual"), (65, 20, 15))[0]
+        self.layout = self.rnd.choices(tuple(LAYOUTS), tuple(LAYOUTS.values()))[0]
+        self.tags |= {"values": self.values, "layout": self.layout}
+
+    def data(self, name: str, shape: tuple[int, ...], dtype: np.dtype, *, like_x: bool) -> None:
+        """Add an array of x's shape."""
+        if like_x and "x" in self.operands and self.rnd.random() < 0.7:
+            x = self.operands["x"]
+            count, offset, strides = x.content.size, x.offset, x.strides
+        else:
+            count, offset, strides = laid_out(self.rnd, shape, self.layout)
+        content = data_values(self.rnd, dtype, count, self.values)
+        self.operands[name] = Operand(shape, dtype, content, offset, strides)
+
+    def channels(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype, *, positive: bool = False
+    ) -> None:
+        """Add an array of a value a channel."""
+        layout = "rows" if self.rnd.random() < 0.85 else "mixed"
+        count, offset, strides = laid_out(self.rnd, shape, layout)
+        content = channel_values(self.rnd, dtype, count, self.values, positive=positive)
+        self.operands[name] = Operand(shape, dtype, content, offset, strides)
+
+    def out(self, dtype: np.dtype, *, overwrites: str | None = None) -> None:
+        """Add memory for the first result, or not, or let it be the operand that it may be."""
+        x, kind = self.operands["x"], self.rnd.random()
+        if kind < 0.5:
+            self.tags["out"] = "none"
+            return
+        if overwrites is not None and kind < 0.6:
+            self.writable(overwrites)
+            self.tags["out"] = "in place"
+            return
+        layout = "rows" if kind < 0.85 else self.rnd.choice(tuple(LAYOUTS))
+        count, offset, strides = laid_out(self.rnd, x.shape, layout)
+        self.memory(OUT, Operand(x.shape, dtype, np.full(count, np.nan, dtype), offset, strides))
+        self.tags["out"] = layout
+
+    def memory(self, name: str, operand: Operand) -> None:
+        """Add an array that is written to."""
+        self.operands[name] = operand
+        self.writable(name)
+
+    def writable(self, name: str) -> None:
+        """Let an operand be written to."""
+        one = self.operands[name]
+        self.operands[name] = Operand(
+            one.shape, one.dtype, one.content, one.offset, one.strides, read_only=False
+        )
+
+    def often(self, share: float) -> bool:
+        """Return True in so large a share of the problems."""
+        return self.rnd.random() < share
+
+    def finished(self, seed: int, call: Any, verdicts: Any = None) -> Problem:
+        """Return the problem of what was chosen."""
+        rnd = self.rnd
+        threads = rnd.choice((1, 1, 2, 3, 4))
+        self.tags["threads"] = str(threads)
+        return Problem(
+            seed, self.operands, call, verdicts, self.tags,
+            ends=tuple(rnd.sample(ENDS, 2)),
+            threads=threads,
+            caches=rnd.choice(((0, 0), (1 << 15, 1 << 17), (_MIB, 32 * _MIB), (1 << 40, 1 << 40))),
+            forces=rnd.random() < 0.2,
+        )  # fmt: skip
+
+
+# How often: a pass of the package's own, and what it has beside x.
+_KINDS = {
+    "forward": 15, "relu forward": 14, "running": 4, "inference": 6, "relu inference": 8,
+    "backward": 15, "relu backward": 20, "frozen": 6, "phases": 7, "blend": 3, "double_backward": 2,
+}  # fmt: skip
+
+
+def of_package(seed: int, rnd: random.Random) -> Problem:
+    """Return the problem of one of the package's own functions."""
+    make = Maker(rnd)
+    make.begin()
+    kind = rnd.choices(tuple(_KINDS), tuple(_KINDS.values()))[0]
+    shape, data_format = some_shape(rnd)
+    dtype = rnd.choice(ELEMENT_TYPES)
+    statistics = rnd.choice(statistics_types(dtype))
+    make.tags |= {
+        "operation": kind, "type": str(dtype), "statistics": str(statistics),
+        "format": data_format if isinstance(data_format, str) else "axes",
+        "rank": str(len(shape)), "dialect": "ours",
+    }  # fmt: skip
+    axes = data_format
+    if isinstance(axes, str):
+        axes = (1,) if axes == "NCX" else (len(shape) - 1,)
+    channels = (math.prod(shape[axis] for axis in axes),)
+    epsilon = rnd.choice((1e-5, 1e-3, 0.0, 1.0))
+    options: dict[str, Any] = {"epsilon": epsilon, "data_format": data_format}
+    make.data("x", shape, dtype, like_x=False)
+    build = _backward
+    if kind in ("forward", "relu forward", "running"):
+        build = _forward
+    elif "inference" in kind:
+        build = _inference
+    call, verdicts = build(make, kind, shape, dtype, channels, statistics, options)
+    # The oracle has the two formats that have a name.
+    return make.finished(seed, call, verdicts if isinstance(data_format, str) else None)
+
+
+def _parameters(make: Maker, channels: tuple[int, ...], dtype: np.dtype, *names: str) -> None:
+    for name in names:
+        if make.often(0.85):
+            make.channels(name, channels, dtype)
+
+
+def _relu(
+    make: Maker, kind: str, shape: tuple[int, ...], dtype: np.dtype, options: dict[str, Any]
+) -> None:
+    """Let a ReLU follow, with or without a residual."""
+    if kind.startswith("relu"):
+        options["relu"] = True
+        if make.often(0.5):
+            make.data("residual", shape, dtype, like_x=True)
+
+
+def _forward(
+    make: Maker, kind: str, shape: Any, dtype: Any, channels: Any, statistics: Any, options: Any
+) -> tuple[Any, Any]:
+    if kind == "running":
+        return _running(make, shape, dtype, channels, statistics, options)
+    _parameters(make, channels, statistics, "gamma", "beta")
+    _relu(make, kind, shape, dtype, options)
+    make.out(dtype)
+
+    def call(given: Arrays) -> tuple[Any, ...]:
+        return tuple(backnorm.batch_norm_forward(**given, **options))
+
+    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        inputs = given["x"], given.get("gamma"), given.get("beta"), results
+        if "relu" not in options:
+            return judge.check_forward(*inputs, **options)
+        how = {name: value for name, value in options.items() if name != "relu"}
+        return judge.check_relu_forward(*inputs, residual=given.get("residual"), **how)
+
+    return call, verdicts
+
+
+def _running(
+    make: Maker, shape: Any, dtype: Any, channels: Any, statistics: Any, options: Any
+) -> tuple[Any, Any]:
+    """Return the forward pass of a layer, which moves running statistics."""
+    _parameters(make, channels, statistics, "gamma", "beta")
+    relu = make.often(0.4)
+    if relu and make.often(0.5):
+        make.data("residual", shape, dtype, like_x=True)
+    for name in ("running_mean", "running_variance"):
+        values = channel_values(
+            make.rnd, statistics, channels[0], make.values, positive=name != "running_mean"
+        )
+        make.memory(name, Operand(channels, statistics, values))
+    make.out(dtype)
+    momentum = make.rnd.choice((0.1, 1.0, 0.0))
+    names = "x", "residual", "gamma", "beta", "running_mean", "running_variance"
+
+    def call(given: Arrays) -> tuple[Any, ...]:
+        operands = (given.get(name) for name in names)
+        how = options["epsilon"], options["data_format"], relu, given.get(OUT)
+        results = _forward_of_layer(*operands, *how, momentum=momentum)
+        moved = given["running_mean"], given["running_variance"]
+        return (*(one for one in results if one is not None), *moved)
+
+    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        inputs = given["x"], given.get("gamma"), given.get("beta")
+        # Without gamma and beta the statistics are of the running statistics' type: as judged.
+        if relu:
+            return judge.check_relu_forward(
+                *inputs, results[:4], residual=given.get("residual"), **options
+            )
+        return judge.check_forward(*inputs, results[:3], **options)
+
+    return call, verdicts
+
+
+def _inference(
+    make: Maker, kind: str, shape: Any, dtype: Any, channels: Any, statistics: Any, options: Any
+) -> tuple[Any, Any]:
+    make.channels("mean", channels, statistics)
+    make.channels("variance", channels, statistics, positive=True)
+    _parameters(make, channels, statistics, "gamma", "beta")
+    _relu(make, kind, shape, dtype, options)
+    make.out(dtype)
+
+    def call(given: Arrays) -> tuple[Any, ...]:
+        return (backnorm.batch_norm_inference(**given, **options),)
+
+    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        names = "x", "mean", "variance", "gamma", "beta"
+        inputs = *(given.get(name) for name in names), results[0]
+        if "relu" not in options:
+            return judge.check_inference(*inputs, **options)
+        how = {name: value for name, value in options.items() if name != "relu"}
+        return judge.check_relu_inference(*inputs, residual=given.get("residual"), **how)
+
+    return call, verdicts
+
+
+def _backward(
+    make: Maker, kind: str, shape: Any, dtype: Any, channels: Any, statistics: Any, options: Any
+) -> tuple[Any, Any]:
+    make.data("dy", shape, dtype, like_x=True)
+    make.channels("mean", channels, statistics)
+    make.channels("variance", channels, statistics, positive=True)
+    _parameters(make, channels, statistics, "gamma")
+    options["training"] = kind != "frozen" and make.often(0.8)
+    if kind == "phases":
+        return _phases(make, dtype, options)
+    if kind == "double_backward":
+        return _second(make, shape, dtype, channels, statistics, options)
+    if kind == "blend":
+        return _blend(make, dtype, channels, statistics, options)
+    more: dict[str, Any] = {}
+    if kind == "relu backward":
+        size = mask_size(math.prod(shape))
+        mask = np.frombuffer(make.rnd.randbytes(size), np.uint8)
+        make.operands["mask"] = Operand((size,), _BYTE, mask)
+        more["residual"] = make.often(0.5)
+    make.out(dtype, overwrites="dy")
+    in_place = make.tags["out"] == "in place"
+
+    def call(given: Arrays) -> tuple[Any, ...]:
+        out = given["dy"] if in_place else given.get(OUT)
+        return tuple(backnorm.batch_norm_backward(**(given | {OUT: out}), **options, **more))
+
+    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        inputs = *(given[name] for name in ("x", "dy", "mean", "variance")), given.get("gamma")
+        if not more:
+            return judge.check_backward(*inputs, results, **options)
+        return judge.check_relu_backward(*inputs, results, mask=given["mask"], **more, **options)
+
+    return call, verdicts
+
+
+def _phases(make: Maker, dtype: np.dtype, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the two phases of a backward pass as calls of their own."""
+    make.out(dtype, overwrites="dy")
+    in_place = make.tags["out"] == "in place"
+    form = options["data_format"]
+
+    def call(given: Arrays) -> tuple[Any, ...]:
+        out = given["dy"] if in_place else given.get(OUT)
+        inputs = *(given[name] for name in ("x", "dy", "mean")), given["variance"]
+        sums = backnorm.reduce(*inputs[:3], data_format=form)
+        dx = backnorm.apply(*inputs, given.get("gamma"), sums, out=out, **options)
+        return dx, sums.sum_dy, sums.sum_dy_xmu
+
+    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        inputs = *(given[name] for name in ("x", "dy", "mean", "variance")), given.get("gamma")
+        others = backnorm.batch_norm_backward(*inputs, **options)[1:]
+        return judge.check_backward(*inputs, (results[0], *others), **options)
+
+    return call, verdicts
+
+
+def _second(
+    make: Maker, shape: Any, dtype: Any, channels: Any, statistics: Any, options: Any
+) -> tuple[Any, Any]:
+    """Return the gradients of the backward pass."""
+    if make.often(0.7):
+        make.data("ddx", shape, dtype, like_x=True)
+    _parameters(make, channels, statistics, "ddgamma", "ddbeta")
+
+    def call(given: Arrays) -> tuple[Any, ...]:
+        return tuple(backnorm.batch_norm_double_backward(**given, **options))
+
+    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        inputs = *(given[name] for name in ("x", "dy", "mean", "variance")), given.get("gamma")
+        cotangents = {name: given.get(name) for name in ("ddx", "ddgamma", "ddbeta")}
+        return judge.check_double_backward(*inputs, results, **cotangents, **options)
+
+    # What comes of infinity depends on the order of the terms, which is the oracle's own.
+    return call, None if make.values == "unusual" else verdicts
+
+
+def _blend(
+    make: Maker, dtype: np.dtype, channels: Any, statistics: np.dtype, options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return a backward pass whose results are blended into what the outputs hold."""
+    shares = ((1.0, 0.0), (0.5, 0.25), (1.0, 1.0), (0.0, 2.0))
+    blend = backnorm.Blend(make.rnd.choice(shares), make.rnd.choice(shares))
+    x = make.operands["x"]
+    values = data_values(make.rnd, dtype, x.content.size, make.values)
+    make.memory("dx", Operand(x.shape, dtype, values, x.offset, x.strides))
+    for name in ("dgamma", "dbeta"):
+        held = channel_values(make.rnd, statistics, channels[0], make.values)
+        make.memory(name, Operand(channels, statistics, held))
+    names = "dx", "dgamma", "dbeta"
+
+    def call(given: Arrays) -> tuple[Any, ...]:
+        inputs = {name: value for name, value in given.items() if name not in names}
+        out = tuple(given[name] for name in names)
+        return tuple(backnorm.batch_norm_backward(**inputs, out=out, blend=blend, **options))
+
+    return call, None
