@@ -137,7 +137,7 @@ def _elements(
     target = moved.reshape(extents)
     count = max(1, sums.count)
     shift = sums.sum_dy / count if problem.training else np.zeros_like(s)
-    slope = s * s * sums.sum_dy_xmu / count if problem.training else np.zeros_like(s)
+    slope = s * (s * sums.sum_dy_xmu / count) if problem.training else np.zeros_like(s)
     centre = mean.astype(np.float64)
     at, moved_by, by_x, gain = (each[:, None] for each in (centre, shift, slope, scale))
     inner = max(1, min(extents.inner, _BLOCK // max(1, extents.channels)))

@@ -102,6 +102,33 @@ def test_constant_channels_and_single_elements(dtype, rng):
     check(layer(rng, dtype, (1, 7)))
 
 
+# A deviation of x, its variance (None: that of x), and epsilon.
+TINY = [(0.0, 0.0, 1e-300), (0.0, 0.0, 5e-324), (1e-155, None, 0.0), (1e-155, None, 5e-324),
+        (1e-20, None, 0.0), (1e-20, None, 1e-300), (0.0, 1e-40, 0.0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32], ids=str)
+@pytest.mark.parametrize(("deviation", "variance", "epsilon"), TINY)
+def test_a_variance_near_the_smallest_number(deviation, variance, epsilon, dtype, training, rng):
+    if dtype == FLOAT32 and deviation == 1e-155:
+        pytest.skip("no number of float32")
+    arguments = layer(rng, dtype)
+    x = (deviation * rng.standard_normal(arguments["x"].shape)).astype(dtype)
+    wide = x.astype(np.float64)
+    arguments |= {"x": x, "mean": wide.mean((0, 2)).astype(dtype), "epsilon": epsilon}
+    squares = (wide - arguments["mean"][:, None]) ** 2
+    found = squares.mean((0, 2)) if variance is None else np.full(4, variance)
+    arguments |= {"variance": found.astype(dtype), "training": training}
+    # So small that the results are numbers; in float32 that can be 0.
+    small = 1e-60 if dtype == FLOAT64 else 1e-8 if found.all() else 0.0
+    for name in ("ddx", "ddgamma"):
+        arguments[name] = (arguments[name] * small).astype(dtype)
+    gradients = check(arguments)
+    assert all(np.isfinite(values).all() for values in gradients)
+    assert np.abs(gradients.dy).min() > 0
+
+
 def test_float16_sums_beyond_65504_do_not_overflow_inside(rng):
     arguments = layer(rng, np.dtype(np.float16), (16, 4, 100), gradient_scale=300.0)
     arguments["dy"][...] = np.abs(arguments["dy"])

@@ -102,7 +102,7 @@ def _normalize_keeping(setting: Setting, *inputs: jax.Array) -> Any:
 def _normalize_pulled_back(setting: Setting, kept: Any, dy: jax.Array) -> Any:
     x, mean, variance, gamma = kept
     dx, dgamma, dbeta = backward(setting, False, x, dy, mean, variance, gamma)
-    s = jax.lax.rsqrt(variance + setting.epsilon)
+    s = formulas.inverse_deviation(variance, setting.epsilon)
     return dx, -gamma * s * dbeta, -0.5 * gamma * s * s * dgamma, dgamma, dbeta
 
 

@@ -13,12 +13,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x_alone, factors
 
 __all__ = [
     "backward",
     "forward",
+    "inverse_deviation",
+    "is_refused",
     "normalize",
     "second_order",
     "statistics",
@@ -58,6 +61,46 @@ def forward(
     return y, mean, variance
 
 
+def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
+    """Return where variance + epsilon is not positive, of numbers that XLA takes for 0, too."""
+    sign, magnitude = _bits(variance)
+    # The least number of this type that is not less than epsilon.
+    bound = np.asarray(epsilon, variance.dtype)
+    if float(bound) < epsilon:
+        bound = np.nextafter(bound, np.asarray(np.inf, variance.dtype))
+    refused = sign & (magnitude >= _bits(jnp.asarray(bound))[1])
+    if epsilon != 0:
+        return refused
+    # LLVM would make of a comparison of these bits with 0 one of the number, which it takes for 0.
+    return refused | (jnp.sqrt(magnitude.astype(variance.dtype)) < 0.5)
+
+
+def inverse_deviation(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.Array:
+    """Return 1/sqrt(variance + epsilon) in `dtype`, at most the largest number that it has.
+
+    On a CPU XLA takes subnormal numbers for 0. They are whole numbers of the smallest one.
+    """
+    wide = variance.astype(dtype or variance.dtype)
+    limits = jnp.finfo(variance.dtype)
+    if epsilon >= float(limits.tiny):
+        return jax.lax.rsqrt(wide + epsilon)
+    _, magnitude = _bits(variance)
+    is_small = magnitude < _bits(jnp.asarray(limits.tiny))[1]
+    unit = float(limits.smallest_subnormal)
+    of_small = unit**-0.5 * jax.lax.rsqrt(magnitude.astype(wide.dtype) + epsilon / unit)
+    if epsilon > 0:
+        # Beyond that only where no number of this type is as small as epsilon.
+        of_small = jnp.minimum(of_small, min(epsilon**-0.5, float(jnp.finfo(wide.dtype).max)))
+    return jnp.where(is_small, of_small, jax.lax.rsqrt(jnp.where(is_small, 1, wide) + epsilon))
+
+
+def _bits(array: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return whether numbers have a sign, and the bits beside it as integers."""
+    whole = jnp.int64 if array.dtype == jnp.float64 else jnp.int32
+    bits = jax.lax.bitcast_convert_type(array, whole)
+    return bits < 0, bits & jnp.iinfo(whole).max
+
+
 def normalize(
     x: jax.Array,
     mean: jax.Array,
@@ -69,7 +112,7 @@ def normalize(
     axis: int,
 ) -> jax.Array:
     """Return y = gamma * (x - mean) / sqrt(variance + epsilon) + beta."""
-    scale = gamma * jax.lax.rsqrt(variance + epsilon)
+    scale = gamma * inverse_deviation(variance, epsilon)
     centred = x.astype(mean.dtype) - _spread(mean, x, axis)
     return (centred * _spread(scale, x, axis) + _spread(beta, x, axis)).astype(x.dtype)
 
@@ -87,15 +130,17 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return dx, dgamma and dbeta (`backnorm.batch_norm_backward` has the formulas)."""
     axes, count = _others(x, axis), _count(x, axis)
-    s = jax.lax.rsqrt(variance + epsilon)
+    s = inverse_deviation(variance, epsilon)
     wide = dy.astype(mean.dtype)
     centred = x.astype(mean.dtype) - _spread(mean, x, axis)
     sum_dy = jnp.sum(wide, axes)
     sum_dy_xmu = jnp.sum(wide * centred, axes)
     dx = wide
     if training:
-        slope = s * s * (sum_dy_xmu / count)
-        dx = dx - _spread(sum_dy / count, x, axis) - centred * _spread(slope, x, axis)
+        # Two factors s can be no number: x - mean takes one first.
+        slope = s * (sum_dy_xmu / count)
+        normalised = centred * _spread(s, x, axis)
+        dx = dx - _spread(sum_dy / count, x, axis) - normalised * _spread(slope, x, axis)
     dx = dx * _spread(gamma * s, x, axis)
     return dx.astype(x.dtype), s * sum_dy_xmu, sum_dy
 
@@ -122,11 +167,11 @@ def second_order(
     widened on a CPU before they are summed up.
     """
     axes, wide = _others(x, axis), jnp.result_type(float)
+    s = inverse_deviation(variance, epsilon, wide)
     wide_x, wide_dy, wide_ddx = (each.astype(wide) for each in (x, dy, ddx))
     given = Channels(
         *(_spread(each.astype(wide), x, axis)
-          for each in (mean, 1.0 / jnp.sqrt(variance.astype(wide) + epsilon),
-                       gamma, ddgamma, ddbeta))
+          for each in (mean, s, gamma, ddgamma, ddbeta))
     )  # fmt: skip
 
     def reduce(left: jax.Array, right: jax.Array, pivot: Any) -> tuple[jax.Array, jax.Array]:
@@ -137,7 +182,7 @@ def second_order(
     k = factors(reduce, wide_x, wide_dy, wide_ddx, given, share=share, alone=True)
     return (
         by_x_alone(k, wide_dy, wide_ddx).astype(x.dtype),
-        by_dy(k, wide_x - given.mean, wide_ddx).astype(dy.dtype),
+        by_dy(k, k.s * (wide_x - given.mean), wide_ddx - k.mean_ddx).astype(dy.dtype),
         *(jnp.squeeze(each, axes).astype(mean.dtype) for each in (k.mean, k.variance, k.gamma)),
     )
 
@@ -148,7 +193,10 @@ def through_statistics(
     """Return what x owes to the gradients of its statistics, in the type of the arithmetic."""
     count = _count(x, axis)
     centred = x.astype(mean.dtype) - _spread(mean, x, axis)
-    return _spread(dmean / count, x, axis) + centred * _spread(2 * dvariance / count, x, axis)
+    # The derivative by a variance of 0 may be beyond all numbers; where x is its mean it is none.
+    of_variance = _spread(2 * dvariance / count, x, axis)
+    of_variance = jnp.where((centred == 0) & jnp.isinf(of_variance), 0, of_variance)
+    return _spread(dmean / count, x, axis) + centred * of_variance
 
 
 def _others(x: jax.Array, axis: int) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ __all__ = [
 _BLOCK = 1 << 14
 # Channels taken together at the least, so that channels-last data is read in whole cache lines.
 _BLOCK_CHANNELS = 16
+# Square roots of numbers below this lose their lower parts.
+_SMALL = 2.0**-800
 
 Cell = tuple[slice, slice, slice]
 
@@ -97,4 +99,7 @@ def inverse_deviation(variance: Exact | FloatArray, epsilon: float) -> Exact:
     """Return ``1 / sqrt(variance + epsilon)``."""
     exact = variance if isinstance(variance, Exact) else Exact.of(variance)
     total = exact + epsilon
-    return (1.0 / total.sqrt()).settled(1.0 / np.sqrt(exact.hi + epsilon))
+    # What a small number leaves behind its digits would be no number, unless that is made larger.
+    scale = np.where(np.abs(total.hi) < _SMALL, 2.0**400, 1.0)
+    root = (total * (scale * scale)).sqrt()
+    return ((1.0 / root) * scale).settled(1.0 / np.sqrt(exact.hi + epsilon))

@@ -166,27 +166,27 @@ def _gamma(sums: _Sums, k: _Channel) -> _Value:
 
 
 def _by_q(sums: _Sums, k: _Channel) -> _Value:
-    """Return dL/dQ."""
-    return k.s * (k.ddgamma + k.minus * (k.gamma * k.s * (k.s * sums.p) / k.elements))
+    """Return dL/d(s*Q). Two factors s can be no number, so the other one comes last."""
+    return k.ddgamma + k.minus * (k.gamma * k.s * (k.s * sums.p) / k.elements)
 
 
 def _dy(d: _Value, e: _Value, c: _Value, sums: _Sums, k: _Channel) -> _Value:
     """Return dL/d(dy): directly, through Q, and through D."""
     by_d = k.ddbeta + k.minus * (k.gamma * k.s * sums.i / k.elements)
-    return k.gamma * k.s * e + _by_q(sums, k) * c + by_d
+    return k.gamma * k.s * e + _by_q(sums, k) * (k.s * c) + by_d
 
 
 def _x(d: _Value, e: _Value, c: _Value, sums: _Sums, k: _Channel) -> _Value:
     """Return dL/dx: through c in Q and in P, and through the mean and the variance."""
     by_q = _by_q(sums, k)
-    by_p = k.minus * (k.gamma * k.s * k.s * (k.s * sums.q) / k.elements)
+    by_p = k.minus * (k.gamma * k.s * (k.s * sums.q) / k.elements)
     by_c = by_q * d + by_p * e
     by_mean = k.minus * (by_q * sums.d + by_p * sums.i)
     # s = (variance + epsilon)**(-1/2), so dL/dvariance is -s**3/2 times dL/ds.
     products = sums.i * sums.d / k.elements + 3.0 * (k.s * sums.p * (k.s * sums.q)) / k.elements
     by_s_times_s = k.gamma * k.s * (sums.r + k.minus * products) + k.ddgamma * (k.s * sums.q)
-    by_variance_times_2 = k.minus * (k.s * k.s * by_s_times_s)
-    return by_c + by_mean / k.elements + by_variance_times_2 * c / k.elements
+    by_variance = k.minus * (by_s_times_s * (k.s * c))
+    return k.s * (by_c + by_mean / k.elements + by_variance / k.elements)
 
 
 def _frozen_gamma(sums: _Sums, k: _Channel) -> _Value:

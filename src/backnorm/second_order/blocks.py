@@ -69,8 +69,9 @@ def double_backward(
     for cell in _cells(x.shape, block):
         part = cell[1]
         k = Factors(*(each[part] for each in found))
-        c, d, e = _wide(x[cell]) - mean[part], _wide(dy[cell]), _wide(ddx[cell])
-        for result, value in zip(results, (by_x(k, c, d, e), by_dy(k, c, e)), strict=True):
+        h = k.s * (_wide(x[cell]) - mean[part])
+        d, e = _wide(dy[cell]) - k.mean_dy, _wide(ddx[cell]) - k.mean_ddx
+        for result, value in zip(results, (by_x(k, h, d, e), by_dy(k, h, e)), strict=True):
             result[cell] = 0.0 if value is ABSENT else value
     return (xp.zeros_like(s) if found.gamma is ABSENT else found.gamma)[:, 0]
 

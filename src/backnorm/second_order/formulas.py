@@ -10,6 +10,9 @@ backward pass weighted by their cotangents come to ::
 What is sought are the derivatives of L. Both are one formula here: with frozen statistics 1/M is
 absent. Per-channel arrays have a shape that broadcasts against the elements. Everything is
 differentiable, so that an automatic differentiation of these formulas gives the third order.
+
+s is up to 4e161 (of the smallest variance there is), so that a product of two is no number. No
+factor has two: elements are multiplied by the second one, and x - mean by s before anything else.
 """
 
 from __future__ import annotations
@@ -71,12 +74,13 @@ class Factors(NamedTuple):
     mean_ddx: Array
     # gamma*s, by which the backward pass multiplies its elements.
     scale: Array
-    # dL/dsum(dy*c) and dL/dsum(ddx*c): factors of dy and ddx in the gradient of x, and the former
-    # also that of c in the gradient of dy.
+    s: Array
+    # dL/dQ and dL/dP: s times them are the factors of dy and ddx in the gradient of x, and the
+    # former is that of s*c in the gradient of dy.
     of_dy: Array
     of_ddx: Array
-    # The factor of c in the gradient of x, which comes from the variance.
-    of_c: Array
+    # s times it is the factor of s*c in the gradient of x, which comes from the variance.
+    of_h: Array
     ddbeta: Array
     # Gradients of per-channel arrays; those of mean and variance where they are arguments like x.
     gamma: Array
@@ -122,34 +126,38 @@ def factors(
         # R - I*D/M as one sum, in which nothing large cancels.
         _, covariance = reduce(dy, ddx, d * share)
     scale = gamma * s
-    of_dy = s * (ddgamma + scale * -(p * share))
-    of_ddx = scale * s * -(q * share)
-    # 2*dL/dvariance: s is (variance + epsilon)**(-1/2), so that its derivative is -s**3/2.
-    by_variance = s * s * -(scale * (covariance + 3.0 * p * q * -share) + ddgamma * q)
+    of_dy = ddgamma + scale * -(p * share)
+    of_ddx = scale * -(q * share)
+    # -s*dL/ds. The derivative of s = (variance + epsilon)**(-1/2) is -s**3/2.
+    by_s = -(scale * (covariance + 3.0 * p * q * -share) + ddgamma * q)
     return Factors(
         mean_dy=d * share,
         mean_ddx=i * share,
         scale=scale,
+        s=s,
         of_dy=of_dy,
         of_ddx=of_ddx,
-        of_c=by_variance * share,
+        of_h=by_s * share,
         ddbeta=ddbeta,
         gamma=s * (covariance + p * q * -share),
-        mean=-(of_dy * d + of_ddx * i),
-        variance=0.5 * by_variance,
+        mean=s * -(of_dy * d + of_ddx * i),
+        variance=s * (0.5 * s * by_s),
     )
 
 
-def by_dy(k: Factors, c: Array, ddx: Array) -> Array:
-    """Return dL/d(dy) of elements."""
-    return k.scale * (ddx - k.mean_ddx) + k.of_dy * c + k.ddbeta
+def by_dy(k: Factors, h: Array, e: Array) -> Array:
+    """Return dL/d(dy) of elements, from h = s*c and e = ddx - I/M."""
+    return k.scale * e + k.of_dy * h + k.ddbeta
 
 
-def by_x(k: Factors, c: Array, dy: Array, ddx: Array) -> Array:
-    """Return dL/dx of elements, where the statistics are functions of x, or constants."""
-    return k.of_dy * (dy - k.mean_dy) + k.of_ddx * (ddx - k.mean_ddx) + k.of_c * c
+def by_x(k: Factors, h: Array, d: Array, e: Array) -> Array:
+    """Return dL/dx of elements, where the statistics are functions of x, or constants.
+
+    From h = s*c, d = dy - D/M and e = ddx - I/M.
+    """
+    return k.s * (k.of_dy * d + k.of_ddx * e + k.of_h * h)
 
 
 def by_x_alone(k: Factors, dy: Array, ddx: Array) -> Array:
     """Return dL/dx of elements, where the statistics are arguments of their own."""
-    return k.of_dy * dy + k.of_ddx * ddx
+    return k.s * (k.of_dy * dy + k.of_ddx * ddx)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ import backnorm.jax
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 from backnorm.jax import formulas
 
 from .conftest import EPSILON, SHAPES, agree, gradient_of_gradient, textbook, weighed
@@ -40,6 +41,39 @@ def backward(*inputs, epsilon, data_format, training):
         *inputs, epsilon=epsilon, axis=axis_of(data_format), training=training
     )
     return arrays(gradients)
+
+
+# XLA takes subnormal numbers for 0, on a CPU.
+@pytest.mark.parametrize("by_formulas", [False, True])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-45, 1e-300])
+def test_a_variance_near_the_smallest_number(epsilon, by_formulas, rng):
+    data = realistic_data((6, 5, 8), FLOAT32, rng=rng)
+    variance = np.array([1e-40, 1e-45, 3e-39, 0.5, 0.0 if epsilon else 1e-38], np.float32)
+    x = (rng.standard_normal(data.x.shape) * np.sqrt(variance[:, None])).astype(np.float32)
+    mean = x.mean((0, 2))
+    if by_formulas:
+        by_x, by_gamma, by_beta = jax.jit(partial(formulas.backward, epsilon=epsilon, axis=1,
+            training=True))(x, data.dy, mean, variance, data.gamma)  # fmt: skip
+        s = jax.jit(partial(formulas.inverse_deviation, epsilon=epsilon))(variance)
+        exact = 1 / np.sqrt(variance.astype(np.float64) + epsilon)
+        np.testing.assert_allclose(s, np.minimum(exact, np.finfo(np.float32).max), rtol=1e-6)
+        assert not any(np.isnan(each).any() for each in (by_x, by_gamma, by_beta))
+    else:
+        inputs = (x, data.dy, mean, variance, data.gamma)
+        options = {"epsilon": epsilon, "data_format": "NCX", "training": True}
+        assert_passed(check_backward(*inputs, backward(*inputs, **options), **options))
+
+
+def test_what_is_refused_is_told_without_a_rounding():
+    numbers = [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, -1e-3, np.nan, np.inf, -np.inf, -1e-40]
+    variance = np.array(numbers, np.float32)
+    with np.errstate(over="ignore"):
+        variance = np.append(variance, np.nextafter(variance, np.float32(0)))
+    for epsilon in (0.0, 1e-300, 1e-45, 1e-40, 1e-3, float(np.float32(1e-3)), 1.0):
+        found = jax.jit(partial(formulas.is_refused, epsilon=epsilon))(variance)
+        exact = variance.astype(np.longdouble) + epsilon <= 0
+        is_number = ~np.isnan(variance)
+        np.testing.assert_array_equal(np.asarray(found)[is_number], exact[is_number])
 
 
 @pytest.mark.parametrize("name", BATTERY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 import backnorm.jax
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 from backnorm.jax import formulas
 
 from .conftest import EPSILON
@@ -62,6 +63,32 @@ def test_with_frozen_statistics(dtype, wide, rng):
         )
         gradients = tuple(map(np.asarray, (by_x, by_dy, by_gamma)))
     judge(data, inputs[2], inputs[3], cotangents, gradients, wide=wide, training=False)
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [(FLOAT64, True), (FLOAT32, True), (FLOAT32, False)])
+def test_a_constant_channel_and_an_epsilon_near_the_smallest_number(dtype, wide, rng):
+    """Which no float32 holds; x owes nothing to a variance of 0, whatever its derivative is."""
+    data, (ddx, ddgamma, ddbeta) = layer(rng, dtype, (6, 5, 8))
+    x = data.x.copy()
+    x[:, 1] = 3.0
+    if dtype == FLOAT32:
+        ddx, ddgamma = np.zeros_like(ddx), np.zeros_like(ddgamma)
+    with with_float64(wide):
+
+        def backward(x, dy):
+            function = partial(backnorm.jax.batch_norm, epsilon=1e-300, axis=1)
+            (_, mean, variance), pull_back = jax.vjp(function, x, data.gamma, data.beta)
+            return pull_back((dy, jnp.zeros_like(mean), jnp.zeros_like(variance)))
+
+        _, pull_back = jax.vjp(backward, jnp.asarray(x), jnp.asarray(data.dy))
+        by_x, by_dy = map(np.asarray, pull_back((ddx, ddgamma, ddbeta)))
+    assert np.isfinite(by_x).all()
+    expected = backnorm.reference.double_backward(
+        x, data.dy, x.mean((0, 2)), x.var((0, 2)), data.gamma, ddx=ddx, ddgamma=ddgamma,
+        ddbeta=ddbeta, epsilon=1e-300,
+    )  # fmt: skip
+    np.testing.assert_allclose(by_x[:, 1], expected.x.hi[:, 1], rtol=1e-12)
+    np.testing.assert_allclose(by_dy[:, 1], expected.dy.hi[:, 1], rtol=1e-6)
 
 
 def judge(data, mean, variance, cotangents, gradients, **options):

@@ -74,6 +74,15 @@ def test_long_channels_of_float64(shape, rng):
     check(*layer(rng, np.dtype(np.float64), shape), True)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_constant_channel_and_an_epsilon_near_the_smallest_number(training, rng):
+    arrays, _ = layer(rng, np.dtype(np.float64))
+    arrays["x"][:, 1], arrays["mean"][1], arrays["variance"][1] = 3.0, 3.0, 0.0
+    check(arrays, 1e-300, training)
+    tensors = {name: tensor_of(array) for name, array in arrays.items()}
+    assert all(each.isfinite().all() for each in double_backward(tensors, 1e-300, training))
+
+
 def test_16_bit_parameters(rng):
     arrays, epsilon = layer(rng, np.dtype(ml_dtypes.bfloat16), statistics_dtype=np.dtype("f4"))
     weight = tensor_of(arrays["gamma"]).bfloat16()
