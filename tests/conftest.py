@@ -46,12 +46,16 @@ class Cases(NamedTuple):
 def run_cases(tmp_path_factory):
     """Run a script that prints what it begins and what it found; it may crash."""
 
-    def run(script):
+    def run(script, *arguments):
         log = tmp_path_factory.mktemp("cases") / "log"
+        # As a module, so that scripts share what is beside them.
+        root = Path(__file__).parents[1]
+        module = ".".join(Path(script).relative_to(root).with_suffix("").parts)
+        command = [sys.executable, "-X", "faulthandler", "-m", module, *arguments]
         with log.open("w") as stream:
             done = subprocess.run(
-                [sys.executable, "-X", "faulthandler", str(script)],
-                stdout=stream, stderr=subprocess.PIPE, text=True, timeout=240, check=False,
+                command, cwd=root, stdout=stream, stderr=subprocess.PIPE, text=True,
+                timeout=900 if arguments else 240, check=False,
             )  # fmt: skip
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         found = {line["case"]: line["found"] for line in lines if "case" in line}

@@ -8,7 +8,7 @@ built-in ``ValueError`` or ``TypeError`` that the case calls for, so both
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = [
@@ -17,7 +17,12 @@ __all__ = [
     "ArgumentValueError",
     "BacknormError",
     "MachineCodeError",
+    "described",
+    "shown",
 ]
+
+# What is shown of a value.
+_LONGEST = 200
 
 
 class BacknormError(Exception):
@@ -64,7 +69,7 @@ class ArgumentError(BacknormError):
         self.hint = _named(hint, {})
         details = []
         if came is not None:
-            details.append(f"got {came}")
+            details.append(f"got {came if isinstance(came, str) else shown(came, str)}")
         if accepted is not None:
             details.append(f"accepted: {self.accepted}")
         if hint is not None:
@@ -87,6 +92,21 @@ class ArgumentError(BacknormError):
             accepted=_named(accepted, words),
             hint=_named(hint, words),
         )
+
+
+def shown(value: object, text_of: Callable[[Any], str] = repr) -> str:
+    """Return a value as text for a message: short, on one line, whatever its methods do."""
+    try:
+        text = " ".join(text_of(value).split())
+    # Also of an integer with too many digits.
+    except Exception:
+        return f"an object of type {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def described(value: object) -> str:
+    """Return a value and its type as text for a message."""
+    return f"{shown(value)} of type {type(value).__name__}"
 
 
 def _named(text: Any, words: Mapping[str, str]) -> Any:

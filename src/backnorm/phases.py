@@ -13,7 +13,7 @@ from backnorm.cpu.record import ADDRESSES
 from backnorm.executable import Executable
 from backnorm.layout import restore
 from backnorm.problem import variance_error
-from backnorm.results import ChannelSums
+from backnorm.results import ChannelSums, check_sums, check_sums_of
 
 __all__ = ["Exchange", "apply", "exchanged", "reduce"]
 
@@ -55,7 +55,8 @@ def exchanged(
     summed: tuple[np.ndarray, np.ndarray] = found.launch.sums()
     refused = found.launch.reduce(places, summed=summed)
     if refused < 0:
-        sums = exchange(ChannelSums(*summed, found.launch.count))
+        sums = check_sums(exchange(ChannelSums(*summed, found.launch.count)), "exchange")
+        check_sums_of(sums, problem.channels, found.launch.count, "exchange")
         refused = found.launch.apply(places, sums=(sums.sum_dy, sums.sum_dy_xmu), count=sums.count)
     if refused >= 0:
         raise variance_error(variance, problem, refused)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
+from backnorm.scalars import check_flag, check_number
 from backnorm.signature import SIGNATURES, Operand, Operation
 
 __all__ = [
@@ -25,13 +25,16 @@ __all__ = [
     "Problem",
     "as_array",
     "channel_axis_of",
-    "check_flag",
+    "check_epsilon",
     "check_mask",
     "problem_of",
     "variance_error",
 ]
 
 _TYPE_NAMES = ", ".join(str(t) for t in ELEMENT_TYPES)
+
+_ALL = slice(None)
+_CHANNEL_AXES = {"NCX": 1, "NXC": -1}
 
 #: "NCX" or "NXC", or the axes of the channels themselves.
 Format = str | tuple[int, ...]
@@ -143,8 +146,9 @@ def problem_of(
     ArgumentTypeError, ArgumentValueError
     """
     signature = SIGNATURES[operation]
-    if isinstance(data_format, tuple):
-        axes: tuple[int, ...] | None = data_format
+    if issubclass(type(data_format), tuple):
+        # Of a subclass the elements, whatever it says of itself.
+        axes: tuple[int, ...] | None = tuple.__getitem__(cast("tuple[int, ...]", data_format), _ALL)
     else:
         axes, axis = None, channel_axis_of(data_format)
     given: dict[str, Any] = {}
@@ -187,7 +191,7 @@ def problem_of(
         default if common is None else common[1],
         has_gamma="gamma" in given,
         has_beta="beta" in given,
-        epsilon=_check_epsilon(epsilon) if "epsilon" in options else 0.0,
+        epsilon=check_epsilon(epsilon) if "epsilon" in options else 0.0,
         training=bool(flags.get("training", operation != "inference")),
         relu=relu,
         residual=added,
@@ -219,7 +223,7 @@ def as_array(name: str, value: object) -> np.ndarray:
     """
     if type(value) is np.ndarray:
         return value
-    if isinstance(value, np.ma.MaskedArray):
+    if issubclass(type(value), np.ma.MaskedArray):
         raise ArgumentTypeError(
             name,
             "masked arrays are not supported: the mask would be lost",
@@ -231,10 +235,12 @@ def as_array(name: str, value: object) -> np.ndarray:
         raise _missing(name)
     try:
         return np.asarray(value)
+    except MemoryError:
+        raise
     except Exception as error:
         raise ArgumentTypeError(
             name,
-            f"cannot be read as an array ({error})",
+            f"cannot be read as an array ({shown(error, str)})",
             came=type(value).__name__,
             accepted="an array",
         ) from error
@@ -242,28 +248,27 @@ def as_array(name: str, value: object) -> np.ndarray:
 
 def channel_axis_of(data_format: object) -> int:
     """Return the channel axis of a data format: 1 for NCX, -1 for NXC."""
-    if data_format == "NCX":
-        return 1
-    if data_format == "NXC":
-        return -1
+    if issubclass(type(data_format), str):
+        known = _CHANNEL_AXES.get(str.__str__(data_format))
+        if known is not None:
+            return known
     raise ArgumentValueError(
         "data_format",
         "unknown data format",
-        came=repr(data_format),
+        came=shown(data_format),
         accepted="'NCX' (channel axis 1), 'NXC' (channel axis last), or a tuple of axes",
     )
 
 
-def check_flag(name: str, value: object) -> bool:
-    """Return `value` as a bool, or raise if it is not one."""
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    raise ArgumentTypeError(
-        name,
-        "must be a boolean",
-        came=f"{value!r} of type {type(value).__name__}",
-        accepted="True or False",
-    )
+def check_epsilon(epsilon: object) -> float:
+    """Return epsilon as a float, or raise if it is not finite or negative."""
+    accepted = "a finite float >= 0"
+    value = check_number("epsilon", epsilon, accepted=accepted)
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ArgumentValueError(
+            "epsilon", "must be finite and not negative", came=shown(epsilon), accepted=accepted
+        )
+    return value
 
 
 def _check_axes(axes: tuple[object, ...], rank: int) -> None:
@@ -273,7 +278,7 @@ def _check_axes(axes: tuple[object, ...], rank: int) -> None:
         raise ArgumentValueError(
             "data_format",
             "must be channel axes of {x}, in ascending order",
-            came=repr(axes),
+            came=shown(axes),
             accepted=f"'NCX', 'NXC', or different integers from 0 to {rank - 1}",
         )
 
@@ -385,22 +390,3 @@ def _check_channels(
             accepted=common[1],
         )
     return common
-
-
-def _check_epsilon(epsilon: object) -> float:
-    if isinstance(epsilon, bool | np.bool_) or not isinstance(epsilon, Real | np.floating):
-        raise ArgumentTypeError(
-            "epsilon",
-            "must be a real number",
-            came=f"{epsilon!r} of type {type(epsilon).__name__}",
-            accepted="a finite float >= 0",
-        )
-    value = float(epsilon)
-    if not (math.isfinite(value) and value >= 0.0):
-        raise ArgumentValueError(
-            "epsilon",
-            "must be finite and not negative",
-            came=value,
-            accepted="a finite float >= 0",
-        )
-    return value

@@ -8,10 +8,9 @@ from contextvars import ContextVar
 from sys import modules
 from time import monotonic
 
-import numpy as np
-
 from backnorm import config, machine
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.errors import ArgumentValueError
+from backnorm.scalars import check_integer
 
 __all__ = ["get_num_threads", "limit", "num_threads", "set_limit", "set_num_threads"]
 
@@ -130,10 +129,7 @@ def _look_again() -> None:
 
 
 def _checked(n: int) -> int:
-    if isinstance(n, bool | np.bool_) or not isinstance(n, int | np.integer):
-        raise ArgumentTypeError(
-            "n", "must be an integer", came=f"{n!r} of type {type(n).__name__}", accepted="n >= 1"
-        )
-    if n < 1:
-        raise ArgumentValueError("n", "must be 1 or more", came=n, accepted="n >= 1")
-    return int(n)
+    number = check_integer("n", n, accepted="n >= 1")
+    if number < 1:
+        raise ArgumentValueError("n", "must be 1 or more", came=number, accepted="n >= 1")
+    return number

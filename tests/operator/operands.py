@@ -1,8 +1,9 @@
-"""Call every function warm, then with an operand absent, of another kind or in another's place.
+"""Call every function warm, then with an operand or option absent, of another kind or swapped.
 
 The functions are those of `backnorm`, their operands those of the signatures. Each line of output
 is a case with what came of it; after a crash the last line names the case. A result is right if a
-first call gives it, to the bit, for new arrays of the same elements.
+first call gives it, to the bit, for new arrays of the same elements. With `all` as an argument of
+the command every combination of options and operands is called, without it a few of each function.
 """
 
 from __future__ import annotations
@@ -10,24 +11,35 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import sys
 import warnings
 
 import numpy as np
 
 import backnorm
 from backnorm import Blend, ChannelSums
+from backnorm.errors import shown
 from backnorm.executable import forget
 from backnorm.layout import mask_size, memory_order
 from backnorm.signature import SIGNATURES
+
+from ..kinds import (
+    Attempt,
+    Kind,
+    attempt,
+    is_integer,
+    is_number,
+    kinds,
+    own,
+    values,
+    verdict,
+    verdict_of_refused,
+)
 
 CHANNELS = 5
 SHAPES = {"NCX": (3, CHANNELS, 4, 2), "NXC": (3, 4, 2, CHANNELS)}
 # What is made of a name beside the functions that have the name of an operation.
 OPERATIONS = {"explain": "backward"}
-
-
-class Mine(np.ndarray):
-    """A subclass of NumPy's arrays."""
 
 
 class Subject:
@@ -53,6 +65,16 @@ class Subject:
         ]
         self.name = f"{name}({', '.join([*self.names, *given])}) in {self.dtype}"
         self.blends = "blend" in options
+        options = ["epsilon", "data_format", "training", "relu", "residual", "blend", "out"]
+        self.changeable = [
+            option
+            for option in options
+            if option in taken
+            and option not in self.signature.names
+            # What is only planned is not written, and what is blended has its own.
+            and (option != "out" or (self.has_out and not self.blends))
+            and (option != "blend" or self.blends)
+        ]
 
     def good(self):
         """Return good operands by name."""
@@ -91,7 +113,7 @@ class Subject:
         if isinstance(found, backnorm.NormalizedWithMask):
             # Some bytes at the end are to spare.
             *found, mask = found
-            found = *found, np.unpackbits(mask, count=found[0].size, bitorder="little")
+            found = *found, np.unpackbits(mask, count=own(found[0]).size, bitorder="little")
         return list(found)
 
 
@@ -101,7 +123,8 @@ def operation_of(name):
     return operation if operation in SIGNATURES else None
 
 
-def subjects():
+def subjects(*, everything):
+    """Yield all functions with all options, or a few."""
     for name in sorted(backnorm.__all__):
         if operation_of(name) is None:
             continue
@@ -117,9 +140,12 @@ def subjects():
         choices = {option: values for option, values in choices.items() if option in taken}
         optional = [each.name for each in signature.operands if not each.required]
         optional = [each for each in optional if each in taken]
-        for values in itertools.product(*choices.values(), [False, True]):
-            *values, full = values
-            options = dict(zip(choices, values, strict=True))
+        for chosen in itertools.product(*choices.values(), [False, True]):
+            *chosen, full = chosen
+            options = dict(zip(choices, chosen, strict=True))
+            usual = options["data_format"] == "NCX" and options.get("training", True)
+            if not everything and usual != full:
+                continue
             if options.get("blend", 0) is None:
                 del options["blend"]
             if "epsilon" in taken:
@@ -141,111 +167,112 @@ def subjects():
                 yield Subject(name, function, options, present, dtype)
 
 
-def kinds(array):
-    """Yield what may stand in the place of an operand, each with its name."""
-    yield "absent", None
-    yield "a list", array.tolist()
-    yield "a string", "mean"
-    yield "a number", 1.5
-    yield "an object", object()
-    for dtype in ("float64", "float32", "float16", "int64", "uint8", "bool", "complex64"):
-        yield f"of {dtype}", array.astype(dtype)
-    yield "byte-swapped", array.astype(array.dtype.newbyteorder())
-    yield "too short", array[:-1]
-    yield "too long", np.concatenate([array, array])
-    yield "empty", array[:0]
-    yield "of rank 0", array.reshape(-1)[0]
-    yield "of a higher rank", array[None]
-    yield "a column", array[..., None]
-    yield "not contiguous", np.repeat(array, 2, axis=-1)[..., ::2]
-    yield "backwards", array[::-1].copy()[::-1]
-    yield "in another order", np.asfortranarray(array)
-    yield "one element expanded", np.broadcast_to(array[:1], array.shape)
-    yield "misaligned", misaligned(array)
-    yield "read-only", read_only(array)
-    yield "of a subclass", array.view(Mine)
-    yield "masked", np.ma.masked_array(array, array > 1)
-
-
-def misaligned(array):
-    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
-    found = memory.view(array.dtype).reshape(array.shape)
-    found[...] = array
-    return found
-
-
-def read_only(array):
-    array = array.copy()
-    array.flags.writeable = False
-    return array
-
-
 def kinds_of_sums(sums):
     """Yield what may stand in the place of sums."""
-    yield "absent", None
-    yield "a tuple", (sums.sum_dy, sums.sum_dy_xmu, sums.count)
-    yield "of other channels", ChannelSums(sums.sum_dy[:-1], sums.sum_dy_xmu[:-1], 24)
-    yield "of a higher rank", ChannelSums(sums.sum_dy[None], sums.sum_dy_xmu[None], 24)
-    yield (
-        "in float32",
-        ChannelSums(sums.sum_dy.astype("float32"), sums.sum_dy_xmu.astype("float32"), 24),
-    )
-    yield "of a list", ChannelSums(sums.sum_dy.tolist(), sums.sum_dy_xmu.tolist(), 24)
-    yield "without one", ChannelSums(sums.sum_dy, None, 24)
+    yield Kind("absent", None, None, refused=True)
+    one, other, count = sums.sum_dy, sums.sum_dy_xmu, sums.count
+    yield Kind("a tuple", (one, other, count), None, refused=True)
+    for kind in values():
+        yield kind._replace(refused=True)
+        accepted = is_integer(kind.plain) and 24 <= kind.plain < 1 << 63
+        made = ChannelSums(one, other, kind.value)
+        yield Kind(f"with the count {kind.label}", made, made, refused=not accepted)
+    for more in (25, np.int64(48), (1 << 63) - 1, 23):
+        made = ChannelSums(one, other, more)
+        plain = ChannelSums(one, other, int(more))
+        yield Kind(f"with the count {more}", made, plain, refused=more < 24)
+    for kind in kinds(one):
+        plain = kind.plain
+        accepted = (
+            not kind.refused and isinstance(plain, np.ndarray)
+            and plain.shape == one.shape and plain.dtype.kind == "f"
+        )  # fmt: skip
+        for place in (0, 1):
+            given, meant = [one, other], [one, other]
+            given[place], meant[place] = kind.value, plain
+            made, expected = ChannelSums(*given, count), ChannelSums(*meant, count)
+            yield Kind(f"with sums {place} {kind.label}", made, expected, refused=not accepted)
+
+
+def kinds_of_option(option, warm):
+    """Yield what may stand in the place of an option."""
+    if option == "blend":
+        yield Kind("a plain tuple", ((0.5, 0.25), (2.0, 0.5)), None, refused=True)
+        yield Kind("of lists", Blend([0.5, 0.25], [2, 0.5]), Blend((0.5, 0.25), (2.0, 0.5)))
+        yield Kind("of one", Blend((0.5,), (2.0, 0.5)), None, refused=True)
+        for kind in values():
+            yield kind._replace(refused=True)
+            for place in range(4):
+                given, meant = [0.5, 0.25, 2.0, 0.5], [0.5, 0.25, 2.0, 0.5]
+                given[place], meant[place] = kind.value, kind.plain
+                made, plain = (Blend(tuple(each[:2]), tuple(each[2:])) for each in (given, meant))
+                label = f"with {kind.label} at {place}"
+                yield Kind(label, made, plain, refused=not is_number(kind.plain))
+        return
+    yield Kind("absent", None, None, refused=option != "out")
+    for kind in values():
+        yield kind._replace(refused=kind.refused or not accepts(option, kind.plain, warm))
+
+
+def accepts(option, plain, warm):
+    """Whether an option may have a plain value."""
+    if option == "epsilon":
+        return is_number(plain) and plain >= 0
+    if option == "data_format":
+        rank = len(SHAPES[warm])
+        return plain in ("NCX", "NXC") if isinstance(plain, str) else (
+            type(plain) is tuple
+            and all(type(axis) is int and 0 <= axis < rank for axis in plain)
+        )  # fmt: skip
+    return option != "out" and type(plain) is bool
 
 
 def renewed(value):
     """Return a new plain array of the same elements, if it is an array."""
-    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+    kind = type(value)
+    if not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
         return value
+    value = own(value)
     order = memory_order(value)
-    dense = np.array(value.transpose(order), value.dtype.newbyteorder("="), order="C", subok=False)
+    dtype = value.dtype if value.dtype.isnative else value.dtype.newbyteorder("=")
+    dense = np.array(value.transpose(order), dtype, order="C", subok=False)
     return dense.transpose(np.argsort(order))
 
 
-def outcome(subject, name, given):
-    """Return what came of a call: an error that names the operand, the right result, or what."""
-    expected = error = None
-    try:
-        results = subject.call(given)
-    except backnorm.ArgumentError as found:
-        error = found
-    except Exception as found:
-        return f"not ours: {found!r}"
+def at_first(subject, given):
+    """Return what comes of a first call with new arrays of the same elements."""
     forget()
-    try:
-        expected = subject.call({each: renewed(value) for each, value in given.items()})
-    except backnorm.ArgumentError as found:
-        first = found
-    except Exception as found:
-        return f"at first not ours: {found!r}"
-    if error is not None:
-        if expected is not None or str(first) != str(error):
-            return f"{error!r}, but not at first"
-        # Where x has another shape or type, the others do not go with it.
-        named = name in str(error) or (name == "x" and error.argument in subject.names)
-        return "error" if named else f"another is named: {error!r}"
-    if expected is None:
-        return f"a result, but at first {first!r}"
-    same = all(
-        a.dtype == e.dtype and a.shape == e.shape and a.tobytes() == e.tobytes()
-        for a, e in zip(results, expected, strict=True)
-    )
-    return "result" if same else "another result"
+    return attempt(subject.call, {name: renewed(value) for name, value in given.items()})
+
+
+def outcome(subject, name, kind, given):
+    """Return what came of a call: an error that names what is wrong, the right result, or what."""
+    found = attempt(subject.call, {**given, name: kind.value})
+    # Where x has another shape or type, the others do not go with it.
+    names = (name, *subject.names, "sums") if name in ("x", "data_format") else (name,)
+    if kind.refused:
+        return verdict_of_refused(found, name)
+    return verdict(found, at_first(subject, {**given, name: kind.plain}), *names)
 
 
 def cases(subject):
-    """Yield operand, label, and what makes the arguments."""
+    """Yield the name of an operand or option, what stands in its place, and the other operands."""
     good = subject.good()
     for name, spare in itertools.product(subject.names, subject.spare):
         # As many as before, but others.
-        label = f"absent, and {spare.name} given"
-        yield name, label, good | {name: None, spare.name: np.ones(CHANNELS, subject.dtype)}
+        others = good | {spare.name: np.ones(CHANNELS, subject.dtype)}
+        yield name, Kind(f"absent, and {spare.name} given", None, None), others
     for name in good:
         found = kinds_of_sums(good[name]) if name == "sums" else kinds(good[name])
-        others = ((f"which is {other}", good[other]) for other in good if other != name)
-        for label, value in itertools.chain(found, others):
-            yield name, label, good | {name: value}
+        for other in good:
+            if other != name:
+                kind = Kind(f"which is {other}", good[other], good[other])
+                yield name, kind._replace(refused=name == "sums"), good
+        for kind in found:
+            yield name, kind, good
+    for option in subject.changeable:
+        for kind in kinds_of_option(option, subject.options["data_format"]):
+            yield option, kind, good
 
 
 def cases_of_out(subject):
@@ -258,10 +285,10 @@ def cases_of_out(subject):
             return array if not number else replaced(subject.new_out(), place, array)
 
         array = np.full(shape, 2, subject.dtype)
-        for label, value in kinds(array):
-            if label == "absent" and not number:
+        for kind in kinds(array):
+            if kind.label == "absent" and not number:
                 continue
-            yield f"{place} {label}", good, whole(value), None
+            yield f"{place} {kind.label}", good, whole(kind.value), None
         for operand in subject.operands:
             memory = np.full(int(np.prod(shape)) + 1, 1, subject.dtype)
             array = memory[:-1].reshape(shape)
@@ -287,7 +314,7 @@ def replaced(arrays, place, array):
     return *arrays[:place], array, *arrays[place + 1 :]
 
 
-def outcome_of_out(subject, given, out, verdict):
+def outcome_of_out(subject, given, out, allowed):
     """Return what came of a call: an error that names what overlaps, or the right result."""
     plain = {name: renewed(value) for name, value in given.items()}
     held = [renewed(each) for each in out] if subject.blends else None
@@ -300,12 +327,12 @@ def outcome_of_out(subject, given, out, verdict):
             return f"another is named: {error!r}"
         if before != after:
             return f"written to before {error!r}"
-        if verdict is True:
+        if allowed is True:
             return f"refused: {error!r}"
-        return "error" if verdict is None or verdict in str(error) else f"no name: {error!r}"
+        return "error" if allowed is None or allowed in str(error) else f"no name: {error!r}"
     except Exception as error:
-        return f"not ours: {error!r}"
-    if verdict not in (None, True):
+        return f"not ours: {type(error).__name__}: {shown(error, str)}"
+    if allowed not in (None, True):
         return "a result in shared memory"
     expected = subject.call(plain, **({"out": tuple(held)} if subject.blends else {}))
     wanted = out if subject.blends else (out,)
@@ -313,42 +340,92 @@ def outcome_of_out(subject, given, out, verdict):
         one is other for one, other in zip(results, wanted, strict=False) if other is not None
     ):
         return "another array"
-    same = all(
+    results = [own(each) for each in results]
+    equal = all(
         np.array_equal(one, other) and one.shape == other.shape
         for one, other in zip(results, expected, strict=True)
     )
-    return "result" if same else "another result"
+    return "result" if equal else "another result"
 
 
 def copies(arrays):
     """Return the elements of arrays, to compare."""
-    return [(n, np.asarray(a).tobytes()) for n, a in arrays.items() if isinstance(a, np.ndarray)]
+    return [(n, own(a).tobytes()) for n, a in arrays.items() if issubclass(type(a), np.ndarray)]
+
+
+def cases_of_threads():
+    """Yield a label, a call, and whether it must be refused."""
+
+    def within(n):
+        with backnorm.num_threads(n):
+            return backnorm.get_num_threads()
+
+    before = backnorm.get_num_threads()
+    sums = ChannelSums(np.ones(CHANNELS), np.ones(CHANNELS), 3)
+    for kind in values():
+        whole = is_integer(kind.plain) and not kind.refused
+        some = whole and kind.plain >= 1
+        yield f"set_num_threads: n {kind.label}", backnorm.set_num_threads, kind.value, some, "n"
+        backnorm.set_num_threads(before)
+        yield f"num_threads: n {kind.label}", within, kind.value, some, "n"
+        few = whole and 0 <= kind.plain < 1000
+        label = f"ChannelSums.zero: channels {kind.label}"
+        yield label, ChannelSums.zero, kind.value, few, "channels"
+        made = ChannelSums(np.ones(CHANNELS), np.ones(CHANNELS), kind.value)
+        few = whole and 0 <= kind.plain < 1 << 63
+        yield f"sums: count {kind.label}", lambda each: sums + each, made, few, "sums"
+    for kind in kinds(np.ones(CHANNELS)):
+        plain = kind.plain
+        good = (
+            not kind.refused and isinstance(plain, np.ndarray)
+            and plain.shape == (CHANNELS,) and plain.dtype.kind == "f"
+        )  # fmt: skip
+        made = ChannelSums(kind.value, np.ones(CHANNELS), 3)
+        yield f"sums: sum_dy {kind.label}", lambda each: each + sums, made, good, "sums"
+
+
+def outcome_of_call(call, value, accepted, name):
+    """Return what came of a call with one argument."""
+    found = attempt(call, value)
+    if not accepted:
+        return verdict_of_refused(found, name)
+    return "result" if found.results is not None or found == Attempt() else repr(found)
+
+
+def report(case, outcomes):
+    print(json.dumps({"case": case, "found": sorted(set(outcomes))}))
+
+
+def begin(case):
+    print(json.dumps({"begins": case}), flush=True)
 
 
 def main() -> None:
     warnings.simplefilter("error")
-    for subject in subjects():
-        for number in range(len(list(cases_of_out(subject))) if subject.has_out else 0):
-            found = []
-            # Of each call its own memory. Twice: what the first call may have kept is there then.
-            for _ in range(2):
+    for label, *how in cases_of_threads():
+        begin(label)
+        report(label, [outcome_of_call(*how)])
+    for subject in subjects(everything="all" in sys.argv[1:]):
+        found = {}
+        # Twice, of each call its own memory: what the first call may have kept is there then.
+        for _ in range(2 if subject.has_out else 0):
+            for label, *how in cases_of_out(subject):
+                begin(f"{subject.name}: out {label}")
                 subject.call(subject.good())
-                label, *how = next(itertools.islice(cases_of_out(subject), number, None))
-                print(json.dumps({"begins": f"{subject.name}: out {label}"}), flush=True)
-                found.append(outcome_of_out(subject, *how))
-            case = f"{subject.name}: out {label}"
-            print(json.dumps({"case": case, "found": sorted(set(found))}))
-        for name, label, changed in cases(subject):
-            case = f"{subject.name}: {name} {label}"
-            print(json.dumps({"begins": case}), flush=True)
+                found.setdefault(label, []).append(outcome_of_out(subject, *how))
+        for label, outcomes in found.items():
+            report(f"{subject.name}: out {label}", outcomes)
+        for name, kind, given in cases(subject):
+            case = f"{subject.name}: {name} {kind.label}"
+            begin(case)
             for _ in range(2):
                 subject.call(subject.good())
             # Twice: what the first call may have kept is there for the second.
-            found = [outcome(subject, name, changed)]
+            found = [outcome(subject, name, kind, given)]
             for _ in range(2):
-                subject.call(changed if found == ["result"] else subject.good())
-            found.append(outcome(subject, name, changed))
-            print(json.dumps({"case": case, "found": sorted(set(found))}))
+                subject.call({**given, name: kind.value} if found == ["result"] else subject.good())
+            found.append(outcome(subject, name, kind, given))
+            report(case, found)
 
 
 if __name__ == "__main__":

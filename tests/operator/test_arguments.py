@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -107,3 +109,16 @@ def test_what_can_be_read_as_an_array_is_accepted(rng):
 def test_what_cannot_be_read_as_an_array_is_refused(rng):
     with pytest.raises(backnorm.ArgumentTypeError, match=r"^mean: "):
         call(rng, mean=[[1.0], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize("epsilon", [10**400, Fraction(10**400), 10**5000], ids=type)
+def test_an_epsilon_beyond_all_floats_is_refused(epsilon, rng):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^epsilon: must be finite") as raised:
+        call(rng, epsilon=epsilon)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("data_format", [np.array(["NCX", "NXC"]), np.array("NCX"), np.arange(3)])
+def test_an_array_is_no_data_format(data_format, rng):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^data_format: unknown"):
+        call(rng, data_format=data_format)

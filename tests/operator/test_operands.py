@@ -1,11 +1,12 @@
-"""A warm call, then one with an operand absent, of another kind or in another's place.
+"""A warm call, then one with an operand or option absent, of another kind or in another's place.
 
-For every operand of every function on NumPy's arrays, and for `out`: the error that names it or the
-right result, never a crash, in one process of its own.
+For every operand and option of every function on NumPy's arrays, and for `out`: the error that
+names it or the right result, never a crash, in one process of its own.
 """
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,14 @@ import pytest
 import backnorm
 from backnorm.signature import SIGNATURES
 
+from .operands import operation_of
+
+_SCRIPT = Path(__file__).with_name("operands.py")
+
 
 @pytest.fixture(scope="module")
 def cases(run_cases):
-    return run_cases(Path(__file__).with_name("operands.py"))
+    return run_cases(_SCRIPT)
 
 
 def test_the_process_survives_every_call(cases):
@@ -33,7 +38,19 @@ def test_every_operand_of_every_operation_is_among_the_cases(cases):
                 continue
             among = [case for case in found
                      if case.startswith(f"{name}(") and f": {operand.name} " in case]  # fmt: skip
-            assert len(among) > 25, (operation, operand.name)
+            assert len(among) > 150, (operation, operand.name)
+
+
+@pytest.mark.parametrize("name", [name for name in backnorm.__all__ if operation_of(name)])
+def test_every_option_of_every_function_is_among_the_cases(cases, name):
+    signature = SIGNATURES[operation_of(name)]
+    options = set(inspect.signature(getattr(backnorm, name)).parameters) - set(signature.names)
+    # What is only planned is not written.
+    options -= {"out"} if name == "explain" else set()
+    for option in options:
+        among = [case for case in cases.found
+                 if case.startswith(f"{name}(") and f": {option} " in case]  # fmt: skip
+        assert len(among) > 80, option
 
 
 @pytest.mark.parametrize(
@@ -46,3 +63,12 @@ def test_out_is_among_the_cases(cases, name):
 
 def test_each_gives_the_error_or_the_result_of_a_first_call(cases):
     cases.check_outcomes()
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1000)
+def test_so_does_each_with_all_combinations_of_options(run_cases):
+    cases = run_cases(_SCRIPT, "all")
+    cases.check_survival()
+    cases.check_outcomes()
+    assert len(cases.found) > 100_000

@@ -124,3 +124,29 @@ def test_sums_of_other_channels_are_refused(rng):
         ChannelSums.zero(3) + ChannelSums.zero(4)
     with pytest.raises(backnorm.ArgumentTypeError, match="sums"):
         backnorm.apply(*data.backward_inputs, (np.zeros(3), np.zeros(3), 1), **data.options)
+
+
+@pytest.mark.parametrize(
+    "count", [0, 41, -5, np.nan, np.inf, 42.0, 2.5, "42", None, 10**400], ids=str
+)
+def test_sums_of_another_count_are_refused(count, rng):
+    data = realistic_data((7, 5, 6), FLOAT32, rng=rng)
+    sums = backnorm.reduce(data.x, data.dy, data.mean)
+    assert sums.count == 42
+    broken = ChannelSums(sums.sum_dy, sums.sum_dy_xmu, count)
+    with pytest.raises(backnorm.ArgumentError, match=r"^sums: its count must"):
+        backnorm.apply(*data.backward_inputs, broken, **data.options)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "?", "c16", "O", "U3", "M8[s]", "i8,i8"])
+def test_sums_of_no_numbers_are_refused(dtype, rng):
+    data = realistic_data((7, 5, 6), FLOAT32, rng=rng)
+    sums = backnorm.reduce(data.x, data.dy, data.mean)
+    for broken in (
+        ChannelSums(np.zeros(5, dtype), sums.sum_dy_xmu, sums.count),
+        ChannelSums(sums.sum_dy, np.zeros(5, dtype), sums.count),
+    ):
+        with pytest.raises(backnorm.ArgumentTypeError, match=r"^sums: its sum_dy"):
+            backnorm.apply(*data.backward_inputs, broken, **data.options)
+        with pytest.raises(backnorm.ArgumentTypeError, match=r"^sums: its sum_dy"):
+            _ = sums + broken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,8 +25,9 @@ from backnorm.dialects.schema import (
 from backnorm.dtypes import FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.executable import Executable, executable
-from backnorm.problem import Problem, as_array, check_flag
+from backnorm.problem import Problem, as_array
 from backnorm.results import ChannelSums
+from backnorm.scalars import check_flag
 from backnorm.signature import Operation
 
 __all__ = [
@@ -250,11 +252,11 @@ def _total(count: ArrayLike | None, x: np.ndarray) -> int:
         )
     counts = [int(value) for value in array.ravel()]
     own = x.size // x.shape[1] if x.size else 0
-    if any(value < 0 for value in counts) or sum(counts) < own:
+    if any(value < 0 for value in counts) or not own <= sum(counts) <= sys.maxsize:
         raise ArgumentValueError(
             "count",
             "must be the numbers of elements per channel of all parts, that of input among them",
             came=counts,
-            accepted=f"numbers that are not negative, {own} or more together",
+            accepted=f"numbers that are not negative, {own} to {sys.maxsize} together",
         )
     return sum(counts)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 
 import numpy as np
 
 from backnorm.dialects.schema import REQUIRED, AttributeSpec, OperatorSchema
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.problem import check_flag
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.scalars import check_flag, check_integer, check_number, check_word
 
 __all__ = ["accepted_by", "check_attributes", "refuse_unknown"]
 
@@ -32,7 +30,9 @@ def refuse_unknown(
     for name in given:
         if name not in known:
             raise ArgumentTypeError(
-                str(name), f"{schema.op} has no such {what}", accepted=", ".join(known) or "none"
+                shown(name, str),
+                f"{schema.op} has no such {what}",
+                accepted=", ".join(known) or "none",
             )
 
 
@@ -46,33 +46,17 @@ def _attribute(spec: AttributeSpec, value: object, schema: OperatorSchema) -> ob
     if spec.type == "bool":
         return check_flag(spec.name, value)
     if spec.type == "string":
-        if not isinstance(value, str):
-            raise ArgumentTypeError(
-                spec.name,
-                "must be a string",
-                came=f"{value!r} of type {type(value).__name__}",
-                accepted=accepted_by(spec),
-            )
-        if spec.choices and value not in spec.choices:
+        word = check_word(spec.name, value, accepted=accepted_by(spec))
+        if spec.choices and word not in spec.choices:
             raise ArgumentValueError(
-                spec.name, "unknown value", came=repr(value), accepted=accepted_by(spec)
+                spec.name, "unknown value", came=shown(word), accepted=accepted_by(spec)
             )
-        return value
+        return word
     return _index(spec, value) if spec.type == "i64" else _number(spec, value)
 
 
 def _index(spec: AttributeSpec, value: object) -> int:
-    try:
-        if isinstance(value, bool | np.bool_):
-            raise TypeError
-        index = operator.index(value)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ArgumentTypeError(
-            spec.name,
-            "must be an integer",
-            came=f"{value!r} of type {type(value).__name__}",
-            accepted=accepted_by(spec),
-        ) from error
+    index = check_integer(spec.name, value, accepted=accepted_by(spec))
     if index < 0 and spec.range != "any":
         raise ArgumentValueError(
             spec.name, f"must be {spec.range}", came=index, accepted=accepted_by(spec)
@@ -81,25 +65,14 @@ def _index(spec: AttributeSpec, value: object) -> int:
 
 
 def _number(spec: AttributeSpec, value: object) -> float:
-    is_number = isinstance(value, Real | np.floating | np.integer)
-    if not is_number or isinstance(value, bool | np.bool_):
-        raise ArgumentTypeError(
-            spec.name,
-            "must be a real number",
-            came=f"{value!r} of type {type(value).__name__}",
-            accepted=accepted_by(spec),
-        )
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        number = math.inf
+    number = check_number(spec.name, value, accepted=accepted_by(spec))
     if spec.type == "f32":
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             number = float(np.float32(number))
     in_range = spec.range == "any" or number > 0 or (spec.range == "not negative" and number == 0)
     if not (math.isfinite(number) and in_range):
         raise ArgumentValueError(
-            spec.name, f"must be {_range(spec)}", came=value, accepted=accepted_by(spec)
+            spec.name, f"must be {_range(spec)}", came=shown(value), accepted=accepted_by(spec)
         )
     return number
 

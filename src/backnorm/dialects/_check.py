@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,9 @@ from backnorm.dialects.schema import (
     TypeRule,
 )
 from backnorm.dtypes import element_type
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
 from backnorm.problem import as_array
+from backnorm.scalars import check_integer, check_word
 
 __all__ = [
     "channel_axes_of",
@@ -85,33 +87,29 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
     accepted = f"{required} to {len(names)}, or names of {', '.join(names)}"
     if outputs is None:
         return names
-    if isinstance(outputs, int | np.integer) and not isinstance(outputs, bool):
-        if not required <= outputs <= len(names):
+    kind = type(outputs)
+    if issubclass(kind, Collection) and not issubclass(kind, str | bytes):
+        wanted = _names("outputs", outputs, accepted)
+    else:
+        problem = "must be a number of outputs or their names"
+        number = check_integer("outputs", outputs, problem=problem, accepted=accepted)
+        if not required <= number <= len(names):
             raise ArgumentValueError(
                 "outputs",
                 f"{schema.op} has no such number of outputs",
-                came=outputs,
+                came=number,
                 accepted=accepted,
             )
-        wanted: Collection[str] = names[: int(outputs)]
-    elif isinstance(outputs, Collection) and not isinstance(outputs, str | bytes):
-        wanted = outputs
-    else:
-        raise ArgumentTypeError(
-            "outputs",
-            "must be a number of outputs or their names",
-            came=repr(outputs),
-            accepted=accepted,
-        )
+        wanted = list(names[:number])
     unknown = [name for name in wanted if name not in names]
     missing = [t.name for t in schema.outputs if t.required and t.name not in wanted]
     if unknown or missing:
         raise ArgumentValueError(
             "outputs",
-            f"{schema.op} has no output {unknown[0]!r}"
+            f"{schema.op} has no output {shown(unknown[0])}"
             if unknown
             else f"{missing[0]} is a required output",
-            came=list(wanted),
+            came=shown(wanted),
             accepted=accepted,
         )
     _check_together(schema.outputs_together, wanted, "requested")
@@ -150,26 +148,42 @@ def wanted(schema: OperatorSchema, output_mask: object) -> list[str]:
     """Return the names of the outputs that a mask, a boolean each, asks for."""
     names = [tensor.name for tensor in schema.outputs]
     accepted = "a sequence of three booleans"
-    if isinstance(output_mask, str) or not isinstance(output_mask, Sequence | np.ndarray):
+    kind = type(output_mask)
+    if issubclass(kind, str) or not issubclass(kind, Sequence | np.ndarray):
         raise ArgumentTypeError(
-            "output_mask",
-            "says which results are wanted",
-            came=type(output_mask).__name__,
-            accepted=accepted,
+            "output_mask", "says which results are wanted", came=kind.__name__, accepted=accepted
         )
-    if len(output_mask) != len(names):
+    flags = _elements("output_mask", output_mask, accepted)
+    if len(flags) != len(names):
         raise ArgumentValueError(
             "output_mask",
             f"must have an element for each of {', '.join(names[:-1])} and {names[-1]}",
-            came=f"{len(output_mask)} elements",
+            came=f"{len(flags)} elements",
             accepted=accepted,
         )
-    for flag in output_mask:
-        if not isinstance(flag, bool | np.bool_):
+    for flag in flags:
+        if type(flag) not in (bool, np.bool_):
             raise ArgumentTypeError(
-                "output_mask", "must hold booleans", came=repr(flag), accepted=accepted
+                "output_mask", "must hold booleans", came=shown(flag), accepted=accepted
             )
-    return [name for name, flag in zip(names, output_mask, strict=True) if flag]
+    return [name for name, flag in zip(names, flags, strict=True) if flag]
+
+
+def _names(argument: str, given: Any, accepted: str) -> list[str]:
+    """Return the names in a collection as plain strings, or raise."""
+    return [
+        check_word(argument, name, accepted=accepted)
+        for name in _elements(argument, given, accepted)
+    ]
+
+
+def _elements(argument: str, given: Any, accepted: str) -> list[Any]:
+    try:
+        return list(given)
+    except Exception as error:
+        raise ArgumentTypeError(
+            argument, "has no elements to read", came=described(given), accepted=accepted
+        ) from error
 
 
 def _check_together(groups: Iterable[tuple[str, ...]], given: Collection[str], verb: str) -> None:

@@ -130,14 +130,17 @@ def function_of(
     if choice == "outputs":
         key += ["type(outputs)", "outputs"]
     elif choice == "output_mask":
-        key += ["output_mask.__class__", "*output_mask", "*map(type, output_mask)"]
+        # What is longer than it may be is not read to its end, if it has one.
+        read = f"output_mask[:{len(schema.outputs) + 1}]"
+        key += ["type(output_mask)", f"*{read}", f"*map(type, {read})"]
     given = "self.attributes" if schema.style == "configured" else _dictionary(attributes)
     lines = [
         f"def {name}({_listed(parameters)}):",
         "    try:",
         f"        key = ({', '.join(key)},)",
         "        found = calls.get(key)",
-        "    except (AttributeError, TypeError):",
+        # An attribute can be any object, whose methods can raise anything.
+        "    except Exception:",
         "        key = found = None",
         "    if found is None:",
         f"        return first(self, key, {_dictionary(inputs)}, {given}, {choice}, {memory})",

@@ -69,7 +69,7 @@ def _inputs(*, train: bool) -> tuple[TensorSpec, ...]:
 def _by_train(attributes: Mapping[str, object]) -> OperatorSchema:
     """Return the schema, in which `train` says which statistics are used."""
     train = attributes.get("train", True)
-    is_false = isinstance(train, bool | np.bool_) and not train
+    is_false = type(train) in (bool, np.bool_) and not train
     return _FROZEN_SCHEMA if is_false else _SCHEMA
 
 

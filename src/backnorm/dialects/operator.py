@@ -23,8 +23,9 @@ from backnorm.dialects._documentation import documentation_of_call, documentatio
 from backnorm.dialects._run import Bound
 from backnorm.dialects._source import function_of, function_of_revisions, initializer_of
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.executable import CALLS
+from backnorm.scalars import check_word
 
 __all__ = ["Operator", "Outputs", "by_name", "configured", "function"]
 
@@ -97,6 +98,11 @@ class Operator:
         cls, inputs: Mapping[str, object], attributes: Mapping[str, object], outputs: Outputs = None
     ) -> Call:
         """Check a call against the schema."""
+        for name, given in {"inputs": inputs, "attributes": attributes}.items():
+            if not issubclass(type(given), Mapping):
+                raise ArgumentTypeError(
+                    name, "must be a mapping", came=type(given).__name__, accepted="values by name"
+                )
         schema = cls.schema_for(attributes)
         checked = check_attributes(schema, attributes)
         arrays = check_inputs(schema, checked, inputs)
@@ -255,18 +261,15 @@ def _check_inputs_of_revision(
 
 def _revision(value: object, operator: type[Operator]) -> str:
     accepted = tuple(operator.schemas)
-    if not isinstance(value, str):
-        raise ArgumentTypeError(
-            "revision", "must be a string", came=repr(value), accepted=" or ".join(accepted)
-        )
-    if value not in accepted:
+    word = check_word("revision", value, accepted=" or ".join(accepted))
+    if word not in accepted:
         raise ArgumentValueError(
             "revision",
             f"unknown revision of {operator.schema.op}-1",
-            came=repr(value),
+            came=shown(word),
             accepted=" or ".join(map(repr, accepted)),
         )
-    return value
+    return word
 
 
 def _found(dialect: str, op: str) -> Any:

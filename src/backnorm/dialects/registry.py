@@ -9,7 +9,8 @@ import numpy as np
 
 from backnorm.dialects._call import CanonicalCall
 from backnorm.dialects.operator import Operator, Outputs
-from backnorm.errors import ArgumentValueError
+from backnorm.errors import ArgumentValueError, shown
+from backnorm.scalars import check_word
 
 __all__ = ["DIALECTS", "CanonicalCall", "canonical", "invoke", "operator", "operators"]
 
@@ -35,12 +36,13 @@ def operators(dialect: str) -> Mapping[str, Operator | type[Operator]]:
 
     Raises
     ------
-    ArgumentValueError
+    ArgumentTypeError, ArgumentValueError
         If there is no such dialect.
     """
+    dialect = check_word("dialect", dialect, accepted=", ".join(DIALECTS))
     if dialect not in DIALECTS:
         raise ArgumentValueError(
-            "dialect", "unknown dialect", came=repr(dialect), accepted=", ".join(DIALECTS)
+            "dialect", "unknown dialect", came=shown(dialect), accepted=", ".join(DIALECTS)
         )
     found: Mapping[str, Operator | type[Operator]] = importlib.import_module(
         DIALECTS[dialect]
@@ -53,13 +55,14 @@ def operator(dialect: str, op: str) -> Operator | type[Operator]:
 
     Raises
     ------
-    ArgumentValueError
+    ArgumentTypeError, ArgumentValueError
         If there is no such dialect or operator.
     """
     known = operators(dialect)
+    op = check_word("op", op, accepted=", ".join(known))
     if op not in known:
         raise ArgumentValueError(
-            "op", f"unknown operator of {dialect}", came=repr(op), accepted=", ".join(known)
+            "op", f"unknown operator of {dialect}", came=shown(op), accepted=", ".join(known)
         )
     return known[op]
 

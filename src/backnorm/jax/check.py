@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable
-from numbers import Real
 from typing import Any
 
 import jax
 import numpy as np
 
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.problem import Metadata, problem_of
+from backnorm import problem
+from backnorm.dtypes import ELEMENT_TYPES, element_type
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
+from backnorm.problem import Metadata
+from backnorm.scalars import check_integer
 from backnorm.signature import SIGNATURES, Operation
 
 __all__ = [
-    "check_array",
     "check_axis",
     "check_axis_name",
     "check_epsilon",
     "check_operands",
+    "read",
 ]
 
 
-def check_array(name: str, value: Any) -> None:
-    """Raise if `value` is not an array of JAX or NumPy."""
-    if isinstance(value, jax.Array | np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-        return
+def read(name: str, value: Any) -> Any:
+    """Return `value`, an array of JAX or NumPy, or raise.
+
+    Of a subclass of NumPy's only the elements count: JAX would ask its methods.
+    """
+    kind = type(value)
+    if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray):
+        if kind is not np.ndarray:
+            value = np.ndarray.view(value, np.ndarray)
+        # JAX has no name for the argument when it meets elements that it does not know.
+        if element_type(value.dtype) is None:
+            raise ArgumentTypeError(
+                name,
+                "unsupported element type",
+                came=value.dtype,
+                accepted=", ".join(map(str, ELEMENT_TYPES)),
+            )
+        return value
+    # An object can say that it is an array: `isinstance` believes it.
+    if isinstance(value, jax.Array) and value.__class__ is kind:
+        return value
     raise ArgumentTypeError(
         name,
         "must be an array",
-        came=type(value).__name__,
+        came=kind.__name__,
         accepted="a jax.Array or a numpy.ndarray",
         hint=None if value is None else f"convert it first: jax.numpy.asarray({name})",
     )
@@ -38,32 +56,22 @@ def check_array(name: str, value: Any) -> None:
 
 def check_epsilon(epsilon: Any) -> float:
     """Return epsilon as a float, or raise if it is not known while tracing."""
-    if isinstance(epsilon, bool | np.bool_) or not isinstance(epsilon, Real | np.floating):
-        traced = isinstance(epsilon, jax.Array)
+    if isinstance(epsilon, jax.Array):
         raise ArgumentTypeError(
             "epsilon",
             "must be a real number, known when the function is traced",
             came=f"a value of type {type(epsilon).__name__}",
             accepted="a finite float >= 0",
-            hint="pass a Python float, by static_argnames through jax.jit" if traced else None,
+            hint="pass a Python float, by static_argnames through jax.jit",
         )
-    return float(epsilon)
+    return problem.check_epsilon(epsilon)
 
 
 def check_axis(axis: Any, x: Any) -> int:
     """Return the channel axis, not negative, or raise."""
     accepted = f"an integer from {-x.ndim} to {x.ndim - 1}" if x.ndim else "x of rank 1 or more"
-    try:
-        if isinstance(axis, bool | np.bool_):
-            raise TypeError
-        place = operator.index(axis)
-    except TypeError:
-        raise ArgumentTypeError(
-            "axis",
-            "must be an integer, the position of the channels",
-            came=f"{axis!r} of type {type(axis).__name__}",
-            accepted=accepted,
-        ) from None
+    what = "must be an integer, the position of the channels"
+    place = check_integer("axis", axis, problem=what, accepted=accepted)
     if not -x.ndim <= place < x.ndim:
         raise ArgumentValueError(
             "axis", f"is not an axis of x, which has rank {x.ndim}", came=place, accepted=accepted
@@ -75,16 +83,25 @@ def check_axis_name(axis_name: Any) -> tuple[Hashable, ...]:
     """Return the names of the mapped axes to reduce over."""
     if axis_name is None:
         return ()
-    names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+    names = tuple(axis_name) if type(axis_name) in (tuple, list) else (axis_name,)
     for name in names:
-        if not isinstance(name, Hashable):
+        # An integer is a place among the axes of an array to JAX, and no name.
+        if issubclass(type(name), int) or not _is_hashable(name):
             raise ArgumentTypeError(
                 "axis_name",
                 "must be the name of a mapped axis, or several",
-                came=f"{name!r} of type {type(name).__name__}",
+                came=described(name),
                 accepted="a string, a tuple of strings, or None",
             )
     return names
+
+
+def _is_hashable(name: object) -> bool:
+    try:
+        hash(name)
+    except Exception:
+        return False
+    return True
 
 
 def check_operands(operation: Operation, setting: Any, **given: Any) -> np.dtype:
@@ -94,7 +111,7 @@ def check_operands(operation: Operation, setting: Any, **given: Any) -> np.dtype
     """
     operands = [_read(each) for each in SIGNATURES[operation].arranged(given)]
     options = {"epsilon": setting.epsilon, "data_format": (setting.axis,)}
-    return problem_of(operation, *operands, **options).statistics_dtype
+    return problem.problem_of(operation, *operands, **options).statistics_dtype
 
 
 def _read(array: Any) -> Metadata | None:

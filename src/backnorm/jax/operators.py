@@ -14,7 +14,7 @@ from backnorm.jax import check, derivatives
 from backnorm.jax.formulas import working_type
 from backnorm.jax.mapped import alike
 from backnorm.jax.primitives import Setting
-from backnorm.problem import check_flag
+from backnorm.scalars import check_flag
 
 __all__ = ["batch_norm", "batch_norm_backward", "batch_norm_inference"]
 
@@ -67,13 +67,16 @@ def batch_norm(
     ------
     ArgumentTypeError, ArgumentValueError
         For a wrong type, shape, axis or epsilon, when the function is traced. Values are not
-        looked at: NaN, infinity, and a variance + epsilon of 0 propagate.
+        looked at: NaN, infinity, and a variance + epsilon of 0 propagate. Arrays that were deleted
+        or donated, and arrays on several devices, are errors of JAX's own (RuntimeError and
+        ValueError).
 
     References
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    _check_arrays({"x": x}, {"gamma": gamma, "beta": beta})
+    (x,) = _read(x=x)
+    gamma, beta = _read_optional(gamma=gamma, beta=beta)
     setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
     names = check.check_axis_name(axis_name)
     y, mean, variance = _batch_norm(x, gamma, beta, setting=setting, axis_name=names)
@@ -117,7 +120,8 @@ def batch_norm_inference(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm`.
     """
-    _check_arrays({"x": x, "mean": mean, "variance": variance}, {"gamma": gamma, "beta": beta})
+    x, mean, variance = _read(x=x, mean=mean, variance=variance)
+    gamma, beta = _read_optional(gamma=gamma, beta=beta)
     setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
     return _batch_norm_inference(x, mean, variance, gamma, beta, setting=setting)
 
@@ -179,7 +183,8 @@ def batch_norm_backward(
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    _check_arrays({"x": x, "dy": dy, "mean": mean, "variance": variance}, {"gamma": gamma})
+    x, dy, mean, variance = _read(x=x, dy=dy, mean=mean, variance=variance)
+    (gamma,) = _read_optional(gamma=gamma)
     setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
     training = check_flag("training", training)
     given = (x, dy, mean, variance, gamma)
@@ -229,12 +234,12 @@ def _batch_norm_backward(
     return dx, dgamma.astype(dtype), dbeta.astype(dtype)
 
 
-def _check_arrays(required: dict[str, Any], optional: dict[str, Any]) -> None:
-    for name, value in required.items():
-        check.check_array(name, value)
-    for name, value in optional.items():
-        if value is not None:
-            check.check_array(name, value)
+def _read(**given: Any) -> list[Any]:
+    return [check.read(name, value) for name, value in given.items()]
+
+
+def _read_optional(**given: Any) -> list[Any]:
+    return [None if value is None else check.read(name, value) for name, value in given.items()]
 
 
 def _scale(gamma: Any, x: jax.Array, axis: int) -> jax.Array:

@@ -7,7 +7,6 @@ wrong, instead of ending a training step with an error of the runtime.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
@@ -19,6 +18,7 @@ from backnorm import problem
 from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm.problem import Metadata
+from backnorm.scalars import check_integer
 
 __all__ = ["as_tensors", "check_axis", "metadata", "refuse_xla"]
 
@@ -72,17 +72,8 @@ def check_axis(axis: Any, x: Any) -> int:
             accepted="rank >= 2",
         )
     accepted = f"an integer from {-rank} to {rank - 1}"
-    try:
-        if isinstance(axis, bool | np.bool_):
-            raise TypeError
-        place: int = operator.index(axis)
-    except TypeError:
-        raise ArgumentTypeError(
-            "axis",
-            "must be an integer, the position of the channels",
-            came=f"{axis!r} of type {type(axis).__name__}",
-            accepted=accepted,
-        ) from None
+    what = "must be an integer, the position of the channels"
+    place = check_integer("axis", axis, problem=what, accepted=accepted)
     if not -rank <= place < rank:
         raise ArgumentValueError(
             "axis", f"is not an axis of x, which has rank {rank}", came=place, accepted=accepted

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import tensorflow as tf
 
 from backnorm.errors import BacknormError
-from backnorm.problem import Problem, check_flag, problem_of
+from backnorm.problem import Problem, problem_of
+from backnorm.scalars import check_flag
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.tensorflow import differentiable
 from backnorm.tensorflow.calls import Options
