@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from backnorm import BacknormError, batch_norm_backward
+from backnorm import BacknormError, batch_norm_backward, batch_norm_forward
 from backnorm.dialects.onednn_spec import (
     BatchNormForwardTraining,
     BatchNormInference,
@@ -120,6 +120,50 @@ def test_a_result_of_the_early_revision_has_the_type_of_its_parameter(batch, dty
     assert (dgamma.dtype, dbeta.dtype) == (dtypes["f32"], dtypes["f16"])
     _, dgamma, dbeta = op(b["x"], b["dy"], None, None, b["mean"], b["variance"])
     assert (dgamma.dtype, dbeta.dtype) == (dtypes["f32"], dtypes["f32"])
+
+
+MIXES = list(itertools.product(["f16", "f32"], repeat=4))
+
+
+@pytest.mark.parametrize(
+    "types",
+    [*MIXES, *(("", *mix) for mix in itertools.product(["f16", "f32"], repeat=3))],
+    ids="-".join,
+)
+def test_each_gradient_of_the_early_revision_is_rounded_once_to_its_own_type(batch, dtypes, types):
+    b = batch(dtype="f16", channel="f16")
+    names = ("gamma", "beta", "mean", "variance")
+    given = [
+        b[name].astype(dtypes[kind]) if kind else None
+        for name, kind in zip(names, types, strict=True)
+    ]
+    exact = batch_norm_backward(
+        *(b[name].astype("d") for name in ("x", "dy", "mean", "variance")),
+        epsilon=F32_EPSILON, data_format="NXC",
+    )  # fmt: skip
+    op = BatchNormTrainingBackprop(1e-5, revision="early")
+    for _ in range(2):
+        _, dgamma, dbeta = op(b["x"], b["dy"], *given)
+        for found, expected, kind in (
+            (dgamma, exact.dgamma, types[0] or types[2]),
+            (dbeta, exact.dbeta, types[1]),
+        ):
+            np.testing.assert_array_equal(found, expected.astype(dtypes[kind]), strict=True)
+
+
+@pytest.mark.parametrize("types", MIXES, ids="-".join)
+def test_each_statistic_of_the_early_revision_is_rounded_once_to_its_own_type(batch, dtypes, types):
+    b = batch(dtype="f16", channel="f16")
+    names = ("gamma", "beta", "mean", "variance")
+    given = [b[name].astype(dtypes[kind]) for name, kind in zip(names, types, strict=True)]
+    op = BatchNormForwardTraining(1e-5, revision="early")
+    wide = batch_norm_forward(b["x"].astype("d"), epsilon=F32_EPSILON, data_format="NXC")
+    for _ in range(2):
+        _, running_mean, running_variance, mean, variance = op(b["x"], *given)
+        for found, expected, kind in ((mean, wide.mean, 2), (variance, wide.variance, 3)):
+            of_type = expected.astype(dtypes[types[kind]])
+            np.testing.assert_array_equal(found, of_type, strict=True)
+        assert [running_mean.dtype, running_variance.dtype] == [mean.dtype, variance.dtype]
 
 
 @pytest.mark.parametrize("revision", ["2019", "", "LATEST"])

@@ -231,23 +231,24 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
     Those of a call are of one type, or else float32 and 16 bits. Where results are of several types
     they are computed in float64 and rounded once.
     """
-    running = call.by_role("running_mean")
-    like = None if running is None else element_type(running.dtype)
     given = {
         element_type(call.inputs[name].dtype)
         for role, name in canonical.inputs.items()
         if role not in ("x", "dy")
     }
-    mixed = canonical.operation == "backward" and len(given) > 1
-    if canonical.wide or canonical.recomputes or mixed:
+    asked = {_type_of_result(call, each.name) for each in SIGNATURES[canonical.operation].results}
+    asked.discard(None)
+    if canonical.wide or canonical.recomputes or len(asked) > 1:
+        return FLOAT64
+    if canonical.operation == "backward" and len(given) > 1:
         return FLOAT64
     common: np.dtype | None = FLOAT32
     if len(given) == 1:
-        common = given.pop()
+        (common,) = given
     elif not given:
-        common = like or (FLOAT32 if is_16_bit(dtype) else dtype)
+        (common,) = asked or {FLOAT32 if is_16_bit(dtype) else dtype}
     assert common is not None
-    return FLOAT64 if canonical.operation == "forward" and like not in (None, common) else common
+    return common if asked <= {common} else FLOAT64
 
 
 def _type_of_result(call: Call, role: str) -> np.dtype | None:
