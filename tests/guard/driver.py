@@ -34,6 +34,7 @@ from dialect_problems import of_dialect
 from guarded import Guarded
 from problems import Problem, of_package
 from wrong_kernels import MUTANTS
+from xla_problems import of_xla
 
 import backnorm
 from backnorm.machine import Machine
@@ -43,7 +44,8 @@ JUDGED, LARGEST = 16, 4096
 # Problems of a process; a crash ends no more than these.
 CHUNK = 20_000
 
-_DIALECTS = 0.15
+# Shares of the problems.
+_DIALECTS, _XLA = 0.15, 0.04
 _COUNTED = (
     "operation", "type", "statistics", "layout", "format", "rank", "values", "threads", "out",
     "dialect", "plan", "outcome",
@@ -53,7 +55,10 @@ _COUNTED = (
 def problem_of(seed: int) -> Problem:
     """Return the problem of a seed."""
     rnd = random.Random(seed)
-    return of_dialect(seed, rnd) if rnd.random() < _DIALECTS else of_package(seed, rnd)
+    kind = rnd.random()
+    if kind < _DIALECTS:
+        return of_dialect(seed, rnd)
+    return of_xla(seed, rnd) if kind < _DIALECTS + _XLA else of_package(seed, rnd)
 
 
 class Fuzz:
@@ -74,10 +79,10 @@ class Fuzz:
             self.guarded.arena.reset()
             with self.guarded.on(end) as arena:
                 given = {name: one.guarded(arena, name) for name, one in problem.operands.items()}
-                outcomes.append(_outcome(problem, given))
+                outcomes.append(_bits(_results(problem.call, given)))
                 yield from (f"{end}: {broken}" for broken in arena.broken())
         given = {name: one.plain() for name, one in problem.operands.items()}
-        results = _results(problem, given)
+        results = _results(problem.expected or problem.call, given)
         outcomes.append(_bits(results))
         yield from (
             f"{end}: other results than in plain memory"
@@ -143,16 +148,13 @@ def _changed(forced: Any, seed: int) -> Any:
     return change
 
 
-def _results(problem: Problem, given: dict[str, Any]) -> tuple[Any, ...] | str:
+def _results(call: Any, given: dict[str, Any]) -> tuple[Any, ...] | str:
     """Return what came of a call, or in which words it was refused."""
     try:
-        return problem.call(given)
+        found: tuple[Any, ...] = call(given)
     except backnorm.BacknormError as error:
         return str(error)
-
-
-def _outcome(problem: Problem, given: dict[str, Any]) -> Any:
-    return _bits(_results(problem, given))
+    return found
 
 
 def _bits(results: tuple[Any, ...] | str) -> Any:
@@ -183,7 +185,7 @@ def compute(first: int, count: int, log: Path, mutant: str | None, only: dict[st
         except Exception as error:
             found = [f"{type(error).__name__}: {error}"]
         if found:
-            wrong.append({"seed": seed, "found": found[:4], "tags": problem_of(seed).tags})
+            wrong.append({"seed": seed, "found": found[:4]})
     counts = {name: dict(counter.most_common()) for name, counter in fuzz.counts.items()}
     print(json.dumps({"computed": count, "counts": counts, "wrong": wrong}))
     return len(wrong)

@@ -8,12 +8,11 @@ changed to any legal one.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from elsewhere import module_of
 from memory import Arena, address_of
 
 import backnorm
@@ -28,17 +27,6 @@ _CELL = np.dtype(np.int64)
 
 # A record that is kept for the next call would stay where it is.
 _NOTHING = -1
-
-
-def _forced_plans() -> Any:
-    """Return the module with the plans that are legal beside the one that is planned."""
-    path = Path(__file__).parent.parent / "engine" / "test_forced_plans.py"
-    spec = importlib.util.spec_from_file_location("forced_plans", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class _Record:
@@ -76,7 +64,8 @@ class Guarded:
         self.machine = Machine(1, 0, 0, "made up")
         self.change: Callable[[Any], Any] | None = None
         self.plans: list[Any] = []
-        self.forced = _forced_plans()
+        # The plans that are legal beside the one that is planned.
+        self.forced = module_of("engine/test_forced_plans.py")
         self._on = False
         self._install()
 

@@ -191,4 +191,6 @@ def laid_out(
         step *= shape[axis] * abs(steps[axis]) + spare[axis]
     if 0 in shape:
         return 0, 0, tuple(strides)
+    if step > 2 * MOST - 1:
+        return math.prod(shape), 0, None
     return step, offset, tuple(strides)

@@ -46,6 +46,8 @@ class Problem:
         From arrays by name, and what came of the call, to the judge's verdicts.
     tags : dict of str to str
         What the problem is of, to count.
+    expected : callable or None
+        What gives the results in plain memory, if not `call`.
     ends : tuple of str
         Where arrays lie in guarded memory, one call after the other.
     threads : int
@@ -60,6 +62,7 @@ class Problem:
     call: Callable[[Arrays], tuple[Any, ...]]
     verdicts: Callable[[Arrays, tuple[Any, ...]], dict[str, Any]] | None
     tags: dict[str, str]
+    expected: Callable[[Arrays], tuple[Any, ...]] | None = None
     ends: tuple[str, ...] = ENDS[:1]
     threads: int = 1
     caches: tuple[int, int] = (0, 0)

@@ -46,7 +46,7 @@ def report(done):
 def check_reach(found, least):
     """Check that problems of everything were among them, and how many at least."""
     counts = found["counts"]
-    assert set(DIALECTS) | {"ours"} == set(counts["dialect"])
+    assert set(DIALECTS) | {"ours", "xla"} == set(counts["dialect"])
     assert {str(dtype) for dtype in ELEMENT_TYPES} == set(counts["type"])
     for name in ("operation", "type", "layout", "format", "threads", "dialect"):
         assert min(counts[name].values()) >= least, (name, counts[name])

@@ -56,7 +56,7 @@ class Xla:
             "call": np.array([name, instances, helpers]),
             "record": stage.template,
         }
-        self.given = given
+        self.given, self.results = given, [self.y]
 
     def made(self, structure, **fields):
         """Return the address of a structure."""
@@ -88,7 +88,7 @@ class Xla:
     def buffer(self, array):
         dims = self.words(array.shape)
         where = {"data": array.ctypes.data, "rank": array.ndim, "dims": dims}
-        return self.at(self.made("Buffer", dtype=ELEMENTS["float32"], **where))
+        return self.at(self.made("Buffer", dtype=ELEMENTS[array.dtype.name], **where))
 
     def attribute(self, values):
         values = np.ascontiguousarray(values, np.int64)
@@ -119,13 +119,17 @@ class Xla:
                       for name, each in pointers.items()}
         )  # fmt: skip
         buffers = [self.buffer(each) for each in self.given]
+        results = [self.buffer(each) for each in self.results]
         names = sorted(self.attributes)
         args = self.made(
             "Args", size=len(buffers), types=self.integers([1] * len(buffers)),
             args=self.words(buffers),
         )  # fmt: skip
         rets = self.made(
-            "Rets", size=1, types=self.integers([1]), rets=self.words([self.buffer(self.y)])
+            "Rets",
+            size=len(results),
+            types=self.integers([1] * len(results)),
+            rets=self.words(results),
         )
         attrs = self.made(
             "Attrs",
