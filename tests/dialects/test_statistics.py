@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,15 @@ def test_blend_does_not_look_at_what_has_no_weight():
     nan, one = np.array([np.nan], "f"), np.array([1.0], "f")
     assert blend(nan, one, 1.0, F32)[0] == 1
     assert blend(one, nan, 0.0, F32)[0] == 1
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5, 0.0])
+def test_what_is_blended_overflows_without_a_warning(weight):
+    large = np.array([1e6, -1e6])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = blend(large, large, weight, np.dtype(np.float16))
+    np.testing.assert_array_equal(found, np.array([np.inf, -np.inf], np.float16), strict=True)
 
 
 def test_bessel_correction():

@@ -6,8 +6,8 @@ file before it is computed.
 
 Each problem is called three times: twice in guarded memory, at two of the ends of a stretch, and
 once in plain memory without any of what `guarded` changes but plans. An access beyond an array
-ends the process, or changes bytes beside it. The three must agree to the bit, and one of
-`JUDGED` problems of the package's own, up to `LARGEST` elements, is judged by the oracle.
+ends the process, or changes bytes beside it. The three must agree to the bit (of NaN, in being it),
+and one of `JUDGED` problems of the package's own, up to `LARGEST` elements, is judged by the oracle.
 
 The last line of output is JSON: what was counted, and what was found.
 """
@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from dialect_problems import of_dialect
 from guarded import Guarded
 from problems import Problem, of_package
@@ -87,7 +88,7 @@ class Fuzz:
         yield from (
             f"{end}: other results than in plain memory"
             for end, outcome in zip(problem.ends, outcomes, strict=False)
-            if outcome != outcomes[-1]
+            if not _are_same(outcome, outcomes[-1])
         )
         refused = isinstance(results, str)
         problem.tags["outcome"] = "refused" if refused else "results"
@@ -161,6 +162,31 @@ def _bits(results: tuple[Any, ...] | str) -> Any:
     if isinstance(results, str):
         return results
     return [None if one is None else (one.shape, one.dtype, one.tobytes()) for one in results]
+
+
+def _are_same(found: Any, expected: Any) -> bool:
+    """Whether results are the same to the bit, or NaN both.
+
+    Of two NaN the processor takes the first one's sign, and which that is the compiler may choose
+    for every loop.
+    """
+    if found == expected:
+        return True
+    if isinstance(found, str) or isinstance(expected, str):
+        return False
+    return len(found) == len(expected) and all(map(_is_same, found, expected))
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    if found is None or expected is None or found[:2] != expected[:2]:
+        return found is expected
+    one, other = (np.frombuffer(each[2], each[1]) for each in (found, expected))
+    numbers = ~np.isnan(one.astype(np.float64)), ~np.isnan(other.astype(np.float64))
+    bits = f"u{found[1].itemsize}"
+    return bool(
+        (numbers[0] == numbers[1]).all()
+        and (one.view(bits)[numbers[0]] == other.view(bits)[numbers[1]]).all()
+    )
 
 
 def compute(first: int, count: int, log: Path, mutant: str | None, only: dict[str, str]) -> int:

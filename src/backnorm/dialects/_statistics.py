@@ -31,11 +31,11 @@ def blend(old: np.ndarray, new: np.ndarray, weight: float, dtype: np.dtype) -> n
     With weight 1 the old value is not looked at (it may be infinite or NaN), and the other way
     round with weight 0.
     """
-    if weight == 1.0:
-        return new.astype(dtype)
-    if weight == 0.0:
-        return old.astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
+        if weight == 1.0:
+            return new.astype(dtype)
+        if weight == 0.0:
+            return old.astype(dtype)
         mixed: np.ndarray = np.multiply(old, 1.0 - weight, dtype=FLOAT64)
         mixed += np.multiply(new, weight, dtype=FLOAT64)
         return mixed.astype(dtype, copy=False)

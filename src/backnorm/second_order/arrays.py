@@ -13,7 +13,7 @@ import numpy as np
 
 from backnorm.arrays import NUMPY
 from backnorm.dtypes import FLOAT32, is_16_bit
-from backnorm.layout import extents_of, in_order, memory_order, restore
+from backnorm.layout import adjacent, extents_of, in_order, memory_order, restore
 from backnorm.operators import reduce
 from backnorm.problem import Format, problem_of, variance_error
 from backnorm.results import SecondGradients
@@ -113,7 +113,7 @@ def double_backward(
     """Do what `batch_norm_double_backward` does, the gradients of x and dy written to `out`.
 
     `elements` are x, dy and ddx, `channels` mean, variance, gamma, ddgamma and ddbeta. The arrays
-    of `out` lie in memory as x does, which is dense in some order of its axes.
+    of `out` lie in memory as x does, which is dense in some order of its axes, the channels on one.
     """
     read = NUMPY.read((*elements, *channels), SIGNATURES["double_backward"])
     x, dy, ddx, mean, variance, gamma, ddgamma, ddbeta = read
@@ -124,7 +124,7 @@ def double_backward(
     refused = np.flatnonzero(np.isfinite(total) & (total <= 0))
     if refused.size:
         raise variance_error(variance, problem, int(refused[0]))
-    order = memory_order(x)
+    order = adjacent(problem.shape, problem.channel_axes, memory_order(x))
     extents = extents_of(problem.shape, problem.channel_axes, order)
 
     def flat(array: np.ndarray) -> np.ndarray:
