@@ -6,8 +6,9 @@ file before it is computed.
 
 Each problem is called three times: twice in guarded memory, at two of the ends of a stretch, and
 once in plain memory without any of what `guarded` changes but plans. An access beyond an array
-ends the process, or changes bytes beside it. The three must agree to the bit (of NaN, in being it),
-and one of `JUDGED` problems of the package's own, up to `LARGEST` elements, is judged by the oracle.
+ends the process, or changes bytes beside it. The three must agree to the bit, but for the bits of
+NaN, and one of `JUDGED` problems of the package's own, up to `LARGEST` elements, is judged by the
+oracle.
 
 The last line of output is JSON: what was counted, and what was found.
 """
