@@ -220,6 +220,9 @@ def arrays_like(array: np.ndarray) -> Iterator[Kind]:
         "overlapping itself": np.lib.stride_tricks.as_strided(
             array, array.shape, [array.itemsize] * array.ndim
         ),
+        "one number everywhere": np.lib.stride_tricks.as_strided(
+            array.copy(), array.shape, [0] * array.ndim
+        ),
         "misaligned": misaligned(array),
         "read-only": read_only(array),
         "in a file": mapped(array),

@@ -13,7 +13,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Problem
 from backnorm.signature import Signature
 
-__all__ = ["check_memory", "check_out", "own"]
+__all__ = ["check_memory", "check_out", "overlaps_itself", "own"]
 
 
 def check_out(
@@ -121,7 +121,7 @@ def check_memory(out: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, *, li
         )
     if not out.flags.writeable:
         raise ArgumentValueError("out", "is read-only", accepted="a writable array")
-    if not out.flags.c_contiguous and _overlaps_itself(out):
+    if not out.flags.c_contiguous and overlaps_itself(out):
         raise ArgumentValueError(
             "out",
             "has elements that share memory",
@@ -138,7 +138,7 @@ def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
     )
 
 
-def _overlaps_itself(array: np.ndarray) -> bool:
+def overlaps_itself(array: np.ndarray) -> bool:
     """Whether two elements share memory, or cannot be told to be apart."""
     strides = sorted(
         (abs(stride), size)

@@ -1,7 +1,7 @@
-"""Call every operator warm, then with each operand absent, of another kind or in another's place.
+"""Call every operator warm, then with an operand or attribute absent, of another kind or swapped.
 
 Each line of output is a case with what came of it; after a crash the last line names the case. A
-result is right if a first call gives it: `invoke` repeats nothing.
+result is right if a first call gives it, of plain arrays and values: `invoke` repeats nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from backnorm import BacknormError
-from backnorm.dialects.registry import DIALECTS, operators
-from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
+from backnorm.dialects import _aten_phases, aten
+from backnorm.dialects.registry import DIALECTS, canonical, invoke, operators
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, channel
+
+from ..kinds import (
+    Kind,
+    attempt,
+    is_integer,
+    is_number,
+    kinds,
+    own,
+    values,
+    verdict,
+    verdict_of_refused,
+)
 
 CHANNELS = 5
 SHAPES = {"NCX": (4, CHANNELS, 3, 3), "NXC": (4, 3, 3, CHANNELS)}
@@ -37,11 +49,13 @@ class Subject:
         rule = schema.type_rules[0]
         self.types = {"data": ELEMENT_TYPE_NAMES[rule.data]}
         self.name = "-".join(filter(None, (schema.dialect, schema.op, schema.revision)))
-        configured = schema.style == "configured"
-        self.callable = operator(**self.attributes) if configured else operator
-        self.fixed = {} if configured else dict(self.attributes)
+        self.is_configured = schema.style == "configured"
+        self.callable = operator(**self.attributes) if self.is_configured else operator
+        self.fixed = {} if self.is_configured else dict(self.attributes)
         if schema.choice == "output_mask":
             self.fixed["output_mask"] = [True] * len(schema.outputs)
+        self.inputs = schema.inputs
+        self.memory = schema.outputs[0].name if schema.takes_memory else None
 
     def good(self, seed=0):
         """Return good inputs by name."""
@@ -53,17 +67,113 @@ class Subject:
             t.name: rng.uniform(0.5, 2, shapes.get(t.kind, CHANNELS)).astype(
                 own if t.kind == "data" else channel
             )
-            for t in self.schema.inputs
+            for t in self.inputs
         }
 
-    def call(self, inputs):
+    def call(self, inputs, **changed):
         """Return the results of a call by keyword, in a list."""
-        result = self.callable(**inputs, **self.fixed)
-        return [result] if isinstance(result, np.ndarray) else list(result)
+        function = self.callable
+        if self.is_configured:
+            attributes = {n: changed.pop(n) for n in [*changed] if n in self.known}
+            if attributes:
+                function = self.operator(**self.attributes | attributes)
+        result = function(**inputs, **self.fixed | changed)
+        return list(result) if isinstance(result, tuple) else [result]
 
-    def fresh(self, inputs):
+    def fresh(self, inputs, **changed):
         """Return what a call gives that finds nothing of earlier calls."""
-        return list(self.operator.invoke(inputs, self.attributes).values())
+        outputs = changed.pop("outputs", None)
+        if (mask := changed.pop("output_mask", None)) is not None:
+            names = [tensor.name for tensor in self.schema.outputs]
+            outputs = [name for name, flag in zip(names, mask, strict=True) if flag]
+            found = self.operator.invoke(inputs, self.attributes | changed, outputs)
+            return [found.get(name) for name in names]
+        return list(self.operator.invoke(inputs, self.attributes | changed, outputs).values())
+
+    @property
+    def known(self):
+        """The names of the attributes."""
+        return [spec.name for spec in self.schema.attributes]
+
+    def options(self):
+        """Yield the name of an attribute, or of a choice of outputs, and what stands there."""
+        for spec in self.schema.attributes:
+            # What is None where revisions have several defaults is the revision's own.
+            if not self.schema.revision:
+                yield spec.name, Kind("absent", None, None, refused=not spec.nullable)
+            for kind in values():
+                good = accepts(spec, kind.plain)
+                yield spec.name, kind._replace(refused=kind.refused or not good)
+        choice, names = self.schema.choice, [tensor.name for tensor in self.schema.outputs]
+        if choice == "outputs":
+            yield choice, Kind("absent", None, None)
+            for number in range(len(names) + 2):
+                yield choice, Kind(f"{number} names", names[:number], names[:number])
+                yield choice, Kind(f"{number} swapped", {*names[:number]}, names[:number])
+            yield choice, Kind("names as an array", np.array(names), names)
+            yield choice, Kind("names by name", dict.fromkeys(names), names)
+            yield choice, Kind("another name", ["dx"], None, refused=True)
+            yield choice, Kind("a name", names[0], None, refused=True)
+            yield choice, Kind("of arrays", [np.array(names)], None, refused=True)
+            for kind in values():
+                good = is_integer(kind.plain) and not kind.refused
+                yield choice, kind._replace(refused=not good)
+        elif choice == "output_mask":
+            mask = [True, False, True]
+            for kind in (list, tuple, np.array, lambda mask: [np.bool_(each) for each in mask]):
+                yield choice, Kind(f"by {kind}", kind(mask), mask)
+            for wrong in ([], [True] * 2, [True] * 4, [1, 0, 1], [mask] * 3, np.ones((3, 2), bool)):
+                yield choice, Kind(f"{wrong}", wrong, None, refused=True)
+            for kind in values():
+                refused = type(kind.plain) is not list or kind.plain != mask
+                yield choice, kind._replace(refused=refused)
+
+
+class Phase(Subject):
+    """One of ATen's phases, which are functions, keep nothing, and have flags for attributes."""
+
+    def __init__(self, function, flags, inputs):
+        whole = aten.native_batch_norm_backward
+        super().__init__(whole, whole.schema)
+        self.callable, self.name = function, f"aten-{function.__name__}"
+        self.inputs, self.fixed = inputs, dict.fromkeys(flags, True)
+
+    def good(self, seed=0):
+        return super().good(seed) | ({} if self.fixed else {"count": np.array([30, 6])})
+
+    def fresh(self, inputs, **changed):
+        return self.call(inputs, **changed)
+
+    def options(self):
+        for flag in self.fixed:
+            for kind in values():
+                yield flag, kind._replace(refused=type(kind.plain) is not bool)
+
+
+def phases() -> Iterator[Subject]:
+    reduced, applied = aten.batch_norm_backward_reduce, aten.batch_norm_backward_elemt
+    inputs = _aten_phases.INPUTS
+    yield Phase(reduced, ("input_g", "weight_g", "bias_g"), inputs)
+    sums = [channel(name, name, "V") for name in ("sum_dy", "sum_dy_xmu", "count")]
+    yield Phase(applied, (), (*inputs, *sums))
+
+
+def accepts(spec, plain):
+    """Whether an attribute may have a plain value."""
+    if plain is None:
+        return spec.nullable
+    if spec.type == "bool":
+        return type(plain) is bool
+    if spec.type == "string":
+        return type(plain) is str and (not spec.choices or plain in spec.choices)
+    if spec.type == "i64":
+        return is_integer(plain) and (spec.range == "any" or plain >= 0)
+    if not is_number(plain):
+        return False
+    with np.errstate(all="ignore"):
+        number = np.float32(plain) if spec.type == "f32" else np.float64(plain)
+    least = {"any": -np.inf, "not negative": 0.0, "positive": np.nextafter(0.0, 1.0)}
+    return bool(np.isfinite(number)) and number >= least[spec.range]
 
 
 def subjects() -> Iterator[Subject]:
@@ -73,52 +183,34 @@ def subjects() -> Iterator[Subject]:
                 yield Subject(operator, schema)
 
 
-def kinds(array, others):
-    """Yield what may stand in the place of an operand, each with its name."""
-    yield "absent", None
-    yield "a list", array.tolist()
-    yield "a string", "mean"
-    yield "a number", 1.5
-    yield "an object", object()
-    yield "of integers", array.astype(np.int64)
-    yield "in float16", array.astype(np.float16)
-    yield "byte-swapped", array.astype(array.dtype.newbyteorder())
-    yield "too short", array[:-1]
-    yield "empty", array[:0]
-    yield "of rank 0", array.reshape(-1)[0]
-    yield "of higher rank", array[None]
-    yield "not contiguous", np.repeat(array, 2, axis=array.ndim - 1)[..., ::2]
-    yield "of a subclass", array.view(Mine)
-    yield "masked", np.ma.masked_array(array, array > 1)
-    for name, other in others.items():
-        yield f"which is {name}", other
+def outcome(subject, name, kind, inputs, changed):
+    """Return what came of a call: an error of ours, the right result, or what is wrong.
 
-
-class Mine(np.ndarray):
-    """A subclass of NumPy's arrays."""
-
-
-def outcome(subject, inputs):
-    """Return what came of a call: an error of ours, the right result, or what is wrong."""
-    expected = error = None
+    `changed` are attributes with the value that came and with the plain one.
+    """
+    came, plain = changed
+    others = {n: a for n, a in inputs.items() if n != name}
+    is_input = not came
     # The memory for an output is among the inputs: each call gets its own.
-    try:
-        expected = subject.fresh(copied(inputs))
-    except Exception as found:
-        error = found
-    try:
-        results = subject.call(copied(inputs))
-    except BacknormError as found:
-        return "error" if str(found) == str(error) else f"{found!r}, but at first {error!r}"
-    except Exception as found:
-        return f"not ours: {found!r}"
-    if error is not None:
-        return f"a result, but at first {error!r}"
-    same = len(results) == len(expected) and all(
-        a.dtype == e.dtype and a.shape == e.shape and a.tobytes() == e.tobytes()
-        for a, e in zip(results, expected, strict=True)
-    )
-    return "result" if same else "another result"
+    given = copied(others) | ({name: kind.value} if is_input else {})
+    found = attempt(subject.call, given, **came)
+    data = [tensor.name for tensor in subject.inputs if tensor.kind == "data"]
+    # Where x has another shape or type, or another axis that of the channels, others do not fit.
+    names = [*inputs] if name in (*data, "Mean") or not is_input else [name]
+    if found.results is not None and issubclass(type(kind.value), np.ndarray):
+        # Memory for an output stays in its byte order.
+        results = [native(each) if each is kind.value else each for each in found.results]
+        found = found._replace(results=results)
+    if kind.refused:
+        return verdict_of_refused(found, name)
+    meant = copied(others) | ({name: kind.plain} if is_input else {})
+    return verdict(found, attempt(subject.fresh, meant, **plain), name, *names)
+
+
+def native(array):
+    """Return an array in this machine's byte order, whatever its methods do."""
+    plain = own(array)
+    return plain.astype(plain.dtype.newbyteorder("="))
 
 
 def copied(inputs):
@@ -126,32 +218,110 @@ def copied(inputs):
             for n, a in inputs.items()}  # fmt: skip
 
 
+def kinds_of_input(subject, name, good):
+    """Yield what may stand in the place of an input."""
+    (tensor,) = [tensor for tensor in subject.inputs if tensor.name == name]
+    for kind in kinds(good):
+        if tensor.role.startswith("memory_") and kind.value is not None:
+            # Written to: it is nothing but an array.
+            kind = kind._replace(
+                refused=kind.refused or not issubclass(type(kind.value), np.ndarray)
+            )
+        elif name == "count" and type(kind.value) is bytearray:
+            # An array of bytes.
+            kind = kind._replace(plain=np.frombuffer(kind.value, np.uint8), refused=False)
+        elif tensor.kind == "opaque":
+            kind = kind._replace(plain=good if kind.value is not None else None, refused=False)
+        yield kind
+
+
 def cases(subject):
+    """Yield a name, the kind that stands there, the other inputs, and changed attributes."""
     good = subject.good()
-    required = {t.name: good[t.name] for t in subject.schema.inputs if t.required}
+    required = {t.name: good[t.name] for t in subject.inputs if t.required}
     for given in [good] if required.keys() == good.keys() else [good, required]:
         for name in good:
-            others = {other: good[other] for other in good if other != name}
-            for label, value in kinds(good[name], others):
-                changed = {n: a for n, a in given.items() if n != name}
-                yield f"{name} {label}, with {len(given)} inputs", given, changed | {name: value}
+            for other in good:
+                if other != name:
+                    # Of its own, should it be written to.
+                    kind = Kind(f"which is {other}", good[other].copy(), good[other].copy())
+                    yield name, kind, given, ({}, {})
+            for kind in kinds_of_input(subject, name, good[name]):
+                yield name, kind, given, ({}, {})
     # A key that left out what is absent would take one of these for the other.
     bound = {name for group in subject.schema.inputs_together for name in group}
     optional = [name for name in good if name not in required and name not in bound]
     for one, other in itertools.permutations(optional, 2):
-        yield f"{one}, then {other}", required | {one: good[one]}, required | {other: good[one]}
+        kind = Kind(f"given, after {one}", good[other], good[other])
+        yield other, kind, required | {one: good[one]}, ({}, {})
+    for name, kind in subject.options():
+        yield name, kind, good, ({name: kind.value}, {name: kind.plain})
+
+
+def outcome_of_memory(subject, kind, inputs):
+    """Return what came of a call with memory for the first output."""
+    found = attempt(subject.call, inputs, **{subject.memory: kind.value})
+    if found.results is None:
+        return verdict_of_refused(found, subject.memory)
+    expected = attempt(subject.fresh, inputs)
+    if kind.refused:
+        return "a result"
+    if found.results[0] is not kind.value and kind.value is not None:
+        return "another array"
+    first, *others = found.results
+    return verdict(found._replace(results=[native(first), *others]), expected)
+
+
+def cases_of_registry():
+    """Yield a label, a call, and the argument that it must name."""
+    ngraph = operators("ngraph")["BatchNormTraining"]
+    inputs, attributes = Subject(ngraph, ngraph.schema).good(), {"epsilon": 1e-3}
+    good = ["ngraph", "BatchNormTraining", inputs, attributes, None]
+    names = ("dialect", "op", "inputs", "attributes", "outputs")
+    for function in (invoke, canonical):
+        function(*good)
+        for place, name in enumerate(names):
+            for kind in values():
+                refused = kind.refused or name != "outputs" or not is_integer(kind.plain)
+                given = [*good[:place], kind.value, *good[place + 1 :]]
+                label = f"{function.__name__}: {name} {kind.label}"
+                # A dictionary of no input is a mapping.
+                known = {"inputs": [*inputs, "a"], "attributes": ["epsilon", "a"]}
+                yield label, function, given, refused, [*known.get(name, []), name]
+
+
+def report(case, outcomes):
+    print(json.dumps({"case": case, "found": sorted(set(outcomes))}))
+
+
+def begin(case):
+    print(json.dumps({"begins": case}), flush=True)
 
 
 def main() -> None:
     warnings.simplefilter("error")
-    for subject in subjects():
-        for label, warm, changed in cases(subject):
-            print(json.dumps({"begins": f"{subject.name}: {label}"}), flush=True)
+    for label, function, given, refused, names in cases_of_registry():
+        begin(label)
+        found = attempt(function, *given)
+        ours = "result" if found.results is not None else verdict_of_refused(found, *names)
+        report(label, [verdict_of_refused(found, *names) if refused else ours])
+    for subject in [*subjects(), *phases()]:
+        for name, kind, warm, changed in cases(subject):
+            case = f"{subject.name}: {name} {kind.label}, with {len(warm)} inputs"
+            begin(case)
             for _ in range(2):
                 subject.call(copied(warm))
             # Twice: what the first call may have kept is there for the second.
-            found = {outcome(subject, changed) for _ in range(2)}
-            print(json.dumps({"case": f"{subject.name}: {label}", "found": sorted(found)}))
+            report(case, [outcome(subject, name, kind, warm, changed) for _ in range(2)])
+        if subject.memory is None:
+            continue
+        good = subject.good()
+        for kind in kinds(subject.fresh(good)[0]):
+            begin(f"{subject.name}: {subject.memory} {kind.label}")
+            if kind.label != "absent":
+                subject.call(good, **{subject.memory: np.empty_like(subject.fresh(good)[0])})
+            outcomes = [outcome_of_memory(subject, kind, good) for _ in range(2)]
+            report(f"{subject.name}: {subject.memory} {kind.label}", outcomes)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A warm call, then one with an operand absent, of another kind or in another's place.
+"""A warm call, then one with an operand or attribute absent, of another kind or in another's place.
 
-For every operand of every operator, from the schemas: the documented error or the right result,
-never a crash, in one process of its own.
+For every operand and attribute of every operator, from the schemas: the documented error or the
+right result, never a crash, in one process of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,19 @@ def test_every_operand_of_every_operator_is_among_the_cases(cases):
                 name = "-".join(filter(None, (dialect, schema.op, schema.revision)))
                 for tensor in schema.inputs:
                     among = [case for case in found if case.startswith(f"{name}: {tensor.name} ")]
-                    assert len(among) > 15
+                    assert len(among) > 150, (name, tensor.name)
+                choice = [] if schema.choice == "all" else [schema.choice]
+                memory = [schema.outputs[0].name] if schema.takes_memory else []
+                for option in [*(spec.name for spec in schema.attributes), *choice, *memory]:
+                    among = [case for case in found if case.startswith(f"{name}: {option} ")]
+                    assert len(among) > 80, (name, option)
+
+
+@pytest.mark.parametrize(
+    "name", ["aten-batch_norm_backward_reduce", "aten-batch_norm_backward_elemt"]
+)
+def test_the_phases_are_among_the_cases(cases, name):
+    assert sum(case.startswith(f"{name}: ") for case in cases.found) > 1500
 
 
 def test_each_gives_the_error_or_the_result_of_a_first_call(cases):

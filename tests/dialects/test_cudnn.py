@@ -283,3 +283,15 @@ def test_no_elements(shape, shares):
     assert out[0].shape == shape
     for actual, held in zip(out[1:], (3, 5), strict=True):
         np.testing.assert_array_equal(actual, np.full(kept, shares[3] * held, "f"))
+
+
+@pytest.mark.parametrize("name", ["dx", "dBnScale", "dBnBias"])
+@pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
+def test_memory_whose_elements_share_memory_is_refused(name, mode, batch):
+    given = inputs_of(batch(SHAPE, "NCX"), mode)
+    like = given["x"] if name == "dx" else given["bnScale"]
+    for strides in ([0] * like.ndim, [like.itemsize] * like.ndim):
+        memory = np.lib.stride_tricks.as_strided(np.ones_like(like), like.shape, strides)
+        # Along a single axis elements are beside each other.
+        if not memory.flags.c_contiguous:
+            rejects(ValueError, f"^{name}: has elements that share memory", given, **{name: memory})

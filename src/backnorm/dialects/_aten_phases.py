@@ -34,6 +34,7 @@ __all__ = [
     "FORMATS",
     "GRAD_OUT",
     "INPUT",
+    "INPUTS",
     "PHRASES",
     "SOURCE",
     "TYPE_RULES",
@@ -58,7 +59,7 @@ _STATISTICS = (
     channel("mean", "mean", "V", "mean of the whole batch"),
     channel("invstd", "inverse_deviation", "V", "1 / sqrt(variance + epsilon)"),
 )
-_INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
+INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
 
 
 def _schema(op: str, summary: str, outputs: tuple[TensorSpec, ...]) -> OperatorSchema:
@@ -68,7 +69,7 @@ def _schema(op: str, summary: str, outputs: tuple[TensorSpec, ...]) -> OperatorS
         operation="reduce" if op.endswith("reduce") else "apply",
         summary=summary,
         source=SOURCE,
-        inputs=_INPUTS,
+        inputs=INPUTS,
         outputs=outputs,
         attributes=(),
         type_rules=TYPE_RULES,

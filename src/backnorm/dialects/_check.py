@@ -217,7 +217,7 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
         raise ArgumentValueError(
             words["channel_axis"],
             f"must be an axis of {name}",
-            came=f"{axis} with {name} of rank {x.ndim}",
+            came=f"{shown(axis)} with {name} of rank {x.ndim}",
             accepted=f"0 to {x.ndim - 1}",
         )
     data_format = format_of(schema, attributes)
