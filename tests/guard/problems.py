@@ -78,10 +78,15 @@ class Maker:
     rnd : random.Random
     values : str
         What values of arrays are like: see `operands.data_values`.
+    layout : str
+        How arrays of x's shape lie: see `operands.LAYOUTS`.
+    operands, tags
+        See `Problem`.
     """
 
     rnd: random.Random
     values: str = "usual"
+    layout: str = "rows"
     operands: dict[str, Operand] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
 
@@ -256,7 +261,6 @@ def _running(
 
     def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
         inputs = given["x"], given.get("gamma"), given.get("beta")
-        # Without gamma and beta the statistics are of the running statistics' type: as judged.
         if relu:
             return judge.check_relu_forward(
                 *inputs, results[:4], residual=given.get("residual"), **options
