@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import numpy as np
-from operands import Operand, channel_values, data_values, laid_out, some_shape
+from operands import MOST, Operand, channel_values, data_values, laid_out, some_shape
 from problems import Maker, Problem
 
 from backnorm.dialects.registry import DIALECTS, operators
@@ -75,7 +75,8 @@ def _shape(
     while len(lengths) > rank:
         lengths[-2:] = [lengths[-2] * lengths[-1]]
     while len(lengths) < rank:
-        lengths.insert(rnd.randint(0, len(lengths)), 1 if rnd.random() < 0.7 else 2)
+        at, more = rnd.randint(0, len(lengths)), 1 if rnd.random() < 0.7 else 2
+        lengths.insert(at, more if math.prod(lengths) < MOST else 1)
     axis = 1 if form.layout == "NCX" else rank - 1
     if form.is_any:
         axis = rnd.randrange(rank)

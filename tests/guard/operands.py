@@ -12,7 +12,7 @@ from memory import Arena
 
 from backnorm.dtypes import FLOAT16, FLOAT64, is_16_bit
 
-__all__ = ["LAYOUTS", "Operand", "channel_values", "data_values", "laid_out", "some_shape"]
+__all__ = ["LAYOUTS", "MOST", "Operand", "channel_values", "data_values", "laid_out", "some_shape"]
 
 #: How an array lies in memory, and how often.
 LAYOUTS = {"rows": 50, "Fortran": 8, "permuted": 16, "strided": 10, "reversed": 8, "mixed": 8}
