@@ -30,10 +30,17 @@ class Code(NamedTuple):
         Whose arrays: it tells keys of the same facts apart.
     facts : str
         A tuple of everything that validation reads: the array's part of a cache key.
+    channel_facts : str
+        The same of a per-channel array, where fewer do.
     address : str
         Where the elements begin, as the kernels take it.
     absent : str
         The address of an array that is absent.
+    lost : str
+        Whether the memory of an operand is not what its facts promise, where memory can be taken
+        away from an array; ``{0}`` is its name, ``{1}`` its kind.
+    held : str
+        The address of an operand, where `lost` has looked it up.
     constants : tuple of str
         Names of the values that an executable provides for `new`.
     new : mapping of str to str
@@ -47,11 +54,15 @@ class Code(NamedTuple):
     constants: tuple[str, ...]
     new: Mapping[str, str]
     absent: str = "0"
+    channel_facts: str = ""
+    lost: str = ""
+    held: str = ""
 
 
-def facts(code: Code, name: str) -> str:
+def facts(code: Code, name: str, kind: str = "data") -> str:
     """Return the expression for the facts of an operand that may be absent."""
-    return f"None if {name} is None else {code.facts.format(*[name] * code.facts.count('{}'))}"
+    of_kind = code.channel_facts if kind == "channel" and code.channel_facts else code.facts
+    return f"None if {name} is None else {of_kind.format(*[name] * of_kind.count('{}'))}"
 
 
 def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[..., Any]:
@@ -65,7 +76,7 @@ def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[
     # True == 1 == 1.0: a key cannot tell them apart without their classes.
     key = [
         repr((signature.operation, code.arrays)),
-        *(facts(code, operand) for operand in signature.names),
+        *(facts(code, operand.name, operand.kind) for operand in signature.operands),
         *(part for option in signature.options for part in (f"type({option})", option)),
         "get_num_threads()",
     ]
@@ -76,7 +87,8 @@ def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[
         "        try:",
         f"            key = ({', '.join(key)})",
         "            found = calls.get(key)",
-        "        except (AttributeError, TypeError, RuntimeError):",
+        # An option can be any object, whose methods can raise anything.
+        "        except Exception:",
         "            key = found = None",
         "        if found is None:",
         f"            return first(key, ({operands}), ({options},), out{passed})",
@@ -98,10 +110,11 @@ def runner(
     options: Iterable[str],
     large: bool,
 ) -> Callable[..., Any]:
-    """Return ``make(stage, refuse, *constants)``, which returns the function that runs a kernel.
+    """Return ``make(stage, refuse, *constants, again)``, which returns what runs a kernel.
 
     That function takes the operands and, if the first result is not to be allocated, the array to
-    write it to. It returns all results, None for those that were not asked for.
+    write it to. It returns all results, None for those that were not asked for. Where an operand is
+    `lost`, it calls ``again`` with its own arguments instead.
 
     Parameters
     ----------
@@ -144,8 +157,22 @@ def _runner(
     large: bool,
 ) -> Callable[..., Any]:
     code, names = hashed
-    places = {o.field: o.name for o in signature.operands if o.name in present and o.field}
-    body = []
+    taken = [o for o in signature.operands if o.name in present and o.field]
+    given = {o.field: (code.held or code.address).format(o.name) for o in taken}
+    numbers = [n for n in signature.numbers if n.operand is None or n.operand in present]
+    body, places = [], {}
+    if code.lost:
+        lost = " or ".join(code.lost.format(o.name, o.kind) for o in taken)
+        every = f"{', '.join(signature.names)}, out=out{_passed(signature.numbers)}"
+        body += [
+            "try:",
+            f"    lost = {lost}",
+            "except Exception:",
+            # It has the facts of an array, and is something else.
+            "    lost = True",
+            "if lost:",
+            f"    return again({every})",
+        ]
     for number, result in enumerate(signature.results):
         if result.option is not None and result.option not in options:
             body.append(f"{result.name} = None")
@@ -157,9 +184,9 @@ def _runner(
         to_out = " if out is None else out" if number == 0 and result.field else ""
         if result.name != new:
             body.append(f"{result.name} = {new}{to_out}")
-        places[result.field] = result.name
-    found = [code.address.format(places[f]) if f in places else code.absent for f in ADDRESSES]
-    numbers = [n for n in signature.numbers if n.operand is None or n.operand in present]
+        places[result.field] = code.address.format(result.name)
+    places = given | places
+    found = [places.get(field, code.absent) for field in ADDRESSES]
     sums = ", ".join(result.name for result in signature.results if result.kind == "sums")
     passed = _passed(numbers) + (f", summed=({sums})" if sums else "")
     body.append(f"refused = stage(({', '.join(found)}){passed})")
@@ -168,7 +195,7 @@ def _runner(
         body += ["if refused >= 0:", "    refuse(variance, refused)"]
     body.append(f"return {', '.join(results)},")
     lines = [
-        f"def make(stage, refuse, {', '.join(code.constants)}):",
+        f"def make(stage, refuse, {', '.join(code.constants)}, again=None):",
         f"    def run({', '.join(signature.names)}, out=None{_given(signature)}):",
         *(f"        {line}" for line in body),
         "    return run",

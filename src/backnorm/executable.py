@@ -126,8 +126,14 @@ class Executable:
             large=problem.size * problem.dtype.itemsize >= LARGE,
         )
         constants = arrays.values(problem, self.order)
-        bound: Callable[..., tuple[Any, ...]] = make(self.stage, self._refuse, *constants)
+        bound: Callable[..., tuple[Any, ...]]
+        bound = make(self.stage, self._refuse, *constants, again=self._again)
         return bound
+
+    def _again(self, *operands: Any, out: Any = None, **numbers: Any) -> tuple[Any, ...]:
+        """Return what `run` does for arrays some of which have no memory: raise, or copy them."""
+        read = self._arrays.read(operands, self._signature)
+        return self.run(*read, out=out, **numbers)
 
     def _refuse(self, variance: Any, channel: int) -> None:
         # The variance of no elements is 0, and nothing is divided by it.

@@ -24,6 +24,7 @@ from torch import Tensor
 from backnorm.dialects.aten import native_batch_norm_backward
 from backnorm.dialects.operator import function
 from backnorm.errors import BacknormError
+from backnorm.torch.classes import in_memory
 from backnorm.torch.memory import array_of, check_memory, dense, tensor_of
 from backnorm.torch.reuse import empty_like
 
@@ -133,6 +134,7 @@ def _kernel(
     rest = weight, running_mean, running_var, save_mean, save_invstd
     if not _switch.on:
         return _switch.original(keys, grad_out, input, *rest, train, eps, output_mask)
+    input = in_memory(input, "input")
     check_memory(input, "input")
     input = dense(input)
     dx = empty_like(input) if output_mask[0] else None

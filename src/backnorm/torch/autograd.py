@@ -12,10 +12,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from backnorm.errors import ArgumentError
 from backnorm.torch import kernels, operations, state
+from backnorm.torch.classes import OpaqueTensorError, asked
+from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.statistics import Running
 
-__all__ = ["freeze", "train"]
+__all__ = ["freeze", "rectify", "train"]
+
+# The names of the forward pass for what it saved.
+_WORDS = {"x": "input", "gamma": "weight"}
 
 
 class _Normalised(Function):
@@ -27,15 +33,17 @@ class _Normalised(Function):
         x, mask, weight = ctx.saved_tensors
         mean, variance, eps, training = ctx.known
         needed = ctx.needs_input_grad
-        if torch.is_grad_enabled() or state.watched(dy):
-            gradients = operations.backward(
-                x, dy, mask, mean, variance, weight, eps, training, needed[1]
-            )
-        else:
-            gradients = kernels.backward(
-                x, dy, mask, mean, variance, weight, eps, training,
-                has_residual=needed[1],
-            )  # fmt: skip
+        given = x, dy, mask, mean, variance, weight, eps, training, needed[1]
+        try:
+            if torch.is_grad_enabled() or state.watched(dy):
+                gradients = asked(operations.backward, *given, dy=dy)
+            else:
+                gradients = kernels.backward(*given)
+        except OpaqueTensorError:
+            # Who packs what is saved may unpack it as something else.
+            gradients = asked(operations.backward, *given, dy=dy, input=x, weight=weight)
+        except ArgumentError as error:
+            raise error.in_words(_WORDS) from None
         return *operations.in_order_of_inputs(needed, *gradients), None, None, None
 
 
@@ -84,6 +92,26 @@ class _Frozen(_Normalised):
         return y
 
 
+class _Rectified(Function):
+    """PyTorch's ReLU, which looks whether what it reads in the backward pass is in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return relu(x)."""
+        y = torch.relu(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        """Return the gradient of x."""
+        (y,) = ctx.saved_tensors
+        check_before_pytorch(dy=dy, y=y)
+        dx: Tensor = asked(torch.ops.aten.threshold_backward, dy, y, 0, dy=dy, y=y)
+        return dx
+
+
 # Without what `Function.apply` does for transforms before: there are none where these are called.
 train = super(Function, _Trained).apply
 freeze = super(Function, _Frozen).apply
+rectify = super(Function, _Rectified).apply

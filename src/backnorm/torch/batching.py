@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backnorm.torch.memory import check_before_pytorch
+
 __all__ = ["rule"]
 
 Rule = Callable[..., tuple[Any, Any]]
@@ -47,11 +49,14 @@ def rule(function: Callable[..., Any], has_mask: Callable[..., bool]) -> Rule:
 
 def _select(argument: Any, axis: int | None, size: int) -> tuple[Any, ...]:
     """Return an argument of each problem."""
+    if isinstance(argument, Tensor):
+        check_before_pytorch(argument=argument)
     return (argument,) * size if axis is None else argument.unbind(axis)
 
 
 def _merge(tensor: Tensor, axis: int | None, size: int) -> Tensor:
     """Return a tensor whose channels are those of all problems, problem by problem."""
+    check_before_pytorch(argument=tensor)
     rank = tensor.dim() - (axis is not None)
     channels = 0 if rank == 1 else 1
     if axis is not None:

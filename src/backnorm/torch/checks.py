@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 
@@ -130,7 +131,12 @@ def check_settings(input: Tensor, training: bool, momentum: float, eps: float) -
         if not eps >= 0.0:
             raise ArgumentValueError("eps", f"batch_norm eps must be non-negative, but got {eps}")
     if training:
-        shape = input.shape
+        try:
+            shape = input.shape
+        except RuntimeError:
+            # That of a nested tensor.
+            _check_tensor("input", input)
+            raise
         if len(shape) > 1 and input.numel() == shape[1] != 0:
             raise ArgumentValueError(
                 "input",
@@ -181,6 +187,17 @@ def not_a_tensor(name: str, value: object) -> TensorTypeError:
 def _check_tensor(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise not_a_tensor(name, tensor)
+    if tensor.is_nested:
+        raise TensorTypeError(
+            name, "unsupported layout", came="a nested tensor", accepted="torch.strided"
+        )
+    if isinstance(tensor, MaskedTensor):
+        raise TensorTypeError(
+            name,
+            "masked tensors are not supported: the mask would be lost",
+            accepted="torch.Tensor",
+            hint=f"pass {name}.to_tensor(value)",
+        )
     if tensor.dtype not in _TYPES:
         raise TensorTypeError(
             name,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from backnorm.torch import autograd, checks, kernels, moving, operations, state, transforms
-from backnorm.torch.memory import check_memory
+from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
+from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.statistics import Running
 
 __all__ = ["batch_norm", "batch_norm_add_relu", "batch_norm_relu"]
@@ -18,7 +19,8 @@ __all__ = ["batch_norm", "batch_norm_add_relu", "batch_norm_relu"]
 _Optional: TypeAlias = Tensor | None
 
 # input, running_mean, running_var, weight, bias, training and residual, as `checks.check` has them.
-_Arguments = tuple[Tensor, _Optional, _Optional, _Optional, _Optional, bool, _Optional]
+_NAMES = "input", "running_mean", "running_var", "weight", "bias", "training", "residual"
+_Arguments: TypeAlias = tuple[Tensor, _Optional, _Optional, _Optional, _Optional, bool, _Optional]
 
 
 def batch_norm(
@@ -175,11 +177,7 @@ def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -
     """
     input, running_mean, running_var, weight, bias, training, residual = arguments
     if state.watched(input):
-        if _is_nothing(input, residual):
-            return input.clone()
-        checks.check(*arguments)
-        checks.check_settings(input, training, momentum, eps)
-        return _watched(arguments, momentum, eps, relu)
+        return _by_operators(arguments, momentum, eps, relu)
     checks.check_settings(input, training, momentum, eps)
     try:
         wanted = _wants_gradient(input, weight, bias, residual)
@@ -193,16 +191,42 @@ def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -
         if not wanted:
             return kernels.inference(input, residual, weight, bias, *statistics, eps, relu)
         if residual is not None:
-            # The addition would take others, and read memory that is not there.
+            if not _are_memory(arguments):
+                return _by_operators(arguments, momentum, eps, relu)
+            # The addition would take others.
             checks.check(*arguments)
-            if residual.is_cpu:
-                check_memory(residual, "residual")
         y = autograd.freeze(input, None, weight, bias, eps, *statistics)
-        return _add_and_relu(y, residual) if relu else y
+        return _add_and_relu(y, residual, autograd.rectify) if relu else y
     except checks.REFUSALS as error:
         if _is_nothing(input, residual):
             return input.clone()
+        if any(isinstance(each, Tensor) and is_opaque(each) for each in arguments):
+            return _by_operators(arguments, momentum, eps, relu)
         checks.refuse(error, arguments)
+
+
+def _by_operators(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> Tensor:
+    """Compute where something watches the operators, or tensors are no memory."""
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling:
+        plain: Any = tuple(as_plain(each) for each in arguments)
+        if any(one is not other for one, other in zip(plain, arguments, strict=True)):
+            # What a class that is memory says of itself is not asked.
+            return _normalise(plain, momentum, eps, relu)
+    input, *_, training, residual = arguments
+    if _is_nothing(input, residual):
+        return input.clone()
+    checks.check(*arguments)
+    checks.check_settings(input, training, momentum, eps)
+    named = {} if is_compiling else dict(zip(_NAMES, arguments, strict=True))
+    y: Tensor = asked(_watched, arguments, momentum, eps, relu, **named)
+    return y
+
+
+def _are_memory(arguments: _Arguments) -> bool:
+    """Whether what is a tensor is PyTorch's own, in memory."""
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    return all(type(each) in PLAIN and not is_opaque(each) for each in tensors)
 
 
 def _watched(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> Tensor:
@@ -232,9 +256,12 @@ def _watched(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> 
     return y
 
 
-def _add_and_relu(y: Tensor, residual: Tensor | None) -> Tensor:
+def _add_and_relu(
+    y: Tensor, residual: Tensor | None, relu: Callable[[Tensor], Tensor] = torch.relu
+) -> Tensor:
     """Add and apply the ReLU by PyTorch's operators, which have derivatives of every kind."""
-    return torch.relu(y if residual is None else y + residual)
+    check_before_pytorch(residual=residual)
+    return relu(y if residual is None else y + residual)
 
 
 def _is_nothing(input: Tensor, residual: Tensor | None) -> bool:

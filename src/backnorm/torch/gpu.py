@@ -23,7 +23,7 @@ from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
 from backnorm.layout import Extents, extents_of
 from backnorm.problem import Problem
 from backnorm.signature import Operation
-from backnorm.torch.memory import contiguous, dense, order_of
+from backnorm.torch.memory import contiguous, dense, is_beyond, order_of
 from backnorm.torch.second_order import double_backward
 from backnorm.torch.tensors import Tensors
 
@@ -98,11 +98,14 @@ class _Tensors(Tensors):
 
     code = Code(
         arrays="torch, cuda",
-        facts="({}.__class__, {}.dtype, {}.shape, {}.stride(), {}.device, {}.is_neg(), "
-        f"{{}}.data_ptr() == 0, {{}}.data_ptr() % {_ALIGNMENT} == 0)",
+        facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.device, {}.is_neg(), "
+        f"{{}}.data_ptr() % {_ALIGNMENT} == 0)",
+        lost="(not {0}.data_ptr() and {0}.numel()) "
+        "or {0}.untyped_storage().nbytes() < {0}.nbytes "
+        "or ({0}.storage_offset() and is_beyond({0}))",
         address="{}",
         absent="None",
-        constants=("channels", "statistics", "mask_bytes"),
+        constants=("channels", "statistics", "data_bytes", "channel_bytes", "mask_bytes"),
         new={
             "data": "empty_like(x)",
             "channel": "x.new_empty(channels, dtype=statistics)",
@@ -112,7 +115,11 @@ class _Tensors(Tensors):
             "dbeta": "empty_like(mean if gamma is None else gamma)",
         },
     )
-    names: ClassVar[dict[str, Any]] = {"bits": torch.uint8, "empty_like": torch.empty_like}
+    names: ClassVar[dict[str, Any]] = {
+        "bits": torch.uint8,
+        "empty_like": torch.empty_like,
+        "is_beyond": is_beyond,
+    }
 
     def place(self, x: Tensor) -> _Where:
         """Return the device of x."""
@@ -166,9 +173,7 @@ def gpu_of(device: torch.device) -> Gpu:
 
 def place_of(name: Operation, *operands: Tensor | None, **options: Any) -> Place:
     """Check the tensors of a call, and return what is planned."""
-    problem = TENSORS.checked(name, operands, **options)
-    x = operands[0]
-    assert x is not None
+    problem, (x, *_) = TENSORS.checked(name, operands, **options)
     extents = extents_of(problem.shape, problem.channel_axes, order_of(x))
     return problem, extents, gpu_of(x.device)
 

@@ -119,9 +119,9 @@ def double_backward(
     """Return the gradients of x, dy and weight, given those of what `backward` returns."""
     operands = x, dy, ddx, mean, variance, weight, ddweight, ddbias
     tensors = engine_of(x).TENSORS
-    tensors.checked("double_backward", operands, epsilon=eps, training=training)
+    _, read = tensors.checked("double_backward", operands, epsilon=eps, training=training)
     gradients: tuple[Tensor, Tensor, Tensor] = engine_of(x).double_backward(
-        (x, dy, ddx), (mean, variance, weight, ddweight, ddbias), eps, training
+        read[:3], read[3:], eps, training
     )
     return gradients
 

@@ -16,14 +16,18 @@ from torch import Tensor
 
 from backnorm.layout import Order, by_strides
 from backnorm.torch.checks import TensorTypeError, TensorValueError
+from backnorm.torch.classes import OpaqueTensorError, dispatch_keys, in_memory, is_opaque
 
 __all__ = [
     "array_of",
     "as_type",
+    "check_before_pytorch",
     "check_memory",
+    "check_moved",
     "check_own_memory",
     "contiguous",
     "dense",
+    "is_beyond",
     "order_of",
     "plain",
     "tensor_of",
@@ -31,6 +35,9 @@ __all__ = [
 ]
 
 Kind = TypeVar("Kind", Tensor, None, Tensor | None)
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_unwrapped = torch._C._functorch.get_unwrapped
 
 
 def plain(tensor: Tensor) -> bool:
@@ -75,17 +82,68 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def check_memory(tensor: Tensor, name: str) -> int:
-    """Return where the elements of a tensor are, or raise if they are nowhere."""
-    strided = tensor.layout is torch.strided
-    address = tensor.data_ptr() if strided else 0
-    if not address and tensor.numel() and not tensor._is_zerotensor():
-        raise TensorValueError(
+    """Return where the elements of a tensor are, or raise if they are not all in memory."""
+    if is_opaque(tensor):
+        raise OpaqueTensorError(
             name,
-            "has no elements in memory",
-            came="a storage of 0 bytes" if strided else tensor.layout,
-            accepted="a strided tensor with its storage",
+            "has no elements in memory of its own",
+            came=f"{tensor.layout}, keys {dispatch_keys(tensor)}",
+            accepted="a strided tensor",
         )
-    return address
+    if tensor._is_zerotensor():
+        return 0
+    # What takes elements away resizes the storage, and leaves the tensor as it is.
+    has, needs = tensor.untyped_storage().nbytes(), _bytes_to_the_end(tensor)
+    if has < needs:
+        problem = "has a non-zero number of elements, but its data is not allocated yet"
+        if has:
+            problem = (
+                f"sizes {list(tensor.shape)}, strides {list(tensor.stride())}, storage offset "
+                f"{tensor.storage_offset()}, and itemsize {tensor.itemsize} are out of bounds"
+            )
+        raise TensorValueError(
+            name, problem, came=f"a storage of {has} bytes", accepted=f"{needs} bytes or more"
+        )
+    return tensor.data_ptr()
+
+
+def check_before_pytorch(**tensors: Tensor | None) -> None:
+    """Raise for the first tensor whose storage is too small: PyTorch's operators do not look.
+
+    For tensors that those read on our behalf, also within transforms. Other opaque ones are left to
+    their classes.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for name, tensor in tensors.items():
+        found = tensor
+        while found is not None and _is_wrapped(found):
+            found = _unwrapped(found)
+        if found is not None and not is_opaque(found):
+            check_memory(found, name)
+
+
+def check_moved(**tensors: Tensor) -> None:
+    """Raise for the first running statistics that PyTorch's operators could not write to."""
+    check_before_pytorch(**tensors)
+    if not torch.compiler.is_compiling():
+        for name, tensor in tensors.items():
+            if not is_opaque(tensor):
+                check_own_memory(tensor, name)
+
+
+def is_beyond(tensor: Tensor) -> bool:
+    """Whether a tensor ends behind its storage."""
+    return tensor.untyped_storage().nbytes() < _bytes_to_the_end(tensor)
+
+
+def _bytes_to_the_end(tensor: Tensor) -> int:
+    """Return how long a tensor's storage must be."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * step for size, step in steps)
+    return (last + 1) * tensor.itemsize
 
 
 def check_own_memory(tensor: Tensor, name: str) -> None:
@@ -134,7 +192,11 @@ def _typestr(dtype: torch.dtype, name: str) -> str:
 
 def array_of(tensor: Tensor, name: str = "tensor") -> np.ndarray:
     """Return the tensor's memory as an array; errors call it `name`."""
-    array = np.asarray(_Memory(tensor if plain(tensor) else tensor.detach().clone(), name))
+    tensor = in_memory(tensor, name)
+    if not plain(tensor):
+        check_memory(tensor, name)
+        tensor = tensor.detach().clone()
+    array = np.asarray(_Memory(tensor, name))
     return array.view(ml_dtypes.bfloat16) if tensor.dtype is torch.bfloat16 else array
 
 

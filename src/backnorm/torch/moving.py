@@ -10,6 +10,7 @@ from torch.autograd import Function
 
 from backnorm.torch import state
 from backnorm.torch.checks import TensorValueError
+from backnorm.torch.memory import check_moved
 from backnorm.torch.statistics import update_running
 
 __all__ = ["move"]
@@ -26,6 +27,7 @@ def move(
     """Update running statistics by operators that the dispatcher or transforms know."""
     if running_mean is None or running_var is None or not input.numel():
         return
+    check_moved(running_mean=running_mean, running_var=running_var)
     mean, variance = mean.detach(), variance.detach()
     count = input.numel() // input.shape[1]
     if state.transformed() and not torch.compiler.is_compiling():
@@ -50,6 +52,7 @@ class _Move(Function):
         momentum: float,
         count: int,
     ) -> Tensor:
+        check_moved(running_mean=running_mean, running_var=running_var)
         update_running(running_mean, running_var, mean, variance, momentum, count)
         return mean.new_empty(0)
 

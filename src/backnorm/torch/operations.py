@@ -29,6 +29,8 @@ from backnorm.errors import ArgumentError, BacknormError
 from backnorm.layout import mask_size
 from backnorm.torch import batching, kernels
 from backnorm.torch.checks import check_device, not_a_tensor
+from backnorm.torch.classes import in_memory
+from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.statistics import statistics_type
 
 __all__ = [
@@ -84,9 +86,12 @@ def _operation(
 
 
 def _in_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel whose errors have its own names for tensors, and name one that is missing."""
-    parameters = enumerate(inspect.signature(kernel).parameters.values())
-    required = [(k, each.name) for k, each in parameters if each.annotation == "Tensor"]
+    """Return a kernel whose errors have its own names for tensors, and name one that is missing.
+
+    It takes tensors of subclasses, too.
+    """
+    parameters = list(inspect.signature(kernel).parameters.values())
+    required = [(k, each.name) for k, each in enumerate(parameters) if each.annotation == "Tensor"]
 
     @functools.wraps(kernel)
     def call(*arguments: Any) -> Any:
@@ -95,7 +100,11 @@ def _in_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
             if arguments[k] is None:
                 raise not_a_tensor(name, None)
         try:
-            return kernel(*arguments)
+            plain = [
+                in_memory(each, parameter.name) if isinstance(each, Tensor) else each
+                for each, parameter in zip(arguments, parameters, strict=True)
+            ]
+            return kernel(*plain)
         except ArgumentError as error:
             raise error.in_words(_WORDS) from None
 
@@ -194,6 +203,7 @@ class _Backward(_Operation):
     ) -> Gradients:
         x, dy, mask, mean, variance, weight = ctx.saved_tensors
         through_relu = _through_relu(mask, x)
+        check_before_pytorch(ddresidual=ddresidual)
         gx, gdy, gweight = _DoubleBackward.apply(
             x, through_relu(dy), mean, variance, weight,
             ddx, ddweight, ddbias, ctx.eps, ctx.training,
@@ -383,7 +393,12 @@ def _through_relu(mask: Tensor | None, x: Tensor) -> Callable[[Tensor], Tensor]:
     if mask is None:
         return lambda gradient: gradient
     positive = unpack_mask(mask, x)
-    return lambda gradient: torch.where(positive, gradient, 0.0)
+
+    def through(gradient: Tensor) -> Tensor:
+        check_before_pytorch(dy=gradient)
+        return torch.where(positive, gradient, 0.0)
+
+    return through
 
 
 def _save(ctx: Any, *tensors: Tensor | None) -> None:

@@ -19,12 +19,14 @@ from backnorm.layout import Order, mask_size
 from backnorm.problem import Problem, problem_of
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
 from backnorm.torch.checks import check_device
+from backnorm.torch.classes import PLAIN, in_memory
 from backnorm.torch.memory import (
     array_of,
     as_type,
     check_memory,
     check_own_memory,
     dense,
+    is_beyond,
     order_of,
     plain,
     wide,
@@ -42,12 +44,19 @@ class Tensors:
 
     code = Code(
         arrays="torch, cpu",
-        # A tensor may be yet to be negated, and without memory: all zero, without elements, or
-        # with its storage taken away.
-        facts="({}.__class__, {}.dtype, {}.shape, {}.stride(), {}.is_cpu, {}.is_neg(), "
-        "{}.data_ptr() == 0)",
+        # A tensor may be yet to be negated.
+        facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.is_cpu, {}.is_neg())",
+        # Kernels read those of one axis that are contiguous: their bytes tell their length.
+        channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
+        "{}.is_neg())",
+        # All zero, or with less storage than when it was made. Looked at here rather than in the
+        # facts, where what is known by then would be asked for once more: 0.1 us an operand.
+        lost="(not (at_{0} := {0}.data_ptr()) and {1}_bytes) "
+        "or {0}.untyped_storage().nbytes() < {1}_bytes "
+        "or ({0}.storage_offset() and is_beyond({0}))",
+        held="at_{}",
         address="{}.data_ptr()",
-        constants=("channels", "statistics", "mask_bytes"),
+        constants=("channels", "statistics", "data_bytes", "channel_bytes", "mask_bytes"),
         new={
             "data": "empty_like(x)",
             "channel": "empty(channels, dtype=statistics)",
@@ -58,23 +67,30 @@ class Tensors:
         "bits": torch.uint8,
         "empty": torch.empty,
         "empty_like": empty_like,
+        "is_beyond": is_beyond,
     }
 
     def read(self, operands: Sequence[Any], signature: Signature) -> Sequence[Any]:
-        """Return the operands, or raise if one is elsewhere, or has no memory."""
+        """Return the operands as plain tensors, or raise if one is elsewhere, or has no memory."""
+        read: list[Any] = []
         for tensor, operand in zip(operands, signature.operands, strict=True):
-            if tensor is not None:
-                self.check_place(tensor, operand.name, operands[0])
-                if operand.name in _RUNNING:
-                    check_own_memory(tensor, operand.name)
-        return operands
+            if tensor is None:
+                read.append(None)
+                continue
+            found = in_memory(tensor, operand.name)
+            read.append(found)
+            self.check_place(found, operand.name, read[0])
+            if operand.name in _RUNNING:
+                check_own_memory(found, operand.name)
+        return read
 
-    def checked(self, name: Operation, operands: Sequence[Any], **options: Any) -> Problem:
-        """Return the problem of tensors, or raise what `read` and `problem_of` raise."""
+    def checked(
+        self, name: Operation, operands: Sequence[Any], **options: Any
+    ) -> tuple[Problem, Sequence[Any]]:
+        """Return the problem of tensors, and what is read; raise as `read` and `problem_of` do."""
         signature = SIGNATURES[name]
-        return problem_of(
-            name, *self.described(self.read(operands, signature), signature), **options
-        )
+        read = self.read(operands, signature)
+        return problem_of(name, *self.described(read, signature), **options), read
 
     def check_place(self, tensor: Tensor, name: str, x: Tensor) -> None:
         """Raise unless a tensor has memory, where x has its own."""
@@ -112,7 +128,9 @@ class Tensors:
     def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
         """Return the values of `code.constants`."""
         statistics = getattr(torch, problem.statistics_dtype.name)
-        return problem.channels, statistics, mask_size(problem.size)
+        data_bytes = problem.size * problem.dtype.itemsize
+        channel_bytes = problem.channels * problem.statistics_dtype.itemsize
+        return problem.channels, statistics, data_bytes, channel_bytes, mask_size(problem.size)
 
     def ready(
         self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order
@@ -148,8 +166,9 @@ class Tensors:
         return all(one is other for one, other in zip(operands, ready, strict=True))
 
     def layouts(self, operands: Sequence[Any]) -> Any:
-        """Return what a key lacks of how the operands lie: nothing."""
-        return ()
+        """Return what a key lacks of how the operands lie: nothing, or None if it may be wrong."""
+        plain_classes = (*PLAIN, type(None))
+        return () if all(type(one) in plain_classes for one in operands) else None
 
     def finished(
         self,

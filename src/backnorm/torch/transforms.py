@@ -7,6 +7,7 @@ from torch import Tensor
 
 from backnorm.errors import BacknormError
 from backnorm.torch import operations
+from backnorm.torch.memory import check_before_pytorch
 
 __all__ = ["UnsupportedTransformError", "allow_in_graph", "forward", "inference"]
 
@@ -34,6 +35,7 @@ def inference(
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
     _refuse_forward_mode_twice()
+    check_before_pytorch(running_mean=mean, running_var=variance)
     # A later batch in training moves the running statistics without telling autograd.
     mean, variance = mean.detach().clone(), variance.detach().clone()
     y: Tensor = operations.inference(x, None, weight, bias, mean, variance, eps, False)

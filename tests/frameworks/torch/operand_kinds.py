@@ -2,13 +2,63 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nested
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.masked import masked_tensor
+from torch.nn import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
+from torch.testing._internal.two_tensor import TwoTensor
+
+#: Of kinds that PyTorch warns of.
+quietly = pytest.mark.filterwarnings(
+    "ignore:Sparse CSR tensor support is in beta",
+    "ignore:The PyTorch API of MaskedTensors is in prototype stage",
+    "ignore:The PyTorch API of nested tensors is in prototype stage",
+    "ignore:torch.quantize_per_tensor",
+)
 
 
 class Mine(Tensor):
     """A subclass of tensors."""
+
+
+class Liar(Tensor):
+    """A subclass that tells of other memory than there is."""
+
+    shape = property(lambda self: torch.Size([1000]))
+    dtype = property(lambda self: torch.float64)
+    nbytes = property(lambda self: 8000)
+    ndim = property(lambda self: 1)
+    is_cpu = property(lambda self: True)
+
+    def stride(self):
+        return (1,)
+
+    def data_ptr(self):
+        return 64
+
+    def is_contiguous(self):
+        return True
+
+    def is_neg(self):
+        return False
+
+    def untyped_storage(self):
+        return torch.empty(1000).untyped_storage()
+
+
+class OfParameter(Parameter):
+    """A subclass of parameters."""
+
+
+class Unwatched(Tensor):
+    """A subclass whose operators give plain tensors."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 def _negative(tensor):
@@ -40,10 +90,59 @@ def _made_in_inference_mode(tensor):
         return tensor.clone()
 
 
-def _without_memory(tensor):
+def without_memory(tensor):
+    """Return a tensor whose storage was taken away."""
     tensor = tensor.clone()
     tensor.untyped_storage().resize_(0)
     return tensor
+
+
+def with_less_memory(tensor):
+    """Return a tensor that its storage is one element too short for."""
+    tensor = tensor.clone()
+    storage = tensor.untyped_storage()
+    storage.resize_(storage.nbytes() - tensor.itemsize)
+    return tensor
+
+
+def _behind_with_less_memory(tensor):
+    """Return a tensor whose storage would be long enough if it began there."""
+    strides, size = tensor.stride(), tensor.numel()
+    tensor = torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].as_strided(
+        tensor.shape, strides
+    )
+    tensor.untyped_storage().resize_(size * tensor.itemsize)
+    return tensor
+
+
+def _spread_with_less_memory(tensor):
+    """Return a tensor with gaps whose storage would be long enough without them."""
+    tensor = _spread(tensor)
+    tensor.untyped_storage().resize_(tensor.nbytes)
+    return tensor
+
+
+@functools.cache
+def _mesh():
+    torch.distributed.init_process_group(
+        "gloo", rank=0, world_size=1, store=torch.distributed.HashStore()
+    )
+    return torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+
+
+def _distributed(tensor):
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(tensor, _mesh())
+
+
+def _of_numbers(make, tensor):
+    """Return what is made of a tensor, which is itself if it is a mask."""
+    return make(tensor) if tensor.is_floating_point() else tensor
+
+
+def _quantised(tensor):
+    return torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.quint8)
 
 
 #: With the elements of the tensor, all of which are accepted.
@@ -55,6 +154,13 @@ SAME = {
     "permuted": _permuted,
     "behind others": _behind,
     "to be negated": _negative,
+    "a view to be negated": lambda tensor: _of_numbers(lambda t: torch._neg_view(-t), tensor),
+    "a buffer": Buffer,
+    "of a subclass of parameters": lambda tensor: OfParameter(tensor, requires_grad=False),
+    "of a subclass that lies": lambda tensor: tensor.as_subclass(Liar),
+    "of a subclass with plain results": lambda tensor: tensor.as_subclass(Unwatched),
+    "wrapped": lambda tensor: TwoTensor(tensor, tensor.clone()),
+    "traced": torch._to_functional_tensor,
     "made in inference mode": _made_in_inference_mode,
 }
 
@@ -90,8 +196,33 @@ OTHER = {
     "sparse": lambda tensor: tensor.to_sparse(),
     "compressed": lambda tensor: tensor.float().reshape(-1, 1).to_sparse_csr(),
     "of MKL-DNN": lambda tensor: tensor.float().to_mkldnn(),
-    "without memory": _without_memory,
+    "without memory": without_memory,
+    "with less memory": with_less_memory,
+    "behind others with less memory": _behind_with_less_memory,
+    "not contiguous with less memory": _spread_with_less_memory,
+    "to be negated, with less memory": lambda tensor: with_less_memory(
+        _of_numbers(torch._neg_view, tensor)),
+    "fake": lambda tensor: FakeTensorMode().from_tensor(tensor),
+    "distributed": _distributed,
+    "masked": lambda tensor: masked_tensor(
+        tensor.float(), torch.ones_like(tensor, dtype=torch.bool)),
+    "nested": lambda tensor: nested.nested_tensor([tensor, tensor]),
+    "jagged": lambda tensor: nested.nested_tensor([tensor, tensor], layout=torch.jagged),
+    "quantised": _quantised,
+    "conjugate": lambda tensor: torch.complex(tensor.float(), tensor.float()).conj(),
+    "an uninitialised parameter": lambda tensor: UninitializedParameter(),
+    "an uninitialised buffer": lambda tensor: UninitializedBuffer(),
+    "of a vmap that is over": lambda tensor: torch._C._functorch._add_batch_dim(
+        tensor[None], 0, 1),
 }  # fmt: skip
+
+
+def plain(tensor):
+    """Return a tensor of a subclass that is memory as one of PyTorch's own."""
+    if isinstance(tensor, (Mine, Liar, Unwatched)):
+        with torch._C.DisableTorchFunctionSubclass():
+            return Tensor.as_subclass(tensor, Tensor)
+    return tensor
 
 
 def elements_of(value):
@@ -104,13 +235,26 @@ def elements_of(value):
     """
     if value is None:
         return None
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or not value.is_cpu:
+    if type(value) is TwoTensor:
+        return elements_of(value.a)
+    if not isinstance(value, Tensor) or value.is_nested or value.is_quantized:
         raise ValueError
-    value = value.detach().as_subclass(Tensor)
+    keys = torch._C._dispatch_keys(value)
+    if any(map(keys.has, (torch._C.DispatchKey.Python, torch._C.DispatchKey.FuncTorchBatched))):
+        raise ValueError
+    if torch._is_functional_tensor(value):
+        torch._sync(value)
+        value = torch._from_functional_tensor(value)
+    value = plain(value).detach()
+    if value.layout is not torch.strided or not value.is_cpu:
+        raise ValueError
     if value._is_zerotensor():
         return torch.zeros(value.shape, dtype=torch.float64)
-    if value.numel() and not value.data_ptr():
-        raise ValueError
+    try:
+        # It looks at the storage.
+        value.as_strided(value.shape, value.stride())
+    except RuntimeError as error:
+        raise ValueError from error
     # By way of NumPy: what is to be negated is.
     if value.is_complex():
         raise ValueError
