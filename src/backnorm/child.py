@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["Child", "ChildEndedError"]
+__all__ = ["Child", "ChildEndedError", "serve_parent"]
 
 
 class ChildEndedError(Exception):
@@ -19,8 +23,8 @@ class ChildEndedError(Exception):
 class Child:
     """A process that runs ``python -m MODULE DESCRIPTOR``, and this end of the pipe to it.
 
-    The other end is ``multiprocessing.connection.Connection(int(DESCRIPTOR))``; what goes over it
-    is pickled, so `module` must be our own.
+    `module` hands what it does to `serve_parent`. What goes over the pipe is pickled, so `module`
+    must be our own.
 
     Parameters
     ----------
@@ -34,7 +38,8 @@ class Child:
         self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
             [sys.executable, "-m", module, str(other.fileno())],
             pass_fds=[other.fileno()],
-            stdin=subprocess.DEVNULL,
+            # Its end says that this process has ended, however it did.
+            stdin=subprocess.PIPE,
             stdout=self._said,
             stderr=self._said,
             # Ctrl-C is for this process, which then ends the other.
@@ -73,6 +78,8 @@ class Child:
         """End the process, in the middle of something if need be."""
         self._pipe.close()
         self._process.kill()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._process.wait()
         self._said.close()
 
@@ -83,3 +90,19 @@ class Child:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return f"{how}: {lines[-1][:200]}" if lines else how
+
+
+def serve_parent(serve: Callable[[Connection], None]) -> None:
+    """Call `serve` with the pipe to the process that started this one, which must not outlive it.
+
+    A process that was killed cannot end those that it started.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    serve(Connection(int(sys.argv[1])))
+
+
+def _end_with_parent() -> None:
+    """End this process when its standard input ends."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)

@@ -203,7 +203,9 @@ def test_a_crash_is_said_in_one_line(cli, fake, model):
     )
 
 
-def test_control_c_ends_everything_in_one_line(fake, tmp_path, monkeypatch, heed_interrupts):
+@pytest.fixture
+def at_work(fake, tmp_path, monkeypatch, heed_interrupts):
+    """A command in the middle of a training, and its child."""
     fake("hanging")
     told = tmp_path / "pid"
     monkeypatch.setenv("FAKE_TORCH_PID", str(told))
@@ -218,7 +220,25 @@ def test_control_c_ends_everything_in_one_line(fake, tmp_path, monkeypatch, heed
         if told.exists():
             break
         time.sleep(0.05)
-    child = int(told.read_text())
+    return running, int(told.read_text())
+
+
+def test_no_process_is_left_of_a_command_that_was_killed(at_work):
+    running, child = at_work
+    running.kill()
+    running.communicate(timeout=60)
+    for _ in range(200):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the child works on")
+
+
+def test_control_c_ends_everything_in_one_line(at_work):
+    running, child = at_work
     running.send_signal(signal.SIGINT)
     try:
         stdout, stderr = running.communicate(timeout=60)

@@ -9,7 +9,6 @@ run, so that the other end knows who ended the process; ("ready", (versions, fac
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from backnorm.bench.device import Device
 from backnorm.bench.peers.base import Contestant
 from backnorm.bench.session import Session
+from backnorm.child import serve_parent
 from backnorm.errors import ArgumentError
 
 __all__ = ["serve"]
@@ -54,4 +54,4 @@ def _load(place: str) -> Any:
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    serve_parent(serve)

@@ -7,12 +7,12 @@ Over the pipe come `Settings` with the data, or `WideSettings`. Back go ("ready"
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import backnorm
 from backnorm.bench.peers.base import Missing
+from backnorm.child import serve_parent
 from backnorm.errors import BacknormError
 from backnorm.training.digits import Digits
 from backnorm.training.frameworks import load
@@ -63,4 +63,4 @@ def _prepare(
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    serve_parent(serve)
