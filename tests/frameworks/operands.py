@@ -1,19 +1,24 @@
-"""Calls of a framework's functions with an operand absent, of another kind or in another's place.
+"""Calls of a framework's functions with an operand or option absent, of another kind or swapped.
 
-From the signatures, each after a good call: an error that names the operand, or what the function
+From the signatures, each after a good call: an error that names what is wrong, or what the function
 on NumPy's arrays gives for the same elements. Imports no framework.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 
 import numpy as np
 
 import backnorm
+from backnorm.errors import shown
 from backnorm.signature import SIGNATURES
 
+from ..kinds import Kind, arrays_like, is_integer, is_number, kinds, values
+
 CHANNELS = 5
+SHAPE = (3, 4, 2, CHANNELS)
 CANONICAL = {
     "batch_norm": (backnorm.batch_norm_forward, "forward"),
     "batch_norm_backward": (backnorm.batch_norm_backward, "backward"),
@@ -27,37 +32,43 @@ def good(function):
     taken = inspect.signature(function).parameters
     rng = np.random.default_rng(0)
     made = {
-        operand.name: rng.uniform(
-            0.5, 2, (3, 4, 2, CHANNELS) if operand.kind == "data" else CHANNELS
-        ).astype(np.float32)
+        operand.name: rng.uniform(0.5, 2, SHAPE if operand.kind == "data" else CHANNELS).astype(
+            np.float32
+        )
         for operand in SIGNATURES[operation].operands
         if operand.name in taken
     }
     return made, canonical
 
 
-def kinds(array, tensor_of):
-    """Yield a label, what is passed, and an array of the same elements (or what is no array)."""
-    yield "absent", None, None
-    yield "a string", "mean", "mean"
-    yield "an object", object(), object()
-    changed = {
-        "itself": array,
-        **{f"of {each}": array.astype(each) for each in ("float64", "float16", "int32", "bool")},
-        "complex": array.astype(np.complex64),
-        "too short": array[:-1],
-        "too long": np.concatenate([array, array]),
-        "empty": array[:0],
-        "of rank 0": array.reshape(-1)[0],
-        "of a higher rank": array[None],
-        "a column": array[..., None],
-        "one element expanded": np.broadcast_to(array[:1], array.shape),
+def of_framework(array, tensor_of):
+    """Yield tensors of other types and shapes, a Kind each."""
+    for kind in arrays_like(array):
+        # Those that lie in memory as a tensor does.
+        plain = isinstance(kind.plain, np.ndarray) and kind.value.dtype.isnative
+        if plain and kind.plain is kind.value and kind.value.ndim < 30:
+            yield kind._replace(label=f"a tensor {kind.label}", value=tensor_of(kind.value))
+
+
+def options_of(function):
+    """Yield the name of an option and a Kind."""
+    accepted = {
+        "epsilon": lambda plain: is_number(plain) and plain >= 0,
+        "axis": lambda plain: is_integer(plain) and -len(SHAPE) <= plain < len(SHAPE),
+        "training": lambda plain: type(plain) is bool,
+        # No axis is mapped here.
+        "axis_name": lambda plain: type(plain) in (tuple, list) and len(plain) == 0,
     }
-    for label, value in changed.items():
-        yield label, tensor_of(value), value
+    for name in inspect.signature(function).parameters:
+        if name in accepted:
+            if name != "axis_name":
+                yield name, Kind("absent", None, None, refused=True)
+            for kind in values():
+                good = accepted[name](kind.plain)
+                yield name, kind._replace(refused=kind.refused or not good)
 
 
-def failures(function, tensor_of, least_rank=2):
+def failures(function, tensor_of, least_rank=2, more=None, theirs=None, of_lists=np.float64):
     """Return what is wrong, and the number of cases.
 
     Parameters
@@ -67,36 +78,77 @@ def failures(function, tensor_of, least_rank=2):
         Makes a tensor of the framework of an array.
     least_rank : int
         What the framework takes as x.
+    more : callable, optional
+        Yields further kinds of an operand, from an array.
+    theirs : dict, optional
+        What the framework's own error says, by the label of a kind, where that is documented.
+    of_lists : type
+        What a list of numbers is made of.
     """
     operands, canonical = good(function)
     tensors = {name: tensor_of(array) for name, array in operands.items()}
-    wrong, count = [], 0
+    wrong, count, seen = [], 0, set()
+
+    def check(name, kind, called, meant):
+        nonlocal count
+        function(**tensors, epsilon=1e-3)
+        seen.add(kind.label)
+        for _ in range(2):
+            count += 1
+            what = outcome(function, name, kind, called, meant, operands, theirs or {})
+            if what:
+                wrong.append(f"{name} {kind.label}: {what}")
+
     for name, array in operands.items():
-        swapped = ((f"which is {other}", tensors[other], operands[other])
+        swapped = (Kind(f"which is {other}", tensors[other], operands[other])
                    for other in operands if other != name)  # fmt: skip
-        for label, tensor, value in [*kinds(array, tensor_of), *swapped]:
-            if name == "x" and least_rank <= np.ndim(value) < 2:
+        own = [] if more is None else more(array)
+        of_tensors = of_framework(array, tensor_of)
+        for kind in itertools.chain(kinds(array), of_tensors, own, swapped):
+            if kind.label in ("a list", "a tuple"):
+                kind = kind._replace(plain=array.astype(of_lists))
+            if name == "x" and least_rank <= np.ndim(kind.plain) < 2 and not kind.refused:
+                continue
+            called = {**tensors, name: kind.value, "epsilon": 1e-3}
+            if kind.refused:
+                check(name, kind, called, None)
                 continue
             try:
-                wanted = canonical(**operands | {name: value}, epsilon=1e-3, data_format="NXC")
+                how = {"epsilon": 1e-3, "data_format": "NXC"}
+                wanted = canonical(**operands | {name: kind.plain}, **how)
             except backnorm.ArgumentError:
                 wanted = None
-            function(**tensors, epsilon=1e-3)
-            for _ in range(2):
-                count += 1
-                try:
-                    found = function(**tensors | {name: tensor}, epsilon=1e-3)
-                except backnorm.ArgumentError as error:
-                    # Where x has another shape or type, the others do not go with it.
-                    named = name in str(error) or (name == "x" and error.argument in operands)
-                    what = None if named and label != "itself" else repr(error)
-                except Exception as error:
-                    what = f"not ours: {error!r}"
-                else:
-                    what = differences(found, wanted)
-                if what:
-                    wrong.append(f"{name} {label}: {what}")
+            check(name, kind, called, wanted)
+    for name, kind in options_of(function):
+        called = {**tensors, "epsilon": 1e-3, name: kind.value}
+        wanted = None
+        if not kind.refused:
+            how = {"epsilon": 1e-3, "axis": -1, name: kind.plain}
+            how.pop("axis_name", None)
+            how["data_format"] = (int(how.pop("axis")) % len(SHAPE),)
+            try:
+                wanted = canonical(**operands, **how)
+            except backnorm.ArgumentError:
+                wanted = None
+        check(name, kind, called, wanted)
+    assert (theirs or {}).keys() <= seen
     return list(dict.fromkeys(wrong)), count
+
+
+def outcome(function, name, kind, called, wanted, operands, theirs):
+    """Return what is wrong with a call, or None."""
+    try:
+        found = function(**called)
+    except backnorm.ArgumentError as error:
+        # Where x has another shape or type, the others do not go with it.
+        fits = name not in ("x", "axis")
+        named = name in str(error) or (not fits and error.argument in operands)
+        return None if named and kind.label != "itself" else repr(error)
+    except Exception as error:
+        if kind.label in theirs and theirs[kind.label] in str(error):
+            return None
+        return f"not ours: {type(error).__name__}: {shown(error, str)}"
+    return differences(found, wanted)
 
 
 def differences(found, wanted):

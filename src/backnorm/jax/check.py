@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from backnorm import problem
 from backnorm.dtypes import ELEMENT_TYPES, element_type
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
 from backnorm.problem import Metadata
 from backnorm.scalars import check_integer
 from backnorm.signature import SIGNATURES, Operation
@@ -34,16 +34,17 @@ def read(name: str, value: Any) -> Any:
         if kind is not np.ndarray:
             value = np.ndarray.view(value, np.ndarray)
         # JAX has no name for the argument when it meets elements that it does not know.
-        if element_type(value.dtype) is None:
+        native = element_type(value.dtype)
+        if native is None:
             raise ArgumentTypeError(
                 name,
                 "unsupported element type",
                 came=value.dtype,
                 accepted=", ".join(map(str, ELEMENT_TYPES)),
             )
-        return value
-    # An object can say that it is an array: `isinstance` believes it.
-    if isinstance(value, jax.Array) and value.__class__ is kind:
+        # JAX reads the bytes of the other order as if they were of this one.
+        return value if value.dtype.isnative else value.astype(native)
+    if _is_of_jax(value):
         return value
     raise ArgumentTypeError(
         name,
@@ -54,9 +55,14 @@ def read(name: str, value: Any) -> Any:
     )
 
 
+def _is_of_jax(value: object) -> bool:
+    # An object can say that it is an array: `isinstance` believes it.
+    return issubclass(type(value), jax.Array | jax.core.Tracer)
+
+
 def check_epsilon(epsilon: Any) -> float:
     """Return epsilon as a float, or raise if it is not known while tracing."""
-    if isinstance(epsilon, jax.Array):
+    if _is_of_jax(epsilon):
         raise ArgumentTypeError(
             "epsilon",
             "must be a real number, known when the function is traced",
@@ -85,23 +91,46 @@ def check_axis_name(axis_name: Any) -> tuple[Hashable, ...]:
         return ()
     names = tuple(axis_name) if type(axis_name) in (tuple, list) else (axis_name,)
     for name in names:
-        # An integer is a place among the axes of an array to JAX, and no name.
-        if issubclass(type(name), int) or not _is_hashable(name):
+        if not _is_name(name):
             raise ArgumentTypeError(
                 "axis_name",
                 "must be the name of a mapped axis, or several",
                 came=described(name),
                 accepted="a string, a tuple of strings, or None",
             )
+        _check_mapped(name, names)
     return names
 
 
-def _is_hashable(name: object) -> bool:
+def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
+    """Raise unless there is a mapped axis of this name here.
+
+    Before anything is compiled: JAX would keep the name, and compare it with those of other calls.
+    """
+    try:
+        jax.lax.psum(1, name)
+    except Exception as error:
+        raise ArgumentValueError(
+            "axis_name",
+            "is not the name of a mapped axis here",
+            came=", ".join(map(shown, names)),
+            accepted="an axis of the enclosing shard_map, pmap or vmap",
+        ) from error
+
+
+def _is_name(name: object) -> bool:
+    """Whether JAX can look for an axis of this name: mostly a string, but any value will do."""
+    kind = type(name)
+    if kind is str:
+        return True
+    # An integer is a place among the axes of an array to JAX.
+    if issubclass(kind, int | Iterable):
+        return False
     try:
         hash(name)
+        return bool(name == name)
     except Exception:
         return False
-    return True
 
 
 def check_operands(operation: Operation, setting: Any, **given: Any) -> np.dtype:

@@ -65,7 +65,8 @@ def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
     """Return where variance + epsilon is not positive, of numbers that XLA takes for 0, too."""
     sign, magnitude = _bits(variance)
     # The least number of this type that is not less than epsilon.
-    bound = np.asarray(epsilon, variance.dtype)
+    with np.errstate(over="ignore"):
+        bound = np.asarray(epsilon, variance.dtype)
     if float(bound) < epsilon:
         bound = np.nextafter(bound, np.asarray(np.inf, variance.dtype))
     refused = sign & (magnitude >= _bits(jnp.asarray(bound))[1])

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from backnorm.errors import ArgumentValueError
 from backnorm.jax import check, derivatives
 from backnorm.jax.formulas import working_type
 from backnorm.jax.mapped import alike
@@ -263,14 +262,6 @@ def _of_all(
 
     Never from the sums of x and of its square, which cancel.
     """
-    try:
-        whole = jax.lax.pmean(mean, axis_name)
-    except NameError as error:
-        raise ArgumentValueError(
-            "axis_name",
-            "is not the name of a mapped axis here",
-            came=", ".join(map(repr, axis_name)),
-            accepted="an axis of the enclosing shard_map, pmap or vmap",
-        ) from error
+    whole = jax.lax.pmean(mean, axis_name)
     apart = mean - alike(whole, mean)[0]
     return whole, jax.lax.pmean(variance + apart * apart, axis_name)

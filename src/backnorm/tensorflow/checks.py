@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from backnorm import problem
-from backnorm.dtypes import ELEMENT_TYPES
+from backnorm.dtypes import ELEMENT_TYPES, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm.problem import Metadata
 from backnorm.scalars import check_integer
@@ -26,6 +26,8 @@ __all__ = ["as_tensors", "check_axis", "metadata", "refuse_xla"]
 _LARGE = ("x", "dy")
 _OPTIONAL = ("gamma", "beta")
 _TYPES = frozenset(tf.as_dtype(dtype) for dtype in ELEMENT_TYPES)
+# What TensorFlow can make a tensor of, or says why not.
+_OWN = (tf.Tensor, tf.Variable, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
 _TYPE_NAMES = ", ".join(str(dtype) for dtype in ELEMENT_TYPES)
 
 
@@ -35,21 +37,24 @@ def as_tensors(**given: Any) -> dict[str, Any]:
     Raises
     ------
     ArgumentTypeError
-        If one cannot be a tensor, or x or dy has elements of another type.
+        If one cannot be a tensor, has elements of a type that backnorm does not compute with, or in
+        an eager call no elements.
     """
     tensors: dict[str, Any] = {}
+    eager = tf.executing_eagerly()
     for name, value in given.items():
         if value is None and name in _OPTIONAL:
             tensors[name] = None
             continue
         tensor = tensors[name] = _as_tensor(name, value)
-        if name in _LARGE and tensor.dtype not in _TYPES:
+        if tensor.dtype not in _TYPES:
+            raise _unsupported(name, tensor.dtype)
+        if eager and tf.is_symbolic_tensor(tensor):
             raise ArgumentTypeError(
                 name,
-                "unsupported element type",
-                came=tensor.dtype.name,
-                accepted=_TYPE_NAMES,
-                hint=f"convert it first, e.g. tf.cast({name}, tf.float32)",
+                "is a tensor of a graph, which has no elements here",
+                came=type(tensor).__name__,
+                accepted="an eager tensor, or a call within the tf.function that it is of",
             )
     return tensors
 
@@ -136,11 +141,53 @@ def _known(sizes: Any) -> int:
 def _as_tensor(name: str, value: Any) -> Any:
     if value is None:
         raise ArgumentTypeError(name, "is required", came="None", accepted="a tensor")
-    if isinstance(value, np.ma.MaskedArray):
-        problem.as_array(name, value)  # raises
+    kind = type(value)
+    if not _is_known(value):
+        value = _read(name, value)
     try:
         return tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            name, "cannot be read as a tensor", came=type(value).__name__, accepted="a tensor"
-        ) from error
+    except Exception as error:
+        raise _unreadable(name, kind) from error
+
+
+def _is_known(value: object) -> bool:
+    """Whether TensorFlow is to read a value: its own tensors, and lists of those and of numbers.
+
+    What anything else raises when it is compared can end the process there.
+    """
+    kind = type(value)
+    if kind is list or kind is tuple:
+        # A list can have itself in it.
+        try:
+            return all(map(_is_known, value))  # type: ignore[call-overload]
+        except RecursionError:
+            return False
+    return kind in (int, float, bool) or issubclass(kind, _OWN) or hasattr(kind, "__tf_tensor__")
+
+
+def _read(name: str, value: Any) -> np.ndarray:
+    """Return what NumPy reads as an array, of an element type that may be asked for."""
+    array = problem.as_array(name, value)
+    kind = element_type(array.dtype)
+    if kind is not None:
+        # A constant of a graph would have the bytes of the other order as if they were of this one.
+        return array if array.dtype.isnative else array.astype(kind)
+    if issubclass(type(value), np.ndarray):
+        raise _unsupported(name, array.dtype)
+    raise _unreadable(name, type(value))
+
+
+def _unreadable(name: str, kind: type) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        name, "cannot be read as a tensor", came=kind.__name__, accepted="a tensor"
+    )
+
+
+def _unsupported(name: str, dtype: Any) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        name,
+        "unsupported element type",
+        came=getattr(dtype, "name", dtype),
+        accepted=_TYPE_NAMES,
+        hint=f"convert it first, e.g. tf.cast({name}, tf.float32)",
+    )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import tensorflow as tf
 
 from backnorm.errors import BacknormError
-from backnorm.problem import Problem, problem_of
+from backnorm.problem import Problem, check_epsilon, problem_of
 from backnorm.scalars import check_flag
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.tensorflow import differentiable
@@ -88,7 +88,8 @@ def batch_norm(
     ArgumentTypeError, ArgumentValueError
         For a wrong type, shape, axis or epsilon.
     BacknormError
-        Within ``tf.function(jit_compile=True)``, and for a gradient of the third order.
+        Within ``tf.function(jit_compile=True)``, and for a gradient of the third order. A tensor
+        of another function is an error of TensorFlow's own (TypeError).
 
     Notes
     -----
@@ -97,7 +98,7 @@ def batch_norm(
     between kernels, cannot be compiled by XLA, and cannot be saved in a SavedModel.
     """
     tensors = as_tensors(x=x, gamma=gamma, beta=beta)
-    options = Options(epsilon, check_axis(axis, tensors["x"]))
+    options = Options(check_epsilon(epsilon), check_axis(axis, tensors["x"]))
     statistics = None
     if not tf.executing_eagerly():
         problem = _problem("forward", tensors, options)
@@ -142,7 +143,7 @@ def batch_norm_inference(
         As `batch_norm`.
     """
     tensors = as_tensors(x=x, mean=mean, variance=variance, gamma=gamma, beta=beta)
-    options = Options(epsilon, check_axis(axis, tensors["x"]), training=False)
+    options = Options(check_epsilon(epsilon), check_axis(axis, tensors["x"]), training=False)
     if not tf.executing_eagerly():
         _problem("inference", tensors, options)
     return differentiable.inference(**tensors, options=options)
@@ -207,7 +208,7 @@ def batch_norm_backward(
     """
     tensors = as_tensors(x=x, dy=dy, mean=mean, variance=variance, gamma=gamma)
     training = check_flag("training", training)
-    options = Options(epsilon, check_axis(axis, tensors["x"]), training)
+    options = Options(check_epsilon(epsilon), check_axis(axis, tensors["x"]), training)
     if not tf.executing_eagerly():
         _problem("backward", tensors, options)
     return Gradients(*differentiable.backward(**tensors, options=options))

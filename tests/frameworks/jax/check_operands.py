@@ -1,26 +1,92 @@
-"""A repeated call, then one with an operand absent, of another kind or in another's place."""
+"""A repeated call, then one with an operand or option absent, of another kind or swapped."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import backnorm
 import backnorm.jax as ours
 
+from ...kinds import Kind
 from .. import operands
 
 FUNCTIONS = [name for name in operands.CANONICAL if hasattr(ours, name)]
 KINDS = {"arrays": jnp.asarray, "NumPy's": np.asarray}
 
 
+# What is JAX's own: see the functions' documentation.
+THEIRS = {
+    "deleted": "deleted",
+    "donated": "deleted",
+    "on another device": "incompatible devices",
+    "traced elsewhere": "leaked",
+}
+
+
+def of_jax(array):
+    """Yield arrays of JAX's that only JAX has, a Kind each."""
+    tensor, devices = jnp.asarray(array), jax.devices()
+    deleted, donated = jnp.array(array), jnp.array(array)
+    deleted.delete()
+    jax.jit(lambda x: x + 1, donate_argnums=0)(donated)
+    yield Kind("deleted", deleted, array)
+    yield Kind("donated", donated, array)
+    yield Kind("on another device", jax.device_put(array, devices[1]), array)
+    yield Kind("traced elsewhere", leaked(tensor), array)
+    for axis, size in enumerate(array.shape):
+        for count in (2, 4, 5):
+            if size % count == 0 and count <= len(devices):
+                mesh = Mesh(devices[:count], "d")
+                spec = PartitionSpec(*[None] * axis, "d")
+                placed = jax.device_put(array, NamedSharding(mesh, spec))
+                yield Kind(f"sharded over {count} along {axis}", placed, array)
+    everywhere = NamedSharding(Mesh(devices, "d"), PartitionSpec())
+    yield Kind("replicated", jax.device_put(array, everywhere), array)
+    refused = {
+        "keys": jax.random.split(jax.random.key(0), array.shape),
+        "float8": tensor.astype(jnp.float8_e4m3fn),
+        "int4": tensor.astype(jnp.int4),
+        "a shape": jax.ShapeDtypeStruct(array.shape, array.dtype),
+        "a number of JAX's": jnp.float32(1.5),
+    }
+    for label, value in refused.items():
+        yield Kind(label, value, None, refused=True)
+
+
+def leaked(tensor):
+    """Return a value that has no elements but within a function that has ended."""
+    kept = []
+    jax.jit(lambda x: kept.append(x * 1) or x)(tensor)
+    return kept[0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_operand(name, kind):
-    wrong, count = operands.failures(getattr(ours, name), KINDS[kind], least_rank=1)
+    function = getattr(ours, name)
+    more = {"more": of_jax, "theirs": THEIRS} if kind == "arrays" else {}
+    wrong, count = operands.failures(function, KINDS[kind], least_rank=1, **more)
     assert not wrong, f"{len(wrong)} kinds in {count} calls:\n" + "\n".join(wrong)
-    assert count > 80
+    assert count > 1500
 
 
 def test_all_functions_are_checked():
     assert set(FUNCTIONS) == set(operands.CANONICAL)
+
+
+def test_arrays_of_jax_are_arrays_for_the_functions_on_arrays():
+    given, canonical = operands.good(ours.batch_norm_backward)
+    wanted = canonical(**given, epsilon=1e-3, data_format="NXC")
+    for name, array in given.items():
+        for kind in of_jax(array):
+            changed = given | {name: kind.value}
+            if kind.refused or kind.label in ("deleted", "donated", "traced elsewhere"):
+                with pytest.raises(backnorm.ArgumentError, match=f"^{name}: "):
+                    canonical(**changed, epsilon=1e-3, data_format="NXC")
+                continue
+            found = canonical(**changed, epsilon=1e-3, data_format="NXC")
+            assert operands.differences(found, wanted) is None

@@ -12,6 +12,11 @@ import tensorflow as tf
 
 from backnorm.tensorflow import calls
 
+# Before TensorFlow makes its devices: a tensor can be on another one.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
 
 @pytest.fixture(autouse=True)
 def poisoned_results(monkeypatch):
