@@ -39,8 +39,9 @@ class ArgumentError(BacknormError):
     Parameters
     ----------
     argument : str
-        The argument in the caller's own words (a dialect uses its own names).
-    problem : str
+        The argument in the caller's own words (a dialect uses its own names). Alone: a whole
+        message, as those make an error anew that add to its message (Keras).
+    problem : str, optional
         What is wrong, as a clause, e.g. ``"must have the shape of {x}"``. Names of other arguments
         are in braces, here and in `accepted` and `hint`, for `in_words`.
     came : object, optional
@@ -54,7 +55,7 @@ class ArgumentError(BacknormError):
     def __init__(
         self,
         argument: str,
-        problem: str,
+        problem: str = "",
         *,
         came: object = None,
         accepted: object = None,
@@ -75,7 +76,12 @@ class ArgumentError(BacknormError):
         if hint is not None:
             details.append(self.hint)
         rest = f"; {'; '.join(details)}" if details else ""
-        super().__init__(f"{argument}: {self.problem}{rest}")
+        super().__init__(f"{argument}: {self.problem}{rest}" if problem else argument)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What came is of the process that it came in.
+        came = self.came if self.came is None else shown(self.came, str)
+        return _made, (type(self), {**self.parts(), "came": came})
 
     def parts(self) -> dict[str, object]:
         """Return what the error was made of, by name."""
@@ -92,6 +98,11 @@ class ArgumentError(BacknormError):
             accepted=_named(accepted, words),
             hint=_named(hint, words),
         )
+
+
+def _made(kind: type[ArgumentError], parts: dict[str, Any]) -> ArgumentError:
+    """Return the error that another process raised."""
+    return kind(parts.pop("argument"), parts.pop("problem"), **parts)
 
 
 def shown(value: object, text_of: Callable[[Any], str] = repr) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from fractions import Fraction
 
 import numpy as np
@@ -122,3 +123,21 @@ def test_an_epsilon_beyond_all_floats_is_refused(epsilon, rng):
 def test_an_array_is_no_data_format(data_format, rng):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^data_format: unknown"):
         call(rng, data_format=data_format)
+
+
+def test_errors_are_the_same_in_another_process(rng):
+    for name, value in (("epsilon", "x"), ("x", np.ones((3, 4), int)), ("mean", None)):
+        with pytest.raises(backnorm.ArgumentError) as raised:
+            call(rng, **{name: value})
+        found = pickle.loads(pickle.dumps(raised.value))
+        assert type(found) is type(raised.value)
+        assert str(found) == str(raised.value)
+        assert found.argument == name
+        assert str(found.in_words({name: "it"})).startswith("it: ")
+
+
+def test_an_error_can_be_made_anew_with_its_message():
+    with pytest.raises(backnorm.ArgumentError, match=r"^n: ") as raised:
+        backnorm.set_num_threads(0)
+    again = type(raised.value)(f"while testing: {raised.value}")
+    assert str(again) == f"while testing: {raised.value}"

@@ -10,6 +10,8 @@ from backnorm.keras.backends import COMPILED_BY_XLA, batch_norm
 
 __all__ = ["BatchNormalization"]
 
+_NUMBERS = ("float", "bfloat", "int", "uint", "bool")
+
 
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization`, its training step computed by backnorm.
@@ -43,10 +45,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Return the normalised inputs, and in training update the moving statistics."""
+        given = keras.backend.standardize_dtype(inputs.dtype)
         special = mask is not None or self.synchronized or self.renorm
+        # Of what is no real number Keras's layer says what it has to say.
+        special = special or not given.startswith(_NUMBERS)
         if special or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
-        given = keras.backend.standardize_dtype(inputs.dtype)
         wide = "float64" if given == "float64" else "float32"
         # Keras computes in the wide type. The kernels take an input of 16 bits as it is, so here
         # that is for results of another type than the input.
