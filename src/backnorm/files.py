@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["atomic_writer", "check_readable", "check_writable"]
+__all__ = [
+    "atomic_writer",
+    "check_readable",
+    "check_writable",
+    "errors_named",
+    "prepare_folder",
+]
 
 
 def check_readable(path: Path) -> None:
@@ -25,11 +31,42 @@ def check_writable(path: Path) -> None:
     """Raise if `path` cannot become a result file; called before any work is done."""
     if path.exists() and not path.is_file():
         raise ArgumentValueError(str(path), "is not a regular file")
-    folder = _target(path).parent
-    if not folder.is_dir():
+    target = _target(path)
+    if target.is_symlink():
+        raise ArgumentValueError(str(path), "is a symbolic link that leads to itself")
+    if not target.parent.is_dir():
         raise ArgumentValueError(str(path), "its folder does not exist")
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not os.access(target.parent, os.W_OK | os.X_OK):
         raise ArgumentValueError(str(path), "its folder is not writable")
+
+
+def prepare_folder(folder: Path, *names: str) -> None:
+    """Make a folder with its parents, and raise if a file of one of `names` cannot be in it.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is something else of that name, or a file cannot be written.
+    OSError
+        If the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ArgumentValueError(str(folder), "is not a folder") from error
+    for name in names:
+        check_writable(folder / name)
+
+
+@contextlib.contextmanager
+def errors_named(path: Path) -> Iterator[None]:
+    """Give errors of the system the name of the file that is read or written, if they have none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextlib.contextmanager
@@ -40,17 +77,26 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     `path` stays as it was.
     """
     target = _target(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    temporary = Path(name)
+    # Short, whatever the length of the target's name, and a name that nobody else can have chosen:
+    # what is called so is removed even if a signal comes just as the file is made.
+    temporary = target.with_name(f".backnorm.{secrets.token_hex(8)}.part")
+    ours = True
     try:
-        with os.fdopen(handle, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fchmod(stream.fileno(), _mode(target))
-            os.fsync(stream.fileno())
-        temporary.replace(target)
+        with errors_named(path):
+            try:
+                stream = open(temporary, "xb", opener=_private)  # noqa: SIM115
+            except FileExistsError:
+                ours = False
+                raise
+            with stream:
+                yield stream
+                stream.flush()
+                os.fchmod(stream.fileno(), _mode(target))
+                os.fsync(stream.fileno())
+            temporary.replace(target)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        if ours:
+            temporary.unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
 
@@ -58,6 +104,11 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
 def _target(path: Path) -> Path:
     # Through a symbolic link, so that the link stays and its target is replaced.
     return Path(os.path.realpath(path))
+
+
+def _private(path: str, flags: int) -> int:
+    # Until it is complete it is nobody else's.
+    return os.open(path, flags, 0o600)
 
 
 def _mode(target: Path) -> int:

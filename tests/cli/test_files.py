@@ -74,7 +74,7 @@ app.main()
     )
     assert process.returncode == (143 if sent == signal.SIGTERM else -signal.SIGKILL)
     assert not out.exists()
-    assert (sent == signal.SIGTERM) == (not list(tmp_path.glob(".out.npz.*")))
+    assert (sent == signal.SIGTERM) == (not list(tmp_path.glob(".*.part")))
 
 
 def test_a_new_file_has_the_permissions_of_new_files(tmp_path):

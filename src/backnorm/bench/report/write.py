@@ -8,10 +8,24 @@ from backnorm.bench.model import Result
 from backnorm.bench.report.html import to_html
 from backnorm.bench.report.markdown import to_markdown
 from backnorm.bench.report.result_file import write_result
-from backnorm.errors import ArgumentValueError
-from backnorm.files import atomic_writer, check_writable
+from backnorm.files import atomic_writer, check_writable, prepare_folder
 
-__all__ = ["write_report"]
+__all__ = ["prepare", "write_report"]
+
+_FILES = ("result.json", "report.md", "report.html")
+
+
+def prepare(folder: Path) -> None:
+    """Make a folder for a report, and see that its files can be written; before any work is done.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is something else of the name of the folder, or of a file.
+    OSError
+        If the folder cannot be made.
+    """
+    prepare_folder(folder, *_FILES)
 
 
 def write_report(result: Result, directory: str | Path) -> list[Path]:
@@ -31,11 +45,8 @@ def write_report(result: Result, directory: str | Path) -> list[Path]:
         If the folder cannot be written to, or Jinja or matplotlib is not installed.
     """
     folder = Path(directory)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise ArgumentValueError(str(folder), "is not a folder") from error
-    json, markdown, html = (folder / name for name in ("result.json", "report.md", "report.html"))
+    prepare_folder(folder)
+    json, markdown, html = (folder / name for name in _FILES)
     write_result(result, json)
     _write(markdown, to_markdown(result))
     _write(html, to_html(result))

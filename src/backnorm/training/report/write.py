@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backnorm.errors import ArgumentValueError
-from backnorm.files import atomic_writer, check_writable
+from backnorm.files import atomic_writer, check_writable, prepare_folder
 from backnorm.report.canvas import Plot, look
 from backnorm.report.libraries import needs
 from backnorm.training.model import TrainingResult
@@ -30,11 +29,7 @@ def prepare(folder: Path) -> None:
     """
     for module in ("jinja2", "matplotlib"):
         needs(module, "--out", "train")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise ArgumentValueError(str(folder), "is not a folder") from error
-    check_writable(folder / "result.json")
+    prepare_folder(folder, "result.json", "report.html")
 
 
 def write_report(result: TrainingResult | WideResult, folder: Path) -> list[Path]:
