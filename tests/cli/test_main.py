@@ -21,13 +21,19 @@ def run(*arguments, **options):
     )
 
 
+def no_signals(monkeypatch):
+    """Leave this process's handlers of signals alone."""
+    for name in ("watch", "release", "leave"):
+        monkeypatch.setattr(app.signals, name, lambda: None)
+
+
 @pytest.fixture
 def main(monkeypatch, capsys):
     """Call the console script's function in this process; return (status, stdout, stderr)."""
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["backnorm", *map(str, arguments)])
-        monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+        no_signals(monkeypatch)
         with pytest.raises(SystemExit) as exit_:
             app.main()
         return (exit_.value.code or 0, *capsys.readouterr())
@@ -81,7 +87,7 @@ def test_a_bug_is_not_hidden(monkeypatch):
 
     monkeypatch.setattr("backnorm.cli.info.describe", bug)
     monkeypatch.setattr(sys, "argv", ["backnorm", "info"])
-    monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+    no_signals(monkeypatch)
     with pytest.raises(AssertionError, match="a bug"):
         app.main()
 

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from backnorm.cli.allowance import Allowance
 from backnorm.cli.npz import NpzFile, write_npz
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 
@@ -210,3 +211,36 @@ def test_every_truncation_is_refused(archive, compression):
         path.write_bytes(whole[:length])
         with pytest.raises(ArgumentError):
             load(path)
+
+
+def test_compressed_members_share_what_is_allowed(archive):
+    data = describe((2**18,)) + bytes(2**20)
+    members = [(f"{name}.npy", data) for name in "ab"]
+    path = archive(*members, compression=zipfile.ZIP_DEFLATED)
+    with NpzFile(path, Allowance(3)) as file:
+        assert file.load("a").nbytes == file.load("b").nbytes == 2**20
+    with NpzFile(path, Allowance(2)) as file:
+        file.load("a")
+        with pytest.raises(ArgumentValueError, match=r"unpacks to too much.*--max-unpacked"):
+            file.load("b")
+    # What is as large as its file needs no allowance.
+    with NpzFile(archive(*members), Allowance(1)) as file:
+        assert file.load("a").nbytes == file.load("b").nbytes == 2**20
+
+
+def test_an_archive_with_a_large_directory(archive):
+    path = archive(*((f"{i:0200}.npy", b"") for i in range(1000)))
+    with NpzFile(path) as file:
+        assert len(file.names) == 1000
+    with pytest.raises(ArgumentValueError, match=r"directory is too large.*--max-unpacked"):
+        NpzFile(path, Allowance(1))
+
+
+def test_members_that_lead_out_of_a_folder(archive):
+    """Names are names of tensors, and of no files."""
+    path = archive(
+        ("../../x.npy", describe((1,)) + bytes(4)), ("/y.npy", describe((1,)) + bytes(4))
+    )
+    with NpzFile(path) as file:
+        assert file.names == ("../../x", "/y")
+        assert file.load("../../x").shape == (1,)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -38,6 +41,20 @@ import pytest
         ('{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"z": [1]}}', "unknown key"),
         (
             '{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"input": [-1, 2]}}',
+            "out of range",
+        ),
+        (
+            '{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"input": [true, 2]}}',
+            "a boolean",
+        ),
+        (
+            '{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"input": [2e0, 2]}}',
+            "the number 2.0",
+        ),
+        (
+            '{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"input": [1'
+            + "0" * 40
+            + "]}}",
             "out of range",
         ),
         (
@@ -83,6 +100,141 @@ def test_paths_that_are_not_files(refused, write_json, npz, call, tmp_path):
     folder.mkdir()
     assert "not a regular file" in refused("run", file, "--tensors", folder)
     assert "not a regular file" in refused("run", file, "--tensors", npz, "--out", folder)
+
+
+HUGE = 2**48
+EMPTY = [[HUGE, 0, HUGE], [0, HUGE, HUGE], [0, 0, HUGE, HUGE], [HUGE] * 3, [2**25, 0, 2**24]]
+
+
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+@pytest.mark.parametrize("shape", EMPTY)
+@pytest.mark.parametrize(
+    ("op", "port"),
+    [
+        ("BatchNormTrainingBackprop", "input_forward"),
+        ("BatchNormForwardTraining", "input"),
+        ("BatchNormInference", "input"),
+    ],
+)
+def test_shapes_that_no_array_can_have(refused, write_json, op, port, shape, layout):
+    """NumPy cannot have every empty array: the other dimensions count, too."""
+    attributes = {"epsilon": 1e-5, "data_format": layout}
+    document = {"dialect": "onednn_spec", "op": op, "attributes": attributes}
+    file = write_json(document | {"shapes": {port: shape}})
+    assert f"shapes.{port}: has too many elements" in refused("run", file, "--random", 1)
+
+
+@pytest.mark.parametrize("shape", EMPTY)
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_files_of_arrays_that_cannot_be(refused, write_json, tmp_path, shape, suffix):
+    path = tmp_path / f"in{suffix}"
+    if suffix == ".npz":
+        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {tuple(shape)}}}".encode()
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text)
+    else:
+        fields = {"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
+        text = json.dumps(fields).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text)
+    document = {"dialect": "ngraph", "op": "BatchNormInference", "inputs": {"input": "x"}}
+    line = refused("run", write_json(document), "--tensors", path)
+    assert "[x]: " in line
+    assert "has too many elements" in line or "contradicts the amount of data" in line
+
+
+@pytest.mark.parametrize("shape", [[HUGE, 1, 0], [2**46, 3, 0], [2**44, 2, 0, 5]])
+@pytest.mark.parametrize(
+    ("op", "port"),
+    [
+        ("BatchNormTrainingBackprop", "input_forward"),
+        ("BatchNormForwardTraining", "input"),
+        ("BatchNormInference", "input"),
+    ],
+)
+def test_an_endless_array_of_nothing_is_done_at_once(cli, write_json, op, port, shape):
+    attributes = {"epsilon": 1e-5, "data_format": "NCX"}
+    document = {"dialect": "onednn_spec", "op": op, "attributes": attributes}
+    file = write_json(document | {"shapes": {port: shape}})
+    result = cli("run", file, "--random", 1, "--check")
+    assert result.exit_code == 0, result.output
+
+
+def test_names_that_are_long(cli, refused, write_json, npz, call, tmp_path, read_npz):
+    """A name may have 255 bytes, and needs no room for more; one that is longer is refused."""
+    file = write_json(call())
+    for name in ("a" * 251, "é" * 125):
+        out = tmp_path / f"{name}.npz"
+        result = cli("run", file, "--tensors", npz, "--out", out, "--repeat", 1)
+        assert result.exit_code == 0, result.output
+        assert "diff_src" in read_npz(out)
+    for name in ("a" * 252, "é" * 126):
+        long = tmp_path / f"{name}.npz"
+        assert "File name too long" in refused("run", file, "--tensors", npz, "--out", long)
+        assert "File name too long" in refused("run", file, "--tensors", long)
+        assert "File name too long" in refused("run", long)
+    deep = tmp_path.joinpath(*["folder"] * 1000, "out.npz")
+    assert "File name too long" in refused("run", file, "--tensors", npz, "--out", deep)
+
+
+def test_a_long_name_is_refused_before_the_work(refused, write_json, npz, call, tmp_path):
+    long = tmp_path / f"{'a' * 300}.npz"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("backnorm.cli.run.open_tensors", lambda *_: pytest.fail("work was done"))
+        refused("run", write_json(call()), "--tensors", npz, "--out", long)
+
+
+def test_names_that_are_not_text(cli, refused, call, npz, tmp_path):
+    odd = os.fsdecode(b"\xff\x1b[31m")
+    file, out = tmp_path / f"{odd}.json", tmp_path / f"{odd}.npz"
+    assert "\\udcff\\x1b[31m.json: no such file" in refused("run", file)
+    file.write_text(json.dumps(call()))
+    for option in ((), ("--json",)):
+        result = cli("run", file, "--tensors", npz, "--out", out, "--repeat", 1, *option)
+        assert result.exit_code == 0, result.output
+        assert "\x1b" not in result.output
+    assert out.exists()
+
+
+def test_links(cli, refused, write_json, npz, call, tmp_path, read_npz):
+    file = write_json(call())
+    links = {name: tmp_path / f"{name}.npz" for name in ("loop", "device", "astray", "hard", "in2")}
+    links["loop"].symlink_to(links["loop"])
+    links["device"].symlink_to("/dev/full")
+    links["astray"].symlink_to(tmp_path / "none" / "out.npz")
+    links["in2"].symlink_to(npz)
+    says = {
+        "loop": ("no such file", "leads to itself"),
+        "device": ("not a regular file", "not a regular file"),
+        "astray": ("no such file", "folder does not exist"),
+    }
+    for name, (reading, writing) in says.items():
+        assert reading in refused("run", file, "--tensors", links[name])
+        assert writing in refused("run", file, "--tensors", npz, "--out", links[name])
+        assert links[name].is_symlink()
+    # Of a file with two names only the one that was asked for is another file.
+    links["hard"].hardlink_to(npz)
+    given = read_npz(npz)
+    result = cli("run", file, "--tensors", links["in2"], "--out", links["hard"], "--repeat", 1)
+    assert result.exit_code == 0, result.output
+    assert sorted(read_npz(npz)) == sorted(given)
+    assert "diff_src" in read_npz(links["hard"])
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/full", "/dev/null", "/proc/self/mem", "/"])
+def test_devices(refused, path):
+    assert path in refused("run", path)
+
+
+def test_a_temporary_name_that_is_taken(refused, write_json, npz, call, tmp_path, monkeypatch):
+    """It would take somebody who guesses 64 bits; what is theirs stays theirs even so."""
+    monkeypatch.setattr("backnorm.files.secrets.token_hex", lambda _: "0")
+    taken = tmp_path / ".backnorm.0.part"
+    taken.write_bytes(b"somebody's")
+    out = tmp_path / "out.npz"
+    line = refused("run", write_json(call()), "--tensors", npz, "--out", out)
+    assert "File exists" in line
+    assert taken.read_bytes() == b"somebody's"
+    assert not out.exists()
 
 
 def test_unknown_extensions(refused, write_json, npz, call, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from backnorm.cli.allowance import Allowance
 from backnorm.cli.safetensors_file import SafetensorsFile, write_safetensors
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 
@@ -121,3 +122,12 @@ def test_every_truncation_is_refused(written):
         path.write_bytes(whole[:length])
         with pytest.raises(ArgumentValueError):
             load(path)
+
+
+def test_a_header_that_is_too_large(written):
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    path = written({f"{i}": entry for i in range(4000)})
+    with SafetensorsFile(path) as file:
+        assert len(file.names) == 4000
+    with pytest.raises(ArgumentValueError, match=r"header is too large.*--max-unpacked"):
+        SafetensorsFile(path, Allowance(1))

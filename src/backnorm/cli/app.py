@@ -1,13 +1,13 @@
 """The `backnorm` command: options in, exit status out.
 
-Exit status: 0 fine; 1 a check failed; 2 bad input, said in one line on stderr; 130 interrupted,
-143 terminated.
+Exit status: 0 fine; 1 a check failed; 2 bad input, or results that cannot be written, said in one
+line on stderr; 128 and the number of the signal that ended it (129 hung up, 130 interrupted, 143
+terminated).
 """
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,9 @@ from typing import Annotated, Any
 import typer
 
 import backnorm
-from backnorm.cli import text
+from backnorm.cli import streams, text
+from backnorm.cli.allowance import MEBIBYTES
+from backnorm.cli.signals import signals
 from backnorm.errors import BacknormError
 
 __all__ = ["app", "main"]
@@ -24,7 +26,6 @@ __all__ = ["app", "main"]
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
-TERMINATED = 143
 
 # Typer has its own copy of click in some releases and depends on click in others; either way
 # this is the base of the errors about the command line: BadParameter < UsageError < this.
@@ -45,14 +46,34 @@ Threads = Annotated[
 
 def main() -> None:
     """Run the command and exit; the console script."""
-    # As an exception, so that a result file in the making is removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    streams.prepare()
+    signals.watch()
+    status = 0
     try:
-        status = app(standalone_mode=False)
+        status = _status()
+        signals.leave()
+    # Also what became of a signal's exception in somebody else's hands.
+    except BaseException:
+        signals.leave()
+        if signals.received is None:
+            raise
+    if signals.received is not None:
+        status = 128 + signals.received
+    sys.exit(status)
+
+
+def _status() -> int:
+    """Run the command and return its exit status; nothing is left to be printed then."""
+    try:
+        with _exits_in_one_line():
+            status: int | None = app(standalone_mode=False)
+            sys.stdout.flush()
     except _CommandLineError as error:
         text.warn(f"error: {error.format_message()}")
-        status = BAD_INPUT
-    sys.exit(status)
+        return BAD_INPUT
+    except typer.Exit as end:
+        return end.exit_code
+    return status or 0
 
 
 @app.callback(invoke_without_command=True)
@@ -89,6 +110,14 @@ def run(
     repeat: Annotated[
         int, typer.Option(min=1, help="Time this many calls, after one that does not count.")
     ] = 3,
+    max_unpacked: Annotated[
+        int,
+        typer.Option(
+            metavar="MIB",
+            min=1,
+            help="Most memory for what compressed tensors unpack to, and for JSON.",
+        ),
+    ] = MEBIBYTES,
     json: Json = False,
 ) -> None:
     """Run the operators that FILE describes, on tensors from a file."""
@@ -96,8 +125,8 @@ def run(
         from backnorm.cli.render import run_table
         from backnorm.cli.run import RunOptions, run_file
 
-        _set_threads(threads)
-        report = run_file(RunOptions(file, tensors, out, check, random, repeat))
+        _begin(threads)
+        report = run_file(RunOptions(file, tensors, out, check, random, repeat, max_unpacked))
     if json:
         text.print_json(report.to_dict())
     else:
@@ -117,7 +146,7 @@ def demo(threads: Threads = None, json: Json = False) -> None:
         from backnorm.cli.demo import run_demo
         from backnorm.cli.demo_table import demo_table
 
-        _set_threads(threads)
+        _begin(threads)
         report = run_demo()
     if json:
         text.print_json(report.to_dict())
@@ -198,10 +227,10 @@ def bench(
     with _exits_in_one_line():
         from backnorm.cli.bench import BenchOptions, comparison, run_bench, settings_for
 
+        _begin(threads)
         if compare is not None:
             print(text.plain(comparison(*compare)))
             return
-        _set_threads(threads)
         settings = settings_for(condition, rounds, samples, warm_up, limit)
         report = run_bench(
             BenchOptions(suite, op, dtype, layout, peers, quick, out, settings, device, condition)
@@ -264,7 +293,7 @@ def train(
     with _exits_in_one_line():
         from backnorm.cli.train import TrainOptions, run_train
 
-        _set_threads(threads)
+        _begin(threads)
         report = run_train(
             TrainOptions(framework, model, dtype, epochs, seeds, batch, size, rounds, quick, out)
         )
@@ -293,6 +322,7 @@ def info(
         from backnorm.cli.info import describe
         from backnorm.cli.info_table import info_tables
 
+        _begin()
         facts = describe(dialect, op)
     if json:
         text.print_json(facts)
@@ -322,6 +352,8 @@ def _exits_in_one_line() -> Iterator[None]:
     raise typer.Exit(BAD_INPUT)
 
 
-def _set_threads(threads: int | None) -> None:
+def _begin(threads: int | None = None) -> None:
+    """Begin a command: all is imported, which nothing should interrupt."""
+    signals.release()
     if threads is not None:
         backnorm.set_num_threads(threads)

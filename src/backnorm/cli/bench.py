@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from backnorm.bench.device import PLACES
 from backnorm.bench.model import CONDITIONS, DEVICES, FLOOR, OURS, Result
 from backnorm.bench.peers import CONTESTANTS, peers
 from backnorm.bench.report import compare, read_result, write_report
+from backnorm.bench.report.write import prepare
 from backnorm.bench.turns import SETTINGS, Settings
 from backnorm.cli.bench_table import bench_table, summary_lines
 from backnorm.cli.progress import weighted_progress
+from backnorm.cli.signals import signals
 from backnorm.cli.text import warn
 from backnorm.errors import ArgumentValueError
 
@@ -82,8 +85,11 @@ def settings_for(
     Raises
     ------
     ArgumentValueError
-        If there is no such condition.
+        If there is no such condition, or there are no end of seconds.
     """
+    for option, seconds in (("--warm-up", warm), ("--limit", limit)):
+        if not math.isfinite(seconds):
+            raise ArgumentValueError(option, "must be finite", came=seconds, accepted="seconds")
     usual = SETTINGS[_one_of("--condition", condition, CONDITIONS)]
     return replace(
         usual,
@@ -109,7 +115,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
     campaign.check()
     if options.out is not None:
         # Now, and not after all the work.
-        options.out.mkdir(parents=True, exist_ok=True)
+        prepare(options.out)
     expected = sum(campaign.expected())
     warn(f"{len(campaign.cells)} cells, about {_duration(expected)}")
     interrupted = False
@@ -117,6 +123,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
         with weighted_progress(expected) as advance:
             campaign.run(advance)
     except KeyboardInterrupt:
+        signals.heed()
         interrupted = True
     result = campaign.result()
     written = []

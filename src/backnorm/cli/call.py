@@ -10,7 +10,7 @@ from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.graph.logical_tensor import MAX_ELEMENTS
+from backnorm.graph.logical_tensor import MAX_ELEMENTS, check_elements
 from backnorm.graph.program import Program, Step, Tensor
 from backnorm.graph.strict_json import (
     expect_integer,
@@ -115,9 +115,11 @@ def _declared(inputs: Mapping[str, str], document: Mapping[str, object]) -> dict
 
 def _shape(value: object, where: str) -> tuple[int, ...]:
     dims = expect_list(value, where, most=32)
-    return tuple(
+    shape = tuple(
         expect_integer(dim, f"{where}[{i}]", low=0, high=MAX_ELEMENTS) for i, dim in enumerate(dims)
     )
+    check_elements(shape, where)
+    return shape
 
 
 def _type(value: object, where: str) -> np.dtype:

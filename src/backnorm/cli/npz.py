@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import struct
 import warnings
 import zipfile
@@ -14,6 +15,7 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
+from backnorm.cli.allowance import Allowance
 from backnorm.cli.buffers import native, read_exactly
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -48,6 +50,8 @@ class NpzFile:
     Parameters
     ----------
     path : Path
+    allowance : Allowance, optional
+        Of memory, for the archive's directory and for compressed members.
 
     Attributes
     ----------
@@ -61,16 +65,15 @@ class NpzFile:
         the data, or it is encrypted, of objects, or of an element type that backnorm does not take.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, allowance: Allowance | None = None) -> None:
         self._path = path
+        self._allowance = allowance or Allowance()
+        self._stream = _Archive(path, self._allowance)
         try:
-            self._archive = zipfile.ZipFile(path)
-        except _BROKEN as error:
-            raise ArgumentValueError(str(path), f"is not a .npz file: {error}") from error
-        try:
+            self._archive = self._open()
             self._members = self._index()
         except BaseException:
-            self._archive.close()
+            self._stream.close()
             raise
         self.names = tuple(self._members)
 
@@ -79,11 +82,14 @@ class NpzFile:
 
     def __exit__(self, *_: object) -> None:
         self._archive.close()
+        self._stream.close()
 
     def load(self, name: str) -> np.ndarray:
         """Return the array `name`, in native byte order, in C or Fortran order as saved."""
         where = f"{self._path}[{name}]"
         member = self._members[name]
+        if member.compress_type != zipfile.ZIP_STORED:
+            self._allowance.unpack(member.file_size, where)
         try:
             with self._archive.open(member) as stream:
                 return _read_member(stream, member.file_size, where)
@@ -91,6 +97,16 @@ class NpzFile:
             raise
         except _BROKEN as error:
             raise ArgumentValueError(where, f"is damaged: {error}") from error
+
+    def _open(self) -> zipfile.ZipFile:
+        try:
+            archive = zipfile.ZipFile(self._stream)
+        except (ArgumentTypeError, ArgumentValueError):
+            raise
+        except _BROKEN as error:
+            raise ArgumentValueError(str(self._path), f"is not a .npz file: {error}") from error
+        self._stream.opened = True
+        return archive
 
     def _index(self) -> dict[str, zipfile.ZipInfo]:
         entries = self._archive.infolist()
@@ -112,6 +128,21 @@ class NpzFile:
             _check_sizes(entry, size, where)
             members[entry.filename.removesuffix(_SUFFIX)] = entry
         return members
+
+
+class _Archive(io.BufferedReader):
+    """An archive's file, whose directory zipfile reads at once, however large it is."""
+
+    def __init__(self, path: Path, allowance: Allowance) -> None:
+        super().__init__(io.FileIO(path))
+        self._where, self._allowance = str(path), allowance
+        self.opened = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return `size` bytes; until the archive is opened, no more than is allowed to text."""
+        if size is not None and not self.opened:
+            self._allowance.check_text(size, self._where, "the archive's directory")
+        return super().read(size)
 
 
 def write_npz(stream: BinaryIO, tensors: Mapping[str, np.ndarray]) -> None:
@@ -154,10 +185,10 @@ def _read_member(stream: IO[bytes], member_size: int, where: str) -> np.ndarray:
             came=f"{member_size} bytes",
             accepted=f"{expected} bytes for shape {shape} of {dtype}",
         )
-    flat = read_exactly(stream, dtype, shape, where)
+    array = read_exactly(stream, dtype, shape, where, "F" if fortran_order else "C")
     if stream.read(1):
         raise ArgumentValueError(where, "has more data than it declares")
-    return native(flat.reshape(shape, order="F" if fortran_order else "C"))
+    return native(array)
 
 
 def _read_header(stream: IO[bytes], where: str) -> tuple[np.dtype, bool, tuple[int, ...], int]:
@@ -206,7 +237,10 @@ def _element_type(descr: object, where: str) -> np.dtype:
     try:
         if not isinstance(descr, str):
             raise TypeError("structured")
-        dtype: np.dtype = np.dtype(descr)
+        with warnings.catch_warnings():
+            # Some names of types are deprecated; none is one that is accepted.
+            warnings.simplefilter("ignore")
+            dtype: np.dtype = np.dtype(descr)
     except (TypeError, ValueError, SyntaxError, OverflowError) as error:
         raise ArgumentTypeError(where, "unsupported element type", accepted=accepted) from error
     if dtype == _OPAQUE:

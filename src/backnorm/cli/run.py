@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import backnorm
+from backnorm.cli.allowance import MEBIBYTES, Allowance
 from backnorm.cli.check import check
 from backnorm.cli.fill import fill
 from backnorm.cli.measure import timed, traffic
@@ -39,6 +40,8 @@ class RunOptions:
         Make up missing tensors with this seed.
     repeat : int
         Timed calls of each operator, after one that does not count.
+    max_unpacked : int
+        Mebibytes of memory for compressed tensors, all together, and for JSON.
     """
 
     file: Path
@@ -47,6 +50,7 @@ class RunOptions:
     check: bool = False
     seed: int | None = None
     repeat: int = 3
+    max_unpacked: int = MEBIBYTES
 
 
 def run_file(options: RunOptions) -> RunReport:
@@ -59,11 +63,12 @@ def run_file(options: RunOptions) -> RunReport:
     OSError
         If a file cannot be read or written.
     """
-    program = load_program(options.file)
+    allowance = Allowance(options.max_unpacked)
+    program = load_program(options.file, allowance)
     if options.out is not None:
         check_output(options.out)
     with progress(len(program.inputs) + 2 * len(program.steps) + 1) as advance:
-        values = _load(program, options, advance)
+        values = _load(program, options, allowance, advance)
         report = RunReport(str(options.file), backnorm.get_num_threads(), options.repeat)
         for step in program.steps:
             report.steps.append(_run_step(program, step, values, options, advance))
@@ -74,11 +79,13 @@ def run_file(options: RunOptions) -> RunReport:
     return report
 
 
-def _load(program: Program, options: RunOptions, advance: Advance) -> dict[str, np.ndarray]:
+def _load(
+    program: Program, options: RunOptions, allowance: Allowance, advance: Advance
+) -> dict[str, np.ndarray]:
     """Return the inputs that the tensor file has; raise if some are missing and not to be made."""
     values: dict[str, np.ndarray] = {}
     if options.tensors is not None:
-        with open_tensors(options.tensors) as file:
+        with open_tensors(options.tensors, allowance) as file:
             for key, name in program.find_inputs(file.names).items():
                 advance(f"reading {name}")
                 values[key] = supply(program, key, file.load(name))

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from backnorm.cli.allowance import Allowance
 from backnorm.cli.buffers import read_exactly
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -52,6 +53,8 @@ class SafetensorsFile:
     Parameters
     ----------
     path : Path
+    allowance : Allowance, optional
+        Of memory, for the header.
 
     Attributes
     ----------
@@ -64,11 +67,11 @@ class SafetensorsFile:
         a tensor that is loaded has an element type that backnorm does not take.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, allowance: Allowance | None = None) -> None:
         self._path = path
         self._stream = path.open("rb")
         try:
-            self._entries, self._data_start = self._index()
+            self._entries, self._data_start = self._index(allowance or Allowance())
         except BaseException:
             self._stream.close()
             raise
@@ -101,14 +104,15 @@ class SafetensorsFile:
                 accepted=f"{expected} bytes for shape {entry.shape} of {dtype}",
             )
         self._stream.seek(self._data_start + entry.begin)
-        return read_exactly(self._stream, dtype, entry.shape, where).reshape(entry.shape)
+        return read_exactly(self._stream, dtype, entry.shape, where)
 
-    def _index(self) -> tuple[dict[str, _Entry], int]:
+    def _index(self, allowance: Allowance) -> tuple[dict[str, _Entry], int]:
         where = str(self._path)
         size = self._path.stat().st_size
         length = int.from_bytes(self._stream.read(_LENGTH_BYTES), "little")
         if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _MAX_HEADER):
             raise ArgumentValueError(where, "is not a .safetensors file, or is truncated")
+        allowance.check_text(length, where, "the header")
         header = self._stream.read(length)
         if not header.startswith(b"{"):
             raise ArgumentValueError(where, "is not a .safetensors file: no JSON header")

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from backnorm.cli.allowance import Allowance
 from backnorm.cli.npz import NpzFile, write_npz
 from backnorm.cli.safetensors_file import SafetensorsFile, write_safetensors
 from backnorm.errors import ArgumentValueError
-from backnorm.files import atomic_writer, check_readable, check_writable
+from backnorm.files import atomic_writer, check_readable, check_writable, errors_named
 
 __all__ = ["TensorFile", "check_output", "open_tensors", "write_tensors"]
 
-_READERS: dict[str, Callable[[Path], AbstractContextManager[TensorFile]]] = {
+_READERS: dict[str, Callable[[Path, Allowance], AbstractContextManager[TensorFile]]] = {
     ".npz": NpzFile,
     ".safetensors": SafetensorsFile,
 }
@@ -32,11 +33,13 @@ class TensorFile(Protocol):
         """Return the array `name`, read and checked now."""
 
 
-def open_tensors(path: Path) -> AbstractContextManager[TensorFile]:
-    """Open a tensor file for reading."""
+@contextmanager
+def open_tensors(path: Path, allowance: Allowance) -> Iterator[TensorFile]:
+    """Open a tensor file for reading, which may take no more memory than is allowed."""
     reader = _READERS[_kind(path)]
     check_readable(path)
-    return reader(path)
+    with errors_named(path), reader(path, allowance) as file:
+        yield file
 
 
 def check_output(path: Path) -> None:

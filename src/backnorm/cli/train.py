@@ -10,6 +10,7 @@ from rich.table import Table
 
 import backnorm
 from backnorm.bench.report.words import label
+from backnorm.cli.signals import signals
 from backnorm.cli.text import warn
 from backnorm.cli.train_live import training_progress, wide_progress
 from backnorm.cli.train_table import (
@@ -119,6 +120,7 @@ def run_train(options: TrainOptions) -> TrainReport:
             with wide_progress(settings) as watch:
                 run(result, data, watch)
     except KeyboardInterrupt:
+        signals.heed()
         interrupted = True
     written = []
     if options.out is not None and result.something():

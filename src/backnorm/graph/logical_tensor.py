@@ -17,7 +17,7 @@ from backnorm.graph.strict_json import (
     expect_string,
 )
 
-__all__ = ["DATA_TYPES", "MAX_ELEMENTS", "merge", "parse_logical_tensor"]
+__all__ = ["DATA_TYPES", "MAX_ELEMENTS", "check_elements", "merge", "parse_logical_tensor"]
 
 DATA_TYPES: dict[str, np.dtype] = {"f32": FLOAT32, "bf16": BFLOAT16, "f16": FLOAT16}
 MAX_ELEMENTS = 2**48
@@ -53,6 +53,18 @@ def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> Logic
         property_type=_one_of(fields, "property_type", _PROPERTY_TYPES, where),
         name=None if name is None else expect_name(name, f"{where}.name"),
     )
+
+
+def check_elements(shape: tuple[int, ...], where: str) -> None:
+    """Raise if an array of `shape` would have more than `MAX_ELEMENTS` elements.
+
+    Zeros are left out: an empty array's other dimensions count too, for NumPy, which cannot have
+    every empty array, and because they size the parameters.
+    """
+    if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
+        raise ArgumentValueError(
+            where, "has too many elements", came=list(shape), accepted=f"at most {MAX_ELEMENTS}"
+        )
 
 
 def merge(known: LogicalTensor, other: LogicalTensor, where: str) -> LogicalTensor:
@@ -108,11 +120,7 @@ def _parse_shape(value: object, where: str) -> tuple[int, ...] | None:
     shape = tuple(
         expect_integer(dim, f"{where}[{i}]", low=0, high=MAX_ELEMENTS) for i, dim in enumerate(dims)
     )
-    # Zeros left out: an empty tensor's other dimensions count too, for they size its parameters.
-    if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
-        raise ArgumentValueError(
-            where, "has too many elements", came=list(shape), accepted=f"at most {MAX_ELEMENTS}"
-        )
+    check_elements(shape, where)
     return shape
 
 

@@ -58,7 +58,8 @@ class Blocks:
         room = max(1, _BLOCK // (part.stop - part.start))
         inner_step = max(1, min(self.inner, room))
         outer_step = max(1, room // inner_step)
-        for outer in range(0, self.outer, outer_step):
+        # Of an empty tensor there are none, however many rows of nothing it has.
+        for outer in range(0, self.outer if self.inner else 0, outer_step):
             for inner in range(0, self.inner, inner_step):
                 yield slice(outer, outer + outer_step), part, slice(inner, inner + inner_step)
 
