@@ -48,6 +48,8 @@ __all__ = [
 
 Gradients = tuple[Tensor | None, ...]
 
+_LIBRARY = torch.library.Library("backnorm", "IMPL")
+
 #: The operations' names for tensors, and the operators'.
 _WORDS = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
 
@@ -77,12 +79,22 @@ def _operation(
         operator.register_fake(_in_one_place(cls.fake, kernel))
         operator.register_autograd(cls.backward, setup_context=cls.setup_context)
         operator.register_vmap(batching.rule(operator, has_mask))
+        _lazily(name)
         cls.operator = operator
         cls.forward = operator
         cls.vmap = staticmethod(batching.rule(cls.apply, has_mask))
         return cls
 
     return register
+
+
+def _lazily(name: str) -> None:
+    """Let a kernel have tensors that are yet to be negated, or lazily zero, as they are.
+
+    PyTorch would copy them before, and reads beyond the end of those whose storage was shortened.
+    """
+    for key in ("Negative", "ZeroTensor"):
+        _LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
 
 
 def _in_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -360,6 +372,7 @@ def _fake_unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
 
 #: A mask as booleans, in shape and memory as x.
 unpack_mask = custom_op("backnorm::unpack_mask", _in_words(kernels.unpack_mask), mutates_args=())
+_lazily("unpack_mask")
 unpack_mask.register_fake(_in_one_place(_fake_unpack_mask, kernels.unpack_mask))
 
 

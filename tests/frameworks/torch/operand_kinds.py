@@ -200,8 +200,10 @@ OTHER = {
     "with less memory": with_less_memory,
     "behind others with less memory": _behind_with_less_memory,
     "not contiguous with less memory": _spread_with_less_memory,
-    "to be negated, with less memory": lambda tensor: with_less_memory(
-        _of_numbers(torch._neg_view, tensor)),
+    "to be negated, with less memory": lambda tensor: _of_numbers(
+        torch._neg_view, with_less_memory(tensor)),
+    "to be negated, without memory": lambda tensor: _of_numbers(
+        torch._neg_view, without_memory(tensor)),
     "fake": lambda tensor: FakeTensorMode().from_tensor(tensor),
     "distributed": _distributed,
     "masked": lambda tensor: masked_tensor(
