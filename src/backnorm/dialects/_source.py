@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from backnorm.arrays import NUMPY
-from backnorm.binding import facts, written
+from backnorm.binding import NO_FACTS, facts, written
 from backnorm.dialects.schema import REQUIRED, AttributeSpec, OperatorSchema, TensorSpec
 from backnorm.executable import CALLS
 from backnorm.threads import get_num_threads
@@ -131,19 +131,23 @@ def function_of(
         key += ["type(outputs)", "outputs"]
     elif choice == "output_mask":
         # What is longer than it may be is not read to its end, if it has one.
-        read = f"output_mask[:{len(schema.outputs) + 1}]"
-        key += ["type(output_mask)", f"*{read}", f"*map(type, {read})"]
+        read = f"(flags := output_mask[:{len(schema.outputs) + 1}])"
+        key += ["type(output_mask)", f"*{read}", "*map(type, flags)"]
     given = "self.attributes" if schema.style == "configured" else _dictionary(attributes)
+    passed = f"{_dictionary(inputs)}, {given}, {choice}, {memory}"
     lines = [
         f"def {name}({_listed(parameters)}):",
         "    try:",
         f"        key = ({', '.join(key)},)",
         "        found = calls.get(key)",
-        # An attribute can be any object, whose methods can raise anything.
-        "    except Exception:",
+        f"    except {NO_FACTS}:",
         "        key = found = None",
+        "    except Exception:",
+        # Either an attribute's own method raised it, and it is refused, or a signal handler.
+        f"        first(self, None, {passed})",
+        "        raise",
         "    if found is None:",
-        f"        return first(self, key, {_dictionary(inputs)}, {given}, {choice}, {memory})",
+        f"        return first(self, key, {passed})",
         f"    return found({', '.join(inputs)}, {memory})",
     ]
     return _made(lines, name, parameters, result_type(schema), {"first": first})
