@@ -18,7 +18,11 @@ from typing import Any, NamedTuple
 from backnorm.cpu.record import ADDRESSES
 from backnorm.signature import Number, Signature
 
-__all__ = ["Code", "caller", "facts", "runner", "written"]
+__all__ = ["NO_FACTS", "Code", "caller", "facts", "runner", "written"]
+
+
+#: What facts raise of an object that is no array, and a key of one that has no hash.
+NO_FACTS = "(AttributeError, TypeError, RuntimeError)"
 
 
 class Code(NamedTuple):
@@ -87,9 +91,12 @@ def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[
         "        try:",
         f"            key = ({', '.join(key)})",
         "            found = calls.get(key)",
-        # An option can be any object, whose methods can raise anything.
-        "        except Exception:",
+        f"        except {NO_FACTS}:",
         "            key = found = None",
+        "        except Exception:",
+        # Either an option's own method raised it, and the option is refused, or a signal handler.
+        f"            first(None, ({operands}), ({options},), out{passed})",
+        "            raise",
         "        if found is None:",
         f"            return first(key, ({operands}), ({options},), out{passed})",
         "        if out is None:",
@@ -167,7 +174,7 @@ def _runner(
         body += [
             "try:",
             f"    lost = {lost}",
-            "except Exception:",
+            f"except {NO_FACTS}:",
             # It has the facts of an array, and is something else.
             "    lost = True",
             "if lost:",

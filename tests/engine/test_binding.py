@@ -12,6 +12,7 @@ import pytest
 from backnorm.arrays import NUMPY, NumPy
 from backnorm.binding import caller, runner
 from backnorm.cpu.record import ADDRESSES
+from backnorm.dialects import ngraph
 from backnorm.executable import CALLS, forget, operation
 from backnorm.layout import adjacent, extents_of
 from backnorm.signature import SIGNATURES
@@ -141,3 +142,37 @@ def test_frameworks_do_not_find_each_others_calls():
         found.append(len(CALLS))
     assert found == [1, 2]
     assert {each._arrays for each in CALLS.values()} > {NUMPY}
+
+
+class ExpiredError(Exception):
+    """What a program's own signal handler raises."""
+
+
+def test_what_a_signal_handler_raises_while_a_key_is_made_is_not_lost(monkeypatch):
+    def get_num_threads():
+        # As Python runs a handler between two steps of a function.
+        raise ExpiredError
+
+    called = []
+    make = caller(SIGNATURES["reduce"], NUMPY.code, dict(NUMPY.names))
+    call = make({}, lambda *arguments: called.append(arguments), get_num_threads)
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(ExpiredError):
+        call(x, x, x[0], "NCX")
+    ((key, operands, options, out),) = called
+    assert (key, out) == (None, None)
+    assert operands[0] is x
+    assert options == ("NCX",)
+
+
+def test_nor_is_it_in_a_dialect(monkeypatch):
+    def get_num_threads():
+        raise ExpiredError
+
+    operator = ngraph.BatchNormTrainingBackprop
+
+    x, channels = np.ones((2, 3, 4), np.float32), np.ones(3, np.float32)
+    names = type(operator).__call__.__globals__
+    monkeypatch.setitem(names, "get_num_threads", get_num_threads)
+    with pytest.raises(ExpiredError):
+        operator(x, channels, channels, channels, channels, x, 1e-5)
