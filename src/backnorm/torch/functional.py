@@ -12,7 +12,6 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from backnorm.torch import autograd, checks, kernels, moving, operations, state, transforms
 from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
 from backnorm.torch.memory import check_before_pytorch
-from backnorm.torch.statistics import Running
 
 __all__ = ["batch_norm", "batch_norm_add_relu", "batch_norm_relu"]
 
@@ -183,7 +182,7 @@ def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -
         wanted = _wants_gradient(input, weight, bias, residual)
         statistics = _statistics_of(input, running_mean, running_var, training)
         if training:
-            running = None if statistics is None else Running(*statistics, momentum)
+            running = None if statistics is None else (*statistics, momentum)
             if wanted:
                 return autograd.train(input, residual, weight, bias, eps, running, relu)
             return kernels.forward(input, residual, weight, bias, eps, running, relu)[0]

@@ -20,7 +20,7 @@ from backnorm.executable import forget, operation
 from backnorm.gpu.device import Gpu
 from backnorm.gpu.launch import Launches
 from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
-from backnorm.layout import Extents, extents_of
+from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 from backnorm.torch.memory import contiguous, dense, is_beyond, order_of
@@ -105,7 +105,7 @@ class _Tensors(Tensors):
         "or ({0}.storage_offset() and is_beyond({0}))",
         address="{}",
         absent="None",
-        constants=("channels", "statistics", "data_bytes", "channel_bytes", "mask_bytes"),
+        constants=("channels", "statistics", "mask_bytes"),
         new={
             "data": "empty_like(x)",
             "channel": "x.new_empty(channels, dtype=statistics)",
@@ -120,6 +120,11 @@ class _Tensors(Tensors):
         "empty_like": torch.empty_like,
         "is_beyond": is_beyond,
     }
+
+    def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
+        """Return the values of `code.constants`."""
+        statistics = getattr(torch, problem.statistics_dtype.name)
+        return problem.channels, statistics, mask_size(problem.size)
 
     def place(self, x: Tensor) -> _Where:
         """Return the device of x."""

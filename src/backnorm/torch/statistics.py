@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,12 +10,8 @@ from torch import Tensor
 __all__ = ["Running", "statistics_type", "update_running"]
 
 
-class Running(NamedTuple):
-    """Running statistics, and the weight of a batch in their update."""
-
-    mean: Tensor
-    variance: Tensor
-    momentum: float
+#: Running statistics, mean and variance, and the weight of a batch in their update.
+Running: TypeAlias = tuple[Tensor, Tensor, float]
 
 
 def statistics_type(dtype: torch.dtype) -> torch.dtype:

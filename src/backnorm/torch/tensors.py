@@ -56,18 +56,21 @@ class Tensors:
         "or ({0}.storage_offset() and is_beyond({0}))",
         held="at_{}",
         address="{}.data_ptr()",
-        constants=("channels", "statistics", "data_bytes", "channel_bytes", "mask_bytes"),
+        constants=("statistics", "data_bytes", "channel_bytes", "mask_bytes"),
         new={
             "data": "empty_like(x)",
-            "channel": "empty(channels, dtype=statistics)",
+            "large data": "reuse(x)",
+            # 0.2 us less than of a length and a type.
+            "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
         },
     )
     names: ClassVar[dict[str, Any]] = {
         "bits": torch.uint8,
         "empty": torch.empty,
-        "empty_like": empty_like,
+        "empty_like": torch.empty_like,
         "is_beyond": is_beyond,
+        "reuse": empty_like,
     }
 
     def read(self, operands: Sequence[Any], signature: Signature) -> Sequence[Any]:
@@ -127,10 +130,13 @@ class Tensors:
 
     def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
         """Return the values of `code.constants`."""
-        statistics = getattr(torch, problem.statistics_dtype.name)
+        dtype = getattr(torch, problem.statistics_dtype.name)
+        # To be like: its elements are never used.
+        statistics = torch.empty(problem.channels, dtype=dtype, device="cpu")
+        statistics.untyped_storage().resize_(0)
         data_bytes = problem.size * problem.dtype.itemsize
         channel_bytes = problem.channels * problem.statistics_dtype.itemsize
-        return problem.channels, statistics, data_bytes, channel_bytes, mask_size(problem.size)
+        return statistics, data_bytes, channel_bytes, mask_size(problem.size)
 
     def ready(
         self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order
