@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 # What a run does just before it writes its results, or while it does; `sent` sends the signal.
 BEGIN = """
 import os, sys, time, weakref
+from importlib.metadata import entry_points
 from pathlib import Path
 import numpy as np
 from backnorm import files
@@ -223,3 +225,27 @@ def test_a_broken_pipe_is_no_signal_to_end(tmp_path, heed_interrupts):
         heed=heed_interrupts,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_control_c_while_the_package_is_imported_has_no_traceback():
+    code = """
+import os, signal, sys
+
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupted())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from _backnorm_command import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr == ""
+
+
+def test_the_command_is_that_module():
+    (script,) = entry_points(group="console_scripts", name="backnorm")
+    assert script.value == "_backnorm_command:main"
