@@ -202,7 +202,7 @@ def _runner(
         body += ["if refused >= 0:", "    refuse(variance, refused)"]
     body.append(f"return {', '.join(results)},")
     lines = [
-        f"def make(stage, refuse, {', '.join(code.constants)}, again=None):",
+        f"def make({', '.join(('stage', 'refuse', *code.constants, 'again=None'))}):",
         f"    def run({', '.join(signature.names)}, out=None{_given(signature)}):",
         *(f"        {line}" for line in body),
         "    return run",
