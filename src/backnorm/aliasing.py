@@ -13,7 +13,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Problem
 from backnorm.signature import Signature
 
-__all__ = ["check_memory", "check_out", "overlaps_itself", "own"]
+__all__ = ["check_memory", "check_out", "check_writable", "own"]
 
 
 def check_out(
@@ -119,13 +119,18 @@ def check_memory(out: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, *, li
         raise ArgumentTypeError(
             "out", f"must have the element type of {{{like}}}", came=out.dtype, accepted=dtype
         )
-    if not out.flags.writeable:
-        raise ArgumentValueError("out", "is read-only", accepted="a writable array")
-    if not out.flags.c_contiguous and overlaps_itself(out):
+    check_writable("out", out)
+
+
+def check_writable(name: str, array: np.ndarray) -> None:
+    """Raise unless every element of an array of NumPy's own class can hold a value of its own."""
+    if not array.flags.writeable:
+        raise ArgumentValueError(name, "is read-only", accepted="a writable array")
+    if not array.flags.c_contiguous and _overlaps_itself(array):
         raise ArgumentValueError(
-            "out",
+            name,
             "has elements that share memory",
-            came=f"strides {out.strides}",
+            came=f"strides {array.strides}",
             accepted="an array with distinct elements",
         )
 
@@ -138,7 +143,7 @@ def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
     )
 
 
-def overlaps_itself(array: np.ndarray) -> bool:
+def _overlaps_itself(array: np.ndarray) -> bool:
     """Whether two elements share memory, or cannot be told to be apart."""
     strides = sorted(
         (abs(stride), size)

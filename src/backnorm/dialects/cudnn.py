@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.aliasing import overlaps_itself
+from backnorm.aliasing import check_writable
 from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects.operator import by_name, function
 from backnorm.dialects.schema import (
@@ -53,17 +53,8 @@ def _check_memory(call: Call) -> None:
         if memory is None and call.number(beta) != 0.0:
             problem = f"is required where {beta} is not 0: it is what the result is blended into"
             raise ArgumentTypeError(name, problem, came="None", accepted="an array")
-        if memory is None:
-            continue
-        if not memory.flags.writeable:
-            raise ArgumentValueError(name, "is read-only", accepted="a writable array")
-        if not memory.flags.c_contiguous and overlaps_itself(memory):
-            raise ArgumentValueError(
-                name,
-                "has elements that share memory",
-                came=f"strides {memory.strides}",
-                accepted="an array with distinct elements",
-            )
+        if memory is not None:
+            check_writable(name, memory)
 
 
 def _blended(call: Call, canonical: CanonicalCall) -> CanonicalCall:
