@@ -64,7 +64,7 @@ def _run(code, folder, **environment):
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _BEGIN + code, folder],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
@@ -315,7 +315,7 @@ def test_processes_that_need_the_same_library_all_get_it(copied):
 def test_a_forked_child_builds_and_calls_while_a_thread_of_its_parent_builds(copied):
     copied.path.unlink()
     code = """
-import os, signal, threading
+import faulthandler, os, threading
 from backnorm.cpu.build import demand
 begun, build = threading.Event(), demand.build
 def slow(*arguments):
@@ -327,13 +327,14 @@ building.start()
 begun.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(40)
+    # A deadlock is said with the place that it is at; a busy machine may need half a minute.
+    faulthandler.dump_traceback_later(120, exit=True)
     call(threads=2)
     library.load("xla")
     os._exit(0)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 building.join()
 call(threads=2)
-print(status)
+sys.exit(status)
 """
-    assert _run(code, copied.folder) == "0"
+    _run(code, copied.folder)
