@@ -28,6 +28,7 @@ __all__ = [
     "check_epsilon",
     "check_mask",
     "problem_of",
+    "unsupported_type",
     "variance_error",
 ]
 
@@ -199,6 +200,13 @@ def problem_of(
     )
 
 
+def unsupported_type(name: str, came: object, hint: str | None = None) -> ArgumentTypeError:
+    """Return the error for data whose elements are of another type than those of `dtypes`."""
+    return ArgumentTypeError(
+        name, "unsupported element type", came=came, accepted=_TYPE_NAMES, hint=hint
+    )
+
+
 def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentValueError:
     """Return the error for `channel`, whose variance + epsilon is finite and not positive."""
     if problem.inverse:
@@ -304,13 +312,8 @@ def _residual_alone(operation: Operation) -> ArgumentValueError:
 def _check_input(name: str, array: Any, least: int) -> np.dtype:
     dtype = element_type(array.dtype)
     if dtype is None:
-        raise ArgumentTypeError(
-            name,
-            "unsupported element type",
-            came=array.dtype,
-            accepted=_TYPE_NAMES,
-            hint=f"convert it first, e.g. {{{name}}}.astype('float32')",
-        )
+        hint = f"convert it first, e.g. {{{name}}}.astype('float32')"
+        raise unsupported_type(name, array.dtype, hint)
     if array.ndim < least:
         raise ArgumentValueError(
             name,

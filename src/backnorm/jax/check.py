@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from backnorm import problem
-from backnorm.dtypes import ELEMENT_TYPES, element_type
+from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
 from backnorm.problem import Metadata
 from backnorm.scalars import check_integer
@@ -31,17 +31,11 @@ def read(name: str, value: Any) -> Any:
     """
     kind = type(value)
     if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray):
-        if kind is not np.ndarray:
-            value = np.ndarray.view(value, np.ndarray)
+        value = problem.as_array(name, value)
         # JAX has no name for the argument when it meets elements that it does not know.
         native = element_type(value.dtype)
         if native is None:
-            raise ArgumentTypeError(
-                name,
-                "unsupported element type",
-                came=value.dtype,
-                accepted=", ".join(map(str, ELEMENT_TYPES)),
-            )
+            raise problem.unsupported_type(name, value.dtype)
         # JAX reads the bytes of the other order as if they were of this one.
         return value if value.dtype.isnative else value.astype(native)
     if _is_of_jax(value):

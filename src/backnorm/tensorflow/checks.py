@@ -28,7 +28,6 @@ _OPTIONAL = ("gamma", "beta")
 _TYPES = frozenset(tf.as_dtype(dtype) for dtype in ELEMENT_TYPES)
 # What TensorFlow can make a tensor of, or says why not.
 _OWN = (tf.Tensor, tf.Variable, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
-_TYPE_NAMES = ", ".join(str(dtype) for dtype in ELEMENT_TYPES)
 
 
 def as_tensors(**given: Any) -> dict[str, Any]:
@@ -184,10 +183,5 @@ def _unreadable(name: str, kind: type) -> ArgumentTypeError:
 
 
 def _unsupported(name: str, dtype: Any) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        name,
-        "unsupported element type",
-        came=getattr(dtype, "name", dtype),
-        accepted=_TYPE_NAMES,
-        hint=f"convert it first, e.g. tf.cast({name}, tf.float32)",
-    )
+    hint = f"convert it first, e.g. tf.cast({name}, tf.float32)"
+    return problem.unsupported_type(name, getattr(dtype, "name", dtype), hint)
