@@ -67,7 +67,7 @@ def _run(code, folder, **environment):
         timeout=200,
         env={**os.environ, **environment},
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
 
@@ -315,26 +315,33 @@ def test_processes_that_need_the_same_library_all_get_it(copied):
 def test_a_forked_child_builds_and_calls_while_a_thread_of_its_parent_builds(copied):
     copied.path.unlink()
     code = """
-import faulthandler, os, threading
+import faulthandler, fcntl, os, threading, time
 from backnorm.cpu.build import demand
 begun, build = threading.Event(), demand.build
 def slow(*arguments):
     begun.set()
     build(*arguments)
 demand.build = slow
+# The thread that builds is in the middle of saying so while the child is made: nobody reads.
+end, stderr = os.pipe()
+os.dup2(stderr, 2)
+os.write(2, b" " * fcntl.fcntl(2, fcntl.F_GETPIPE_SZ))
 building = threading.Thread(target=call)
 building.start()
 begun.wait()
+time.sleep(0.5)
 child = os.fork()
 if child == 0:
     # A deadlock is said with the place that it is at; a busy machine may need half a minute.
-    faulthandler.dump_traceback_later(120, exit=True)
+    faulthandler.dump_traceback_later(120, file=1, exit=True)
     call(threads=2)
     library.load("xla")
     os._exit(0)
+threading.Thread(target=lambda: [*iter(lambda: os.read(end, 65536), b"")], daemon=True).start()
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 building.join()
 call(threads=2)
 sys.exit(status)
 """
-    _run(code, copied.folder)
+    # Where it is set, stderr has no buffer, and no lock.
+    _run(code, copied.folder, PYTHONUNBUFFERED="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -56,11 +57,7 @@ def build(name: str, level: str, folder: Path) -> None:
         )
     # What asks the processor is there at once.
     if name != PROBE:
-        print(
-            f"backnorm: compiling {name} for {level} (make kernels compiles all)",
-            file=sys.stderr,
-            flush=True,
-        )
+        _say(f"backnorm: compiling {name} for {level} (make kernels compiles all)")
     done = subprocess.run(  # noqa: S603 (this interpreter, our own module)
         command(level, folder, name),
         env=environment(level),
@@ -76,3 +73,13 @@ def build(name: str, level: str, folder: Path) -> None:
         raise MachineCodeError(
             f"the sources of {name} are others than when this process began; start it again"
         )
+
+
+def _say(line: str) -> None:
+    """Write a line to where stderr went when Python started, if that is open.
+
+    Not with `print`: a process that is forked while another thread prints has a stderr whose lock
+    nobody gives back, and waits for ever when it prints, too.
+    """
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        os.write(sys.__stderr__.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]
