@@ -20,7 +20,6 @@ from backnorm.torch.modules import (
     BatchNormReLU3d,
 )
 from backnorm.torch.operations import ThirdOrderError
-from backnorm.torch.transforms import UnsupportedTransformError
 from backnorm.torch.tuning import Trial, tune
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "TensorValueError",
     "ThirdOrderError",
     "Trial",
-    "UnsupportedTransformError",
     "batch_norm",
     "batch_norm_add_relu",
     "batch_norm_relu",

@@ -6,7 +6,7 @@ exactly and in one call. A tensor that vmap does not map over is the same for al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,32 +19,68 @@ __all__ = ["rule"]
 Rule = Callable[..., tuple[Any, Any]]
 
 
-def rule(function: Callable[..., Any], has_mask: Callable[..., bool]) -> Rule:
+def rule(
+    function: Callable[..., Any], has_mask: Callable[..., bool], of_x: tuple[int, ...] = ()
+) -> Rule:
     """Return the rule of `function`, as `torch.library` and `torch.autograd.Function` want it.
 
     Its tensors are recognised by their rank: what has one axis is per channel, what has more has
     the channels on the second. The bits of a mask are neither: calls of which `has_mask` says that
     they take or return one are made problem by problem.
+
+    `of_x` are the places of the results that depend on x alone, which is the first argument: where
+    all problems have the same x, these are the same for all, too.
     """
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
-        if has_mask(*arguments):
-            problems = zip(*map(_select, arguments, in_dims, [size] * len(arguments)), strict=True)
-            results = zip(*(function(*problem) for problem in problems), strict=True)
-            stacked = tuple(torch.stack(result) for result in results)
-            return stacked, (0,) * len(stacked)
-        merged = [
-            _merge(argument, axis, size) if isinstance(argument, Tensor) else argument
-            for argument, axis in zip(arguments, in_dims, strict=True)
-        ]
-        results = function(*merged)
-        if isinstance(results, Tensor):
-            return _split(results, size)
-        split = [_split(result, size) for result in results]
-        return tuple(result for result, _ in split), tuple(axis for _, axis in split)
+        if not size:
+            # Results have a shape all the same: that of any problem.
+            arguments = tuple(map(_one, arguments, in_dims))
+        compute = _apart if has_mask(*arguments) else _together
+        found: list[tuple[Tensor, int | None]] = []
+        for place, (result, axis) in enumerate(compute(function, size or 1, in_dims, arguments)):
+            if place in of_x and in_dims[0] is None:
+                found.append((result.select(axis, 0), None))
+            else:
+                found.append((result if size else result.narrow(axis, 0, 0), axis))
+        if len(found) == 1:
+            return found[0]
+        results, axes = zip(*found, strict=True)
+        return results, axes
 
     return vmap
+
+
+def _together(
+    function: Callable[..., Any], size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> list[tuple[Tensor, int]]:
+    """Return results of all problems computed as one, and where the axis of problems is in each."""
+    merged = [
+        _merge(argument, axis, size) if isinstance(argument, Tensor) else argument
+        for argument, axis in zip(arguments, in_dims, strict=True)
+    ]
+    return [_split(result, size) for result in _as_tuple(function(*merged))]
+
+
+def _apart(
+    function: Callable[..., Any], size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> list[tuple[Tensor, int]]:
+    """Return the same, computed problem by problem."""
+    problems = zip(*map(_select, arguments, in_dims, [size] * len(arguments)), strict=True)
+    results = zip(*(_as_tuple(function(*problem)) for problem in problems), strict=True)
+    return [(torch.stack(result), 0) for result in results]
+
+
+def _as_tuple(results: Any) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else results
+
+
+def _one(argument: Any, axis: int | None) -> Any:
+    """Return an argument whose axis of problems is empty for one problem of ones."""
+    if axis is None:
+        return argument
+    return argument.new_ones([*argument.shape[:axis], 1, *argument.shape[axis + 1 :]])
 
 
 def _select(argument: Any, axis: int | None, size: int) -> tuple[Any, ...]:

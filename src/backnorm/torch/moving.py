@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -13,7 +12,9 @@ from backnorm.torch.checks import TensorValueError
 from backnorm.torch.memory import check_moved
 from backnorm.torch.statistics import update_running
 
-__all__ = ["move"]
+__all__ = ["move", "transformed"]
+
+_NAMES = "running_mean", "running_var"
 
 
 def move(
@@ -30,14 +31,20 @@ def move(
     check_moved(running_mean=running_mean, running_var=running_var)
     mean, variance = mean.detach(), variance.detach()
     count = input.numel() // input.shape[1]
-    if state.transformed() and not torch.compiler.is_compiling():
-        _Move.apply(running_mean, running_var, mean, variance, momentum, count)
+    if state.transformed():
+        transformed(running_mean, running_var, mean, variance, momentum, count)
         return
     rest = 1.0 - momentum
     # A tensor first: for torch.jit.trace counts are tensors of integers, whose ratio has 24 bits.
     unbiased = variance.double() * count / (count - 1)
     running_mean.copy_(running_mean.double() * rest + mean.double() * momentum)
     running_var.copy_(running_var.double() * rest + unbiased * momentum)
+
+
+def transformed(*arguments: Any) -> Tensor:
+    """Update running statistics below all transforms; of running and batch's statistics."""
+    nothing: Tensor = _Move.apply(*arguments)
+    return nothing
 
 
 class _Move(Function):
@@ -66,18 +73,28 @@ class _Move(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int | None]:
-        for name, axis in zip(("running_mean", "running_var"), in_dims, strict=False):
-            if axis is None:
+        for name, axis, of_batch in zip(_NAMES, in_dims[:2], in_dims[2:4], strict=True):
+            if axis is None and of_batch is not None:
                 raise TensorValueError(
                     name,
                     "would be moved by every element of vmap, but is one for all of them",
                     accepted="a tensor that vmap maps over, or None",
                     hint="torch.func.stack_module_state gives each model its own",
                 )
-        # All are per channel; the first axis of problems does not matter to what is elementwise.
+        # All are per channel; where the axis of problems is first in all, it does not matter to
+        # what is elementwise.
         moved = [
-            value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
+            _copies(value, info.batch_size) if axis is None else value.movedim(axis, 0)
             for value, axis in zip(inputs[:4], in_dims, strict=False)
         ]
         _Move.apply(*moved, *inputs[4:])
         return inputs[2].new_empty(0), None
+
+
+def _copies(tensor: Tensor, size: int) -> Tensor:
+    """Return one of each for `size` problems.
+
+    As with PyTorch, of running statistics of which vmap maps over one and not the other, and a
+    batch that is the same for all, the other stays as it is.
+    """
+    return tensor.expand(size, *tensor.shape).clone()

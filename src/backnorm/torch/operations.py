@@ -22,13 +22,13 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.library import custom_op
 
 from backnorm.errors import ArgumentError, BacknormError
 from backnorm.layout import mask_size
 from backnorm.torch import batching, kernels
-from backnorm.torch.checks import check_device, not_a_tensor
+from backnorm.torch.checks import TensorValueError, check_device, not_a_tensor
 from backnorm.torch.classes import in_memory
 from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.statistics import statistics_type
@@ -65,9 +65,9 @@ class _Operation(Function):
 
 
 def _operation(
-    name: str, has_mask: Callable[..., bool] = lambda *_: False
+    name: str, has_mask: Callable[..., bool] = lambda *_: False, of_x: tuple[int, ...] = ()
 ) -> Callable[[type[Any]], type[Any]]:
-    """Register a class as an operator of the dispatcher; `has_mask` is for `batching.rule`.
+    """Register a class as an operator of the dispatcher; the rest is for `batching.rule`.
 
     The class has `kernel`, with the types of the operator, and `fake`, which returns new tensors
     like the kernel's; and `setup_context`, `backward` and `jvp`, as `Function` wants them.
@@ -78,14 +78,50 @@ def _operation(
         operator = custom_op(f"backnorm::{name}", kernel, mutates_args=())
         operator.register_fake(_in_one_place(cls.fake, kernel))
         operator.register_autograd(cls.backward, setup_context=cls.setup_context)
-        operator.register_vmap(batching.rule(operator, has_mask))
+        operator.register_vmap(batching.rule(operator, has_mask, of_x))
         _lazily(name)
         cls.operator = operator
         cls.forward = operator
-        cls.vmap = staticmethod(batching.rule(cls.apply, has_mask))
+        cls.jvp = staticmethod(_differentiable_forward(cls.jvp))
+        cls.vmap = staticmethod(batching.rule(cls.apply, has_mask, of_x))
         return cls
 
     return register
+
+
+def _differentiable_forward(jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rule of forward mode that forward mode can differentiate again.
+
+    PyTorch calls it with forward mode off, for all levels at once: of a rule that brings its own
+    derivative the tangent of the tangent would be 0. The level at hand is left out by `_primals`.
+    """
+
+    @functools.wraps(jvp)
+    def call(*arguments: Any) -> Any:
+        with forward_ad._set_fwd_grad_enabled(True):
+            return jvp(*arguments)
+
+    return call
+
+
+def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
+    """Raise for tangents of given statistics, beside those of other inputs: as PyTorch does."""
+    for name, tangent in (("running_mean", tmean), ("running_var", tvariance)):
+        if tangent is not None:
+            raise TensorValueError(
+                name,
+                "is a constant to derivatives, and must have no tangent",
+                hint=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal",
+            )
+
+
+def _primals(ctx: Any) -> list[Tensor | None]:
+    """Return the saved tensors without their tangents, at the level at hand."""
+    # Not `forward_ad.unpack_dual`, which knows no level of forward mode while a compiler traces.
+    return [
+        None if each is None else torch._VF._unpack_dual(each, level=0).primal
+        for each in ctx.saved_tensors
+    ]
 
 
 def _lazily(name: str) -> None:
@@ -235,7 +271,7 @@ class _Backward(_Operation):
         tweight: Tensor | None,
         *_: Any,
     ) -> Gradients:
-        x, dy, mask, mean, variance, weight = ctx.saved_tensors
+        x, dy, mask, mean, variance, weight = _primals(ctx)
         tdx, tdweight, tdbias, tdresidual = None, None, None, None
         # Results are linear in dy; and in the rest the Hessian of <dy, y>, times the tangents.
         if tdy is not None:
@@ -261,9 +297,11 @@ class _Normalisation(_Operation):
     """
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> Gradients:
-        x, mask, mean, variance, weight = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
         needed = ctx.needs_input_grad
+        if dy is None:
+            return (None,) * len(needed)
+        x, mask, mean, variance, weight = ctx.saved_tensors
         gradients = _Backward.apply(
             x, dy, mask, mean, variance, weight, ctx.eps, ctx.training, needed[1]
         )
@@ -271,10 +309,15 @@ class _Normalisation(_Operation):
 
     @staticmethod
     def jvp(
-        ctx: Any, tx: Tensor | None, _: Any, tweight: Tensor | None, tbias: Tensor | None, *__: Any
+        ctx: Any,
+        tx: Tensor | None,
+        _: Any,
+        tweight: Tensor | None,
+        tbias: Tensor | None,
+        *others: Any,
     ) -> Any:
         # Without residual and ReLU, which `functional` adds where there is forward mode.
-        x, _, mean, variance, weight = ctx.saved_tensors
+        x, _, mean, variance, weight = _primals(ctx)
         moved, scaled = None, None
         if tx is not None:
             moved = _Backward.apply(
@@ -288,10 +331,14 @@ class _Normalisation(_Operation):
             else:
                 scaled = _Inference.apply(x, None, tweight, tbias, mean, variance, ctx.eps, False)
         tangent = _sum(moved, scaled)
+        if tangent is None:
+            tangent = torch.zeros_like(x)
+        elif not ctx.training:
+            _check_constants(*others[:2])
         return (tangent, None, None, None) if ctx.training else tangent
 
 
-@_operation("batch_norm", has_mask=lambda *inputs: inputs[5])
+@_operation("batch_norm", has_mask=lambda *inputs: inputs[5], of_x=(1, 2))
 class _Forward(_Normalisation):
     """y, mean and biased variance of the batch, and the mask of y's positive elements.
 
@@ -327,6 +374,7 @@ class _Forward(_Normalisation):
         _, mean, variance, mask = output
         ctx.training = True
         ctx.mark_non_differentiable(mean, variance, mask)
+        ctx.set_materialize_grads(False)
         _save(ctx, x, mask if relu else None, mean, variance, weight)
 
 
@@ -344,6 +392,7 @@ class _Inference(_Normalisation):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, _, weight, _, mean, variance, ctx.eps, ctx.relu = inputs
         ctx.training = False
+        ctx.set_materialize_grads(False)
         _save(ctx, x, None, mean, variance, weight)
 
     @staticmethod

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from torch.func import grad, hessian, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 import backnorm.torch
 
@@ -136,15 +136,40 @@ def functions():
         lambda f, x: grad(f)(x),
         lambda f, x: jvp(f, (x,), (x * x,)),
         lambda f, x: hessian(f)(x),
+        lambda f, x: jacfwd(jacfwd(f))(x),
         lambda f, x: vmap(f)(torch.stack([x, x * x])),
         lambda f, x: vmap(grad(f))(torch.stack([x, x * x])),
     ],
-    ids=["grad", "jvp", "hessian", "vmap", "vmap of grad"],
+    ids=["grad", "jvp", "hessian", "forward twice", "vmap", "vmap of grad"],
 )
 def test_transforms_inside(transform, close):
     f, x = functions()
     compiled = torch.compile(lambda x: transform(f, x), backend="aot_eager", fullgraph=True)
     close(compiled(x), transform(f, x))
+
+
+@pytest.mark.parametrize(
+    "mapped", [(0, 0, 0, None), (None, None, None, 0), (None, 0, 0, 0)], ids=str
+)
+def test_running_statistics_of_vmap_inside(mapped, close):
+    sizes = (4, 3, 2), (3,), (3,), (3,)
+
+    def moved(call):
+        torch.manual_seed(1)
+        given = [
+            torch.rand(size if axis is None else (2, *size)).double() + 0.5
+            for size, axis in zip(sizes, mapped, strict=True)
+        ]
+        return call(*given), given
+
+    def mapped_over(x, mean, variance, weight):
+        def call(x, mean, variance, weight):
+            return backnorm.torch.batch_norm_relu(x, mean, variance, weight, None, True)
+
+        return vmap(call, mapped)(x, mean, variance, weight)
+
+    compiled = torch.compile(mapped_over, backend="aot_eager", fullgraph=True)
+    close(moved(compiled), moved(mapped_over))
 
 
 def test_forward_mode_inside(close):

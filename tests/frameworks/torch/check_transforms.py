@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import (
     functional_call,
     grad,
@@ -11,21 +14,25 @@ from torch.func import (
     jacfwd,
     jacrev,
     jvp,
-    stack_module_state,
+    linearize,
     vjp,
     vmap,
 )
 
 import backnorm.torch
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+    # Of `linearize`, with anything that the function closes over.
+    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),
+]
 
 
 def formula(x, mean, variance, weight, bias, training, momentum=0.1, eps=1e-5):
     """Batch normalisation as PyTorch differentiates it itself, operator by operator.
 
-    PyTorch's own batch_norm is not the one to compare with: of 2.13, forward over reverse mode
-    (`torch.func.hessian`) is wrong for weight in training.
+    PyTorch's own batch_norm is not the one to compare with: of 2.13, several second derivatives of
+    `torch.func` are wrong in training (`test_which_second_derivatives_pytorch_has_wrong`).
     """
     axes = [0, *range(2, x.dim())]
     shape = [1, -1] + [1] * (x.dim() - 2)
@@ -46,6 +53,18 @@ TRANSFORMS = {
     "hessian": lambda f, x, w, b: hessian(f, (0, 1, 2))(x, w, b),
     "reverse twice": lambda f, x, w, b: jacrev(jacrev(f, (0, 1, 2)), (0, 1, 2))(x, w, b),
     "reverse over forward": lambda f, x, w, b: jacrev(jacfwd(f, (0, 1, 2)), (0, 1, 2))(x, w, b),
+    "forward twice": lambda f, x, w, b: jacfwd(jacfwd(f, (0, 1, 2)), (0, 1, 2))(x, w, b),
+    "jvp of jvp": lambda f, x, w, b: jvp(
+        lambda x, w, b: jvp(f, (x, w, b), (x * x, w * w, b * b))[1], (x, w, b), (3 * x, 2 * w, b)
+    ),
+    "grad of jvp": lambda f, x, w, b: grad(
+        lambda x, w, b: jvp(f, (x, w, b), (x * x, w * w, b * b))[1], (0, 1, 2)
+    )(x, w, b),
+    "jvp of grad": lambda f, x, w, b: jvp(grad(f, (0, 1, 2)), (x, w, b), (3 * x, 2 * w, b)),
+    "linearize": lambda f, x, w, b: linearize(f, x, w, b)[1](3 * x, 2 * w, b),
+    "vmap of forward twice": lambda f, x, w, b: vmap(jacfwd(jacfwd(f)), (0, None, 0))(
+        torch.stack([x, x * x]), w, torch.stack([b, -b])
+    ),
     "vmap of grad": lambda f, x, w, b: vmap(grad(f, (0, 1, 2)), (1, None, 0))(
         torch.stack([x, x * x], 1), w, torch.stack([b, -b])
     ),
@@ -98,89 +117,89 @@ def test_running_statistics_move_under_grad(close):
     close(*(list(module.state_dict().values()) for module in modules))
 
 
-def test_an_ensemble_moves_the_running_statistics_of_each_model(close):
-    models = [backnorm.torch.BatchNorm1d(3) for _ in range(2)]
-    for model in models:
-        model.num_batches_tracked = None
-    parameters, buffers = stack_module_state(models)
-    x = torch.randn(2, 4, 3)
-
-    def call(parameters, buffers, x):
-        return functional_call(models[0], (parameters, buffers), (x,))
-
-    y = vmap(call)(parameters, buffers, x)
-    expected = [model(part) for model, part in zip(models, x, strict=True)]
-    close(list(y), expected)
-    close(list(buffers["running_mean"]), [model.running_mean for model in models])
-    close(list(buffers["running_var"]), [model.running_var for model in models])
-
-
-def test_one_set_of_running_statistics_for_all_of_vmap_is_refused(parameters):
-    *_, mean, variance = parameters(3)
-    with pytest.raises(backnorm.torch.TensorValueError, match="running_mean: would be moved"):
-        vmap(lambda x: backnorm.torch.batch_norm(x, mean, variance, training=True))(
-            torch.randn(2, 4, 3).double()
-        )
-
-
 def test_the_third_order_is_refused():
     def f(x):
         return backnorm.torch.batch_norm(x, None, None, training=True).pow(3).sum()
 
     x = torch.randn(4, 2).double()
-    for transform in (jacrev(jacrev(jacrev(f))), jacfwd(jacrev(jacrev(f))), jacrev(hessian(f))):
+    orders = jacrev(jacrev(jacrev(f))), jacfwd(jacrev(jacrev(f))), jacrev(hessian(f))
+    for transform in (*orders, jacfwd(jacfwd(jacfwd(f)))):
         with pytest.raises(backnorm.torch.ThirdOrderError, match="twice"):
             transform(x)
 
 
+def test_which_second_derivatives_pytorch_has_wrong(parameters):
+    """What docs/pytorch.md says of PyTorch: of its own layer in training, these and no others."""
+    weight, bias, *_ = parameters(3)
+    x, factor = torch.randn(4, 3, 2).double(), torch.randn(4, 3, 2).double()
+
+    def loss(function):
+        def call(*tensors):
+            return (function(tensors[0], None, None, *tensors[1:], True) * factor).pow(3).sum()
+
+        return call
+
+    wrong = set()
+    modes = {"jacrev": jacrev, "jacfwd": jacfwd}
+    for outer, inner in itertools.product(modes, modes):
+        for first, second in itertools.product(range(3), range(3)):
+            theirs, exact = (
+                modes[outer](modes[inner](loss(function), first), second)(x, weight, bias)
+                for function in (torch.nn.functional.batch_norm, formula)
+            )
+            if not torch.allclose(theirs, exact, rtol=1e-9, atol=1e-9):
+                wrong.add((f"{outer}({inner})", "xwb"[first] + "xwb"[second]))
+    assert wrong == {
+        ("jacrev(jacfwd)", "xx"),
+        ("jacfwd(jacfwd)", "xx"),
+        *((f"{outer}({inner})", "wx") for outer in modes for inner in modes),
+    }
+
+
+CHOICES = [choice for size in range(1, 6) for choice in itertools.combinations(range(5), size)]
+
+
 @pytest.mark.parametrize("training", [True, False])
-def test_forward_mode_twice_is_refused_where_pytorch_loses_the_derivative(training, parameters):
-    *_, mean, variance = parameters(2)
-
-    def f(x):
-        running = (None, None) if training else (mean, variance)
-        return backnorm.torch.batch_norm(x, *running, training=training).pow(3).sum()
-
-    with pytest.raises(backnorm.torch.UnsupportedTransformError, match="jacrev"):
-        jacfwd(jacfwd(f))(torch.randn(4, 2).double())
-
-
-def test_that_pytorch_loses_it():
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x**3
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_forward(*inputs)
-
-        @staticmethod
-        def jvp(ctx, tangent):
-            (x,) = ctx.saved_tensors
-            return 3 * x**2 * tangent
-
-    one = torch.ones(1)
-    _, second = jvp(lambda x: jvp(Cube.apply, (x,), (one,))[1], (2 * one,), (one,))
-    assert second.item() == 0.0, "PyTorch keeps it now: allow forward mode twice"
-
-
-def test_dual_tensors_without_a_gradient(parameters, close):
-    from torch.autograd import forward_ad
-
+@pytest.mark.parametrize("relu", [False, True])
+def test_dual_tensors_of_any_arguments(training, relu, parameters, close):
     weight, bias, mean, variance = parameters(3)
-    x = torch.randn(4, 3, 2).double()
-    for training in (True, False):
-        running = (None, None) if training else (mean, variance)
-        tangents = []
-        for function in (
-            lambda x, r=running, t=training: backnorm.torch.batch_norm(x, *r, weight, bias, t),
-            lambda x, t=training: formula(x, mean, variance, weight, bias, t),
-        ):
+    x, residual = torch.randn(4, 3, 2).double(), torch.randn(4, 3, 2).double()
+
+    def ours(*arguments):
+        if relu:
+            return backnorm.torch.batch_norm_add_relu(arguments[0], residual, *arguments[1:])
+        return backnorm.torch.batch_norm(*arguments)
+
+    def theirs(*arguments):
+        y = torch.nn.functional.batch_norm(*arguments)
+        return torch.relu(y + residual) if relu else y
+
+    for choice in CHOICES:
+        outcomes = []
+        for function in (ours, theirs):
+            # Statistics are moved in place.
+            tensors = [each.clone() for each in (x, mean, variance, weight, bias)]
             with forward_ad.dual_level():
-                y = function(forward_ad.make_dual(x, x * x))
-                tangents.append(forward_ad.unpack_dual(y).tangent)
-        close(*tangents)
+                given = [
+                    forward_ad.make_dual(each, each * each) if k in choice else each
+                    for k, each in enumerate(tensors)
+                ]
+                try:
+                    y, tangent = forward_ad.unpack_dual(function(*given, training))
+                except RuntimeError as error:
+                    outcomes.append(error)
+                    continue
+                # A tangent of 0 may be none.
+                tangent = torch.zeros_like(y) if tangent is None else tangent
+                left = [forward_ad.unpack_dual(each).tangent for each in given[1:3]]
+                outcomes.append([y, tangent, *tensors[1:3], *left])
+        mine, expected = outcomes
+        if isinstance(expected, RuntimeError):
+            assert "cannot have forward grad" in str(expected)
+            assert "must have no tangent" in str(mine)
+            assert not training
+        else:
+            close(mine, expected)
 
 
 def recorded():
@@ -203,8 +222,6 @@ def test_vmap_over_the_gradients_of_an_eager_call(close):
 
 
 def test_forward_mode_over_the_gradients_of_an_eager_call(close):
-    from torch.autograd import forward_ad
-
     y, leaves = recorded()
     dy, tangent = torch.randn(4, 3, 2).double(), torch.randn(4, 3, 2).double()
     with forward_ad.dual_level():
