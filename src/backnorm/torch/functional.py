@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from backnorm.torch import autograd, checks, kernels, moving, operations, state, transforms
+from backnorm.torch import (
+    autograd,
+    checks,
+    kernels,
+    moving,
+    operations,
+    sharding,
+    state,
+    transforms,
+)
 from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
 from backnorm.torch.memory import check_before_pytorch
 
@@ -232,10 +241,11 @@ def _watched(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> 
     """Call operators that the dispatcher knows, or functions that transforms know."""
     input, running_mean, running_var, weight, bias, training, residual = arguments
     transformed = state.transformed()
-    # torch.func cannot transform the bits of a mask, and inference returns no mask.
-    if relu and (transformed or (not training and _wants_gradient(input, weight, bias, residual))):
-        alone = (*arguments[:6], None)
-        return _add_and_relu(_watched(alone, momentum, eps, False), residual)
+    # torch.func cannot transform the bits of a mask, nor can they be distributed; and inference
+    # returns no mask.
+    alone = transformed or sharding.is_distributed(input)
+    if relu and (alone or (not training and _wants_gradient(input, weight, bias, residual))):
+        return _add_and_relu(_watched((*arguments[:6], None), momentum, eps, False), residual)
     if transformed and torch.compiler.is_compiling():
         transforms.allow_in_graph()
     if not training:
