@@ -9,7 +9,7 @@
 
 from backnorm.torch.aten import use_for_aten
 from backnorm.torch.checks import TensorTypeError, TensorValueError
-from backnorm.torch.conversion import FusionWarning, convert, revert
+from backnorm.torch.conversion import ConversionWarning, FusionWarning, convert, revert
 from backnorm.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
 from backnorm.torch.modules import (
     BatchNorm1d,
@@ -18,8 +18,12 @@ from backnorm.torch.modules import (
     BatchNormReLU1d,
     BatchNormReLU2d,
     BatchNormReLU3d,
+    LazyBatchNorm1d,
+    LazyBatchNorm2d,
+    LazyBatchNorm3d,
 )
 from backnorm.torch.operations import ThirdOrderError
+from backnorm.torch.report import LayerReport
 from backnorm.torch.tuning import Trial, tune
 
 __all__ = [
@@ -29,7 +33,12 @@ __all__ = [
     "BatchNormReLU1d",
     "BatchNormReLU2d",
     "BatchNormReLU3d",
+    "ConversionWarning",
     "FusionWarning",
+    "LayerReport",
+    "LazyBatchNorm1d",
+    "LazyBatchNorm2d",
+    "LazyBatchNorm3d",
     "TensorTypeError",
     "TensorValueError",
     "ThirdOrderError",

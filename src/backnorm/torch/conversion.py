@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from backnorm.torch import fusion, modules
+from backnorm.torch import fusion
+from backnorm.torch.counterparts import Class, original_of, ours_for
 from backnorm.torch.fusion import FusionWarning
+from backnorm.torch.kinds import Activated, Frozen, has_relu_alone
+from backnorm.torch.modules import _BatchNorm, _BatchNormReLU
+from backnorm.torch.patterns import FUSABLE, Outcome
+from backnorm.torch.report import LayerReport, class_name, is_batch_norm, why_left
+from backnorm.torch.steps import is_observed
 from backnorm.torch.tracing import CONTAINERS, UntraceableError
 
-__all__ = ["FusionWarning", "convert", "revert"]
+__all__ = ["ConversionWarning", "FusionWarning", "convert", "revert"]
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-Class = type[torch.nn.Module]
-
-_OURS: dict[Class, Class] = {
-    torch.nn.BatchNorm1d: modules.BatchNorm1d,
-    torch.nn.BatchNorm2d: modules.BatchNorm2d,
-    torch.nn.BatchNorm3d: modules.BatchNorm3d,
-}
-_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 
 
-def convert(model: Model, fuse: bool = False) -> Model:
+class ConversionWarning(UserWarning):
+    """A model has nothing that `convert` can convert."""
+
+
+def convert(
+    model: Model, fuse: bool = False, report: Callable[[LayerReport], object] | None = None
+) -> Model:
     """Have backnorm compute the batch normalisation of a model.
 
     Every `torch.nn.BatchNorm1d`, `2d` and `3d` in `model`, itself included, becomes one of
     `backnorm.torch`, in place: the modules stay the same objects with the same parameters, buffers
-    and hooks, and only their class changes. Subclasses of other behaviour stay as they are (as do
-    `SyncBatchNorm` and lazy modules whose first batch has not come).
+    and hooks, and only their class changes. So do their lazy forms, timm's `BatchNormAct2d` and
+    `FrozenBatchNormAct2d`, and torchvision's `FrozenBatchNorm2d`. Other subclasses stay as they
+    are, as does `SyncBatchNorm`.
 
     Parameters
     ----------
@@ -43,7 +49,12 @@ def convert(model: Model, fuse: bool = False) -> Model:
         `torch.nn.Sequential` and in the forward of every module that holds normalisation, by
         `torch.fx`. The module's forward is then replaced by a graph, which runs as long as what
         the forward looks at (plain attributes, training or not) is what it was, and only for
-        positional tensors; otherwise the forward itself does. A layer with hooks is not fused.
+        positional tensors; otherwise the forward itself does. A layer is not fused if it has
+        hooks, or where something could see its running statistics too early.
+    report : callable, optional
+        Called with a `LayerReport` for each layer of batch normalisation, in the order of
+        `model.named_modules()`, which says what became of it and why: ``report=print`` prints
+        a line a layer, ``report=reports.append`` collects them.
 
     Returns
     -------
@@ -52,6 +63,8 @@ def convert(model: Model, fuse: bool = False) -> Model:
 
     Warns
     -----
+    ConversionWarning
+        If nothing in `model` can be converted, and nothing was.
     FusionWarning
         With `fuse`, for modules with normalisation whose forward is not a graph (it branches on
         values, say): they are converted, not fused.
@@ -61,24 +74,80 @@ def convert(model: Model, fuse: bool = False) -> Model:
     A fused module keeps its type's name and is an instance of its type; pickled and copied, it is
     fused in the copy. `revert` undoes everything.
     """
-    for module in model.modules():
-        _exchange(module, _OURS)
-    if fuse:
-        failures = []
-        for name, module in model.named_modules():
-            if not _normalises(module):
-                continue
-            try:
-                fusion.fuse(module)
-            except UntraceableError as error:
-                failures.append(f"{name or 'the model itself'} ({error})")
-        if failures:
-            warnings.warn(
-                f"not fused, because it is not a graph: {'; '.join(failures)}",
-                FusionWarning,
-                stacklevel=2,
-            )
+    layers = [(name, module) for name, module in model.named_modules() if is_batch_norm(module)]
+    before = [class_name(type(module)) for _, module in layers]
+    for _, module in layers:
+        _exchange(module, functools.partial(ours_for, fuse=fuse and has_relu_alone(module)))
+    outcomes = _fuse(model) if fuse else {}
+    reports = [
+        _report(name, module, earlier, fuse, outcomes.get(module))
+        for (name, module), earlier in zip(layers, before, strict=True)
+    ]
+    if not any(_is_ours(module) for _, module in layers):
+        found = "".join(f"\n  {each}" for each in reports)
+        warnings.warn(
+            "nothing was converted: the model has no batch normalisation"
+            + (f" that can be converted; it has{found}" if found else ""),
+            ConversionWarning,
+            stacklevel=2,
+        )
+    if report is not None:
+        for each in reports:
+            report(each)
     return model
+
+
+def _fuse(model: torch.nn.Module) -> dict[torch.nn.Module, Outcome]:
+    """Fuse what can be fused, and say what became of layers that something calls."""
+    outcomes: dict[torch.nn.Module, Outcome] = {}
+    failures = []
+    for name, module in model.named_modules():
+        if not _normalises(module):
+            continue
+        name = name or "the model itself"
+        try:
+            found = {
+                module.get_submodule(path): outcome for path, outcome in fusion.fuse(module).items()
+            }
+        except UntraceableError as error:
+            failures.append(f"{name} ({error})")
+            reason = f"the forward of {name} is not a graph: {error}"
+            found = dict.fromkeys(_called(module), Outcome(False, reason))
+        for layer, outcome in found.items():
+            if outcome.fused and is_observed(layer):
+                outcome = Outcome(False, "it has hooks; it will be once they are gone")
+            if layer not in outcomes or outcome.fused:
+                outcomes[layer] = outcome
+    if failures:
+        warnings.warn(
+            f"not fused, because it is not a graph: {'; '.join(failures)}",
+            FusionWarning,
+            stacklevel=3,
+        )
+    return outcomes
+
+
+def _report(
+    name: str, module: torch.nn.Module, before: str, fuse: bool, outcome: Outcome | None
+) -> LayerReport:
+    after = class_name(type(module))
+    if not _is_ours(module):
+        return LayerReport(name, before, after, False, why_left(module))
+    if not fuse:
+        return LayerReport(name, before, after, False, "")
+    return LayerReport(name, before, after, *(outcome or _alone(module)))
+
+
+def _alone(module: torch.nn.Module) -> Outcome:
+    """Say what a layer that is in no graph computes in one pass."""
+    if isinstance(module, _BatchNormReLU):
+        return Outcome(True, "a ReLU of its own")
+    if isinstance(module, Activated):
+        reason = module.why_not_fused()
+        return Outcome(True, "its own ReLU") if reason is None else Outcome(False, reason)
+    if isinstance(module, Frozen):
+        return Outcome(False, "its statistics are constants")
+    return Outcome(False, "the module that holds it does not call it")
 
 
 def revert(model: Model) -> Model:
@@ -97,28 +166,33 @@ def revert(model: Model) -> Model:
     """
     for module in model.modules():
         fusion.unfuse(module)
-        _exchange(module, _THEIRS)
+        _exchange(module, original_of)
     return model
 
 
-def _exchange(module: torch.nn.Module, classes: dict[Class, Class]) -> None:
-    """Give a module the class that stands for its own in `classes`, if one does."""
+def _is_ours(module: torch.nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) or original_of(type(module)) is not None
+
+
+def _exchange(module: torch.nn.Module, other: Callable[[Class], Class | None]) -> None:
+    """Give a module the class that `other` has for its own, if it has one."""
     cls = type(module)
-    if cls in classes:
-        module.__class__ = classes[cls]
-    elif is_parametrized(module) and cls.__bases__[0] in classes:
+    found, base = other(cls), other(cls.__bases__[0])
+    if found is not None:
+        module.__class__ = found
+    elif base is not None and is_parametrized(module):
         # A class of the module's own, with properties for its parameters.
         namespace = {
             name: value
             for name, value in vars(cls).items()
             if name not in ("__dict__", "__weakref__")
         }
-        module.__class__ = type(cls.__name__, (classes[cls.__bases__[0]],), namespace)
+        module.__class__ = type(cls.__name__, (base,), namespace)
 
 
 def _normalises(module: torch.nn.Module) -> bool:
     """Whether a module's own forward calls batch normalisation: its child, or in a list of them."""
-    return any(type(child) in _THEIRS for child in _called(module))
+    return any(type(child) in FUSABLE for child in _called(module))
 
 
 def _called(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from backnorm.torch import patterns
+from backnorm.torch.patterns import Outcome
 from backnorm.torch.tracing import Trace, UntraceableError, trace
 
 __all__ = ["FusionWarning", "fuse", "is_fused", "unfuse"]
@@ -59,8 +60,10 @@ class _FusedForward:
             warnings.warn(f"not fused again: {error}", FusionWarning, stacklevel=2)
 
 
-def fuse(module: torch.nn.Module) -> int:
-    """Fuse the forward of one module (not of its children); say how many layers were fused.
+def fuse(module: torch.nn.Module) -> dict[str, Outcome]:
+    """Fuse the forward of one module (not of its children).
+
+    Returns what became of each layer that the forward calls, by name.
 
     Raises
     ------
@@ -70,16 +73,19 @@ def fuse(module: torch.nn.Module) -> int:
     unfuse(module)
     training = module.training
     found: list[_Fused] = []
-    count = 0
+    outcomes: dict[str, Outcome] = {}
     try:
         for mode in (training, not training):
             module.__dict__["training"] = mode
             traced = trace(module)
-            number = patterns.fuse(traced.graph, module)
-            if number:
+            became = patterns.fuse(traced.graph, module)
+            if any(each.fused for each in became.values()):
                 graph_module = fx.GraphModule(module, traced.graph)
                 found.append(_Fused(traced, type(graph_module).forward))
-            count = max(count, number)
+            # Of a layer that is fused in one mode alone, that is what is said.
+            outcomes |= {
+                name: each for name, each in became.items() if each.fused or name not in outcomes
+            }
             if "training" not in traced.attributes:
                 break
     finally:
@@ -87,7 +93,7 @@ def fuse(module: torch.nn.Module) -> int:
     if found:
         module.__class__ = _fused_class(type(module))
         module.__dict__[_STATE] = tuple(found)
-    return count
+    return outcomes
 
 
 def unfuse(module: torch.nn.Module) -> None:
@@ -133,6 +139,7 @@ def _make_class(cls: Any) -> Any:
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
+        "_backnorm_unfused": cls,
     }
     return type(cls.__name__, (_FusedForward, cls), namespace)
 

@@ -19,6 +19,9 @@ __all__ = [
     "BatchNormReLU1d",
     "BatchNormReLU2d",
     "BatchNormReLU3d",
+    "LazyBatchNorm1d",
+    "LazyBatchNorm2d",
+    "LazyBatchNorm3d",
 ]
 
 
@@ -116,3 +119,21 @@ class BatchNormReLU2d(_BatchNormReLU, torch.nn.BatchNorm2d):
 
 class BatchNormReLU3d(_BatchNormReLU, torch.nn.BatchNorm3d):
     """relu(`BatchNorm3d`(input) + residual) in one pass; the residual may be absent."""
+
+
+class LazyBatchNorm1d(_BatchNorm, torch.nn.LazyBatchNorm1d):
+    """`torch.nn.LazyBatchNorm1d`, which becomes `BatchNorm1d` with its first batch."""
+
+    cls_to_become = BatchNorm1d
+
+
+class LazyBatchNorm2d(_BatchNorm, torch.nn.LazyBatchNorm2d):
+    """`torch.nn.LazyBatchNorm2d`, which becomes `BatchNorm2d` with its first batch."""
+
+    cls_to_become = BatchNorm2d
+
+
+class LazyBatchNorm3d(_BatchNorm, torch.nn.LazyBatchNorm3d):
+    """`torch.nn.LazyBatchNorm3d`, which becomes `BatchNorm3d` with its first batch."""
+
+    cls_to_become = BatchNorm3d

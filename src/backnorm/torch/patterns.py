@@ -2,93 +2,156 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.nn import functional
 
-from backnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from backnorm.torch import steps
+from backnorm.torch.effects import Effects
+from backnorm.torch.modules import LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d
+from backnorm.torch.steps import NORMS
 
-__all__ = ["fuse"]
+__all__ = ["FUSABLE", "Outcome", "fuse"]
 
-_NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
+#: Layers that are looked for. A lazy one becomes one of the others with its first batch.
+FUSABLE = (*NORMS, LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d)
+
 _RELU_FUNCTIONS = (functional.relu, functional.relu_, torch.relu, torch.relu_)
+_RELU_IN_PLACE = (functional.relu_, torch.relu_, "relu_")
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 _ADD_IN_PLACE = (operator.iadd, "add_")
 
 
-def fuse(graph: fx.Graph, root: torch.nn.Module) -> int:
-    """Replace what can be fused in `graph`, whose modules are those of `root`; say how often."""
-    found = 0
-    for relu in list(graph.nodes):
+class Outcome(NamedTuple):
+    """What became of a layer in a graph: what it was fused with, or why it was not fused."""
+
+    fused: bool
+    text: str
+
+
+class _Match(NamedTuple):
+    """Nodes that can be one: a layer, the addition of a residual if there is one, the ReLU.
+
+    The layer may be followed by modules that do nothing.
+    """
+
+    passed: tuple[fx.Node, ...]
+    residual: fx.Node | None
+    source: fx.Node
+    relu: fx.Node
+
+    @property
+    def norm(self) -> fx.Node:
+        return self.passed[0]
+
+
+def fuse(graph: fx.Graph, root: torch.nn.Module) -> dict[str, Outcome]:
+    """Replace what can be fused in `graph`, whose modules are those of `root`.
+
+    Returns what became of each layer that the graph calls, by name.
+    """
+    outcomes = {
+        str(node.target): Outcome(False, "no ReLU follows it")
+        for node in graph.nodes
+        if _is_norm(node, root)
+    }
+    effects = Effects(graph, root)
+    found = []
+    for relu in graph.nodes:
         if not _is_relu(relu, root):
             continue
-        source = relu.args[0]
-        movable = (
-            (norm, residual)
-            for norm, residual in _normalised(source)
-            if _is_norm(norm, root) and _may_move(norm, source, relu, residual)
-        )
-        norm, residual = next(movable, (None, None))
-        if norm is None:
-            continue
-        in_place = source.target in _ADD_IN_PLACE
-        with graph.inserting_before(relu):
-            layers = [
-                graph.get_attr(node.target) if node.op == "call_module" else None
-                for node in (norm, relu)
-            ]
-            fused = graph.call_function(call_fused, (*layers, norm.args[0], residual, in_place))
-        relu.replace_all_uses_with(fused)
-        for node in dict.fromkeys((relu, source, norm)):
-            graph.erase_node(node)
-        found += 1
-    return found
+        for match in _candidates(relu, root):
+            name, reason = str(match.norm.target), _refusal(match, effects)
+            if reason is None:
+                found.append(match)
+                what = "a ReLU" if match.residual is None else "an addition and a ReLU"
+                outcomes[name] = Outcome(True, what)
+                break
+            if not outcomes[name].fused:
+                outcomes[name] = Outcome(False, reason)
+    for match in found:
+        _replace(graph, match, effects)
+    return outcomes
 
 
-def call_fused(
-    norm: torch.nn.Module,
-    relu: torch.nn.Module | None,
-    x: Tensor,
-    residual: Tensor | None,
-    in_place: bool,
-) -> Tensor:
-    """Return relu(norm(x) + residual): in one, if the modules are still plain and unobserved.
+def _candidates(relu: fx.Node, root: torch.nn.Module) -> list[_Match]:
+    source = relu.args[0]
+    assert isinstance(source, fx.Node)
+    pairs = []
+    for value, residual in _normalised(source):
+        passed = _passed(value, root)
+        if _is_norm(passed[0], root):
+            pairs.append(_Match(passed, residual, source, relu))
+    # Where both operands are normalised, the later one has its residual when it is called.
+    return sorted(pairs, key=lambda match: -list(match.norm.graph.nodes).index(match.norm))
 
-    `relu` is None where it was a function.
+
+def _refusal(match: _Match, effects: Effects) -> str | None:
+    """Return why nodes cannot be one, or None.
+
+    What is fused is computed in the layer's place, or, if its residual comes later, in the ReLU's.
+    Nothing that happens between the old places and the new one may change what is read there, or
+    read the running statistics.
     """
-    if (
-        isinstance(norm, _NORMS)
-        and type(norm) in _NORMS
-        and not _observed(norm)
-        and (relu is None or (type(relu) is torch.nn.ReLU and not _observed(relu)))
-        and (residual is None or (residual.shape == x.shape and residual.dtype == x.dtype))
-    ):
-        return norm.with_relu(x, residual)
-    y = norm(x)
-    if residual is not None:
-        y = y.add_(residual) if in_place else y + residual
-    return torch.relu(y) if relu is None else relu(y)
+    passed, residual, source, relu = match
+    norm = match.norm
+    chain = [*passed, *([] if source is passed[-1] else [source]), relu]
+    if any(list(node.users) != [user] for node, user in itertools.pairwise(chain)):
+        return "its output is used elsewhere, too"
+    if residual is None:
+        return None
+    if effects.may_change(residual, effects.between(max(norm, residual), relu, but=source)):
+        return "the residual may change before the ReLU"
+    if residual < norm:
+        return None
+    between = effects.between(norm, relu, but=source)
+    if effects.may_change(norm.args[0], between):
+        return "its input may change before the ReLU"
+    reader = effects.reader(norm, between)
+    return None if reader is None else f"its statistics may be read before the ReLU, by {reader}"
 
 
-def _observed(module: torch.nn.Module) -> bool:
-    """Whether somebody wants to see what the module gets and gives."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or torch.nn.modules.module._has_any_global_hook()
-    )
+def _replace(graph: fx.Graph, match: _Match, effects: Effects) -> None:
+    passed, residual, source, relu = match
+    norm = match.norm
+    x = norm.args[0]
+    late = residual is not None and norm < residual
+    calls = [
+        str(node.target)
+        for node in effects.between(norm, relu, but=source)
+        if late and node.op == "call_module"
+    ]
+    inputs = tuple(node for node in graph.nodes if node.op == "placeholder")
+    in_place = source.target in _ADD_IN_PLACE
+    relu_in_place = relu.target in _RELU_IN_PLACE or bool(relu.kwargs.get("inplace"))
+
+    def module(node: fx.Node) -> fx.Node | None:
+        return graph.get_attr(str(node.target)) if node.op == "call_module" else None
+
+    with graph.inserting_before(norm):
+        layers = tuple(map(module, passed)), module(relu)
+        if late:
+            called = tuple(graph.get_attr(name) for name in dict.fromkeys(calls))
+            begun = graph.call_function(steps.defer, (*layers, x, called, inputs))
+        else:
+            begun = graph.call_function(steps.begin, (*layers, x, residual))
+    with graph.inserting_before(relu):
+        rest = begun, residual, in_place, relu_in_place
+        finished = graph.call_function(steps.finish, (*layers, *rest))
+    relu.replace_all_uses_with(finished)
+    for node in dict.fromkeys((relu, source, *reversed(passed))):
+        graph.erase_node(node)
 
 
 def _is_relu(node: fx.Node, root: torch.nn.Module) -> bool:
     if len(node.args) != 1 or not isinstance(node.args[0], fx.Node):
         return False
     if node.op == "call_module":
-        return type(root.get_submodule(node.target)) is torch.nn.ReLU
+        return type(root.get_submodule(str(node.target))) is torch.nn.ReLU
     if node.op == "call_function":
         return node.target in _RELU_FUNCTIONS and set(node.kwargs) <= {"inplace"}
     return node.op == "call_method" and node.target in ("relu", "relu_")
@@ -101,7 +164,7 @@ def _is_norm(node: Any, root: torch.nn.Module) -> bool:
         and len(node.args) == 1
         and isinstance(node.args[0], fx.Node)
         and not node.kwargs
-        and type(root.get_submodule(node.target)) in _NORMS
+        and type(root.get_submodule(str(node.target))) in FUSABLE
     )
 
 
@@ -118,7 +181,25 @@ def _is_add(node: fx.Node) -> bool:
     )
 
 
-def _normalised(source: fx.Node) -> list[tuple[fx.Node, fx.Node | None]]:
+def _passed(value: Any, root: torch.nn.Module) -> tuple[Any, ...]:
+    """Return a value and those that it is, going back through modules that do nothing."""
+    passed = [value]
+    while _does_nothing(passed[0], root):
+        passed.insert(0, passed[0].args[0])
+    return tuple(passed)
+
+
+def _does_nothing(node: Any, root: torch.nn.Module) -> bool:
+    return (
+        isinstance(node, fx.Node)
+        and node.op == "call_module"
+        and len(node.args) == 1
+        and not node.kwargs
+        and type(root.get_submodule(str(node.target))) is torch.nn.Identity
+    )
+
+
+def _normalised(source: fx.Node) -> list[tuple[Any, Any]]:
     """Return what may be the normalisation and the residual of what goes into a ReLU."""
     if not _is_add(source):
         return [(source, None)]
@@ -127,29 +208,3 @@ def _normalised(source: fx.Node) -> list[tuple[fx.Node, fx.Node | None]]:
     if source.target in _ADD_IN_PLACE:
         return [(first, second)]
     return [(first, second), (second, first)]
-
-
-def _may_move(norm: fx.Node, source: fx.Node, relu: fx.Node, residual: fx.Node | None) -> bool:
-    """Whether the normalisation, and the addition, may as well happen where the ReLU is.
-
-    The values in between may have no other users. From the old place to the new one nothing may use
-    the inputs (an operation in place would change them) or call the same module.
-    """
-    if list(norm.users) != [source if source is not norm else relu] or list(source.users) != [relu]:
-        return False
-    order = {node: position for position, node in enumerate(norm.graph.nodes)}
-
-    def touched(value: fx.Node, since: fx.Node) -> bool:
-        return any(
-            order[since] < order[user] < order[relu] for user in value.users if user is not source
-        )
-
-    again = any(
-        node.op == "call_module"
-        and node.target == norm.target
-        and order[norm] < order[node] < order[relu]
-        for node in norm.graph.nodes
-    )
-    return not (
-        again or touched(norm.args[0], norm) or (residual is not None and touched(residual, source))
-    )

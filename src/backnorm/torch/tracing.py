@@ -9,10 +9,12 @@ graph cannot express, and says on what the graph depends.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import operator
 import random
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +38,15 @@ _CONSTANTS = (
 # What every module has; "training" is looked at like any attribute.
 _INTERNAL = frozenset(vars(torch.nn.Module())) - {"training"}
 _MISSING = object()
+# What tells of a tensor more than its metadata.
+_READS = frozenset(
+    {
+        Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__,
+        Tensor.__int__, Tensor.__float__, Tensor.__complex__, Tensor.__index__,
+        Tensor.__contains__, Tensor.__format__, Tensor.__repr__, Tensor.is_nonzero, Tensor.equal,
+        Tensor.allclose, torch.is_nonzero, torch.equal, torch.allclose,
+    }
+)  # fmt: skip
 
 
 class UntraceableError(Exception):
@@ -94,6 +105,8 @@ def trace(module: torch.nn.Module) -> Trace:
             raise UntraceableError(f"{type(error).__name__}: {error}") from error
     if states != _random_states():
         raise UntraceableError("its forward draws random numbers")
+    if tracer.kept():
+        raise UntraceableError("its forward keeps a value elsewhere")
     for name, value in attributes.items():
         if not _is_constant(value):
             raise UntraceableError(f"its forward looks at self.{name}, which may change")
@@ -155,11 +168,13 @@ def _watched(module: torch.nn.Module, inputs: int) -> Iterator[dict[str, Any]]:
 
 
 class _NoConstants(TorchFunctionMode):
-    """Refuse tensors that do not come of the inputs: the graph would hold them for good."""
+    """Refuse tensors that do not come of the inputs, and values: the graph would hold them."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func in _READS:
+            raise UntraceableError(f"its forward reads the values of a tensor ({func.__name__})")
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and not isinstance(result, fx.Proxy):
             name = getattr(func, "__name__", str(func))
@@ -205,12 +220,24 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self._modes = _modes()
+        self._proxies: list[weakref.ref[fx.Proxy]] = []
+
+    def kept(self) -> bool:
+        """Whether somebody has a value that the forward had, who is not part of the graph."""
+
+        def alive() -> bool:
+            return any(proxy() is not None for proxy in self._proxies)
+
+        # Values in a cycle are gone only after a collection.
+        return alive() and bool(gc.collect() or True) and alive()
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         return True
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Input(node, self) if node.op == "placeholder" else _Proxy(node, self)
+        proxy = _Input(node, self) if node.op == "placeholder" else _Proxy(node, self)
+        self._proxies.append(weakref.ref(proxy))
+        return proxy
 
     def create_arg(self, a: Any) -> Any:
         return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)

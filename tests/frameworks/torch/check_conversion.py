@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
 from torch.nn.utils import parametrize
 
 import backnorm.torch
-from backnorm.torch import convert, revert
+from backnorm.torch import convert, fusion, revert
+from backnorm.torch import functional as ours
 
 THEIRS = torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d
 OURS = backnorm.torch.BatchNorm1d, backnorm.torch.BatchNorm2d, backnorm.torch.BatchNorm3d
+COUNTERPARTS = {
+    **dict(zip(THEIRS, OURS, strict=True)),
+    torch.nn.LazyBatchNorm1d: backnorm.torch.LazyBatchNorm1d,
+}
 
 
 class Other(torch.nn.BatchNorm2d):
@@ -50,7 +56,7 @@ def test_classes_change_and_nothing_else(fuse):
     types = types_of(net)
     assert convert(net, fuse=fuse) is net
     for name, module in net.named_modules():
-        expected = dict(zip(THEIRS, OURS, strict=True)).get(types[name], types[name])
+        expected = COUNTERPARTS.get(types[name], types[name])
         assert type(module) is expected
         assert before[name] == (id(module), module.__dict__)
     assert revert(net) is net
@@ -113,13 +119,134 @@ def test_parametrized_layers(copied, close):
     assert type(ours) is backnorm.torch.BatchNorm1d
 
 
-def test_a_lazy_module_is_converted_once_it_knows_its_size():
-    net = torch.nn.Sequential(torch.nn.LazyBatchNorm1d())
-    convert(net)
-    net(torch.randn(4, 3))
-    assert type(net[0]) is torch.nn.BatchNorm1d
-    convert(net)
-    assert type(net[0]) is backnorm.torch.BatchNorm1d
+LAZY = {
+    torch.nn.LazyBatchNorm1d: (4, 3, 5),
+    torch.nn.LazyBatchNorm2d: (4, 3, 2, 5),
+    torch.nn.LazyBatchNorm3d: (4, 3, 2, 5, 2),
+}
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("lazy", LAZY)
+def test_lazy_layers(lazy, fuse, close):
+    """Converted before the first batch, which ours computes, and after it; and back each time."""
+    theirs, mine = (
+        torch.nn.Sequential(lazy(momentum=0.3), torch.nn.ReLU()).double() for _ in range(2)
+    )
+    assert type(revert(convert(mine, fuse=fuse))[0]) is lazy
+    convert(mine, fuse=fuse)
+    assert type(mine[0]) is getattr(backnorm.torch, lazy.__name__)
+    for k in range(3):
+        x, dy = torch.randn(2, *LAZY[lazy]).double()
+        results = []
+        for net in (mine, theirs):
+            y = net(x)
+            results.append((y, *torch.autograd.grad(y, list(net.parameters()), dy)))
+        close(*results)
+        close(mine.state_dict(), theirs.state_dict())
+        assert type(mine[0]).__name__ == lazy.__name__.removeprefix("Lazy")
+        assert type(mine[0]).__module__ == "backnorm.torch.modules"
+        if k == 1:
+            revert(mine)
+            assert [type(each) for each in mine] == [type(each) for each in theirs]
+            convert(mine, fuse=fuse)
+    assert fusion.is_fused(mine) is fuse
+
+
+def test_a_lazy_layers_first_batch_is_ours(monkeypatch):
+    calls = []
+    original = ours.batch_norm
+    monkeypatch.setattr(ours, "batch_norm", lambda *a, **k: calls.append(1) or original(*a, **k))
+    convert(torch.nn.Sequential(torch.nn.LazyBatchNorm1d()))(torch.randn(4, 3))
+    assert calls == [1]
+
+
+def reports_of(net, **options):
+    found = []
+    convert(net, report=found.append, **options)
+    return found
+
+
+class Steps(torch.nn.Module):
+    """A forward with layers of every fate."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d, self.e, self.f = (torch.nn.BatchNorm1d(3) for _ in "abcdef")
+        self.act, self.relu = torch.nn.SiLU(), torch.nn.ReLU()
+        self.late = torch.nn.Sequential(Other1d(3))
+        self.uncalled = torch.nn.ModuleList([torch.nn.BatchNorm1d(3)])
+
+    def forward(self, x):
+        x = self.relu(self.a(x))
+        x = self.relu(self.b(x) + x)
+        x = self.act(self.c(x))
+        y = self.d(x)
+        x = torch.relu(y) + y
+        z = self.e(x * 1)
+        x = torch.relu(z + self.late(x))
+        return self.relu(self.f(x))
+
+
+class Other1d(torch.nn.BatchNorm1d):
+    """A subclass with a mind of its own."""
+
+    def forward(self, input):
+        return super().forward(input) + 1
+
+
+def test_what_became_of_each_layer():
+    net = Steps()
+    net.f.register_forward_hook(lambda *_: None)
+    found = reports_of(net, fuse=True)
+    names = [name for name, module in net.named_modules() if "BatchNorm" in str(type(module))]
+    assert [each.name for each in found] == [*names[:6], "late.0", "uncalled.0"]
+    assert [each.fused for each in found] == [True, True, *[False] * 6]
+    texts = [each.reason for each in found]
+    for text, words in zip(
+        texts,
+        (
+            "a ReLU", "an addition and a ReLU", "no ReLU follows", "used elsewhere",
+            r"read before the ReLU, by self\.late", "hooks", "may do something else",
+            "does not call it",
+        ),
+        strict=True,
+    ):  # fmt: skip
+        assert re.search(words, text)
+    assert str(found[0]) == (
+        "a: torch.nn.BatchNorm1d -> backnorm.torch.BatchNorm1d, fused with a ReLU"
+    )
+    assert str(found[6]).startswith("late.0: ")
+    assert "left as it is: its class" in str(found[6])
+    again = reports_of(net, fuse=True)
+    assert [(each.name, each.fused, each.reason) for each in again] == [
+        (each.name, each.fused, each.reason) for each in found
+    ]
+    assert str(again[0]) == "a: backnorm.torch.BatchNorm1d, fused with a ReLU"
+    assert not any(each.fused or each.reason for each in reports_of(copy.deepcopy(Steps()))[:6])
+
+
+def test_what_became_of_layers_whose_forward_is_no_graph():
+    class Branching(Steps):
+        def forward(self, x):
+            return super().forward(x) if x.shape[0] > 2 else x
+
+    found = []
+    with pytest.warns(backnorm.torch.FusionWarning, match="the model itself"):
+        convert(Branching(), fuse=True, report=found.append)
+    assert "the forward of the model itself is not a graph" in found[0].reason
+
+
+def test_a_model_with_nothing_to_convert_is_named():
+    with pytest.warns(backnorm.torch.ConversionWarning, match="no batch normalisation$"):
+        convert(torch.nn.Sequential(torch.nn.Linear(3, 3)))
+    found = []
+    with pytest.warns(backnorm.torch.ConversionWarning, match="1: torch.nn.SyncBatchNorm, left"):
+        convert(torch.nn.Sequential(Other(3), torch.nn.SyncBatchNorm(3)), report=found.append)
+    assert [each.name for each in found] == ["0", "1"]
+    # One that is converted already is not warned of.
+    convert(convert(torch.nn.BatchNorm1d(3)))
+    convert(torch.nn.Sequential(backnorm.torch.BatchNormReLU1d(3)))
 
 
 def test_other_converters_know_our_layers():

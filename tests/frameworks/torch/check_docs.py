@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "pytorch.md"
 
 def test_the_code_on_the_page_runs():
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names = {}
     for block in blocks:
         exec(block, names)

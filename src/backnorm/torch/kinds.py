@@ -1,0 +1,66 @@
+"""Kinds of layers that libraries have beside PyTorch's: frozen ones, ones with an activation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx import Proxy
+
+from backnorm.torch import functional
+from backnorm.torch.steps import is_observed
+
+__all__ = ["Activated", "Frozen", "has_relu_alone"]
+
+
+def has_relu_alone(layer: torch.nn.Module) -> bool:
+    """Whether a layer applies a ReLU to what it normalises, and nothing else."""
+    drop, act = getattr(layer, "drop", None), getattr(layer, "act", None)
+    return type(act) is torch.nn.ReLU and type(drop) is torch.nn.Identity
+
+
+class Activated:
+    """Put before a class of layers with an activation `act`, and with `drop` before that."""
+
+    drop: torch.nn.Module
+    act: torch.nn.Module
+
+    def why_not_fused(self) -> str | None:
+        """Return why the activation has to be a step of its own, or None."""
+        drop, act = self.drop, self.act
+        if type(act) is not torch.nn.ReLU:
+            return f"its activation is {type(act).__name__}"
+        if type(drop) is not torch.nn.Identity:
+            return f"{type(drop).__name__} comes before its ReLU"
+        if is_observed(act) or is_observed(drop):
+            return "its activation has hooks"
+        return None
+
+
+class Frozen:
+    """Put before a class of layers whose statistics and parameters are all constants."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def _is_ordinary(self, x: Tensor) -> bool:
+        """Whether a batch needs none of the broadcasting and promotion of the layer's formula.
+
+        Beside float32 constants 16-bit values become float32 there.
+        """
+        mean, variance = self.running_mean, self.running_var
+        return (
+            not isinstance(x, Proxy)
+            and x.dim() == 4
+            and x.dtype.is_floating_point
+            and x.dtype == mean.dtype == variance.dtype == self.weight.dtype == self.bias.dtype
+            and x.shape[1] == mean.shape[0]
+            and not (mean.requires_grad or variance.requires_grad)
+        )
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+        )

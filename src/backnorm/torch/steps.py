@@ -1,0 +1,180 @@
+"""What a fused graph calls: layer, addition and ReLU in one, where nobody can tell.
+
+A graph calls `begin` in the layer's place and `finish` in the ReLU's. Normally `begin` computes
+everything. Where something has changed since the graph was made (hooks, layers), it calls the layer
+alone, and `finish` does the rest. `passed` are the layer and what comes between it and the ReLU
+and does nothing, `torch.nn.Identity`; `relu` is None where it is a function.
+
+If the residual is computed after the layer, the graph calls `defer` instead, and `finish` computes
+everything; running statistics then move later than they would. So `defer` sees to it that nothing
+that is called meanwhile looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from backnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d
+
+__all__ = [
+    "NORMS", "begin", "defer", "finish", "is_observed", "keeps_to_itself", "share_memory",
+    "state_of",
+]  # fmt: skip
+
+NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
+
+Layers: TypeAlias = tuple[torch.nn.Module, ...]
+
+# How far `begin` and `defer` have come.
+_NORMALISED, _FINISHED, _DEFERRED = range(3)
+
+# PyTorch's modules whose forward looks at nothing but their own attributes.
+_FAMILIES = frozenset(
+    f"torch.nn.modules.{name}"
+    for name in (
+        "activation", "batchnorm", "channelshuffle", "container", "conv", "dropout", "flatten",
+        "fold", "instancenorm", "linear", "normalization", "padding", "pixelshuffle", "pooling",
+        "upsampling",
+    )
+)  # fmt: skip
+# What a subclass may have and still do what its base does.
+_HARMLESS = frozenset(
+    {
+        "__init__", "__module__", "__qualname__", "__doc__", "__annotations__", "__parameters__",
+        "__static_attributes__", "__firstlineno__", "__annotate_func__", "__annotations_cache__",
+    }
+)  # fmt: skip
+
+
+def begin(
+    passed: Layers, relu: torch.nn.Module | None, x: Tensor, residual: Tensor | None
+) -> tuple[Tensor, int]:
+    """Return relu(norm(x) + residual), or norm(x) alone."""
+    if _can_be_one(passed, relu) and (residual is None or _can_be_added(residual, x)):
+        return _with_relu(passed, x, residual), _FINISHED
+    return _call(passed, x), _NORMALISED
+
+
+def defer(
+    passed: Layers,
+    relu: torch.nn.Module | None,
+    x: Tensor,
+    called: Layers,
+    inputs: tuple[Tensor, ...],
+) -> tuple[Tensor, int]:
+    """Return x, if norm(x) can be computed later, after the modules `called`; or norm(x).
+
+    `inputs` are those of the whole graph.
+    """
+    norm = passed[0]
+    if (
+        _can_be_one(passed, relu)
+        and all(keeps_to_itself(module, norm) for module in called)
+        and not any(share_memory(input, each) for input in inputs for each in state_of(norm))
+    ):
+        return x, _DEFERRED
+    return _call(passed, x), _NORMALISED
+
+
+def finish(
+    passed: Layers,
+    relu: torch.nn.Module | None,
+    begun: tuple[Tensor, int],
+    residual: Tensor | None,
+    in_place: bool,
+    relu_in_place: bool,
+) -> Tensor:
+    """Do what is left to do."""
+    y, stage = begun
+    if stage == _FINISHED:
+        return y
+    if stage == _DEFERRED:
+        assert residual is not None
+        if _can_be_added(residual, y):
+            return _with_relu(passed, y, residual)
+        y = _call(passed, y)
+    if residual is not None:
+        y = y.add_(residual) if in_place else y + residual
+    if relu is not None:
+        return relu(y)
+    return torch.relu_(y) if relu_in_place else torch.relu(y)
+
+
+def is_observed(module: torch.nn.Module) -> bool:
+    """Whether somebody wants to see what the module gets and gives."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch.nn.modules.module._has_any_global_hook()
+    )
+
+
+def keeps_to_itself(module: torch.nn.Module, layer: torch.nn.Module) -> bool:
+    """Whether a call of `module` is sure not to look at the state of `layer`."""
+    return all(
+        each is not layer
+        and _has_forward_of_pytorch(each)
+        and not is_observed(each)
+        and not any(share_memory(one, other) for one in state_of(each) for other in state_of(layer))
+        for each in module.modules()
+    )
+
+
+def state_of(module: torch.nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters and buffers of a module, without those of its children."""
+    for tensors in (module._parameters, module._buffers):
+        for tensor in tensors.values():
+            if tensor is not None:
+                yield tensor
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one memory. A compiler knows only whether they are one tensor."""
+    return one is other or (not is_compiling() and torch._C._is_alias_of(one, other))
+
+
+def _call(passed: Layers, x: Tensor) -> Tensor:
+    for module in passed:
+        x = module(x)
+    return x
+
+
+def _with_relu(passed: Layers, x: Tensor, residual: Tensor | None) -> Tensor:
+    norm = passed[0]
+    assert isinstance(norm, NORMS)
+    return norm.with_relu(x, residual)
+
+
+def _can_be_one(passed: Layers, relu: torch.nn.Module | None) -> bool:
+    norm, *nothing = passed
+    return (
+        type(norm) in NORMS
+        and not is_observed(norm)
+        and (relu is None or (type(relu) is torch.nn.ReLU and not is_observed(relu)))
+        and all(type(each) is torch.nn.Identity and not is_observed(each) for each in nothing)
+    )
+
+
+def _can_be_added(residual: Tensor, x: Tensor) -> bool:
+    return residual.shape == x.shape and residual.dtype == x.dtype
+
+
+def _has_forward_of_pytorch(module: torch.nn.Module) -> bool:
+    """Whether what runs when a module is called is known: PyTorch's or ours."""
+    if "forward" in module.__dict__:
+        return False
+    # A fused module does what its class does.
+    cls = getattr(type(module), "_backnorm_unfused", type(module))
+    for each in cls.__mro__:
+        if each in NORMS or each.__module__ in _FAMILIES:
+            return True
+        if not vars(each).keys() <= _HARMLESS:
+            return False
+    return False

@@ -1,0 +1,26 @@
+"""torchvision's frozen batch normalisation, computed by ours. Imports torchvision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchvision.ops import misc
+
+from backnorm.torch.kinds import Frozen
+
+__all__ = ["FrozenBatchNorm2d"]
+
+
+class FrozenBatchNorm2d(Frozen, misc.FrozenBatchNorm2d):
+    """`torchvision.ops.FrozenBatchNorm2d`, computed by backnorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x with constants."""
+        return self._normalised(x) if self._is_ordinary(x) else super().forward(x)
+
+
+#: Our classes by those that they stand for; and those with the ReLU in one pass, by those without.
+OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    misc.FrozenBatchNorm2d: FrozenBatchNorm2d
+}
+FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}

@@ -1,0 +1,36 @@
+"""Import timm and torchvision beside a PyTorch for the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+
+import torch
+
+# What torchvision describes to the compiler, and defines in a library that was built for CUDA.
+_OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_kept = []
+
+
+def torchvision() -> types.ModuleType:
+    """Return torchvision, its operators declared if its own library cannot be loaded."""
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        _kept.append(library)
+        for operator in _OPERATORS:
+            library.define(operator)
+        for name in [each for each in sys.modules if each.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        return importlib.import_module("torchvision")
+
+
+def timm() -> types.ModuleType:
+    """Return timm, which imports torchvision."""
+    torchvision()
+    return importlib.import_module("timm")
