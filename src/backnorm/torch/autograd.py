@@ -2,26 +2,40 @@
 
 Here are only the forward and the first backward, with as few arguments as will do. What is
 differentiated again, or transformed, goes on in `operations`.
+
+Classes are called what a graph's nodes should be, with "Backward" behind it, and are shown to a
+profiler as operators.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, profiler
 
 from backnorm.errors import ArgumentError
-from backnorm.torch import kernels, operations, state
+from backnorm.torch import events, kernels, operations, state
 from backnorm.torch.classes import OpaqueTensorError, asked
 from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.statistics import Running
 
-__all__ = ["freeze", "rectify", "train"]
+__all__ = ["freeze", "rectify", "train", "train_add_relu", "train_relu"]
 
 # The names of the forward pass for what it saved.
 _WORDS = {"x": "input", "gamma": "weight"}
+
+
+def _shown_as(name: str) -> Callable[[type[Function]], type[Function]]:
+    """Name a class for the profiler; nodes of graphs have its first name."""
+
+    def rename(cls: type[Function]) -> type[Function]:
+        cls.__name__ = f"backnorm::{name}"
+        return cls
+
+    return rename
 
 
 class _Normalised(Function):
@@ -38,7 +52,10 @@ class _Normalised(Function):
             if torch.is_grad_enabled() or state.watched(dy):
                 gradients = asked(operations.backward, *given, dy=dy)
             else:
-                gradients = kernels.backward(*given)
+                run = kernels.backward
+                if profiler._is_profiler_enabled:
+                    run = events.shown(run, "batch_norm_backward")
+                gradients = run(*given)
         except OpaqueTensorError:
             # Who packs what is saved may unpack it as something else.
             gradients = asked(operations.backward, *given, dy=dy, input=x, weight=weight)
@@ -47,7 +64,8 @@ class _Normalised(Function):
         return *operations.in_order_of_inputs(needed, *gradients), None, None, None
 
 
-class _Trained(_Normalised):
+@_shown_as("batch_norm")
+class BatchNorm(_Normalised):
     """Normalisation with the batch's own statistics, which may update running ones."""
 
     @staticmethod
@@ -70,7 +88,18 @@ class _Trained(_Normalised):
         return y
 
 
-class _Frozen(_Normalised):
+@_shown_as("batch_norm_relu")
+class BatchNormRelu(BatchNorm):
+    """The same before a ReLU."""
+
+
+@_shown_as("batch_norm_add_relu")
+class BatchNormAddRelu(BatchNorm):
+    """The same before the addition of a residual and a ReLU."""
+
+
+@_shown_as("batch_norm_inference")
+class BatchNormInference(_Normalised):
     """Normalisation with given statistics, which are constants; without a ReLU."""
 
     @staticmethod
@@ -92,7 +121,8 @@ class _Frozen(_Normalised):
         return y
 
 
-class _Rectified(Function):
+@_shown_as("relu")
+class Relu(Function):
     """PyTorch's ReLU, which looks whether what it reads in the backward pass is in memory."""
 
     @staticmethod
@@ -112,6 +142,8 @@ class _Rectified(Function):
 
 
 # Without what `Function.apply` does for transforms before: there are none where these are called.
-train = super(Function, _Trained).apply
-freeze = super(Function, _Frozen).apply
-rectify = super(Function, _Rectified).apply
+train = super(Function, BatchNorm).apply
+train_relu = super(Function, BatchNormRelu).apply
+train_add_relu = super(Function, BatchNormAddRelu).apply
+freeze = super(Function, BatchNormInference).apply
+rectify = super(Function, Relu).apply

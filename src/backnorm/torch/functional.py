@@ -7,11 +7,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from backnorm.torch import (
     autograd,
     checks,
+    events,
     kernels,
     moving,
     operations,
@@ -193,11 +195,20 @@ def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -
         if training:
             running = None if statistics is None else (*statistics, momentum)
             if wanted:
-                return autograd.train(input, residual, weight, bias, eps, running, relu)
-            return kernels.forward(input, residual, weight, bias, eps, running, relu)[0]
+                train = autograd.train
+                if relu:
+                    train = autograd.train_relu if residual is None else autograd.train_add_relu
+                return train(input, residual, weight, bias, eps, running, relu)
+            forward = kernels.forward
+            if profiler._is_profiler_enabled:
+                forward = events.shown(forward, events.name_of(relu, residual, training))
+            return forward(input, residual, weight, bias, eps, running, relu)[0]
         assert statistics is not None
         if not wanted:
-            return kernels.inference(input, residual, weight, bias, *statistics, eps, relu)
+            inference = kernels.inference
+            if profiler._is_profiler_enabled:
+                inference = events.shown(inference, events.name_of(relu, residual, training))
+            return inference(input, residual, weight, bias, *statistics, eps, relu)
         if residual is not None:
             if not _are_memory(arguments):
                 return _by_operators(arguments, momentum, eps, relu)

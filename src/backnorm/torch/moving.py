@@ -43,11 +43,11 @@ def move(
 
 def transformed(*arguments: Any) -> Tensor:
     """Update running statistics below all transforms; of running and batch's statistics."""
-    nothing: Tensor = _Move.apply(*arguments)
+    nothing: Tensor = MoveRunningStatistics.apply(*arguments)
     return nothing
 
 
-class _Move(Function):
+class MoveRunningStatistics(Function):
     """An update in place, below all transforms, where running statistics are memory."""
 
     @staticmethod
@@ -87,7 +87,7 @@ class _Move(Function):
             _copies(value, info.batch_size) if axis is None else value.movedim(axis, 0)
             for value, axis in zip(inputs[:4], in_dims, strict=False)
         ]
-        _Move.apply(*moved, *inputs[4:])
+        MoveRunningStatistics.apply(*moved, *inputs[4:])
         return inputs[2].new_empty(0), None
 
 

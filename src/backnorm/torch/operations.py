@@ -177,8 +177,8 @@ def _in_one_place(fake: Callable[..., Any], kernel: Callable[..., Any]) -> Calla
 
 
 @_operation("batch_norm_double_backward")
-class _DoubleBackward(_Operation):
-    """The gradients of x, dy and weight, given those of what `_Backward` returns without a mask."""
+class BatchNormDoubleBackward(_Operation):
+    """The gradients of x, dy and weight, given those of the gradients without a ReLU."""
 
     kernel = staticmethod(kernels.double_backward)
 
@@ -201,10 +201,10 @@ class _DoubleBackward(_Operation):
 
 
 @_operation("batch_norm_backward", has_mask=lambda x, dy, mask, *_: mask is not None)
-class _Backward(_Operation):
+class BatchNormBackward(_Operation):
     """The gradients of x, weight, bias and residual, the last empty if there is none.
 
-    With the mask of `_Forward`, those of a ReLU too.
+    With the mask of `BatchNorm`, those of a ReLU too.
     """
 
     @staticmethod
@@ -252,7 +252,7 @@ class _Backward(_Operation):
         x, dy, mask, mean, variance, weight = ctx.saved_tensors
         through_relu = _through_relu(mask, x)
         check_before_pytorch(ddresidual=ddresidual)
-        gx, gdy, gweight = _DoubleBackward.apply(
+        gx, gdy, gweight = BatchNormDoubleBackward.apply(
             x, through_relu(dy), mean, variance, weight,
             ddx, ddweight, ddbias, ctx.eps, ctx.training,
         )  # fmt: skip
@@ -275,11 +275,11 @@ class _Backward(_Operation):
         tdx, tdweight, tdbias, tdresidual = None, None, None, None
         # Results are linear in dy; and in the rest the Hessian of <dy, y>, times the tangents.
         if tdy is not None:
-            tdx, tdweight, tdbias, tdresidual = _Backward.apply(
+            tdx, tdweight, tdbias, tdresidual = BatchNormBackward.apply(
                 x, tdy, mask, mean, variance, weight, ctx.eps, ctx.training, ctx.has_residual
             )
         if tx is not None or tweight is not None:
-            gx, _, gweight = _DoubleBackward.apply(
+            gx, _, gweight = BatchNormDoubleBackward.apply(
                 x, _through_relu(mask, x)(dy), mean, variance, weight,
                 tx, tweight, None, ctx.eps, ctx.training,
             )  # fmt: skip
@@ -302,7 +302,7 @@ class _Normalisation(_Operation):
         if dy is None:
             return (None,) * len(needed)
         x, mask, mean, variance, weight = ctx.saved_tensors
-        gradients = _Backward.apply(
+        gradients = BatchNormBackward.apply(
             x, dy, mask, mean, variance, weight, ctx.eps, ctx.training, needed[1]
         )
         return *in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
@@ -320,16 +320,18 @@ class _Normalisation(_Operation):
         x, _, mean, variance, weight = _primals(ctx)
         moved, scaled = None, None
         if tx is not None:
-            moved = _Backward.apply(
+            moved = BatchNormBackward.apply(
                 x, tx, None, mean, variance, weight, ctx.eps, ctx.training, False
             )[0]
         if tweight is not None or tbias is not None:
             # What is absent is 0, rather than 1.
             tweight = torch.zeros_like(tbias) if tweight is None else tweight
             if ctx.training:
-                scaled = _Forward.apply(x, None, tweight, tbias, ctx.eps, False)[0]
+                scaled = BatchNorm.apply(x, None, tweight, tbias, ctx.eps, False)[0]
             else:
-                scaled = _Inference.apply(x, None, tweight, tbias, mean, variance, ctx.eps, False)
+                scaled = BatchNormInference.apply(
+                    x, None, tweight, tbias, mean, variance, ctx.eps, False
+                )
         tangent = _sum(moved, scaled)
         if tangent is None:
             tangent = torch.zeros_like(x)
@@ -339,7 +341,7 @@ class _Normalisation(_Operation):
 
 
 @_operation("batch_norm", has_mask=lambda *inputs: inputs[5], of_x=(1, 2))
-class _Forward(_Normalisation):
+class BatchNorm(_Normalisation):
     """y, mean and biased variance of the batch, and the mask of y's positive elements.
 
     The mask is empty without ReLU.
@@ -379,7 +381,7 @@ class _Forward(_Normalisation):
 
 
 @_operation("batch_norm_inference")
-class _Inference(_Normalisation):
+class BatchNormInference(_Normalisation):
     """y, normalised with given statistics. With ReLU it has no derivative."""
 
     kernel = staticmethod(kernels.inference)
@@ -406,13 +408,13 @@ class _Inference(_Normalisation):
 
 
 # For the dispatcher.
-batch_norm = _Forward.operator
-batch_norm_inference = _Inference.operator
-batch_norm_backward = _Backward.operator
-batch_norm_double_backward = _DoubleBackward.operator
+batch_norm = BatchNorm.operator
+batch_norm_inference = BatchNormInference.operator
+batch_norm_backward = BatchNormBackward.operator
+batch_norm_double_backward = BatchNormDoubleBackward.operator
 
 # The same for autograd, forward mode and transforms.
-forward, inference, backward = _Forward.apply, _Inference.apply, _Backward.apply
+forward, inference, backward = BatchNorm.apply, BatchNormInference.apply, BatchNormBackward.apply
 
 
 def _fake_unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
