@@ -96,6 +96,14 @@ def read_only():
     return views
 
 
+@pytest.fixture
+def hangup():
+    """Let SIGHUP be what it usually is to the processes of a test, also under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(autouse=True)
 def poisoned_allocations(monkeypatch):
     """Poison the engine's outputs and scratch memory; returns the list of outputs allocated."""

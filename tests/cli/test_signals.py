@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("hangup")
+
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 RUN = ["run", str(EXAMPLES / "call_random.json"), "--random", "1", "--repeat", "1"]
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

@@ -17,7 +17,10 @@ from backnorm import machine
 
 DRIVERS = Path(__file__).parent / "drivers"
 
-pytestmark = pytest.mark.skipif(machine.processors() < 2, reason="needs two processors")
+pytestmark = [
+    pytest.mark.skipif(machine.processors() < 2, reason="needs two processors"),
+    pytest.mark.usefixtures("hangup"),
+]
 
 CALL = {
     "dialect": "tensorflow",
