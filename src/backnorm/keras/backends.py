@@ -9,12 +9,9 @@ import keras
 
 from backnorm.errors import BacknormError
 
-__all__ = ["COMPILED_BY_XLA", "batch_norm"]
+__all__ = ["batch_norm"]
 
 _BACKEND = keras.backend.backend()
-
-#: Whether XLA can compile `batch_norm`. TensorFlow's calls back to Python, where XLA cannot.
-COMPILED_BY_XLA = _BACKEND != "tensorflow"
 
 
 def _function() -> Callable[..., tuple[Any, Any, Any]]:

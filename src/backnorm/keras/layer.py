@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from backnorm.keras.backends import COMPILED_BY_XLA, batch_norm
+from backnorm.keras.backends import batch_norm
 
 __all__ = ["BatchNormalization"]
 
@@ -25,12 +25,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     - inference, and a layer with ``trainable=False``, which are arithmetic on elements by the
       framework's own operators: every compiler and file format takes them;
-    - a `mask`, ``synchronized=True`` and ``renorm=True``.
+    - a `mask`, ``synchronized=True`` and ``renorm=True``, and a batch without elements.
 
     Works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow the training
-    step runs eagerly and in a `tf.function`, but XLA cannot compile it. The layer says so to Keras
-    (``supports_jit``): ``model.compile(jit_compile="auto")`` does without, and ``True`` is a
-    warning of Keras's.
+    step runs eagerly and in a `tf.function`; where XLA compiles it (``jit_compile=True``), formulas
+    stand in for the kernels, with results as exact (`backnorm.tensorflow.batch_norm`).
 
     Parameters
     ----------
@@ -38,18 +37,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
         As of `keras.layers.BatchNormalization`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if not COMPILED_BY_XLA:
-            self.supports_jit = False
-
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Return the normalised inputs, and in training update the moving statistics."""
         given = keras.backend.standardize_dtype(inputs.dtype)
         special = mask is not None or self.synchronized or self.renorm
         # Of what is no real number Keras's layer says what it has to say.
         special = special or not given.startswith(_NUMBERS)
-        if special or not (training and self.trainable):
+        shape = tuple(inputs.shape)
+        if special or 0 in shape or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         wide = "float64" if given == "float64" else "float32"
         # Keras computes in the wide type. The kernels take an input of 16 bits as it is, so here
@@ -58,11 +53,25 @@ class BatchNormalization(keras.layers.BatchNormalization):
             inputs = keras.ops.cast(inputs, wide)
         gamma = keras.ops.cast(self.gamma, wide) if self.scale else None
         beta = keras.ops.cast(self.beta, wide) if self.center else None
+        there = _one_unless_empty(inputs, wide) if None in shape else None
+        if there is not None and gamma is not None:
+            gamma = gamma * there
         y, mean, variance = batch_norm(inputs, gamma, beta, epsilon=self.epsilon, axis=self.axis)
         for moving, current in ((self.moving_mean, mean), (self.moving_variance, variance)):
             past = keras.ops.cast(moving, wide)
+            current = current if there is None else current * there
             moving.assign(past * self.momentum + current * (1.0 - self.momentum))
         return keras.ops.cast(y, self.compute_dtype)
+
+
+def _one_unless_empty(inputs: Any, dtype: str) -> Any:
+    """Return 1, but NaN of a batch without elements, where its size is not known while tracing.
+
+    Multiplied by it, statistics and the gradient of gamma are what Keras's layer makes of such a
+    batch.
+    """
+    empty = keras.ops.equal(keras.ops.size(inputs), 0)
+    return keras.ops.cast(keras.ops.where(empty, float("nan"), 1.0), dtype)
 
 
 # A file that names this layer is read again by whoever has imported this module.

@@ -21,7 +21,7 @@ _Arrays = tuple[np.ndarray, ...]
 
 
 class Options(NamedTuple):
-    """What a call has beside its tensors; the axis is not negative."""
+    """What a call has beside its tensors; the axis is not negative, where x's rank is known."""
 
     epsilon: float
     axis: int

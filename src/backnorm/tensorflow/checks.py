@@ -16,15 +16,16 @@ import tensorflow as tf
 
 from backnorm import problem
 from backnorm.dtypes import ELEMENT_TYPES, element_type
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, BacknormError
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Metadata
 from backnorm.scalars import check_integer
 
-__all__ = ["as_tensors", "check_axis", "metadata", "refuse_xla"]
+__all__ = ["as_tensors", "check_axis", "metadata", "resolve_axis"]
 
 # Arguments of the shape (N, ..., C); the others hold a value per channel.
 _LARGE = ("x", "dy")
 _OPTIONAL = ("gamma", "beta")
+_AXIS = "must be an integer, the position of the channels"
 _TYPES = frozenset(tf.as_dtype(dtype) for dtype in ELEMENT_TYPES)
 # What TensorFlow can make a tensor of, or says why not.
 _OWN = (tf.Tensor, tf.Variable, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
@@ -59,25 +60,30 @@ def as_tensors(**given: Any) -> dict[str, Any]:
 
 
 def check_axis(axis: Any, x: Any) -> int:
-    """Return the channel axis, not negative, or raise."""
+    """Return the channel axis, not negative, or raise.
+
+    Of a traced x of unknown rank it is the axis as it came, which `resolve_axis` looks at when the
+    function runs.
+    """
     rank: int | None = x.shape.rank
     if rank is None:
-        raise ArgumentValueError(
-            "x",
-            "must have a known rank when a function is traced",
-            accepted="a tensor of known rank",
-            hint="say what it is, e.g. x = tf.ensure_shape(x, [None, None, None, 64])",
+        return check_integer(
+            "axis", axis, problem=_AXIS, accepted="an integer, an axis of x's rank"
         )
+    return resolve_axis(axis, rank, x.shape)
+
+
+def resolve_axis(axis: Any, rank: int, shape: Any) -> int:
+    """Return the channel axis of an x of known rank, not negative, or raise."""
     if rank < 2:
         raise ArgumentValueError(
             "x",
             "must have rank 2 or more: a batch axis and a channel axis",
-            came=f"rank {rank}, shape {x.shape}",
+            came=f"rank {rank}, shape {shape}",
             accepted="rank >= 2",
         )
     accepted = f"an integer from {-rank} to {rank - 1}"
-    what = "must be an integer, the position of the channels"
-    place = check_integer("axis", axis, problem=what, accepted=accepted)
+    place = check_integer("axis", axis, problem=_AXIS, accepted=accepted)
     if not -rank <= place < rank:
         raise ArgumentValueError(
             "axis", f"is not an axis of x, which has rank {rank}", came=place, accepted=accepted
@@ -85,31 +91,22 @@ def check_axis(axis: Any, x: Any) -> int:
     return place % rank
 
 
-def refuse_xla(name: str) -> None:
-    """Raise if what is traced is to be compiled by XLA, which cannot call back.
-
-    The answer is in a module that TensorFlow does not document. Where that has gone, the error is
-    TensorFlow's own, when it compiles; it names the node.
-    """
-    try:
-        from tensorflow.python.ops import control_flow_util
-
-        compiled = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-    except (ImportError, AttributeError):
-        return
-    if compiled:
-        raise BacknormError(
-            f"backnorm.tensorflow.{name}: XLA cannot compile it; call it from a tf.function "
-            "without jit_compile=True (in Keras: model.compile(..., jit_compile=False))"
-        )
-
-
 def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
     """Return what is known of the tensors of a traced call, with the channels last.
 
-    A size that one tensor does not know another may; a size that none knows is 1.
+    A size that one tensor does not know another may; a size that none knows is 1. Where no rank is
+    known it is 2.
     """
-    sizes = {name: _sizes(name, tensors, axis) for name in tensors if tensors[name] is not None}
+    shapes = [tensors[name].shape for name in _LARGE if name in tensors]
+    shape = next((own for own in shapes if own.rank is not None), tf.TensorShape([None] * 2))
+    if all(own.rank is None for own in shapes):
+        axis = -1
+    axis = axis % shape.rank if shape.rank else axis
+    sizes = {
+        name: _sizes(name, tensor.shape, axis, shape)
+        for name, tensor in tensors.items()
+        if tensor is not None
+    }
     channels = _known(own[-1] for own in sizes.values() if own)
     large = [sizes[name] for name in _LARGE if name in sizes]
     space = [_known(places) for places in zip(*(own[:-1] for own in large), strict=False)]
@@ -122,14 +119,11 @@ def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
     return result
 
 
-def _sizes(name: str, tensors: Mapping[str, Any], axis: int) -> list[int | None]:
+def _sizes(name: str, shape: Any, axis: int, of_large: Any) -> list[int | None]:
     """Return the sizes of a tensor with the channels last, None where they are not known."""
-    shape = tensors[name].shape
     if name not in _LARGE:
         return [None] if shape.rank is None else list(shape)
-    if shape.rank is None:  # dy; x's rank is known
-        shape = tensors["x"].shape
-    sizes = list(shape)
+    sizes = list(of_large if shape.rank is None else shape)
     return sizes if axis >= len(sizes) else [*sizes[:axis], *sizes[axis + 1 :], sizes[axis]]
 
 

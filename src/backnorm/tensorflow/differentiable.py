@@ -1,7 +1,8 @@
 """The operators on tensors, with their gradients.
 
 Each has the gradient of its mathematics, not of its operations: that of the forward is the backward
-pass, that of the backward pass is `backnorm.batch_norm_double_backward`, and there it ends.
+pass, that of the backward pass is `backnorm.batch_norm_double_backward`, and there it ends. Where
+Python cannot be called (`modes.py`), they are formulas, which TensorFlow differentiates.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from backnorm.errors import BacknormError
-from backnorm.tensorflow import calls
+from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options
-from backnorm.tensorflow.checks import refuse_xla
+from backnorm.tensorflow.checks import resolve_axis
 from backnorm.tensorflow.memory import as_array, as_tensor
+from backnorm.tensorflow.modes import wants_formulas
 
 __all__ = ["backward", "forward", "inference"]
 
@@ -29,6 +31,9 @@ def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) ->
     statistics : tf.DType or None
         Type of mean and variance; an eager call finds it itself.
     """
+    if wants_formulas(x, gamma, beta):
+        y, *moments = formulas.forward(x, gamma, beta, options)
+        return y, *map(tf.stop_gradient, moments)
     given = [gamma is not None, beta is not None]
 
     def operation(x: Any, *parameters: Any) -> Any:
@@ -52,6 +57,8 @@ def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) ->
 
 def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, options: Options) -> Any:
     """Return y, which has gradients with respect to all five."""
+    if wants_formulas(x, mean, variance, gamma, beta):
+        return formulas.inference(x, mean, variance, gamma, beta, options)
     given = [gamma is not None, beta is not None]
 
     def operation(x: Any, mean: Any, variance: Any, *parameters: Any) -> Any:
@@ -82,6 +89,8 @@ def backward(
     With frozen statistics also with respect to mean and variance; in training these are functions
     of x, and their part is in x's.
     """
+    if wants_formulas(x, dy, mean, variance, gamma):
+        return formulas.backward(x, dy, mean, variance, gamma, options)
     given = [gamma is not None]
 
     def operation(x: Any, dy: Any, mean: Any, variance: Any, *parameters: Any) -> Any:
@@ -126,8 +135,10 @@ def _double_backward(tensors: Sequence[Any], options: Options) -> tuple[Any, ...
 
         def gradient(*cotangents: Any) -> Any:
             raise BacknormError(
-                "backnorm.tensorflow.batch_norm: there are no gradients of the third order; where "
-                "they are needed, compose the normalisation of tf.reduce_mean and arithmetic"
+                "backnorm.tensorflow.batch_norm: there are no gradients of the third order, nor, "
+                "by a tf.autodiff.ForwardAccumulator around a tf.function, of the second (put it "
+                "within the function); else compose the normalisation of tf.reduce_mean and "
+                "arithmetic"
             )
 
         return tuple(results), gradient
@@ -158,12 +169,17 @@ def _compute(
     given = [tensor is not None for tensor in tensors]
     present = _pick(tensors, given)
 
+    rank = like[0].shape.rank
+
     def on_arrays(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        return call(*_place(arrays, given), options)
+        if rank is not None:
+            return call(*_place(arrays, given), options)
+        x = arrays[0]
+        axis = resolve_axis(options.axis, x.ndim, x.shape)
+        return call(*_place(arrays, given), options._replace(axis=axis))
 
     if tf.executing_eagerly():
         return [as_tensor(array) for array in on_arrays(*map(as_array, present))]
-    refuse_xla(name)
     results = tf.numpy_function(
         on_arrays,
         present,
@@ -171,10 +187,8 @@ def _compute(
         stateful=False,
         name=f"backnorm_{name}_not_for_XLA",
     )
-    shapes = [
-        *(tensor.shape for tensor in like),
-        *[[like[0].shape[options.axis]]] * len(per_channel),
-    ]
+    channels = None if rank is None else like[0].shape[options.axis]
+    shapes = [*(tensor.shape for tensor in like), *[[channels]] * len(per_channel)]
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)

@@ -67,7 +67,7 @@ def batch_norm(
     Parameters
     ----------
     x : tensor, rank 2 or more
-        float64, float32, float16 or bfloat16. Within a `tf.function` its rank must be known.
+        float64, float32, float16 or bfloat16.
     gamma, beta : tensor or variable, shape (C,), optional
         Scale and offset, 1 and 0 if absent; x's type, or float32 beside a 16-bit x.
     epsilon : float
@@ -88,14 +88,15 @@ def batch_norm(
     ArgumentTypeError, ArgumentValueError
         For a wrong type, shape, axis or epsilon.
     BacknormError
-        Within ``tf.function(jit_compile=True)``, and for a gradient of the third order. A tensor
-        of another function is an error of TensorFlow's own (TypeError).
+        For a gradient of the third order. A tensor of another function is an error of TensorFlow's
+        own (TypeError).
 
     Notes
     -----
     An eager call works on the tensors' own memory and copies nothing that is large. Within a
     `tf.function` it is a `tf.numpy_function`, with the same computation; that holds Python's lock
-    between kernels, cannot be compiled by XLA, and cannot be saved in a SavedModel.
+    between kernels, and cannot be saved in a SavedModel. Where XLA compiles the function, and in
+    forward mode, it is formulas of TensorFlow's operators, which compute in float64.
     """
     tensors = as_tensors(x=x, gamma=gamma, beta=beta)
     options = Options(check_epsilon(epsilon), check_axis(axis, tensors["x"]))

@@ -196,8 +196,34 @@ def test_configuration_and_names_are_keras():
     assert (by_position["axis"], by_position["momentum"]) == (1, 0.5)
 
 
-def test_whether_xla_compiles_it_is_told_to_keras(backend):
-    assert Ours().supports_jit == (backend != "tensorflow")
+@pytest.mark.parametrize("policy", ["float32", "float64", "mixed_bfloat16"])
+def test_an_empty_batch_of_a_traced_size_is_keras_business(filled, rng, backend, policy):
+    if backend != "tensorflow":
+        pytest.skip("only TensorFlow traces sizes that are not known")
+    import tensorflow as tf
+
+    x = rng.normal(0.5, 2, (6, 3, 4)).astype("f")
+    results = []
+    for layer in pair(filled, x.shape, dtype=policy):
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 3, 4])])
+        def step(x, layer=layer):
+            with tf.GradientTape() as tape:
+                y = layer(x, training=True)
+            sources = [v.value for v in layer.trainable_variables]
+            return y, *tape.gradient(y, sources, output_gradients=tf.sin(y))
+
+        full = step(x)
+        before = weights(layer)
+        results.append((full, before, step(x[:0]), weights(layer)))
+    (_, before, own, moved), (_, _, theirs, expected) = results
+    assert all(np.isfinite(each).all() for each in before)
+    assert [w.dtype for w in own] == [w.dtype for w in theirs]
+    for one, other in zip((*own, *moved), (*theirs, *expected), strict=True):
+        np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
+    # The statistics, and the gradient of gamma.
+    assert np.isnan(moved[2:]).all()
+    assert np.isnan(own[1]).all()
 
 
 def test_with_pytorch_a_tensor_elsewhere_is_refused(backend):

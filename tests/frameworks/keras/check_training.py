@@ -84,16 +84,36 @@ def test_fit_takes_the_same_course_step_by_step(images, options, backend):
     np.testing.assert_allclose(*evaluations, rtol=1e-3)
 
 
-def test_fit_compiles_with_xla_where_it_can(images, backend):
+@pytest.mark.parametrize("jit", ["auto", True])
+def test_fit_compiles_as_keras_does(images, backend, jit):
+    if (backend, jit) == ("torch", True):
+        pytest.skip("torch.compile takes a minute; backnorm.torch has checks of its own")
+    (model, losses), (other, expected) = (
+        trained(layer, images, jit_compile=jit) for layer in LAYERS.values()
+    )
+    assert model.jit_compile == other.jit_compile == (jit is True or backend == "jax")
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_xla_compiles_a_layer_that_keras_did_not_see_when_it_compiled(images, backend):
     if backend != "tensorflow":
-        model, _ = trained(ours.BatchNormalization, images)
-        assert model.jit_compile == (backend == "jax")
-        return
-    model, _ = trained(ours.BatchNormalization, images, jit_compile="auto")
-    assert not model.jit_compile
-    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
-        model, _ = trained(ours.BatchNormalization, images, jit_compile=True)
-    assert not model.jit_compile
+        pytest.skip("with the others every layer is compiled")
+
+    class Late(keras.Model):
+        """Makes its layers when it is built."""
+
+        def build(self, shape):
+            self.inner = network(ours.BatchNormalization)
+
+        def call(self, inputs, training=False):
+            return self.inner(inputs, training=training)
+
+    model = Late()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=True)
+    model.fit(*images, batch_size=32, verbose=0)
+    assert model.jit_compile
+    assert not np.array_equal(model.inner.get_layer("first").get_weights()[2], np.zeros(6))
 
 
 def test_a_frozen_base_is_left_as_it_is(images):

@@ -134,13 +134,6 @@ def test_what_a_trace_does_not_know_is_checked_when_it_runs():
         traced(X, ONES[:3])
 
 
-def test_an_unknown_rank_is_refused_with_the_remedy():
-    signature = [tf.TensorSpec(None, tf.float64)]
-    traced = tf.function(lambda x: ours.batch_norm(x, epsilon=0.1).y, input_signature=signature)
-    with pytest.raises(ArgumentValueError, match=r"x: must have a known rank.*tf.ensure_shape"):
-        traced(X)
-
-
 def test_a_shape_that_contradicts_itself_is_refused_while_tracing():
     signature = [tf.TensorSpec([None, 3, None], tf.float64), tf.TensorSpec([5, 2, 4], tf.float64)]
     traced = tf.function(

@@ -177,16 +177,6 @@ def test_a_persistent_tape_may_be_asked_twice(tensors, close, wrap):
     close(*results)
 
 
-def test_forward_mode_goes_through_the_backward_pass(tensors, close):
-    x, gamma, beta, tangent = tensors((4, 3, 6), 6, 6, (4, 3, 6))
-    results = []
-    for function in layer():
-        with tf.autodiff.ForwardAccumulator(x, tangent) as accumulator:
-            y = function(x, gamma, beta)
-        results.append([accumulator.jvp(y)])
-    close(*results)
-
-
 @pytest.mark.parametrize("pfor", [True, False])
 def test_jacobians(tensors, close, pfor):
     x, gamma, beta = tensors((3, 2, 2), 2, 2)

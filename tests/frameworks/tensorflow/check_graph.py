@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from backnorm import BacknormError
+from backnorm import ArgumentValueError
 from backnorm import tensorflow as ours
-from backnorm.tensorflow import calls, differentiable
-from backnorm.tensorflow.checks import refuse_xla
+from backnorm.conformance.data import exact_data, realistic_data
+from backnorm.conformance.judge import check_backward, check_forward, check_inference
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT32
+from backnorm.tensorflow import calls, differentiable, modes
 
 EPSILON = 1e-3
 
@@ -112,42 +114,148 @@ def test_functions_that_run_eagerly():
     np.testing.assert_array_equal(result, expected)
 
 
-def jitted(x):
-    return tf.function(lambda x: ours.batch_norm(x, epsilon=EPSILON).y, jit_compile=True)(x)
+def jitted(function):
+    return tf.function(function, jit_compile=True)
 
 
-def nested(x):
-    @tf.function
-    def inner(x):
-        return ours.batch_norm(x, epsilon=EPSILON).y
+def nested(function):
+    # Traced before, where XLA is not: that trace is no use to XLA.
+    inner = tf.function(function)
+    inner(*SMALL)
+    return tf.function(lambda *a: inner(*a), jit_compile=True)
 
-    return tf.function(lambda x: inner(x) + 1, jit_compile=True)(x)
 
-
-def conditional(x):
+def conditional(function):
     @tf.function(jit_compile=True)
-    def function(x):
+    def compiled(x, *rest):
         return tf.cond(
-            tf.reduce_sum(x) > 0, lambda: x, lambda: ours.batch_norm(x, epsilon=EPSILON).y
+            tf.reduce_sum(x) < np.inf, lambda: function(x, *rest), lambda: function(-x, *rest)
         )
 
-    return function(x)
+    return compiled
 
 
-@pytest.mark.parametrize("call", [jitted, nested, conditional])
-def test_xla_is_refused_while_tracing(call):
-    with pytest.raises(BacknormError, match=r"batch_norm: XLA cannot compile it.*jit_compile"):
-        call(tf.random.normal((4, 3)))
+SMALL = [tf.random.normal(shape) for shape in ((4, 3), (4, 3), (3,), (3,))]
+
+
+def step(x, dy, gamma, beta, *, axis=-1, epsilon=EPSILON):
+    """Return all that the functions return, and the gradients of a tape."""
+    sources = [x, gamma, beta]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y, mean, variance = ours.batch_norm(x, gamma, beta, epsilon=epsilon, axis=axis)
+    of_tape = tape.gradient(y, sources, output_gradients=dy)
+    given = x, dy, mean, variance, gamma
+    frozen = ours.batch_norm_inference(x, mean, variance, gamma, beta, epsilon=epsilon, axis=axis)
+    gradients = [
+        ours.batch_norm_backward(*given, epsilon=epsilon, axis=axis, training=training)
+        for training in (True, False)
+    ]
+    return (y, mean, variance), of_tape, frozen, *gradients
+
+
+@pytest.mark.parametrize(
+    ("way", "dtype", "axis", "data_format"),
+    [
+        *((jitted, dtype, -1, "NXC") for dtype in ELEMENT_TYPES),
+        (jitted, FLOAT32, 1, "NCX"),
+        (nested, FLOAT32, -1, "NXC"),
+        (conditional, FLOAT32, -1, "NXC"),
+    ],
+)
+def test_xla_compiles_formulas_that_are_as_exact(rng, way, dtype, axis, data_format):
+    shape = (5, 4, 3, 7) if axis == -1 else (5, 7, 4, 3)
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
+
+    def function(*given):
+        return step(*given, axis=axis if given[0].shape.rank > 2 else -1, epsilon=data.epsilon)
+
+    results = way(function)(*map(tf.constant, (data.x, data.dy, data.gamma, data.beta)))
+    forward, _, frozen, *gradients = tf.nest.map_structure(np.asarray, results)
+    _, mean, variance = forward
+    verdicts = [check_forward(data.x, data.gamma, data.beta, forward, **data.options)]
+    given = data.x, mean, variance, data.gamma, data.beta
+    verdicts.append(check_inference(*given, frozen, **data.options))
+    given = data.x, data.dy, mean, variance, data.gamma
+    for found, training in zip(gradients, (True, False), strict=True):
+        verdicts.append(check_backward(*given, found, training=training, **data.options))
+    # The tape goes back through statistics that were not rounded: exact ones need no rounding.
+    shape = (8, 4, 4, 7) if axis == -1 else (8, 7, 4, 4)
+    data = exact_data(shape, dtype, data_format=data_format, rng=rng)
+    _, of_tape, *_ = way(function)(*map(tf.constant, (data.x, data.dy, data.gamma, data.beta)))
+    found = tuple(map(np.asarray, of_tape))
+    verdicts.append(check_backward(*data.backward_inputs, found, **data.options))
+    assert [v.detail for each in verdicts for v in each.values() if not v.passed] == []
+
+
+def test_xla_takes_parameters_that_are_absent_and_an_empty_batch():
+    for x in (SMALL[0], tf.zeros((0, 3))):
+        compiled = jitted(lambda x: ours.batch_norm(x, epsilon=EPSILON))(x)
+        for one, other in zip(compiled, ours.batch_norm(x, epsilon=EPSILON), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+            assert one.dtype == other.dtype
 
 
 def test_where_tensorflow_cannot_be_asked_its_own_error_names_the_operator(monkeypatch):
-    monkeypatch.setattr(differentiable, "refuse_xla", lambda _: None)
+    monkeypatch.setattr(modes, "control_flow_util", None)
+    monkeypatch.setattr(modes, "forwardprop_util", None)
+    assert not modes.wants_formulas(*SMALL)
     with pytest.raises(tf.errors.InvalidArgumentError, match="backnorm_batch_norm_not_for_XLA"):
-        jitted(tf.random.normal((4, 3)))
+        jitted(step)(*SMALL)
 
 
-def test_that_tensorflow_cannot_be_asked_is_no_error(monkeypatch):
-    from tensorflow.python.ops import control_flow_util
+@pytest.mark.parametrize("axis", [-1, 1, -3])
+def test_an_unknown_rank(rng, axis):
+    unknown = tf.TensorSpec(None, tf.float64)
+    traced = tf.function(lambda *a: step(*a, axis=axis), input_signature=[unknown] * 4)
+    # One trace serves all ranks that have the axis.
+    for shape in ((4, 3, 5), (2, 3, 5, 6), (6, 3, 3, 3)):
+        channels = (shape[axis],)
+        given = [tf.constant(rng.normal(size=s)) for s in (shape, shape, channels, channels)]
+        for one, other in zip(*map(tf.nest.flatten, (traced(*given), step(*given, axis=axis))),
+                              strict=True):  # fmt: skip
+            np.testing.assert_array_equal(one, other)
+    assert traced.experimental_get_tracing_count() == 1
 
-    monkeypatch.delattr(control_flow_util, "GraphOrParentsInXlaContext")
-    refuse_xla("batch_norm")
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "message"),
+    [
+        ((4, 3), 2, "axis: is not an axis of x, which has rank 2"),
+        ((3,), -1, "x: must have rank 2 or more"),
+        ((4, 5), -1, r"gamma: must hold one value per channel of x"),
+    ],
+)
+def test_of_an_unknown_rank_errors_come_when_the_function_runs(shape, axis, message):
+    unknown = tf.TensorSpec(None, tf.float32)
+
+    @tf.function(input_signature=[unknown, tf.TensorSpec([3])])
+    def normalise(x, gamma):
+        return ours.batch_norm(x, gamma, epsilon=EPSILON, axis=axis)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        normalise(tf.ones(shape), tf.ones(3))
+
+
+def test_an_unknown_rank_takes_what_others_know(rng):
+    """The rank of dy is x's, so that what is wrong is found when the function is traced."""
+
+    @tf.function(input_signature=[tf.TensorSpec(None), spec(None, 3, None), *[spec(4)] * 3])
+    def backward(x, dy, mean, variance, gamma):
+        return ours.batch_norm_backward(x, dy, mean, variance, gamma, epsilon=EPSILON, axis=1)
+
+    with pytest.raises(ArgumentValueError, match=r"mean: .*got shape \(4,\).*\(3,\)"):
+        backward.get_concrete_function()
+
+
+@pytest.mark.parametrize("way", ["XLA", "forward mode"])
+def test_formulas_want_a_known_rank(way):
+    @tf.function(input_signature=[tf.TensorSpec(None)], jit_compile=way == "XLA")
+    def normalise(x):
+        if way == "XLA":
+            return ours.batch_norm(x, epsilon=EPSILON)
+        with tf.autodiff.ForwardAccumulator(x, x):
+            return ours.batch_norm(x, epsilon=EPSILON)
+
+    with pytest.raises(ArgumentValueError, match=r"x: must have a known rank.*tf.ensure_shape"):
+        normalise(tf.ones((4, 3)))
