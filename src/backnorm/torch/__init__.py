@@ -8,7 +8,7 @@
 """
 
 from backnorm.torch.aten import use_for_aten
-from backnorm.torch.checks import TensorTypeError, TensorValueError
+from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
 from backnorm.torch.conversion import ConversionWarning, FusionWarning, convert, revert
 from backnorm.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
 from backnorm.torch.modules import (
@@ -43,6 +43,7 @@ __all__ = [
     "TensorValueError",
     "ThirdOrderError",
     "Trial",
+    "UnsupportedTensorError",
     "batch_norm",
     "batch_norm_add_relu",
     "batch_norm_relu",

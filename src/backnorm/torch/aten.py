@@ -23,7 +23,8 @@ from torch import Tensor
 
 from backnorm.dialects.aten import native_batch_norm_backward
 from backnorm.dialects.operator import function
-from backnorm.errors import BacknormError
+from backnorm.errors import ArgumentError, BacknormError
+from backnorm.torch.checks import in_words
 from backnorm.torch.classes import in_memory
 from backnorm.torch.memory import array_of, check_memory, dense, tensor_of
 from backnorm.torch.reuse import empty_like
@@ -107,7 +108,7 @@ def use_for_aten() -> Iterator[None]:
     ------
     BacknormError
         On entering, if this PyTorch has no `torch.library.get_kernel`.
-    ArgumentTypeError, ArgumentValueError
+    TensorTypeError, TensorValueError
         From a backward pass, for arguments that are not accepted (and that end the process where
         PyTorch's kernel does not check them), in the words of the operator.
     """
@@ -143,7 +144,10 @@ def _kernel(
         for name, tensor in zip(_NAMES, (grad_out, input, *rest), strict=True)
     ]
     out = None if dx is None else array_of(dx)
-    _, dweight, dbias = _operator(*arrays, train, eps, output_mask, grad_input=out)
+    try:
+        _, dweight, dbias = _operator(*arrays, train, eps, output_mask, grad_input=out)
+    except ArgumentError as error:
+        raise in_words(error, {}) from None
     return (
         dx,
         None if dweight is None else tensor_of(dweight),

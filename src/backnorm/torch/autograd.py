@@ -18,6 +18,7 @@ from torch.autograd import Function, profiler
 
 from backnorm.errors import ArgumentError
 from backnorm.torch import events, kernels, operations, state
+from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
 from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.statistics import Running
@@ -60,7 +61,7 @@ class _Normalised(Function):
             # Who packs what is saved may unpack it as something else.
             gradients = asked(operations.backward, *given, dy=dy, input=x, weight=weight)
         except ArgumentError as error:
-            raise error.in_words(_WORDS) from None
+            raise in_words(error, _WORDS) from None
         return *operations.in_order_of_inputs(needed, *gradients), None, None, None
 
 

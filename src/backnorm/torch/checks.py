@@ -9,6 +9,7 @@ Where PyTorch raises a RuntimeError, the error is a RuntimeError too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -21,9 +22,11 @@ __all__ = [
     "REFUSALS",
     "TensorTypeError",
     "TensorValueError",
+    "UnsupportedTensorError",
     "check",
     "check_device",
-    "check_settings",
+    "check_tensor",
+    "in_words",
     "not_a_tensor",
     "refuse",
 ]
@@ -53,6 +56,10 @@ class TensorTypeError(ArgumentTypeError, RuntimeError):
     """A tensor of a type, or with an element type, that is not accepted."""
 
 
+class UnsupportedTensorError(TensorTypeError, NotImplementedError):
+    """A tensor with an element type or layout that is not accepted, whatever it is beside."""
+
+
 def check(
     input: Tensor,
     running_mean: Tensor | None,
@@ -75,7 +82,7 @@ def check(
     ------
     TensorTypeError, TensorValueError
     """
-    _check_tensor("input", input)
+    check_tensor("input", input)
     if input.dim() < 2:
         raise TensorValueError(
             "input",
@@ -84,7 +91,7 @@ def check(
             accepted="2 axes or more",
         )
     if residual is not None:
-        _check_tensor("residual", residual)
+        check_tensor("residual", residual)
         if residual.shape != input.shape or residual.dtype is not input.dtype:
             raise TensorValueError(
                 "residual",
@@ -121,33 +128,6 @@ def check(
             )
 
 
-def check_settings(input: Tensor, training: bool, momentum: float, eps: float) -> None:
-    """Raise for settings that PyTorch refuses, and for a batch whose variance would be 0."""
-    if not eps > 0.0:
-        if training:
-            raise ArgumentValueError(
-                "eps", f"batch_norm eps must be positive during training, but got {eps}"
-            )
-        if not eps >= 0.0:
-            raise ArgumentValueError("eps", f"batch_norm eps must be non-negative, but got {eps}")
-    if training:
-        try:
-            shape = input.shape
-        except RuntimeError:
-            # That of a nested tensor.
-            _check_tensor("input", input)
-            raise
-        if len(shape) > 1 and input.numel() == shape[1] != 0:
-            raise ArgumentValueError(
-                "input",
-                "Expected more than 1 value per channel when training",
-                came=f"input size {tuple(shape)}",
-                hint="in a model, call eval() to use the running statistics",
-            )
-        if momentum is None:
-            raise ArgumentTypeError("momentum", "must be a number", came="None", accepted="float")
-
-
 def refuse(error: Exception, arguments: tuple[Any, ...]) -> NoReturn:
     """Raise the error that reading tensors or an operator raised, in PyTorch's names.
 
@@ -156,14 +136,17 @@ def refuse(error: Exception, arguments: tuple[Any, ...]) -> NoReturn:
     check(*arguments)
     if not isinstance(error, ArgumentError) or error.argument not in _NAMES:
         raise error
+    raise in_words(error, _NAMES) from error
+
+
+def in_words(error: ArgumentError, words: Mapping[str, str]) -> ArgumentError:
+    """Return an error in other names for the tensors, and of the class of PyTorch's own error."""
+    error = error.in_words(words)
+    if isinstance(error, RuntimeError):
+        return error
     kind = TensorTypeError if isinstance(error, TypeError) else TensorValueError
-    raise kind(
-        _NAMES[error.argument],
-        error.problem,
-        came=error.came,
-        accepted=error.accepted,
-        hint=error.hint,
-    ) from error
+    parts: dict[str, Any] = error.parts()
+    return kind(**parts)
 
 
 def check_device(name: str, tensor: Tensor, other: str, place: Tensor) -> None:
@@ -184,29 +167,30 @@ def not_a_tensor(name: str, value: object) -> TensorTypeError:
     )
 
 
-def _check_tensor(name: str, tensor: object) -> None:
+def check_tensor(name: str, tensor: object) -> None:
+    """Raise unless a tensor is one that batch normalisation takes."""
     if not isinstance(tensor, Tensor):
         raise not_a_tensor(name, tensor)
     if tensor.is_nested:
-        raise TensorTypeError(
+        raise UnsupportedTensorError(
             name, "unsupported layout", came="a nested tensor", accepted="torch.strided"
         )
     if isinstance(tensor, MaskedTensor):
-        raise TensorTypeError(
+        raise UnsupportedTensorError(
             name,
             "masked tensors are not supported: the mask would be lost",
             accepted="torch.Tensor",
             hint=f"pass {name}.to_tensor(value)",
         )
     if tensor.dtype not in _TYPES:
-        raise TensorTypeError(
+        raise UnsupportedTensorError(
             name,
             "unsupported element type",
             came=tensor.dtype,
             accepted=", ".join(str(dtype) for dtype in _TYPES),
         )
     if tensor.layout is not torch.strided:
-        raise TensorTypeError(
+        raise UnsupportedTensorError(
             name,
             "unsupported layout",
             came=tensor.layout,
@@ -226,7 +210,7 @@ def _check_tensor(name: str, tensor: object) -> None:
 def _check_channels(
     name: str, tensor: Tensor, input: Tensor, allowed: tuple[torch.dtype, ...]
 ) -> None:
-    _check_tensor(name, tensor)
+    check_tensor(name, tensor)
     if tensor.shape != (input.shape[1],):
         raise TensorValueError(
             name,

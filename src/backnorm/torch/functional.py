@@ -10,13 +10,16 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from backnorm.errors import ArgumentError
 from backnorm.torch import (
     autograd,
     checks,
+    empty,
     events,
     kernels,
     moving,
     operations,
+    settings,
     sharding,
     state,
     transforms,
@@ -175,8 +178,8 @@ def _overridden(
     eps: float,
 ) -> Tensor:
     """Call what a class of tensors has in the place of one of the functions above."""
-    settings = {"training": training, "momentum": momentum, "eps": eps}
-    result: Tensor = handle_torch_function(function, tensors, *tensors, **settings)
+    options = {"training": training, "momentum": momentum, "eps": eps}
+    result: Tensor = handle_torch_function(function, tensors, *tensors, **options)
     return result
 
 
@@ -186,9 +189,12 @@ def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -
     Where the operators are watched it is `_watched` that computes.
     """
     input, running_mean, running_var, weight, bias, training, residual = arguments
+    if not (type(training) is bool and type(momentum) is float and type(eps) is float):
+        training, momentum, eps = settings.read(training, momentum, eps)
+        arguments = (*arguments[:5], training, residual)
     if state.watched(input):
         return _by_operators(arguments, momentum, eps, relu)
-    checks.check_settings(input, training, momentum, eps)
+    settings.check_settings(input, training, eps)
     try:
         wanted = _wants_gradient(input, weight, bias, residual)
         statistics = _statistics_of(input, running_mean, running_var, training)
@@ -217,10 +223,11 @@ def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -
         y = autograd.freeze(input, None, weight, bias, eps, *statistics)
         return _add_and_relu(y, residual, autograd.rectify) if relu else y
     except checks.REFUSALS as error:
-        if _is_nothing(input, residual):
-            return input.clone()
         if any(isinstance(each, Tensor) and is_opaque(each) for each in arguments):
             return _by_operators(arguments, momentum, eps, relu)
+        nothing = empty.result(arguments, relu)
+        if nothing is not None:
+            return nothing
         checks.refuse(error, arguments)
 
 
@@ -232,11 +239,15 @@ def _by_operators(arguments: _Arguments, momentum: float, eps: float, relu: bool
         if any(one is not other for one, other in zip(plain, arguments, strict=True)):
             # What a class that is memory says of itself is not asked.
             return _normalise(plain, momentum, eps, relu)
-    input, *_, training, residual = arguments
-    if _is_nothing(input, residual):
-        return input.clone()
-    checks.check(*arguments)
-    checks.check_settings(input, training, momentum, eps)
+    input, *_, training, _ = arguments
+    try:
+        checks.check(*arguments)
+    except ArgumentError:
+        nothing = empty.result(arguments, relu)
+        if nothing is None:
+            raise
+        return nothing
+    settings.check_settings(input, training, eps)
     named = {} if is_compiling else dict(zip(_NAMES, arguments, strict=True))
     y: Tensor = asked(_watched, arguments, momentum, eps, relu, **named)
     return y
@@ -282,11 +293,6 @@ def _add_and_relu(
     """Add and apply the ReLU by PyTorch's operators, which have derivatives of every kind."""
     check_before_pytorch(residual=residual)
     return relu(y if residual is None else y + residual)
-
-
-def _is_nothing(input: Tensor, residual: Tensor | None) -> bool:
-    """Whether `input` is empty and has one axis: PyTorch returns it as it is."""
-    return residual is None and isinstance(input, Tensor) and input.dim() == 1 and not input.numel()
 
 
 def _statistics_of(

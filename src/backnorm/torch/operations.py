@@ -28,7 +28,7 @@ from torch.library import custom_op
 from backnorm.errors import ArgumentError, BacknormError
 from backnorm.layout import mask_size
 from backnorm.torch import batching, kernels
-from backnorm.torch.checks import TensorValueError, check_device, not_a_tensor
+from backnorm.torch.checks import TensorValueError, check_device, in_words, not_a_tensor
 from backnorm.torch.classes import in_memory
 from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.statistics import statistics_type
@@ -154,7 +154,7 @@ def _in_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
             ]
             return kernel(*plain)
         except ArgumentError as error:
-            raise error.in_words(_WORDS) from None
+            raise in_words(error, _WORDS) from None
 
     return call
 
