@@ -1,7 +1,7 @@
 """PyTorch's own tests of batch normalisation, run against ours.
 
-The samples are those of its OpInfo and ModuleInfo, which its wheel brings; what is compared with is
-PyTorch, in float64.
+Samples, errors and test bodies are those of its wheel (OpInfo, ModuleInfo, NewModuleTest, composite
+compliance); what is compared with is PyTorch.
 """
 
 from __future__ import annotations
@@ -19,42 +19,52 @@ methods = pytest.importorskip(
     reason="PyTorch's samples want expecttest",
     exc_type=ImportError,
 )
-modules = pytest.importorskip("torch.testing._internal.common_modules", exc_type=ImportError)
+compliance = pytest.importorskip(
+    "torch.testing._internal.composite_compliance", exc_type=ImportError
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script")
 DOUBLE = torch.float64
-OPERATORS = {info.name: info for info in methods.op_db if info.variant_test_name == ""}
-MODULES = {
-    info.module_cls: info
-    for info in modules.module_db
-    if info.module_cls in (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+FUNCTION = "nn.functional.batch_norm"
+# The variant without cuDNN has no samples on a CPU.
+OPERATORS = {
+    info.name: info
+    for info in methods.op_db
+    if "batch_norm" in info.name and info.supported_dtypes("cpu")
 }
-OURS = {
-    torch.nn.BatchNorm1d: backnorm.torch.BatchNorm1d,
-    torch.nn.BatchNorm2d: backnorm.torch.BatchNorm2d,
-    torch.nn.BatchNorm3d: backnorm.torch.BatchNorm3d,
-}
+CASES = [
+    (name, dtype) for name, info in OPERATORS.items() for dtype in info.supported_dtypes("cpu")
+]
+TYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
 CHECKS = {"check_forward_ad": True, "check_batched_grad": True}
+
+
+def test_these_are_all():
+    """What PyTorch has of batch normalisation; `check_pytorch_modules` has its layers."""
+    names = ["native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", FUNCTION]
+    assert set(OPERATORS) == set(names)
+    assert all(info.supported_dtypes("cpu") == set(TYPES) for info in OPERATORS.values())
+    assert not any(info.error_inputs_func for info in OPERATORS.values())
 
 
 def ours_of(name):
     """Our function with the arguments of the operator that `name` samples."""
-    if name == "nn.functional.batch_norm":
+    if name == FUNCTION:
         return backnorm.torch.batch_norm
 
-    def native(input, weight, bias, running_mean, running_var, training, momentum, eps):
+    def native(input, weight, bias, *rest):
+        *statistics, momentum, eps = rest
+        training = True if name == "_batch_norm_with_update" else statistics.pop()
         return backnorm.torch.batch_norm(
-            input, running_mean, running_var, weight, bias, training, momentum, eps
+            input, *(statistics or (None, None)), weight, bias, training, momentum, eps
         )
 
     return native
 
 
 def theirs_of(name):
-    if name == "nn.functional.batch_norm":
-        return functional.batch_norm
-    # It returns the statistics too, in PyTorch's form.
-    return lambda *arguments: torch.native_batch_norm(*arguments)[0]
+    # All but the function return the statistics too, in PyTorch's form.
+    return functional.batch_norm if name == FUNCTION else lambda *a: OPERATORS[name].op(*a)[0]
 
 
 def leaves_of(sample):
@@ -68,23 +78,25 @@ def run(function, sample):
     y = function(sample.input, *sample.args, **sample.kwargs)
     wanted = [tensor for tensor in leaves_of(sample) if tensor.requires_grad]
     torch.manual_seed(0)
-    gradients = torch.autograd.grad(y, wanted, torch.randn(y.shape, dtype=y.dtype))
+    gradients = torch.autograd.grad(y, wanted, torch.randn(y.shape).to(y.dtype))
     return y.detach(), gradients, leaves_of(sample)
 
 
-def samples_of(name):
-    return list(OPERATORS[name].sample_inputs("cpu", DOUBLE, requires_grad=True))
+def samples_of(name, dtype=DOUBLE):
+    found = list(OPERATORS[name].sample_inputs("cpu", dtype, requires_grad=True))
+    assert len(found) >= 9
+    return found
 
 
-@pytest.mark.parametrize("name", ["nn.functional.batch_norm", "native_batch_norm"])
-def test_samples_of_the_operator(name, close):
-    samples = samples_of(name)
-    assert len(samples) >= 10
-    for sample in samples:
-        close(run(ours_of(name), sample), run(theirs_of(name), sample), factor=16)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_samples_of_the_operator(name, dtype, contiguous, close):
+    for sample in samples_of(name, dtype):
+        given = sample if contiguous else sample.noncontiguous()
+        close(run(ours_of(name), given), run(theirs_of(name), given), factor=16)
 
 
-@pytest.mark.parametrize("name", ["nn.functional.batch_norm", "native_batch_norm"])
+@pytest.mark.parametrize("name", OPERATORS)
 def test_gradients_at_the_samples(name):
     function = ours_of(name)
     for sample in samples_of(name):
@@ -110,45 +122,20 @@ def test_gradients_at_the_samples(name):
             assert torch.autograd.gradgradcheck(call, wanted)
 
 
-@pytest.mark.parametrize("cls", MODULES, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("training", [True, False])
-def test_samples_of_the_module(cls, training, close):
-    info = MODULES[cls]
-    samples = info.module_inputs_func(
-        info, device="cpu", dtype=DOUBLE, requires_grad=True, training=training
-    )
-    assert samples
-    for sample in samples:
-        arguments = sample.constructor_input
-        torch.manual_seed(0)
-        theirs = cls(*arguments.args, **arguments.kwargs).to(DOUBLE).train(training)
-        ours = OURS[cls](*arguments.args, **arguments.kwargs).to(DOUBLE).train(training)
-        for parameter in theirs.parameters():
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        ours.load_state_dict(theirs.state_dict())
-        for _ in range(2):
-            results = []
-            for module in (ours, theirs):
-                x = sample.forward_input.args[0].detach().clone().requires_grad_()
-                wanted = [x, *module.parameters()]
-                y = module(x)
-                torch.manual_seed(1)
-                dy = torch.randn(y.shape, dtype=DOUBLE)
-                results.append(
-                    (y.detach(), torch.autograd.grad(y, wanted, dy), [*module.buffers()])
-                )
-            close(*results, factor=16)
+def equal(actual, expected, **options):
+    torch.testing.assert_close(actual, expected, **options)
 
 
-@pytest.mark.parametrize("cls", MODULES, ids=lambda cls: cls.__name__)
-def test_errors_of_the_module(cls):
-    info = MODULES[cls]
-    samples = info.module_error_inputs_func(
-        info, device="cpu", dtype=DOUBLE, requires_grad=True, training=True
-    )
-    assert samples
-    for sample in samples:
-        arguments = sample.module_error_input.constructor_input
-        module = OURS[cls](*arguments.args, **arguments.kwargs).to(DOUBLE)
-        with pytest.raises(sample.error_type, match=sample.error_regex):
-            module(*sample.module_error_input.forward_input.args)
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_relu"])
+def test_samples_in_tensors_that_only_operators_know(name):
+    """Under a mode, as subclasses in every choice of arguments, backward and in forward mode."""
+    function = getattr(backnorm.torch, name)
+    for sample in samples_of(FUNCTION):
+        compliance.check_with_mode(function, [sample.input, *sample.args], sample.kwargs, equal)
+        # Statistics that are moved must be of the class of the input.
+        moved = sample.kwargs.get("training")
+        statistics = (None, None) if moved else sample.args[:2]
+        arguments = [sample.input, *statistics, *sample.args[2:]], sample.kwargs
+        compliance.check_all_permutations(function, *arguments, equal)
+        compliance.check_backward_formula(function, *arguments, assert_equal_fn=equal)
+        compliance.check_forward_ad_formula(function, *arguments, assert_equal_fn=equal)
