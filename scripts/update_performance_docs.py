@@ -15,11 +15,18 @@ from pathlib import Path
 
 from backnorm.bench.model import OURS, Result, Row, geometric_mean
 from backnorm.bench.report import read_result
-from backnorm.bench.report.figures import SWEEP, best_peer, groups, losing, summaries
+from backnorm.bench.report.figures import (
+    SWEEP,
+    best_peer,
+    groups,
+    is_large,
+    losing,
+    summaries,
+)
 from backnorm.bench.report.markdown import cell_list, summary_table, table
 from backnorm.bench.report.plots import draw
 from backnorm.bench.report.words import label, shape_text
-from backnorm.report.words import DASH, milliseconds, ratio_text
+from backnorm.report.words import DASH, bytes_text, milliseconds, ratio_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path("docs/bench/result.json")
@@ -27,11 +34,23 @@ RESULT = Path("docs/bench/result.json")
 BEGIN = "<!-- bench:begin -->"
 END = "<!-- bench:end -->"
 
-# What the README's table and plot show: the operator that the project is about, and the suite of
-# the network that most people know.
-_OP, _DTYPE, _SUITE = "backward", "float32", "resnet50"
-_README_PLOT = f"ratio-{_OP}-{_DTYPE}"
-_PLOTS = (_README_PLOT, f"roofline-{_DTYPE}", SWEEP)
+# What the tables show: the operator that the project is about, and the type that most train in.
+_OP, _DTYPE = "backward", "float32"
+# The README's is the one that can be read at its size.
+_README_PLOT = SWEEP
+_PLOTS = (f"ratio-{_OP}-{_DTYPE}", f"roofline-{_DTYPE}", SWEEP)
+
+# Why cells are as they are, by the number of caches that x is larger than (a core's, the shared
+# one) and by layout. Which cells are shown follows from their ratios alone.
+_CALL = "a call from Python costs more than the work; oneDNN's primitive is made beforehand"
+_WHY = {
+    (0, "NCX"): _CALL,
+    (0, "NXC"): _CALL,
+    (1, "NCX"): "a group of channels is summed and written while it is cached",
+    (1, "NXC"): "oneDNN computes in float32, we in float64",
+    (2, "NCX"): "three passes over memory where others make five",
+    (2, "NXC"): "memory limits the fastest peers as it limits us",
+}
 
 
 def pages(result: Result, root: Path) -> dict[Path, str]:
@@ -62,26 +81,50 @@ def stale(result: Result, root: Path) -> list[Path]:
 
 def _readme(result: Result) -> str:
     rows = _rows(result)
-    chosen = [row for row in rows if row.cell.suite == _SUITE] or rows
-    suites = {
-        suite: geometric_mean(r for row in rows if row.cell.suite == suite and (r := row.ratio()))
-        for suite in dict.fromkeys(row.cell.suite for row in rows)
-    }
-    means = ", ".join(f"{suite} {ratio_text(mean)}" for suite, mean in suites.items())
-    lost = losing(rows)
+    kinds = _kinds(rows, result.caches)
+    means: dict[str, list[str]] = {}
+    for summary in summaries(result):
+        text = f"{ratio_text(summary.mean)} in {summary.dtype}"
+        means.setdefault(summary.op, []).append(text)
+    lost = len(losing(rows))
     return "\n".join(
         [
-            f"{_where(result)} `batch_norm_backward`, {_DTYPE}, on ResNet-50's layers, beside the "
-            "peer that is fastest there: milliseconds (medians), ratio of ours to theirs.\n",
-            _table(chosen),
-            f"Geometric means of all suites: {means}. "
-            + (f"Of {len(rows)} cells a peer is faster in {len(lost)}.\n" if lost else ""),
-            # A long list: there for who wants it.
-            "<details><summary>Cells in which a peer is faster</summary>\n",
-            cell_list(lost, f"No peer is faster in any of {len(rows)} cells."),
-            "</details>\n",
+            f"{_where(result)} `batch_norm_backward`, {_DTYPE}: our time over that of the fastest "
+            "of PyTorch, TensorFlow, JAX, oneDNN and NumPy in the same cell; below 1 we are "
+            "faster. For every kind of array the geometric mean, and the cells where we do best "
+            "and worst; sizes are those of a core's cache and of the one that all share.\n",
+            table(
+                ("size of x", "layout", "cells", "mean", "best cell", "worst cell", "why"),
+                (_kind(kind, cells, result.caches) for kind, cells in kinds.items()),
+            ),
+            f"Of {len(rows)} cells a peer is faster in {lost}. Means of all operations and types: "
+            + "; ".join(f"{op} {', '.join(texts)}" for op, texts in means.items())
+            + ".\n",
         ]
     )
+
+
+def _kinds(rows: Sequence[Row], caches: Sequence[int]) -> dict[tuple[int, str], list[Row]]:
+    """Return the compared cells by their key in `_WHY`, of each the best first."""
+    kinds: dict[tuple[int, str], list[Row]] = {kind: [] for kind in _WHY}
+    for row in sorted(rows, key=lambda row: row.ratio() or 0):
+        if row.ratio() is not None:
+            larger_than = sum(is_large(row.cell, cache) for cache in caches)
+            kinds[larger_than, row.cell.layout].append(row)
+    return {kind: cells for kind, cells in kinds.items() if cells}
+
+
+def _kind(kind: tuple[int, str], rows: Sequence[Row], caches: Sequence[int]) -> Sequence[str]:
+    larger_than, layout = kind
+    sizes = [f"up to {bytes_text(size)}" for size in caches] + ["larger"]
+    mean = ratio_text(geometric_mean(r for row in rows if (r := row.ratio())))
+    cells = (_best_or_worst(row) for row in (rows[0], rows[-1]))
+    return sizes[larger_than], layout, str(len(rows)), f"**{mean}**", *cells, _WHY[kind]
+
+
+def _best_or_worst(row: Row) -> str:
+    ours, theirs, _ = _columns(row)
+    return f"{ratio_text(row.ratio())}: {shape_text(row.cell)}, {ours} ms, {theirs} ms"
 
 
 def _performance(result: Result) -> str:

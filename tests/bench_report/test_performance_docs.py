@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from backnorm.bench.model import geometric_mean
 from backnorm.bench.report import read_result
+from backnorm.bench.report.figures import groups, losing
 from backnorm.report.words import TIMES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,23 +58,42 @@ def test_pages_are_written_once_and_then_current(script, checkout, result):
     readme = (checkout / "README.md").read_text()
     assert readme.startswith("before\n")
     assert readme.endswith("after\n")
-    assert "old" not in readme
+    assert "\nold\n" not in readme
 
 
-def test_tables_hold_every_shape_with_losing_cells_visible(script, checkout, result):
+def test_the_readme_shows_the_best_and_the_worst_cell_of_every_kind(script, checkout, result):
     write(script.pages(result, checkout))
     readme = (checkout / "README.md").read_text()
-    assert "| 50x2048x7x7 |".replace("x", TIMES) in readme
-    assert "| backward (32,10) NCX float32 |" in readme
-    assert "| geometric mean |" in readme
+    lines = readme.splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith(("| up to", "| larger"))]
+    kinds = {}
+    for row in groups(result.rows)["backward", "float32"]:
+        size = sum(row.cell.nbytes > cache for cache in result.caches)
+        kinds.setdefault((size, row.cell.layout), []).append(row.ratio())
+    assert len(rows) == len(kinds) > 3
+    for cells, (_, ratios) in zip(rows, sorted(kinds.items()), strict=True):
+        assert cells[2] == str(len(ratios))
+        assert cells[3] == f"**{geometric_mean(ratios):.2f}**"
+        assert cells[4].startswith(f"{min(ratios):.2f}: ")
+        assert cells[5].startswith(f"{max(ratios):.2f}: ")
+    lost = len(losing(groups(result.rows)["backward", "float32"]))
+    assert lost
+    assert f"a peer is faster in {lost}." in readme
+
+
+def test_the_page_holds_every_shape_with_losing_cells_visible(script, checkout, result):
+    write(script.pages(result, checkout))
     page = (checkout / "docs" / "performance.md").read_text()
+    assert "| 50x2048x7x7 |".replace("x", TIMES) in page
+    assert "| backward (32,10) NCX float32 |" in page
+    assert "| geometric mean |" in page
     assert "**4.38** (slower)" in page
     assert "| 1x4x2x2 |".replace("x", TIMES) in page
 
 
 def test_plots_that_the_pages_name_exist(script, checkout, result):
     write(script.pages(result, checkout))
-    assert "](docs/bench/ratio-backward-float32.svg)" in (checkout / "README.md").read_text()
+    assert "](docs/bench/sweep.svg)" in (checkout / "README.md").read_text()
     page = (checkout / "docs" / "performance.md").read_text()
     for name in ("ratio-backward-float32", "roofline-float32", "sweep"):
         assert f"](bench/{name}.svg)" in page

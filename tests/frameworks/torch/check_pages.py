@@ -1,0 +1,12 @@
+"""The code on the pages about PyTorch runs, and prints what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from ...pages import pages_of, run
+
+
+@pytest.mark.parametrize("page", pages_of("torch"))
+def test_the_code_of_a_page_runs(page):
+    run(page)

@@ -1,0 +1,42 @@
+"""The code of the README and of the pages that need no framework runs, and prints what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+from .pages import ROOT, blocks, pages, pages_of, run
+
+
+@pytest.mark.parametrize("page", pages_of(None))
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    # The files that pages read, and where they write.
+    shutil.copytree(ROOT / "docs" / "examples", tmp_path / "docs" / "examples")
+    result = json.loads((ROOT / "docs" / "bench" / "result.json").read_text(encoding="utf-8"))
+    # A few cells of every kind: a page draws them all.
+    result["rows"] = result["rows"][::40]
+    for name in ("result.json", "before.json"):
+        (tmp_path / name).write_text(json.dumps(result))
+    monkeypatch.chdir(tmp_path)
+    run(page)
+
+
+def test_the_code_of_every_page_is_found():
+    named = pages()
+    assert {"README.md", "docs/pytorch.md", "docs/jax.md", "docs/tensorflow.md"} <= named.keys()
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        page = path.relative_to(ROOT).as_posix()
+        # An indented block, or one of another spelling, would be read and never run.
+        fences = re.findall(r"^[ >]*```+ *\{? *\.?py", path.read_text(encoding="utf-8"), re.M)
+        assert len(fences) == len(blocks(page)), page
+
+
+def test_every_file_that_the_readme_names_exists():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"\]\(([^)#:]+)", text) + re.findall(r"(?:docs|src)/[\w./-]+\w", text)
+    assert named
+    for name in named:
+        assert (ROOT / name).exists(), name
