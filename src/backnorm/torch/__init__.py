@@ -7,6 +7,7 @@
     model = backnorm.torch.convert(model)
 """
 
+from backnorm.torch import quantization
 from backnorm.torch.aten import use_for_aten
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
 from backnorm.torch.conversion import ConversionWarning, FusionWarning, convert, revert
@@ -52,3 +53,5 @@ __all__ = [
     "tune",
     "use_for_aten",
 ]
+
+quantization.register()

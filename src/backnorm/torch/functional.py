@@ -262,6 +262,10 @@ def _are_memory(arguments: _Arguments) -> bool:
 def _watched(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> Tensor:
     """Call operators that the dispatcher knows, or functions that transforms know."""
     input, running_mean, running_var, weight, bias, training, residual = arguments
+    if state.exporting_to_onnx():
+        # What knows PyTorch's operators alone gets those.
+        y = torch.nn.functional.batch_norm(*arguments[:6], momentum, eps)
+        return _add_and_relu(y, residual) if relu else y
     transformed = state.transformed()
     # torch.func cannot transform the bits of a mask, nor can they be distributed; and inference
     # returns no mask.
@@ -275,10 +279,10 @@ def _watched(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> 
         assert running_var is not None
         if transformed:
             return transforms.inference(input, running_mean, running_var, weight, bias, eps)
-        y: Tensor = operations.batch_norm_inference(
+        normalised: Tensor = operations.batch_norm_inference(
             input, residual, weight, bias, running_mean, running_var, eps, relu
         )
-        return y
+        return normalised
     if transformed:
         y, mean, variance = transforms.forward(input, weight, bias, eps)
     else:

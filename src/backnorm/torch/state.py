@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-__all__ = ["transformed", "watched"]
+__all__ = ["exporting_to_onnx", "transformed", "watched"]
 
 # Looked up once: this is asked in every call.
 _functions_transformed = torch._C._are_functorch_transforms_active
@@ -40,3 +42,14 @@ def watched(tensor: Tensor) -> bool:
 def transformed() -> bool:
     """Whether the derivative asked for is other than autograd's: torch.func or forward mode."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def exporting_to_onnx() -> bool:
+    """Whether `torch.onnx.export` records operators now."""
+    # Importing it takes long, and who exports has imported it.
+    onnx = sys.modules.get("torch.onnx")
+    return onnx is not None and onnx.is_in_onnx_export()
+
+
+# A compiler takes the answer as a constant, and does not look into it.
+exporting_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,193 @@
+"""What PyTorch does with whole models takes converted ones: ONNX, fusing for inference."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+
+import onnx
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import nn
+from torch.ao import quantization
+
+import backnorm.torch
+from backnorm.torch import convert, revert
+
+from . import libraries
+
+torchvision = libraries.torchvision()
+layers = libraries.timm().layers
+
+
+class Residual(nn.Module):
+    """Layers alone, before a ReLU and with an addition between."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.relu, self.last = nn.ReLU(), nn.BatchNorm2d(4, affine=False)
+        self.shortcut = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, momentum=0.3))
+
+    def forward(self, x):
+        return self.relu(self.last(self.relu(self.bn(self.conv(x)))) + self.shortcut(x))
+
+
+MODELS = {
+    "residual": (Residual, (4, 3, 5, 6)),
+    "1d": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh()), (5, 3)),
+    "3d": (lambda: nn.Sequential(nn.BatchNorm3d(3), nn.ReLU()), (2, 3, 4, 2, 2)),
+    "timm": (
+        lambda: nn.Sequential(layers.BatchNormAct2d(3), layers.BatchNormAct2d(3, act_layer="silu")),
+        (4, 3, 5, 6),
+    ),
+    "torchvision": (lambda: torchvision.ops.FrozenBatchNorm2d(3), (4, 3, 5, 6)),
+}
+
+
+def filled(net):
+    for name, tensor in net.named_buffers():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 1.5) if "var" in name else tensor.normal_()
+    return net
+
+
+def exported(net, x, dynamo, **options):
+    """Return what the exported program computes, by ONNX's reference implementation."""
+    with warnings.catch_warnings():
+        # Of the exporters, about training and their own age.
+        warnings.simplefilter("ignore")
+        if dynamo:
+            program = torch.onnx.export(net, (x,), dynamo=True, verbose=False, **options)
+            model = program.model_proto
+        else:
+            kept = io.BytesIO()
+            training = torch.onnx.TrainingMode.PRESERVE
+            torch.onnx.export(net, (x,), kept, dynamo=False, training=training, **options)
+            model = onnx.load_from_string(kept.getvalue())
+    onnx.checker.check_model(model)
+    evaluator = ReferenceEvaluator(model)
+    result = evaluator.run(None, {evaluator.input_names[0]: x.numpy()})
+    return torch.from_numpy(result[0]), sorted(node.op_type for node in model.graph.node)
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "residual",
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in MODELS if name != "residual"),
+    ],
+)
+def test_onnx_programs_are_those_of_the_model_before(name, training, dynamo, close):
+    make, shape = MODELS[name]
+    theirs = filled(make()).train(training)
+    x = torch.randn(shape)
+    expected, nodes = exported(copy.deepcopy(theirs), x, dynamo)
+    for fuse in (False, True):
+        mine = convert(copy.deepcopy(theirs), fuse=fuse)
+        result, ours = exported(mine, x, dynamo)
+        close(result, expected)
+        # A frozen layer is the operator for what torchvision spells out.
+        assert ours == nodes or name == "torchvision"
+        # Nothing of it stays.
+        assert mine.training is training
+        close(mine(x), copy.deepcopy(theirs)(x), factor=4)
+
+
+def test_onnx_programs_of_dynamic_sizes(close):
+    theirs = filled(Residual()).eval()
+    mine = convert(copy.deepcopy(theirs), fuse=True)
+    shapes = ({0: torch.export.Dim("batch", min=2)},)
+    x = torch.randn(4, 3, 5, 6)
+    results = [
+        exported(net, x, True, dynamic_shapes=shapes) for net in (mine, copy.deepcopy(theirs))
+    ]
+    close(*(result for result, _ in results))
+
+
+FUSED_SEQUENCES = {
+    "conv1d": lambda: [nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4)],
+    "conv1d relu": lambda: [nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU()],
+    "conv2d": lambda: [nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)],
+    "conv2d relu": lambda: [nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()],
+    "conv3d": lambda: [nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4)],
+    "conv3d relu": lambda: [nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4), nn.ReLU()],
+    "linear": lambda: [nn.Linear(3, 4), nn.BatchNorm1d(4)],
+    "norm2d relu": lambda: [nn.BatchNorm2d(3), nn.ReLU()],
+    "norm3d relu": lambda: [nn.BatchNorm3d(3), nn.ReLU()],
+    "transposed1d": lambda: [nn.ConvTranspose1d(3, 4, 1), nn.BatchNorm1d(4)],
+    "transposed2d": lambda: [nn.ConvTranspose2d(3, 4, 1), nn.BatchNorm2d(4)],
+    "transposed3d": lambda: [nn.ConvTranspose3d(3, 4, 1), nn.BatchNorm3d(4)],
+}
+
+
+def like_input(modules):
+    rank = next(
+        (len(each.kernel_size) for each in modules if hasattr(each, "kernel_size")),
+        0 if isinstance(modules[0], nn.Linear) else int(type(modules[0]).__name__[-2]),
+    )
+    return torch.randn(4, 3, *(5, 6, 2)[:rank])
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(
+    ("name", "qat"),
+    # PyTorch fuses no transposed convolution in training.
+    [(name, qat) for name in FUSED_SEQUENCES for qat in (False, True)[: 1 + ("tr" not in name)]],
+)
+def test_fuse_modules(name, qat, inplace, fuse, close):
+    """Whatever PyTorch makes of its own layers, it makes of ours."""
+    theirs = filled(nn.Sequential(*FUSED_SEQUENCES[name]())).train(qat)
+    mine = convert(copy.deepcopy(theirs), fuse=fuse)
+    x = like_input(list(theirs))
+    function = quantization.fuse_modules_qat if qat else quantization.fuse_modules
+    names = [str(k) for k in range(len(theirs))]
+    expected, result = (function(net, names, inplace=inplace) for net in (theirs, mine))
+    assert [type(each) for each in result] == [type(each) for each in expected]
+    assert (result is mine) is inplace
+    close(result(x), expected(x), factor=4)
+    if not inplace:
+        close(mine(x), theirs(x), factor=4)
+        assert any(type(each).__module__ == "backnorm.torch.modules" for each in mine)
+
+
+def test_fusing_for_evaluation(close):
+    conv, linear = nn.Conv2d(3, 4, 1).eval(), nn.Linear(3, 4).eval()
+    for layer, norm, function, x in (
+        (conv, nn.BatchNorm2d(4), nn.utils.fusion.fuse_conv_bn_eval, torch.randn(4, 3, 5, 6)),
+        (linear, nn.BatchNorm1d(4), nn.utils.fusion.fuse_linear_bn_eval, torch.randn(4, 3)),
+    ):
+        theirs = filled(norm).eval()
+        mine = convert(copy.deepcopy(theirs))
+        close(function(layer, mine)(x), function(layer, theirs)(x))
+        assert type(function(layer, mine)) is type(layer)
+
+
+ACTIVATIONS = (
+    nn.SiLU, nn.Hardswish, nn.GELU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.Hardsigmoid, nn.PReLU,
+    nn.Tanh, nn.Mish, nn.Softplus,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_other_activations_stay_pytorchs(activation, close):
+    theirs = nn.Sequential(nn.Conv1d(3, 3, 1), nn.BatchNorm1d(3), activation()).double()
+    reports = []
+    mine = convert(copy.deepcopy(theirs), fuse=True, report=reports.append)
+    assert [each.fused for each in reports] == [False]
+    assert type(mine[2]) is activation
+    for training in (True, False):
+        x, dy = torch.randn(2, 4, 3, 5).double()
+        results = []
+        for net in (mine.train(training), theirs.train(training)):
+            y = net(x)
+            results.append((y, *torch.autograd.grad(y, list(net.parameters()), dy)))
+        close(*results)
+    close(mine.state_dict(), theirs.state_dict())
+    assert type(revert(mine)[1]) is nn.BatchNorm1d
+    assert backnorm.torch.convert(mine)[2] is mine[2]
