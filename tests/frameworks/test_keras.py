@@ -7,7 +7,7 @@ import pytest
 from . import children
 
 # They take a minute: with TensorFlow always, with the others in the long run.
-_LONG = ("check_models.py", "check_training.py")
+_LONG = ("check_files.py", "check_models.py", "check_training.py")
 
 
 def _cases():

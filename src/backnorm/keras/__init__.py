@@ -5,6 +5,6 @@ step; `convert` and `revert` exchange the layers of a model.
 """
 
 from backnorm.keras.layer import BatchNormalization
-from backnorm.keras.models import convert, revert
+from backnorm.keras.models import ConversionWarning, convert, revert
 
-__all__ = ["BatchNormalization", "convert", "revert"]
+__all__ = ["BatchNormalization", "ConversionWarning", "convert", "revert"]

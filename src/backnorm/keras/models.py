@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -9,66 +10,93 @@ import keras
 from backnorm.errors import ArgumentTypeError
 from backnorm.keras.layer import BatchNormalization
 
-__all__ = ["convert", "revert"]
+__all__ = ["ConversionWarning", "convert", "revert"]
+
+_THEIRS = keras.layers.BatchNormalization
+# What Keras made of a model's step when it first ran.
+_TRACED = ("train_function", "test_function", "predict_function")
+
+
+class ConversionWarning(UserWarning):
+    """A model has nothing that `convert` can convert."""
 
 
 def convert(model: Any) -> Any:
-    """Return a copy of a model in which backnorm computes batch normalisation.
+    """Have backnorm compute the batch normalisation of a model.
+
+    Every layer of the class `keras.layers.BatchNormalization` that Keras finds in `model`, itself
+    included, becomes one of `backnorm.keras`, in place: layers stay the same objects, with their
+    variables and settings, and only their class changes. Those of a derived class stay as they
+    are, because what they do is not known.
 
     Parameters
     ----------
-    model : keras.Model
-        Functional or sequential, with models of these kinds in it. Layers of the class
-        `keras.layers.BatchNormalization` are exchanged, in these models too; of a class derived
-        from it not, because what that does is not known, and none that another layer wraps
-        (`keras.layers.TimeDistributed`).
+    model : keras.Layer
+        A model of any kind (functional, sequential, subclassed), or a layer, built or not, with
+        layers in attributes, lists and dictionaries, models within models, and layers that others
+        wrap (`keras.layers.TimeDistributed`) or share.
 
     Returns
     -------
-    keras.Model
-        Has the same layers by name and configuration, and the values of the weights. If the model
-        is compiled, so is the copy, with an optimizer that starts anew.
+    keras.Layer
+        `model`. If it is compiled it stays so, and the optimizer has its state.
 
     Raises
     ------
     ArgumentTypeError
-        For a subclassed model: Keras cannot copy what its `call` does. Write
-        `backnorm.keras.BatchNormalization` there instead.
+        If it is no layer of Keras.
+
+    Warns
+    -----
+    ConversionWarning
+        If `model` has no layer that can be converted, and none that was.
+
+    Notes
+    -----
+    What Keras traced for `fit`, `evaluate` and `predict` of `model`, and of models in it, is traced
+    again. A `tf.function` or `jax.jit` of your own, and a model that has this one in it, keep what
+    they traced: convert before they run.
     """
-    return _exchanged(model, keras.layers.BatchNormalization, BatchNormalization)
+    layers = _exchange(model, _THEIRS, BatchNormalization)
+    if not any(type(layer) is BatchNormalization for layer in layers):
+        kinds = {type(layer) for layer in layers}
+        derived = sorted(kind.__name__ for kind in kinds if issubclass(kind, _THEIRS))
+        warnings.warn(
+            "nothing was converted: the model has no layer of keras.layers.BatchNormalization"
+            + (f", only of classes derived from it: {', '.join(derived)}" if derived else "")
+            + ("" if model.built else " (it is not built: layers that it makes then come later)"),
+            ConversionWarning,
+            stacklevel=2,
+        )
+    return model
 
 
 def revert(model: Any) -> Any:
-    """Return a copy of a model with Keras's own batch-normalisation layers; undoes `convert`.
+    """Undo `convert`: Keras computes the batch normalisation of a model again, in place.
 
     What it saves can be loaded where backnorm is not installed. Parameters, results and errors are
     those of `convert`.
     """
-    return _exchanged(model, BatchNormalization, keras.layers.BatchNormalization)
+    _exchange(model, BatchNormalization, _THEIRS)
+    return model
 
 
-def _exchanged(model: Any, old: type, new: Any) -> Any:
+def _exchange(model: Any, old: type, new: type) -> list[Any]:
+    """Give layers another class; return all layers."""
     # An object can say that it is of any class: `isinstance` believes it.
-    if not issubclass(type(model), keras.Model):
-        raise _refused(model, "must be a model")
-
-    def copied(layer: Any) -> Any:
-        kind = new if type(layer) is old else type(layer)
-        return kind.from_config(layer.get_config())
-
-    try:
-        result = keras.models.clone_model(model, clone_function=copied, recursive=True)
-    except ValueError as error:
-        raise _refused(model, f"Keras cannot copy it ({error})") from error
-    if model.built:
-        result.set_weights(model.get_weights())
-    return result
-
-
-def _refused(model: object, problem: str) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        "model",
-        problem,
-        came=type(model).__name__,
-        accepted="a functional or sequential keras.Model",
-    )
+    if not issubclass(type(model), keras.Layer):
+        raise ArgumentTypeError(
+            "model",
+            "must be a model or another layer of Keras",
+            came=type(model).__name__,
+            accepted="a keras.Model or keras.Layer",
+        )
+    layers = list(model._flatten_layers())
+    for layer in layers:
+        if type(layer) is old:
+            layer.__class__ = new
+    for layer in layers:
+        for name in _TRACED:
+            if getattr(layer, name, None) is not None:
+                setattr(layer, name, None)
+    return layers

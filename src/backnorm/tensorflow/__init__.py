@@ -16,10 +16,11 @@ from backnorm.tensorflow.operators import (
     batch_norm_inference,
 )
 
-_OF_KERAS = ("BatchNormalization", "convert", "revert")
+_OF_KERAS = ("BatchNormalization", "ConversionWarning", "convert", "revert")
 
 __all__ = [
     "BatchNormalization",
+    "ConversionWarning",
     "Gradients",
     "Normalized",
     "batch_norm",
