@@ -26,6 +26,7 @@ from backnorm.torch import (
 )
 from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
 from backnorm.torch.memory import check_before_pytorch
+from backnorm.torch.scripting import unscriptable
 
 __all__ = ["batch_norm", "batch_norm_add_relu", "batch_norm_relu"]
 
@@ -36,6 +37,7 @@ _NAMES = "input", "running_mean", "running_var", "weight", "bias", "training", "
 _Arguments: TypeAlias = tuple[Tensor, _Optional, _Optional, _Optional, _Optional, bool, _Optional]
 
 
+@unscriptable
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -94,6 +96,7 @@ def batch_norm(
     return _normalise(arguments, momentum, eps, False)
 
 
+@unscriptable
 def batch_norm_relu(
     input: Tensor,
     running_mean: Tensor | None,
@@ -131,6 +134,7 @@ def batch_norm_relu(
     return _normalise(arguments, momentum, eps, True)
 
 
+@unscriptable
 def batch_norm_add_relu(
     input: Tensor,
     residual: Tensor,
@@ -267,10 +271,8 @@ def _watched(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> 
         y = torch.nn.functional.batch_norm(*arguments[:6], momentum, eps)
         return _add_and_relu(y, residual) if relu else y
     transformed = state.transformed()
-    # torch.func cannot transform the bits of a mask, nor can they be distributed; and inference
-    # returns no mask.
-    alone = transformed or sharding.is_distributed(input)
-    if relu and (alone or (not training and _wants_gradient(input, weight, bias, residual))):
+    # torch.func cannot transform the bits of a mask, nor can they be distributed.
+    if relu and (transformed or sharding.is_distributed(input)):
         return _add_and_relu(_watched((*arguments[:6], None), momentum, eps, False), residual)
     if transformed and torch.compiler.is_compiling():
         transforms.allow_in_graph()

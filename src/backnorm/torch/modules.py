@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 
-from backnorm.errors import BacknormError
-from backnorm.torch import functional
+from backnorm.torch import functional, scripting
 from backnorm.torch.checks import not_a_tensor
 
 __all__ = [
@@ -81,10 +80,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse `torch.jit.script`, which compiles Python and cannot compile ours."""
-        raise BacknormError(
-            "torch.jit.script cannot compile backnorm's modules; script "
-            "backnorm.torch.revert(model) instead, or use torch.compile or torch.export"
-        )
+        scripting.refuse("modules; script backnorm.torch.revert(model)")
 
 
 class _BatchNormReLU(_BatchNorm):

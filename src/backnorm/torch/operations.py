@@ -382,7 +382,7 @@ class BatchNorm(_Normalisation):
 
 @_operation("batch_norm_inference")
 class BatchNormInference(_Normalisation):
-    """y, normalised with given statistics. With ReLU it has no derivative."""
+    """y, normalised with given statistics."""
 
     kernel = staticmethod(kernels.inference)
 
@@ -392,19 +392,25 @@ class BatchNormInference(_Normalisation):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, _, weight, _, mean, variance, ctx.eps, ctx.relu = inputs
+        x, _, weight, _, mean, variance, ctx.eps, relu = inputs
         ctx.training = False
         ctx.set_materialize_grads(False)
-        _save(ctx, x, None, mean, variance, weight)
+        # What is positive in y is what a mask would say.
+        _save(ctx, x, output if relu else None, mean, variance, weight)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> Gradients:
-        if ctx.relu:
-            raise BacknormError(
-                "the operator batch_norm_inference keeps no mask of its ReLU, and has no gradient "
-                "with one; call backnorm.torch.batch_norm_relu, which has"
-            )
-        return _Normalisation.backward(ctx, dy)
+    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
+        needed = ctx.needs_input_grad
+        if dy is None:
+            return (None,) * len(needed)
+        x, y, mean, variance, weight = ctx.saved_tensors
+        if y is not None:
+            check_before_pytorch(dy=dy, y=y)
+            dy = torch.ops.aten.threshold_backward(dy, y, 0)
+        dx, dweight, dbias, _ = BatchNormBackward.apply(
+            x, dy, None, mean, variance, weight, ctx.eps, False, False
+        )
+        return *in_order_of_inputs(needed, dx, dweight, dbias, dy), *[None] * (len(needed) - 4)
 
 
 # For the dispatcher.

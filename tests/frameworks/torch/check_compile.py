@@ -1,9 +1,8 @@
-"""`torch.compile` and `torch.export`: whole graphs, changing shapes, transforms inside."""
+"""`torch.compile`: whole graphs, changing shapes, transforms inside."""
 
 from __future__ import annotations
 
 import copy
-import io
 import shutil
 
 import pytest
@@ -183,29 +182,6 @@ def test_forward_mode_inside(close):
 
     compiled = torch.compile(tangent, backend="aot_eager", fullgraph=True)
     close(compiled(x), tangent(x))
-
-
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("fuse", [True, False])
-def test_export(strict, training, fuse, close):
-    ours, theirs = models(fuse, training)
-    batch = torch.export.Dim("batch", min=2, max=64)
-    x = torch.randn(4, 3, 5, 5).double()
-    program = torch.export.export(ours, (x,), strict=strict, dynamic_shapes=({0: batch},))
-    kept = io.BytesIO()
-    torch.export.save(program, kept)
-    kept.seek(0)
-    module = torch.export.load(kept).module()
-    for size in (2, 9):
-        x = torch.randn(size, 3, 5, 5).double()
-        close(module(x), theirs(x))
-    # A program may leave out buffers that it does not use, as counters where it does not train.
-    expected, moved = dict(theirs.named_buffers()), dict(module.named_buffers())
-    assert all(name in moved or name.endswith("num_batches_tracked") for name in expected)
-    close(moved, {name: expected[name] for name in moved})
-    names = {str(node.target) for node in program.graph.nodes}
-    assert any(name.startswith("backnorm.batch_norm") for name in names)
 
 
 def test_an_error_while_compiling_says_what_is_wrong():
