@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 
+import backnorm
 import backnorm.torch
 from backnorm.allocation import LARGE
 from backnorm.torch import reuse
@@ -68,15 +70,58 @@ def test_outputs_and_gradients_can_be_resized(inputs, parameters, dtype, memory_
         check([y, *results])
 
 
-def test_what_we_are_given_can_still_be_resized(inputs, parameters):
-    x, dy, residual = inputs()
-    weight, bias, mean, variance = parameters(x.shape[1], x.dtype)
-    given = x, residual, dy, weight, bias, mean, variance
-    leaves = [tensor.requires_grad_() for tensor in (x, residual, weight, bias)]
-    y = backnorm.torch.batch_norm_add_relu(*leaves[:2], mean, variance, *leaves[2:], True)
-    dx = torch.autograd.grad(y, x, dy, create_graph=True)
-    torch.autograd.grad(dx, x, residual.detach())
-    for tensor in given:
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted", "sliced"])
+def test_what_we_are_given_can_still_be_resized(parameters, layouts, layout, dtype, training, relu):
+    """After calls of both orders, the first and repeated ones, also under autocast."""
+    x, dy, residual, ddx = (layouts[layout](torch.randn(3, 4, 5, 6).to(dtype)) for _ in range(4))
+    weight, bias, mean, variance = parameters(4, dtype)
+    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias, dy)]
+    function = backnorm.torch.batch_norm_relu if relu else backnorm.torch.batch_norm
+    given = [x, dy, ddx, weight, bias, mean, variance]
+    for _ in range(2):
+        for cast in (False, True):
+            with torch.autocast("cpu", enabled=cast):
+                y = function(x, mean, variance, weight, bias, training)
+                first = torch.autograd.grad(y, leaves[:3], dy, create_graph=True)
+                given += [*first, *torch.autograd.grad(first[0], [dy, weight], ddx)]
+                y = backnorm.torch.batch_norm_add_relu(
+                    x, residual, mean, variance, weight, bias, training
+                )
+                given += [y, *torch.autograd.grad(y, leaves[:3], dy)]
+    with torch.no_grad():
+        function(x, mean, variance, weight, bias, training)
+    with use_for_aten():
+        functional.batch_norm(x, mean, variance, weight, bias, training).backward(dy.detach())
+    for tensor in (*given, residual, x.grad):
+        storage = tensor.untyped_storage()
+        assert storage.resizable()
+        storage.resize_(0)
+
+
+def test_calls_with_what_was_resized_between_them(close):
+    layer, expected = backnorm.torch.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    x = torch.empty(0)
+    for count in (4, 8, 2, 8):
+        torch.randn(count, 3, 5, out=x)
+        y = layer(x)
+        close(y, expected(x), factor=4)
+        # As by those who give back the memory of what they have used.
+        y.detach().resize_(0)
+        x.resize_(0)
+        weight = layer.weight.detach().clone()
+        layer.weight.untyped_storage().resize_(0)
+        layer.weight.untyped_storage().resize_(weight.nbytes)
+        layer.weight.data.copy_(weight)
+
+
+def test_a_refused_call_leaves_memory_as_it_was():
+    x, mean, variance = torch.randn(4, 3), torch.zeros(3), -torch.ones(3)
+    with pytest.raises(backnorm.ArgumentError, match="channel 0"):
+        backnorm.torch.batch_norm(x, mean, variance)
+    for tensor in (x, mean, variance):
         assert tensor.untyped_storage().resizable()
 
 

@@ -1,0 +1,180 @@
+"""Autocast, scaled gradients and deterministic algorithms: as with PyTorch's layers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import backnorm
+import backnorm.torch
+from backnorm.torch import reuse
+
+TYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
+# To what autocast casts, and whether the function is compiled, which takes seconds.
+HOW = pytest.mark.parametrize(
+    ("cast", "compiled"),
+    [(torch.bfloat16, False), (torch.float16, False), (torch.float16, True)],
+    ids=["bfloat16", "float16", "compiled"],
+)
+
+
+def call(function, cast, dtypes, training, residual):
+    """Return y, running statistics and the gradients, under autocast to the type `cast`."""
+    torch.manual_seed(0)
+    x_type, weight_type, running_type = dtypes
+    x, other = torch.randn(2, 4, 3, 5).to(x_type).unbind()
+    weight, bias = (torch.rand(2, 3) + 0.5).to(weight_type).unbind()
+    mean, variance = (torch.rand(2, 3) + 0.5).to(running_type).unbind()
+    wanted = [x, weight, bias, *([other] if residual else [])]
+    for tensor in wanted:
+        tensor.requires_grad_()
+    with torch.autocast("cpu", cast):
+        y = function(x, other if residual else None, mean, variance, weight, bias, training)
+    dy = torch.randn(y.shape).to(y.dtype)
+    return y.detach(), mean, variance, *torch.autograd.grad(y, wanted, dy)
+
+
+def theirs(x, residual, *arguments):
+    y = functional.batch_norm(x, *arguments)
+    return y if residual is None else torch.relu(y + residual)
+
+
+def ours(x, residual, *arguments):
+    if residual is None:
+        return backnorm.torch.batch_norm(x, *arguments)
+    return backnorm.torch.batch_norm_add_relu(x, residual, *arguments)
+
+
+@pytest.mark.parametrize("residual", [False, True], ids=["", "add_relu"])
+@HOW
+def test_types_and_values_under_autocast(compiled, cast, residual, close):
+    combinations = list(itertools.product(TYPES, repeat=3))
+    if compiled:
+        combinations = [(dtype, torch.float32, torch.float32) for dtype in TYPES[1:]]
+    taken = 0
+    for dtypes, training in itertools.product(combinations, (True, False)):
+        functions = theirs, ours
+        if compiled:
+            torch._dynamo.reset()
+            functions = (torch.compile(f, backend="aot_eager", fullgraph=True) for f in functions)
+        arguments = cast, dtypes, training, residual
+        results = []
+        for function in functions:
+            try:
+                results.append(call(function, *arguments))
+            except RuntimeError as error:
+                results.append(error)
+        expected, found = results
+        if isinstance(expected, RuntimeError):
+            # We take some mixtures of float32 and a type of 16 bits that PyTorch does not.
+            assert isinstance(found, backnorm.ArgumentError) or dtypes[0].itemsize == 2
+            continue
+        taken += 1
+        assert [each.dtype for each in found] == [each.dtype for each in expected], dtypes
+        # Where 16-bit sums round to 0 or not, both sides of the ReLU are right.
+        count = 3 if residual and dtypes[0].itemsize == 2 else None
+        close(found[:count], expected[:count], factor=4)
+    assert taken == (6 if compiled else 12)
+
+
+def model(kind):
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(64, 6),
+        nn.BatchNorm1d(6),
+    )
+    return layers if kind == "theirs" else backnorm.torch.convert(layers, fuse=kind == "fused")
+
+
+def trained(kind, cast, compiled):
+    """Train with scaled gradients, of which one step's are infinite; return losses and scales."""
+    torch._dynamo.reset()
+    layers = model(kind)
+    run = torch.compile(layers, backend="aot_eager") if compiled else layers
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    data = torch.Generator().manual_seed(1)
+    losses, scales = [], []
+    for step in range(6):
+        x, target = torch.randn(8, 3, 8, 8, generator=data), torch.randn(8, 6, generator=data)
+        with torch.autocast("cpu", cast):
+            y = run(x if step != 3 else x * torch.inf)
+            assert y.dtype is cast
+            loss = (y.float() - target).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        assert all(parameter.grad.dtype is torch.float32 for parameter in layers.parameters())
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.detach())
+        scales.append(scaler.get_scale())
+    return torch.stack(losses), scales
+
+
+@pytest.mark.parametrize("kind", ["ours", "fused"])
+@HOW
+def test_scaled_gradients(kind, cast, compiled, close):
+    losses, scales = trained(kind, cast, compiled)
+    expected, expected_scales = trained("theirs", cast, compiled)
+    assert scales == expected_scales == [1024.0, 2048.0, 2048.0, 1024.0, 1024.0, 2048.0]
+    assert losses.isnan().tolist() == expected.isnan().tolist() == [step == 3 for step in range(6)]
+    # Batches were cast to `cast`, and so are the losses of few roundings.
+    close(losses.nan_to_num().to(cast), expected.nan_to_num().to(cast))
+
+
+@pytest.fixture
+def deterministic():
+    """Deterministic algorithms, which fill memory that is new with NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (9, 32, 71, 73)], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_deterministic_algorithms(shape, dtype, training, request):
+    """The same bits as otherwise, each time, of both orders."""
+    x, dy, ddx, residual = (torch.randn(shape).to(dtype) for _ in range(4))
+    weight, bias, mean, variance = (torch.rand(shape[1]).to(dtype) + 0.5 for _ in range(4))
+    wanted = [tensor.requires_grad_() for tensor in (x, residual, weight, bias)]
+
+    def results():
+        running = mean.clone(), variance.clone()
+        y = backnorm.torch.batch_norm_add_relu(x, residual, *running, weight, bias, training)
+        first = torch.autograd.grad(y, wanted, dy, create_graph=True)
+        second = torch.autograd.grad(first[0], [weight], ddx)
+        return [y.detach(), *running, *first, *second]
+
+    reuse._kept.clear()
+    expected = results()
+    request.getfixturevalue("deterministic")
+    for _ in range(3):
+        for one, other in zip(results(), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_algorithms_compiled():
+    torch._dynamo.reset()
+    layer = backnorm.torch.BatchNormReLU2d(3)
+    x = torch.randn(4, 3, 5, 6, requires_grad=True)
+    dy = torch.randn(4, 3, 5, 6)
+    results = []
+    for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        y = run(x)
+        results.append([y, *torch.autograd.grad(y, [x, *layer.parameters()], dy)])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
