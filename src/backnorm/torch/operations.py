@@ -22,13 +22,13 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.library import custom_op
 
 from backnorm.errors import ArgumentError, BacknormError
 from backnorm.layout import mask_size
-from backnorm.torch import batching, kernels
-from backnorm.torch.checks import TensorValueError, check_device, in_words, not_a_tensor
+from backnorm.torch import batching, forward_mode, kernels
+from backnorm.torch.checks import check_device, in_words, not_a_tensor
 from backnorm.torch.classes import in_memory
 from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.statistics import statistics_type
@@ -82,46 +82,11 @@ def _operation(
         _lazily(name)
         cls.operator = operator
         cls.forward = operator
-        cls.jvp = staticmethod(_differentiable_forward(cls.jvp))
+        cls.jvp = staticmethod(forward_mode.differentiable(cls.jvp))
         cls.vmap = staticmethod(batching.rule(cls.apply, has_mask, of_x))
         return cls
 
     return register
-
-
-def _differentiable_forward(jvp: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rule of forward mode that forward mode can differentiate again.
-
-    PyTorch calls it with forward mode off, for all levels at once: of a rule that brings its own
-    derivative the tangent of the tangent would be 0. The level at hand is left out by `_primals`.
-    """
-
-    @functools.wraps(jvp)
-    def call(*arguments: Any) -> Any:
-        with forward_ad._set_fwd_grad_enabled(True):
-            return jvp(*arguments)
-
-    return call
-
-
-def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
-    """Raise for tangents of given statistics, beside those of other inputs: as PyTorch does."""
-    for name, tangent in (("running_mean", tmean), ("running_var", tvariance)):
-        if tangent is not None:
-            raise TensorValueError(
-                name,
-                "is a constant to derivatives, and must have no tangent",
-                hint=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal",
-            )
-
-
-def _primals(ctx: Any) -> list[Tensor | None]:
-    """Return the saved tensors without their tangents, at the level at hand."""
-    # Not `forward_ad.unpack_dual`, which knows no level of forward mode while a compiler traces.
-    return [
-        None if each is None else torch._VF._unpack_dual(each, level=0).primal
-        for each in ctx.saved_tensors
-    ]
 
 
 def _lazily(name: str) -> None:
@@ -271,7 +236,7 @@ class BatchNormBackward(_Operation):
         tweight: Tensor | None,
         *_: Any,
     ) -> Gradients:
-        x, dy, mask, mean, variance, weight = _primals(ctx)
+        x, dy, mask, mean, variance, weight = forward_mode.primals(ctx)
         tdx, tdweight, tdbias, tdresidual = None, None, None, None
         # Results are linear in dy; and in the rest the Hessian of <dy, y>, times the tangents.
         if tdy is not None:
@@ -317,7 +282,7 @@ class _Normalisation(_Operation):
         *others: Any,
     ) -> Any:
         # Without residual and ReLU, which `functional` adds where there is forward mode.
-        x, _, mean, variance, weight = _primals(ctx)
+        x, _, mean, variance, weight = forward_mode.primals(ctx)
         moved, scaled = None, None
         if tx is not None:
             moved = BatchNormBackward.apply(
@@ -336,7 +301,7 @@ class _Normalisation(_Operation):
         if tangent is None:
             tangent = torch.zeros_like(x)
         elif not ctx.training:
-            _check_constants(*others[:2])
+            forward_mode.check_constants(*others[:2])
         return (tangent, None, None, None) if ctx.training else tangent
 
 
