@@ -85,9 +85,7 @@ class Effects:
         value: Any = self._root
         for part in name.split("."):
             value = getattr(value, part)
-        return isinstance(value, Tensor) and any(
-            share_memory(value, each) for each in state_of(layer)
-        )
+        return isinstance(value, Tensor) and share_memory([value], state_of(layer))
 
     def _memory_of(self, node: fx.Node) -> fx.Node:
         while self._memory[node] is not node:

@@ -12,7 +12,7 @@ that is called meanwhile looks at them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -29,6 +29,10 @@ __all__ = [
 NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
 
 Layers: TypeAlias = tuple[torch.nn.Module, ...]
+
+# Looked up once: these are asked in every call.
+_is_alias_of = torch._C._is_alias_of
+_KNOWN: set[type[torch.nn.Module]] = set()
 
 # How far `begin` and `defer` have come.
 _NORMALISED, _FINISHED, _DEFERRED = range(3)
@@ -75,7 +79,7 @@ def defer(
     if (
         _can_be_one(passed, relu)
         and all(keeps_to_itself(module, norm) for module in called)
-        and not any(share_memory(input, each) for input in inputs for each in state_of(norm))
+        and not share_memory(inputs, state_of(norm))
     ):
         return x, _DEFERRED
     return _call(passed, x), _NORMALISED
@@ -118,26 +122,40 @@ def is_observed(module: torch.nn.Module) -> bool:
 
 def keeps_to_itself(module: torch.nn.Module, layer: torch.nn.Module) -> bool:
     """Whether a call of `module` is sure not to look at the state of `layer`."""
-    return all(
-        each is not layer
-        and _has_forward_of_pytorch(each)
-        and not is_observed(each)
-        and not any(share_memory(one, other) for one in state_of(each) for other in state_of(layer))
-        for each in module.modules()
-    )
+    state = state_of(layer)
+    pending = [module]
+    while pending:
+        each = pending.pop()
+        if (
+            each is layer
+            or "forward" in each.__dict__
+            or not _has_forward_of_pytorch(type(each))
+            or is_observed(each)
+            or share_memory(state_of(each), state)
+        ):
+            return False
+        pending += [child for child in each._modules.values() if child is not None]
+    return True
 
 
-def state_of(module: torch.nn.Module) -> Iterator[Tensor]:
-    """Yield the parameters and buffers of a module, without those of its children."""
-    for tensors in (module._parameters, module._buffers):
-        for tensor in tensors.values():
-            if tensor is not None:
-                yield tensor
+def state_of(module: torch.nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of a module, without those of its children."""
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return [tensor for tensor in tensors if tensor is not None]
 
 
-def share_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one memory. A compiler knows only whether they are one tensor."""
-    return one is other or (not is_compiling() and torch._C._is_alias_of(one, other))
+def share_memory(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether one of `some` has memory with one of `others`.
+
+    A compiler knows only whether they are one tensor.
+    """
+    if is_compiling():
+        return any(one is other for one in some for other in others)
+    for one in some:
+        for other in others:
+            if _is_alias_of(one, other):
+                return True
+    return False
 
 
 def _call(passed: Layers, x: Tensor) -> Tensor:
@@ -166,14 +184,16 @@ def _can_be_added(residual: Tensor, x: Tensor) -> bool:
     return residual.shape == x.shape and residual.dtype == x.dtype
 
 
-def _has_forward_of_pytorch(module: torch.nn.Module) -> bool:
+def _has_forward_of_pytorch(cls: type[torch.nn.Module]) -> bool:
     """Whether what runs when a module is called is known: PyTorch's or ours."""
-    if "forward" in module.__dict__:
-        return False
     # A fused module does what its class does.
-    cls = getattr(type(module), "_backnorm_unfused", type(module))
+    return cls in _KNOWN or _is_known(getattr(cls, "_backnorm_unfused", cls))
+
+
+def _is_known(cls: type[torch.nn.Module]) -> bool:
     for each in cls.__mro__:
         if each in NORMS or each.__module__ in _FAMILIES:
+            _KNOWN.add(cls)
             return True
         if not vars(each).keys() <= _HARMLESS:
             return False

@@ -29,7 +29,10 @@ def made(library, name, size):
 
 
 def _timm(name, size):
-    return timm.create_model(name, num_classes=7)
+    # The last layers of vgg have a hundred million weights.
+    return timm.create_model(
+        name, **({"features_only": True} if "vgg" in name else {"num_classes": 7})
+    )
 
 
 def _torchvision(name, size):
@@ -45,7 +48,8 @@ def _torchvision(name, size):
     if name in ("googlenet", "inception_v3") and not kind:
         # PyTorch draws these for a minute.
         options["init_weights"] = False
-    return getattr(module, name)(weights=None, **options)
+    net = getattr(module, name)(weights=None, **options)
+    return net.features if "vgg" in name else net
 
 
 MAKERS = {"timm": _timm, "torchvision": _torchvision}
