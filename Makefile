@@ -55,18 +55,18 @@ sweep: $(VENV)/.test kernels
 
 # All suites, operations and types beside all peers: about 25 minutes on two processors.
 bench: $(VENV)/.bench kernels
-	$(BIN)/backnorm bench --suite all --op all --dtype all --out $(BENCH)
+	$(BIN)/python -m benchmarks --suite all --op all --dtype all --out $(BENCH)
 
 # A few telling cells: less than two minutes.
 bench-quick: $(VENV)/.bench kernels
-	$(BIN)/backnorm bench --quick --out $(BENCH)
+	$(BIN)/python -m benchmarks --quick --out $(BENCH)
 
 # On an NVIDIA GPU: every test of the kernels there, what only a GPU can show, and the benchmark of
 # the targets (about half an hour). Ends with an error where there is none.
 gpu-check: $(VENV)/.gpu
 	$(GPU_PYTHON) -m pytest -o python_files='check_*.py' -m "not sweep" $(PYTEST_FLAGS) \
 	  tests/frameworks/gpu tests/frameworks/gpu_device
-	$(GPU_PYTHON) -m backnorm bench --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
+	$(GPU_PYTHON) -m benchmarks --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -105,14 +105,15 @@ $(VENV)/.test: $(VENV)/.package
 
 # The peers at the versions that the tests use.
 $(VENV)/.bench: $(VENV)/.package
-	$(INSTALL) ".[bench]"
+	$(PIP) install --constraint constraints.txt --group bench
 	touch $@
 
 # PyTorch for CUDA is what PyPI has for Linux. With a Python of one's own nothing is installed.
 $(VENV)/.gpu:
 ifeq ($(GPU_PYTHON),$(BIN)/python)
 	$(MAKE) $(VENV)/.test
-	$(INSTALL) ".[cuda,torch,bench]"
+	$(INSTALL) ".[cuda,torch]"
+	$(PIP) install --constraint constraints.txt --group bench
 	touch $@
 endif
 

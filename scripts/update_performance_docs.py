@@ -3,7 +3,7 @@
 Text between the markers is replaced, all other text stays. With --check: say what is not current,
 and write nothing.
 
-Usage: python scripts/update_performance_docs.py [--check]
+Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from backnorm.bench.model import OURS, Result, Row, geometric_mean
-from backnorm.bench.report import read_result
-from backnorm.bench.report.figures import (
+from benchmarks.model import OURS, Result, Row, geometric_mean
+from benchmarks.report import read_result
+from benchmarks.report.figures import (
     SWEEP,
     best_peer,
     groups,
@@ -23,10 +23,10 @@ from backnorm.bench.report.figures import (
     losing,
     summaries,
 )
-from backnorm.bench.report.markdown import cell_list, summary_table, table
-from backnorm.bench.report.plots import draw
-from backnorm.bench.report.words import label, shape_text
-from backnorm.report.words import DASH, bytes_text, milliseconds, ratio_text
+from benchmarks.report.markdown import cell_list, summary_table, table
+from benchmarks.report.numbers import DASH, bytes_text, milliseconds, ratio_text
+from benchmarks.report.plots import draw
+from benchmarks.report.words import label, shape_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path("docs/bench/result.json")
@@ -214,7 +214,8 @@ def main() -> int:
         old = stale(result, ROOT)
         for path in old:
             print(
-                f"{path.relative_to(ROOT)} is not current: run scripts/update_performance_docs.py",
+                f"{path.relative_to(ROOT)} is not current: run "
+                "python -m scripts.update_performance_docs",
                 file=sys.stderr,
             )
         return 1 if old else 0

@@ -5,10 +5,39 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from backnorm.bench.device import PLACES
-from backnorm.bench.model import Cell
-from backnorm.bench.turns import Settings
+from benchmarks.command import app
+from benchmarks.device import PLACES
+from benchmarks.model import Cell
+from benchmarks.turns import Settings
+
+
+@pytest.fixture
+def cli():
+    """Run the command in this process; a traceback of ours fails the test."""
+
+    def invoke(*args):
+        result = CliRunner().invoke(app, [str(arg) for arg in args])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def refused(cli):
+    """Run the command, assert that it refuses its options in one line, and return that line."""
+
+    def invoke(*args):
+        result = cli(*args)
+        assert (result.exit_code, result.stdout) == (2, ""), result.output
+        assert result.stderr.startswith("backnorm: error: ")
+        assert result.stderr.count("\n") == 1
+        return result.stderr.strip()
+
+    return invoke
 
 
 @pytest.fixture
@@ -39,9 +68,9 @@ def gpu(fakes, monkeypatch):
         pytest.skip(message)
     monkeypatch.setitem(PLACES, ("cuda", "quiet"), "fake_gpu:FakeGpu")
     return {
-        "backnorm": "backnorm.bench.peers.cuda.ours:Backnorm",
-        "floor": "backnorm.bench.peers.cuda.floor:Floor",
-        "torch": "backnorm.bench.peers.cuda.native:Native",
+        "backnorm": "benchmarks.peers.cuda.ours:Backnorm",
+        "floor": "benchmarks.peers.cuda.floor:Floor",
+        "torch": "benchmarks.peers.cuda.native:Native",
         "cudnn": "fake_gpu:DecomposedCuDnn",
         "compile": "fake_gpu:EagerCompiled",
         "jax": "fake_gpu:JaxOnCpu",

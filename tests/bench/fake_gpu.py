@@ -9,15 +9,15 @@ import sys
 import time
 from types import SimpleNamespace
 
-from backnorm.bench.cuda.device import TorchDevice
-from backnorm.bench.model import GpuFacts
-from backnorm.bench.peers.base import Prepared
-from backnorm.bench.peers.cuda.compiled import Compiled
-from backnorm.bench.peers.cuda.cudnn import CuDnn
-from backnorm.bench.peers.cuda.native import Native
-from backnorm.bench.peers.cuda.ours import Backnorm
-from backnorm.bench.peers.jax import JaxOnGpu
 from backnorm.errors import ArgumentValueError
+from benchmarks.cuda.device import TorchDevice
+from benchmarks.model import GpuFacts
+from benchmarks.peers.base import Prepared
+from benchmarks.peers.cuda.compiled import Compiled
+from benchmarks.peers.cuda.cudnn import CuDnn
+from benchmarks.peers.cuda.native import Native
+from benchmarks.peers.cuda.ours import Backnorm
+from benchmarks.peers.jax import JaxOnGpu
 
 
 class WallEvent:

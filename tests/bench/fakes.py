@@ -11,10 +11,10 @@ import sys
 import time
 
 import backnorm
-from backnorm.bench import convolution
-from backnorm.bench.convolution import AfterConvolution
-from backnorm.bench.device import Host
-from backnorm.bench.peers.base import Missing, Prepared, Unsupported
+from benchmarks import convolution
+from benchmarks.convolution import AfterConvolution
+from benchmarks.device import Host
+from benchmarks.peers.base import Missing, Prepared, Unsupported
 
 
 def gradients(data, **changes):

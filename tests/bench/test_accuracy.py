@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.bench.accuracy import Examiner, float32_loss, sampled_channels
-from backnorm.bench.data import make_data
-from backnorm.bench.model import Cell
+from benchmarks.accuracy import Examiner, float32_loss, sampled_channels
+from benchmarks.data import make_data
+from benchmarks.model import Cell
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 SHAPE = (8, 20, 7, 5)

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from backnorm.bench.cells import OPERATIONS, representative, select, workloads
-from backnorm.bench.model import ITEMSIZE
 from backnorm.errors import ArgumentValueError, BacknormError
+from benchmarks.cells import OPERATIONS, representative, select, workloads
+from benchmarks.model import ITEMSIZE
 
 ALL = ["all"]
 

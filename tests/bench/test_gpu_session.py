@@ -10,12 +10,12 @@ import itertools
 
 import pytest
 
-from backnorm.bench import peers
-from backnorm.bench.campaign import Campaign
-from backnorm.bench.device import PLACES
-from backnorm.bench.model import Cell
-from backnorm.bench.runner import Runner
 from backnorm.errors import ArgumentValueError
+from benchmarks import peers
+from benchmarks.campaign import Campaign
+from benchmarks.device import PLACES
+from benchmarks.model import Cell
+from benchmarks.runner import Runner
 
 pytestmark = pytest.mark.peer
 

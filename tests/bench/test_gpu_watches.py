@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from backnorm.bench.cuda import watches
-from backnorm.bench.cuda.watches import SMALL, DeviceWatch, Queued, WholeWatch
+from benchmarks.cuda import watches
+from benchmarks.cuda.watches import SMALL, DeviceWatch, Queued, WholeWatch
 
 FLUSH = 70e-6
 

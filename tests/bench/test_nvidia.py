@@ -8,9 +8,9 @@ import types
 
 import pytest
 
-from backnorm.bench.cuda import nvidia
-from backnorm.bench.cuda.nvidia import Cuda
 from backnorm.errors import ArgumentValueError
+from benchmarks.cuda import nvidia
+from benchmarks.cuda.nvidia import Cuda
 
 UUID = "5d6a28f4-0000-1111-2222-333344445555"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.bench.peers import onednn_library
-from backnorm.bench.peers.base import Missing
-from backnorm.bench.peers.onednn import OneDnn
+from benchmarks.peers import onednn_library
+from benchmarks.peers.base import Missing
+from benchmarks.peers.onednn import OneDnn
 
 pytestmark = pytest.mark.peer
 
-_DRIVER = Path(__file__).parent / "drivers" / "onednn_driver.py"
+_DRIVER = "tests.bench.drivers.onednn_driver"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,12 @@ def report():
             pytest.fail(message)
         pytest.skip(message)
     done = subprocess.run(
-        [sys.executable, _DRIVER], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", _DRIVER],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from backnorm.bench.campaign import Campaign
-from backnorm.bench.device import PLACES
-from backnorm.bench.model import CONDITIONS, Cell
-from backnorm.bench.runner import Runner
 from backnorm.errors import ArgumentValueError, BacknormError
+from benchmarks.campaign import Campaign
+from benchmarks.device import PLACES
+from benchmarks.model import CONDITIONS, Cell
+from benchmarks.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("fakes")
 

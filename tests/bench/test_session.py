@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.bench.device import Host
-from backnorm.bench.model import Cell, Timing
-from backnorm.bench.peers.floor import Floor
-from backnorm.bench.peers.ours import Backnorm
-from backnorm.bench.session import Session
+from benchmarks.device import Host
+from benchmarks.model import Cell, Timing
+from benchmarks.peers.floor import Floor
+from benchmarks.peers.ours import Backnorm
+from benchmarks.session import Session
 
 _spec = importlib.util.spec_from_file_location("fakes", Path(__file__).parent / "fakes.py")
 fakes = importlib.util.module_from_spec(_spec)

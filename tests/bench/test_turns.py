@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from backnorm.bench import turns
-from backnorm.bench.turns import HOST, SETTINGS, AfterWatch, Settings, order, summary, take_turns
+from benchmarks import turns
+from benchmarks.turns import HOST, SETTINGS, AfterWatch, Settings, order, summary, take_turns
 
 
 class Clock:

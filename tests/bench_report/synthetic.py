@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from backnorm.bench.model import (
+from benchmarks.model import (
     Cell,
     Environment,
     Outcome,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backnorm.bench.model import Cell, GpuFacts, Outcome, Result, Row, Timing
+from benchmarks.model import Cell, GpuFacts, Outcome, Result, Row, Timing
 
 from .synthetic import environment
 

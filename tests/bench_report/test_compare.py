@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from backnorm.bench.model import Cell, Outcome, Result, Row
-from backnorm.bench.report import compare
+from benchmarks.model import Cell, Outcome, Result, Row
+from benchmarks.report import compare
 
 from .synthetic import environment, timing
 

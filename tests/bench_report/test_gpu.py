@@ -9,14 +9,14 @@ from importlib import resources
 import jsonschema
 import pytest
 
-import backnorm.bench.report
-from backnorm.bench.model import Cell, Outcome, Row
-from backnorm.bench.report import compare, read_result, to_html, to_markdown, write_result
-from backnorm.bench.report.figures import above_target, losing, summaries
-from backnorm.bench.report.gpu import attained, goals, notes, whole_calls
-from backnorm.bench.report.words import speed_text
+import benchmarks.report
 from backnorm.errors import ArgumentError
-from backnorm.report.words import DASH
+from benchmarks.model import Cell, Outcome, Row
+from benchmarks.report import compare, read_result, to_html, to_markdown, write_result
+from benchmarks.report.figures import above_target, losing, summaries
+from benchmarks.report.gpu import attained, goals, notes, whole_calls
+from benchmarks.report.numbers import DASH
+from benchmarks.report.words import speed_text
 
 from . import synthetic_gpu
 from .synthetic_gpu import GPU, LARGE, MIDDLE, SMALL, row
@@ -44,7 +44,7 @@ def target(line, *rows):
 def test_a_result_survives_a_file(gpu_result, path):
     write_result(gpu_result, path)
     assert read_result(path) == gpu_result
-    folder = resources.files(backnorm.bench.report)
+    folder = resources.files(benchmarks.report)
     schema = json.loads((folder / "result.schema.json").read_text())
     jsonschema.validate(json.loads(path.read_text()), schema)
 

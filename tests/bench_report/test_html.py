@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from backnorm.bench.model import Cell, Outcome, Row
-from backnorm.bench.report import to_html, write_report
+from benchmarks.model import Cell, Outcome, Row
+from benchmarks.report import to_html, write_report
 
 from . import synthetic
 

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from backnorm.bench.model import Cell, Outcome, Row
-from backnorm.bench.report import to_markdown
-from backnorm.bench.report.figures import distinct, losing, summaries
-from backnorm.report.words import DASH, TIMES, bytes_text, milliseconds, ratio_text
+from benchmarks.model import Cell, Outcome, Row
+from benchmarks.report import to_markdown
+from benchmarks.report.figures import distinct, losing, summaries
+from benchmarks.report.numbers import DASH, TIMES, bytes_text, milliseconds, ratio_text
 
 from . import synthetic
 

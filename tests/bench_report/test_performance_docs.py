@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.bench.model import geometric_mean
-from backnorm.bench.report import read_result
-from backnorm.bench.report.figures import groups, losing
-from backnorm.report.words import TIMES
+from benchmarks.model import geometric_mean
+from benchmarks.report import read_result
+from benchmarks.report.figures import groups, losing
+from benchmarks.report.numbers import TIMES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from backnorm.bench.report.plots import COLOURS, draw
-from backnorm.report.words import TIMES
+from benchmarks.report.numbers import TIMES
+from benchmarks.report.plots import COLOURS, draw
 
 from . import synthetic
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from importlib import resources
@@ -9,10 +10,10 @@ from importlib import resources
 import jsonschema
 import pytest
 
-import backnorm.bench.report
-from backnorm.bench.model import CONDITIONS
-from backnorm.bench.report import read_result, result_file, write_result
+import benchmarks.report
 from backnorm.errors import ArgumentError, ArgumentValueError
+from benchmarks.model import CONDITIONS
+from benchmarks.report import read_result, result_file, write_result
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def document(result, path):
 
 
 def schema():
-    folder = resources.files(backnorm.bench.report)
+    folder = resources.files(benchmarks.report)
     return json.loads((folder / "result.schema.json").read_text())
 
 
@@ -100,7 +101,7 @@ def _set(*keys, to):
 TIMING = ("rows", 1, "outcomes", 0, "timing")
 
 DAMAGES = {
-    "foreign": (lambda d: d.pop("schema"), "schema: is not a result of `backnorm bench`"),
+    "foreign": (lambda d: d.pop("schema"), "schema: is not a result of benchmarks"),
     "later version": (_set("schema", to="backnorm.bench/2"), "accepted: backnorm.bench/1"),
     "no rows": (lambda d: d.pop("rows"), "lacks the key 'rows'"),
     "rows": (_set("rows", to={}), "rows: has the wrong JSON type"),
@@ -191,3 +192,35 @@ def test_an_interrupted_write_leaves_what_was_there(result, path, monkeypatch):
 
 def test_the_schema_names_this_version():
     assert schema()["properties"]["schema"] == {"const": result_file.SCHEMA}
+
+
+def _places(value, path=()):
+    yield path
+    if isinstance(value, dict | list):
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, entry in entries:
+            yield from _places(entry, (*path, key))
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 0, 1.5, 1e308, 10**400, "", "\x1b[31m", "NaN", [], {}, [[]]], ids=repr
+)
+def test_whatever_a_value_is_exchanged_for_is_read_or_refused_in_one_line(document, path, value):
+    for place in list(_places(document)):
+        changed = json.loads(json.dumps(document))
+        if not place:
+            changed = value
+        else:
+            *way, last = place
+            parent = changed
+            for key in way:
+                parent = parent[key]
+            parent[last] = value
+        path.write_text(json.dumps(changed))
+        with contextlib.suppress(ArgumentError):
+            read_result(path)
+            continue
+        with pytest.raises(ArgumentError) as refusal:
+            read_result(path)
+        assert str(refusal.value).startswith(str(path))
+        assert "\n" not in str(refusal.value)

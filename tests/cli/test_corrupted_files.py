@@ -22,10 +22,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from backnorm.bench.campaign import Campaign
-from backnorm.bench.model import Cell, Outcome, Result, Row, Timing
-from backnorm.bench.report import write_result
-from backnorm.bench.turns import Settings
 from backnorm.cli.app import app
 from backnorm.cli.safetensors_file import write_safetensors
 
@@ -297,15 +293,3 @@ def test_mutated_files(tmp_path, files, block):
 def test_many_mutated_files(tmp_path, files, block):
     for seed in range(5000 * block, 5000 * block + 5000):
         mutation(tmp_path, files, seed)
-
-
-def test_mutated_results(tmp_path):
-    """Results of benchmarks, which `bench --compare` reads."""
-    cell = Cell("small", "backward", (8, 16, 8, 8), "NCX", "float32")
-    outcome = Outcome("backnorm", "allocate", "ok", Timing(1e-5, 9e-6, 2e-5, 3))
-    whole, other = tmp_path / "whole.json", tmp_path / "other.json"
-    environment = Campaign([], {}, 1, Settings()).result().environment
-    write_result(Result(environment, {}, (Row(cell, (outcome,)),)), whole)
-    for seed in range(200):
-        other.write_bytes(mutated_json(whole.read_bytes(), random.Random(seed)))
-        check_end(tmp_path, ["bench", "--compare", whole, other])

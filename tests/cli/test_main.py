@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import backnorm
-from backnorm.cli import app
+from backnorm.cli import app, program
 
 
 def run(*arguments, **options):
@@ -24,7 +24,7 @@ def run(*arguments, **options):
 def no_signals(monkeypatch):
     """Leave this process's handlers of signals alone."""
     for name in ("watch", "release", "leave"):
-        monkeypatch.setattr(app.signals, name, lambda: None)
+        monkeypatch.setattr(program.signals, name, lambda: None)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_version(main):
 def test_without_a_command_there_is_help(main):
     status, out, _ = main()
     assert status == 0
-    for command in ("run", "demo", "bench", "info"):
+    for command in ("run", "demo", "info"):
         assert command in out
 
 

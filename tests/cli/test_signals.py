@@ -98,14 +98,14 @@ def step(*given):
 run.run_step = step
 """,
     "an import": """
-begin = app._begin
+begin = app.begin
 
 def importing(threads):
     sent()
     begin(threads)
     time.sleep(60)
 
-app._begin = importing
+app.begin = importing
 """,
 }
 
@@ -213,7 +213,7 @@ def hanging(threads):
     sent()
     time.sleep(60)
 
-app._begin = hanging
+app.begin = hanging
 """
     done = launched(tmp_path, signal.SIGTERM, hangs, heed=heed_interrupts)
     assert done.returncode == -signal.SIGTERM

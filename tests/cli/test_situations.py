@@ -64,8 +64,6 @@ ASKED = {
     "no such option": Asked([*COMMAND, "info", "--none"], 2, prints=False),
     "a name that is no text": Asked([*COMMAND, "info", b"\xff\x1b[31m"], 2, prints=False),
     "no such framework": Asked([*COMMAND, "train", "--framework", "none"], 2, prints=False),
-    "no such suite": Asked([*COMMAND, "bench", "--suite", "none"], 2, prints=False),
-    "no end": Asked([*COMMAND, "bench", "--warm-up", "inf"], 2, prints=False),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from backnorm.bench.model import Environment
 from backnorm.training.frameworks import LAYERS
 from backnorm.training.model import (
     Epoch,
@@ -22,6 +21,7 @@ from backnorm.training.wide_model import (
     WideSettings,
     WideStep,
 )
+from benchmarks.model import Environment
 
 STAGES = ("stem", "layer1", "layer2", "layer3", "layer4")
 

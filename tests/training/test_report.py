@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from backnorm.errors import ArgumentValueError, BacknormError
-from backnorm.report.canvas import COLOURS
-from backnorm.report.words import TIMES
 from backnorm.training.report.write import prepare, write_report
+from benchmarks.report.canvas import COLOURS
+from benchmarks.report.numbers import TIMES
 
 from . import synthetic
 

@@ -8,9 +8,8 @@ from rich.table import Table
 
 from backnorm.cli.demo import DemoReport
 from backnorm.cli.render import ULP_NOTE, measurements_table, number_texts, ulp_text
-from backnorm.cli.text import plain
+from backnorm.cli.text import counted, plain
 from backnorm.dtypes import is_16_bit
-from backnorm.report.words import counted
 
 __all__ = ["demo_table"]
 

@@ -17,13 +17,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["Advance", "AdvanceTo", "new_bar", "progress", "weighted_progress"]
+__all__ = ["Advance", "new_bar", "progress"]
 
 #: Say what is being done now, and that what was said before is done.
 Advance = Callable[[str], None]
-
-#: Say what is being done now, and how much is done.
-AdvanceTo = Callable[[str, float], None]
 
 
 @contextlib.contextmanager
@@ -43,18 +40,6 @@ def progress(total: int) -> Iterator[Advance]:
             started = True
 
         yield advance
-
-
-@contextlib.contextmanager
-def weighted_progress(total: float) -> Iterator[AdvanceTo]:
-    """Do the same for pieces of different weight that add up to `total`."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda *_: None
-        return
-    with new_bar(console) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda what, done: bar.update(task, description=escape(what), completed=done)
 
 
 def new_bar(console: Console) -> Progress:

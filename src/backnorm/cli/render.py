@@ -8,9 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from backnorm.cli.report import RunReport, StepReport, TensorFacts
-from backnorm.cli.text import plain
+from backnorm.cli.text import counted, plain
 from backnorm.conformance.judge import Verdict
-from backnorm.report.words import counted
 
 __all__ = [
     "ULP_NOTE",

@@ -8,12 +8,10 @@ import os
 import sys
 from typing import Any
 
-from backnorm.report.words import TIMES
-
 __all__ = ["prepare"]
 
 # For terminals that lack them. What else they lack is shown by its code.
-_PLAIN = str.maketrans({"µ": "u", TIMES: "x", "·": "|", "±": "+-", "…": "..."})
+_PLAIN = str.maketrans({"µ": "u", "\N{MULTIPLICATION SIGN}": "x", "·": "|", "±": "+-", "…": "..."})
 
 
 def prepare() -> None:

@@ -9,7 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["one_line", "plain", "print_json", "print_table", "warn"]
+__all__ = ["counted", "one_line", "plain", "print_json", "print_table", "warn"]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, whose plural is `noun` and an s."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def plain(value: object) -> Text:

@@ -9,9 +9,8 @@ from typing import cast
 from rich.table import Table
 
 import backnorm
-from backnorm.bench.report.words import label
 from backnorm.cli.signals import signals
-from backnorm.cli.text import warn
+from backnorm.cli.text import counted, warn
 from backnorm.cli.train_live import training_progress, wide_progress
 from backnorm.cli.train_table import (
     training_lines,
@@ -20,13 +19,13 @@ from backnorm.cli.train_table import (
     wide_table,
 )
 from backnorm.errors import ArgumentValueError
-from backnorm.report.words import counted
 from backnorm.training.digits import load_digits, steps
 from backnorm.training.frameworks import DTYPES, FRAMEWORKS, DType
 from backnorm.training.model import Settings, TrainingResult
 from backnorm.training.report.write import prepare, write_report
 from backnorm.training.runner import run, start
 from backnorm.training.wide_model import WideResult, WideSettings
+from benchmarks.report.words import label
 
 __all__ = ["MODELS", "TrainOptions", "TrainReport", "run_train"]
 

@@ -10,12 +10,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from backnorm.bench.report.words import label
 from backnorm.cli.progress import new_bar
 from backnorm.training.frameworks import LAYERS
 from backnorm.training.model import Epoch, FirstStep, Settings
 from backnorm.training.session import Moment
 from backnorm.training.wide_model import MEMORY_FORMATS, WideSettings, WideStep
+from benchmarks.report.words import label
 
 __all__ = ["training_progress", "wide_progress"]
 

@@ -6,14 +6,14 @@ import math
 
 from rich.table import Table
 
-from backnorm.bench.model import Environment, Timing
-from backnorm.bench.report.words import label
 from backnorm.cli.render import captioned_table
-from backnorm.cli.text import plain
-from backnorm.report.words import counted, milliseconds, percent, ratio_text
+from backnorm.cli.text import counted, plain
 from backnorm.training.frameworks import LAYERS, Layer
 from backnorm.training.model import TrainingResult
 from backnorm.training.wide_model import WideResult
+from benchmarks.model import Environment, Timing
+from benchmarks.report.numbers import milliseconds, percent, ratio_text
+from benchmarks.report.words import label
 
 __all__ = ["training_lines", "training_table", "wide_lines", "wide_table"]
 

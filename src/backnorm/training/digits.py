@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backnorm.report.libraries import needs
+from benchmarks.report.libraries import needs
 
 __all__ = ["Digits", "batches", "load_digits", "steps"]
 
@@ -36,7 +36,7 @@ def load_digits() -> Digits:
     BacknormError
         If scikit-learn is not installed.
     """
-    data = needs("sklearn.datasets", "the digits", "train").load_digits()
+    data = needs("sklearn.datasets", "the digits", "'backnorm[train]'").load_digits()
     images, labels = np.asarray(data.images), np.asarray(data.target, np.int64)
     order = np.random.default_rng(_SPLIT).permutation(len(images))
     test, learn = order[:_TESTED], order[_TESTED:]

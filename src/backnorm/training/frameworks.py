@@ -76,7 +76,7 @@ class Framework(Protocol):
 
         Raises
         ------
-        backnorm.bench.peers.base.Missing
+        benchmarks.peers.base.Missing
             If it is not installed.
         """
 

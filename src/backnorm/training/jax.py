@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from backnorm.bench.peers.jax import Jax as Peer
 from backnorm.training.frameworks import LOSS_SCALE, DType, Layer
 from backnorm.training.network import (
     BLOCKS,
@@ -27,6 +26,7 @@ from backnorm.training.network import (
     Site,
     convolutions,
 )
+from benchmarks.peers.jax import Jax as Peer
 
 __all__ = ["Jax"]
 

@@ -8,9 +8,9 @@ from statistics import fmean, median
 
 import numpy as np
 
-from backnorm.bench.model import Environment, Timing
-from backnorm.bench.turns import summary
 from backnorm.training.frameworks import LAYERS, DType, Layer
+from benchmarks.model import Environment, Timing
+from benchmarks.turns import summary
 
 __all__ = [
     "Epoch",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import backnorm
-from backnorm.bench.environment import environment, now
-from backnorm.bench.model import Environment
-from backnorm.child import Child, ChildEndedError
 from backnorm.errors import BacknormError
 from backnorm.training.digits import Digits
 from backnorm.training.model import Settings, TrainingResult
 from backnorm.training.network import sites
 from backnorm.training.wide_model import WideResult, WideSettings
+from benchmarks.child import Child, ChildEndedError
+from benchmarks.environment import environment, now
+from benchmarks.model import Environment
 
 __all__ = ["run", "start"]
 

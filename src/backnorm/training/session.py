@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.bench.turns import order
 from backnorm.training.digits import Digits, batches, steps
 from backnorm.training.frameworks import LAYERS, Framework, Layer, Trainer
 from backnorm.training.model import (
@@ -22,6 +21,7 @@ from backnorm.training.model import (
     Settings,
 )
 from backnorm.training.network import initial_weights, sites
+from benchmarks.turns import order
 
 __all__ = ["Moment", "compare_first_step", "train"]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.bench.peers.tensorflow import TensorFlow as Peer
 from backnorm.training.frameworks import LOSS_SCALE, DType, Layer
 from backnorm.training.network import (
     BLOCKS,
@@ -22,6 +21,7 @@ from backnorm.training.network import (
     Site,
     convolutions,
 )
+from benchmarks.peers.tensorflow import TensorFlow as Peer
 
 # Keras reads it when it is imported.
 os.environ["KERAS_BACKEND"] = "tensorflow"

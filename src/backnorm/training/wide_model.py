@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from backnorm.bench.model import Environment, Timing
-from backnorm.bench.turns import summary
 from backnorm.training.frameworks import LAYERS, DType, Layer
+from benchmarks.model import Environment, Timing
+from benchmarks.turns import summary
 
 __all__ = ["MEMORY_FORMATS", "WideCheck", "WideResult", "WideSettings", "WideStep"]
 

@@ -20,12 +20,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from backnorm.bench.environment import available_memory
-from backnorm.bench.turns import order
 from backnorm.errors import BacknormError
 from backnorm.training.frameworks import LAYERS, Layer
 from backnorm.training.resnet import resnet50
 from backnorm.training.wide_model import WideCheck, WideSettings, WideStep
+from benchmarks.environment import available_memory
+from benchmarks.turns import order
 
 __all__ = ["Stamp", "between", "enclose", "time_steps", "versions"]
 

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import backnorm
-from backnorm.bench.peers.base import Missing
-from backnorm.child import serve_parent
 from backnorm.errors import BacknormError
 from backnorm.training.digits import Digits
 from backnorm.training.frameworks import load
 from backnorm.training.model import Settings
 from backnorm.training.session import train
 from backnorm.training.wide_model import WideSettings
+from benchmarks.child import serve_parent
+from benchmarks.peers.base import Missing
 
 __all__ = ["serve"]
 

@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 
 from backnorm import reference
-from backnorm.bench.model import Cell
-from backnorm.bench.peers.base import Data, Unsupported
-from backnorm.bench.peers.onednn import OneDnn
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import ulp_error
+from benchmarks.model import Cell
+from benchmarks.peers.base import Data, Unsupported
+from benchmarks.peers.onednn import OneDnn
 
 # All ranks; channels that fill vectors and channels that do not; one element of space, and of all.
 SHAPES = ((33, 16), (9, 5, 7), (4, 16, 7, 9), (3, 5, 1, 1), (2, 17, 3, 5, 4), (2, 16, 2, 3, 2, 2))

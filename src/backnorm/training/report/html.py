@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from backnorm.bench.model import Environment, Timing
-from backnorm.bench.report.words import environment_lines, label
-from backnorm.report.canvas import Plot
-from backnorm.report.page import render
-from backnorm.report.words import (
+from backnorm.training.frameworks import LAYERS
+from backnorm.training.model import TrainingResult
+from backnorm.training.wide_model import WideResult
+from benchmarks.model import Environment, Timing
+from benchmarks.report.canvas import Plot
+from benchmarks.report.numbers import (
     DASH,
     TIMES,
     counted,
@@ -20,9 +21,8 @@ from backnorm.report.words import (
     ratio_text,
     scientific,
 )
-from backnorm.training.frameworks import LAYERS
-from backnorm.training.model import TrainingResult
-from backnorm.training.wide_model import WideResult
+from benchmarks.report.render import render
+from benchmarks.report.words import environment_lines, label
 
 __all__ = ["training_page", "wide_page"]
 

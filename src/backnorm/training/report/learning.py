@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from backnorm.bench.report.words import label
-from backnorm.report.canvas import COLOURS, Plot, new_figure, quiet, show_legend
-from backnorm.report.words import power, scientific
 from backnorm.training.frameworks import LAYERS, Layer
 from backnorm.training.model import FirstStep, TrainingResult
+from benchmarks.report.canvas import COLOURS, Plot, new_figure, quiet, show_legend
+from benchmarks.report.numbers import power, scientific
+from benchmarks.report.words import label
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

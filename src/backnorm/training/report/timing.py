@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backnorm.bench.report.words import label
-from backnorm.report.canvas import COLOURS, Plot, new_figure, quiet, show_legend
-from backnorm.report.words import milliseconds
 from backnorm.training.frameworks import LAYERS, Layer
 from backnorm.training.model import TrainingResult
 from backnorm.training.wide_model import WideResult
+from benchmarks.report.canvas import COLOURS, Plot, new_figure, quiet, show_legend
+from benchmarks.report.numbers import milliseconds
+from benchmarks.report.words import label
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from backnorm.files import atomic_writer, check_writable, prepare_folder
-from backnorm.report.canvas import Plot, look
-from backnorm.report.libraries import needs
 from backnorm.training.model import TrainingResult
 from backnorm.training.report.html import training_page, wide_page
 from backnorm.training.report.learning import learning_plots
 from backnorm.training.report.timing import timing_plots, wide_plots
 from backnorm.training.result_file import write_result
 from backnorm.training.wide_model import WideResult
+from benchmarks.report.canvas import Plot, look
+from benchmarks.report.libraries import needs
 
 __all__ = ["prepare", "write_report"]
 
@@ -28,7 +28,7 @@ def prepare(folder: Path) -> None:
         If the folder cannot be made.
     """
     for module in ("jinja2", "matplotlib"):
-        needs(module, "--out", "train")
+        needs(module, "--out", "'backnorm[train]'")
     prepare_folder(folder, "result.json", "report.html")
 
 

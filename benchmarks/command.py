@@ -1,0 +1,110 @@
+"""``python -m benchmarks``: options in; a table, files and an exit status out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backnorm.cli import program, text
+from backnorm.cli.program import FAILED, INTERRUPTED, Threads, begin, exits_in_one_line
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(name="benchmarks", add_completion=False, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """Run the benchmark and exit."""
+    program.main(app)
+
+
+@app.command()
+def bench(
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="resnet50, inception, densenet, tensorflow, 3d, other, small, sweep; with "
+            "--device cuda also batch256; or all."
+        ),
+    ] = "resnet50",
+    op: Annotated[str, typer.Option(help="backward, forward, inference; or all.")] = "backward",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, float64; or all that a suite lists.")
+    ] = "float32",
+    layout: Annotated[str, typer.Option(help="NCX, NXC; or all.")] = "all",
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="torch, tensorflow, jax, onednn, numpy; with --device cuda: torch, cudnn, "
+            "compile, jax; all; or none."
+        ),
+    ] = "all",
+    device: Annotated[str, typer.Option(help="cpu, cuda: where all of it runs.")] = "cpu",
+    condition: Annotated[
+        str,
+        typer.Option(
+            help="quiet: each contestant's calls in a row; after-convolution: right before each "
+            "call a convolution of PyTorch's, as in a network."
+        ),
+    ] = "quiet",
+    threads: Threads = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for result.json, report.md and report.html.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few telling cells, in less than two minutes.")
+    ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Turns of each contestant in a cell (default: 4; after-convolution: 10).",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Samples of a turn (default: 3; after-convolution: 5).",
+            show_default=False,
+        ),
+    ] = None,
+    warm_up: Annotated[
+        float, typer.Option(min=0.0, help="Seconds of calls that do not count before each turn.")
+    ] = 0.02,
+    limit: Annotated[
+        float, typer.Option(min=0.0, help="Seconds after which a contestant gets no more samples.")
+    ] = 0.4,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Measure nothing: compare two result.json, before and after."),
+    ] = None,
+) -> None:
+    """Time all operations beside those of other libraries, once all have been checked.
+
+    Options that name several things take lists with commas.
+    """
+    with exits_in_one_line():
+        from benchmarks.options import BenchOptions, comparison, run_bench, settings_for
+
+        begin(threads)
+        if compare is not None:
+            print(text.plain(comparison(*compare)))
+            return
+        settings = settings_for(condition, rounds, samples, warm_up, limit)
+        report = run_bench(
+            BenchOptions(suite, op, dtype, layout, peers, quick, out, settings, device, condition)
+        )
+    text.print_table(report.table())
+    for line in report.summary():
+        print(line)
+    for failure in report.failures:
+        text.warn(f"not exact: {failure}")
+    if report.interrupted:
+        text.warn("interrupted")
+        raise typer.Exit(INTERRUPTED)
+    if report.failures:
+        raise typer.Exit(FAILED)

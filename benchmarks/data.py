@@ -1,0 +1,84 @@
+"""The arrays of a cell: cheap to make, and of a kind that leaves no term of a result small."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+import backnorm
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, is_16_bit
+from benchmarks.model import Cell
+from benchmarks.peers.base import Data
+
+__all__ = ["EPSILON", "element_dtype", "make_data"]
+
+#: Added to every variance.
+EPSILON = 1e-5
+
+# Different values; large arrays repeat them. A prime, so that no channel is like another.
+_POOL = 1_000_003
+
+# Every array begins at a cache line, as the frameworks' own do.
+_ALIGNMENT = 64
+
+
+def element_dtype(name: str) -> np.dtype:
+    """Return the type that goes by `name`, bfloat16 among them."""
+    return next(dtype for dtype in ELEMENT_TYPES if str(dtype) == name)
+
+
+def make_data(cell: Cell) -> Data:
+    """Return the arrays of a cell, the same for its three operations.
+
+    x is normal with mean and deviation 1; dy is correlated with it and has a mean of its own.
+    """
+    dtype = element_dtype(cell.dtype)
+    statistics = FLOAT32 if is_16_bit(dtype) else dtype
+    channels = cell.shape[1]
+    shape = cell.shape
+    if cell.layout == "NXC":
+        shape = (shape[0], *shape[2:], channels)
+    x, dy, out = (_aligned(shape, dtype) for _ in range(3))
+    for array, pool in zip((x, dy), _pools(cell.dtype), strict=True):
+        _repeat(array.reshape(-1), pool)
+    rng = np.random.default_rng(channels)
+    gamma = rng.uniform(0.5, 1.5, channels).astype(statistics)
+    beta = rng.uniform(-1.0, 1.0, channels).astype(statistics)
+    # Whatever they are, they are given to every contestant and to the oracle alike.
+    _, mean, variance = backnorm.batch_norm_forward(
+        x, gamma, beta, epsilon=EPSILON, data_format=cell.layout, out=out
+    )
+    return Data(
+        x=x,
+        dy=dy,
+        mean=mean,
+        variance=variance,
+        gamma=gamma,
+        beta=beta,
+        epsilon=EPSILON,
+        data_format=cell.layout,
+        out=out,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _pools(dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(_POOL, dtype=np.float32) + 1
+    dy = rng.standard_normal(_POOL, dtype=np.float32) + 0.5 * x
+    return x.astype(element_dtype(dtype)), dy.astype(element_dtype(dtype))
+
+
+def _repeat(array: np.ndarray, pool: np.ndarray) -> None:
+    for start in range(0, array.size, pool.size):
+        part = array[start : start + pool.size]
+        part[:] = pool[: part.size]
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    head = -memory.ctypes.data % _ALIGNMENT
+    return memory[head : head + size].view(dtype).reshape(shape)

@@ -1,0 +1,294 @@
+"""What a benchmark measures and what it found: plain values, and the figures derived from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+__all__ = [
+    "CONDITIONS",
+    "DEVICES",
+    "FLOOR",
+    "LEAST_PASSES",
+    "OURS",
+    "PASSES",
+    "Cell",
+    "Condition",
+    "DeviceName",
+    "Environment",
+    "Form",
+    "GpuFacts",
+    "Operation",
+    "Outcome",
+    "Result",
+    "Row",
+    "Timing",
+    "geometric_mean",
+]
+
+Operation = Literal["backward", "forward", "inference"]
+
+#: Where a run takes place; all contestants of a run are on one device.
+DeviceName = Literal["cpu", "cuda"]
+DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
+
+#: What comes before a call that is timed: calls of the same contestant alone, or right before each
+#: a convolution of PyTorch's.
+Condition = Literal["quiet", "after-convolution"]
+CONDITIONS: tuple[Condition, ...] = get_args(Condition)
+
+#: How a contestant gives its result: into memory that the caller owns, or newly allocated.
+Form = Literal["out", "allocate"]
+
+#: Passes over an array of x's size that two plain loops make; GB/s count these.
+PASSES: dict[Operation, int] = {"backward": 5, "forward": 3, "inference": 2}
+
+#: Passes that no order of work can save: inputs are read once, and the output is written once.
+LEAST_PASSES: dict[Operation, int] = {"backward": 3, "forward": 2, "inference": 2}
+
+#: Name of our own contestant, in either form, and of the floor.
+OURS = "backnorm"
+FLOOR = "floor"
+
+#: Bytes of an element.
+ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One problem to time.
+
+    Attributes
+    ----------
+    suite : str
+    op : {"backward", "forward", "inference"}
+    shape : tuple of int
+        (N, C, spatial ...), whatever the layout; memory is in the order of `layout`.
+    layout : {"NCX", "NXC"}
+    dtype : str
+    """
+
+    suite: str
+    op: Operation
+    shape: tuple[int, ...]
+    layout: Literal["NCX", "NXC"]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Elements of x."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of x."""
+        return self.size * ITEMSIZE[self.dtype]
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that GB/s are counted in."""
+        return PASSES[self.op] * self.nbytes
+
+    @property
+    def least_traffic(self) -> int:
+        """Bytes that have to be moved whatever the order of work."""
+        return LEAST_PASSES[self.op] * self.nbytes
+
+    def __str__(self) -> str:
+        """Return the cell in a line."""
+        shape = ",".join(map(str, self.shape))
+        return f"{self.op} ({shape}) {self.layout} {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one call: median, 20th and 80th percentile of `samples` samples."""
+
+    median: float
+    p20: float
+    p80: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one contestant in one cell.
+
+    Attributes
+    ----------
+    contestant : str
+        "backnorm", "floor", or the name of a peer: :mod:`benchmarks.peers` lists them.
+    form : {"out", "allocate"}
+    status : {"ok", "inaccurate", "missing", "unsupported", "crashed"}
+        "inaccurate": computed and timed, but outside what a float32 implementation may be wrong by.
+        "missing": not installed. "unsupported": cannot do this cell. "crashed": ended the process.
+    timing : Timing or None
+        Where the status is "ok" or "inaccurate". On a GPU the device's time.
+    detail : str
+        Why not, or how wrong.
+    whole : Timing or None
+        On a GPU, for small problems: seconds of a whole call as the host sees it, dispatch
+        included, many in a row.
+    """
+
+    contestant: str
+    form: Form
+    status: Literal["ok", "inaccurate", "missing", "unsupported", "crashed"]
+    timing: Timing | None = None
+    detail: str = ""
+    whole: Timing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A cell and the outcomes of all contestants in it."""
+
+    cell: Cell
+    outcomes: tuple[Outcome, ...]
+
+    def seconds(self, contestant: str, form: Form) -> float | None:
+        """Return the median of a contestant in one form, or None."""
+        for outcome in self.outcomes:
+            if (outcome.contestant, outcome.form) == (contestant, form) and outcome.timing:
+                return outcome.timing.median
+        return None
+
+    def peers(self) -> list[Outcome]:
+        """Return the outcomes of the peers that computed the cell rightly, and so are compared."""
+        ours = (OURS, FLOOR)
+        return [o for o in self.outcomes if o.status == "ok" and o.contestant not in ours]
+
+    def ratio_to(self, peer: Outcome) -> float | None:
+        """Return our time over the peer's, both in the peer's form."""
+        ours = self.seconds(OURS, peer.form)
+        return ours / peer.timing.median if ours is not None and peer.timing else None
+
+    def ratio(self) -> float | None:
+        """Return our time over the best peer's: the largest ratio to any of them."""
+        ratios = [r for peer in self.peers() if (r := self.ratio_to(peer)) is not None]
+        return max(ratios, default=None)
+
+    def ours(self) -> Outcome | None:
+        """Return the outcome of ours that is shown: output given, unless there is no such form."""
+        found = [outcome for outcome in self.outcomes if outcome.contestant == OURS]
+        return max(found, key=lambda outcome: outcome.form == "out", default=None)
+
+    def ratio_to_floor(self) -> float | None:
+        """Return the time of `ours` over that of moving the memory alone."""
+        ours, floor = self.ours(), self.seconds(FLOOR, "out")
+        return ours.timing.median / floor if ours and ours.timing and floor else None
+
+    def whole_ratio_to(self, peer: Outcome) -> float | None:
+        """Return our time of a whole call over the peer's, both in the peer's form."""
+        for outcome in self.outcomes:
+            if (outcome.contestant, outcome.form) == (OURS, peer.form):
+                both = outcome.whole, peer.whole
+                return both[0].median / both[1].median if both[0] and both[1] else None
+        return None
+
+    def gigabytes_per_second(self, outcome: Outcome) -> float | None:
+        """Return the traffic by convention over the median time."""
+        return self.cell.traffic / outcome.timing.median / 1e9 if outcome.timing else None
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where and with what a benchmark ran.
+
+    Attributes
+    ----------
+    cpu, system, python : str
+    processors, threads : int
+        Processors of the machine, and threads each contestant was given.
+    cache_per_core, cache_shared : int
+        Bytes.
+    versions : dict of str to str
+        Of backnorm and of every package that took part.
+    date : str
+        ISO 8601, UTC, when the run began.
+    """
+
+    cpu: str
+    system: str
+    python: str
+    processors: int
+    threads: int
+    cache_per_core: int
+    cache_shared: int
+    versions: dict[str, str] = field(default_factory=dict)
+    date: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """The GPU of a run, and what was measured of it.
+
+    Attributes
+    ----------
+    name : str
+    capability : str
+        CUDA compute capability, as "9.0".
+    multiprocessors : int
+    memory, cache : int
+        Bytes; the cache is the L2.
+    driver, cuda : str
+        Version of the driver ("" if it is not known), and of the CUDA that PyTorch is built for.
+    clock, memory_clock : int
+        The highest clocks of multiprocessors and memory, MHz; 0 if they are not known.
+    bandwidth : float
+        Measured: bytes read and written a second when device memory is copied.
+    """
+
+    name: str
+    capability: str
+    multiprocessors: int
+    memory: int
+    cache: int
+    driver: str
+    cuda: str
+    clock: int
+    memory_clock: int
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole run.
+
+    Attributes
+    ----------
+    environment : Environment
+    settings : dict of str to number or str
+        How it was measured (rounds, warm-up seconds, ...).
+    rows : tuple of Row
+    gpu : GpuFacts or None
+        Where it was measured on one.
+    condition : {"quiet", "after-convolution"}
+        What came before the calls that were timed.
+    """
+
+    environment: Environment
+    settings: dict[str, float | int | str]
+    rows: tuple[Row, ...]
+    gpu: GpuFacts | None = None
+    condition: Condition = "quiet"
+
+    @property
+    def device(self) -> DeviceName:
+        """Where it was measured."""
+        return "cuda" if self.gpu else "cpu"
+
+    @property
+    def caches(self) -> tuple[int, ...]:
+        """Bytes of the device's caches, the largest last."""
+        if self.gpu:
+            return (self.gpu.cache,)
+        return self.environment.cache_per_core, self.environment.cache_shared
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Return the geometric mean of positive values; NaN of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan

@@ -1,0 +1,56 @@
+"""backnorm itself: the canonical operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import backnorm
+from benchmarks.model import OURS, Cell, Form
+from benchmarks.peers.base import Data, Prepared
+
+__all__ = ["Backnorm"]
+
+
+class Backnorm:
+    """Ours, in both forms."""
+
+    name = OURS
+    temporaries = 1.0
+
+    def start(self, threads: int) -> dict[str, str]:
+        """Set the number of threads."""
+        backnorm.set_num_threads(threads)
+        return {"backnorm": backnorm.__version__}
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return both forms; they can do any cell."""
+        return {
+            "out": Prepared(_call(cell, data, data.out), _results),
+            "allocate": Prepared(_call(cell, data, None), _results),
+        }
+
+
+def _call(cell: Cell, data: Data, out: np.ndarray | None) -> Callable[[], Any]:
+    options = data.options
+    x, dy, mean, variance, gamma, beta = (
+        data.x,
+        data.dy,
+        data.mean,
+        data.variance,
+        data.gamma,
+        data.beta,
+    )
+    if cell.op == "backward":
+        return lambda: backnorm.batch_norm_backward(
+            x, dy, mean, variance, gamma, out=out, **options
+        )
+    if cell.op == "forward":
+        return lambda: backnorm.batch_norm_forward(x, gamma, beta, out=out, **options)
+    return lambda: backnorm.batch_norm_inference(x, mean, variance, gamma, beta, out=out, **options)
+
+
+def _results(returned: Any) -> Mapping[str, np.ndarray]:
+    return {"y": returned} if isinstance(returned, np.ndarray) else returned._asdict()

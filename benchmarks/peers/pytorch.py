@@ -1,0 +1,57 @@
+"""PyTorch's own operators on the CPU, without autograd: ``native_batch_norm`` and its gradient.
+
+NXC is channels_last memory (channels_last_3d for volumes, a permuted view for other ranks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.model import Cell, Form
+from benchmarks.peers.aten import NAMES, native_call
+from benchmarks.peers.base import Data, Missing, Prepared
+from benchmarks.tensors import layer_tensors, named_arrays, to_tensor
+
+__all__ = ["Torch"]
+
+
+class Torch:
+    """Allocating, and the operators' ``.out`` variants."""
+
+    name = "torch"
+    temporaries = 1.0
+
+    def start(self, threads: int) -> dict[str, str]:
+        """Import PyTorch and set its threads."""
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            raise Missing("torch is not installed") from error
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self._torch = torch
+        return {"torch": torch.__version__}
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return both forms."""
+        last = cell.layout == "NXC"
+        tensors = layer_tensors(self._torch, data)
+        operator, arguments = native_call(self._torch, cell, tensors, data.epsilon)
+        allocate, given = operator.default, operator.out
+        names = ("out", "save_mean", "save_invstd")
+        if cell.op == "backward":
+            names = ("out0", "out1", "out2")
+        out = to_tensor(self._torch, data.out, last)
+        others = (tensors.gamma.clone() for _ in range(2))
+        targets = dict(zip(names, (out, *others), strict=True))
+
+        def results(returned: Any) -> Mapping[str, np.ndarray]:
+            return named_arrays(self._torch, NAMES[cell.op], returned, last)
+
+        return {
+            "out": Prepared(lambda: given(*arguments, **targets), results),
+            "allocate": Prepared(lambda: allocate(*arguments), results),
+        }

@@ -1,0 +1,100 @@
+"""TensorFlow's FusedBatchNormV3 and FusedBatchNormGradV3, eager, on the CPU.
+
+The operator knows four axes; any other rank runs as (N, S, 1, C), or (N, C, S, 1): the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.model import Cell, Form
+from benchmarks.peers.base import Data, Missing, Prepared, Unsupported
+
+__all__ = ["TensorFlow"]
+
+
+class TensorFlow:
+    """Allocating: the raw operators have no other form."""
+
+    name = "tensorflow"
+    temporaries = 4.0
+
+    def start(self, threads: int) -> dict[str, str]:
+        """Import TensorFlow and set its threads, which it allows before its first operator only."""
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        try:
+            import tensorflow
+        except ModuleNotFoundError as error:
+            raise Missing("tensorflow is not installed") from error
+        tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
+        tensorflow.config.threading.set_inter_op_parallelism_threads(1)
+        self._tf = tensorflow
+        return {"tensorflow": tensorflow.__version__}
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return the allocating form."""
+        if cell.dtype == "float64":
+            raise Unsupported("FusedBatchNorm takes no float64")
+        raw = self._tf.raw_ops
+        shape = _four_axes(cell)
+        x = self._tf.constant(data.x.reshape(shape))
+        mean, variance, gamma, beta = map(
+            self._tf.constant, (data.mean, data.variance, data.gamma, data.beta)
+        )
+        options = {
+            "epsilon": data.epsilon,
+            "data_format": "NCHW" if cell.layout == "NCX" else "NHWC",
+            "is_training": cell.op != "inference",
+        }
+        if cell.op == "backward":
+            dy, empty = self._tf.constant(data.dy.reshape(shape)), self._tf.constant([], np.float32)
+
+            def call() -> Any:
+                return raw.FusedBatchNormGradV3(
+                    y_backprop=dy,
+                    x=x,
+                    scale=gamma,
+                    reserve_space_1=mean,
+                    # On the CPU the second reserved value is the biased variance.
+                    reserve_space_2=variance,
+                    reserve_space_3=empty,
+                    **options,
+                )
+        else:
+            given = cell.op == "inference"
+            statistics = (mean, variance) if given else (self._tf.constant([], np.float32),) * 2
+
+            def call() -> Any:
+                return raw.FusedBatchNormV3(
+                    x=x,
+                    scale=gamma,
+                    offset=beta,
+                    mean=statistics[0],
+                    variance=statistics[1],
+                    **options,
+                )
+
+        def results(returned: Any) -> Mapping[str, np.ndarray]:
+            first = returned[0].numpy().reshape(data.x.shape)
+            if cell.op == "backward":
+                return {"dx": first, "dgamma": returned[1].numpy(), "dbeta": returned[2].numpy()}
+            if cell.op == "inference":
+                return {"y": first}
+            # The fifth is the biased variance, the third that with M - 1.
+            return {"y": first, "mean": returned[1].numpy(), "variance": returned[4].numpy()}
+
+        return {"allocate": Prepared(call, results)}
+
+
+def _four_axes(cell: Cell) -> tuple[int, ...]:
+    batch, channels, *space = cell.shape
+    if cell.layout == "NCX":
+        return (
+            (batch, channels, *space) if len(space) == 2 else (batch, channels, math.prod(space), 1)
+        )
+    return (batch, *space, channels) if len(space) == 2 else (batch, math.prod(space), 1, channels)

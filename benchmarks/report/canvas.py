@@ -1,0 +1,212 @@
+"""What all plots share: colours, marks, the look of axes, and figures as SVG text."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from benchmarks.report.libraries import needs
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["COLOURS", "Mark", "Plot", "look", "mark", "new_figure", "quiet", "show_legend"]
+
+#: The role of every colour, on light and on dark paper. The hues are Okabe and Ito's, which the
+#: colour-blind can tell apart, darkened or lightened for contrast with the paper. Every light
+#: colour has one role only, because the page exchanges them by value.
+COLOURS = {
+    "paper": ("#ffffff", "#161b22"),
+    "ink": ("#1c2128", "#e6e8eb"),
+    "muted": ("#59636e", "#9aa4b0"),
+    "grid": ("#e4e7eb", "#2a313a"),
+    "lose": ("#fdeeea", "#33201e"),
+    "loss": ("#c2330e", "#ff8f73"),
+    "floor": ("#3d444d", "#c3cad2"),
+    "backnorm": ("#0a62b5", "#5cb0ff"),
+    "torch": ("#d55e00", "#ff9a4d"),
+    "cudnn": ("#6f8000", "#b5cc3a"),
+    "compile": ("#6a51a3", "#a893e0"),
+    "tensorflow": ("#b88700", "#eec643"),
+    "jax": ("#a8478c", "#e59ac9"),
+    "onednn": ("#00875f", "#3fcf9f"),
+    "numpy": ("#7b8591", "#a4adb8"),
+}
+
+# For contestants that have no colour of their own yet.
+_OTHER = "muted"
+_MARKERS = {
+    "backnorm": "o",
+    "torch": "s",
+    "cudnn": "<",
+    "compile": ">",
+    "tensorflow": "^",
+    "jax": "D",
+    "onednn": "v",
+    "numpy": "P",
+    "floor": "_",
+}
+_INCH = 72
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How a contestant is drawn."""
+
+    colour: str
+    marker: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plot:
+    """A drawn figure.
+
+    Attributes
+    ----------
+    name : str
+        For file names and anchors.
+    title, caption : str
+        The caption says how to read it.
+    alternative : str
+        What the plot shows, for those who do not see it.
+    figure : matplotlib.figure.Figure
+    """
+
+    name: str
+    title: str
+    caption: str
+    alternative: str
+    figure: Figure
+
+    def __post_init__(self) -> None:
+        # Arranged once: each drawing would start from the last one's layout, and end elsewhere.
+        self.figure.draw_without_rendering()
+        self.figure.set_layout_engine("none")
+
+    def standalone(self) -> str:
+        """Return an SVG file: light paper, text as outlines, the same bytes every time."""
+        return self._svg("path")
+
+    def inline(self) -> str:
+        """Return an SVG element for a page: its text the page's, its colours CSS variables."""
+        svg = self._svg("none")
+        svg = svg[svg.index("<svg") :]
+        svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+        svg = re.sub(r"<title>.*?</title>\s*", "", svg, count=1, flags=re.DOTALL)
+        # Of several figures in one page, all would have a "patch_1".
+        svg = re.sub(r'\sid="(?![mp][0-9a-f]{10}")[^"]*"', "", svg)
+        svg = re.sub(r'(\sid="|url\(#|xlink:href="#)', rf"\g<1>{self.name}-", svg)
+        svg = svg.replace("xlink:href", "href")
+        svg = re.sub(r"font(-family)?: ?([\d.]+px )?[^;\"]*sans-serif", _font_size, svg)
+        svg = re.sub(r"(\d+\.\d\d)\d+", r"\1", svg)
+        svg = re.sub(
+            r"<style.*?</style>| transform=\"rotate\(-0 [^\"]*\"", "", svg, flags=re.DOTALL
+        )
+        svg = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", svg)).replace("<g/>", "")
+        for role, (light, _) in COLOURS.items():
+            svg = svg.replace(light, f"var(--{role})")
+        _, box, body = re.split(r'<svg[^>]*viewBox="([^"]*)"[^>]*>', svg, maxsplit=1)
+        return f'<svg viewBox="{box}" role="img" aria-labelledby="{self.name}-alt">\n{body}'
+
+    def picture(self) -> bytes:
+        """Return a PNG file: light paper, twice the resolution of a plain screen."""
+        stream = io.BytesIO()
+        self.figure.savefig(stream, format="png", dpi=2 * _INCH, metadata={"Software": None})
+        return stream.getvalue()
+
+    def _svg(self, text: str) -> str:
+        import matplotlib
+
+        # Identifiers are hashes, salted with a random number unless one is given.
+        with matplotlib.rc_context({"svg.fonttype": text, "svg.hashsalt": self.name}):
+            stream = io.StringIO()
+            metadata = {"Date": None, "Title": self.title, "Description": self.alternative}
+            self.figure.savefig(stream, format="svg", metadata=metadata)
+        return re.sub(r"[ \t]+$", "", stream.getvalue(), flags=re.MULTILINE)
+
+
+def mark(contestant: str) -> Mark:
+    """Return how a contestant is drawn, on light paper."""
+    role = contestant if contestant in _MARKERS else _OTHER
+    return Mark(COLOURS[role][0], _MARKERS.get(contestant, "X"))
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Draw in the style of the report; everything that makes a figure belongs in this context."""
+    matplotlib = needs("matplotlib", "plots")
+    ink, muted = COLOURS["ink"][0], COLOURS["muted"][0]
+    style = {
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 8,
+        # A dollar sign in a name is no formula.
+        "text.parse_math": False,
+        "text.color": ink,
+        "axes.labelcolor": muted,
+        "axes.edgecolor": COLOURS["grid"][0],
+        "axes.facecolor": COLOURS["paper"][0],
+        "figure.facecolor": COLOURS["paper"][0],
+        "axes.titlesize": 8.5,
+        "axes.titlelocation": "left",
+        "axes.titlecolor": ink,
+        "axes.titleweight": "bold",
+        "axes.labelsize": 8,
+        "axes.axisbelow": True,
+        "xtick.color": muted,
+        "ytick.color": muted,
+        "xtick.labelsize": 7.5,
+        "ytick.labelsize": 7.5,
+        "grid.color": COLOURS["grid"][0],
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+        "lines.markeredgewidth": 1.0,
+    }
+    with matplotlib.rc_context(style):
+        yield
+
+
+def new_figure(
+    width: float, height: float, rows: int, columns: int, **options: object
+) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure of `width` x `height` points and its axes, row by row."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    # A little more room at the edges than by default, where labels otherwise touch the card.
+    engine = ConstrainedLayoutEngine(w_pad=5 / _INCH, h_pad=4 / _INCH, wspace=0.03)
+    # Any: matplotlib's overloads do not know options that are passed on.
+    figure: Any = Figure(figsize=(width / _INCH, height / _INCH), layout=engine)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, [list(row) for row in axes]
+
+
+def quiet(axes: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
+    """Take away what is not data: frames, and ticks where grid lines say the same."""
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0, which="both")
+    axes.grid(True, axis=grid)
+
+
+def show_legend(figure: Figure, handles: Sequence[Artist]) -> None:
+    """Put one legend for all panels above them."""
+    figure.legend(
+        handles=list(handles),
+        loc="outside upper left",
+        ncols=min(len(handles), 8),
+        handletextpad=0.4,
+        columnspacing=1.4,
+        borderaxespad=0.2,
+    )
+
+
+def _font_size(match: re.Match[str]) -> str:
+    return f"font-size: {match[2].strip()}" if match[2] else "font-family: inherit"
