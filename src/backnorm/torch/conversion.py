@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
+from backnorm.errors import ArgumentTypeError, described
+from backnorm.scalars import check_flag
 from backnorm.torch import fusion
 from backnorm.torch.counterparts import Class, original_of, ours_for
 from backnorm.torch.fusion import FusionWarning
@@ -61,6 +63,11 @@ def convert(
     torch.nn.Module
         `model`.
 
+    Raises
+    ------
+    ArgumentTypeError
+        If an argument is of another type.
+
     Warns
     -----
     ConversionWarning
@@ -74,6 +81,15 @@ def convert(
     A fused module keeps its type's name and is an instance of its type; pickled and copied, it is
     fused in the copy. `revert` undoes everything.
     """
+    _check_model(model)
+    fuse = check_flag("fuse", fuse)
+    if report is not None and not callable(report):
+        raise ArgumentTypeError(
+            "report",
+            "must be something to call",
+            came=described(report),
+            accepted="None, or a function of a LayerReport, such as print",
+        )
     layers = [(name, module) for name, module in model.named_modules() if is_batch_norm(module)]
     before = [class_name(type(module)) for _, module in layers]
     for _, module in layers:
@@ -164,10 +180,18 @@ def revert(model: Model) -> Model:
     torch.nn.Module
         `model`.
     """
+    _check_model(model)
     for module in model.modules():
         fusion.unfuse(module)
         _exchange(module, original_of)
     return model
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(
+            "model", "is no model", came=described(model), accepted="a torch.nn.Module"
+        )
 
 
 def _is_ours(module: torch.nn.Module) -> bool:

@@ -31,8 +31,11 @@ _PURE_MODULES = (
 )  # fmt: skip
 # Modules of functions that look at nothing but their arguments.
 _PACKAGES = frozenset(
-    {"_operator", "builtins", "math", "torch", "torch._C._nn", "torch.nn.functional"}
-)
+    {
+        "_operator", "builtins", "math", "torch", "torch._C._nn", "torch.functional",
+        "torch.nn.functional",
+    }
+)  # fmt: skip
 
 
 class Effects:

@@ -1,4 +1,7 @@
-"""Have `torch.ao.quantization.fuse_modules` and `fuse_modules_qat` take our layers as PyTorch's."""
+"""Have `torch.ao.quantization` take our layers as PyTorch's, where it works on modules.
+
+Those are `fuse_modules`, `fuse_modules_qat`, `prepare`, `prepare_qat` and `convert`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.ao.quantization import fuser_method_mappings
+from torch.ao.quantization import fuser_method_mappings, quantization_mappings
 
 from backnorm.torch.counterparts import original_of
 from backnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -18,7 +21,9 @@ _OURS = {torch.nn.BatchNorm1d: BatchNorm1d, torch.nn.BatchNorm2d: BatchNorm2d,
 
 
 def register() -> None:
-    """Add our classes to the sequences of classes that PyTorch fuses."""
+    """Add our classes to the sequences of classes that PyTorch fuses, and to those it quantises."""
+    quantised = quantization_mappings.DEFAULT_STATIC_QUANT_MODULE_MAPPINGS
+    quantised |= {ours: quantised[each] for each, ours in _OURS.items() if each in quantised}
     methods = fuser_method_mappings._DEFAULT_OP_LIST_TO_FUSER_METHOD
     for classes, method in list(methods.items()):
         ours = tuple(_OURS.get(each, each) for each in classes)

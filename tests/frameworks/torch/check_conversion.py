@@ -249,6 +249,22 @@ def test_a_model_with_nothing_to_convert_is_named():
     convert(torch.nn.Sequential(backnorm.torch.BatchNormReLU1d(3)))
 
 
+@pytest.mark.parametrize("call", [convert, revert])
+def test_what_is_no_model(call):
+    with pytest.raises(backnorm.ArgumentError, match=r"^model: is no model; got .*Module"):
+        call([torch.nn.BatchNorm1d(3)])
+
+
+def test_options_of_another_type():
+    net = torch.nn.BatchNorm1d(3)
+    with pytest.raises(TypeError, match="^report: must be something to call; got True of type"):
+        convert(net, report=True)
+    with pytest.raises(TypeError, match=r"^fuse: .*got 'yes'"):
+        convert(net, fuse="yes")
+    # Nothing was done.
+    assert type(net) is torch.nn.BatchNorm1d
+
+
 def test_other_converters_know_our_layers():
     net = convert(torch.nn.Sequential(torch.nn.BatchNorm2d(3)))
     assert type(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)[0]) is torch.nn.SyncBatchNorm

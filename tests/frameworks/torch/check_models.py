@@ -52,7 +52,7 @@ def results(net, state, inputs, call=None):
         net.train(training)
         # For dropout.
         torch.manual_seed(7)
-        outputs = tensors_in((call or net)(*inputs))
+        outputs = tensors_in((net if call is None else call)(*inputs))
         assert outputs
         loss = sum((y * dy).sum() for y, dy in zip(outputs, weights_like(outputs), strict=True))
         wanted = {f"input {k}": each for k, each in enumerate(inputs)} | dict(

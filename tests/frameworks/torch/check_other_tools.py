@@ -156,6 +156,40 @@ def test_fuse_modules(name, qat, inplace, fuse, close):
         assert any(type(each).__module__ == "backnorm.torch.modules" for each in mine)
 
 
+def quantised(net, x, training):
+    """Quantise a model as PyTorch does it module by module."""
+    backend = torch.backends.quantized.engine
+    fuse = quantization.fuse_modules_qat if training else quantization.fuse_modules
+    net = fuse(net.train(training), ["1", "2", "3"])
+    of_training = quantization.get_default_qat_qconfig(backend)
+    net.qconfig = of_training if training else quantization.get_default_qconfig(backend)
+    with warnings.catch_warnings():
+        # It is deprecated.
+        warnings.simplefilter("ignore")
+        prepare = quantization.prepare_qat if training else quantization.prepare
+        net = prepare(net)
+        net(x)
+        net = quantization.convert(net.eval())
+    return net(x), [type(module) for module in net.modules()]
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_quantisation_of_modules(training, fuse, close):
+    """Of layers that are fused with a convolution, and of one that stands alone."""
+    theirs = filled(
+        nn.Sequential(
+            quantization.QuantStub(), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(),
+            nn.BatchNorm2d(4), nn.Tanh(), quantization.DeQuantStub(),
+        )
+    )  # fmt: skip
+    mine = convert(copy.deepcopy(theirs), fuse=fuse)
+    x = torch.randn(4, 3, 5, 6)
+    (result, types), (expected, of_theirs) = (quantised(net, x, training) for net in (mine, theirs))
+    assert [each.__name__ for each in types] == [each.__name__ for each in of_theirs]
+    close(result, expected)
+
+
 def test_fusing_for_evaluation(close):
     conv, linear = nn.Conv2d(3, 4, 1).eval(), nn.Linear(3, 4).eval()
     for layer, norm, function, x in (
