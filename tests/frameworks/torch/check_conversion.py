@@ -257,7 +257,7 @@ def test_what_is_no_model(call):
 
 def test_options_of_another_type():
     net = torch.nn.BatchNorm1d(3)
-    with pytest.raises(TypeError, match="^report: must be something to call; got True of type"):
+    with pytest.raises(TypeError, match=r"^report: must be something to call; got True of type"):
         convert(net, report=True)
     with pytest.raises(TypeError, match=r"^fuse: .*got 'yes'"):
         convert(net, fuse="yes")
