@@ -54,7 +54,7 @@ def ours(x, residual, *arguments):
 def test_types_and_values_under_autocast(compiled, cast, residual, close):
     combinations = list(itertools.product(TYPES, repeat=3))
     if compiled:
-        combinations = [(dtype, torch.float32, torch.float32) for dtype in TYPES[1:]]
+        combinations = [(dtype, torch.float32, torch.float32) for dtype in TYPES[1:3]]
     taken = 0
     for dtypes, training in itertools.product(combinations, (True, False)):
         functions = theirs, ours
@@ -78,7 +78,7 @@ def test_types_and_values_under_autocast(compiled, cast, residual, close):
         # Where 16-bit sums round to 0 or not, both sides of the ReLU are right.
         count = 3 if residual and dtypes[0].itemsize == 2 else None
         close(found[:count], expected[:count], factor=4)
-    assert taken == (6 if compiled else 12)
+    assert taken == (4 if compiled else 12)
 
 
 def model(kind):
@@ -121,15 +121,16 @@ def trained(kind, cast, compiled):
     return torch.stack(losses), scales
 
 
-@pytest.mark.parametrize("kind", ["ours", "fused"])
 @HOW
-def test_scaled_gradients(kind, cast, compiled, close):
-    losses, scales = trained(kind, cast, compiled)
+def test_scaled_gradients(cast, compiled, close):
     expected, expected_scales = trained("theirs", cast, compiled)
-    assert scales == expected_scales == [1024.0, 2048.0, 2048.0, 1024.0, 1024.0, 2048.0]
-    assert losses.isnan().tolist() == expected.isnan().tolist() == [step == 3 for step in range(6)]
-    # Batches were cast to `cast`, and so are the losses of few roundings.
-    close(losses.nan_to_num().to(cast), expected.nan_to_num().to(cast))
+    for kind in ("ours", "fused"):
+        losses, scales = trained(kind, cast, compiled)
+        assert scales == expected_scales == [1024.0, 2048.0, 2048.0, 1024.0, 1024.0, 2048.0]
+        infinite = [step == 3 for step in range(6)]
+        assert losses.isnan().tolist() == expected.isnan().tolist() == infinite
+        # Batches were cast to `cast`, and so are the losses of few roundings.
+        close(losses.nan_to_num().to(cast), expected.nan_to_num().to(cast))
 
 
 @pytest.fixture
