@@ -1,9 +1,9 @@
-"""The computations with their derivatives, right to any order.
+"""The computations with their derivatives, right to any order, in forward and in reverse mode.
 
-The derivative of the forward pass is the backward pass. That of the backward pass is a formula, in
-which mean and variance are arguments like x: where they are functions of x the forward pass adds
-what they owe, and the two are the closed form that others write down. From the third order on JAX
-differentiates that formula.
+The derivative of the forward pass is the backward pass, in both modes: the Jacobian of y in x is
+symmetric. That of the backward pass is a formula, in which mean and variance are arguments like x:
+where they are functions of x the forward pass adds what they owe, and the two are the closed form
+that others write down. From the third order on JAX differentiates that formula.
 
 No collective stands inside a derivative that is defined here: those of the statistics of several
 devices are between them, where JAX differentiates them as it does for any other code.
@@ -16,125 +16,179 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
-from backnorm.jax import formulas, primitives
+from backnorm.jax import formulas
+from backnorm.jax.differentiable import Arrays, Rule, give_derivative
 from backnorm.jax.mapped import alike
-from backnorm.jax.primitives import Setting
+from backnorm.jax.primitives import BACKWARD, FORWARD, NORMALIZE, STATISTICS, bind
 
 __all__ = ["backward", "forward", "normalize", "statistics"]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def forward(
-    setting: Setting, x: jax.Array, gamma: jax.Array, beta: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return y, mean and variance."""
-    y, mean, variance = primitives.forward(setting, x, gamma, beta)
-    return y, mean, variance
+#: From x, gamma and beta to y, mean and variance.
+forward = partial(bind, FORWARD)
+#: From x, dy, mean, variance and gamma to dx, dgamma and dbeta.
+backward = partial(bind, BACKWARD)
+#: From x, mean, variance, gamma and beta to y, in a tuple.
+normalize = partial(bind, NORMALIZE)
+#: From x to mean and variance.
+statistics = partial(bind, STATISTICS)
 
 
-def _forward_keeping(setting: Setting, x: Any, gamma: Any, beta: Any) -> Any:
-    result = forward(setting, x.value, gamma.value, beta.value)
-    _, mean, variance = result
-    return result, (x.value, mean, variance, gamma.value)
+def _forward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
+    x, mean, variance, gamma = kept
+    dx, dgamma, dbeta = tangents
+    dy, dmean, dvariance = None, _zeros_like(mean), _zeros_like(mean)
+    if dx is not None:
+        dy, sum_dx_h, sum_dx = backward(x, dx, mean, variance, gamma, training=True, **how)
+        count = formulas.count_of(x, how["axis"])
+        s = formulas.inverse_deviation(variance, how["epsilon"])
+        dmean, dvariance = sum_dx / count, 2 * (sum_dx_h / count) / s
+    return _with_parameters(dy, x, mean, variance, dgamma, dbeta, **how), dmean, dvariance
 
 
-def _forward_pulled_back(setting: Setting, kept: Any, cotangents: Any) -> Any:
+def _forward_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
     x, mean, variance, gamma = kept
     dy, dmean, dvariance = cotangents
-    dy = _zeros_like(x) if isinstance(dy, SymbolicZero) else dy
-    dx, dgamma, dbeta = backward(setting, True, x, dy, mean, variance, gamma)
+    dy = _zeros_like(x) if dy is None else dy
+    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, training=True, **how)
     # The statistics are seldom differentiated: running averages are not.
-    if not (isinstance(dmean, SymbolicZero) and isinstance(dvariance, SymbolicZero)):
-        more = _through_statistics(x, mean, dmean, dvariance, setting.axis)
+    if not (dmean is None and dvariance is None):
+        more = _through_statistics(x, mean, dmean, dvariance, how["axis"])
         dx = (dx.astype(more.dtype) + more).astype(x.dtype)
     return dx, dgamma, dbeta
 
 
-forward.defvjp(_forward_keeping, _forward_pulled_back, symbolic_zeros=True)
+give_derivative(
+    FORWARD,
+    Rule(
+        keep=lambda operands, results: (operands[0], *results[1:], operands[1]),
+        push=_forward_pushed,
+        pull=_forward_pulled,
+        like=(0, 1, 1),
+    ),
+)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def backward(
-    setting: Setting,
-    training: bool,
-    x: jax.Array,
-    dy: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    gamma: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return dx, dgamma and dbeta."""
-    dx, dgamma, dbeta = primitives.backward(setting, training, x, dy, mean, variance, gamma)
-    return dx, dgamma, dbeta
+def _backward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
+    x, dy, mean, variance, gamma = kept
+    if all(each is None for k, each in enumerate(tangents) if k != 1):
+        return backward(x, tangents[1], mean, variance, gamma, **how)
+    given = zip(kept, tangents, strict=True)
+    # Forward mode is the transpose of reverse mode, so that there is one formula.
+    push = jax.linear_transpose(
+        lambda *cotangents: _backward_pulled(kept, cotangents, **how), dy, gamma, gamma
+    )
+    found: Arrays = push(
+        tuple(_zeros_like(array) if each is None else each for array, each in given)
+    )
+    return found
 
 
-def _backward_keeping(setting: Setting, training: bool, *inputs: jax.Array) -> Any:
-    return backward(setting, training, *inputs), inputs
+def _backward_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
+    _, dy, _, _, gamma = kept
+    given = zip((dy, gamma, gamma), cotangents, strict=True)
+    each = (_zeros_like(array) if each is None else each for array, each in given)
+    return formulas.second_order(*kept, *each, **how)
 
 
-@partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _backward_pulled_back(setting: Setting, training: bool, kept: Any, cotangents: Any) -> Any:
-    return formulas.second_order(*kept, *cotangents, training=training, **setting._asdict())
+give_derivative(
+    BACKWARD,
+    Rule(
+        keep=lambda operands, _: operands,
+        push=_backward_pushed,
+        pull=_backward_pulled,
+        like=(1, 4, 4),
+    ),
+)
 
 
-backward.defvjp(_backward_keeping, _backward_pulled_back)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def normalize(
-    setting: Setting,
-    x: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    gamma: jax.Array,
-    beta: jax.Array,
-) -> jax.Array:
-    """Return y from given statistics."""
-    return primitives.normalize(setting, x, mean, variance, gamma, beta)
-
-
-def _normalize_keeping(setting: Setting, *inputs: jax.Array) -> Any:
-    return normalize(setting, *inputs), inputs[:-1]
-
-
-def _normalize_pulled_back(setting: Setting, kept: Any, dy: jax.Array) -> Any:
+def _normalize_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
     x, mean, variance, gamma = kept
-    dx, dgamma, dbeta = backward(setting, False, x, dy, mean, variance, gamma)
-    s = formulas.inverse_deviation(variance, setting.epsilon)
-    return dx, -gamma * s * dbeta, -0.5 * gamma * s * s * dgamma, dgamma, dbeta
+    dx, dmean, dvariance, dgamma, dbeta = tangents
+    dy = None
+    if dx is not None:
+        dy, _, _ = backward(x, dx, mean, variance, gamma, training=False, **how)
+    # What statistics owe to y is a scale and an offset for every channel, as parameters do.
+    by_mean, by_variance = _by_statistics(variance, gamma, how["epsilon"])
+    if dmean is not None:
+        dbeta = by_mean * dmean if dbeta is None else dbeta + by_mean * dmean
+    if dvariance is not None:
+        dgamma = by_variance * dvariance if dgamma is None else dgamma + by_variance * dvariance
+    return (_with_parameters(dy, x, mean, variance, dgamma, dbeta, **how),)
 
 
-normalize.defvjp(_normalize_keeping, _normalize_pulled_back)
+def _normalize_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
+    x, mean, variance, gamma = kept
+    (dy,) = cotangents
+    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, training=False, **how)
+    by_mean, by_variance = _by_statistics(variance, gamma, how["epsilon"])
+    return dx, by_mean * dbeta, by_variance * dgamma, dgamma, dbeta
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def statistics(axis: int, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return mean and variance."""
-    return formulas.statistics(x, axis=axis)
+def _by_statistics(
+    variance: jax.Array, gamma: jax.Array, epsilon: float
+) -> tuple[jax.Array, jax.Array]:
+    """Return the derivatives of y by mean, and by variance over (x - mean)*s."""
+    s = formulas.inverse_deviation(variance, epsilon)
+    return -gamma * s, -0.5 * gamma * s * s
 
 
-def _statistics_keeping(axis: int, x: Any) -> Any:
-    mean, variance = statistics(axis, x.value)
-    return (mean, variance), (x.value, mean)
+give_derivative(
+    NORMALIZE,
+    Rule(
+        keep=lambda operands, _: operands[:-1],
+        push=_normalize_pushed,
+        pull=_normalize_pulled,
+        like=(0,),
+    ),
+)
 
 
-def _statistics_pulled_back(axis: int, kept: Any, cotangents: Any) -> Any:
+def _statistics_pushed(kept: Arrays, tangents: Arrays, *, axis: int) -> Arrays:
+    return formulas.statistics_pushed(*kept, *tangents, axis=axis)
+
+
+def _statistics_pulled(kept: Arrays, cotangents: Arrays, *, axis: int) -> Arrays:
     x, mean = kept
-    dmean, dvariance = cotangents
-    return (_through_statistics(x, mean, dmean, dvariance, axis).astype(x.dtype),)
+    return (_through_statistics(x, mean, *cotangents, axis).astype(x.dtype),)
 
 
-statistics.defvjp(_statistics_keeping, _statistics_pulled_back, symbolic_zeros=True)
+give_derivative(
+    STATISTICS,
+    Rule(
+        keep=lambda operands, results: (*operands, results[0]),
+        push=_statistics_pushed,
+        pull=_statistics_pulled,
+        like=(1, 1),
+    ),
+)
+
+
+def _with_parameters(
+    dy: Any,
+    x: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    dgamma: Any,
+    dbeta: Any,
+    **how: Any,
+) -> Any:
+    """Return the tangent dy with what those of gamma and beta add: y is linear in these."""
+    if dgamma is None and dbeta is None:
+        return dy
+    dgamma = _zeros_like(mean) if dgamma is None else dgamma
+    dbeta = _zeros_like(mean) if dbeta is None else dbeta
+    (more,) = normalize(x, mean, variance, dgamma, dbeta, **how)
+    return more if dy is None else dy + more
 
 
 def _through_statistics(
     x: jax.Array, mean: jax.Array, dmean: Any, dvariance: Any, axis: int
 ) -> jax.Array:
     """Return dmean/M + 2*(x - mean)*dvariance/M."""
-    dmean = _zeros_like(mean) if isinstance(dmean, SymbolicZero) else dmean
-    dvariance = _zeros_like(mean) if isinstance(dvariance, SymbolicZero) else dvariance
+    dmean = _zeros_like(mean) if dmean is None else dmean
+    dvariance = _zeros_like(mean) if dvariance is None else dvariance
     return formulas.through_statistics(x, mean, dmean, dvariance, axis=axis)
 
 

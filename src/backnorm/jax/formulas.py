@@ -19,12 +19,14 @@ from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x_alone, 
 
 __all__ = [
     "backward",
+    "count_of",
     "forward",
     "inverse_deviation",
     "is_refused",
     "normalize",
     "second_order",
     "statistics",
+    "statistics_pushed",
     "through_statistics",
     "working_type",
 ]
@@ -35,6 +37,14 @@ def working_type(dtype: Any) -> Any:
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
+def count_of(x: jax.Array, axis: int) -> int:
+    """Return the number of elements of a channel, or 1 if there are none."""
+    shape: tuple[int, ...] = x.shape
+    count = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :])
+    # Not `max`: a symbolic dimension is known not to be 0, but not whether it is more than 1.
+    return 1 if count == 0 else count
+
+
 def statistics(x: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
     """Return the mean and the biased variance of every channel, 0 and 0 of an empty batch.
 
@@ -43,7 +53,7 @@ def statistics(x: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
     reading that sums their squares.
     """
     x = x.astype(working_type(x.dtype))
-    axes, count = _others(x, axis), _count(x, axis)
+    axes, count = _others(x, axis), count_of(x, axis)
     first = jnp.sum(x, axes) / count
     centred = x - _spread(first, x, axis)
     correction = jnp.sum(centred, axes) / count
@@ -130,7 +140,7 @@ def backward(
     training: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return dx, dgamma and dbeta (`backnorm.batch_norm_backward` has the formulas)."""
-    axes, count = _others(x, axis), _count(x, axis)
+    axes, count = _others(x, axis), count_of(x, axis)
     s = inverse_deviation(variance, epsilon)
     wide = dy.astype(mean.dtype)
     centred = x.astype(mean.dtype) - _spread(mean, x, axis)
@@ -179,7 +189,7 @@ def second_order(
         product = right * (left - pivot)
         return jnp.sum(right, axes, keepdims=True), jnp.sum(product, axes, keepdims=True)
 
-    share = jnp.ones((), wide) / _count(x, axis) if training else ABSENT
+    share = jnp.ones((), wide) / count_of(x, axis) if training else ABSENT
     k = factors(reduce, wide_x, wide_dy, wide_ddx, given, share=share, alone=True)
     return (
         by_x_alone(k, wide_dy, wide_ddx).astype(x.dtype),
@@ -188,11 +198,21 @@ def second_order(
     )
 
 
+def statistics_pushed(
+    x: jax.Array, mean: jax.Array, dx: jax.Array, *, axis: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return the tangents of the statistics of x, whose tangent is dx."""
+    axes, count = _others(x, axis), count_of(x, axis)
+    wide = dx.astype(mean.dtype)
+    centred = x.astype(mean.dtype) - _spread(mean, x, axis)
+    return jnp.sum(wide, axes) / count, 2 * (jnp.sum(wide * centred, axes) / count)
+
+
 def through_statistics(
     x: jax.Array, mean: jax.Array, dmean: jax.Array, dvariance: jax.Array, *, axis: int
 ) -> jax.Array:
     """Return what x owes to the gradients of its statistics, in the type of the arithmetic."""
-    count = _count(x, axis)
+    count = count_of(x, axis)
     centred = x.astype(mean.dtype) - _spread(mean, x, axis)
     # The derivative by a variance of 0 may be beyond all numbers; where x is its mean it is none.
     of_variance = _spread(2 * dvariance / count, x, axis)
@@ -202,14 +222,6 @@ def through_statistics(
 
 def _others(x: jax.Array, axis: int) -> tuple[int, ...]:
     return tuple(k for k in range(x.ndim) if k != axis)
-
-
-def _count(x: jax.Array, axis: int) -> int:
-    """Return the number of elements of a channel, or 1 if there are none."""
-    shape: tuple[int, ...] = x.shape
-    count = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :])
-    # Not `max`: a symbolic dimension is known not to be 0, but not whether it is more than 1.
-    return 1 if count == 0 else count
 
 
 def _spread(channels: jax.Array, x: jax.Array, axis: int) -> jax.Array:

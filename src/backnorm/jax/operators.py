@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,18 @@ import jax.numpy as jnp
 from backnorm.jax import check, derivatives
 from backnorm.jax.formulas import working_type
 from backnorm.jax.mapped import alike
-from backnorm.jax.primitives import Setting
 from backnorm.scalars import check_flag
 
 __all__ = ["batch_norm", "batch_norm_backward", "batch_norm_inference"]
 
 _compiled = partial(jax.jit, inline=True)
+
+
+class Setting(NamedTuple):
+    """What is the same for every call of a compiled function: epsilon, and the channel axis."""
+
+    epsilon: float
+    axis: int
 
 
 def batch_norm(
@@ -34,10 +40,9 @@ def batch_norm(
     mean and variance are those of each channel of x, the variance being the biased one (divided
     by the number of elements), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
 
-    Differentiable in x, gamma and beta by `jax.grad` and `jax.vjp`, to any order; the cotangents
-    of mean and variance count. Forward mode (`jax.jvp`, `jax.jacfwd`) is an error, as it is for
-    every function with a `jax.custom_vjp`. Under `jax.vmap` every instance has statistics of its
-    own.
+    Differentiable in x, gamma and beta in reverse and in forward mode (`jax.grad`, `jax.jvp`,
+    `jax.linearize`, `jax.hessian`), to any order; mean and variance have derivatives, too. Under
+    `jax.vmap` every instance has statistics of its own.
 
     Parameters
     ----------
@@ -199,12 +204,12 @@ def _batch_norm(
     gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
     x, gamma, beta = alike(x, gamma, beta)
     if not axis_name:
-        y, mean, variance = derivatives.forward(setting, x, gamma, beta)
+        y, mean, variance = derivatives.forward(x, gamma, beta, **setting._asdict())
     else:
-        mean, variance = derivatives.statistics(setting.axis, x)
+        mean, variance = derivatives.statistics(x, axis=setting.axis)
         mean, variance = _of_all(mean, variance, axis_name)
         inputs = alike(x, mean, variance, gamma, beta)
-        y = derivatives.normalize(setting, *inputs)
+        (y,) = derivatives.normalize(*inputs, **setting._asdict())
     return y, mean.astype(dtype), variance.astype(dtype)
 
 
@@ -217,7 +222,8 @@ def _batch_norm_inference(
     work = working_type(x.dtype)
     gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
     inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
-    return derivatives.normalize(setting, *inputs)
+    (y,) = derivatives.normalize(*inputs, **setting._asdict())
+    return y
 
 
 @partial(_compiled, static_argnames=("setting", "training"))
@@ -229,7 +235,8 @@ def _batch_norm_backward(
     work = working_type(x.dtype)
     gamma = _scale(gamma, x, setting.axis)
     inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)
-    dx, dgamma, dbeta = derivatives.backward(setting, training, *inputs)
+    how = setting._asdict()
+    dx, dgamma, dbeta = derivatives.backward(*inputs, training=training, **how)
     return dx, dgamma.astype(dtype), dbeta.astype(dtype)
 
 

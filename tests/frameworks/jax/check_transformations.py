@@ -85,10 +85,6 @@ class TestJit:
 
 
 class TestGrad:
-    def test_forward_mode_is_refused(self, inputs):
-        with pytest.raises(TypeError, match="custom_vjp"):
-            jax.jvp(ours, inputs, inputs)
-
     def test_checkpoint(self, inputs, pair):
         agree(
             jax.jit(jax.grad(jax.checkpoint(pair[0]), (0, 1, 2)))(*inputs),

@@ -1,0 +1,351 @@
+"""Forward mode, alone and together with reverse mode, against the textbook's formula."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import backnorm.jax
+from backnorm.dtypes import ELEMENT_TYPES
+from backnorm.jax.ffi import TARGET
+
+from .conftest import EPSILON, agree, textbook
+
+SHAPE, AXIS = (3, 2, 4), 1
+HOW = {"epsilon": EPSILON, "axis": AXIS}
+COLUMN = (1, -1, 1)
+
+
+def textbook_inference(x, mean, variance, gamma, beta):
+    s = 1 / jnp.sqrt(variance + EPSILON)
+    scaled = (x - mean.reshape(COLUMN)) * (gamma * s).reshape(COLUMN)
+    return scaled + beta.reshape(COLUMN)
+
+
+def textbook_backward(x, dy, mean, variance, gamma, training):
+    s, centred = 1 / jnp.sqrt(variance + EPSILON), x - mean.reshape(COLUMN)
+    sum_dy, sum_dy_xmu = jnp.sum(dy, (0, 2)), jnp.sum(dy * centred, (0, 2))
+    dx = dy
+    if training:
+        count = x.size // x.shape[AXIS]
+        dx = dy - (sum_dy / count).reshape(COLUMN)
+        dx = dx - centred * (s * s * sum_dy_xmu / count).reshape(COLUMN)
+    return dx * (gamma * s).reshape(COLUMN), s * sum_dy_xmu, sum_dy
+
+
+def with_relu(layer):
+    def function(x, gamma, beta):
+        y, mean, variance = layer(x, gamma, beta)
+        return jax.nn.relu(y + jnp.tanh(x)), mean, variance
+
+    return function
+
+
+def pairs():
+    """Our functions beside the textbook's, with the number of dimensions of their arguments."""
+    ours, theirs = partial(backnorm.jax.batch_norm, **HOW), partial(textbook, axis=AXIS)
+    found = {"training": (ours, theirs, (3, 1, 1))}
+    found["residual and relu"] = (with_relu(ours), with_relu(theirs), (3, 1, 1))
+    inference = partial(backnorm.jax.batch_norm_inference, **HOW)
+    found["inference"] = (inference, textbook_inference, (3, 1, 1, 1, 1))
+    for training in (True, False):
+        found[f"backward, training={training}"] = (
+            partial(backnorm.jax.batch_norm_backward, **HOW, training=training),
+            partial(textbook_backward, training=training),
+            (3, 3, 1, 1, 1),
+        )
+    return found
+
+
+PAIRS = pairs()
+
+
+@pytest.fixture
+def given(normal):
+    """Return a function that makes as many arguments, or their tangents."""
+
+    def make(ranks):
+        made = [normal(*SHAPE) if rank == 3 else normal(SHAPE[AXIS]) ** 2 + 0.3 for rank in ranks]
+        return tuple(made)
+
+    return make
+
+
+@pytest.fixture
+def scalar(normal):
+    """Return a function that makes a scalar function of one, with weights of its own."""
+    weights = [normal(*SHAPE), normal(SHAPE[AXIS]), normal(SHAPE[AXIS])]
+
+    def make(function):
+        def loss(*given):
+            results = jax.tree.leaves(function(*given))
+            pairs = zip(results, weights, strict=False)
+            return sum(jnp.sum(jnp.sin(each + each**2) * weight) for each, weight in pairs)
+
+        return loss
+
+    return make
+
+
+def along(function, tangents):
+    """Return what computes the results of a function, and their tangents."""
+    return lambda *given: jax.jvp(function, given, tangents)
+
+
+def linearized(function, tangents):
+    def both(*given):
+        values, linear = jax.linearize(function, *given)
+        back = jax.linear_transpose(linear, *given)
+        return values, linear(*tangents), back(jax.tree.map(jnp.cos, values))
+
+    return both
+
+
+def every(tangents):
+    return tuple(range(len(tangents)))
+
+
+def tangents_of_gradient(loss, tangents):
+    return along(jax.grad(loss, every(tangents)), tangents)
+
+
+def gradient_of_tangents(loss, tangents):
+    return jax.grad(lambda *given: along(loss, tangents)(*given)[1], every(tangents))
+
+
+def by_tangents_too(loss, tangents):
+    return jax.grad(lambda *given: along(loss, given)(*given)[1], every(tangents))
+
+
+def third_by_both(loss, tangents):
+    def total(*given):
+        found = tangents_of_gradient(loss, tangents)(*given)[1]
+        return sum(jnp.sum(jnp.sin(each)) for each in found)
+
+    return jax.grad(total, every(tangents))
+
+
+# Of functions, and of scalar functions.
+OF_RESULTS = {
+    "jvp": along,
+    "linearize": linearized,
+    "jacfwd": lambda function, tangents: jax.jacfwd(function, every(tangents)),
+    "jvp of jvp": lambda function, tangents: along(along(function, tangents), tangents),
+}
+OF_LOSSES = {
+    "jvp of grad": tangents_of_gradient,
+    "grad of jvp": gradient_of_tangents,
+    "grad of jvp by tangents, too": by_tangents_too,
+    "hessian": lambda loss, tangents: jax.hessian(loss, every(tangents)),
+    "jacrev of jacfwd": lambda loss, tangents: jax.jacrev(
+        jax.jacfwd(loss, every(tangents)), every(tangents)
+    ),
+    "grad of jvp of grad": third_by_both,
+    "jvp of jvp of jvp": lambda loss, tangents: along(
+        along(along(loss, tangents), tangents), tangents
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", OF_RESULTS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_of_results(name, transform, given):
+    ours, theirs, ranks = PAIRS[name]
+    inputs, tangents = given(ranks), given(ranks)
+    mine, other = (OF_RESULTS[transform](each, tangents) for each in (ours, theirs))
+    agree(jax.jit(mine)(*inputs), jax.jit(other)(*inputs))
+
+
+@pytest.mark.parametrize("transform", OF_LOSSES)
+@pytest.mark.parametrize("name", PAIRS)
+def test_of_losses(name, transform, given, scalar):
+    ours, theirs, ranks = PAIRS[name]
+    inputs, tangents = given(ranks), given(ranks)
+    mine, other = (OF_LOSSES[transform](scalar(each), tangents) for each in (ours, theirs))
+    agree(jax.jit(mine)(*inputs), jax.jit(other)(*inputs), 1e-9)
+
+
+@pytest.mark.parametrize("name", ["training", "inference"])
+def test_not_compiled(name, given, scalar):
+    ours, theirs, ranks = PAIRS[name]
+    inputs, tangents = given(ranks), given(ranks)
+    agree(along(ours, tangents)(*inputs), along(theirs, tangents)(*inputs))
+    for transform in (tangents_of_gradient, gradient_of_tangents):
+        mine, other = (transform(scalar(each), tangents)(*inputs) for each in (ours, theirs))
+        agree(mine, other)
+        with jax.disable_jit():
+            agree(transform(scalar(ours), tangents)(*inputs), other)
+
+
+def subsets(count, sizes):
+    numbers = range(count)
+    return [some for size in sizes for some in itertools.combinations(numbers, size)]
+
+
+ONE = [(n, some) for n, (_, _, ranks) in PAIRS.items() for some in subsets(len(ranks), (1,))]
+SEVERAL = [
+    (n, some)
+    for n, (_, _, ranks) in PAIRS.items()
+    for some in subsets(len(ranks), range(2, len(ranks)))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"), [*ONE, *(pytest.param(*each, marks=pytest.mark.sweep) for each in SEVERAL)]
+)
+def test_along_some_arguments(name, moved, given, scalar):
+    ours, theirs, ranks = PAIRS[name]
+    inputs, tangents = given(ranks), given(ranks)
+
+    def of_moved(layer, *some):
+        whole = list(inputs)
+        for k, each in zip(moved, some, strict=True):
+            whole[k] = each
+        return layer(*whole)
+
+    some, along_some = (tuple(each[k] for k in moved) for each in (inputs, tangents))
+    found = []
+    for layer in (ours, theirs):
+        function = partial(of_moved, layer)
+        both = along(function, along_some), tangents_of_gradient(scalar(function), along_some)
+        found.append(jax.jit(lambda *some, both=both: [each(*some) for each in both])(*some))
+    agree(*found)
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_it_is_what_the_kernels_compute(dtype, given):
+    """The Jacobian of y in x is symmetric, so its product is the backward pass's; to the bit."""
+    x, dx = (each.astype(dtype) for each in given((3, 3)))
+    narrow = backnorm.jax.formulas.working_type(dtype)
+    gamma, dgamma, dbeta = (each.astype(narrow) for each in given((1, 1, 1)))
+    layer = partial(backnorm.jax.batch_norm, **HOW)
+    _, mean, variance = layer(x, gamma)
+    (_, _, _), (dy, dmean, dvariance) = jax.jvp(lambda x: layer(x, gamma), (x,), (dx,))
+    expected, of_gamma, of_beta = backnorm.jax.batch_norm_backward(
+        x, dx, mean, variance, gamma, **HOW
+    )
+    np.testing.assert_array_equal(dy, expected)
+    count, s = x.size // SHAPE[AXIS], 1 / np.sqrt(np.asarray(variance, np.float64) + EPSILON)
+    agree((dmean, dvariance), (of_beta / count, (2 * of_gamma / count / s).astype(narrow)), 1e-6)
+    both = gamma, jnp.zeros_like(gamma)
+    _, (dy, dmean, dvariance) = jax.jvp(partial(layer, x), both, (dgamma, dbeta))
+    np.testing.assert_array_equal(
+        dy, backnorm.jax.batch_norm_inference(x, mean, variance, dgamma, dbeta, **HOW)
+    )
+    np.testing.assert_array_equal((dmean, dvariance), 0.0)
+
+
+def calls(function, *given):
+    return jax.jit(function).lower(*given).as_text().count(f"custom_call @{TARGET}")
+
+
+def test_which_kernels_run(given, scalar):
+    x, gamma, beta = inputs = given((3, 1, 1))
+    layer = partial(backnorm.jax.batch_norm, **HOW)
+    assert calls(lambda x, dx: jax.jvp(lambda x: layer(x, gamma, beta), (x,), (dx,)), x, x) == 2
+    assert calls(lambda *t: jax.jvp(layer, inputs, t), *inputs) == 3
+    assert calls(jax.grad(scalar(layer), (0, 1, 2)), *inputs) == 2
+    assert calls(jax.linearize(layer, *inputs)[1], *inputs) == 2
+
+
+def test_a_constant_channel_without_epsilon(normal):
+    """Tangents are what is no number in the textbook's formula, and no more than that."""
+    x = normal(4, 3).at[:, 1].set(2.0)
+    layer = partial(backnorm.jax.batch_norm, epsilon=0.0)
+    (_, _, _), (dy, dmean, _) = jax.jvp(layer, (x,), (normal(4, 3),))
+    assert np.isfinite(np.asarray(dy)[:, [0, 2]]).all()
+    assert np.isfinite(np.asarray(dmean)[[0, 2]]).all()
+
+
+# A batch of eight on four devices.
+WHOLE, PARTS = (8, 5, 4), (4, 2, 5, 4)
+
+
+class TestDevices:
+    @pytest.fixture
+    def arrays(self, layer, normal):
+        inputs = layer(WHOLE, AXIS)
+        return inputs, tuple(normal(*each.shape) for each in inputs), normal(*WHOLE)
+
+    def functions(self, w, name):
+        def ours(*given):
+            return backnorm.jax.batch_norm(*given, **HOW, axis_name=name)
+
+        def theirs(*given):
+            return textbook(*given, axis=AXIS, axis_name=name)
+
+        def loss(layer):
+            def function(*given):
+                y, mean, variance = layer(*given)
+                return jnp.sum(jnp.sin(y) * w) + jnp.sum(jnp.cos(mean) * variance)
+
+            return function
+
+        return [
+            lambda inputs, tangents, layer=layer: (
+                jax.jvp(layer, inputs, tangents),
+                jax.jvp(jax.grad(loss(layer), (0, 1, 2)), inputs, tangents),
+                gradient_of_tangents(loss(layer), tangents)(*inputs),
+            )
+            for layer in (ours, theirs)
+        ]
+
+    @pytest.mark.parametrize("mapped", [jax.pmap, jax.vmap])
+    def test_mapped(self, mapped, arrays):
+        inputs, tangents, w = arrays
+        given = [(x.reshape(PARTS), gamma, beta) for x, gamma, beta in (inputs, tangents)]
+
+        def both(x, dx, w):
+            rest, along_rest = inputs[1:], tangents[1:]
+            return [f((x, *rest), (dx, *along_rest)) for f in self.functions(w, "d")]
+
+        found = jax.jit(mapped(both, axis_name="d"))(given[0][0], given[1][0], w.reshape(PARTS))
+        agree(*found)
+
+    @pytest.mark.parametrize("checked", [True, False])
+    def test_shard_map(self, checked, arrays):
+        inputs, tangents, w = arrays
+        mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+        specs = (P("d"), P(), P())
+        shared = partial(jax.shard_map, mesh=mesh, check_vma=checked)
+
+        def within(k):
+            def part(inputs, tangents, w):
+                found = self.functions(w, "d")[k](inputs, tangents)
+                # What is a device's own is brought together by the caller.
+                return jax.tree.map(lambda each: each[None], found)
+
+            return shared(part, in_specs=(specs, specs, P("d")), out_specs=P("d"))
+
+        agree(*(jax.jit(within(k))(inputs, tangents, w) for k in (0, 1)))
+
+    def test_of_a_shard_map(self, arrays):
+        inputs, tangents, w = arrays
+        mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+        specs = (P("d"), P(), P())
+
+        def whole(layer):
+            return jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=specs)
+
+        def ours(*given):
+            return backnorm.jax.batch_norm(*given, **HOW, axis_name="d")
+
+        def total(layer):
+            def loss(*given):
+                y, mean, variance = layer(*given)
+                return jnp.sum(jnp.sin(y) * w) + jnp.sum(jnp.cos(mean) * variance)
+
+            return loss
+
+        layers = whole(ours), partial(textbook, axis=AXIS)
+        agree(*(jax.jit(along(layer, tangents))(*inputs) for layer in layers))
+        agree(*(
+            jax.jit(tangents_of_gradient(total(layer), tangents))(*inputs) for layer in layers
+        ))  # fmt: skip
