@@ -9,5 +9,12 @@ Usable under `jax.jit`, `jax.grad` and `jax.jvp` (to any order), `jax.vmap`, `ja
 """
 
 from backnorm.jax.operators import batch_norm, batch_norm_backward, batch_norm_inference
+from backnorm.jax.running import RunningStatistics, batch_norm_with_state
 
-__all__ = ["batch_norm", "batch_norm_backward", "batch_norm_inference"]
+__all__ = [
+    "RunningStatistics",
+    "batch_norm",
+    "batch_norm_backward",
+    "batch_norm_inference",
+    "batch_norm_with_state",
+]

@@ -16,12 +16,17 @@ from backnorm.scalars import check_integer
 from backnorm.signature import SIGNATURES, Operation
 
 __all__ = [
+    "Groups",
     "check_axis",
+    "check_axis_index_groups",
     "check_axis_name",
     "check_epsilon",
     "check_operands",
     "read",
+    "read_mask",
 ]
+
+Groups = tuple[tuple[int, ...], ...]
 
 
 def read(name: str, value: Any) -> Any:
@@ -47,6 +52,31 @@ def read(name: str, value: Any) -> Any:
         accepted="a jax.Array or a numpy.ndarray",
         hint=None if value is None else f"convert it first: jax.numpy.asarray({name})",
     )
+
+
+def read_mask(mask: Any, x: Any) -> Any:
+    """Return the mask as an array of bool whose shape broadcasts to x's, or None, or raise."""
+    if mask is None:
+        return None
+    accepted = f"an array of bool whose shape broadcasts to x's, {x.shape}"
+    kind = type(mask)
+    if not (_is_of_jax(mask) or (issubclass(kind, np.ndarray) and mask.dtype.isnative)):
+        came = kind.__name__
+        raise ArgumentTypeError("mask", "must be an array", came=came, accepted=accepted)
+    if not jax.numpy.issubdtype(mask.dtype, jax.numpy.bool_):
+        raise ArgumentTypeError(
+            "mask", "must be of bool", came=str(mask.dtype), accepted=accepted,
+            hint="convert it first: mask.astype(bool)",
+        )  # fmt: skip
+    try:
+        fits = np.broadcast_shapes(mask.shape, x.shape) == tuple(x.shape)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ArgumentValueError(
+            "mask", "does not broadcast to x", came=tuple(mask.shape), accepted=accepted
+        )
+    return mask
 
 
 def _is_of_jax(value: object) -> bool:
@@ -94,6 +124,30 @@ def check_axis_name(axis_name: Any) -> tuple[Hashable, ...]:
             )
         _check_mapped(name, names)
     return names
+
+
+def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups | None:
+    """Return the groups of places on mapped axes, or None, or raise."""
+    if groups is None:
+        return None
+    accepted = "a list of lists of integers beside an axis_name, or None"
+    if not names:
+        raise ArgumentValueError(
+            "axis_index_groups", "needs an axis_name", came=shown(groups), accepted=accepted
+        )
+    if type(groups) not in (tuple, list) or any(type(g) not in (tuple, list) for g in groups):
+        raise ArgumentTypeError(
+            "axis_index_groups", "must be groups of places on the mapped axes",
+            came=described(groups), accepted=accepted,
+        )  # fmt: skip
+    what = "must have integers, places on the mapped axes"
+    return tuple(
+        tuple(
+            check_integer("axis_index_groups", each, problem=what, accepted=accepted)
+            for each in group
+        )
+        for group in groups
+    )
 
 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:

@@ -151,7 +151,8 @@ def _statistics_pushed(kept: Arrays, tangents: Arrays, *, axis: int) -> Arrays:
 
 def _statistics_pulled(kept: Arrays, cotangents: Arrays, *, axis: int) -> Arrays:
     x, mean = kept
-    return (_through_statistics(x, mean, *cotangents, axis).astype(x.dtype),)
+    dmean, dvariance = cotangents
+    return (_through_statistics(x, mean, dmean, dvariance, axis).astype(x.dtype),)
 
 
 give_derivative(

@@ -23,6 +23,7 @@ __all__ = [
     "forward",
     "inverse_deviation",
     "is_refused",
+    "masked_statistics",
     "normalize",
     "second_order",
     "statistics",
@@ -59,6 +60,23 @@ def statistics(x: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
     correction = jnp.sum(centred, axes) / count
     variance = jnp.sum(centred * centred, axes) / count - correction * correction
     # Rounding must not leave a negative variance; NaN stays NaN.
+    return first + correction, jnp.maximum(variance, 0)
+
+
+def masked_statistics(x: jax.Array, mask: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
+    """Return the mean and the biased variance of every channel, of elements where `mask` is set.
+
+    As `statistics`, but for NaN where there are no elements. What is not set counts for nothing,
+    NaN included.
+    """
+    x = x.astype(working_type(x.dtype))
+    mask = jnp.broadcast_to(mask, x.shape)
+    axes = _others(x, axis)
+    count = jnp.sum(mask, axes, dtype=x.dtype)
+    first = jnp.sum(jnp.where(mask, x, 0), axes) / count
+    centred = jnp.where(mask, x - _spread(first, x, axis), 0)
+    correction = jnp.sum(centred, axes) / count
+    variance = jnp.sum(centred * centred, axes) / count - correction * correction
     return first + correction, jnp.maximum(variance, 0)
 
 

@@ -1,6 +1,6 @@
-"""The layer for flax: ``from backnorm.jax.linen import BatchNorm`` instead of flax's.
+"""The layer for flax.linen: ``from backnorm.jax.linen import BatchNorm`` instead of flax's.
 
-This module imports flax; nothing else does.
+This module and `backnorm.jax.nnx` import flax; nothing else does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen  # type: ignore[import-not-found,unused-ignore]
 
-from backnorm.errors import ArgumentValueError
-from backnorm.jax.operators import batch_norm, batch_norm_inference
+from backnorm.jax import layers
+from backnorm.jax.running import moved
 
 __all__ = ["BatchNorm"]
 
@@ -22,13 +22,12 @@ class BatchNorm(linen.BatchNorm):
 
     Same fields, same parameters (``scale``, ``bias``) and ``batch_stats`` (``mean``, ``var``), so a
     model's variables fit either layer. The statistics are those of x before any rounding to
-    `dtype`, exact whatever `use_fast_variance` says.
+    `dtype`, exact whatever `use_fast_variance` says; running statistics keep their type.
 
     Raises
     ------
-    ArgumentValueError
-        For several axes of features, for a `mask`, and for `axis_index_groups`, none of which is
-        supported.
+    ArgumentTypeError, ArgumentValueError
+        As `backnorm.jax.batch_norm`; x of complex numbers is one.
     """
 
     @linen.compact
@@ -36,20 +35,11 @@ class BatchNorm(linen.BatchNorm):
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
     ) -> jax.Array:
         """Normalise x, of any rank, as flax's layer does; see `flax.linen.BatchNorm`."""
-        for name, value in (("mask", mask), ("axis_index_groups", self.axis_index_groups)):
-            if value is not None:
-                raise ArgumentValueError(
-                    name,
-                    "is not supported",
-                    came=type(value).__name__,
-                    accepted="None",
-                    hint="use flax.linen.BatchNorm",
-                )
-        axis = self._one_axis()
+        axes = layers.feature_axes(self.axis, x.ndim)
         frozen = linen.merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
-        shape = (x.shape[axis],)
+        shape = tuple(x.shape[axis] for axis in axes)
         kind = jnp.float32 if self.force_float32_reductions else self.param_dtype
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, kind)
         variance = self.variable("batch_stats", "var", jnp.ones, shape, kind)
@@ -59,30 +49,25 @@ class BatchNorm(linen.BatchNorm):
         if self.use_bias:
             bias = self.param("bias", self.bias_init, shape, self.param_dtype)
 
-        out = self.dtype
-        if out is None:
-            out = jnp.result_type(x, *(each for each in (scale, bias) if each is not None))
+        out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         x = x.astype(jnp.promote_types(x.dtype, out))
-        work = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
-        gamma, beta = (None if each is None else each.astype(work) for each in (scale, bias))
         if frozen:
-            given = (mean.value.astype(work), variance.value.astype(work), gamma, beta)
-            return batch_norm_inference(x, *given, epsilon=self.epsilon, axis=axis).astype(out)
+            given = (x, mean.value, variance.value, scale, bias)
+            y = layers.with_running_statistics(*given, axes=axes, epsilon=self.epsilon)
+            return y.astype(out)
         # The axis need not exist when the layer is made.
         mapped = None if self.is_initializing() else self.axis_name
-        y, batch_mean, batch_variance = batch_norm(
-            x, gamma, beta, epsilon=self.epsilon, axis=axis, axis_name=mapped
+        y, *batch = layers.trained(
+            x,
+            scale,
+            bias,
+            mask,
+            axes=axes,
+            epsilon=self.epsilon,
+            axis_name=mapped,
+            axis_index_groups=None if mapped is None else self.axis_index_groups,
         )
         if not self.is_initializing():
-            for average, batch in ((mean, batch_mean), (variance, batch_variance)):
-                moved = self.momentum * average.value + (1 - self.momentum) * batch
-                average.value = moved.astype(kind)
+            for average, each in zip((mean, variance), batch, strict=True):
+                average.value = moved(average.value, each.reshape(shape), self.momentum)
         return y.astype(out)
-
-    def _one_axis(self) -> int:
-        axes = self.axis if isinstance(self.axis, tuple | list) else (self.axis,)
-        if len(axes) != 1:
-            raise ArgumentValueError(
-                "axis", "must be one axis of features", came=self.axis, accepted="an integer"
-            )
-        return int(axes[0])

@@ -1,29 +1,17 @@
-"""Batch normalisation on JAX arrays: checks, types, and one compiled function each."""
+"""Batch normalisation on JAX arrays: what is asked for, and the checks."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from backnorm.jax import check, derivatives
-from backnorm.jax.formulas import working_type
-from backnorm.jax.mapped import alike
+from backnorm.jax import check, compiled
+from backnorm.jax.compiled import Setting
 from backnorm.scalars import check_flag
 
 __all__ = ["batch_norm", "batch_norm_backward", "batch_norm_inference"]
-
-_compiled = partial(jax.jit, inline=True)
-
-
-class Setting(NamedTuple):
-    """What is the same for every call of a compiled function: epsilon, and the channel axis."""
-
-    epsilon: float
-    axis: int
 
 
 def batch_norm(
@@ -34,6 +22,8 @@ def batch_norm(
     epsilon: float,
     axis: int = -1,
     axis_name: Hashable | tuple[Hashable, ...] | None = None,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+    mask: Any = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise a batch with its own statistics.
 
@@ -58,6 +48,13 @@ def batch_norm(
         Mapped axes (of `jax.shard_map`, `jax.pmap` or `jax.vmap`) over which the batch is
         spread: the statistics are those of all its parts, which have one shape. Gradients are
         what JAX gives for the textbook formula with `jax.lax.pmean`.
+    axis_index_groups : sequence of sequences of int, optional
+        Groups of places on these axes, as of `jax.lax.pmean`: each group is a batch of its own.
+    mask : array of bool, optional
+        Which elements of x the statistics are of, in a shape that broadcasts to x's. y is that of
+        all elements. Without any in a channel, its statistics and its y are NaN. With `axis_name`
+        the statistics are the mean of those of the parts, whatever the number of elements that
+        each has.
 
     Returns
     -------
@@ -83,7 +80,9 @@ def batch_norm(
     gamma, beta = _read_optional(gamma=gamma, beta=beta)
     setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
     names = check.check_axis_name(axis_name)
-    y, mean, variance = _batch_norm(x, gamma, beta, setting=setting, axis_name=names)
+    groups = check.check_axis_index_groups(axis_index_groups, names)
+    how = {"setting": setting, "axis_name": names, "axis_index_groups": groups}
+    y, mean, variance = compiled.batch_norm(x, gamma, beta, check.read_mask(mask, x), **how)
     return y, mean, variance
 
 
@@ -127,7 +126,7 @@ def batch_norm_inference(
     x, mean, variance = _read(x=x, mean=mean, variance=variance)
     gamma, beta = _read_optional(gamma=gamma, beta=beta)
     setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
-    return _batch_norm_inference(x, mean, variance, gamma, beta, setting=setting)
+    return compiled.batch_norm_inference(x, mean, variance, gamma, beta, setting=setting)
 
 
 def batch_norm_backward(
@@ -192,52 +191,8 @@ def batch_norm_backward(
     setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
     training = check_flag("training", training)
     given = (x, dy, mean, variance, gamma)
-    dx, dgamma, dbeta = _batch_norm_backward(*given, setting=setting, training=training)
+    dx, dgamma, dbeta = compiled.batch_norm_backward(*given, setting=setting, training=training)
     return dx, dgamma, dbeta
-
-
-@partial(_compiled, static_argnames=("setting", "axis_name"))
-def _batch_norm(
-    x: Any, gamma: Any, beta: Any, *, setting: Setting, axis_name: tuple[Hashable, ...]
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    dtype = check.check_operands("forward", setting, x=x, gamma=gamma, beta=beta)
-    gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
-    x, gamma, beta = alike(x, gamma, beta)
-    if not axis_name:
-        y, mean, variance = derivatives.forward(x, gamma, beta, **setting._asdict())
-    else:
-        mean, variance = derivatives.statistics(x, axis=setting.axis)
-        mean, variance = _of_all(mean, variance, axis_name)
-        inputs = alike(x, mean, variance, gamma, beta)
-        (y,) = derivatives.normalize(*inputs, **setting._asdict())
-    return y, mean.astype(dtype), variance.astype(dtype)
-
-
-@partial(_compiled, static_argnames=("setting",))
-def _batch_norm_inference(
-    x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, *, setting: Setting
-) -> jax.Array:
-    given = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
-    check.check_operands("inference", setting, x=x, **given)
-    work = working_type(x.dtype)
-    gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
-    inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
-    (y,) = derivatives.normalize(*inputs, **setting._asdict())
-    return y
-
-
-@partial(_compiled, static_argnames=("setting", "training"))
-def _batch_norm_backward(
-    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, setting: Setting, training: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    given = {"mean": mean, "variance": variance, "gamma": gamma}
-    dtype = check.check_operands("backward", setting, x=x, dy=dy, **given)
-    work = working_type(x.dtype)
-    gamma = _scale(gamma, x, setting.axis)
-    inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)
-    how = setting._asdict()
-    dx, dgamma, dbeta = derivatives.backward(*inputs, training=training, **how)
-    return dx, dgamma.astype(dtype), dbeta.astype(dtype)
 
 
 def _read(**given: Any) -> list[Any]:
@@ -246,29 +201,3 @@ def _read(**given: Any) -> list[Any]:
 
 def _read_optional(**given: Any) -> list[Any]:
     return [None if value is None else check.read(name, value) for name, value in given.items()]
-
-
-def _scale(gamma: Any, x: jax.Array, axis: int) -> jax.Array:
-    """Return gamma, or ones, in the type of the arithmetic.
-
-    Statistics and parameter gradients of 16-bit parameters are rounded once, at the end.
-    """
-    work = working_type(x.dtype)
-    return jnp.ones(x.shape[axis], work) if gamma is None else gamma.astype(work)
-
-
-def _offset(beta: Any, x: jax.Array, axis: int) -> jax.Array:
-    work = working_type(x.dtype)
-    return jnp.zeros(x.shape[axis], work) if beta is None else beta.astype(work)
-
-
-def _of_all(
-    mean: jax.Array, variance: jax.Array, axis_name: tuple[Hashable, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """Return the statistics of all parts of a batch from those of the parts.
-
-    Never from the sums of x and of its square, which cancel.
-    """
-    whole = jax.lax.pmean(mean, axis_name)
-    apart = mean - alike(whole, mean)[0]
-    return whole, jax.lax.pmean(variance + apart * apart, axis_name)

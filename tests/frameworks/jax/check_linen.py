@@ -1,68 +1,85 @@
-"""The layer for flax beside flax's own: same variables, same results, same gradients."""
+"""The layer for flax.linen beside flax's own: same variables, same results, same gradients."""
 
 from __future__ import annotations
 
-import importlib.util
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen, serialization
 
-from backnorm.errors import ArgumentValueError
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.jax.linen import BatchNorm
 
 from .conftest import agree
-
-INSTALLED = importlib.util.find_spec("flax") is not None
-pytestmark = pytest.mark.skipif(not INSTALLED, reason="flax is not installed")
-
-if INSTALLED:
-    from flax import linen
-
-    from backnorm.jax.linen import BatchNorm
+from .flax_cases import CASES, SHAPE, TYPES, same, scalar, split
 
 X64 = {"param_dtype": jnp.float64, "force_float32_reductions": False}
-LAYERS = [
-    {"use_running_average": False, **X64},
-    {"use_running_average": False, "axis": 1, "momentum": 0.9, "epsilon": 1e-3, **X64},
-    {"use_running_average": False, "use_bias": False, **X64},
-    {"use_running_average": False, "use_scale": False, "use_bias": False, **X64},
-    {"use_running_average": True, **X64},
-]
+KINDS = (BatchNorm, linen.BatchNorm)
 
 
-def both(x, how, **call):
-    """Return what our layer and flax's return for x, and their gradients."""
-    found = []
-    for kind in (BatchNorm, linen.BatchNorm):
-        layer = kind(**how)
-        variables = layer.init(jax.random.key(0), x)
+def stepped(kind, x, how, frozen, mask, **call):
+    """Return the variables of a layer, and what a call and its gradients make of them."""
+    layer = kind(**how)
+    made = layer.init(jax.random.key(0), x, frozen, mask=mask)
+    rng = np.random.default_rng(3)
+    averages = jax.tree.map(
+        lambda each: jnp.asarray(rng.uniform(0.5, 2.0, each.shape), each.dtype), made["batch_stats"]
+    )
+    params = made.get("params", {})
 
-        def loss(params, x, layer=layer, variables=variables):
-            given = {**variables, "params": params}
-            y, changed = layer.apply(given, x, mutable=["batch_stats"], **call)
-            return jnp.sum(jnp.sin(y).astype(jnp.float32) * jnp.cos(jnp.arange(y.size)).reshape(
-                y.shape)), (y, changed)  # fmt: skip
+    def step(params, x):
+        def loss(params, x):
+            given = {"params": params, "batch_stats": averages}
+            y, changed = layer.apply(given, x, frozen, mask=mask, mutable=["batch_stats"], **call)
+            return scalar(y), (y, changed)
 
-        params = variables.get("params", {})
-        gradients, (y, changed) = jax.grad(loss, (0, 1), has_aux=True)(params, x)
-        found.append((variables, y, changed, gradients))
-    return found
+        integers = jnp.issubdtype(x.dtype, jnp.integer)
+        return jax.grad(loss, 0 if integers else (0, 1), has_aux=True)(params, x)
 
-
-@pytest.mark.parametrize("how", LAYERS)
-def test_as_flax_does(how, normal):
-    ours, theirs = both(normal(6, 5, 4, 3) + 2.0, how)
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    agree(ours, theirs, 1e-6)
+    return made, step(params, x)
 
 
-@pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("given", [jnp.bfloat16, jnp.float32])
-def test_types(given, dtype, normal):
-    x = (normal(6, 5, 4, 3) + 2.0).astype(given)
-    ours, theirs = both(x, {"use_running_average": False, "dtype": dtype})
-    agree(ours, theirs, 3e-2)
+@pytest.mark.parametrize("case", CASES)
+def test_as_flax_does(case, normal):
+    how, frozen, mask = split(case)
+    x = normal(*SHAPE) + 2.0
+    ours, theirs = (stepped(kind, x, {**how, **X64}, frozen, mask) for kind in KINDS)
+    same(ours[0], theirs[0])
+    agree(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize(("given", "param_dtype", "dtype"), TYPES)
+def test_types(given, param_dtype, dtype, normal):
+    x = (4.0 * normal(*SHAPE) + 2.0).astype(given)
+    for frozen in (False, True):
+        how = {"dtype": dtype, "param_dtype": param_dtype}
+        ours, theirs = (stepped(kind, x, how, frozen, None) for kind in KINDS)
+        same(ours[0], theirs[0])
+        agree(ours[1], theirs[1], 3e-2)
+
+
+def test_running_statistics_keep_their_type(normal):
+    _, (_, (y, changed)) = stepped(BatchNorm, normal(6, 3), {}, False, None)
+    assert y.dtype == jnp.float64
+    assert {each.dtype for each in jax.tree.leaves(changed)} == {jnp.dtype(jnp.float32)}
+
+
+def test_what_is_masked_counts_for_nothing(normal):
+    x, mask = normal(*SHAPE), jnp.arange(4).reshape(4, 1, 1, 1) < 2
+    layer = BatchNorm(use_running_average=False, **X64)
+    variables = layer.init(jax.random.key(0), x)
+    call = partial(layer.apply, variables, mask=mask, mutable=["batch_stats"])
+    y, changed = call(x)
+    other, same_change = call(jnp.where(mask, x, jnp.nan))
+    agree(same_change, changed)
+    agree(other[:2], y[:2])
+    # A number is as good as a bool, as it is to flax.
+    agree(layer.apply(variables, x, mask=1.0 * mask, mutable=["batch_stats"]), (y, changed))
+    nothing = layer.apply(variables, x, mask=jnp.zeros_like(mask), mutable=["batch_stats"])
+    assert all(np.isnan(each).all() for each in jax.tree.leaves(nothing))
 
 
 def test_moving_averages_move(normal):
@@ -80,30 +97,84 @@ def test_moving_averages_move(normal):
     np.testing.assert_allclose(y.mean(0), 0.0, atol=1e-6)
 
 
-def test_statistics_of_all_devices(normal):
-    x = normal(4, 3, 5)
-    how = {"use_running_average": False, "axis_name": "d", **X64}
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]], [[0, 3], [1, 2]]])
+def test_statistics_of_all_devices(groups, masked, normal):
+    x, mask = normal(4, 3, 5), jnp.asarray([True, False, True]).reshape(1, 3, 1)
+    mask = jnp.broadcast_to(mask, (4, 3, 1)) if masked else None
+    how = {"use_running_average": False, "axis_name": "d", "axis_index_groups": groups, **X64}
     found = []
-    for kind in (BatchNorm, linen.BatchNorm):
+    for kind in KINDS:
         layer = kind(**how)
         variables = layer.init(jax.random.key(0), x[0])
+
+        def step(x, mask, layer=layer, variables=variables):
+            def loss(x):
+                found = layer.apply(variables, x, mask=mask, mutable=["batch_stats"])
+                return scalar(found[0]), found
+
+            return jax.grad(loss, has_aux=True)(x)
+
         found.append(
-            jax.pmap(
-                lambda x, layer=layer, variables=variables: layer.apply(
-                    variables, x, mutable=["batch_stats"]
-                ),
-                axis_name="d",
-            )(x)
+            jax.pmap(step, axis_name="d", in_axes=(0, None if mask is None else 0))(x, mask)
         )
-    agree(*found, 1e-6)
+    agree(*found)
 
 
-def test_what_is_not_supported(normal):
+class Block(linen.Module):
+    """A part of a model, with the layer inside of what linen transforms."""
+
+    kind: type
+    train: bool = True
+
+    @linen.compact
+    def __call__(self, x, _=None):
+        x = linen.Dense(3, param_dtype=jnp.float64)(x)
+        x = self.kind(use_running_average=not self.train, **X64)(x)
+        return linen.relu(x), None
+
+
+def several(kind):
+    axes = {"params": 0, "batch_stats": 0}
+    keys = {"params": True}
+    return {
+        "remat": linen.remat(Block)(kind),
+        "jit": linen.jit(Block)(kind),
+        "vmap": linen.vmap(Block, variable_axes=axes, split_rngs=keys)(kind),
+        "scan": linen.scan(Block, variable_axes=axes, split_rngs=keys, length=2)(kind),
+    }
+
+
+@pytest.mark.parametrize("name", ["remat", "jit", "vmap", "scan"])
+def test_within_what_linen_transforms(name, normal):
+    x, found = normal(2, 6, 3), []
+    for kind in KINDS:
+        model = several(kind)[name]
+        variables = model.init(jax.random.key(0), x)
+
+        def loss(params, model=model, variables=variables):
+            given = {**variables, "params": params}
+            (y, _), changed = model.apply(given, x, mutable=["batch_stats"])
+            return scalar(y), changed
+
+        found.append((variables, jax.grad(loss, has_aux=True)(variables["params"])))
+    names = [jax.tree.map(lambda _: 0, serialization.to_state_dict(each[0])) for each in found]
+    # The class has flax's name, and so has what is named after it.
+    assert names[0] == names[1]
+    agree(*found, 1e-9)
+
+
+def test_what_is_refused(normal):
     x = normal(6, 5, 4)
-    for how, call in (
-        ({"axis": (1, 2)}, {}),
-        ({"axis_index_groups": [[0]]}, {}),
-        ({}, {"mask": jnp.ones((6, 1, 1))}),
+    for how, call, error, message in (
+        ({"axis": 3}, {}, ArgumentValueError, "^axis: .*3"),
+        ({"axis": ()}, {}, ArgumentValueError, "^axis: "),
+        ({}, {"mask": jnp.ones((6, 2, 1))}, ValueError, "roadcast"),
+        ({"axis_name": "nowhere"}, {}, ArgumentValueError, "^axis_name: .*nowhere"),
     ):
-        with pytest.raises(ArgumentValueError):
-            BatchNorm(use_running_average=False, **how).init(jax.random.key(0), x, **call)
+        layer = BatchNorm(use_running_average=False, **how)
+        variables = BatchNorm(use_running_average=False).init(jax.random.key(0), x)
+        with pytest.raises(error, match=message):
+            layer.apply(variables, x, mutable=["batch_stats"], **call)
+    with pytest.raises(ArgumentTypeError, match=r"^x: .*complex128"):
+        BatchNorm(use_running_average=False).init(jax.random.key(0), x + 1j)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -315,15 +313,3 @@ def test_the_callback_gives_the_same_numbers(through_python, layer, normal):
             ),
             1e-13 if dtype == FLOAT64 else 2e-2,
         )  # fmt: skip
-
-
-def test_the_page_of_documentation():
-    page = Path(__file__).parents[3] / "docs" / "jax.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    code = [block for block in blocks if "flax" not in block]
-    assert len(code) == 3
-    names = {}
-    exec("\n".join(code), names)  # the reader runs them one after the other, too
-    y, mean, _ = names["normalize"](names["x"], *names["parameters"])
-    assert y.shape == names["x"].shape
-    agree(mean, names["x"].mean((0, 1, 2)), 1e-6)

@@ -104,9 +104,9 @@ def plain(number):
 def take_the_place_of_the_cpu():
     """Let everything that is lowered for a CPU be what a CUDA device would run."""
     for primitive, operation, like in (
-        (primitives._forward, "forward", (0, 1, 1)),
-        (primitives._normalize, "inference", (0,)),
-        (primitives._backward, "backward", (1, 4, 4)),
+        (primitives.FORWARD, "forward", (0, 1, 1)),
+        (primitives.NORMALIZE, "inference", (0,)),
+        (primitives.BACKWARD, "backward", (1, 4, 4)),
     ):
         function = functools.partial(cuda.computed, operation, like)
         rule = mlir.lower_fun(function, multiple_results=True)

@@ -1,0 +1,114 @@
+"""The functions of `backnorm.jax.operators`, compiled: types, and what computes what."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from backnorm.jax import check, derivatives, formulas
+from backnorm.jax.check import Groups
+from backnorm.jax.formulas import working_type
+from backnorm.jax.mapped import alike
+
+__all__ = ["Setting", "batch_norm", "batch_norm_backward", "batch_norm_inference"]
+
+_compiled = partial(jax.jit, inline=True)
+
+
+class Setting(NamedTuple):
+    """What is the same for every call of a compiled function: epsilon, and the channel axis."""
+
+    epsilon: float
+    axis: int
+
+
+@partial(_compiled, static_argnames=("setting", "axis_name", "axis_index_groups"))
+def batch_norm(
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    mask: Any,
+    *,
+    setting: Setting,
+    axis_name: tuple[Hashable, ...],
+    axis_index_groups: Groups | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return y, mean and variance."""
+    dtype = check.check_operands("forward", setting, x=x, gamma=gamma, beta=beta)
+    gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
+    x, gamma, beta = alike(x, gamma, beta)
+    if not axis_name and mask is None:
+        y, mean, variance = derivatives.forward(x, gamma, beta, **setting._asdict())
+    else:
+        if mask is None:
+            mean, variance = derivatives.statistics(x, axis=setting.axis)
+        else:
+            mean, variance = formulas.masked_statistics(x, mask, axis=setting.axis)
+        if axis_name:
+            mean, variance = _of_all(mean, variance, axis_name, axis_index_groups)
+        inputs = alike(x, mean, variance, gamma, beta)
+        (y,) = derivatives.normalize(*inputs, **setting._asdict())
+    return y, mean.astype(dtype), variance.astype(dtype)
+
+
+@partial(_compiled, static_argnames=("setting",))
+def batch_norm_inference(
+    x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, *, setting: Setting
+) -> jax.Array:
+    """Return y from given statistics."""
+    given = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
+    check.check_operands("inference", setting, x=x, **given)
+    work = working_type(x.dtype)
+    gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
+    inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
+    (y,) = derivatives.normalize(*inputs, **setting._asdict())
+    return y
+
+
+@partial(_compiled, static_argnames=("setting", "training"))
+def batch_norm_backward(
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, setting: Setting, training: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return dx, dgamma and dbeta."""
+    given = {"mean": mean, "variance": variance, "gamma": gamma}
+    dtype = check.check_operands("backward", setting, x=x, dy=dy, **given)
+    work = working_type(x.dtype)
+    gamma = _scale(gamma, x, setting.axis)
+    inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)
+    how = setting._asdict()
+    dx, dgamma, dbeta = derivatives.backward(*inputs, training=training, **how)
+    return dx, dgamma.astype(dtype), dbeta.astype(dtype)
+
+
+def _scale(gamma: Any, x: jax.Array, axis: int) -> jax.Array:
+    """Return gamma, or ones, in the type of the arithmetic.
+
+    Statistics and parameter gradients of 16-bit parameters are rounded once, at the end.
+    """
+    work = working_type(x.dtype)
+    return jnp.ones(x.shape[axis], work) if gamma is None else gamma.astype(work)
+
+
+def _offset(beta: Any, x: jax.Array, axis: int) -> jax.Array:
+    work = working_type(x.dtype)
+    return jnp.zeros(x.shape[axis], work) if beta is None else beta.astype(work)
+
+
+def _of_all(
+    mean: jax.Array,
+    variance: jax.Array,
+    axis_name: tuple[Hashable, ...],
+    axis_index_groups: Groups | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the statistics of all parts of a batch from those of the parts.
+
+    Never from the sums of x and of its square, which cancel.
+    """
+    of_all = partial(jax.lax.pmean, axis_name=axis_name, axis_index_groups=axis_index_groups)
+    whole = of_all(mean)
+    apart = mean - alike(whole, mean)[0]
+    return whole, of_all(variance + apart * apart)

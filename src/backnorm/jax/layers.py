@@ -1,0 +1,81 @@
+"""What flax's two layers have in common: several axes of features, types, and which pass runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from backnorm.errors import ArgumentValueError
+from backnorm.jax.formulas import working_type
+from backnorm.jax.operators import batch_norm, batch_norm_inference
+
+__all__ = ["feature_axes", "trained", "with_running_statistics"]
+
+
+def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
+    """Return the axes of features, not negative, ascending, each once."""
+    axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
+    places = {int(each) + rank if int(each) < 0 else int(each) for each in axes}
+    if not places or not places <= set(range(rank)):
+        raise ArgumentValueError(
+            "axis", f"must have axes of x, which has rank {rank}", came=axis,
+            accepted=f"integers from {-rank} to {rank - 1}",
+        )  # fmt: skip
+    return tuple(sorted(places))
+
+
+def trained(
+    x: jax.Array, scale: Any, bias: Any, mask: Any, *, axes: tuple[int, ...], **how: Any
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return y, and mean and variance of the batch, a value for each feature in row-major order.
+
+    `how` has epsilon, and what else `batch_norm` takes.
+    """
+    if mask is not None:
+        # A number says as much to flax.
+        mask = _at_one_axis(jnp.broadcast_to(jnp.asarray(mask, bool), x.shape), axes)[0]
+    joined, axis, back = _at_one_axis(x, axes)
+    y, mean, variance = batch_norm(joined, *_channels(x, scale, bias), axis=axis, mask=mask, **how)
+    return back(y), mean, variance
+
+
+def with_running_statistics(
+    x: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    scale: Any,
+    bias: Any,
+    *,
+    axes: tuple[int, ...],
+    epsilon: float,
+) -> jax.Array:
+    """Return y."""
+    joined, axis, back = _at_one_axis(x, axes)
+    channels = _channels(x, mean, variance, scale, bias)
+    return back(batch_norm_inference(joined, *channels, epsilon=epsilon, axis=axis))
+
+
+def _channels(x: jax.Array, *arrays: Any) -> list[Any]:
+    """Return per-feature arrays in the type of the arithmetic."""
+    work = working_type(x.dtype)
+    return [None if each is None else jnp.asarray(each, work).reshape(-1) for each in arrays]
+
+
+def _at_one_axis(
+    x: jax.Array, axes: tuple[int, ...]
+) -> tuple[jax.Array, int, Callable[[jax.Array], jax.Array]]:
+    """Return x with its features on one axis, that axis, and the way back."""
+    if len(axes) == 1:
+        return x, axes[0], lambda y: y
+    first, count, rank = axes[0], len(axes), x.ndim
+    if axes == tuple(range(first, first + count)):
+        whole = (*x.shape[:first], math.prod(x.shape[k] for k in axes), *x.shape[first + count :])
+        return x.reshape(whole), first, lambda y: y.reshape(x.shape)
+    last = tuple(range(rank - count, rank))
+    moved = jnp.moveaxis(x, axes, last)
+    joined, axis, _ = _at_one_axis(moved, last)
+    return joined, axis, lambda y: jnp.moveaxis(y.reshape(moved.shape), last, axes)

@@ -1,0 +1,69 @@
+"""The layer for flax.nnx: ``from backnorm.jax.nnx import BatchNorm`` instead of flax's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx  # type: ignore[import-not-found,unused-ignore]
+from flax.nnx.nn import dtypes  # type: ignore[import-not-found,unused-ignore]
+
+from backnorm.errors import ArgumentValueError
+from backnorm.jax import layers
+from backnorm.jax.running import moved
+
+__all__ = ["BatchNorm"]
+
+
+class BatchNorm(nnx.BatchNorm):
+    """flax's `flax.nnx.BatchNorm`, computed by `backnorm.jax`.
+
+    Same arguments, same parameters (``scale``, ``bias``) and statistics (``mean``, ``var``), so a
+    model's state fits either layer. The statistics are exact whatever `use_fast_variance` says, and
+    keep their type.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `backnorm.jax.batch_norm`; x of complex numbers is one.
+    """
+
+    def __call__(
+        self, x: Any, use_running_average: bool | None = None, *, mask: Any = None
+    ) -> jax.Array:
+        """Normalise x, of any rank, as flax's layer does; see `flax.nnx.BatchNorm`."""
+        frozen = self.use_running_average if use_running_average is None else use_running_average
+        if frozen is None:
+            raise ArgumentValueError(
+                "use_running_average", "must be given to the layer or to its call",
+                came=None, accepted="True or False",
+                hint="or use flax.nnx.view(model, use_running_average=...)",
+            )  # fmt: skip
+        scale, bias = (None if each is None else each[...] for each in (self.scale, self.bias))
+        x, mean, variance, scale, bias = self.promote_dtype(
+            (x, self.mean[...], self.var[...], scale, bias), dtype=self.dtype
+        )
+        axes = layers.feature_axes(self.axis, x.ndim)
+        out = dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
+        x = x.astype(jnp.promote_types(x.dtype, out))
+        if frozen:
+            given = (x, mean, variance, scale, bias)
+            y = layers.with_running_statistics(*given, axes=axes, epsilon=self.epsilon)
+            return y.astype(out)
+        y, *batch = layers.trained(
+            x,
+            scale,
+            bias,
+            mask,
+            axes=axes,
+            epsilon=self.epsilon,
+            axis_name=self.axis_name,
+            axis_index_groups=self.axis_index_groups,
+        )
+        for average, each in zip((self.mean, self.var), batch, strict=True):
+            now = moved(average[...], each, self.momentum)
+            # A reference that is updated in place takes no derivative along.
+            in_place = getattr(average, "_can_update", False)
+            average[...] = jax.lax.stop_gradient(now) if in_place else now
+        return y.astype(out)
