@@ -136,9 +136,10 @@ def compare(library, name, size, capsys, layout="contiguous", backend=None):
     assert [type(module) for module in revert(net).modules()] == types
 
 
+@pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize(("library", "name", "size"), QUICK)
-def test_a_few(library, name, size, capsys):
-    compare(library, name, size, capsys)
+def test_a_few(library, name, size, layout, capsys):
+    compare(library, name, size, capsys, layout)
 
 
 @pytest.mark.sweep
