@@ -1,7 +1,7 @@
 """One of two processes that train together: ``python distributed_cases.py RANK STORE OUT``.
 
-Every case is run with PyTorch's layers and with ours, some with ours fused; what comes of it goes to the
-file OUT. `check_distributed` starts both and compares.
+Every case is run with PyTorch's layers and with ours, some with ours fused; what comes of it goes
+to the file OUT. `check_distributed` starts both and compares.
 """
 
 from __future__ import annotations
