@@ -4,6 +4,7 @@
 #   make kernels       compile all kernels for this processor: two minutes on two processors, once
 #   make bench         measure everything beside all peers
 #   make bench-quick   measure a little
+#   make docs          build the documentation into site/
 #   make gpu-check     run the kernels' tests and the benchmark on an NVIDIA GPU
 # Each makes .venv and installs what it needs, at the versions of constraints.txt.
 
@@ -36,7 +37,7 @@ ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS := 1
 endif
 
-.PHONY: demo test kernels bench bench-quick gpu-check lint sweep format build clean
+.PHONY: demo test kernels bench bench-quick gpu-check docs lint sweep format build clean
 
 # What the demo calls, and no more.
 demo: $(VENV)/.package
@@ -68,6 +69,11 @@ gpu-check: $(VENV)/.gpu
 	  tests/frameworks/gpu tests/frameworks/gpu_device
 	$(GPU_PYTHON) -m benchmarks --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
 
+# Without the network: what the site shows lies in it. (The variable: no advertisement.)
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python scripts/site/check.py site
+
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -85,7 +91,7 @@ build: $(VENV)/.lint
 	$(BIN)/python -m build --no-isolation --sdist --wheel
 
 clean:
-	rm -rf $(VENV) build dist src/backnorm/cpu/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/backnorm/cpu/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("backnorm needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else 0'
@@ -116,6 +122,10 @@ ifeq ($(GPU_PYTHON),$(BIN)/python)
 	$(PIP) install --constraint constraints.txt --group bench
 	touch $@
 endif
+
+$(VENV)/.docs: $(VENV)/.package
+	$(PIP) install --constraint constraints.txt --group docs
+	touch $@
 
 $(VENV)/.lint: $(VENV)/.package
 	$(PIP) install --constraint constraints.txt --group lint --group build

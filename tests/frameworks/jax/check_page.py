@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import equinox
 import jax
@@ -14,9 +12,11 @@ import pytest
 
 import backnorm.jax
 
+from ...pages import blocks as blocks_of
+from ...pages import pages_of
 from .conftest import agree, textbook
 
-PAGE = Path(__file__).parents[3] / "docs" / "jax.md"
+PAGE = "docs/jax.md"
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def without_64_bits():
         yield
 
 
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+BLOCKS = [block.code for block in blocks_of(PAGE)]
 
 
 def blocks(word):
@@ -34,6 +34,7 @@ def blocks(word):
 
 
 def test_every_block_is_run():
+    assert pages_of("jax") == [PAGE]
     flax, of_equinox, others = blocks("flax"), blocks("equinox"), plain()
     assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 6]
     assert len(BLOCKS) == 9

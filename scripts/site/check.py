@@ -1,0 +1,85 @@
+"""Check the built site: every public name is in its inventory, and no page loads from elsewhere.
+
+Usage: python scripts/site/check.py [SITE]
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_SOURCE = ROOT / "src" / "backnorm"
+
+# Whose public names are the library's; of packages in _WHOLE, with their public modules.
+_PACKAGES = ("", "torch", "jax", "tensorflow", "keras", "graph")
+_MODULES = ("jax/linen.py", "jax/nnx.py")
+_WHOLE = ("dialects", "conformance")
+
+# What a browser fetches by itself; links to other sites are fetched by those who follow them.
+_FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'\s>]+"""
+    r"""|<link\b(?![^>]*rel=["']?canonical)[^>]*\bhref=["']?(?:https?:)?//[^"'\s>]+"""
+    r"""|(?:@import\s*["']?|url\(["']?)(?:https?:)?//[^"')\s]+""",
+    re.IGNORECASE,
+)
+
+
+def public_names() -> set[str]:
+    """Return the names in ``__all__`` of the public modules; nothing is imported."""
+    files = [_SOURCE / package / "__init__.py" for package in _PACKAGES]
+    files += [_SOURCE / module for module in _MODULES]
+    for package in _WHOLE:
+        files += [
+            path
+            for path in sorted((_SOURCE / package).rglob("*.py"))
+            if not path.stem.startswith("_") or path.stem == "__init__"
+        ]
+    return {f"{_module(path)}.{name}" for path in files for name in _exported(path)}
+
+
+def missing(site: Path) -> list[str]:
+    """Return the public names that the site's inventory lacks."""
+    # Four lines of text, then compressed: a line for a name, which is the first word.
+    packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    known = {line.split(" ")[0] for line in zlib.decompress(packed).decode().splitlines()}
+    return sorted(public_names() - known)
+
+
+def fetched(site: Path) -> list[str]:
+    """Return what pages and styles of the site would fetch from other sites."""
+    return [
+        f"{path.relative_to(site)}: {match[0]}"
+        for path in sorted(site.rglob("*"))
+        if path.suffix in (".html", ".css")
+        for match in _FETCHED.finditer(path.read_text(encoding="utf-8"))
+    ]
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(_SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _exported(path: Path) -> list[str]:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return []
+
+
+def main() -> int:
+    """Say what is wrong with the site; returns the exit status."""
+    site = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "site"
+    wrong = [f"not in the inventory: {name}" for name in missing(site)]
+    wrong += [f"fetched from elsewhere: {what}" for what in fetched(site)]
+    print(*wrong, sep="\n", file=sys.stderr, end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
