@@ -7,7 +7,13 @@ import pytest
 from . import children
 
 # They take a minute: with TensorFlow always, with the others in the long run.
-_LONG = ("check_files.py", "check_models.py", "check_training.py")
+_LONG = (
+    "check_applications.py",
+    "check_files.py",
+    "check_models.py",
+    "check_training.py",
+    "check_types.py",
+)
 
 
 def _cases():
@@ -21,3 +27,11 @@ def _cases():
 @pytest.mark.parametrize(("backend", "file"), list(_cases()))
 def test_checks(backend, file):
     children.run("keras", file, backend, KERAS_BACKEND=backend)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(4 * children.LIMIT)
+def test_rare_checks():
+    children.run(
+        "keras", "check_applications.py", "tensorflow", sweep=True, KERAS_BACKEND="tensorflow"
+    )

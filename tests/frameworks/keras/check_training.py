@@ -128,10 +128,16 @@ def test_a_frozen_base_is_left_as_it_is(images):
     assert not np.array_equal(moving, model.get_layer("second").get_weights()[2])
 
 
-def test_mixed_precision_trains(images):
-    keras.config.set_dtype_policy("mixed_bfloat16")
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains(images, policy):
+    keras.config.set_dtype_policy(policy)
     try:
-        results = [trained(layer, images)[1] for layer in LAYERS.values()]
+        models, results = zip(*(trained(layer, images) for layer in LAYERS.values()), strict=True)
     finally:
         keras.config.set_dtype_policy("float32")
     np.testing.assert_allclose(*results, rtol=0.05)
+    scaled = policy == "mixed_float16"
+    for model in models:
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == scaled
+        types = {w.dtype for w in model.get_layer("first").weights}
+        assert (types, model.get_layer("first").compute_dtype) == ({"float32"}, policy[6:])

@@ -18,7 +18,8 @@ BACKEND = keras.backend.backend()
 
 
 def pytest_configure(config):
-    """Let warnings pass that Keras gives of itself."""
+    """Let warnings pass that Keras gives of itself, and know the marker of its tests."""
+    config.addinivalue_line("markers", "requires_trainable_backend: a test of Keras's own")
     # With the JAX backend, wherever it makes an array of a variable.
     config.addinivalue_line(
         "filterwarnings", "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
