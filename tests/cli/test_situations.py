@@ -63,7 +63,6 @@ ASKED = {
     "no such file": Asked([*COMMAND, "run", "none.json"], 2, prints=False),
     "no such option": Asked([*COMMAND, "info", "--none"], 2, prints=False),
     "a name that is no text": Asked([*COMMAND, "info", b"\xff\x1b[31m"], 2, prints=False),
-    "no such framework": Asked([*COMMAND, "train", "--framework", "none"], 2, prints=False),
 }
 
 

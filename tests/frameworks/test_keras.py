@@ -9,6 +9,7 @@ from . import children
 # They take a minute: with TensorFlow always, with the others in the long run.
 _LONG = (
     "check_applications.py",
+    "check_examples.py",
     "check_files.py",
     "check_models.py",
     "check_training.py",

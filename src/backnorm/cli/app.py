@@ -10,7 +10,7 @@ import typer
 import backnorm
 from backnorm.cli import program, text
 from backnorm.cli.allowance import MEBIBYTES
-from backnorm.cli.program import FAILED, INTERRUPTED, Threads, begin, exits_in_one_line
+from backnorm.cli.program import FAILED, Threads, begin, exits_in_one_line
 
 __all__ = ["app", "main"]
 
@@ -107,70 +107,6 @@ def demo(threads: Threads = None, json: Json = False) -> None:
         text.print_table(demo_table(report))
         print(report.verdict)
     if not report.passed:
-        raise typer.Exit(FAILED)
-
-
-@app.command()
-def train(
-    framework: Annotated[str, typer.Option(help="torch, jax, tensorflow.")] = "torch",
-    model: Annotated[
-        str,
-        typer.Option(
-            help="digits: a small residual network, trained; resnet50: one step, timed (torch)."
-        ),
-    ] = "digits",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="digits: epochs (default: 8).", show_default=False)
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="digits: trainings (default: 5).", show_default=False)
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="Images in a step (default: 64; resnet50: 16).", show_default=False
-        ),
-    ] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(
-            min=32, help="resnet50: height and width of images (default: 224).", show_default=False
-        ),
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="resnet50: steps of each in each format (default: 7).", show_default=False
-        ),
-    ] = None,
-    threads: Threads = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A folder for result.json, report.html and plots.")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Less of everything: seconds instead of minutes.")
-    ] = False,
-) -> None:
-    """Train a network twice, with the framework's batch normalisation and with ours."""
-    with exits_in_one_line():
-        from backnorm.cli.train import TrainOptions, run_train
-
-        begin(threads)
-        report = run_train(
-            TrainOptions(framework, model, dtype, epochs, seeds, batch, size, rounds, quick, out)
-        )
-    table = report.table()
-    if table is not None:
-        text.print_table(table)
-    for line in report.summary():
-        print(line)
-    for failure in report.failures():
-        text.warn(f"not the same: {failure}")
-    if report.interrupted:
-        text.warn("interrupted")
-        raise typer.Exit(INTERRUPTED)
-    if report.failures():
         raise typer.Exit(FAILED)
 
 

@@ -1,0 +1,75 @@
+"""The examples, with few steps: both layers learn the same."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import backnorm.torch
+
+
+@pytest.fixture(scope="module")
+def digits(example):
+    torch.set_num_threads(1)
+    return example("train_digits_torch")
+
+
+@pytest.fixture(scope="module")
+def batch(digits):
+    images, labels = digits.digits()[0]
+    return images[:64], labels[:64]
+
+
+def networks(digits, dtype=torch.float32):
+    own = digits.network(0).to(dtype)
+    return own, backnorm.torch.convert(copy.deepcopy(own), fuse=True)
+
+
+@pytest.fixture(scope="module")
+def exact(digits, batch):
+    own = digits.network(0).double()
+    return digits.first_step(own, batch[0].double(), batch[1])
+
+
+def test_an_epoch_of_digits(digits, rows, assert_one_epoch):
+    digits.main(epochs=1)
+    assert_one_epoch(rows())
+
+
+def test_in_float64_it_is_the_same_to_rounding(digits, batch, exact, assert_as_exact):
+    _, net = networks(digits, torch.float64)
+    loss, gradients = digits.first_step(net, batch[0].double(), batch[1])
+    assert loss == pytest.approx(exact[0], rel=1e-14)
+    assert_as_exact(digits.farthest(gradients, exact[1]), 0, "float64")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_in_16_bits_gradients_are_as_near_the_exact_ones(
+    dtype, digits, batch, exact, assert_as_exact
+):
+    errors = []
+    for net in networks(digits):
+        with torch.autocast("cpu", dtype):
+            _, gradients = digits.first_step(net, *batch)
+        errors.append(digits.farthest(gradients, exact[1]))
+    # Not all of it can be rounding away.
+    assert min(errors) > 1e-4
+    assert_as_exact(errors[1], errors[0], "float32")
+
+
+def test_every_layer_of_the_example_is_fused(digits):
+    reports = []
+    backnorm.torch.convert(digits.network(0), fuse=True, report=reports.append)
+    assert [report.fused for report in reports] == [True] * 5
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_step_of_resnet(memory_format, example):
+    resnet = example("resnet_step")
+    losses, seconds, apart = resnet.compare(*resnet.images_of(4, 64), memory_format, 1)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    # At random weights a network of this depth is ill-conditioned: some percent.
+    assert apart < 0.3
+    assert all(0 < each < 60 for each in seconds)

@@ -1,3 +1,0 @@
-"""As if PyTorch were not there."""
-
-raise ModuleNotFoundError("No module named 'torch'", name="torch")
