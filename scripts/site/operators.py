@@ -2,13 +2,14 @@
 
 The dialects' operators are made from schemas when they are imported. Their signatures are in the
 stubs, their documentation in the operators. `backnorm.tensorflow` has the names of `backnorm.keras`
-when it is asked for them.
+when it is asked for them. And docstrings are reStructuredText where pages are Markdown.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from typing import Any
 
 import griffe
@@ -19,9 +20,19 @@ __all__ = ["Operators"]
 
 _LENT = {"backnorm.keras": "backnorm.tensorflow"}
 
+_ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=`)")
+# What announces an indented block: on a line of its own, or behind text.
+_ALONE = re.compile(r"^[ \t]*::[ \t]*\n", re.MULTILINE)
+_BEHIND = re.compile(r"::[ \t]*$", re.MULTILINE)
+
 
 class Operators(griffe.Extension):
     """Make members of the package what they are at run time."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Write a docstring as Markdown."""
+        if obj.docstring:
+            obj.docstring.value = _markdown(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Describe the operators of all dialects, and names that a module has of another."""
@@ -34,6 +45,10 @@ class Operators(griffe.Extension):
             for name in names.exports:
                 if name in module.exports and name not in module.members:
                     module.set_member(name, griffe.Alias(name, f"{lender}.{name}"))
+
+
+def _markdown(text: str) -> str:
+    return _BEHIND.sub(":", _ALONE.sub("", _ROLE.sub("", text)))
 
 
 def _describe(module: griffe.Module) -> None:
@@ -60,4 +75,4 @@ def _function(name: str, call: griffe.Function) -> griffe.Function:
 
 
 def _docstring(found: object) -> griffe.Docstring:
-    return griffe.Docstring(inspect.getdoc(found) or "", parser="numpy")
+    return griffe.Docstring(_markdown(inspect.getdoc(found) or ""), parser="numpy")
