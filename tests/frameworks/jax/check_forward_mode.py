@@ -17,81 +17,7 @@ from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.jax.ffi import TARGET
 
 from .conftest import EPSILON, agree, textbook
-
-SHAPE, AXIS = (3, 2, 4), 1
-HOW = {"epsilon": EPSILON, "axis": AXIS}
-COLUMN = (1, -1, 1)
-
-
-def textbook_inference(x, mean, variance, gamma, beta):
-    s = 1 / jnp.sqrt(variance + EPSILON)
-    scaled = (x - mean.reshape(COLUMN)) * (gamma * s).reshape(COLUMN)
-    return scaled + beta.reshape(COLUMN)
-
-
-def textbook_backward(x, dy, mean, variance, gamma, training):
-    s, centred = 1 / jnp.sqrt(variance + EPSILON), x - mean.reshape(COLUMN)
-    sum_dy, sum_dy_xmu = jnp.sum(dy, (0, 2)), jnp.sum(dy * centred, (0, 2))
-    dx = dy
-    if training:
-        count = x.size // x.shape[AXIS]
-        dx = dy - (sum_dy / count).reshape(COLUMN)
-        dx = dx - centred * (s * s * sum_dy_xmu / count).reshape(COLUMN)
-    return dx * (gamma * s).reshape(COLUMN), s * sum_dy_xmu, sum_dy
-
-
-def with_relu(layer):
-    def function(x, gamma, beta):
-        y, mean, variance = layer(x, gamma, beta)
-        return jax.nn.relu(y + jnp.tanh(x)), mean, variance
-
-    return function
-
-
-def pairs():
-    """Our functions beside the textbook's, with the number of dimensions of their arguments."""
-    ours, theirs = partial(backnorm.jax.batch_norm, **HOW), partial(textbook, axis=AXIS)
-    found = {"training": (ours, theirs, (3, 1, 1))}
-    found["residual and relu"] = (with_relu(ours), with_relu(theirs), (3, 1, 1))
-    inference = partial(backnorm.jax.batch_norm_inference, **HOW)
-    found["inference"] = (inference, textbook_inference, (3, 1, 1, 1, 1))
-    for training in (True, False):
-        found[f"backward, training={training}"] = (
-            partial(backnorm.jax.batch_norm_backward, **HOW, training=training),
-            partial(textbook_backward, training=training),
-            (3, 3, 1, 1, 1),
-        )
-    return found
-
-
-PAIRS = pairs()
-
-
-@pytest.fixture
-def given(normal):
-    """Return a function that makes as many arguments, or their tangents."""
-
-    def make(ranks):
-        made = [normal(*SHAPE) if rank == 3 else normal(SHAPE[AXIS]) ** 2 + 0.3 for rank in ranks]
-        return tuple(made)
-
-    return make
-
-
-@pytest.fixture
-def scalar(normal):
-    """Return a function that makes a scalar function of one, with weights of its own."""
-    weights = [normal(*SHAPE), normal(SHAPE[AXIS]), normal(SHAPE[AXIS])]
-
-    def make(function):
-        def loss(*given):
-            results = jax.tree.leaves(function(*given))
-            pairs = zip(results, weights, strict=False)
-            return sum(jnp.sum(jnp.sin(each + each**2) * weight) for each, weight in pairs)
-
-        return loss
-
-    return make
+from .pairs import AXIS, HOW, PAIRS, SHAPE
 
 
 def along(function, tangents):
@@ -156,26 +82,42 @@ OF_LOSSES = {
 
 @pytest.mark.parametrize("transform", OF_RESULTS)
 @pytest.mark.parametrize("name", PAIRS)
-def test_of_results(name, transform, given):
+def test_of_results(name, transform, arguments):
     ours, theirs, ranks = PAIRS[name]
-    inputs, tangents = given(ranks), given(ranks)
+    inputs, tangents = arguments(ranks), arguments(ranks)
     mine, other = (OF_RESULTS[transform](each, tangents) for each in (ours, theirs))
     agree(jax.jit(mine)(*inputs), jax.jit(other)(*inputs))
 
 
-@pytest.mark.parametrize("transform", OF_LOSSES)
-@pytest.mark.parametrize("name", PAIRS)
-def test_of_losses(name, transform, given, scalar):
+# In every run; the other pairs of a function and a transformation are a sweep's.
+OFTEN = {
+    "training": OF_LOSSES,
+    "residual and relu": ("jvp of grad",),
+    "inference": ("jvp of grad", "grad of jvp"),
+    "backward, training=True": ("hessian", "grad of jvp"),
+    "backward, training=False": ("jvp of grad",),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "transform"),
+    [
+        pytest.param(n, t, marks=[] if t in OFTEN[n] else pytest.mark.sweep)
+        for n in PAIRS
+        for t in OF_LOSSES
+    ],
+)
+def test_of_losses(name, transform, arguments, scalar):
     ours, theirs, ranks = PAIRS[name]
-    inputs, tangents = given(ranks), given(ranks)
+    inputs, tangents = arguments(ranks), arguments(ranks)
     mine, other = (OF_LOSSES[transform](scalar(each), tangents) for each in (ours, theirs))
     agree(jax.jit(mine)(*inputs), jax.jit(other)(*inputs), 1e-9)
 
 
 @pytest.mark.parametrize("name", ["training", "inference"])
-def test_not_compiled(name, given, scalar):
+def test_not_compiled(name, arguments, scalar):
     ours, theirs, ranks = PAIRS[name]
-    inputs, tangents = given(ranks), given(ranks)
+    inputs, tangents = arguments(ranks), arguments(ranks)
     agree(along(ours, tangents)(*inputs), along(theirs, tangents)(*inputs))
     for transform in (tangents_of_gradient, gradient_of_tangents):
         mine, other = (transform(scalar(each), tangents)(*inputs) for each in (ours, theirs))
@@ -200,9 +142,9 @@ SEVERAL = [
 @pytest.mark.parametrize(
     ("name", "moved"), [*ONE, *(pytest.param(*each, marks=pytest.mark.sweep) for each in SEVERAL)]
 )
-def test_along_some_arguments(name, moved, given, scalar):
+def test_along_some_arguments(name, moved, arguments, scalar):
     ours, theirs, ranks = PAIRS[name]
-    inputs, tangents = given(ranks), given(ranks)
+    inputs, tangents = arguments(ranks), arguments(ranks)
 
     def of_moved(layer, *some):
         whole = list(inputs)
@@ -220,11 +162,11 @@ def test_along_some_arguments(name, moved, given, scalar):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_it_is_what_the_kernels_compute(dtype, given):
+def test_it_is_what_the_kernels_compute(dtype, arguments):
     """The Jacobian of y in x is symmetric, so its product is the backward pass's; to the bit."""
-    x, dx = (each.astype(dtype) for each in given((3, 3)))
+    x, dx = (each.astype(dtype) for each in arguments((3, 3)))
     narrow = backnorm.jax.formulas.working_type(dtype)
-    gamma, dgamma, dbeta = (each.astype(narrow) for each in given((1, 1, 1)))
+    gamma, dgamma, dbeta = (each.astype(narrow) for each in arguments((1, 1, 1)))
     layer = partial(backnorm.jax.batch_norm, **HOW)
     _, mean, variance = layer(x, gamma)
     (_, _, _), (dy, dmean, dvariance) = jax.jvp(lambda x: layer(x, gamma), (x,), (dx,))
@@ -246,8 +188,8 @@ def calls(function, *given):
     return jax.jit(function).lower(*given).as_text().count(f"custom_call @{TARGET}")
 
 
-def test_which_kernels_run(given, scalar):
-    x, gamma, beta = inputs = given((3, 1, 1))
+def test_which_kernels_run(arguments, scalar):
+    x, gamma, beta = inputs = arguments((3, 1, 1))
     layer = partial(backnorm.jax.batch_norm, **HOW)
     assert calls(lambda x, dx: jax.jvp(lambda x: layer(x, gamma, beta), (x,), (dx,)), x, x) == 2
     assert calls(lambda *t: jax.jvp(layer, inputs, t), *inputs) == 3

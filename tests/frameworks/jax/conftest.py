@@ -97,3 +97,34 @@ def through_python(monkeypatch):
     monkeypatch.setattr(ffi, "reason_against", lambda: "it is a test")
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def arguments(normal):
+    """Return a function that makes as many arguments, or their tangents."""
+
+    def make(ranks):
+        from .pairs import AXIS, SHAPE
+
+        made = [normal(*SHAPE) if rank == 3 else normal(SHAPE[AXIS]) ** 2 + 0.3 for rank in ranks]
+        return tuple(made)
+
+    return make
+
+
+@pytest.fixture
+def scalar(normal):
+    """Return a function that makes a scalar function of one, with weights of its own."""
+    from .pairs import AXIS, SHAPE
+
+    weights = [normal(*SHAPE), normal(SHAPE[AXIS]), normal(SHAPE[AXIS])]
+
+    def make(function):
+        def loss(*given):
+            results = jax.tree.leaves(function(*given))
+            pairs = zip(results, weights, strict=False)
+            return sum(jnp.sum(jnp.sin(each + each**2) * weight) for each, weight in pairs)
+
+        return loss
+
+    return make

@@ -1,0 +1,245 @@
+"""Our functions where programs of JAX have them: every mapping, rematerialisation, control flow."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.ad_checkpoint import checkpoint_name
+
+import backnorm.jax
+from backnorm.jax.ffi import TARGET
+
+from .conftest import EPSILON, agree, textbook, weighed
+from .pairs import PAIRS
+
+SHAPE, AXIS = (6, 5, 4), 1
+
+
+def ours(x, gamma, beta):
+    return backnorm.jax.batch_norm(x, gamma, beta, epsilon=EPSILON, axis=AXIS)
+
+
+def theirs(x, gamma, beta):
+    return textbook(x, gamma, beta, axis=AXIS)
+
+
+@pytest.fixture
+def inputs(layer):
+    return layer(SHAPE, AXIS)
+
+
+@pytest.fixture
+def pair(normal):
+    """The same scalar function with our layer and with the textbook's."""
+    weights = normal(*SHAPE), normal(SHAPE[AXIS])
+    return weighed(ours, weights), weighed(theirs, weights)
+
+
+def mappings():
+    """Every choice of mapped arguments of every function, one of them along a later axis."""
+    for name, (_, _, ranks) in PAIRS.items():
+        for chosen in itertools.product((False, True), repeat=len(ranks)):
+            if any(chosen):
+                # The place of the mapped axis goes round.
+                axes = [k % (rank + 1) for k, rank in enumerate(ranks)]
+                axes = [
+                    axis if is_mapped else None
+                    for axis, is_mapped in zip(axes, chosen, strict=True)
+                ]
+                rare = (
+                    len(ranks) == 5 and sum(chosen) not in (1, 5) and sum(chosen) != len(name) % 5
+                )
+                marks = [pytest.mark.sweep] if rare else []
+                yield pytest.param(name, tuple(axes), marks=marks, id=f"{name}, {axes}")
+
+
+@pytest.mark.parametrize(("name", "axes"), list(mappings()))
+def test_every_choice_of_mapped_arguments(name, axes, arguments, scalar, normal):
+    mine, other, ranks = PAIRS[name]
+    arrays = [
+        each if axis is None else jnp.stack([each, each + normal(*each.shape) ** 2], axis)
+        for each, axis in zip(arguments(ranks), axes, strict=True)
+    ]
+    agree(jax.vmap(mine, axes)(*arrays), jax.vmap(other, axes)(*arrays))
+    # Mapped gradients, and gradients of what is mapped.
+    every = tuple(range(len(ranks)))
+    found = []
+    for layer in (mine, other):
+        loss = scalar(layer)
+        each = jax.vmap(jax.grad(loss, every), axes)
+        whole = jax.grad(lambda *a, loss=loss: jnp.sum(jnp.sin(jax.vmap(loss, axes)(*a))), every)
+        found.append(jax.jit(lambda *a, f=each, g=whole: (f(*a), g(*a)))(*arrays))
+    # The sine of a square of sums enlarges what they are rounded by.
+    agree(*found, 1e-9)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        jax.checkpoint_policies.everything_saveable,
+        jax.checkpoint_policies.nothing_saveable,
+        jax.checkpoint_policies.dots_saveable,
+        jax.checkpoint_policies.save_only_these_names("y"),
+    ],
+)
+def test_checkpoint(policy, inputs, normal):
+    weight = normal(*SHAPE)
+    found = []
+    for layer in (ours, theirs):
+
+        @partial(jax.checkpoint, policy=policy)
+        def block(x, gamma, beta, layer=layer):
+            y, mean, variance = layer(x @ jnp.eye(4), gamma, beta)
+            return jnp.sin(checkpoint_name(y, "y")) * jnp.sum(mean * variance)
+
+        def loss(*given, block=block):
+            return jnp.sum(block(*given) * weight)
+
+        gradient = jax.grad(loss, (0, 1, 2))
+        found.append(jax.jit(lambda *g, f=gradient: (f(*g), jax.jvp(f, g, g)))(*inputs))
+    agree(*found)
+
+
+def test_policies_save_what_they_say(inputs):
+    def calls(policy):
+        def loss(*given):
+            y, _, _ = jax.checkpoint(ours, policy=policy)(*given)
+            return jnp.sum(jnp.sin(y) * y)
+
+        return str(jax.make_jaxpr(jax.grad(loss))(*inputs)).count("backnorm_forward[")
+
+    # The backward pass wants mean and variance, and computes them again if they are not kept.
+    assert calls(jax.checkpoint_policies.everything_saveable) == 1
+    assert calls(jax.checkpoint_policies.nothing_saveable) == 2
+
+
+class TestOtherRules:
+    def test_within_a_custom_vjp(self, inputs, pair):
+        found = []
+        for loss in pair:
+            function = jax.custom_vjp(loss)
+            function.defvjp(
+                lambda *g, loss=loss: jax.vjp(loss, *g),
+                lambda pull, ct: tuple(2.0 * each for each in pull(ct)),
+            )
+            found.append(jax.jit(jax.grad(function, (0, 1, 2)))(*inputs))
+        agree(*found)
+
+    def test_within_a_custom_jvp(self, inputs, pair):
+        found = []
+        for loss in pair:
+            function = jax.custom_jvp(loss)
+            function.defjvp(
+                lambda p, t, loss=loss: jax.jvp(loss, p, tuple(3.0 * each for each in t))
+            )
+            gradient = jax.grad(function, (0, 1, 2))
+            found.append((gradient(*inputs), jax.jvp(gradient, inputs, inputs)))
+        agree(*found)
+
+    def test_around_a_custom_rule(self, inputs):
+        @jax.custom_jvp
+        def activation(x):
+            return jnp.maximum(x, 0.0)
+
+        activation.defjvps(lambda t, y, x: jnp.where(x > 0, t, 0.1 * t))
+        found = []
+        for layer in (ours, theirs):
+
+            def loss(x, gamma, beta, layer=layer):
+                return jnp.sum(activation(layer(activation(x), gamma, beta)[0]) ** 3)
+
+            found.append(jax.grad(loss, (0, 1, 2))(*inputs))
+        agree(*found)
+
+
+class TestControlFlow:
+    def test_while_loop(self, inputs):
+        found = []
+        for layer in (ours, theirs):
+
+            def run(x, gamma, beta, layer=layer):
+                def body(state):
+                    k, x = state
+                    return k + 1, jnp.tanh(layer(x, gamma, beta)[0]) + x
+
+                return jax.lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1]
+
+            # Forward mode alone goes through a loop whose length is not known.
+            found.append(jax.jit(lambda *g, f=run: jax.jvp(f, g, g))(*inputs))
+        agree(*found)
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_cond(self, is_first, inputs):
+        found = []
+        for layer in (ours, theirs):
+
+            def loss(which, x, gamma, beta, layer=layer):
+                y = jax.lax.cond(
+                    which, lambda x: layer(x, gamma, beta)[0], lambda x: layer(x, beta, beta)[0], x
+                )
+                return jnp.sum(jnp.sin(y) * jnp.cos(x))
+
+            gradient = jax.grad(loss, (1, 2, 3))
+            found.append(jax.jit(lambda *g, f=gradient: (f(*g), jax.jvp(
+                partial(f, g[0]), g[1:], g[1:])))(is_first, *inputs))  # fmt: skip
+        agree(*found)
+
+
+def test_donated_arguments(inputs):
+    expected = jax.tree.map(np.asarray, jax.grad(lambda *g: jnp.sum(theirs(*g)[0] ** 3))(*inputs))
+    step = jax.jit(jax.grad(lambda *g: jnp.sum(ours(*g)[0] ** 3)), donate_argnums=0)
+    x = inputs[0].copy()
+    agree(step(x, *inputs[1:]), expected)
+    assert x.is_deleted()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_narrow_types(dtype, inputs, normal):
+    """Of arguments that are exact in 16 bits; every sum is of many terms, each rounded once."""
+    x, w = (each.astype(dtype) for each in (inputs[0], normal(*SHAPE)))
+    gamma, beta = (each.astype(jnp.float32) for each in inputs[1:])
+    found = []
+    for layer, given in ((ours, (x, gamma, beta)), (theirs, [
+        each.astype(jnp.float64) for each in (x, gamma, beta)
+    ])):  # fmt: skip
+
+        def loss(*g, layer=layer):
+            return jnp.sum(layer(*g)[0].astype(jnp.float64) * w)
+
+        mapped = jax.vmap(jax.grad(loss, (0, 1, 2)), (None, 0, None))
+        several = (given[0], jnp.stack([given[1], 2 * given[1]]), given[2])
+        tangents = jax.jvp(lambda x, g=given, layer=layer: layer(x, *g[1:]), given[:1], given[:1])
+        found.append((tangents, mapped(*several)))
+    assert found[0][0][0][0].dtype == dtype
+    narrow = float(jnp.finfo(dtype).eps)
+    agree(
+        *(jax.tree.map(lambda each: each.astype(jnp.float64), each) for each in found), 8 * narrow
+    )
+
+
+def test_exported_with_derivatives(inputs, pair):
+    allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
+    exported = export.export(jax.jit(pair[0]), disabled_checks=allowed)(*inputs)
+    again = export.deserialize(exported.serialize(vjp_order=2))
+    mine, other = (jax.grad(each, (0, 1, 2)) for each in (again.call, pair[1]))
+    agree(mine(*inputs), other(*inputs))
+
+    def second(first):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(first(x, *inputs[1:])[0])))
+
+    agree(second(mine)(inputs[0]), second(other)(inputs[0]))
+
+
+def test_exported_in_forward_mode(inputs):
+    allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
+    function = jax.jit(lambda *g: jax.jvp(ours, g, g))
+    exported = export.export(function, disabled_checks=allowed)(*inputs)
+    again = export.deserialize(exported.serialize())
+    agree(again.call(*inputs), jax.jvp(theirs, inputs, inputs))
