@@ -152,6 +152,10 @@ def test_a_model_of_each_family(library, name, size, layout, capsys):
     compare(library, name, size, capsys, layout)
 
 
+# Inductor uses what PyTorch deprecates.
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script", "ignore:`torch._prims_common.check` is deprecated"
+)
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

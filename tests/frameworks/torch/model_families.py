@@ -24,8 +24,7 @@ def made(library, name, size):
             tensor.normal_(std=0.1)
         elif tensor.is_floating_point() and key.endswith("running_var"):
             tensor.uniform_(0.5, 1.5)
-    count = 2 if name.startswith("raft") else 1
-    return net, [torch.randn(size, dtype=torch.float64) for _ in range(count)]
+    return net, [torch.randn(size, dtype=torch.float64)]
 
 
 def _timm(name, size):
@@ -49,6 +48,9 @@ def _torchvision(name, size):
         # PyTorch draws these for a minute.
         options["init_weights"] = False
     net = getattr(module, name)(weights=None, **options)
+    if kind == "optical_flow":
+        # The rest is for float32 alone.
+        return net.context_encoder
     return net.features if "vgg" in name else net
 
 
