@@ -73,40 +73,42 @@ def test_tensors_that_are_not_used_may_be_of_any_type(written):
 
 
 @pytest.mark.parametrize(
-    ("header", "says"),
+    "header",
     [
-        (b"", "no JSON header"),
-        (b"[]", "no JSON header"),
-        (b"{", "not JSON"),
-        (b'{"x": 1}', "wrong JSON type"),
-        (b'{"x": {}}', "shape"),
-        (b'{"x": {}, "x": {}}', "occurs twice"),
-        ({"x": entry(offsets=(0,))}, "a beginning and an end"),
-        ({"x": entry(offsets=(0, 4, 8))}, "too many"),
-        ({"x": entry(offsets=(-8, 0))}, "out of range"),
-        ({"x": entry(offsets=(0, 2**63))}, "out of range"),
-        ({"x": entry(offsets=(8, 0))}, "overlap"),
-        ({"x": entry(offsets=(0, 16))}, "truncated"),
-        ({"x": entry(offsets=(0, 4))}, "too long"),
-        ({"x": entry(offsets=(4, 8))}, "gap"),
-        ({"x": entry(), "y": entry()}, "overlap"),
-        ({"x": entry((2**40, 2**20))}, "contradicts the amount of data"),
-        ({"x": entry((1,))}, "contradicts the amount of data"),
-        ({"x": entry((-2,))}, "out of range"),
-        ({"x": entry((2.0,))}, "an integer"),
-        ({"x": entry((True,))}, "an integer"),
-        ({"x": entry([1] * 33)}, "too many"),
+        b"",
+        b"[]",
+        b"{",
+        b'{"x": 1}',
+        b'{"x": {}}',
+        b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "x": {}}',
+        {"x": entry(offsets=(0,))},
+        {"x": entry(offsets=(0, 4, 8))},
+        {"x": entry(offsets=(-8, 0))},
+        {"x": entry(offsets=(0, 2**63))},
+        {"x": entry(offsets=(8, 0))},
+        {"x": entry(offsets=(0, 16))},
+        {"x": entry(offsets=(0, 4))},
+        {"x": entry(offsets=(4, 8))},
+        {"x": entry(), "y": entry()},
+        {"x": entry((2**40, 2**20))},
+        {"x": entry((2**40, 2**40))},
+        {"x": entry((1,))},
+        {"x": entry((-2,))},
+        {"x": entry((2.0,))},
+        {"x": entry((True,))},
+        {"x": entry(dtype="float32")},
+        {"x": entry(dtype="")},
     ],
 )
-def test_a_header_that_lies(written, header, says):
-    with pytest.raises(ArgumentError, match=says):
+def test_a_header_that_lies(written, header):
+    with pytest.raises(ArgumentValueError, match=r"file\.safetensors: .*or is damaged: .*header"):
         load(written(header, b"\0" * 8))
 
 
-@pytest.mark.parametrize("dtype", ["I64", "BOOL", "F8_E4M3", "float32", ""])
-def test_an_element_type_that_is_not_ours(written, dtype):
-    with pytest.raises(ArgumentTypeError, match="unsupported element type"):
-        load(written({"x": entry(dtype=dtype)}, b"\0" * 8))
+@pytest.mark.parametrize(("dtype", "size"), [("I64", 1), ("BOOL", 8), ("F8_E4M3", 8), ("C64", 1)])
+def test_an_element_type_that_is_not_ours(written, dtype, size):
+    with pytest.raises(ArgumentTypeError, match=rf"\[x\]: unsupported element type.*{dtype}"):
+        load(written({"x": entry((size,), dtype)}, b"\0" * 8))
 
 
 @pytest.mark.parametrize("length", [0, 7, 10**6, 2**63, 2**64 - 1])
