@@ -26,6 +26,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 def test_the_code_of_every_page_is_found():
     named = pages()
+    # The frameworks whose checks run the code of their pages.
+    assert set(named.values()) == {None, "torch", "jax", "tensorflow"}
     assert {"README.md", "docs/pytorch.md", "docs/jax.md", "docs/tensorflow.md"} <= named.keys()
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         page = path.relative_to(ROOT).as_posix()

@@ -1,13 +1,21 @@
 """Check the built site: every public name is in its inventory, and no page loads from elsewhere.
 
+Where there is a browser (Debian's package chromium), it opens some pages, and must not complain.
+
 Usage: python scripts/site/check.py [SITE]
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import http.server
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
+import threading
 import zlib
 from pathlib import Path
 
@@ -26,6 +34,10 @@ _FETCHED = re.compile(
     r"""|(?:@import\s*["']?|url\(["']?)(?:https?:)?//[^"')\s]+""",
     re.IGNORECASE,
 )
+
+# One page of each kind, and the browsers that can open them without a screen.
+_SHOWN = ("index.html", "how-to/which-variance.html", "reference/backnorm.html")
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def public_names() -> set[str]:
@@ -59,6 +71,36 @@ def fetched(site: Path) -> list[str]:
     ]
 
 
+def complaints(site: Path, browser: str) -> list[str]:
+    """Return what a browser writes to its console when it opens some pages."""
+    handler = functools.partial(_Quiet, directory=str(site))
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr")
+    found = []
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        tempfile.TemporaryDirectory() as profile,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for page in _SHOWN:
+            address = f"http://127.0.0.1:{server.server_port}/{page}"
+            command = [browser, *options, f"--user-data-dir={profile}", "--dump-dom", address]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)  # noqa: S603 (a browser)
+            lines = done.stderr.splitlines()
+            found += [f"{page}: {line}" for line in lines if "CONSOLE" in line]
+            # The theme's scripts put "js" in the place of "no-js" when they run.
+            if done.returncode or not re.search(r'<html[^>]* class="js\b', done.stdout):
+                found.append(f"{page}: is not shown")
+        server.shutdown()
+    return found
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
 def _module(path: Path) -> str:
     parts = path.relative_to(_SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -77,6 +119,11 @@ def main() -> int:
     site = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "site"
     wrong = [f"not in the inventory: {name}" for name in missing(site)]
     wrong += [f"fetched from elsewhere: {what}" for what in fetched(site)]
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if browser:
+        wrong += [f"in the browser: {line}" for line in complaints(site, browser)]
+    else:
+        print("no browser: the pages were not opened in one (apt-get install chromium)")
     print(*wrong, sep="\n", file=sys.stderr, end="\n" if wrong else "")
     return 1 if wrong else 0
 
