@@ -139,8 +139,8 @@ def _derivative(name: str, rule: Rule) -> Any:
             return [None] * count + [ad.Zero(each.aval) for each in operands[count:]]
 
         def of_one(*given: Any) -> list[Any]:
-            pulled = rule.pull(given[:count], _filled(given[count:], there), **how)
-            return _chosen(pulled, present)
+            setting = tuple(sorted(how.items()))
+            return _chosen(pull(setting, given[:count], _filled(given[count:], there)), present)
 
         spreads = (*spread[:count], *[True] * sum(there))
         found = of_instances(of_one, instances, spreads)(
@@ -153,6 +153,12 @@ def _derivative(name: str, rule: Rule) -> Any:
                 for each, is_spread in zip(found, spread[count:], strict=True)
             ]
         return [None] * count + list(found)
+
+    # Compiled also where the caller does not: under `jax.grad` alone JAX runs a backward pass step
+    # by step. Within a compiled function this is no function of its own.
+    @partial(jax.jit, static_argnums=(0,), inline=True)
+    def pull(setting: tuple[tuple[str, Any], ...], kept: Arrays, cotangents: Arrays) -> Arrays:
+        return rule.pull(kept, cotangents, **dict(setting))
 
     made = new_primitive(f"{name}_derivative", kinds)
     mlir.register_lowering(made, mlir.lower_fun(pushed, multiple_results=True))

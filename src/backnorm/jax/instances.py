@@ -6,6 +6,7 @@ Such a primitive has two parameters beside its own: `instances`, how many there 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -55,7 +56,12 @@ def of_instances(
 def _run_at_once(primitive: Any, *operands: jax.Array, **setting: Any) -> Any:
     """Run a primitive outside of any compiled function, as happens under `jax.disable_jit`."""
     with jax.disable_jit(False):
-        return jax.jit(partial(primitive.bind, **setting))(*operands)
+        return _compiled(primitive, tuple(sorted(setting.items())))(*operands)
+
+
+@functools.cache
+def _compiled(primitive: Any, setting: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return jax.jit(partial(primitive.bind, **dict(setting)))
 
 
 def _spread_out(

@@ -85,6 +85,25 @@ class TestJit:
 
 
 class TestGrad:
+    def test_nothing_is_compiled_again(self, inputs, pair):
+        first = jax.grad(pair[0], (0, 1, 2))
+
+        def second(*given):
+            return jax.grad(lambda *g: jnp.sum(jnp.sin(first(*g)[0])), (0, 1, 2))(*given)
+
+        seen = []
+        for _ in range(2):
+            first(*inputs), second(*inputs)
+        listener = lambda event, *_, **__: seen.append(event)  # noqa: E731
+        jax.monitoring.register_event_duration_secs_listener(listener)
+        try:
+            first(*inputs), second(*inputs)
+            assert not [event for event in seen if "backend_compile" in event]
+            jax.jit(lambda x: x * 1.2345)(inputs[0])
+            assert [event for event in seen if "backend_compile" in event]
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listener)
+
     def test_checkpoint(self, inputs, pair):
         agree(
             jax.jit(jax.grad(jax.checkpoint(pair[0]), (0, 1, 2)))(*inputs),
