@@ -10,6 +10,7 @@ results by some times that.
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -102,7 +103,8 @@ def compare(library, name, size, capsys, layout="contiguous", backend=None):
     if layout == "channels_last":
         net = net.to(memory_format=torch.channels_last)
         inputs = [each.contiguous(memory_format=torch.channels_last) for each in inputs]
-    state = {key: each.clone() for key, each in net.state_dict().items()}
+    # With the versions that it carries.
+    state = copy.deepcopy(net.state_dict())
     types = [type(module) for module in net.modules()]
     theirs = results(net, state, inputs)
     moved = [each * (1 + ROUNDING * torch.randn_like(each).sign()) for each in inputs]
