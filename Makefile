@@ -2,6 +2,7 @@
 #   make demo          run the main job on real data
 #   make test          run the tests
 #   make kernels       compile all kernels for this processor: two minutes on two processors, once
+#   make wheel-check   install the wheel with every Python that the machine has, and run its demo
 #   make bench         measure everything beside all peers
 #   make bench-quick   measure a little
 #   make docs          build the documentation into site/
@@ -37,7 +38,7 @@ ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS := 1
 endif
 
-.PHONY: demo test kernels bench bench-quick gpu-check docs lint sweep format build clean
+.PHONY: demo test kernels bench bench-quick gpu-check docs lint sweep format build wheel-check clean
 
 # What the demo calls, and no more.
 demo: $(VENV)/.package
@@ -89,6 +90,12 @@ format: $(VENV)/.lint
 # A wheel has the machine code of all levels of processors: six minutes on two processors, once.
 build: $(VENV)/.lint
 	$(BIN)/python -m build --no-isolation --sdist --wheel
+
+# For processors such as this one alone, unless BACKNORM_BUILD_LEVELS says otherwise; what is checked
+# does not depend on it.
+wheel-check: export BACKNORM_BUILD_LEVELS ?= own
+wheel-check: $(VENV)/.package
+	$(BIN)/python scripts/wheel_check.py
 
 clean:
 	rm -rf $(VENV) build dist site src/backnorm/cpu/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis

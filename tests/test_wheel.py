@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -83,6 +84,48 @@ def test_its_libraries_are_those_of_the_sources(wheel):
     assert {name for name in names if name.startswith(folder)} == wanted
     assert not [name for name in names if name.startswith(("backnorm/cpu/build", "hatch"))]
     assert not [name for name in names if name.startswith("backnorm/cpu/kernels")]
+
+
+@pytest.fixture(scope="module")
+def wheel_check():
+    spec = importlib.util.spec_from_file_location("wheel_check", ROOT / "scripts/wheel_check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_is_the_library_and_the_command(wheel, wheel_check):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.partition("/")[0] for name in names} == {
+        "backnorm",
+        "_backnorm_command.py",
+        wheel.stem.rsplit("-", 3)[0] + ".dist-info",
+    }
+    assert wheel_check.strangers(names) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tests/test_wheel.py",
+        "examples/quickstart.ipynb",
+        "benchmarks/__init__.py",
+        "backnorm/bench/worker.py",
+        "backnorm/cpu/kernels/tests/__init__.py",
+        "backnorm/left_over.py",
+        "backnorm/cpu/lib/x86-64/_backward.o",
+    ],
+)
+def test_a_file_that_is_no_part_of_it_is_found(name, wheel_check):
+    assert wheel_check.strangers(["backnorm/__init__.py", name]) == [name]
+
+
+def test_what_must_not_come_with_it_is_in_no_dependency(wheel_check):
+    unwanted = wheel_check.unwanted()
+    assert unwanted >= {"torch", "jax", "tensorflow-cpu", "keras", "numba", "pytest", "scikit-learn"}
+    assert not unwanted & {"numpy", "ml-dtypes", "array-api-compat", "typer", "rich", "safetensors"}
+    assert wheel_check.supported()[:3] == ["3.11", "3.12", "3.13"]
 
 
 def test_unpacked_it_computes_the_same_bits_and_needs_no_compiler(wheel, tmp_path):
