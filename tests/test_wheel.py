@@ -123,7 +123,7 @@ def test_a_file_that_is_no_part_of_it_is_found(name, wheel_check):
 
 def test_what_must_not_come_with_it_is_in_no_dependency(wheel_check):
     unwanted = wheel_check.unwanted()
-    assert unwanted >= {"torch", "jax", "tensorflow-cpu", "keras", "numba", "pytest", "scikit-learn"}
+    assert unwanted >= {"torch", "jax", "tensorflow-cpu", "numba", "pytest", "scikit-learn"}
     assert not unwanted & {"numpy", "ml-dtypes", "array-api-compat", "typer", "rich", "safetensors"}
     assert wheel_check.supported()[:3] == ["3.11", "3.12", "3.13"]
 
