@@ -1,0 +1,114 @@
+"""Write docs/features.md from what the frameworks' tests say that they show.
+
+With --check: say whether the page is current, and whether the tests exist, and write nothing.
+
+Usage: python scripts/make_features_page.py [--check]
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "features.md"
+TESTS = ROOT / "tests" / "frameworks"
+SOURCE = TESTS / "features.toml"
+
+#: The columns, and where the tests of each are.
+FRAMEWORKS = {
+    "PyTorch": "torch",
+    "JAX": "jax",
+    "flax": "jax",
+    "TensorFlow": "tensorflow",
+    "Keras": "keras",
+}
+
+INTRODUCTION = """\
+# What works in which framework
+
+*yes* stands where a test shows it beside the framework's own operator or layer; the tests are named below the table. Elsewhere
+the cell says why not; a dash stands where the framework has no such thing. This page is generated from
+`tests/frameworks/features.toml` by `scripts/make_features_page.py`.
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    features = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["feature"]
+    return "\n".join([INTRODUCTION, *_table(features), "\n## Shown by\n", *_tests(features)]) + "\n"
+
+
+def _table(features: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| | " + " | ".join(FRAMEWORKS) + " |"
+    yield "|---" * (len(FRAMEWORKS) + 1) + "|"
+    for feature in features:
+        cells = [_cell(feature[framework]) for framework in FRAMEWORKS]
+        yield f"| {feature['name']} | " + " | ".join(cells) + " |"
+
+
+def _cell(found: dict[str, Any]) -> str:
+    """Return what the table says: works, perhaps with a remark; or why not; or a dash."""
+    if "tests" in found:
+        return f"yes; {found['but']}" if "but" in found else "yes"
+    return f"no: {found['no']}" if "no" in found else "-"
+
+
+def _tests(features: list[dict[str, Any]]) -> Iterator[str]:
+    for feature in features:
+        shown = [
+            f"{framework}: {', '.join(f'`{test}`' for test in feature[framework]['tests'])}"
+            for framework in FRAMEWORKS
+            if "tests" in feature[framework]
+        ]
+        yield f"- **{feature['name']}.** " + "; ".join(shown) + "."
+
+
+def missing() -> Iterator[str]:
+    """Yield what the source names and is not there: features' cells, and tests."""
+    for feature in tomllib.loads(SOURCE.read_text(encoding="utf-8"))["feature"]:
+        for framework, folder in FRAMEWORKS.items():
+            found = feature.get(framework)
+            if found is None:
+                yield f"{feature['name']}: nothing for {framework}"
+                continue
+            if set(found) not in ({"tests"}, {"tests", "but"}, {"no"}, set()):
+                yield f"{feature['name']}, {framework}: {sorted(found)}"
+            for test in found.get("tests", ()):
+                file, name = test.split("::")
+                if name not in _functions(TESTS / folder / file):
+                    yield f"{feature['name']}, {framework}: there is no {test}"
+
+
+@functools.cache
+def _functions(file: Path) -> frozenset[str]:
+    """Return the names of all functions in a file, or none if it is not there."""
+    if not file.exists():
+        return frozenset()
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def main() -> int:
+    """Write the page, or with --check say whether it is current."""
+    wrong = list(missing())
+    if wrong:
+        print("\n".join([f"{SOURCE.name}:", *wrong]), file=sys.stderr)
+        return 1
+    text = page()
+    if "--check" in sys.argv[1:]:
+        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+            return 0
+        print(f"{PAGE.name} is not current: run scripts/make_features_page.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
