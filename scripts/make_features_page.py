@@ -32,9 +32,10 @@ FRAMEWORKS = {
 INTRODUCTION = """\
 # What works in which framework
 
-*yes* stands where a test shows it beside the framework's own operator or layer; the tests are named below the table. Elsewhere
-the cell says why not; a dash stands where the framework has no such thing. This page is generated from
-`tests/frameworks/features.toml` by `scripts/make_features_page.py`.
+*yes* stands where a test shows it beside the framework's own operator or layer; the tests are named
+below the table. Elsewhere the cell says why not; a dash stands where the framework has no such
+thing. This page is generated from `tests/frameworks/features.toml` by
+`scripts/make_features_page.py`.
 """
 
 
