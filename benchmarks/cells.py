@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any, Literal, cast, get_args
 
 from backnorm.errors import ArgumentValueError
-from benchmarks.model import DEVICES, ITEMSIZE, Cell, DeviceName, Operation
+from benchmarks.model import DEVICES, ITEMSIZE, Cell, DeviceName, ElementType, Operation
 
 __all__ = [
     "ALL",
@@ -176,4 +176,10 @@ def _meant(wanted: Iterable[str], given: Sequence[str], listed: Sequence[str]) -
 
 
 def _cell(suite: str, op: str, shape: tuple[int, ...], layout: str, dtype: str) -> Cell:
-    return Cell(suite, cast(Operation, op), shape, cast(Literal["NCX", "NXC"], layout), dtype)
+    return Cell(
+        suite,
+        cast(Operation, op),
+        shape,
+        cast(Literal["NCX", "NXC"], layout),
+        cast(ElementType, dtype),
+    )

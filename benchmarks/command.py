@@ -9,6 +9,7 @@ import typer
 
 from backnorm.cli import program, text
 from backnorm.cli.program import FAILED, INTERRUPTED, Threads, begin, exits_in_one_line
+from backnorm.errors import BacknormError
 
 __all__ = ["app", "main"]
 
@@ -88,7 +89,12 @@ def bench(
     Options that name several things take lists with commas.
     """
     with exits_in_one_line():
-        from benchmarks.options import BenchOptions, comparison, run_bench, settings_for
+        try:
+            from benchmarks.options import BenchOptions, comparison, run_bench, settings_for
+        except ModuleNotFoundError as error:
+            raise BacknormError(
+                f"the report needs {error.name}, which is not installed: pip install --group bench"
+            ) from None
 
         begin(threads)
         if compare is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from annotated_types import Ge, Gt, Len, Lt
 
 __all__ = [
     "CONDITIONS",
@@ -17,6 +19,7 @@ __all__ = [
     "Cell",
     "Condition",
     "DeviceName",
+    "ElementType",
     "Environment",
     "Form",
     "GpuFacts",
@@ -27,6 +30,11 @@ __all__ = [
     "Timing",
     "geometric_mean",
 ]
+
+# What a file of a result is checked for, by `report.result_file`.
+_Count = Annotated[int, Ge(1)]
+_Size = Annotated[int, Ge(0)]
+_Seconds = Annotated[float, Gt(0), Lt(1e9)]
 
 Operation = Literal["backward", "forward", "inference"]
 
@@ -52,8 +60,10 @@ LEAST_PASSES: dict[Operation, int] = {"backward": 3, "forward": 2, "inference": 
 OURS = "backnorm"
 FLOOR = "floor"
 
+ElementType = Literal["float64", "float32", "float16", "bfloat16"]
+
 #: Bytes of an element.
-ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+ITEMSIZE: dict[ElementType, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +82,9 @@ class Cell:
 
     suite: str
     op: Operation
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[_Count, ...], Len(2, 16)]
     layout: Literal["NCX", "NXC"]
-    dtype: str
+    dtype: ElementType
 
     @property
     def size(self) -> int:
@@ -106,10 +116,14 @@ class Cell:
 class Timing:
     """Seconds of one call: median, 20th and 80th percentile of `samples` samples."""
 
-    median: float
-    p20: float
-    p80: float
-    samples: int
+    median: _Seconds
+    p20: _Seconds
+    p80: _Seconds
+    samples: _Count
+
+    def __post_init__(self) -> None:
+        if not self.p20 <= self.median <= self.p80:
+            raise ValueError("must have p20 <= median <= p80")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +154,11 @@ class Outcome:
     detail: str = ""
     whole: Timing | None = None
 
+    def __post_init__(self) -> None:
+        timed = self.status in ("ok", "inaccurate")
+        if timed != (self.timing is not None) or (self.whole is not None and not timed):
+            raise ValueError("must have a timing where it was timed, and only there")
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -150,9 +169,14 @@ class Row:
 
     def seconds(self, contestant: str, form: Form) -> float | None:
         """Return the median of a contestant in one form, or None."""
+        outcome = self.find(contestant, form)
+        return outcome.timing.median if outcome and outcome.timing else None
+
+    def find(self, contestant: str, form: Form) -> Outcome | None:
+        """Return the outcome of a contestant in one form, timed or not."""
         for outcome in self.outcomes:
-            if (outcome.contestant, outcome.form) == (contestant, form) and outcome.timing:
-                return outcome.timing.median
+            if (outcome.contestant, outcome.form) == (contestant, form):
+                return outcome
         return None
 
     def peers(self) -> list[Outcome]:
@@ -167,8 +191,13 @@ class Row:
 
     def ratio(self) -> float | None:
         """Return our time over the best peer's: the largest ratio to any of them."""
-        ratios = [r for peer in self.peers() if (r := self.ratio_to(peer)) is not None]
-        return max(ratios, default=None)
+        best = self.best_peer()
+        return self.ratio_to(best) if best else None
+
+    def best_peer(self) -> Outcome | None:
+        """Return the peer that the cell's ratio is to, or None."""
+        compared = [(r, peer) for peer in self.peers() if (r := self.ratio_to(peer)) is not None]
+        return max(compared, key=lambda pair: pair[0], default=(0.0, None))[1]
 
     def ours(self) -> Outcome | None:
         """Return the outcome of ours that is shown: output given, unless there is no such form."""
@@ -182,11 +211,10 @@ class Row:
 
     def whole_ratio_to(self, peer: Outcome) -> float | None:
         """Return our time of a whole call over the peer's, both in the peer's form."""
-        for outcome in self.outcomes:
-            if (outcome.contestant, outcome.form) == (OURS, peer.form):
-                both = outcome.whole, peer.whole
-                return both[0].median / both[1].median if both[0] and both[1] else None
-        return None
+        ours = self.find(OURS, peer.form)
+        if ours is None or ours.whole is None or peer.whole is None:
+            return None
+        return ours.whole.median / peer.whole.median
 
     def gigabytes_per_second(self, outcome: Outcome) -> float | None:
         """Return the traffic by convention over the median time."""
@@ -213,12 +241,12 @@ class Environment:
     cpu: str
     system: str
     python: str
-    processors: int
-    threads: int
-    cache_per_core: int
-    cache_shared: int
-    versions: dict[str, str] = field(default_factory=dict)
-    date: str = ""
+    processors: _Count
+    threads: _Count
+    cache_per_core: _Size
+    cache_shared: _Size
+    versions: dict[str, str]
+    date: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +271,14 @@ class GpuFacts:
 
     name: str
     capability: str
-    multiprocessors: int
-    memory: int
-    cache: int
+    multiprocessors: _Count
+    memory: _Count
+    cache: _Size
     driver: str
     cuda: str
-    clock: int
-    memory_clock: int
-    bandwidth: float
+    clock: _Size
+    memory_clock: _Size
+    bandwidth: Annotated[float, Gt(0), Lt(1e18)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from benchmarks.device import PLACES
 from benchmarks.model import CONDITIONS, DEVICES, FLOOR, OURS, Result
 from benchmarks.peers import CONTESTANTS, peers
 from benchmarks.progress import weighted_progress
-from benchmarks.report import compare, read_result, write_report
-from benchmarks.report.write import prepare
+from benchmarks.report import compare, prepare, read_result, write_report
 from benchmarks.table import bench_table, summary_lines
 from benchmarks.turns import SETTINGS, Settings
 

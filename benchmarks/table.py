@@ -17,7 +17,6 @@ from benchmarks.model import (
     Row,
     geometric_mean,
 )
-from benchmarks.report.figures import best_peer
 from benchmarks.report.gpu import goals
 from benchmarks.report.words import CONDITION_WORDS, speed_text
 
@@ -78,7 +77,7 @@ def summary_lines(result: Result) -> list[str]:
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    best, ours = best_peer(row), row.ours()
+    best, ours = row.best_peer(), row.ours()
     floor = row.ratio_to_floor()
     return (
         _cell_text(row.cell),

@@ -13,20 +13,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from benchmarks.model import OURS, Result, Row, geometric_mean
 from benchmarks.report import read_result
-from benchmarks.report.figures import (
-    SWEEP,
-    best_peer,
-    groups,
-    is_large,
-    losing,
-    summaries,
-)
-from benchmarks.report.markdown import cell_list, summary_table, table
-from benchmarks.report.numbers import DASH, bytes_text, milliseconds, ratio_text
+from benchmarks.report.figures import SWEEP, cells, losing, summary
 from benchmarks.report.plots import draw
-from benchmarks.report.words import label, shape_text
+from benchmarks.report.tables import cell_table, markdown, summary_table
+from benchmarks.report.words import (
+    DASH,
+    bytes_text,
+    label,
+    milliseconds,
+    ratio_text,
+    shape_text,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path("docs/bench/result.json")
@@ -80,46 +81,47 @@ def stale(result: Result, root: Path) -> list[Path]:
 
 
 def _readme(result: Result) -> str:
-    rows = _rows(result)
-    kinds = _kinds(rows, result.caches)
-    means: dict[str, list[str]] = {}
-    for summary in summaries(result):
-        text = f"{ratio_text(summary.mean)} in {summary.dtype}"
-        means.setdefault(summary.op, []).append(text)
-    lost = len(losing(rows))
+    frame = cells(result)
+    chosen = _chosen(frame)
+    means = summary(frame)["mean"]
+    texts = (
+        f"{op} {', '.join(f'{ratio_text(mean)} in {dtype}' for (_, dtype), mean in found.items())}"
+        for op, found in means.groupby(level="op", observed=True)
+    )
     return "\n".join(
         [
             f"{_where(result)} `batch_norm_backward`, {_DTYPE}: our time over that of the fastest "
             "of PyTorch, TensorFlow, JAX, oneDNN and NumPy in the same cell; below 1 we are "
             "faster. For every kind of array the geometric mean, and the cells where we do best "
             "and worst; sizes are those of a core's cache and of the one that all share.\n",
-            table(
-                ("size of x", "layout", "cells", "mean", "best cell", "worst cell", "why"),
-                (_kind(kind, cells, result.caches) for kind, cells in kinds.items()),
-            ),
-            f"Of {len(rows)} cells a peer is faster in {lost}. Means of all operations and types: "
-            + "; ".join(f"{op} {', '.join(texts)}" for op, texts in means.items())
-            + ".\n",
+            markdown(_kinds(chosen[chosen.ratio.notna()], result.caches)),
+            f"Of {len(chosen)} cells a peer is faster in {chosen.lost.sum()}. "
+            f"Means of all operations and types: {'; '.join(texts)}.\n",
         ]
     )
 
 
-def _kinds(rows: Sequence[Row], caches: Sequence[int]) -> dict[tuple[int, str], list[Row]]:
-    """Return the compared cells by their key in `_WHY`, of each the best first."""
-    kinds: dict[tuple[int, str], list[Row]] = {kind: [] for kind in _WHY}
-    for row in sorted(rows, key=lambda row: row.ratio() or 0):
-        if row.ratio() is not None:
-            larger_than = sum(is_large(row.cell, cache) for cache in caches)
-            kinds[larger_than, row.cell.layout].append(row)
-    return {kind: cells for kind, cells in kinds.items() if cells}
+def _chosen(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[(frame.op == _OP) & (frame.dtype == _DTYPE)]
 
 
-def _kind(kind: tuple[int, str], rows: Sequence[Row], caches: Sequence[int]) -> Sequence[str]:
-    larger_than, layout = kind
+def _kinds(compared: pd.DataFrame, caches: Sequence[int]) -> pd.DataFrame:
+    """Return a line for every key of `_WHY` that some of the compared cells are of."""
     sizes = [f"up to {bytes_text(size)}" for size in caches] + ["larger"]
-    mean = ratio_text(geometric_mean(r for row in rows if (r := row.ratio())))
-    cells = (_best_or_worst(row) for row in (rows[0], rows[-1]))
-    return sizes[larger_than], layout, str(len(rows)), f"**{mean}**", *cells, _WHY[kind]
+    larger_than = sum((compared.nbytes > size).astype(int) for size in caches)
+    lines = [
+        (
+            sizes[kind[0]],
+            kind[1],
+            str(len(found)),
+            f"**{ratio_text(geometric_mean(found.ratio))}**",
+            *(_best_or_worst(found.row[at]) for at in (found.ratio.idxmin(), found.ratio.idxmax())),
+            _WHY[kind],
+        )
+        for kind, found in compared.groupby([larger_than, compared.layout])
+    ]
+    columns = ["size of x", "layout", "cells", "mean", "best cell", "worst cell", "why"]
+    return pd.DataFrame(lines, columns=columns, dtype=str)
 
 
 def _best_or_worst(row: Row) -> str:
@@ -128,22 +130,20 @@ def _best_or_worst(row: Row) -> str:
 
 
 def _performance(result: Result) -> str:
+    frame = cells(result)
+    chosen, lost = _chosen(frame), losing(frame)
     return "\n".join(
         [
             f"{_where(result)} All numbers: [bench/result.json](bench/result.json).\n",
             "## Means\n",
-            summary_table(summaries(result)),
+            markdown(summary_table(summary(frame))),
             f"## {_OP}, {_DTYPE}\n",
-            _table([row for row in _rows(result) if row.cell.suite != SWEEP]),
+            markdown(_table(chosen[chosen.suite != SWEEP])),
             "## Losing cells\n",
-            cell_list(losing(result.rows), "No peer is faster anywhere."),
+            markdown(cell_table(lost)) if len(lost) else "No peer is faster anywhere.\n",
             "## Plots\n",
         ]
     )
-
-
-def _rows(result: Result) -> list[Row]:
-    return groups(result.rows).get((_OP, _DTYPE), [])
 
 
 def _where(result: Result) -> str:
@@ -153,29 +153,22 @@ def _where(result: Result) -> str:
     return f"{environment.cpu}, {threads}, {environment.date[:10]}; {versions}."
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _table(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a line per shape, both layouts side by side, and their geometric means."""
-    lines: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        lines.setdefault(shape_text(row.cell), {})[row.cell.layout] = row
-    body = [
-        [shape, *_columns(layouts.get("NCX")), *_columns(layouts.get("NXC"))]
-        for shape, layouts in lines.items()
-    ]
-    means = [
-        ratio_text(
-            geometric_mean(r for row in rows if row.cell.layout == layout and (r := row.ratio()))
-        )
-        for layout in ("NCX", "NXC")
-    ]
-    body.append(["geometric mean", "", "", f"**{means[0]}**", "", "", f"**{means[1]}**"])
-    columns = ("best peer", "ratio")
-    return table(["shape", "NCX, ms", *columns, "NXC, ms", *columns], body)
+    sides = []
+    for layout, found in frame.groupby("layout"):
+        mean = f"**{ratio_text(geometric_mean(found.ratio.dropna()))}**"
+        lines = [*map(_columns, found.row), ("", "", mean)]
+        columns = [f"{layout}, ms", f"{layout}, best peer", f"{layout}, ratio"]
+        sides.append(pd.DataFrame(lines, [*found["shape"], "geometric mean"], columns, dtype=str))
+    shapes = [*frame["shape"].unique(), "geometric mean"]
+    sides = [side.reindex(shapes, fill_value=DASH) for side in sides]
+    return pd.concat(sides, axis=1).rename_axis("shape").reset_index()
 
 
-def _columns(row: Row | None) -> tuple[str, str, str]:
-    peer = best_peer(row) if row else None
-    if row is None or peer is None:
+def _columns(row: Row) -> tuple[str, str, str]:
+    peer = row.best_peer()
+    if peer is None:
         return DASH, DASH, DASH
     ratio = row.ratio()
     text = ratio_text(ratio)

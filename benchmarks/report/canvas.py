@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from benchmarks.report.libraries import needs
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 __all__ = ["COLOURS", "Mark", "Plot", "look", "mark", "new_figure", "quiet", "show_legend"]
 
-#: The role of every colour, on light and on dark paper. The hues are Okabe and Ito's, which the
-#: colour-blind can tell apart, darkened or lightened for contrast with the paper. Every light
-#: colour has one role only, because the page exchanges them by value.
+#: The role of every colour. The hues are Okabe and Ito's, which the colour-blind can tell apart,
+#: darkened or lightened for contrast with the paper.
 COLOURS = {
-    "paper": ("#ffffff", "#161b22"),
-    "ink": ("#1c2128", "#e6e8eb"),
-    "muted": ("#59636e", "#9aa4b0"),
-    "grid": ("#e4e7eb", "#2a313a"),
-    "lose": ("#fdeeea", "#33201e"),
-    "loss": ("#c2330e", "#ff8f73"),
-    "floor": ("#3d444d", "#c3cad2"),
-    "backnorm": ("#0a62b5", "#5cb0ff"),
-    "torch": ("#d55e00", "#ff9a4d"),
-    "cudnn": ("#6f8000", "#b5cc3a"),
-    "compile": ("#6a51a3", "#a893e0"),
-    "tensorflow": ("#b88700", "#eec643"),
-    "jax": ("#a8478c", "#e59ac9"),
-    "onednn": ("#00875f", "#3fcf9f"),
-    "numpy": ("#7b8591", "#a4adb8"),
+    "paper": "#ffffff",
+    "ink": "#1c2128",
+    "muted": "#59636e",
+    "grid": "#e4e7eb",
+    "lose": "#fdeeea",
+    "loss": "#c2330e",
+    "floor": "#3d444d",
+    "backnorm": "#0a62b5",
+    "torch": "#d55e00",
+    "cudnn": "#6f8000",
+    "compile": "#6a51a3",
+    "tensorflow": "#b88700",
+    "jax": "#a8478c",
+    "onednn": "#00875f",
+    "numpy": "#7b8591",
 }
 
 # For contestants that have no colour of their own yet.
@@ -93,36 +92,12 @@ class Plot:
         """Return an SVG file: light paper, text as outlines, the same bytes every time."""
         return self._svg("path")
 
-    def inline(self) -> str:
-        """Return an SVG element for a page: its text the page's, its colours CSS variables."""
-        svg = self._svg("none")
-        svg = svg[svg.index("<svg") :]
-        svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-        svg = re.sub(r"<title>.*?</title>\s*", "", svg, count=1, flags=re.DOTALL)
-        # Of several figures in one page, all would have a "patch_1".
-        svg = re.sub(r'\sid="(?![mp][0-9a-f]{10}")[^"]*"', "", svg)
-        svg = re.sub(r'(\sid="|url\(#|xlink:href="#)', rf"\g<1>{self.name}-", svg)
-        svg = svg.replace("xlink:href", "href")
-        svg = re.sub(r"font(-family)?: ?([\d.]+px )?[^;\"]*sans-serif", _font_size, svg)
-        svg = re.sub(r"(\d+\.\d\d)\d+", r"\1", svg)
-        svg = re.sub(
-            r"<style.*?</style>| transform=\"rotate\(-0 [^\"]*\"", "", svg, flags=re.DOTALL
-        )
-        svg = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", svg)).replace("<g/>", "")
-        for role, (light, _) in COLOURS.items():
-            svg = svg.replace(light, f"var(--{role})")
-        _, box, body = re.split(r'<svg[^>]*viewBox="([^"]*)"[^>]*>', svg, maxsplit=1)
-        return f'<svg viewBox="{box}" role="img" aria-labelledby="{self.name}-alt">\n{body}'
-
-    def picture(self) -> bytes:
-        """Return a PNG file: light paper, twice the resolution of a plain screen."""
-        stream = io.BytesIO()
-        self.figure.savefig(stream, format="png", dpi=2 * _INCH, metadata={"Software": None})
-        return stream.getvalue()
+    def address(self) -> str:
+        """Return the figure as the address of an image, which holds all of it; text as text."""
+        svg = self._svg("none").encode()
+        return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
     def _svg(self, text: str) -> str:
-        import matplotlib
-
         # Identifiers are hashes, salted with a random number unless one is given.
         with matplotlib.rc_context({"svg.fonttype": text, "svg.hashsalt": self.name}):
             stream = io.StringIO()
@@ -134,14 +109,13 @@ class Plot:
 def mark(contestant: str) -> Mark:
     """Return how a contestant is drawn, on light paper."""
     role = contestant if contestant in _MARKERS else _OTHER
-    return Mark(COLOURS[role][0], _MARKERS.get(contestant, "X"))
+    return Mark(COLOURS[role], _MARKERS.get(contestant, "X"))
 
 
 @contextmanager
 def look() -> Iterator[None]:
     """Draw in the style of the report; everything that makes a figure belongs in this context."""
-    matplotlib = needs("matplotlib", "plots")
-    ink, muted = COLOURS["ink"][0], COLOURS["muted"][0]
+    ink, muted = COLOURS["ink"], COLOURS["muted"]
     style = {
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],
@@ -150,9 +124,9 @@ def look() -> Iterator[None]:
         "text.parse_math": False,
         "text.color": ink,
         "axes.labelcolor": muted,
-        "axes.edgecolor": COLOURS["grid"][0],
-        "axes.facecolor": COLOURS["paper"][0],
-        "figure.facecolor": COLOURS["paper"][0],
+        "axes.edgecolor": COLOURS["grid"],
+        "axes.facecolor": COLOURS["paper"],
+        "figure.facecolor": COLOURS["paper"],
         "axes.titlesize": 8.5,
         "axes.titlelocation": "left",
         "axes.titlecolor": ink,
@@ -163,7 +137,7 @@ def look() -> Iterator[None]:
         "ytick.color": muted,
         "xtick.labelsize": 7.5,
         "ytick.labelsize": 7.5,
-        "grid.color": COLOURS["grid"][0],
+        "grid.color": COLOURS["grid"],
         "grid.linewidth": 0.6,
         "legend.frameon": False,
         "legend.fontsize": 8,
@@ -177,9 +151,6 @@ def new_figure(
     width: float, height: float, rows: int, columns: int, **options: object
 ) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure of `width` x `height` points and its axes, row by row."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     # A little more room at the edges than by default, where labels otherwise touch the card.
     engine = ConstrainedLayoutEngine(w_pad=5 / _INCH, h_pad=4 / _INCH, wspace=0.03)
     # Any: matplotlib's overloads do not know options that are passed on.
@@ -206,7 +177,3 @@ def show_legend(figure: Figure, handles: Sequence[Artist]) -> None:
         columnspacing=1.4,
         borderaxespad=0.2,
     )
-
-
-def _font_size(match: re.Match[str]) -> str:
-    return f"font-size: {match[2].strip()}" if match[2] else "font-family: inherit"

@@ -28,27 +28,18 @@ conditions there is no control: every contestant meets the other one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from benchmarks.model import (
-    FLOOR,
-    OURS,
-    Cell,
-    Condition,
-    Environment,
-    Form,
-    Outcome,
-    Result,
-    Row,
-    Timing,
-)
+import numpy as np
+import pandas as pd
+
+from benchmarks.model import FLOOR, OURS, Cell, Condition, Environment, Outcome, Result, Row
 from benchmarks.report.comparison_text import comparison_text
-from benchmarks.report.figures import distinct, find, problem
+from benchmarks.report.figures import PROBLEM, distinct, outcomes
 from benchmarks.report.words import label
 
-__all__ = ["LEAST", "Change", "Comparison", "compare"]
+__all__ = ["LEAST", "Comparison", "compare"]
 
 #: Changes of less are never beyond noise.
 LEAST = 0.03
@@ -62,50 +53,16 @@ _IDLE_FACTS = ("date", "versions", "gpu bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One contestant in one cell, in both runs.
-
-    Attributes
-    ----------
-    cell : Cell
-    contestant : str
-    form : {"out", "allocate"}
-    before, after : float
-        Time over the floor's; seconds if not `relative`.
-    relative : bool
-    noise : float
-        What |ln(after/before)| has to exceed.
-    """
-
-    cell: Cell
-    contestant: str
-    form: Form
-    before: float
-    after: float
-    relative: bool
-    noise: float
-
-    @property
-    def factor(self) -> float:
-        """After over before: below 1 it became faster."""
-        return self.after / self.before
-
-    @property
-    def beyond_noise(self) -> bool:
-        """Whether the change is more than the times' spread explains."""
-        return abs(math.log(self.factor)) > self.noise
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """What two results have in common, and what not.
 
     Attributes
     ----------
-    changes : tuple of Change
-        Every cell, contestant and form timed in both, changed or not.
-    control : tuple of Change
-        Those of peers whose versions did not change.
+    changes : DataFrame
+        Every cell, contestant and form timed in both, changed or not: `before` and `after`, times
+        over the floor's, or seconds where it is not `relative`; `factor`, after over before: below
+        1 it became faster; `noise`, what abs(ln(factor)) has to exceed to be `beyond` it; and
+        whether it is of the `control`, a peer whose version did not change.
     statuses : tuple of str
         Outcomes that changed their status, a line each.
     only_before, only_after : tuple of Cell
@@ -116,8 +73,7 @@ class Comparison:
         Those of both results.
     """
 
-    changes: tuple[Change, ...]
-    control: tuple[Change, ...]
+    changes: pd.DataFrame
     statuses: tuple[str, ...]
     only_before: tuple[Cell, ...]
     only_after: tuple[Cell, ...]
@@ -125,23 +81,21 @@ class Comparison:
     conditions: tuple[Condition, Condition]
 
     @property
-    def ours(self) -> list[Change]:
-        """Those of our own contestant."""
-        return [change for change in self.changes if change.contestant == OURS]
+    def ours(self) -> pd.DataFrame:
+        """Changes of our own contestant."""
+        return self.changes[self.changes.contestant == OURS]
 
     @property
-    def slower(self) -> list[Change]:
+    def slower(self) -> pd.DataFrame:
         """Our own cells that became slower beyond noise, the worst first."""
-        return sorted(
-            (c for c in self.ours if c.beyond_noise and c.factor > 1), key=lambda c: -c.factor
-        )
+        found = self.ours[self.ours.beyond & (self.ours.factor > 1)]
+        return found.sort_values("factor", ascending=False, kind="stable")
 
     @property
-    def faster(self) -> list[Change]:
+    def faster(self) -> pd.DataFrame:
         """Our own cells that became faster beyond noise, the best first."""
-        return sorted(
-            (c for c in self.ours if c.beyond_noise and c.factor < 1), key=lambda c: c.factor
-        )
+        found = self.ours[self.ours.beyond & (self.ours.factor < 1)]
+        return found.sort_values("factor", kind="stable")
 
     def to_markdown(self) -> str:
         """Return the comparison as Markdown."""
@@ -154,51 +108,70 @@ def compare(before: Result, after: Result) -> Comparison:
     Cells are matched by operation, shape, layout and type, not by suite; of a problem that a result
     has twice, the first counts.
     """
-    old = {problem(row.cell): row for row in distinct(before.rows)}
-    new = {problem(row.cell): row for row in distinct(after.rows)}
-    both = [(old[key], new[key]) for key in new if key in old]
-    conditions = before.condition, after.condition
-    same = conditions[0] == conditions[1]
-    changes = tuple(change for pair in both for change in _changes(*pair, same))
+    old, new = ({_problem(row): row for row in distinct(each.rows)} for each in (before, after))
+    changes = _changes(before, after)
     steady = {
         name
-        for name in {change.contestant for change in changes} - {OURS}
-        if same
+        for name in {*changes.contestant} - {OURS}
+        if before.condition == after.condition
         and (versions := _versions(before.environment, name))
         and versions == _versions(after.environment, name)
     }
+    changes["control"] = changes.contestant.isin(steady)
     return Comparison(
         changes=changes,
-        control=tuple(change for change in changes if change.contestant in steady),
-        statuses=tuple(line for pair in both for line in _statuses(*pair)),
+        statuses=tuple(line for key in new if key in old for line in _statuses(old[key], new[key])),
         only_before=tuple(row.cell for key, row in old.items() if key not in new),
         only_after=tuple(row.cell for key, row in new.items() if key not in old),
         warnings=tuple(_warnings(before, after)),
-        conditions=conditions,
+        conditions=(before.condition, after.condition),
     )
 
 
-def _changes(before: Row, after: Row, same: bool) -> Iterator[Change]:
-    """Return the changes of a cell, relative to the floor if the condition is the same."""
-    floors = _timing(before, FLOOR, "out"), _timing(after, FLOOR, "out")
-    for outcome in after.outcomes:
-        old, new = _timing(before, outcome.contestant, outcome.form), outcome.timing
-        if outcome.contestant == FLOOR or old is None or new is None:
-            continue
-        values, times = (old.median, new.median), [old, new]
-        relative = False
-        if same and floors[0] and floors[1]:
-            values = old.median / floors[0].median, new.median / floors[1].median
-            times += [floors[0], floors[1]]
-            relative = True
-        noise = max(math.hypot(*map(_spread, times)), math.log1p(LEAST))
-        yield Change(after.cell, outcome.contestant, outcome.form, *values, relative, noise)
+def _problem(row: Row) -> tuple[object, ...]:
+    return tuple(getattr(row.cell, name) for name in PROBLEM)
 
 
-def _spread(timing: Timing) -> float:
-    """Return how far, in logarithms, a time may be from that of another run."""
-    half = max(math.log(timing.p80 / timing.median), math.log(timing.median / timing.p20))
-    return half * (1 + _PERCENTILE_ERROR / math.sqrt(timing.samples))
+def _changes(before: Result, after: Result) -> pd.DataFrame:
+    """Return what was timed in both, relative to the floor if the condition is the same."""
+    old, new = (_timed(result) for result in (before, after))
+    both = new.merge(old, on=[*PROBLEM, "contestant", "form"], suffixes=("_after", "_before"))
+    floor = both[both.contestant == FLOOR][[*PROBLEM, *_TIMES]]
+    both = both[both.contestant != FLOOR].merge(
+        floor, how="left", on=PROBLEM, suffixes=("", "_floor")
+    )
+    relative = both.median_before_floor.notna() & (before.condition == after.condition)
+    spreads = (both.spread_before, both.spread_after)
+    floors = (
+        both.spread_before_floor.where(relative, 0),
+        both.spread_after_floor.where(relative, 0),
+    )
+    changes = pd.DataFrame(
+        {
+            "cell": both.cell_after,
+            "contestant": both.contestant,
+            "form": both.form,
+            "before": both.median_before / both.median_before_floor.where(relative, 1),
+            "after": both.median_after / both.median_after_floor.where(relative, 1),
+            "relative": relative,
+            "noise": np.maximum(np.linalg.norm([*spreads, *floors], axis=0), np.log1p(LEAST)),
+        }
+    )
+    changes["factor"] = changes.after / changes.before
+    changes["beyond"] = np.log(changes.factor).abs() > changes.noise
+    return changes
+
+
+_TIMES = [f"{name}_{when}" for name in ("median", "spread") for when in ("before", "after")]
+
+
+def _timed(result: Result) -> pd.DataFrame:
+    """Return what was timed, with how far, in logarithms, a time may be from another run's."""
+    frame = outcomes(distinct(result.rows))
+    frame = frame[frame["median"].notna()]
+    ratios = frame.p80 / frame["median"], frame["median"] / frame.p20
+    spread = np.log(np.maximum(*ratios)) * (1 + _PERCENTILE_ERROR / np.sqrt(frame.samples))
+    return frame.assign(spread=spread)[[*PROBLEM, "cell", "contestant", "form", "median", "spread"]]
 
 
 def _statuses(before: Row, after: Row) -> Iterator[str]:
@@ -214,11 +187,6 @@ def _status(outcome: Outcome | None) -> str:
     if outcome is None:
         return "not in the run"
     return outcome.status + (f" ({outcome.detail})" if outcome.detail else "")
-
-
-def _timing(row: Row, contestant: str, form: Form) -> Timing | None:
-    outcome = find(row, contestant, form)
-    return outcome.timing if outcome else None
 
 
 def _versions(environment: Environment, contestant: str) -> dict[str, str]:

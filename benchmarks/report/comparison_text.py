@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from benchmarks.model import OURS, Form, geometric_mean
-from benchmarks.report.markdown import table
-from benchmarks.report.numbers import milliseconds, ratio_text
-from benchmarks.report.words import CONDITION_WORDS, label
+import pandas as pd
+
+from benchmarks.model import OURS, geometric_mean
+from benchmarks.report.tables import markdown
+from benchmarks.report.words import CONDITION_WORDS, label, milliseconds, ratio_text
 
 if TYPE_CHECKING:
-    from benchmarks.report.compare import Change, Comparison
+    from benchmarks.report.compare import Comparison
 
 __all__ = ["comparison_text"]
 
@@ -32,11 +33,12 @@ def _parts(comparison: Comparison) -> Iterator[str]:
     )
     if comparison.conditions[0] != comparison.conditions[1]:
         yield "## From one condition to the other\n"
-        yield _means(comparison)
-    if comparison.control:
-        moved = [change for change in comparison.control if change.beyond_noise]
+        yield _means(comparison.changes)
+    changes = comparison.changes
+    control = changes[changes.control]
+    if len(control):
         yield (
-            f"Control: {len(moved)} of {len(comparison.control)} times of peers whose versions did "
+            f"Control: {control.beyond.sum()} of {len(control)} times of peers whose versions did "
             "not change are beyond noise too; as large a part of our own is to be doubted.\n"
         )
     if comparison.warnings:
@@ -44,10 +46,8 @@ def _parts(comparison: Comparison) -> Iterator[str]:
         yield _bullets(comparison.warnings)
     yield from _section("Slower", slower)
     yield from _section("Faster", faster)
-    yield from _section(
-        "Peers, beyond noise",
-        [c for c in comparison.changes if c.contestant != OURS and c.beyond_noise],
-    )
+    peers = changes[changes.beyond & (changes.contestant != OURS)]
+    yield from _section("Peers, beyond noise", peers)
     for title, lines in (
         ("Other outcomes", comparison.statuses),
         ("Only before", comparison.only_before),
@@ -72,41 +72,36 @@ def _values(comparison: Comparison) -> str:
     )
 
 
-def _means(comparison: Comparison) -> str:
+def _means(changes: pd.DataFrame) -> str:
     """Return a table of how many times as long each contestant took as before."""
-    factors: dict[tuple[str, Form], list[float]] = {}
-    for change in comparison.changes:
-        factors.setdefault((change.contestant, change.form), []).append(change.factor)
-    return table(
-        ("", "cells", "time after over before, geometric mean"),
+    factors = changes.groupby(["contestant", "form"], sort=False).factor
+    means = factors.agg(["size", geometric_mean])
+    lines = [(label(*key), str(count), ratio_text(mean)) for key, count, mean in means.itertuples()]
+    columns = ["", "cells", "time after over before, geometric mean"]
+    return markdown(pd.DataFrame(lines, columns=columns, dtype=str))
+
+
+def _section(title: str, changes: pd.DataFrame) -> Iterator[str]:
+    if changes.empty:
+        return
+    lines = [
         (
-            (label(*key), str(len(found)), ratio_text(geometric_mean(found)))
-            for key, found in factors.items()
-        ),
-    )
-
-
-def _section(title: str, changes: list[Change]) -> Iterator[str]:
-    if changes:
-        yield f"## {title}\n"
-        yield table(
-            ("cell", "", "before", "after", "factor", "noise"),
-            (
-                (
-                    str(change.cell),
-                    label(change.contestant, change.form),
-                    _value(change, change.before),
-                    _value(change, change.after),
-                    ratio_text(change.factor),
-                    f"±{math.expm1(change.noise) * 100:.0f} %",
-                )
-                for change in changes
-            ),
+            change.cell,
+            label(change.contestant, change.form),
+            _value(change.before, change.relative),
+            _value(change.after, change.relative),
+            ratio_text(change.factor),
+            f"±{math.expm1(change.noise) * 100:.0f} %",
         )
+        for change in changes.itertuples()
+    ]
+    columns = ["cell", "", "before", "after", "factor", "noise"]
+    yield f"## {title}\n"
+    yield markdown(pd.DataFrame(lines, columns=columns, dtype=str))
 
 
-def _value(change: Change, value: float) -> str:
-    return ratio_text(value) if change.relative else f"{milliseconds(value)} ms"
+def _value(value: float, relative: bool) -> str:
+    return ratio_text(value) if relative else f"{milliseconds(value)} ms"
 
 
 def _bullets(lines: Iterable[object]) -> str:

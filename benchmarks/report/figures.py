@@ -1,47 +1,41 @@
-"""Figures of a result that more than one page shows: groups, best peers, means, losing cells."""
+"""Figures of a result that more than one page shows, in frames of pandas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+import numpy as np
+import pandas as pd
 
 from benchmarks.model import (
     FLOOR,
-    ITEMSIZE,
     OURS,
     PASSES,
     Cell,
     DeviceName,
     Form,
     Operation,
-    Outcome,
     Result,
     Row,
     geometric_mean,
 )
+from benchmarks.report.words import shape_text
 
 __all__ = [
+    "PROBLEM",
     "SWEEP",
     "TARGETS",
-    "Summary",
-    "Verdict",
-    "above_target",
-    "best_peer",
+    "cells",
     "distinct",
-    "find",
-    "floor_share",
     "groups",
-    "is_large",
+    "in_order",
     "losing",
     "our_forms",
+    "outcomes",
     "peer_columns",
     "preferred",
-    "problem",
-    "suite_names",
-    "summaries",
-    "sweep",
-    "verdict",
+    "summary",
 ]
 
 #: What a cell's ratio to the best peer should be at most.
@@ -53,74 +47,112 @@ TARGETS: dict[DeviceName, dict[Operation, float]] = {
 #: The suite that varies the size alone.
 SWEEP = "sweep"
 
-Verdict = Literal["won", "near", "lost", "none"]
+#: The columns that identify a cell: suites may overlap, so not the suite.
+PROBLEM = ["op", "shape", "layout", "dtype"]
 
-_OPS = tuple(PASSES)
+_KIND = ["op", "dtype"]
 # The order in which types are shown; float32 is what most people train in.
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _PEERS = ("torch", "cudnn", "compile", "tensorflow", "jax", "onednn", "numpy")
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The figures of one operation at one type.
-
-    Attributes
-    ----------
-    op : str
-    dtype : str
-    cells : int
-        How many were compared with a peer, without the sweep.
-    mean : float
-        Geometric mean of our time over the best peer's in these cells; NaN if there are none. The
-        sweep is no workload but a curve: how densely it is sampled must not weigh.
-    suites : dict of str to float
-        The same, suite by suite, the sweep too.
-    worst : Row or None
-        The cell of the largest ratio, of all.
-    share, large_share : float
-        Geometric mean of the floor's time over ours, output given: over all cells, and over those
-        whose x alone is larger than the last cache. NaN if there are none.
-    """
-
-    op: Operation
-    dtype: str
-    cells: int
-    mean: float
-    suites: dict[str, float]
-    worst: Row | None
-    share: float
-    large_share: float
-
-
-def problem(cell: Cell) -> tuple[Operation, tuple[int, ...], str, str]:
-    """Return what identifies a cell: suites may overlap, so not by the suite."""
-    return cell.op, cell.shape, cell.layout, cell.dtype
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:
     """Return the rows without later repetitions of a problem, which would count twice in means."""
     first: dict[object, Row] = {}
     for row in rows:
-        first.setdefault(problem(row.cell), row)
+        first.setdefault(tuple(getattr(row.cell, name) for name in PROBLEM), row)
     return list(first.values())
 
 
-def groups(rows: Iterable[Row]) -> dict[tuple[Operation, str], list[Row]]:
-    """Return the distinct rows by operation and type, the most important first."""
-    found: dict[tuple[Operation, str], list[Row]] = {}
-    rows = distinct(rows)
-    for op in _OPS:
-        for dtype in sorted(ITEMSIZE, key=_DTYPES.index):
-            chosen = [row for row in rows if (row.cell.op, row.cell.dtype) == (op, dtype)]
-            if chosen:
-                found[op, dtype] = chosen
-    return found
+def cells(result: Result) -> pd.DataFrame:
+    """Return a line for every distinct cell, the most important operation and type first.
+
+    Columns are those of `Cell` with the shape as text, and `nbytes`; `row`, the `Row` itself;
+    `ratio` of our time to the best peer's, and `to_floor` to the floor's, NaN where there is none;
+    whether we `lost`, or won by less than the target (`near`); and whether x alone is larger than
+    the last cache (`large`).
+    """
+    columns = ["suite", *PROBLEM, "nbytes", "ratio", "to_floor", "row"]
+    lines = [
+        (*_identity(row.cell), row.ratio(), row.ratio_to_floor(), row)
+        for row in distinct(result.rows)
+    ]
+    frame = pd.DataFrame(lines, columns=columns).astype({"ratio": float, "to_floor": float})
+    for column, order in (("op", tuple(PASSES)), ("dtype", _DTYPES)):
+        frame[column] = pd.Categorical(frame[column], order, ordered=True)
+    frame["lost"] = frame.ratio > 1
+    frame["near"] = ~frame.lost & (frame.ratio > frame.op.map(TARGETS[result.device]).astype(float))
+    frame["large"] = frame.nbytes > result.caches[-1]
+    return frame.sort_values(_KIND, kind="stable", ignore_index=True)
 
 
-def sweep(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of the size sweep."""
-    return [row for row in rows if row.cell.suite == SWEEP]
+def groups(frame: pd.DataFrame) -> Iterator[tuple[tuple[Operation, str], pd.DataFrame]]:
+    """Yield the cells of every operation and type, the most important first."""
+    return iter(frame.groupby(_KIND, observed=True))
+
+
+def losing(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells in which a peer is faster, the worst first."""
+    return frame[frame.lost].sort_values("ratio", ascending=False, kind="stable")
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the figures of every operation and type.
+
+    Columns: `cells`, how many were compared with a peer, and `mean`, the geometric mean of our time
+    over the best peer's in these, both without the sweep: that is no workload but a curve, and how
+    densely it is sampled must not weigh. `worst`, the largest ratio of all. `share` and
+    `large_share`, the geometric mean of the floor's time over ours, in all cells and in those that
+    are large. Then a column for every suite, the sweep too, with its mean. NaN where there is none.
+    """
+    workload = frame[frame.suite != SWEEP].groupby(_KIND, observed=True).ratio
+    every = frame.groupby(_KIND, observed=True)
+    large = frame[frame.large].groupby(_KIND, observed=True)
+    figures = pd.DataFrame(
+        {
+            "cells": workload.count(),
+            "mean": workload.agg(_mean),
+            "worst": every.ratio.max(),
+            "share": 1 / every.to_floor.agg(_mean),
+            "large_share": 1 / large.to_floor.agg(_mean),
+        },
+        index=every.size().index,
+    ).fillna({"cells": 0})
+    compared = frame[frame.ratio.notna()]
+    suites = compared.groupby([*_KIND, "suite"], observed=True).ratio.agg(_mean)
+    return figures.join(suites.unstack()[list(compared.suite.unique())])
+
+
+def outcomes(rows: Iterable[Row]) -> pd.DataFrame:
+    """Return a line for every outcome in some rows.
+
+    Columns are those that identify the cell, its `nbytes` and text (`cell`), the contestant, the
+    form, and those of its timing, NaN where it has none.
+    """
+    lines = [
+        (*_identity(row.cell), str(row.cell), outcome.contestant, outcome.form)
+        + ((t.median, t.p20, t.p80, t.samples) if (t := outcome.timing) else (np.nan,) * 4)
+        for row in rows
+        for outcome in row.outcomes
+    ]
+    names = ["suite", *PROBLEM, "nbytes", "cell", "contestant", "form"]
+    times = ["median", "p20", "p80", "samples"]
+    return pd.DataFrame(lines, columns=[*names, *times]).astype(dict.fromkeys(times, float))
+
+
+def preferred(rows: Iterable[Row]) -> pd.DataFrame:
+    """Return what was timed, one form of a contestant in a cell: output given if it has that."""
+    frame = outcomes(rows)
+    timed = frame[frame["median"].notna()].sort_values("form", ascending=False, kind="stable")
+    return timed.drop_duplicates([*PROBLEM, "contestant"]).sort_index()
+
+
+def in_order(contestants: Iterable[str]) -> list[str]:
+    """Return names in the order shown, each once: ours, peers, the floor."""
+    known = {name: i for i, name in enumerate((OURS, *_PEERS))}
+    return sorted(
+        {*contestants}, key=lambda name: (name == FLOOR, known.get(name, len(known)), name)
+    )
 
 
 def peer_columns(rows: Iterable[Row]) -> list[tuple[str, Form]]:
@@ -134,8 +166,8 @@ def peer_columns(rows: Iterable[Row]) -> list[tuple[str, Form]]:
         for outcome in row.outcomes
         if outcome.contestant not in (OURS, FLOOR) and outcome.status != "missing"
     }
-    known = {name: i for i, name in enumerate(_PEERS)}
-    return sorted(found, key=lambda pair: (known.get(pair[0], len(known)), pair[0], pair[1]))
+    names = in_order(name for name, _ in found)
+    return sorted(found, key=lambda pair: (names.index(pair[0]), pair[1]))
 
 
 def our_forms(rows: Iterable[Row]) -> list[Form]:
@@ -144,89 +176,9 @@ def our_forms(rows: Iterable[Row]) -> list[Form]:
     return [form for form in get_args(Form) if form in found or not found]
 
 
-def best_peer(row: Row) -> Outcome | None:
-    """Return the peer that the cell's ratio is to, or None."""
-    compared = [(r, peer) for peer in row.peers() if (r := row.ratio_to(peer)) is not None]
-    return max(compared, key=lambda pair: pair[0])[1] if compared else None
+def _mean(values: pd.Series) -> float:
+    return geometric_mean(values.dropna())
 
 
-def preferred(row: Row, contestant: str) -> Outcome | None:
-    """Return a contestant's timed outcome: output given if there is such a one."""
-    timed = [o for o in row.outcomes if o.contestant == contestant and o.timing]
-    return max(timed, key=lambda outcome: outcome.form == "out", default=None)
-
-
-def find(row: Row, contestant: str, form: Form) -> Outcome | None:
-    """Return the outcome of a contestant in one form, timed or not."""
-    for outcome in row.outcomes:
-        if (outcome.contestant, outcome.form) == (contestant, form):
-            return outcome
-    return None
-
-
-def verdict(row: Row, device: DeviceName) -> Verdict:
-    """Return "lost" where a peer is faster, "near" above the target, else "won"; "none" alone."""
-    ratio = row.ratio()
-    if ratio is None:
-        return "none"
-    if ratio > 1:
-        return "lost"
-    return "near" if ratio > TARGETS[device][row.cell.op] else "won"
-
-
-def losing(rows: Iterable[Row]) -> list[Row]:
-    """Return the distinct cells in which a peer is faster, the worst first."""
-    return _worst_first(row for row in distinct(rows) if (row.ratio() or 0) > 1)
-
-
-def above_target(result: Result) -> list[Row]:
-    """Return the distinct cells won by less than the target of their operation, the worst first."""
-    rows = distinct(result.rows)
-    return _worst_first(row for row in rows if verdict(row, result.device) == "near")
-
-
-def summaries(result: Result) -> list[Summary]:
-    """Return the figures of every operation and type."""
-    return [
-        _summary(op, dtype, rows, result.caches[-1])
-        for (op, dtype), rows in groups(result.rows).items()
-    ]
-
-
-def suite_names(figures: Iterable[Summary]) -> list[str]:
-    """Return the suites that some figures are of."""
-    return list(dict.fromkeys(suite for summary in figures for suite in summary.suites))
-
-
-def floor_share(row: Row) -> float | None:
-    """Return the floor's time over ours: the part of the attainable speed that is attained."""
-    ratio = row.ratio_to_floor()
-    return None if ratio is None else 1 / ratio
-
-
-def is_large(cell: Cell, cache: int) -> bool:
-    """Return whether x alone is larger than a cache, the last one before memory."""
-    return cell.nbytes > cache
-
-
-def _summary(op: Operation, dtype: str, rows: list[Row], cache: int) -> Summary:
-    compared = [(r, row) for row in rows if (r := row.ratio()) is not None]
-    shares = [(s, row) for row in rows if (s := floor_share(row)) is not None]
-    workload = [ratio for ratio, row in compared if row.cell.suite != SWEEP]
-    suites: dict[str, list[float]] = {}
-    for ratio, row in compared:
-        suites.setdefault(row.cell.suite, []).append(ratio)
-    return Summary(
-        op=op,
-        dtype=dtype,
-        cells=len(workload),
-        mean=geometric_mean(workload),
-        suites={suite: geometric_mean(ratios) for suite, ratios in suites.items()},
-        worst=max(compared, key=lambda pair: pair[0], default=(0, None))[1],
-        share=geometric_mean(share for share, _ in shares),
-        large_share=geometric_mean(share for share, row in shares if is_large(row.cell, cache)),
-    )
-
-
-def _worst_first(rows: Iterable[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: -(row.ratio() or 0))
+def _identity(cell: Cell) -> tuple[object, ...]:
+    return cell.suite, cell.op, shape_text(cell), cell.layout, cell.dtype, cell.nbytes

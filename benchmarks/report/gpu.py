@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from benchmarks.cuda.watches import SMALL
 from benchmarks.model import (
-    FLOOR,
     LEAST_PASSES,
     OURS,
     PASSES,
@@ -19,9 +20,15 @@ from benchmarks.model import (
     Row,
     geometric_mean,
 )
-from benchmarks.report.figures import distinct, is_large, peer_columns
-from benchmarks.report.numbers import bytes_text, milliseconds, percent, ratio_text
-from benchmarks.report.words import label, speed_text
+from benchmarks.report.figures import cells, distinct, peer_columns
+from benchmarks.report.words import (
+    bytes_text,
+    label,
+    milliseconds,
+    percent,
+    ratio_text,
+    speed_text,
+)
 
 __all__ = ["GOALS", "Goals", "attained", "goals", "notes", "whole_calls"]
 
@@ -81,14 +88,29 @@ def notes(result: Result) -> list[str]:
 
 def goals(result: Result) -> list[str]:
     """Return a line for each target of a run on a GPU and what came of it; none for the CPU's."""
-    if result.gpu is None:
+    gpu = result.gpu
+    if gpu is None:
         return []
-    rows = distinct(result.rows)
+    frame = cells(result)
+    beyond = frame[frame.large]
     return [
-        f"bandwidth of copying: {_speed(result.gpu)}",
-        _beside_peers(rows),
-        _beyond_cache(rows, result.gpu),
-        _whole_call(rows),
+        f"bandwidth of copying: {_speed(gpu)}",
+        _goal(
+            "ours / best peer at batch 256",
+            frame[frame.suite == _SUITE].set_index("row").ratio,
+            f"targets: {GOALS.worst:.2f} in every cell, {GOALS.mean:.2f} in the mean",
+            limit=GOALS.worst,
+            text=ratio_text,
+        ),
+        _goal(
+            f"part of the bandwidth of copying, x beyond the L2 ({bytes_text(gpu.cache)})",
+            pd.Series([attained(row, gpu) for row in beyond.row], beyond.row, dtype=float),
+            f"target: {percent(GOALS.attained)} in every cell; counted: {_passes(PASSES)}",
+            limit=GOALS.attained,
+            text=percent,
+            least=True,
+        ),
+        _whole_call(frame),
     ]
 
 
@@ -100,53 +122,49 @@ def attained(row: Row, gpu: GpuFacts) -> float | None:
     return row.cell.traffic / ours.timing.median / gpu.bandwidth
 
 
-def whole_calls(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of whole calls, dispatch included; no rows if none are."""
+def whole_calls(result: Result) -> pd.DataFrame:
+    """Return the table of whole calls, dispatch included; without lines if there are none."""
     rows = [row for row in distinct(result.rows) if any(o.whole for o in row.outcomes)]
     columns: list[tuple[str, Form]] = [(OURS, "allocate"), *peer_columns(rows)]
     head = ["cell", *(f"{label(name)}, ms" + " (ratio)" * (name != OURS) for name, _ in columns)]
-    return head, [[str(row.cell), *(_whole_text(row, *key) for key in columns)] for row in rows]
+    lines = [[str(row.cell), *(_whole_text(row, *key) for key in columns)] for row in rows]
+    return pd.DataFrame(lines, columns=head, dtype=str)
 
 
-def _beside_peers(rows: Iterable[Row]) -> str:
-    what = "ours / best peer at batch 256"
-    target = f"targets: {GOALS.worst:.2f} in every cell, {GOALS.mean:.2f} in the mean"
-    chosen = [row for row in rows if row.cell.suite == _SUITE]
-    compared = [(ratio, row) for row in chosen if (ratio := row.ratio()) is not None]
-    if not compared:
+def _goal(
+    what: str,
+    values: pd.Series,
+    target: str,
+    *,
+    limit: float,
+    text: Callable[[float], str],
+    least: bool = False,
+) -> str:
+    """Return how far a target is met by the values of rows, which should be at most `limit`.
+
+    At least, if `least`. NaN is counted, too: a row without such a figure.
+    """
+    found = values.dropna()
+    if found.empty:
         return f"{what}: not measured ({target})"
-    worst, row = max(compared, key=lambda pair: pair[0])
-    above = sum(ratio > GOALS.worst for ratio, _ in compared)
-    mean = geometric_mean(ratio for ratio, _ in compared)
+    row = found.idxmin() if least else found.idxmax()
+    missed = (found < limit) if least else (found > limit)
+    without = f" (and {len(values) - len(found)} without such a figure)"
     return (
-        f"{what}: worst {worst:.2f} ({row.cell}), above {GOALS.worst:.2f} in {above} of "
-        f"{len(compared)} cells{_without(chosen, compared)}, geometric mean {mean:.2f} ({target})"
+        f"{what}: worst {text(found[row])} ({row.cell}), {'below' if least else 'above'} "
+        f"{text(limit)} in {missed.sum()} of {len(found)} cells"
+        f"{without * (len(found) < len(values))}, geometric mean {text(geometric_mean(found))} "
+        f"({target})"
     )
 
 
-def _beyond_cache(rows: Iterable[Row], gpu: GpuFacts) -> str:
-    what = f"part of the bandwidth of copying, x beyond the L2 ({bytes_text(gpu.cache)})"
-    target = f"target: {percent(GOALS.attained)} in every cell; counted: {_passes(PASSES)}"
-    chosen = [row for row in rows if is_large(row.cell, gpu.cache)]
-    found = [(share, row) for row in chosen if (share := attained(row, gpu)) is not None]
-    if not found:
-        return f"{what}: not measured ({target})"
-    worst, row = min(found, key=lambda pair: pair[0])
-    below = sum(share < GOALS.attained for share, _ in found)
-    mean = geometric_mean(share for share, _ in found)
-    return (
-        f"{what}: worst {percent(worst)} ({row.cell}), below {percent(GOALS.attained)} in {below} "
-        f"of {len(found)} cells{_without(chosen, found)}, geometric mean {percent(mean)} ({target})"
-    )
-
-
-def _whole_call(rows: Iterable[Row]) -> str:
+def _whole_call(frame: pd.DataFrame) -> str:
     shape = ",".join(map(str, _PROBLEM))
     what = f"whole call on ({shape}), dispatch included, ours / PyTorch"
     target = f"target: {GOALS.whole:.2f} in every cell"
     found = [
         (ratio, row, peer)
-        for row in rows
+        for row in frame.row
         if row.cell.shape == _PROBLEM
         for peer in row.outcomes
         if peer.contestant in _PYTORCH and (ratio := row.whole_ratio_to(peer)) is not None
@@ -155,29 +173,17 @@ def _whole_call(rows: Iterable[Row]) -> str:
         return f"{what}: not measured ({target})"
     worst, row, peer = max(found, key=lambda entry: entry[0])
     return (
-        f"{what}: worst {worst:.2f} ({row.cell}, {_microseconds(_ours(row, peer.form))} to "
+        f"{what}: worst {worst:.2f} ({row.cell}, {_microseconds(row.find(OURS, peer.form))} to "
         f"{_microseconds(peer)} of {label(peer.contestant)}) ({target})"
     )
 
 
-def _without(chosen: Sized, found: Sized) -> str:
-    """Return how many of the cells that a target is of say nothing on it."""
-    number = len(chosen) - len(found)
-    return f" (and {number} without such a figure)" if number else ""
-
-
-def _ours(row: Row, form: Form) -> Outcome:
-    return next(o for o in row.outcomes if (o.contestant, o.form) == (OURS, form))
-
-
 def _whole_text(row: Row, contestant: str, form: Form) -> str:
-    found = [o for o in row.outcomes if (o.contestant, o.form) == (contestant, form) and o.whole]
-    if not found:
+    outcome = row.find(contestant, form)
+    if outcome is None or outcome.whole is None:
         return ""
-    (outcome,) = found
-    assert outcome.whole is not None
     time = milliseconds(outcome.whole.median)
-    if contestant in (OURS, FLOOR):
+    if contestant == OURS:
         return time
     return f"{time} ({ratio_text(row.whole_ratio_to(outcome))})"
 
@@ -190,6 +196,7 @@ def _speed(gpu: GpuFacts) -> str:
     return f"{speed_text(gpu.bandwidth / 1e9)} GB/s"
 
 
-def _microseconds(outcome: Outcome) -> str:
+def _microseconds(outcome: Outcome | None) -> str:
+    assert outcome is not None
     assert outcome.whole is not None
     return f"{outcome.whole.median * 1e6:.1f} µs"

@@ -1,25 +1,35 @@
-"""How names and outcomes read, on every page alike."""
+"""How names, numbers and outcomes read, on every page alike."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from benchmarks.model import Cell, Condition, Environment, Form, GpuFacts, Result, Row
-from benchmarks.report.numbers import DASH, TIMES, bytes_text
 
 __all__ = [
     "CONDITION_WORDS",
+    "DASH",
     "STATUS_MARKS",
+    "TIMES",
+    "bytes_text",
     "condition_note",
     "environment_lines",
     "gpu_lines",
     "label",
     "legend",
+    "milliseconds",
+    "percent",
+    "ratio_text",
     "roof",
     "settings_lines",
     "shape_text",
     "speed_text",
 ]
+
+#: What stands in a table where there is no number.
+DASH = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 #: What stands in a table for an outcome without a time, or beside one that is not right.
 STATUS_MARKS = {
@@ -174,3 +184,30 @@ def legend(rows: Iterable[Row]) -> list[str]:
             f"({count} time{'s' if count > 1 else ''}{': ' + told if told else ''})"
         )
     return lines
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return milliseconds in three significant digits; a dash for None."""
+    if seconds is None:
+        return DASH
+    value = seconds * 1e3
+    return f"{value:.{min(max(2 - math.floor(math.log10(value)), 0), 5)}f}"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Return a ratio in two decimals; a dash for None and NaN."""
+    return DASH if ratio is None or math.isnan(ratio) else f"{ratio:.2f}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share in whole percents; a dash for None and NaN."""
+    return DASH if share is None or math.isnan(share) else f"{share * 100:.0f} %"
+
+
+def bytes_text(size: float) -> str:
+    """Return a size in the largest binary unit that it fills."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"

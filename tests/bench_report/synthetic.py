@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 
 import numpy as np
@@ -98,3 +99,8 @@ def cells():
 def result(**changes):
     settings = {"rounds": 4, "warm": 0.02, "note": "<made up> & not measured"}
     return Result(environment(**changes), settings, tuple(row(cell) for cell in cells()))
+
+
+def squeezed(text):
+    """Return text without the spaces that make columns of a table equally wide."""
+    return re.sub(" {2,}", " ", text)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from importlib import resources
 
-import jsonschema
 import pytest
 
-import benchmarks.report
 from backnorm.errors import ArgumentError
 from benchmarks.model import Cell, Outcome, Row
 from benchmarks.report import compare, read_result, to_html, to_markdown, write_result
-from benchmarks.report.figures import above_target, losing, summaries
+from benchmarks.report.figures import cells, losing, summary
 from benchmarks.report.gpu import attained, goals, notes, whole_calls
-from benchmarks.report.numbers import DASH
-from benchmarks.report.words import speed_text
+from benchmarks.report.words import DASH, speed_text
 
 from . import synthetic_gpu
+from .synthetic import squeezed
 from .synthetic_gpu import GPU, LARGE, MIDDLE, SMALL, row
 
 
@@ -44,9 +41,6 @@ def target(line, *rows):
 def test_a_result_survives_a_file(gpu_result, path):
     write_result(gpu_result, path)
     assert read_result(path) == gpu_result
-    folder = resources.files(benchmarks.report)
-    schema = json.loads((folder / "result.schema.json").read_text())
-    jsonschema.validate(json.loads(path.read_text()), schema)
 
 
 def test_a_file_of_the_cpu_has_no_trace_of_a_gpu(result, path):
@@ -61,14 +55,22 @@ def test_a_file_of_the_cpu_has_no_trace_of_a_gpu(result, path):
 @pytest.mark.parametrize(
     ("place", "value", "expected"),
     [
-        (("gpu",), [], "gpu: has the wrong JSON type"),
+        (("gpu",), [], "gpu: Input should be an object"),
         (("gpu", "name"), None, "gpu.name"),
-        (("gpu", "cache"), -1, "gpu.cache: is out of range"),
-        (("gpu", "bandwidth"), 0, "gpu.bandwidth: is not a speed"),
-        (("gpu", "bandwidth"), 10**400, "gpu.bandwidth: is not a speed"),
-        (("gpu", "bandwidth"), "fast", "gpu.bandwidth: has the wrong JSON type"),
-        (("rows", 2, "outcomes", 0, "whole", "median"), 0, "whole.median: is not a time"),
-        (("rows", 2, "outcomes", 5, "whole"), {}, "whole: must be absent"),
+        (("gpu", "cache"), -1, "gpu.cache: Input should be greater than or equal to 0"),
+        (("gpu", "bandwidth"), 0, "gpu.bandwidth: Input should be greater than 0"),
+        (("gpu", "bandwidth"), 10**400, "gpu.bandwidth: Input should be"),
+        (("gpu", "bandwidth"), "fast", "gpu.bandwidth: Input should be a valid number"),
+        (
+            ("rows", 2, "outcomes", 0, "whole", "median"),
+            0,
+            "whole.median: Input should be",
+        ),
+        (
+            ("rows", 2, "outcomes", 5, "status"),
+            "ok",
+            "outcomes[5]: Value error, must have",
+        ),
     ],
 )
 def test_damage_is_named(gpu_result, path, place, value, expected):
@@ -89,8 +91,7 @@ def test_the_floor_is_the_least_that_must_be_moved(gpu_result):
         assert each.ratio_to_floor() == pytest.approx(1.6)
     # Two passes of a backward pass move 5 arrays in the time in which the floor moves 4.8.
     assert attained(gpu_result.rows[0], GPU) == pytest.approx(5 / 3 / 1.6)
-    summary = summaries(gpu_result)[0]
-    assert summary.share == pytest.approx(1 / 1.6)
+    assert summary(cells(gpu_result)).share.tolist() == pytest.approx([1 / 1.6] * 3)
 
 
 def test_targets_beside_peers():
@@ -156,17 +157,17 @@ def test_cells_without_a_figure_are_counted():
 def test_the_targets_of_a_cell_are_those_of_the_device(result):
     near = row(backward(), peers={"cudnn": 1 / 0.85})
     on_gpu = synthetic_gpu.result([near])
-    assert above_target(on_gpu) == []
+    assert not cells(on_gpu).near.any()
     # 0.85 is above the target of a backward pass on the CPU.
-    assert above_target(dataclasses.replace(on_gpu, gpu=None)) == [near]
-    assert losing(on_gpu.rows) == []
+    assert cells(dataclasses.replace(on_gpu, gpu=None)).near.tolist() == [True]
+    assert losing(cells(on_gpu)).empty
 
 
 def test_whole_calls_have_a_table_of_their_own(gpu_result):
-    head, rows = whole_calls(gpu_result)
-    assert head[:3] == ["cell", "backnorm, ms", "PyTorch, ms (ratio)"]
-    assert len(rows) == 6
-    assert rows[0] == [
+    calls = whole_calls(gpu_result)
+    assert [*calls.columns[:3]] == ["cell", "backnorm, ms", "PyTorch, ms (ratio)"]
+    assert len(calls) == 6
+    assert calls.iloc[0].tolist() == [
         "backward (8,16,8,8) NCX float32",
         "0.0200",
         "0.0250 (0.80)",
@@ -176,7 +177,7 @@ def test_whole_calls_have_a_table_of_their_own(gpu_result):
 
 
 def test_the_markdown_says_where_and_how(gpu_result):
-    text = to_markdown(gpu_result)
+    text = squeezed(to_markdown(gpu_result))
     for expected in (
         "NVIDIA H200, capability 9.0",
         "| Driver, CUDA | 580.65.06, 13.0 |",
@@ -209,7 +210,7 @@ def test_speeds_have_three_digits_and_no_exponent():
 
 def test_what_is_not_known_is_said_to_be_so(gpu_result):
     silent = dataclasses.replace(GPU, driver="", clock=0, memory_clock=0)
-    text = to_markdown(dataclasses.replace(gpu_result, gpu=silent))
+    text = squeezed(to_markdown(dataclasses.replace(gpu_result, gpu=silent)))
     assert "| Driver, CUDA | not known, 13.0 |" in text
     assert "| Highest clocks, memory | not known, not known |" in text
 
@@ -220,12 +221,12 @@ def test_the_page_says_the_same(gpu_result):
     assert "Whole calls, dispatch included" in page
     for line in (*goals(gpu_result), *notes(gpu_result)):
         assert line.replace("'", "&#39;") in page, line
-    assert "0.9 of the best peer" in page.replace("backward 0.9, forward 0.9, inference ", "")
-    assert "nan" not in page.split("</style>")[-1].split("<svg")[0]
+    assert "backward 0.9, forward 0.9, inference 0.9 of the best peer" in page
+    assert ">nan<" not in page
 
 
 def test_a_report_of_the_cpu_says_nothing_of_it(result):
-    assert (goals(result), notes(result), whole_calls(result)[1]) == ([], [], [])
+    assert (goals(result), notes(result), len(whole_calls(result))) == ([], [], 0)
     for text in (to_markdown(result), to_html(result)):
         assert "CUDA" not in text
         assert "Whole calls" not in text

@@ -9,8 +9,10 @@ import pytest
 
 from benchmarks.model import geometric_mean
 from benchmarks.report import read_result
-from benchmarks.report.figures import groups, losing
-from benchmarks.report.numbers import TIMES
+from benchmarks.report.figures import cells
+from benchmarks.report.words import TIMES
+
+from .synthetic import squeezed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,27 +65,29 @@ def test_pages_are_written_once_and_then_current(script, checkout, result):
 
 def test_the_readme_shows_the_best_and_the_worst_cell_of_every_kind(script, checkout, result):
     write(script.pages(result, checkout))
-    readme = (checkout / "README.md").read_text()
+    readme = squeezed((checkout / "README.md").read_text())
     lines = readme.splitlines()
     rows = [line.split(" | ") for line in lines if line.startswith(("| up to", "| larger"))]
     kinds = {}
-    for row in groups(result.rows)["backward", "float32"]:
+    frame = cells(result)
+    chosen = frame[(frame.op == "backward") & (frame.dtype == "float32")]
+    for row in chosen.row:
         size = sum(row.cell.nbytes > cache for cache in result.caches)
         kinds.setdefault((size, row.cell.layout), []).append(row.ratio())
     assert len(rows) == len(kinds) > 3
-    for cells, (_, ratios) in zip(rows, sorted(kinds.items()), strict=True):
-        assert cells[2] == str(len(ratios))
-        assert cells[3] == f"**{geometric_mean(ratios):.2f}**"
-        assert cells[4].startswith(f"{min(ratios):.2f}: ")
-        assert cells[5].startswith(f"{max(ratios):.2f}: ")
-    lost = len(losing(groups(result.rows)["backward", "float32"]))
+    for columns, (_, ratios) in zip(rows, sorted(kinds.items()), strict=True):
+        assert columns[2] == str(len(ratios))
+        assert columns[3] == f"**{geometric_mean(ratios):.2f}**"
+        assert columns[4].startswith(f"{min(ratios):.2f}: ")
+        assert columns[5].startswith(f"{max(ratios):.2f}: ")
+    lost = chosen.lost.sum()
     assert lost
     assert f"a peer is faster in {lost}." in readme
 
 
 def test_the_page_holds_every_shape_with_losing_cells_visible(script, checkout, result):
     write(script.pages(result, checkout))
-    page = (checkout / "docs" / "performance.md").read_text()
+    page = squeezed((checkout / "docs" / "performance.md").read_text())
     assert "| 50x2048x7x7 |".replace("x", TIMES) in page
     assert "| backward (32,10) NCX float32 |" in page
     assert "| geometric mean |" in page

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from importlib import resources
 
-import jsonschema
 import pytest
 
-import benchmarks.report
 from backnorm.errors import ArgumentError, ArgumentValueError
 from benchmarks.model import CONDITIONS
-from benchmarks.report import read_result, result_file, write_result
+from benchmarks.report import read_result, write_result
 
 
 @pytest.fixture
@@ -28,11 +25,6 @@ def document(result, path):
     return json.loads(path.read_text())
 
 
-def schema():
-    folder = resources.files(benchmarks.report)
-    return json.loads((folder / "result.schema.json").read_text())
-
-
 def test_a_result_survives_a_file(result, path):
     write_result(result, path)
     assert read_result(path) == result
@@ -43,12 +35,6 @@ def test_a_result_without_rows_survives_a_file(result, path):
     empty = dataclasses.replace(result, rows=(), settings={})
     write_result(empty, path)
     assert read_result(path) == empty
-
-
-def test_files_are_what_the_schema_describes(result, path):
-    jsonschema.Draft202012Validator.check_schema(schema())
-    write_result(result, path)
-    jsonschema.validate(json.loads(path.read_text()), schema())
 
 
 def test_there_is_a_line_for_every_cell(result, path):
@@ -70,19 +56,13 @@ def test_the_condition_survives_a_file(result, path, condition):
     write_result(changed, path)
     document = json.loads(path.read_text())
     assert document["condition"] == condition
-    jsonschema.validate(document, schema())
     assert read_result(path) == changed
 
 
 def test_files_from_before_there_were_conditions_are_quiet(document, path):
     del document["condition"]
     path.write_text(json.dumps(document))
-    jsonschema.validate(document, schema())
     assert read_result(path).condition == "quiet"
-
-
-def test_the_schema_names_the_conditions():
-    assert schema()["properties"]["condition"]["enum"] == list(CONDITIONS)
 
 
 def _outcome(document):
@@ -101,32 +81,77 @@ def _set(*keys, to):
 TIMING = ("rows", 1, "outcomes", 0, "timing")
 
 DAMAGES = {
-    "foreign": (lambda d: d.pop("schema"), "schema: is not a result of benchmarks"),
-    "later version": (_set("schema", to="backnorm.bench/2"), "accepted: backnorm.bench/1"),
-    "no rows": (lambda d: d.pop("rows"), "lacks the key 'rows'"),
-    "rows": (_set("rows", to={}), "rows: has the wrong JSON type"),
-    "cpu": (_set("environment", "cpu", to=1), "environment.cpu"),
-    "threads": (_set("environment", "threads", to=0), "environment.threads: is out of range"),
-    "version": (_set("environment", "versions", "torch", to=None), "environment.versions.torch"),
-    "condition": (_set("condition", to="noisy"), "condition: unknown value; got 'noisy'"),
-    "no condition": (_set("condition", to=None), "accepted: quiet, after-convolution"),
+    "foreign": (lambda d: d.pop("schema"), "schema: Field required"),
+    "later version": (
+        _set("schema", to="backnorm.bench/2"),
+        "schema: Input should be 'backnorm.bench/1'; got 'backnorm.bench/2'",
+    ),
+    "no rows": (lambda d: d.pop("rows"), "rows: Field required"),
+    "rows": (_set("rows", to={}), "rows: Input should be a valid array; got {}"),
+    "cpu": (
+        _set("environment", "cpu", to=1),
+        "environment.cpu: Input should be a valid string; got 1",
+    ),
+    "threads": (
+        _set("environment", "threads", to=0),
+        "environment.threads: Input should be greater than or equal to 1; got 0",
+    ),
+    "version": (
+        _set("environment", "versions", "torch", to=None),
+        "environment.versions.torch: Input should be a valid string; got None",
+    ),
+    "condition": (
+        _set("condition", to="noisy"),
+        "condition: Input should be 'quiet' or 'after-convolution'; got 'noisy'",
+    ),
+    "no condition": (
+        _set("condition", to=None),
+        "condition: Input should be 'quiet' or 'after-convolution'; got None",
+    ),
     "setting": (_set("settings", "rounds", to=[1]), "settings.rounds"),
     "flag": (_set("settings", "rounds", to=True), "settings.rounds"),
-    "op": (_set("rows", 1, "op", to="sideways"), "rows[1].op: unknown value"),
-    "layout": (_set("rows", 1, "layout", to="NCHW"), "accepted: NCX, NXC"),
+    "op": (
+        _set("rows", 1, "op", to="sideways"),
+        "rows[1].op: Input should be 'backward', 'forward' or 'inference'; got 'sideways'",
+    ),
+    "layout": (
+        _set("rows", 1, "layout", to="NCHW"),
+        "rows[1].layout: Input should be 'NCX' or 'NXC'",
+    ),
     "dtype": (_set("rows", 1, "dtype", to="int8"), "rows[1].dtype"),
-    "rank": (_set("rows", 1, "shape", to=[5]), "rows[1].shape: has too few axes"),
-    "extent": (_set("rows", 1, "shape", to=[5, 0]), "rows[1].shape[1]: is out of range"),
+    "rank": (_set("rows", 1, "shape", to=[5]), "rows[1].shape: Tuple should have at least 2 items"),
+    "extent": (
+        _set("rows", 1, "shape", to=[5, 0]),
+        "rows[1].shape[1]: Input should be greater than or equal to 1; got 0",
+    ),
     "status": (_set(*TIMING[:4], "status", to="slow"), "rows[1].outcomes[0].status"),
     "form": (_set(*TIMING[:4], "form", to="in"), "rows[1].outcomes[0].form"),
-    "no timing": (lambda d: _outcome(d).pop("timing"), "timing: is missing"),
-    "timing of nothing": (_set(*TIMING[:4], "status", to="crashed"), "timing: must be absent"),
-    "no time": (_set(*TIMING, "median", to=0), "timing.median: is not a time"),
-    "negative": (_set(*TIMING, "p20", to=-1.0), "timing.p20: is not a time"),
-    "huge": (_set(*TIMING, "p80", to=10**400), "timing.p80: is not a time"),
-    "text": (_set(*TIMING, "p80", to="1"), "timing.p80: has the wrong JSON type"),
-    "order": (_set(*TIMING, "p80", to=1e-12), "timing: is out of order"),
-    "samples": (_set(*TIMING, "samples", to=0), "timing.samples: is out of range"),
+    "no timing": (
+        lambda d: _outcome(d).pop("timing"),
+        "outcomes[0]: Value error, must have a timing where it was timed, and only there",
+    ),
+    "timing of nothing": (
+        _set(*TIMING[:4], "status", to="crashed"),
+        "outcomes[0]: Value error, must have a timing where it was timed, and only there",
+    ),
+    "no time": (
+        _set(*TIMING, "median", to=0),
+        "timing.median: Input should be greater than 0; got 0",
+    ),
+    "negative": (
+        _set(*TIMING, "p20", to=-1.0),
+        "timing.p20: Input should be greater than 0; got -1.0",
+    ),
+    "huge": (_set(*TIMING, "p80", to=10**400), "timing.p80: Input should be"),
+    "text": (_set(*TIMING, "p80", to="1"), "timing.p80: Input should be a valid number; got '1'"),
+    "order": (
+        _set(*TIMING, "p80", to=1e-12),
+        "timing: Value error, must have p20 <= median <= p80",
+    ),
+    "samples": (
+        _set(*TIMING, "samples", to=0),
+        "timing.samples: Input should be greater than or equal to 1; got 0",
+    ),
 }
 
 
@@ -144,11 +169,10 @@ def test_damage_is_named_with_file_and_place(document, path, name):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "is not JSON"),
-        ("[]", "has the wrong JSON type"),
-        ('{"schema": "backnorm.bench/1"', "is not JSON"),
-        ('{"schema": NaN}', "NaN is not a JSON number"),
-        ('{"schema": 1, "schema": 1}', "occurs twice"),
+        ("", "Invalid JSON: EOF"),
+        ("[]", "Input should be an object"),
+        ('{"schema": "backnorm.bench/1"', "Invalid JSON: EOF"),
+        ('{"schema": NaN}', "Input should be 'backnorm.bench/1'; got nan"),
     ],
 )
 def test_a_file_that_is_no_result_is_refused(path, text, expected):
@@ -167,8 +191,9 @@ def test_a_cut_file_is_refused_wherever_it_is_cut(document, path):
 
 
 def test_a_missing_file_is_named(path):
-    with pytest.raises(ArgumentValueError, match=r"result\.json: no such file"):
+    with pytest.raises(FileNotFoundError) as caught:
         read_result(path)
+    assert caught.value.filename == str(path)
 
 
 def test_a_number_that_json_lacks_is_refused_and_nothing_is_written(result, path):
@@ -188,10 +213,6 @@ def test_an_interrupted_write_leaves_what_was_there(result, path, monkeypatch):
         write_result(result, path)
     assert path.read_text() == "before"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_the_schema_names_this_version():
-    assert schema()["properties"]["schema"] == {"const": result_file.SCHEMA}
 
 
 def _places(value, path=()):

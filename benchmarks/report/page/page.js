@@ -1,12 +1,13 @@
 "use strict";
 (() => {
-  // What a cell sorts by: its exact value, else the number it begins with, else its text.
+  const units = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 };
+  // What a cell sorts by: the number it begins with, in bytes if it is a size, else its text.
   const value = (cell) => {
-    if (cell.dataset.v) return Number(cell.dataset.v);
     const text = cell.textContent.replace(/^[▲△]\s*/, "");
     // 50×64 is a name, not the number 50.
-    const number = cell.classList.contains("n") ? parseFloat(text) : NaN;
-    return Number.isNaN(number) ? (cell.classList.contains("n") ? Infinity : text) : number;
+    if (cell.cellIndex < 2 || cell === cell.parentNode.lastElementChild) return text;
+    const number = parseFloat(text) * (units[text.split(" ")[1]] ?? 1);
+    return Number.isNaN(number) ? Infinity : number;
   };
   const before = (a, b) =>
     typeof a === "string"
@@ -36,6 +37,8 @@
   const onlyLost = document.getElementById("only-lost");
   const count = document.getElementById("count");
   const rows = [...document.querySelectorAll("table.sortable tbody tr")];
+  const verdicts = { "▲": "lost", "△": "near", "–": "" };
+  for (const row of rows) row.className = verdicts[row.cells[2].textContent[0]] ?? "won";
   const names = rows.map((row) =>
     [0, 1, row.cells.length - 1].map((i) => row.cells[i].textContent).join(" ").toLowerCase());
   const apply = () => {
@@ -57,12 +60,4 @@
   };
   filter.addEventListener("input", apply);
   onlyLost.addEventListener("change", apply);
-
-  // A link to a folded table unfolds it.
-  const unfold = () => {
-    const target = document.getElementById(location.hash.slice(1));
-    if (target instanceof HTMLDetailsElement) target.open = true;
-  };
-  window.addEventListener("hashchange", unfold);
-  unfold();
 })();

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from benchmarks.model import Operation, Row
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from benchmarks.model import Row
 from benchmarks.report.canvas import COLOURS, Plot, mark, new_figure, quiet, show_legend
-from benchmarks.report.figures import SWEEP, best_peer, distinct, peer_columns
+from benchmarks.report.figures import SWEEP, peer_columns
 from benchmarks.report.words import label, shape_text
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
 
 __all__ = ["ratio_plot"]
 
@@ -25,14 +25,15 @@ _LAYOUTS = ("NCX", "NXC")
 _TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
-def ratio_plot(op: Operation, dtype: str, rows: Sequence[Row], target: float) -> Plot | None:
+def ratio_plot(op: str, dtype: str, frame: pd.DataFrame, target: float) -> Plot | None:
     """Draw the cells of one operation and type, except those of the sweep; None if there are none.
 
     Must be called in the context `look`. `target` is what the ratio should be at most.
     """
-    rows = [row for row in distinct(rows) if row.cell.suite != SWEEP and best_peer(row)]
-    if not rows:
+    frame = frame[frame.ratio.notna() & (frame.suite != SWEEP)]
+    if frame.empty:
         return None
+    rows = list(frame.row)
     lines = _lines(rows)
     panels = [layout for layout in _LAYOUTS if any(row.cell.layout == layout for row in rows)]
     figure, axes = new_figure(
@@ -47,7 +48,7 @@ def ratio_plot(op: Operation, dtype: str, rows: Sequence[Row], target: float) ->
         axis.set_xlabel("our time / peer's time (log scale)")
     _name_lines(axes[0][0], lines)
     show_legend(figure, _handles(rows))
-    won = sum(1 for row in rows if (row.ratio() or 0) <= 1)
+    won = int((frame.ratio <= 1).sum())
     return Plot(
         name=f"ratio-{op}-{dtype}",
         title=f"Time of {op}, {dtype}, over each peer's",
@@ -76,19 +77,19 @@ def _panel(
 ) -> None:
     places = {line: i for i, line in enumerate(lines)}
     axis.set_xscale("log")
-    axis.axvspan(1, 1e3, color=COLOURS["lose"][0], zorder=0, linewidth=0)
-    axis.axvline(1, color=COLOURS["ink"][0], linewidth=0.9, zorder=1)
-    axis.axvline(target, color=COLOURS["muted"][0], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+    axis.axvspan(1, 1e3, color=COLOURS["lose"], zorder=0, linewidth=0)
+    axis.axvline(1, color=COLOURS["ink"], linewidth=0.9, zorder=1)
+    axis.axvline(target, color=COLOURS["muted"], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
     for row in rows:
         y = places[row.cell.suite, shape_text(row.cell)]
-        best = best_peer(row)
+        best = row.best_peer()
         for peer in row.peers():
             ratio = row.ratio_to(peer)
             if ratio is None:
                 continue
             how = mark(peer.contestant)
             if peer is best:
-                colour = COLOURS["loss" if ratio > 1 else "backnorm"][0]
+                colour = COLOURS["loss" if ratio > 1 else "backnorm"]
                 axis.plot([1, ratio], [y, y], color=colour, linewidth=1.6, zorder=2)
             axis.plot(
                 ratio,
@@ -96,8 +97,8 @@ def _panel(
                 color=how.colour,
                 marker=how.marker,
                 markersize=6.5 if peer is best else 4,
-                markeredgecolor=COLOURS["paper"][0] if peer is best else how.colour,
-                markerfacecolor=how.colour if peer is best else COLOURS["paper"][0],
+                markeredgecolor=COLOURS["paper"] if peer is best else how.colour,
+                markerfacecolor=how.colour if peer is best else COLOURS["paper"],
                 zorder=4 if peer is best else 3,
             )
     axis.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
@@ -111,12 +112,10 @@ def _name_lines(axis: Axes, lines: Sequence[tuple[str, str]]) -> None:
     for text, (_, shape) in zip(axis.get_yticklabels(), lines, strict=True):
         if not shape:
             text.set_fontweight("bold")
-            text.set_color(COLOURS["ink"][0])
+            text.set_color(COLOURS["ink"])
 
 
 def _handles(rows: Sequence[Row]) -> list[Artist]:
-    from matplotlib.lines import Line2D
-
     handles: list[Artist] = []
     for contestant in dict.fromkeys(name for name, _ in peer_columns(rows)):
         if any(peer.contestant == contestant for row in rows for peer in row.peers()):
