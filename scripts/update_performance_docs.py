@@ -58,7 +58,7 @@ def pages(result: Result, root: Path) -> dict[Path, str]:
     """Return the text of every file that follows from `result`, by its path."""
     plots = {plot.name: plot for plot in draw(result) if plot.name in _PLOTS}
     folder = RESULT.parent
-    found = {root / folder / f"{name}.svg": plot.standalone() for name, plot in plots.items()}
+    found = {root / folder / f"{name}.svg": plot.svg() for name, plot in plots.items()}
     for name, part, images in (
         ("README.md", _readme(result), (_README_PLOT,)),
         ("docs/performance.md", _performance(result), _PLOTS),

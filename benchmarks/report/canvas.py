@@ -88,22 +88,18 @@ class Plot:
         self.figure.draw_without_rendering()
         self.figure.set_layout_engine("none")
 
-    def standalone(self) -> str:
-        """Return an SVG file: light paper, text as outlines, the same bytes every time."""
-        return self._svg("path")
-
-    def address(self) -> str:
-        """Return the figure as the address of an image, which holds all of it; text as text."""
-        svg = self._svg("none").encode()
-        return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-
-    def _svg(self, text: str) -> str:
+    def svg(self) -> str:
+        """Return an SVG file: text as outlines, which look the same everywhere; the same bytes."""
         # Identifiers are hashes, salted with a random number unless one is given.
-        with matplotlib.rc_context({"svg.fonttype": text, "svg.hashsalt": self.name}):
+        with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": self.name}):
             stream = io.StringIO()
             metadata = {"Date": None, "Title": self.title, "Description": self.alternative}
             self.figure.savefig(stream, format="svg", metadata=metadata)
         return re.sub(r"[ \t]+$", "", stream.getvalue(), flags=re.MULTILINE)
+
+    def address(self) -> str:
+        """Return the address of the figure as an image, which holds all of it."""
+        return f"data:image/svg+xml;base64,{base64.b64encode(self.svg().encode()).decode()}"
 
 
 def mark(contestant: str) -> Mark:

@@ -80,27 +80,32 @@ def _panel(
     axis.axvspan(1, 1e3, color=COLOURS["lose"], zorder=0, linewidth=0)
     axis.axvline(1, color=COLOURS["ink"], linewidth=0.9, zorder=1)
     axis.axvline(target, color=COLOURS["muted"], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-    for row in rows:
-        y = places[row.cell.suite, shape_text(row.cell)]
-        best = row.best_peer()
-        for peer in row.peers():
-            ratio = row.ratio_to(peer)
-            if ratio is None:
-                continue
-            how = mark(peer.contestant)
-            if peer is best:
-                colour = COLOURS["loss" if ratio > 1 else "backnorm"]
-                axis.plot([1, ratio], [y, y], color=colour, linewidth=1.6, zorder=2)
-            axis.plot(
-                ratio,
-                y,
-                color=how.colour,
-                marker=how.marker,
-                markersize=6.5 if peer is best else 4,
-                markeredgecolor=COLOURS["paper"] if peer is best else how.colour,
-                markerfacecolor=how.colour if peer is best else COLOURS["paper"],
-                zorder=4 if peer is best else 3,
-            )
+    points = pd.DataFrame(
+        [
+            (places[row.cell.suite, shape_text(row.cell)], ratio, peer.contestant, peer is best)
+            for row in rows
+            for best in [row.best_peer()]
+            for peer in row.peers()
+            if (ratio := row.ratio_to(peer)) is not None
+        ],
+        columns=["y", "ratio", "contestant", "best"],
+    )
+    best = points[points.best]
+    for side, colour in ((best[best.ratio > 1], "loss"), (best[best.ratio <= 1], "backnorm")):
+        axis.hlines(side.y, 1, side.ratio, color=COLOURS[colour], linewidth=1.6, zorder=2)
+    for (contestant, large), found in points.groupby(["contestant", "best"]):
+        how = mark(contestant)
+        axis.plot(
+            found.ratio,
+            found.y,
+            linestyle="",
+            color=how.colour,
+            marker=how.marker,
+            markersize=6.5 if large else 4,
+            markeredgecolor=COLOURS["paper"] if large else how.colour,
+            markerfacecolor=how.colour if large else COLOURS["paper"],
+            zorder=4 if large else 3,
+        )
     axis.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
     axis.set_xticks([], minor=True)
     quiet(axis, "x")
