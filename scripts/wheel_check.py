@@ -32,6 +32,9 @@ _STRANGE = re.compile(
     r"(^|/)(tests?|test_[^/]*|check_[^/]*|conftest\.py|bench[^/]*|examples?|training|docs?)(/|$)"
 )
 
+# What a dependency brings (typer in some releases), whatever groups also name it.
+_BROUGHT = {"pydantic"}
+
 
 def strangers(names: Iterable[str]) -> list[str]:
     """Return those files of a wheel that are neither the library's nor the command's."""
@@ -60,7 +63,8 @@ def unwanted() -> set[str]:
     """Return the packages that only extras or the groups for working on backnorm name."""
     project = PROJECT["project"]
     lists = [*project["optional-dependencies"].values(), *PROJECT["dependency-groups"].values()]
-    return set().union(*map(names_of, lists)) - names_of(project["dependencies"]) - {"backnorm"}
+    wanted = names_of(project["dependencies"]) | _BROUGHT | {"backnorm"}
+    return set().union(*map(names_of, lists)) - wanted
 
 
 def supported() -> list[str]:

@@ -125,6 +125,7 @@ def test_what_must_not_come_with_it_is_in_no_dependency(wheel_check):
     unwanted = wheel_check.unwanted()
     assert unwanted >= {"torch", "jax", "tensorflow-cpu", "numba", "pytest", "scikit-learn"}
     assert not unwanted & {"numpy", "ml-dtypes", "array-api-compat", "typer", "rich", "safetensors"}
+    assert "pydantic" not in unwanted, "typer brings it"
     assert wheel_check.supported()[:3] == ["3.11", "3.12", "3.13"]
 
 
