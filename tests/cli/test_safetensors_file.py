@@ -111,6 +111,13 @@ def test_an_element_type_that_is_not_ours(written, dtype, size):
         load(written({"x": entry((size,), dtype)}, b"\0" * 8))
 
 
+def test_an_array_that_numpy_cannot_have(written):
+    with pytest.raises(ArgumentValueError, match=r"\[x\]: has too many axes.*100"):
+        load(written({"x": entry([1] * 100, offsets=(0, 4))}, b"\0" * 4))
+    with pytest.raises(ArgumentValueError, match=r"\[x\]: has too many elements"):
+        load(written({"x": entry((2**40, 0, 2**20), offsets=(0, 0))}))
+
+
 @pytest.mark.parametrize("length", [0, 7, 10**6, 2**63, 2**64 - 1])
 def test_a_header_length_that_lies(written, length):
     with pytest.raises(ArgumentError):

@@ -17,11 +17,14 @@ from safetensors.numpy import save
 from backnorm.cli.allowance import Allowance
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.graph.logical_tensor import check_elements
 
 __all__ = ["SafetensorsFile", "write_safetensors"]
 
 _TYPES = {"F64": FLOAT64, "F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 _LENGTH_BYTES = 8
+# More than anything has here, and fewer than NumPy has.
+_MOST_AXES = 32
 
 
 class SafetensorsFile:
@@ -67,14 +70,18 @@ class SafetensorsFile:
 
     def load(self, name: str) -> np.ndarray:
         """Return the array `name`."""
-        came = self._file.get_slice(name).get_dtype()
+        where = f"{self._path}[{name}]"
+        declared = self._file.get_slice(name)
+        came, shape = declared.get_dtype(), tuple(declared.get_shape())
         if came not in _TYPES:
             raise ArgumentTypeError(
-                f"{self._path}[{name}]",
-                "unsupported element type",
-                came=came,
-                accepted=", ".join(_TYPES),
+                where, "unsupported element type", came=came, accepted=", ".join(_TYPES)
             )
+        if len(shape) > _MOST_AXES:
+            raise ArgumentValueError(
+                where, "has too many axes", came=len(shape), accepted=f"at most {_MOST_AXES}"
+            )
+        check_elements(shape, where)
         array: np.ndarray = self._file.get_tensor(name)
         return array
 
