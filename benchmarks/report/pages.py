@@ -49,13 +49,15 @@ _TEMPLATES.filters["table"] = tables.html
 
 def to_markdown(result: Result) -> str:
     """Return the whole result as Markdown: summary, a table per operation and type, method."""
-    return _TEMPLATES.get_template("report.md.jinja").render(_contents(result))
+    text: str = _TEMPLATES.get_template("report.md.jinja").render(_contents(result))
+    return text
 
 
 def to_html(result: Result) -> str:
     """Return `result` as an HTML page with plots and sortable tables."""
     page = _TEMPLATES.get_template("page.html.jinja")
-    return page.render(_contents(result), sections=_sections(draw(result)))
+    text: str = page.render(_contents(result), sections=_sections(draw(result)))
+    return text
 
 
 def prepare(folder: Path) -> None:
