@@ -160,7 +160,11 @@ def test_a_model_of_each_family(library, name, size, layout, capsys):
 )
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize(("library", "name", "size"), FEW)
-def test_a_few_compiled(library, name, size, backend, capsys):
+@pytest.mark.parametrize(
+    ("library", "name", "size", "backend"),
+    # Inductor takes minutes for a model.
+    [(*model, "aot_eager") for model in [*TORCHVISION, *TIMM]]
+    + [(*model, "inductor") for model in FEW],
+)
+def test_compiled(library, name, size, backend, capsys):
     compare(library, name, size, capsys, backend=backend)
