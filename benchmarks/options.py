@@ -11,6 +11,7 @@ from typing import TypeVar
 from rich.table import Table
 
 import backnorm
+from backnorm.cli.progress import weighted_progress
 from backnorm.cli.signals import signals
 from backnorm.cli.text import warn
 from backnorm.errors import ArgumentValueError
@@ -19,7 +20,6 @@ from benchmarks.cells import chosen, representative, select
 from benchmarks.device import PLACES
 from benchmarks.model import CONDITIONS, DEVICES, FLOOR, OURS, Result
 from benchmarks.peers import CONTESTANTS, peers
-from benchmarks.progress import weighted_progress
 from benchmarks.report import compare, prepare, read_result, write_report
 from benchmarks.table import bench_table, summary_lines
 from benchmarks.turns import SETTINGS, Settings

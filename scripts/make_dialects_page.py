@@ -7,13 +7,13 @@ Usage: python scripts/make_dialects_page.py [--check]
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from backnorm.dialects.registry import DIALECTS, operators
 from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorSpec
 from backnorm.signature import SIGNATURES
+from generated import write_or_check
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "dialects.md"
 
@@ -143,17 +143,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
-def main() -> int:
-    """Write the page, or with --check say whether it is current."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{PAGE.name} is not current: run scripts/make_dialects_page.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(write_or_check({PAGE: page()}))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +17,7 @@ from types import ModuleType
 from backnorm.dialects._source import Parameter, configuration, parameters_of, result_type
 from backnorm.dialects.operator import Operator
 from backnorm.dialects.registry import DIALECTS
+from generated import write_or_check
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "backnorm" / "dialects"
 
@@ -118,22 +118,7 @@ def _text(parameter: Parameter) -> str:
     return f"{parameter.name}: {parameter.type} = {default}".replace("'", '"')
 
 
-def main() -> int:
-    """Write the stubs, or with --check say whether they are current."""
-    stale = []
-    for dialect, module in DIALECTS.items():
-        path, text = FOLDER / f"{dialect}.pyi", stub(importlib.import_module(module))
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            continue
-        stale.append(path.name)
-        if "--check" not in sys.argv[1:]:
-            path.write_text(text, encoding="utf-8")
-    if stale and "--check" in sys.argv[1:]:
-        names = ", ".join(stale)
-        print(f"not current: {names}; run scripts/make_dialects_stubs.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    modules = {FOLDER / f"{dialect}.pyi": module for dialect, module in DIALECTS.items()}
+    texts = {path: stub(importlib.import_module(module)) for path, module in modules.items()}
+    raise SystemExit(write_or_check(texts))

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from generated import write_or_check
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "features.md"
 TESTS = ROOT / "tests" / "frameworks"
@@ -41,8 +43,15 @@ thing. This page is generated from `tests/frameworks/features.toml` by
 
 def page() -> str:
     """Return the whole page."""
-    features = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["feature"]
-    return "\n".join([INTRODUCTION, *_table(features), "\n## Shown by\n", *_tests(features)]) + "\n"
+    found = features()
+    return "\n".join([INTRODUCTION, *_table(found), "\n## Shown by\n", *_tests(found)]) + "\n"
+
+
+@functools.cache
+def features() -> list[dict[str, Any]]:
+    """Return the rows of the table: a name, and a cell for each framework."""
+    found: list[dict[str, Any]] = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["feature"]
+    return found
 
 
 def _table(features: list[dict[str, Any]]) -> Iterator[str]:
@@ -72,7 +81,7 @@ def _tests(features: list[dict[str, Any]]) -> Iterator[str]:
 
 def missing() -> Iterator[str]:
     """Yield what the source names and is not there: features' cells, and tests."""
-    for feature in tomllib.loads(SOURCE.read_text(encoding="utf-8"))["feature"]:
+    for feature in features():
         for framework, folder in FRAMEWORKS.items():
             found = feature.get(framework)
             if found is None:
@@ -101,14 +110,7 @@ def main() -> int:
     if wrong:
         print("\n".join([f"{SOURCE.name}:", *wrong]), file=sys.stderr)
         return 1
-    text = page()
-    if "--check" in sys.argv[1:]:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{PAGE.name} is not current: run scripts/make_features_page.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check({PAGE: page()})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
-"""Write docs/record.md, the page of the record that every kernel takes, from its description."""
+"""Write docs/record.md, the page of the record that every kernel takes, from its description.
+
+With --check: say whether the page is current, and write nothing.
+
+Usage: python scripts/make_record_page.py [--check]
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from backnorm.cpu.record import CLAIMED, GEOMETRIES, LINE, SLOTS, fields
+from generated import write_or_check
 
 PAGE = Path(__file__).parent.parent / "docs" / "record.md"
 
@@ -46,4 +52,4 @@ def _table(title: str, rows: list, first: int | None = None) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    raise SystemExit(write_or_check({PAGE: page()}))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 # The module of NumPy's arrays, and the names of its allocators in the code of a call.
 ARRAYS, ALLOCATORS = "backnorm.arrays", ("allocate", "empty")
@@ -62,6 +63,34 @@ def run_cases(tmp_path_factory):
         return Cases(done, found, [line["begins"] for line in lines if "begins" in line])
 
     return run
+
+
+@pytest.fixture
+def cli(app):
+    """Run a command, the fixture `app`, in this process; a traceback of ours fails the test."""
+
+    def invoke(*args):
+        result = CliRunner().invoke(app, [str(arg) for arg in args])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def refused(cli):
+    """Run the command, assert that it refuses what it got in one line, and return that line."""
+
+    def invoke(*args):
+        result = cli(*args)
+        assert (result.exit_code, result.stdout) == (2, ""), result.output
+        assert result.stderr.startswith("backnorm: error: ")
+        assert result.stderr.count("\n") == 1
+        assert "Traceback" not in result.stderr
+        return result.stderr.strip()
+
+    return invoke
 
 
 @pytest.fixture

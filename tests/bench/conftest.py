@@ -5,39 +5,17 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from benchmarks.command import app
+from benchmarks.command import app as command
 from benchmarks.device import PLACES
 from benchmarks.model import Cell
 from benchmarks.turns import Settings
 
 
 @pytest.fixture
-def cli():
-    """Run the command in this process; a traceback of ours fails the test."""
-
-    def invoke(*args):
-        result = CliRunner().invoke(app, [str(arg) for arg in args])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return invoke
-
-
-@pytest.fixture
-def refused(cli):
-    """Run the command, assert that it refuses its options in one line, and return that line."""
-
-    def invoke(*args):
-        result = cli(*args)
-        assert (result.exit_code, result.stdout) == (2, ""), result.output
-        assert result.stderr.startswith("backnorm: error: ")
-        assert result.stderr.count("\n") == 1
-        return result.stderr.strip()
-
-    return invoke
+def app():
+    """Return the command that `cli` runs."""
+    return command
 
 
 @pytest.fixture

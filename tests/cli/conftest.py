@@ -5,40 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from backnorm.cli.app import app
+from backnorm.cli.app import app as command
 
 EPSILON = 1e-5
 
 
 @pytest.fixture
-def cli():
-    """Run the command in this process; a traceback of ours fails the test."""
-
-    def invoke(*args):
-        result = CliRunner().invoke(app, [str(arg) for arg in args])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return invoke
-
-
-@pytest.fixture
-def refused(cli):
-    """Run the command, assert that it refuses its input in one line, and return that line."""
-
-    def invoke(*args):
-        result = cli(*args)
-        assert result.exit_code == 2, result.output
-        assert result.stdout == ""
-        assert result.stderr.startswith("backnorm: error: ")
-        assert result.stderr.count("\n") == 1
-        assert "Traceback" not in result.stderr
-        return result.stderr.strip()
-
-    return invoke
+def app():
+    """Return the command that `cli` runs."""
+    return command
 
 
 @pytest.fixture

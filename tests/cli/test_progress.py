@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from backnorm.cli import progress as progress_module
-from backnorm.cli.progress import progress
+from backnorm.cli.progress import progress, weighted_progress
 
 
 @pytest.fixture
@@ -48,10 +48,25 @@ def test_the_time_left_follows_from_what_is_done(screen, monkeypatch):
     assert "4:30 left" in stream.getvalue()
 
 
+def test_the_time_left_follows_from_what_pieces_weigh(screen, monkeypatch):
+    stream, now = screen(True), 0.0
+    monkeypatch.setattr(
+        progress_module, "Progress", functools.partial(Progress, get_time=lambda: now)
+    )
+    with weighted_progress(100.0) as advance:
+        advance("a small one", 0.0)
+        now = 10.0
+        advance("a large [one]", 20.0)
+    assert "a large [one]" in stream.getvalue()
+    assert "0:40 left" in stream.getvalue()
+
+
 def test_elsewhere_nothing_is_shown(screen):
     stream = screen(False)
     with progress(2) as advance:
         advance("reading")
+    with weighted_progress(2.0) as advance:
+        advance("a cell", 1.0)
     assert stream.getvalue() == ""
 
 

@@ -160,7 +160,13 @@ def test_every_type_rule_runs_and_gives_the_described_outputs(schema, required):
 
 
 @pytest.mark.parametrize(
-    "script", ["make_dialects_page.py", "make_dialects_stubs.py", "make_features_page.py"]
+    "script",
+    [
+        "make_dialects_page.py",
+        "make_dialects_stubs.py",
+        "make_features_page.py",
+        "make_record_page.py",
+    ],
 )
 def test_the_committed_pages_and_stubs_are_current(script):
     done = subprocess.run(

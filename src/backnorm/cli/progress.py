@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -17,32 +18,35 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["Advance", "new_bar", "progress"]
+__all__ = ["Advance", "AdvanceTo", "progress", "weighted_progress"]
 
 #: Say what is being done now, and that what was said before is done.
 Advance = Callable[[str], None]
+#: Say what is being done now, and how much is done.
+AdvanceTo = Callable[[str, float], None]
 
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Advance]:
     """Show a bar of `total` pieces of work, if stderr is a terminal; yield how to advance it."""
+    with weighted_progress(total) as advance_to:
+        begun = itertools.count()
+        yield lambda what: advance_to(what, next(begun))
+
+
+@contextlib.contextmanager
+def weighted_progress(total: float) -> Iterator[AdvanceTo]:
+    """Show the same for work whose pieces are not alike; `total` is in any unit."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda _: None
+        yield lambda *_: None
         return
-    with new_bar(console) as bar:
+    with _new_bar(console) as bar:
         task = bar.add_task("", total=total)
-        started = False
-
-        def advance(what: str) -> None:
-            nonlocal started
-            bar.update(task, description=escape(what), advance=1 if started else 0)
-            started = True
-
-        yield advance
+        yield lambda what, done: bar.update(task, description=escape(what), completed=done)
 
 
-def new_bar(console: Console) -> Progress:
+def _new_bar(console: Console) -> Progress:
     """Return a bar with a description and times, not yet shown."""
     return Progress(
         BarColumn(20),
