@@ -1,6 +1,8 @@
 # On a machine with Python 3.11+ (with venv) and make:
 #   make demo          run the main job on real data
-#   make test          run the tests
+#   make test          run the tests, but for the long ones
+#   make test-all      run all tests but the sweeps
+#   make test-torch    run those of one framework alone; also test-core, test-jax, test-keras-jax, ...
 #   make kernels       compile all kernels for this processor: two minutes on two processors, once
 #   make wheel-check   install the wheel with every Python that the machine has, and run its demo
 #   make bench         measure everything beside all peers
@@ -19,10 +21,16 @@ KERNELS := $(BIN)/python -m backnorm.cpu.build.make
 # What links machine code, if no C compiler does.
 LINKER  := $(if $(shell command -v $(firstword $(CC))),,ziglang)
 
-# Workers of the test run, and options for pytest.
+# Workers of a test run, and options for pytest.
 JOBS   ?= 2
-TESTS  ?= tests
 PYTEST_FLAGS ?=
+# Which tests: the tiers are `not long and not sweep`, `not sweep`, and `sweep`.
+TIER   ?= not long and not sweep
+FOLDER  = tests/frameworks/$(@:test-%=%)
+DIST    = worksteal
+# A run of pytest each: no two frameworks share a process, nor two backends of Keras.
+FRAMEWORKS := torch jax jax_gpu tensorflow gpu gpu_code
+RUNS   := core $(FRAMEWORKS) keras-tensorflow keras-torch keras-jax
 
 # Where a benchmark puts result.json, report.md and report.html.
 BENCH ?= bench-results
@@ -38,7 +46,8 @@ ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS := 1
 endif
 
-.PHONY: demo test kernels bench bench-quick gpu-check docs lint sweep format build wheel-check clean
+.PHONY: demo test test-all sweep $(RUNS:%=test-%) browser-hint
+.PHONY: kernels bench bench-quick gpu-check docs lint format build wheel-check clean
 
 # What the demo calls, and no more.
 demo: $(VENV)/.package
@@ -49,11 +58,30 @@ demo: $(VENV)/.package
 kernels: $(VENV)/.package
 	$(KERNELS)
 
+# All runs, also after one that failed.
 test: $(VENV)/.test kernels
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_FLAGS) $(TESTS) -m "not sweep"
+	$(MAKE) --keep-going $(RUNS:%=test-%)
 
-sweep: $(VENV)/.test kernels
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS) $(TESTS) -m sweep
+test-all: browser-hint
+	$(MAKE) test TIER="not sweep"
+
+sweep:
+	$(MAKE) test TIER=sweep
+
+# Fixtures of the core's files are not made twice; elsewhere a worker without work takes some.
+test-core: FOLDER := tests --ignore tests/frameworks
+test-core: DIST := loadfile
+test-keras-%: FOLDER := tests/frameworks/keras
+test-keras-%: export KERAS_BACKEND = $(@:test-keras-%=%)
+
+# Not every run has something for every tier, of which pytest makes the status 5.
+$(RUNS:%=test-%): $(VENV)/.test kernels
+	$(BIN)/python -m pytest -n $(JOBS) --dist $(DIST) -m "$(TIER)" $(PYTEST_FLAGS) \
+	  $(FOLDER) || test $$? -eq 5
+
+browser-hint:
+	@command -v chromium chromium-browser google-chrome > /dev/null || \
+	  echo "No browser: tests of pages are skipped. On Debian: apt-get install chromium"
 
 # All suites, operations and types beside all peers: about 25 minutes on two processors.
 bench: $(VENV)/.bench kernels
@@ -66,7 +94,8 @@ bench-quick: $(VENV)/.bench kernels
 # On an NVIDIA GPU: every test of the kernels there, what only a GPU can show, and the benchmark of
 # the targets (about half an hour). Ends with an error where there is none.
 gpu-check: $(VENV)/.gpu
-	$(GPU_PYTHON) -m pytest -o python_files='check_*.py' -m "not sweep" $(PYTEST_FLAGS) \
+	$(GPU_PYTHON) -c 'import torch; torch.cuda.is_available() or exit("no CUDA device")'
+	$(GPU_PYTHON) -m pytest -m "not sweep" $(PYTEST_FLAGS) \
 	  tests/frameworks/gpu tests/frameworks/gpu_device
 	$(GPU_PYTHON) -m benchmarks --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from benchmarks.command import app as command
 from benchmarks.device import PLACES
 from benchmarks.model import Cell
 from benchmarks.turns import Settings
+from tests.required import require
 
 
 @pytest.fixture
@@ -39,11 +39,7 @@ def fakes(monkeypatch):
 def gpu(fakes, monkeypatch):
     """Put a made-up GPU in the place of a real one; returns its contestants, by name."""
     absent = [name for name in ("torch", "jax") if importlib.util.find_spec(name) is None]
-    if absent:
-        message = f"not installed: {', '.join(absent)}"
-        if os.environ.get("CI") or os.environ.get("BACKNORM_REQUIRE_PEERS") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
+    require(not absent, ", ".join(absent))
     monkeypatch.setitem(PLACES, ("cuda", "quiet"), "fake_gpu:FakeGpu")
     return {
         "backnorm": "benchmarks.peers.cuda.ours:Backnorm",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from benchmarks.model import Cell, GpuFacts, Outcome, Result, Row, Timing
 from benchmarks.report import read_result
 from benchmarks.table import bench_table, summary_lines
 from benchmarks.turns import Settings
+from tests import required
 
 FAKES = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -185,7 +185,7 @@ def test_all_peers_take_part(tmp_path):
         found = {outcome["contestant"]: outcome["status"] for outcome in row["outcomes"]}
         assert set(found) == set(peers.CONTESTANTS["cpu"])
         assert set(found.values()) <= {"ok", "missing"}, row
-        if os.environ.get("BACKNORM_REQUIRE_PEERS") == "1":
+        if required.ALL:
             assert set(found.values()) == {"ok"}, row
     assert "backnorm" in result["environment"]["versions"]
 

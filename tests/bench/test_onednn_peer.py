@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from benchmarks.peers import onednn_library
 from benchmarks.peers.base import Missing
 from benchmarks.peers.onednn import OneDnn
+from tests.required import require
 
 pytestmark = pytest.mark.peer
 
@@ -21,11 +21,7 @@ _DRIVER = "tests.bench.drivers.onednn_driver"
 
 @pytest.fixture(scope="module")
 def report():
-    if onednn_library.find() is None:
-        message = f"{onednn_library.DISTRIBUTION} is not installed"
-        if os.environ.get("CI") or os.environ.get("BACKNORM_REQUIRE_PEERS") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
+    require(onednn_library.find() is not None, onednn_library.DISTRIBUTION)
     done = subprocess.run(
         [sys.executable, "-m", _DRIVER],
         cwd=Path(__file__).parents[2],

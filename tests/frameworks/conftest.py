@@ -1,4 +1,9 @@
-"""What the checks of all frameworks share, each in its own process; imports none of them."""
+"""What the tests of all frameworks share; imports none of them.
+
+Each folder here is a run of pytest of its own in the Makefile (`make test-torch`), and Keras's one
+for each of its backends: no two frameworks share a process. Where they do, in an editor or in plain
+`pytest`, all are found, but those of Triton's kernels are skipped: it interprets, or it compiles.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,56 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import required
+
 _EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# What the tests of each folder import.
+_NEEDS = {
+    "torch": ("torch",),
+    "jax": ("jax",),
+    "tensorflow": ("tensorflow",),
+    "keras": ("keras",),
+    "gpu": ("torch", "triton"),
+    "gpu_code": ("triton",),
+    "gpu_device": ("torch", "triton"),
+    "jax_gpu": ("jax", "triton"),
+}
+
+
+# Triton decides when it is imported whether it interprets; and one run puts kernels for GPUs in the
+# place of JAX's CPU.
+_ALONE = {"gpu", "gpu_code", "jax_gpu"}
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what must have a process of its own and has not."""
+    folders = {item: _folder(item.path) for item in items}
+    if len(set(folders.values()) - {None, "gpu_device"}) < 2:
+        return
+    for item, folder in folders.items():
+        if folder in _ALONE:
+            reason = f"wants a process of its own: make test-{folder}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _folder(path):
+    """Return the folder of a test beside this file, None for tests of no framework."""
+    inside = Path(__file__).parent in path.parents
+    return path.relative_to(Path(__file__).parent).parts[0] if inside else None
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave out the tests of what is not installed; fail where nothing may be missing."""
+    if collection_path.parent != Path(__file__).parent:
+        return None
+    needs = _NEEDS.get(collection_path.name, ())
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    if required.ALL:
+        raise pytest.UsageError(f"not installed: {', '.join(missing)}")
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Triton's interpreter in the place of a GPU: kernels run on CPU tensors, a program at a time.
 
-With TRITON_INTERPRET=1. Without it the checks of this folder run on the GPU.
+With TRITON_INTERPRET=1, or without a CUDA device. Otherwise the tests in `gpu` run on the GPU.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _PARAMETERS = {
 @functools.cache
 def _frames() -> Any:
     """Return the class of a call frame beneath a made-up XLA."""
-    made_up: Any = module_of("frameworks/jax/check_handler.py").Xla
+    made_up: Any = module_of("frameworks/jax/test_handler.py").Xla
 
     class Frame(made_up):
         """A call frame of a stage, with the arrays of its fields."""

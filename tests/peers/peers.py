@@ -5,26 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 DRIVERS = Path(__file__).parent / "drivers"
 NAMES = ("x", "dy", "mean", "variance", "gamma")
-
-
-def require(found, what):
-    """Go on if the peer is there; without it skip, or fail where peers must not be missing."""
-    if found:
-        return
-    message = f"{what} is not installed, so backnorm is not compared with it"
-    if os.environ.get("CI") or os.environ.get("BACKNORM_REQUIRE_PEERS") == "1":
-        pytest.fail(message)
-    pytest.skip(message)
 
 
 def is_installed(module):

@@ -15,6 +15,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import budget, ulp_error
 from backnorm.dtypes import FLOAT16, FLOAT32
+from tests.required import require
 
 from . import peers
 
@@ -87,7 +88,7 @@ def disagreements(cases, results):
 
 
 def test_tensorflow_agrees_and_is_not_closer(tmp_path):
-    peers.require(peers.is_installed("tensorflow"), "TensorFlow")
+    require(peers.is_installed("tensorflow"), "TensorFlow")
     cases = made(dtypes=(FLOAT32, FLOAT16))
     # is_training=False is refused for NCHW on the CPU.
     cases += made(formats=("NXC",), modes=(False,))
@@ -95,14 +96,14 @@ def test_tensorflow_agrees_and_is_not_closer(tmp_path):
 
 
 def test_pytorch_agrees_and_is_not_closer(tmp_path):
-    peers.require(peers.is_installed("torch"), "PyTorch")
+    require(peers.is_installed("torch"), "PyTorch")
     cases = made(dtypes=(FLOAT32, FLOAT16), modes=(True, False))
     assert disagreements(cases, peers.run("torch_driver.py", cases, tmp_path)) == []
 
 
 def test_onednn_graph_agrees_and_is_not_closer(tmp_path):
     library = peers.onednn_library()
-    peers.require(library is not None, "oneDNN (onednn-cpu-gomp)")
+    require(library is not None, "oneDNN (onednn-cpu-gomp)")
     cases = made()
     results = peers.run("onednn_graph_driver.py", cases, tmp_path, str(library))
     assert disagreements(cases, results) == []

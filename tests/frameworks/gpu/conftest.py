@@ -1,23 +1,22 @@
-"""What the checks of the GPU's kernels share."""
+"""What the tests of the GPU's kernels share."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+# Read when the kernels are imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from backnorm.gpu.device import KNOWN
 
 from .. import interpreter
 
 FOLDER = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True, scope="session")
-def there_is_a_gpu():
-    if not interpreter.INTERPRETED and not torch.cuda.is_available():
-        pytest.exit("no CUDA device; TRITON_INTERPRET=1 does without one", returncode=1)
 
 
 @pytest.fixture(autouse=True, scope="session")

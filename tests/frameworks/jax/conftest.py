@@ -1,4 +1,4 @@
-"""What the checks of the JAX adapter share: several CPU devices, 64 bits, textbook formulas."""
+"""What the tests of the JAX adapter share: several CPU devices, 64 bits, textbook formulas."""
 
 from __future__ import annotations
 

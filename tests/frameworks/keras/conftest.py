@@ -1,4 +1,4 @@
-"""Fixtures of the checks with Keras, which run in a process for each of its backends.
+"""Fixtures of the tests with Keras, which run in a process for each of its backends.
 
 KERAS_BACKEND says which: tensorflow (as Keras itself has it by default), torch or jax.
 """

@@ -1,4 +1,4 @@
-"""Fixtures of the checks with TensorFlow, which run in a process of their own."""
+"""Fixtures of the tests with TensorFlow, which run in a process of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks of the PyTorch adapter share: seeded tensors, layouts, comparison."""
+"""What the tests of the PyTorch adapter share: seeded tensors, layouts, comparison."""
 
 from __future__ import annotations
 

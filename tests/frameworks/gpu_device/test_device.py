@@ -18,10 +18,7 @@ CUDA = torch.device("cuda")
 UNEQUAL = 1e-6
 
 
-@pytest.fixture(autouse=True, scope="session")
-def there_is_a_gpu():
-    if not torch.cuda.is_available():
-        pytest.exit("no CUDA device", returncode=1)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 @pytest.fixture(autouse=True)

@@ -115,7 +115,9 @@ def test_a_device_without_kernels():
 
 
 @pytest.mark.parametrize(
-    "residual", [torch.randn(4, 3, 1), torch.randn(4, 3, 5).double(), None], ids=str
+    "residual",
+    [torch.randn(4, 3, 1), torch.randn(4, 3, 5).double(), None],
+    ids=["shape", "type", "none"],
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_a_residual_must_be_like_the_input(residual, training):

@@ -95,7 +95,13 @@ EXPORTING = (
 )
 
 RUNNING = (
-    COMMON
+    """
+    import os, sys
+    # Before JAX counts the processors.
+    if sys.argv[2] == "one":
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+"""
+    + COMMON
     + """
     import backnorm.jax
 
@@ -107,14 +113,13 @@ RUNNING = (
 )
 
 
-def run(program, *arguments, seed=0, **how):
+def run(program, *arguments, seed=0):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=300,
         env={**os.environ, "PYTHONHASHSEED": str(seed)},
-        **how,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -145,11 +150,7 @@ def folders(tmp_path_factory):
 def test_in_a_process_that_has_traced_nothing(folders, threads, processors):
     if processors == "one" and not hasattr(os, "sched_setaffinity"):
         pytest.skip("processes cannot be kept to one processor")
-
-    def keep_to_one():
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-    run(RUNNING, folders[threads], preexec_fn=keep_to_one if processors == "one" else None)
+    run(RUNNING, folders[threads], processors)
     assert results(folders[threads], ".again") == results(folders[threads], "")
 
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-# Read when the kernels are imported; this file has a process to itself.
-os.environ["TRITON_INTERPRET"] = "1"
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +16,8 @@ from backnorm.gpu.device import KNOWN
 from backnorm.jax import choice, launches
 
 from .. import interpreter
+from ..jax.conftest import EPSILON, SHAPES, agree, textbook, weighed
 from . import interpreted
-from .conftest import EPSILON, SHAPES, agree, textbook, weighed
-
-interpreted.take_the_place_of_the_cpu()
 
 # One launch does all; and never, since a row holds a few channels many times over.
 ONE, SEVERAL = (6, 5, 3, 4), (300, 3)
@@ -32,7 +25,8 @@ WAYS, STEPS = ("forward", "backward"), ("sums", "finish", "apply")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def rounding():
+def interpreted_kernels():
+    interpreted.take_the_place_of_the_cpu()
     with interpreter.rounding_as_hardware_does():
         yield
 
