@@ -28,6 +28,9 @@ validation follows, by `scripts/make_dialects_page.py`.
 to all: the statistics are used as they are given, the variance is the biased one, and results
 are those of the canonical operator bit for bit. Where a specification hands over an inverse
 standard deviation, that is used as it is, too.
+
+Every call also takes a keyword of backnorm's own that no specification has, `arithmetic`:
+`"float32"` or `"float64"`, what elements are computed in (`backnorm.arithmetic`).
 """
 
 CANONICAL = """\

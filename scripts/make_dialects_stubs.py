@@ -28,6 +28,7 @@ IMPORTS = (
     ("typing", ("NamedTuple",)),
     ("numpy as np", ("np",)),
     ("numpy.typing", ("ArrayLike",)),
+    ("backnorm.arithmetics", ("Arithmetic",)),
     ("backnorm.dialects.operator", ("Operator",)),
     ("backnorm.dialects.schema", ("Required",)),
 )

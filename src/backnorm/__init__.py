@@ -7,6 +7,7 @@ The canonical operator works on NumPy arrays::
 ``backnorm.dialects`` has the same operator in the words of other specifications.
 """
 
+from backnorm.arithmetics import arithmetic
 from backnorm.cpu.plan import Plan
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm.limits import offer as _offer_limits
@@ -48,6 +49,7 @@ __all__ = [
     "Plan",
     "SecondGradients",
     "apply",
+    "arithmetic",
     "batch_norm_backward",
     "batch_norm_double_backward",
     "batch_norm_forward",

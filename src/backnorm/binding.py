@@ -70,11 +70,12 @@ def facts(code: Code, name: str, kind: str = "data") -> str:
 
 
 def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[..., Any]:
-    """Return ``make(calls, first, get_num_threads)``, which returns the function of a call.
+    """Return ``make(calls, first, get_num_threads, chosen)``, which returns the function of a call.
 
     That function takes the operands, the options, `out` and the numbers. It looks up its executable
     in the dictionary ``calls``; where there is none yet, it calls ``first`` with the key, the
-    operands, the options, `out` and the numbers. `names` are the global names of the code.
+    operands, the options, `out` and the numbers. `names` are the global names of the code. The last
+    two say what holds for a call beside its arguments, and are part of the key.
     """
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
     # True == 1 == 1.0: a key cannot tell them apart without their classes.
@@ -83,10 +84,11 @@ def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[
         *(facts(code, operand.name, operand.kind) for operand in signature.operands),
         *(part for option in signature.options for part in (f"type({option})", option)),
         "get_num_threads()",
+        "chosen()",
     ]
     given, passed = _given(signature), _passed(signature.numbers)
     lines = [
-        "def make(calls, first, get_num_threads):",
+        "def make(calls, first, get_num_threads, chosen):",
         f"    def call({operands}, {options}, out=None{given}):",
         "        try:",
         f"            key = ({', '.join(key)})",

@@ -55,7 +55,7 @@ def backward(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
     held = _checked(problem, operands, out, blend)
     x, dy, _, mean, variance, gamma = operands
     known = problem.shape, problem.channel_axes, problem.dtype, problem.statistics_dtype
-    reduction = Problem("reduce", *known)
+    reduction = Problem("reduce", *known, arithmetic=problem.arithmetic)
     whole = executable(reduction, x, exchanged=True)
     sums = phases.reduce(whole, x, dy, mean)
     total = variance.astype(np.float64)

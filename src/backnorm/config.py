@@ -8,6 +8,9 @@
 ``BACKNORM_CPU_LEVEL``    Level of processors whose machine code is used: ``x86-64-v4-bf16``,
                           ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the best that this
                           processor has).
+``BACKNORM_ARITHMETIC``   ``float32`` or ``float64``: what elements of float32 and of 16 bits are
+                          computed in by calls that do not say it (default: 16 bits in float32,
+                          float32 in float64); read when it is first needed.
 ``BACKNORM_JAX_CUDA``     What `backnorm.jax` runs on CUDA devices: ``triton``, kernels by way of
                           jax-triton; ``formulas``, plain ``jax.numpy`` code (default: kernels
                           where they can be launched).
@@ -23,7 +26,7 @@ from typing import Literal
 
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["cpu_level", "initial_threads", "jax_on_cuda", "openmp_threads"]
+__all__ = ["arithmetic", "cpu_level", "initial_threads", "jax_on_cuda", "openmp_threads"]
 
 
 def initial_threads() -> int | None:
@@ -54,6 +57,23 @@ def openmp_threads() -> int | None:
 def cpu_level() -> str | None:
     """Return BACKNORM_CPU_LEVEL, or None if it is not set; see `backnorm.cpu.library.level`."""
     return os.environ.get("BACKNORM_CPU_LEVEL")
+
+
+def arithmetic() -> Literal["float32", "float64"] | None:
+    """Return BACKNORM_ARITHMETIC, or None if it is not set."""
+    text = os.environ.get("BACKNORM_ARITHMETIC")
+    if text is None:
+        return None
+    if text == "float32":
+        return "float32"
+    if text == "float64":
+        return "float64"
+    raise ArgumentValueError(
+        "BACKNORM_ARITHMETIC",
+        "environment variable must name what elements are computed in",
+        came=repr(text),
+        accepted="float32, float64",
+    )
 
 
 def jax_on_cuda() -> Literal["triton", "formulas"] | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from backnorm.allocation import LARGE
+from backnorm.arithmetics import chosen
 from backnorm.arrays import NUMPY
 from backnorm.binding import caller, runner
 from backnorm.layout import Order, adjacent, extents_of
@@ -214,5 +215,5 @@ def operation(
         return found.run(*read, out=out, **numbers)
 
     make = caller(signature, arrays.code, arrays.names)
-    made: Callable[..., tuple[Any, ...]] = make(CALLS, first, get_num_threads)
+    made: Callable[..., tuple[Any, ...]] = make(CALLS, first, get_num_threads, chosen)
     return made

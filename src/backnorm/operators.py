@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from backnorm import blending
+from backnorm.arithmetics import Arithmetic
 from backnorm.arrays import NUMPY
 from backnorm.cpu.plan import Plan
 from backnorm.executable import executable, operation
@@ -54,6 +55,7 @@ def batch_norm_backward(
     training: bool = ...,
     mask: Any = ...,
     residual: Literal[False] = ...,
+    arithmetic: Arithmetic | None = ...,
     out: Any = ...,
     blend: Blend | None = ...,
 ) -> Gradients: ...
@@ -72,6 +74,7 @@ def batch_norm_backward(
     training: bool = ...,
     mask: Any,
     residual: bool,
+    arithmetic: Arithmetic | None = ...,
     out: np.ndarray | None = ...,
 ) -> GradientsWithResidual: ...
 
@@ -88,6 +91,7 @@ def batch_norm_backward(
     training: bool = True,
     mask: Any = None,
     residual: bool = False,
+    arithmetic: Arithmetic | None = None,
     out: Any = None,
     blend: Blend | None = None,
 ) -> Gradients | GradientsWithResidual:
@@ -127,6 +131,9 @@ def batch_norm_backward(
         What `batch_norm_forward` returned with ``relu=True``; x must lie in memory as it did then.
     residual : bool
         Whether the gradient of a residual is wanted, too.
+    arithmetic : {"float32", "float64"}, optional
+        What elements are computed in, and short runs of sums added up; see `backnorm.arithmetic`,
+        which says what holds without it. float64 elements are computed in float64 alone.
     out : array, optional
         Where to write dx, of x's shape and type. ``out=dy`` works in place; any other overlap with
         an input is an error. With `blend`, a tuple of arrays for dx, dgamma and dbeta.
@@ -138,8 +145,8 @@ def batch_norm_backward(
     -------
     Gradients, or with `residual` GradientsWithResidual
         dx of x's shape, type and memory order; dgamma and dbeta, (C,), of mean's type; dresidual,
-        as dx. Each element is the exact value rounded once (see
-        ``backnorm.conformance.judge.budget``), with the same bits for any number of threads.
+        as dx. In float64 arithmetic each element is the exact value rounded once (see
+        ``backnorm.conformance.judge.budget``); with the same bits for any number of threads in any.
 
     Raises
     ------
@@ -153,10 +160,21 @@ def batch_norm_backward(
     """
     if blend is not None:
         operands = x, dy, mask, mean, variance, gamma
-        given = _checked("backward", operands, epsilon, data_format, training, residual)
+        given = _checked("backward", operands, epsilon, data_format, training, residual, arithmetic)
         return blending.backward(*given, out, check_blend(blend))
     dx, dgamma, dbeta, dresidual = _backward(
-        x, dy, mask, mean, variance, gamma, epsilon, data_format, training, residual, out
+        x,
+        dy,
+        mask,
+        mean,
+        variance,
+        gamma,
+        epsilon,
+        data_format,
+        training,
+        residual,
+        arithmetic,
+        out,
     )
     if dresidual is None:
         return _gradients((dx, dgamma, dbeta))
@@ -172,6 +190,7 @@ def batch_norm_forward(
     epsilon: float,
     data_format: Format = ...,
     relu: Literal[False] = ...,
+    arithmetic: Arithmetic | None = ...,
     out: np.ndarray | None = ...,
 ) -> Normalized: ...
 
@@ -186,6 +205,7 @@ def batch_norm_forward(
     data_format: Format = ...,
     relu: bool,
     residual: Any = ...,
+    arithmetic: Arithmetic | None = ...,
     out: np.ndarray | None = ...,
 ) -> NormalizedWithMask: ...
 
@@ -199,6 +219,7 @@ def batch_norm_forward(
     data_format: Format = "NCX",
     relu: bool = False,
     residual: Any = None,
+    arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> Normalized | NormalizedWithMask:
     """Normalise a batch with its own statistics, with a ReLU and an addition in the same pass.
@@ -222,6 +243,8 @@ def batch_norm_forward(
         Whether y is max(0, ...); NaN stays NaN.
     residual : array, optional
         What is added before the ReLU, of x's shape and type; 0 if absent.
+    arithmetic : {"float32", "float64"}, optional
+        As `batch_norm_backward`.
     out : array, optional
         Where to write y; may not overlap an input.
 
@@ -239,7 +262,7 @@ def batch_norm_forward(
         As `batch_norm_backward`, and for a residual without a ReLU.
     """
     y, mean, variance, mask = _forward(
-        x, residual, gamma, beta, None, None, epsilon, data_format, relu, out
+        x, residual, gamma, beta, None, None, epsilon, data_format, relu, arithmetic, out
     )
     if mask is None:
         return _normalized((y, mean, variance))
@@ -257,6 +280,7 @@ def batch_norm_inference(
     data_format: Format = "NCX",
     relu: bool = False,
     residual: Any = None,
+    arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
@@ -279,6 +303,8 @@ def batch_norm_inference(
         Whether y is max(0, ...); NaN stays NaN.
     residual : array, optional
         What is added before the ReLU, of x's shape and type; 0 if absent.
+    arithmetic : {"float32", "float64"}, optional
+        As `batch_norm_backward`.
     out : array, optional
         Where to write y; may not overlap an input.
 
@@ -293,11 +319,20 @@ def batch_norm_inference(
         As `batch_norm_backward`, and for a residual without a ReLU.
     """
     y: np.ndarray
-    (y,) = _inference(x, residual, mean, variance, gamma, beta, epsilon, data_format, relu, out)
+    (y,) = _inference(
+        x, residual, mean, variance, gamma, beta, epsilon, data_format, relu, arithmetic, out
+    )
     return y
 
 
-def reduce(x: Any, dy: Any, mean: Any, *, data_format: Format = "NCX") -> ChannelSums:
+def reduce(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    *,
+    data_format: Format = "NCX",
+    arithmetic: Arithmetic | None = None,
+) -> ChannelSums:
     """Return the first phase of the backward pass: sum dy and sum dy*(x - mean) per channel.
 
     Sums of parts of a batch add up to those of the batch; `apply` takes the total.
@@ -310,6 +345,8 @@ def reduce(x: Any, dy: Any, mean: Any, *, data_format: Format = "NCX") -> Channe
         Mean of the whole batch; x's type, or float32 beside a 16-bit x.
     data_format : {"NCX", "NXC"} or tuple of int
         Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
+    arithmetic : {"float32", "float64"}, optional
+        As `batch_norm_backward`.
 
     Returns
     -------
@@ -321,7 +358,7 @@ def reduce(x: Any, dy: Any, mean: Any, *, data_format: Format = "NCX") -> Channe
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`.
     """
-    return ChannelSums(*_reduce(x, dy, mean, data_format))
+    return ChannelSums(*_reduce(x, dy, mean, data_format, arithmetic))
 
 
 def apply(
@@ -335,13 +372,14 @@ def apply(
     epsilon: float,
     data_format: Format = "NCX",
     training: bool = True,
+    arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the second phase of the backward pass: dx of a part, from the sums of the whole.
 
     Parameters
     ----------
-    x, dy, mean, variance, gamma, epsilon, data_format, training, out
+    x, dy, mean, variance, gamma, epsilon, data_format, training, arithmetic, out
         As `batch_norm_backward` (gamma may be None).
     sums : ChannelSums
         From `reduce`, added up over all parts of the batch, this one among them.
@@ -367,11 +405,11 @@ def apply(
     if not usual:
         # What else is wrong comes first.
         operands = x, dy, mean, variance, gamma
-        problem, _ = _checked("apply", operands, epsilon, data_format, training)
+        problem, _ = _checked("apply", operands, epsilon, data_format, training, arithmetic)
         check_sums_of(sums, problem.channels, problem.count)
     dx: np.ndarray
     (dx,) = _apply(
-        x, dy, mean, variance, gamma, epsilon, data_format, training, out,
+        x, dy, mean, variance, gamma, epsilon, data_format, training, arithmetic, out,
         sums=(sums.sum_dy, sums.sum_dy_xmu), count=sums.count,
     )  # fmt: skip
     return dx
@@ -389,6 +427,7 @@ def explain(
     training: bool = True,
     mask: Any = None,
     residual: bool = False,
+    arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> Plan:
     """Return the plan that `batch_norm_backward` follows for the same arguments.
@@ -400,7 +439,9 @@ def explain(
         change it.
     """
     operands = x, dy, mask, mean, variance, gamma
-    problem, read = _checked("backward", operands, epsilon, data_format, training, residual)
+    problem, read = _checked(
+        "backward", operands, epsilon, data_format, training, residual, arithmetic
+    )
     decided: Plan = executable(problem, read[0]).plan
     return decided
 
@@ -411,6 +452,5 @@ def _checked(
     """Return the problem of a call, its options in the signature's order; and the arrays."""
     signature = SIGNATURES[operation]
     read = NUMPY.read(operands, signature)
-    # Those that are not given have their defaults.
-    how: dict[str, Any] = dict(zip(signature.options, options, strict=False))
+    how: dict[str, Any] = dict(zip(signature.options, options, strict=True))
     return problem_of(operation, *read, **how), read

@@ -8,11 +8,12 @@ operation's signature. It reads only the ``shape`` and ``dtype`` of arrays; the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from backnorm.arithmetics import Arithmetic, own_arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
@@ -25,6 +26,7 @@ __all__ = [
     "Problem",
     "as_array",
     "channel_axis_of",
+    "check_available",
     "check_epsilon",
     "check_mask",
     "problem_of",
@@ -84,6 +86,8 @@ class Problem:
         Whether the operand variance holds 1/sqrt(variance + epsilon).
     running : bool
         Whether running statistics are updated.
+    arithmetic : {"float32", "float64"}
+        What elements are computed in, and short runs of sums added up.
     """
 
     operation: Operation
@@ -99,6 +103,7 @@ class Problem:
     residual: bool = False
     inverse: bool = False
     running: bool = False
+    arithmetic: Arithmetic = field(kw_only=True)
 
     @property
     def channels(self) -> int:
@@ -126,6 +131,7 @@ def problem_of(
     training: object = True,
     relu: object = False,
     residual: object = False,
+    arithmetic: object = None,
 ) -> Problem:
     """Validate a call and return its Problem.
 
@@ -141,6 +147,8 @@ def problem_of(
         backward pass whether the gradient of a residual is wanted.
     data_format : {"NCX", "NXC"} or tuple of int
         Or the channel axes, ascending.
+    arithmetic : {"float32", "float64"}, optional
+        None: see `arithmetics.resolved`. Without this option it is float64.
 
     Raises
     ------
@@ -197,6 +205,7 @@ def problem_of(
         relu=relu,
         residual=added,
         running="running_mean" in given,
+        arithmetic=resolved(dtype, arithmetic) if "arithmetic" in options else "float64",
     )
 
 
@@ -266,6 +275,18 @@ def channel_axis_of(data_format: object) -> int:
         came=shown(data_format),
         accepted="'NCX' (channel axis 1), 'NXC' (channel axis last), or a tuple of axes",
     )
+
+
+def check_available(problem: Problem) -> None:
+    """Raise unless there are kernels for the arithmetic of a problem."""
+    own = own_arithmetic(problem.dtype)
+    if problem.arithmetic != own:
+        raise ArgumentValueError(
+            "arithmetic",
+            f"there are no kernels for elements of {problem.dtype} in this arithmetic",
+            came=repr(problem.arithmetic),
+            accepted=repr(own),
+        )
 
 
 def check_epsilon(epsilon: object) -> float:

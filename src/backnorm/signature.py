@@ -135,7 +135,7 @@ _ALL = (
             Result("dbeta", "channel", "result_2"),
             Result("dresidual", "data", "residual", option="residual"),
         ),
-        ("epsilon", "data_format", "training", "residual"),
+        ("epsilon", "data_format", "training", "residual", "arithmetic"),
         overwrites="dy",
     ),
     Signature(
@@ -154,7 +154,7 @@ _ALL = (
             Result("variance", "channel", "result_2"),
             Result("mask", "mask", "mask", option="relu"),
         ),
-        ("epsilon", "data_format", "relu"),
+        ("epsilon", "data_format", "relu", "arithmetic"),
         # The weight of the batch in the running statistics.
         numbers=(Number("momentum", 0.0, "running_mean"),),
     ),
@@ -162,7 +162,7 @@ _ALL = (
         "inference",
         (_X, _RESIDUAL, _MEAN, _VARIANCE, _GAMMA, _BETA),
         (_Y,),
-        ("epsilon", "data_format", "relu"),
+        ("epsilon", "data_format", "relu", "arithmetic"),
     ),
     # See `results.ChannelSums`.
     Signature(
@@ -173,13 +173,13 @@ _ALL = (
             Result("sum_dy_xmu", "sums", ""),
             Result("count", "count", ""),
         ),
-        ("data_format",),
+        ("data_format", "arithmetic"),
     ),
     Signature(
         "apply",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
         (_DX,),
-        ("epsilon", "data_format", "training"),
+        ("epsilon", "data_format", "training", "arithmetic"),
         overwrites="dy",
         # Two arrays, and the number of elements that they are sums over.
         numbers=(Number("sums"), Number("count")),

@@ -105,6 +105,7 @@ def test_the_json_report_has_what_the_table_shows(cli, write_json, npz, call):
         "op",
         "label",
         "layout",
+        "arithmetic",
         "inputs",
         "outputs",
         "seconds",
@@ -114,6 +115,7 @@ def test_the_json_report_has_what_the_table_shows(cli, write_json, npz, call):
         "check",
     }
     assert (step["dialect"], step["layout"]) == ("onednn_graph", "NCX")
+    assert step["arithmetic"] == "float64"
     assert step["inputs"][0] == {
         "port": "src",
         "name": "x",
@@ -139,8 +141,8 @@ def test_without_check_there_is_no_verdict(cli, write_json, npz, call):
 def test_a_wrong_result_fails_the_check(cli, write_json, npz, call, monkeypatch, json_option):
     right = run_module.run_step
 
-    def wrong(step, inputs):
-        outputs = right(step, inputs)
+    def wrong(step, inputs, arithmetic):
+        outputs = right(step, inputs, arithmetic)
         outputs["diff_gamma"] = outputs["diff_gamma"] * np.float32(1.00001)
         return outputs
 

@@ -323,3 +323,8 @@ def test_variance_that_is_negative(refused, write_json, call, tmp_path, tensors)
 )
 def test_bad_options(cli, write_json, call, options):
     assert cli("run", write_json(call()), *options).exit_code == 2
+
+
+def test_an_arithmetic_that_is_none(refused, write_json, npz, call):
+    line = refused("run", write_json(call()), "--tensors", npz, "--arithmetic", "single")
+    assert "--arithmetic: unknown; got 'single'; accepted: 'float32' or 'float64'" in line

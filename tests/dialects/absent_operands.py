@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from backnorm.arithmetics import own_arithmetic
 from backnorm.dialects import _aten_phases, aten
 from backnorm.dialects.registry import DIALECTS, canonical, invoke, operators
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, channel
@@ -83,12 +84,14 @@ class Subject:
     def fresh(self, inputs, **changed):
         """Return what a call gives that finds nothing of earlier calls."""
         outputs = changed.pop("outputs", None)
+        how = {"arithmetic": changed.pop("arithmetic", None)}
         if (mask := changed.pop("output_mask", None)) is not None:
             names = [tensor.name for tensor in self.schema.outputs]
             outputs = [name for name, flag in zip(names, mask, strict=True) if flag]
-            found = self.operator.invoke(inputs, self.attributes | changed, outputs)
+            found = self.operator.invoke(inputs, self.attributes | changed, outputs, **how)
             return [found.get(name) for name in names]
-        return list(self.operator.invoke(inputs, self.attributes | changed, outputs).values())
+        attributes = self.attributes | changed
+        return list(self.operator.invoke(inputs, attributes, outputs, **how).values())
 
     @property
     def known(self):
@@ -104,6 +107,7 @@ class Subject:
             for kind in values():
                 good = accepts(spec, kind.plain)
                 yield spec.name, kind._replace(refused=kind.refused or not good)
+        yield from arithmetics(self.types["data"])
         choice, names = self.schema.choice, [tensor.name for tensor in self.schema.outputs]
         if choice == "outputs":
             yield choice, Kind("absent", None, None)
@@ -145,6 +149,7 @@ class Phase(Subject):
         return self.call(inputs, **changed)
 
     def options(self):
+        yield from arithmetics(self.types["data"])
         for flag in self.fixed:
             for kind in values():
                 yield flag, kind._replace(refused=type(kind.plain) is not bool)
@@ -156,6 +161,15 @@ def phases() -> Iterator[Subject]:
     yield Phase(reduced, ("input_g", "weight_g", "bias_g"), inputs)
     sums = [channel(name, name, "V") for name in ("sum_dy", "sum_dy_xmu", "count")]
     yield Phase(applied, (), (*inputs, *sums))
+
+
+def arithmetics(dtype):
+    """Yield what may stand in the place of the arithmetic, which no schema has."""
+    name = own_arithmetic(dtype)
+    yield "arithmetic", Kind("absent", None, None)
+    yield "arithmetic", Kind("a word of NumPy", np.str_(name), name)
+    for kind in values():
+        yield "arithmetic", kind._replace(refused=kind.refused or kind.plain is not None)
 
 
 def accepts(spec, plain):

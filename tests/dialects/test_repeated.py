@@ -16,8 +16,10 @@ import pytest
 
 import backnorm
 from backnorm import BacknormError
+from backnorm.arithmetics import own_arithmetic
 from backnorm.dialects import cudnn, ngraph, onednn_graph, onednn_spec, stablehlo, tensorflow
 from backnorm.dialects.registry import DIALECTS, operators
+from backnorm.executable import CALLS
 
 from .absent_operands import subjects
 
@@ -83,6 +85,23 @@ def test_another_number_of_threads_is_another_call(subject):
 
 
 @ALL
+def test_another_arithmetic_is_another_call(subject):
+    inputs = subject.good()
+
+    def call(**options):
+        return subject.call({n: a.copy() for n, a in inputs.items()}, **options)
+
+    expected = call()
+    data = next(tensor.name for tensor in subject.schema.inputs if tensor.role == "x")
+    own = own_arithmetic(inputs[data].dtype)
+    assert_same(call(arithmetic=own), expected)
+    known = set(CALLS)
+    with backnorm.arithmetic(own):
+        assert_same(call(), expected)
+    assert set(CALLS) > known
+
+
+@ALL
 def test_no_array_is_kept(subject):
     inputs = subject.good(7)
     references = [weakref.ref(array) for array in inputs.values()]
@@ -99,6 +118,7 @@ def test_the_documentation_names_everything(subject):
     for tensor in (*subject.schema.inputs, *subject.schema.outputs):
         if not subject.schema.revision or subject.schema.revision == "latest":
             assert f"\n{tensor.name} : " in text
+    assert "\narithmetic : " in text
     for section in ("Parameters", "Returns", "Raises", "Notes"):
         assert f"\n{section}\n{'-' * len(section)}\n" in text
     assert max(map(len, text.splitlines())) <= 100

@@ -99,7 +99,8 @@ def test_call_signatures_follow_the_schema(dialect, op):
         assert sorted(schema.order) == sorted(described)
         described = list(schema.order)
     memory = {"ngraph": [schema.outputs[0].name], "aten": ["output_mask"]}.get(dialect, [])
-    assert list(parameters) == described + memory
+    assert list(parameters) == [*described, *memory, "arithmetic"]
+    assert parameters["arithmetic"].default is None
     for attribute in schema.attributes:
         assert parameters[attribute.name].default == attribute.default
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -118,7 +119,7 @@ def test_onednn_graph_signatures_follow_the_schema(op):
     call = list(inspect.signature(found.__call__).parameters)[1:]
     inputs = [t.name for t in schema.inputs]
     assert call[: len(inputs)] == inputs
-    assert set(call[len(inputs) :]) <= {"outputs", schema.outputs[0].name}
+    assert set(call[len(inputs) :]) <= {"outputs", schema.outputs[0].name, "arithmetic"}
 
 
 @pytest.mark.parametrize("op", operators("onednn_spec"))

@@ -9,6 +9,7 @@ import traceback
 import numpy as np
 import pytest
 
+from backnorm.arithmetics import chosen
 from backnorm.arrays import NUMPY, NumPy
 from backnorm.binding import caller, runner
 from backnorm.cpu.record import ADDRESSES
@@ -65,7 +66,7 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
     def first(key, *_, **numbers):
         keys.append(key)
 
-    call = caller(signature, NUMPY.code, NUMPY.names)({}, first, lambda: 1)
+    call = caller(signature, NUMPY.code, NUMPY.names)({}, first, lambda: 1, chosen)
     array = np.ones(3, np.float32)
     others = [None, array[::2], array.astype(np.float64), array.astype(">f4"), array[None]]
     count, options = len(signature.operands), [1.5] * len(signature.options)
@@ -88,11 +89,11 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
 def test_what_is_no_array_has_no_key():
     keys = []
     call = caller(SIGNATURES["inference"], NUMPY.code, NUMPY.names)(
-        {}, lambda key, *_: keys.append(key), lambda: 1
+        {}, lambda key, *_: keys.append(key), lambda: 1, chosen
     )
     array = np.ones(3)
-    call([1.0], None, array, array, None, None, 1e-5, "NCX", False)
-    call(array, None, array, array, None, None, [1e-5], "NCX", False)
+    call([1.0], None, array, array, None, None, 1e-5, "NCX", False, None)
+    call(array, None, array, array, None, None, [1e-5], "NCX", False, None)
     assert keys == [None, None]
 
 
@@ -100,10 +101,10 @@ def test_tracebacks_show_the_code_that_was_written():
     def first(*_):
         raise ValueError("here")
 
-    call = caller(SIGNATURES["reduce"], NUMPY.code, NUMPY.names)({}, first, lambda: 1)
+    call = caller(SIGNATURES["reduce"], NUMPY.code, NUMPY.names)({}, first, lambda: 1, chosen)
     linecache.checkcache()
     with pytest.raises(ValueError, match="here") as raised:
-        call(None, None, None, "NCX")
+        call(None, None, None, "NCX", None)
     text = "".join(traceback.format_exception(raised.value))
     assert "return first(key, (x, dy, mean)" in text
 
@@ -138,7 +139,7 @@ def test_frameworks_do_not_find_each_others_calls():
     x, ones = np.ones((2, 3, 4), np.float32), np.ones(3, np.float32)
     found = []
     for arrays in (NUMPY, Others()):
-        operation("inference", arrays)(x, None, ones, ones, None, None, 1e-5, "NCX", False)
+        operation("inference", arrays)(x, None, ones, ones, None, None, 1e-5, "NCX", False, None)
         found.append(len(CALLS))
     assert found == [1, 2]
     assert {each._arrays for each in CALLS.values()} > {NUMPY}
@@ -155,14 +156,14 @@ def test_what_a_signal_handler_raises_while_a_key_is_made_is_not_lost(monkeypatc
 
     called = []
     make = caller(SIGNATURES["reduce"], NUMPY.code, dict(NUMPY.names))
-    call = make({}, lambda *arguments: called.append(arguments), get_num_threads)
+    call = make({}, lambda *arguments: called.append(arguments), get_num_threads, chosen)
     x = np.ones((2, 3), np.float32)
     with pytest.raises(ExpiredError):
-        call(x, x, x[0], "NCX")
+        call(x, x, x[0], "NCX", None)
     ((key, operands, options, out),) = called
     assert (key, out) == (None, None)
     assert operands[0] is x
-    assert options == ("NCX",)
+    assert options == ("NCX", None)
 
 
 def test_nor_is_it_in_a_dialect(monkeypatch):

@@ -20,7 +20,7 @@ _MACHINE = Machine(threads=8, cache_per_core=1 << 20, cache_shared=32 << 20, nam
 
 def _problem(extents, **changes):
     shape = (extents.outer, extents.channels, extents.inner)
-    problem = Problem("backward", shape, (1,), np.dtype(np.float32), np.dtype(np.float32))
+    problem = Problem("backward", shape, (1,), *[np.dtype(np.float32)] * 2, arithmetic="float64")
     return dataclasses.replace(problem, **changes)
 
 

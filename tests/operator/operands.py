@@ -66,6 +66,7 @@ class Subject:
         self.name = f"{name}({', '.join([*self.names, *given])}) in {self.dtype}"
         self.blends = "blend" in options
         options = ["epsilon", "data_format", "training", "relu", "residual", "blend", "out"]
+        options.append("arithmetic")
         self.changeable = [
             option
             for option in options
@@ -209,7 +210,7 @@ def kinds_of_option(option, warm):
                 label = f"with {kind.label} at {place}"
                 yield Kind(label, made, plain, refused=not is_number(kind.plain))
         return
-    yield Kind("absent", None, None, refused=option != "out")
+    yield Kind("absent", None, None, refused=option not in ("out", "arithmetic"))
     for kind in values():
         yield kind._replace(refused=kind.refused or not accepts(option, kind.plain, warm))
 
@@ -224,7 +225,7 @@ def accepts(option, plain, warm):
             type(plain) is tuple
             and all(type(axis) is int and 0 <= axis < rank for axis in plain)
         )  # fmt: skip
-    return option != "out" and type(plain) is bool
+    return option not in ("out", "arithmetic") and type(plain) is bool
 
 
 def renewed(value):

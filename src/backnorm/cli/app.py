@@ -63,6 +63,10 @@ def run(
     repeat: Annotated[
         int, typer.Option(min=1, help="Time this many calls, after one that does not count.")
     ] = 3,
+    arithmetic: Annotated[
+        str | None,
+        typer.Option(help="What elements are computed in: float32 or float64.", show_default=False),
+    ] = None,
     max_unpacked: Annotated[
         int,
         typer.Option(
@@ -75,11 +79,13 @@ def run(
 ) -> None:
     """Run the operators that FILE describes, on tensors from a file."""
     with exits_in_one_line():
+        from backnorm.arithmetics import check_arithmetic
         from backnorm.cli.render import run_table
         from backnorm.cli.run import RunOptions, run_file
 
         begin(threads)
-        report = run_file(RunOptions(file, tensors, out, check, random, repeat, max_unpacked))
+        how = None if arithmetic is None else check_arithmetic(arithmetic, "--arithmetic")
+        report = run_file(RunOptions(file, tensors, out, check, random, repeat, how, max_unpacked))
     if json:
         text.print_json(report.to_dict())
     else:

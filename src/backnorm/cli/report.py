@@ -62,6 +62,8 @@ class StepReport:
     dialect, op, label : str
     layout : str
         "NCX" or "NXC".
+    arithmetic : str
+        What elements are computed in.
     inputs, outputs : tuple of TensorFacts
     seconds : float
         Of one call.
@@ -75,6 +77,7 @@ class StepReport:
     op: str
     label: str
     layout: str
+    arithmetic: str
     inputs: tuple[TensorFacts, ...]
     outputs: tuple[TensorFacts, ...]
     seconds: float
@@ -112,6 +115,7 @@ class StepReport:
             "op": self.op,
             "label": self.label,
             "layout": self.layout,
+            "arithmetic": self.arithmetic,
             "inputs": [tensor.to_dict() for tensor in self.inputs],
             "outputs": [tensor.to_dict() for tensor in self.outputs],
             "seconds": self.seconds,

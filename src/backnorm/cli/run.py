@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import backnorm
+from backnorm.arithmetics import Arithmetic
 from backnorm.cli.allowance import MEBIBYTES, Allowance
 from backnorm.cli.check import check
 from backnorm.cli.fill import fill
@@ -40,6 +41,8 @@ class RunOptions:
         Make up missing tensors with this seed.
     repeat : int
         Timed calls of each operator, after one that does not count.
+    arithmetic : {"float32", "float64"} or None
+        What elements are computed in.
     max_unpacked : int
         Mebibytes of memory for compressed tensors, all together, and for JSON.
     """
@@ -50,6 +53,7 @@ class RunOptions:
     check: bool = False
     seed: int | None = None
     repeat: int = 3
+    arithmetic: Arithmetic | None = None
     max_unpacked: int = MEBIBYTES
 
 
@@ -118,9 +122,10 @@ def _run_step(
             key = step.inputs[port]
             values[key] = supply(program, key, array)
     inputs = gather(step, values)
-    canonical = operator.canonical(inputs, step.attributes, tuple(step.outputs))
+    how = step.attributes, tuple(step.outputs)
+    canonical = operator.canonical(inputs, *how, arithmetic=options.arithmetic)
     advance(f"running {step.label}")
-    outputs, seconds = timed(lambda: run_step(step, inputs), options.repeat)
+    outputs, seconds = timed(lambda: run_step(step, inputs, options.arithmetic), options.repeat)
     store(program, step, values, outputs)
     advance(f"checking {step.label}")
     return StepReport(
@@ -128,6 +133,7 @@ def _run_step(
         step.op,
         step.label,
         canonical.data_format,
+        canonical.arithmetic,
         tuple(
             TensorFacts.of(port, step.inputs[port], array, random=port in missing)
             for port, array in inputs.items()

@@ -91,7 +91,7 @@ class Plan:
         axes = ", ".join(map(str, problem.channel_axes))
         lines = [
             f"{problem.operation} {problem.dtype} {shape}, channel axis {axes}, "
-            f"statistics {problem.statistics_dtype}",
+            f"statistics {problem.statistics_dtype}, arithmetic {problem.arithmetic}",
             f"  memory   outer {extents.outer}, channels {extents.channels}, inner {extents.inner}",
             f"  kernels  {_describe(self.geometry)}",
             f"  schedule {_describe_schedule(self)}",

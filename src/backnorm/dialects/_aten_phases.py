@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from backnorm import phases
+from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dialects._check import check_inputs
 from backnorm.dialects._statistics import check_inverse, common_type, rounded
 from backnorm.dialects.schema import (
@@ -109,6 +110,8 @@ def batch_norm_backward_reduce(
     input_g: bool | Required = REQUIRED,
     weight_g: bool | Required = REQUIRED,
     bias_g: bool | Required = REQUIRED,
+    *,
+    arithmetic: Arithmetic | None = None,
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """Return sum_dy, sum_dy_xmu, grad_weight, grad_bias of one part of a batch.
 
@@ -129,6 +132,8 @@ def batch_norm_backward_reduce(
         used.
     input_g, weight_g, bias_g : bool
         Whether the two sums, grad_weight and grad_bias are wanted; others are None.
+    arithmetic : {"float32", "float64"}, optional
+        backnorm's own: what elements are computed in; see `backnorm.arithmetic`.
 
     Returns
     -------
@@ -145,7 +150,8 @@ def batch_norm_backward_reduce(
         wanted[name] = check_flag(name, None if flag is REQUIRED else flag)
     arrays = _checked(_REDUCE, grad_out, input, mean, invstd, weight)
     x, dy, center = arrays["input"], arrays["grad_out"], arrays["mean"]
-    sums = phases.reduce(_executable("reduce", x, center.dtype), x, dy, center)
+    found = _executable("reduce", x, center.dtype, arithmetic)
+    sums = phases.reduce(found, x, dy, center)
     sum_type = element_type(center.dtype)
     parameter_type = element_type(arrays.get("weight", center).dtype)
     assert sum_type is not None
@@ -169,6 +175,8 @@ def batch_norm_backward_elemt(
     sum_dy: ArrayLike | None = None,
     sum_dy_xmu: ArrayLike | None = None,
     count: ArrayLike | None = None,
+    *,
+    arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
     """Return grad_input of one part of a batch, from sums over the whole.
 
@@ -178,7 +186,7 @@ def batch_norm_backward_elemt(
 
     Parameters
     ----------
-    grad_out, input, mean, invstd, weight
+    grad_out, input, mean, invstd, weight, arithmetic
         As `batch_norm_backward_reduce`; here the values of `weight` are used.
     sum_dy, sum_dy_xmu : array of shape (C,)
         What `batch_norm_backward_reduce` returned, added up over all parts; of the type of `mean`,
@@ -205,17 +213,23 @@ def batch_norm_backward_elemt(
     )
     common = common_type({n: a for n, a in arrays.items() if n in ("mean", "invstd", "weight")})
     mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
-    found = _executable("apply", x, mean.dtype, has_gamma=weight is not None, inverse=True)
+    given = {"has_gamma": weight is not None, "inverse": True}
+    found = _executable("apply", x, mean.dtype, arithmetic, **given)
     return phases.apply(found, x, dy, mean, invstd, weight, sums=sums)
 
 
 def _executable(
-    operation: Operation, x: np.ndarray, statistics: np.dtype, **options: bool
+    operation: Operation,
+    x: np.ndarray,
+    statistics: np.dtype,
+    arithmetic: Arithmetic | None,
+    **options: bool,
 ) -> Executable:
     dtype, own = element_type(x.dtype), element_type(statistics)
     assert dtype is not None
     assert own is not None
-    problem = Problem(operation, x.shape, (1,), dtype, own, **options)
+    how = resolved(dtype, arithmetic)
+    problem = Problem(operation, x.shape, (1,), dtype, own, **options, arithmetic=how)
     return executable(problem, x, exchanged=True)
 
 

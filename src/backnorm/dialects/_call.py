@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._check import channel_axes_of, format_of, kept_shape
 from backnorm.dialects._statistics import statistics_of, variance_of_inverse
 from backnorm.dialects.schema import OperatorSchema
@@ -34,6 +35,7 @@ class Call:
     inputs: Mapping[str, Any]
     attributes: Mapping[str, object]
     outputs: tuple[str, ...]
+    arithmetic: Arithmetic
 
     def by_role(self, role: str) -> Any:
         """Return the input with a canonical role, or None if it is not given."""
@@ -92,12 +94,14 @@ class CanonicalCall:
         Whether statistics and parameters are float64 until each result is rounded, once.
     blend : Blend or None
         What the results are blended with in the memory that is given for them.
+    arithmetic : {"float32", "float64"}
     """
 
     operation: Operation
     data_format: str
     training: bool
     epsilon: float
+    arithmetic: Arithmetic
     inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     channel_axes: tuple[int, ...] = (1,)
@@ -158,6 +162,7 @@ def canonical_call(call: Call) -> CanonicalCall:
         schema.operation != "inference" and bool(by_role.get("training", True)),
         # An inverse standard deviation has epsilon inside.
         0.0 if inverse else epsilon,
+        call.arithmetic,
         {name: names[name] for name in signature.names if name in names and name in _GIVEN},
         {t.role: t.name for t in schema.outputs if t.name in call.outputs},
         call.channel_axes,

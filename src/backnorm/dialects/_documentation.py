@@ -42,6 +42,8 @@ def documentation_of_call(schema: OperatorSchema) -> str:
         if gradient is not None:
             text += f"; may be {gradient}, which it then overwrites"
         entries.append(_entry(f"{names[0]} : numpy.ndarray, optional", text))
+    text = "backnorm's own: what elements are computed in; see `backnorm.arithmetic`"
+    entries.append(_entry('arithmetic : {"float32", "float64"}, optional', text))
     raised = ["ArgumentTypeError, ArgumentValueError"]
     raised += _wrapped("for an argument that is not as described, by its name here")
     lines = [

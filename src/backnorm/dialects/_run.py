@@ -222,6 +222,7 @@ def _problem(call: Call, canonical: CanonicalCall) -> Problem:
         epsilon=canonical.epsilon,
         training=canonical.training or canonical.operation == "forward",
         inverse=canonical.inverse_std,
+        arithmetic=canonical.arithmetic,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from backnorm.arithmetics import chosen
 from backnorm.arrays import NUMPY
 from backnorm.binding import NO_FACTS, facts, written
 from backnorm.dialects.schema import REQUIRED, AttributeSpec, OperatorSchema, TensorSpec
@@ -82,6 +83,8 @@ def parameters_of(schema: OperatorSchema, order: Sequence[str] = ()) -> list[Par
         found.append(Parameter("output_mask", "Sequence[bool] | np.ndarray | Required", "REQUIRED"))
     if schema.takes_memory:
         found.append(Parameter(schema.outputs[0].name, "np.ndarray | None", "None", True))
+    # Of every operator, and in no dialect's schema.
+    found.append(Parameter("arithmetic", "Arithmetic | None", "None", True))
     return found
 
 
@@ -115,8 +118,8 @@ def function_of(
     """Return the method that calls an operator.
 
     It finds a repeated call in the call cache by all that the checks look at, and hands another one
-    to `first`: with a key (None: not to be kept), inputs, attributes, the choice of outputs and the
-    memory for the first one.
+    to `first`: with a key (None: not to be kept), inputs, attributes, the choice of outputs, the
+    memory for the first one and the arithmetic.
     """
     parameters = parameters_of(schema, order)
     inputs = [tensor.name for tensor in schema.inputs]
@@ -126,7 +129,7 @@ def function_of(
     # True == 1 == 1.0: a key cannot tell them apart without their classes.
     key = ["self.identity", *map(_facts, schema.inputs)]
     key += [part for name in attributes for part in (f"type({name})", name)]
-    key.append("get_num_threads()")
+    key += ["get_num_threads()", "type(arithmetic)", "arithmetic", "chosen()"]
     if choice == "outputs":
         key += ["type(outputs)", "outputs"]
     elif choice == "output_mask":
@@ -134,7 +137,7 @@ def function_of(
         read = f"(flags := output_mask[:{len(schema.outputs) + 1}])"
         key += ["type(output_mask)", f"*{read}", "*map(type, flags)"]
     given = "self.attributes" if schema.style == "configured" else _dictionary(attributes)
-    passed = f"{_dictionary(inputs)}, {given}, {choice}, {memory}"
+    passed = f"{_dictionary(inputs)}, {given}, {choice}, {memory}, arithmetic"
     lines = [
         f"def {name}({_listed(parameters)}):",
         "    try:",
@@ -219,7 +222,12 @@ def _made(
     names: dict[str, Any],
 ) -> Callable[..., Any]:
     """Return the function that is written in `lines`, which know `names` too."""
-    names |= {"REQUIRED": REQUIRED, "calls": CALLS, "get_num_threads": get_num_threads}
+    names |= {
+        "REQUIRED": REQUIRED,
+        "calls": CALLS,
+        "chosen": chosen,
+        "get_num_threads": get_num_threads,
+    }
     made: Callable[..., Any] = written(f"{name} of a dialect", lines, names)[name]
     made.__annotations__ = {p.name: p.type for p in parameters} | {"return": returns}
     return made

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from backnorm.arithmetics import own_arithmetic
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import executable
@@ -111,9 +112,11 @@ def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def statistics_of(
     x: np.ndarray, channel_axes: tuple[int, ...], epsilon: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and biased variance of x in float64."""
+    """Return mean and biased variance of x in float64, whatever its results are computed in."""
     dtype = element_type(x.dtype)
     assert dtype is not None
-    problem = Problem("forward", x.shape, channel_axes, dtype, FLOAT64, epsilon=epsilon)
+    arithmetic = own_arithmetic(dtype)
+    known = x.shape, channel_axes, dtype, FLOAT64
+    problem = Problem("forward", *known, epsilon=epsilon, arithmetic=arithmetic)
     _, mean, variance, *_ = executable(problem, x).run(x, None, None, None, None, None)
     return mean, variance

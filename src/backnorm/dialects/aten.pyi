@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._aten_phases import (
     batch_norm_backward_elemt as batch_norm_backward_elemt,
 )
@@ -27,6 +28,8 @@ class _NativeBatchNormBackward(Operator):
         train: bool | Required = ...,
         eps: float | Required = ...,
         output_mask: Sequence[bool] | np.ndarray | Required = ...,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]: ...
 
 OPERATORS: dict[str, Operator | type[Operator]]

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects.operator import Operator
 from backnorm.dialects.schema import Required
 
@@ -23,6 +24,8 @@ class _BatchNormalizationBackward(Operator):
         epsilon: float | Required = ...,
         savedMean: ArrayLike | None = None,
         savedInvVariance: ArrayLike | None = None,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 OPERATORS: dict[str, Operator | type[Operator]]

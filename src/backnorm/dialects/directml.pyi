@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects.operator import Operator
 from backnorm.dialects.schema import Required
 
@@ -15,6 +16,8 @@ class _BatchNormalizationTrainingGrad(Operator):
         Variance: ArrayLike | None = None,
         Scale: ArrayLike | None = None,
         Epsilon: float | Required = ...,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 BATCH_NORMALIZATION_TRAINING_GRAD: _BatchNormalizationTrainingGrad

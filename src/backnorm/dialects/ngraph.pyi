@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects.operator import Operator
 from backnorm.dialects.schema import Required
 
@@ -17,6 +18,7 @@ class _BatchNormInference(Operator):
         epsilon: float | Required = ...,
         *,
         normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> np.ndarray: ...
     def from_node_order(
         self,
@@ -28,6 +30,7 @@ class _BatchNormInference(Operator):
         epsilon: float | Required = ...,
         *,
         normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> np.ndarray: ...
 
 class _BatchNormTraining(Operator):
@@ -39,6 +42,7 @@ class _BatchNormTraining(Operator):
         epsilon: float | Required = ...,
         *,
         normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
     def from_node_order(
         self,
@@ -48,6 +52,7 @@ class _BatchNormTraining(Operator):
         epsilon: float | Required = ...,
         *,
         normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 class _BatchNormTrainingBackprop(Operator):
@@ -62,6 +67,7 @@ class _BatchNormTrainingBackprop(Operator):
         epsilon: float | Required = ...,
         *,
         input_delta: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
     def from_node_order(
         self,
@@ -74,6 +80,7 @@ class _BatchNormTrainingBackprop(Operator):
         epsilon: float | Required = ...,
         *,
         input_delta: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 OPERATORS: dict[str, Operator | type[Operator]]

@@ -5,6 +5,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects.operator import Operator
 from backnorm.dialects.schema import Required
 
@@ -24,6 +25,7 @@ class BatchNormForwardTraining(Operator):
         beta: ArrayLike | None = None,
         *,
         dst: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, ...]: ...
 
 class BatchNormInference(Operator):
@@ -41,6 +43,7 @@ class BatchNormInference(Operator):
         variance: ArrayLike | None = None,
         *,
         dst: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, ...]: ...
 
 class BatchNormTrainingBackward(Operator):
@@ -61,6 +64,7 @@ class BatchNormTrainingBackward(Operator):
         outputs: int | Collection[str] = 3,
         *,
         diff_src: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, ...]: ...
 
 OPERATORS: dict[str, Operator | type[Operator]]

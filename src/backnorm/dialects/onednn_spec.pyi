@@ -5,6 +5,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects.operator import Operator
 from backnorm.dialects.schema import Required
 
@@ -20,6 +21,7 @@ class BatchNormForwardTraining(Operator):
         self,
         *inputs: ArrayLike | None,
         output: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
         **named: ArrayLike | None,
     ) -> tuple[np.ndarray, ...]: ...
 
@@ -34,6 +36,7 @@ class BatchNormInference(Operator):
         self,
         *inputs: ArrayLike | None,
         output: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
         **named: ArrayLike | None,
     ) -> tuple[np.ndarray, ...]: ...
 
@@ -51,6 +54,7 @@ class BatchNormTrainingBackprop(Operator):
         *inputs: ArrayLike | None,
         outputs: int | Collection[str] = 3,
         input_delta: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
         **named: ArrayLike | None,
     ) -> tuple[np.ndarray, ...]: ...
 

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects.operator import Operator
 
 class _BatchNormInternal(Operator):
@@ -16,6 +17,8 @@ class _BatchNormInternal(Operator):
         epsilon: float = 1e-05,
         momentum: float = 0.9,
         training_mode: int = 1,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...
 
 class _BatchNormalizationGrad(Operator):
@@ -27,6 +30,8 @@ class _BatchNormalizationGrad(Operator):
         saved_mean: ArrayLike | None = None,
         saved_inv_std: ArrayLike | None = None,
         epsilon: float = 1e-05,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 OPERATORS: dict[str, Operator | type[Operator]]

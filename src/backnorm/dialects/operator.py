@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.arrays import NUMPY
 from backnorm.dialects._attributes import check_attributes, refuse_unknown
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
@@ -23,6 +24,7 @@ from backnorm.dialects._documentation import documentation_of_call, documentatio
 from backnorm.dialects._run import Bound
 from backnorm.dialects._source import function_of, function_of_revisions, initializer_of
 from backnorm.dialects.schema import OperatorSchema
+from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.executable import CALLS
 from backnorm.scalars import check_word
@@ -73,12 +75,13 @@ class Operator:
         outputs: Outputs = None,
         *,
         out: Any = None,
+        arithmetic: Arithmetic | None = None,
     ) -> dict[str, np.ndarray]:
         """Call by the dialect's names; return the requested outputs in index order.
 
         `out` is an array for the first output; it may be the gradient that comes in.
         """
-        call = cls.bind(inputs, attributes, outputs)
+        call = cls.bind(inputs, attributes, outputs, arithmetic)
 
         def named(values: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
             return dict(zip(call.outputs, values, strict=True))
@@ -88,14 +91,23 @@ class Operator:
 
     @classmethod
     def canonical(
-        cls, inputs: Mapping[str, object], attributes: Mapping[str, object], outputs: Outputs = None
+        cls,
+        inputs: Mapping[str, object],
+        attributes: Mapping[str, object],
+        outputs: Outputs = None,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> CanonicalCall:
         """Check the call and return which canonical call it is, without running it."""
-        return canonical_call(cls.bind(inputs, attributes, outputs))
+        return canonical_call(cls.bind(inputs, attributes, outputs, arithmetic))
 
     @classmethod
     def bind(
-        cls, inputs: Mapping[str, object], attributes: Mapping[str, object], outputs: Outputs = None
+        cls,
+        inputs: Mapping[str, object],
+        attributes: Mapping[str, object],
+        outputs: Outputs = None,
+        arithmetic: Arithmetic | None = None,
     ) -> Call:
         """Check a call against the schema."""
         for name, given in {"inputs": inputs, "attributes": attributes}.items():
@@ -106,7 +118,10 @@ class Operator:
         schema = cls.schema_for(attributes)
         checked = check_attributes(schema, attributes)
         arrays = check_inputs(schema, checked, inputs)
-        call = Call(schema, arrays, checked, check_outputs(schema, outputs))
+        dtype = element_type(arrays[schema.words["x"]].dtype)
+        assert dtype is not None
+        how = resolved(dtype, arithmetic)
+        call = Call(schema, arrays, checked, check_outputs(schema, outputs), how)
         if schema.hooks.check is not None:
             schema.hooks.check(call)
         return call
@@ -211,6 +226,7 @@ def _first(
     attributes: Mapping[str, object],
     choice: Any,
     memory: Any,
+    arithmetic: Arithmetic | None,
 ) -> Any:
     """Check and run a call; keep it under the key, if there is one, for those like it."""
     # Arrays that kernels cannot read as they are: what is planned depends on how they lie.
@@ -221,7 +237,7 @@ def _first(
         return found(*inputs.values(), memory)
     schema = operator.schema_for(attributes)
     outputs = wanted(schema, choice) if schema.choice == "output_mask" else choice
-    call = operator.bind(inputs, attributes, outputs)
+    call = operator.bind(inputs, attributes, outputs, arithmetic)
     returned: tuple[str | None, ...] = call.outputs
     if schema.choice == "output_mask":
         returned = tuple(t.name if t.name in call.outputs else None for t in schema.outputs)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import CanonicalCall
 from backnorm.dialects.operator import Operator, Outputs
 from backnorm.errors import ArgumentValueError, shown
@@ -75,6 +76,7 @@ def invoke(
     outputs: Outputs = None,
     *,
     out: np.ndarray | None = None,
+    arithmetic: Arithmetic | None = None,
 ) -> dict[str, np.ndarray]:
     """Call an operator by its own names.
 
@@ -89,13 +91,15 @@ def invoke(
         That many outputs from the first, or their names; None: all.
     out : numpy.ndarray, optional
         Memory for the first output.
+    arithmetic : {"float32", "float64"}, optional
+        What elements are computed in; see `backnorm.arithmetic`.
 
     Returns
     -------
     dict of str to numpy.ndarray
         The requested outputs by name, in index order.
     """
-    return operator(dialect, op).invoke(inputs, attributes, outputs, out=out)
+    return operator(dialect, op).invoke(inputs, attributes, outputs, out=out, arithmetic=arithmetic)
 
 
 def canonical(
@@ -104,6 +108,8 @@ def canonical(
     inputs: Mapping[str, object],
     attributes: Mapping[str, object],
     outputs: Outputs = None,
+    *,
+    arithmetic: Arithmetic | None = None,
 ) -> CanonicalCall:
     """Return which canonical call a dialect's call is, after checking it; nothing is computed."""
-    return operator(dialect, op).canonical(inputs, attributes, outputs)
+    return operator(dialect, op).canonical(inputs, attributes, outputs, arithmetic=arithmetic)

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects.operator import Operator
 from backnorm.dialects.schema import Required
 
@@ -16,6 +17,8 @@ class _BatchNormGrad(Operator):
         grad_output: ArrayLike | None = None,
         epsilon: float | Required = ...,
         feature_index: int | Required = ...,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 class _BatchNormInference(Operator):
@@ -28,6 +31,8 @@ class _BatchNormInference(Operator):
         variance: ArrayLike | None = None,
         epsilon: float | Required = ...,
         feature_index: int | Required = ...,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> np.ndarray: ...
 
 class _BatchNormTraining(Operator):
@@ -38,6 +43,8 @@ class _BatchNormTraining(Operator):
         offset: ArrayLike | None = None,
         epsilon: float | Required = ...,
         feature_index: int | Required = ...,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 
 OPERATORS: dict[str, Operator | type[Operator]]

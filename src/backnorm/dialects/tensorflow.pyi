@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects.operator import Operator
 
 class Forward(NamedTuple):
@@ -36,6 +37,7 @@ class _FusedBatchNorm(Operator):
         data_format: str = "NHWC",
         is_training: bool = True,
         name: str | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> Forward: ...
 
 class _FusedBatchNormGrad(Operator):
@@ -52,6 +54,7 @@ class _FusedBatchNormGrad(Operator):
         is_training: bool = True,
         name: str | None = None,
         reserve_space_2_is: str = "variance",
+        arithmetic: Arithmetic | None = None,
     ) -> Gradient: ...
 
 class _FusedBatchNormGradV2(Operator):
@@ -68,6 +71,7 @@ class _FusedBatchNormGradV2(Operator):
         is_training: bool = True,
         name: str | None = None,
         reserve_space_2_is: str = "variance",
+        arithmetic: Arithmetic | None = None,
     ) -> Gradient: ...
 
 class _FusedBatchNormGradV3(Operator):
@@ -85,6 +89,7 @@ class _FusedBatchNormGradV3(Operator):
         is_training: bool = True,
         name: str | None = None,
         reserve_space_2_is: str = "variance",
+        arithmetic: Arithmetic | None = None,
     ) -> GradientV3: ...
 
 class _FusedBatchNormV2(Operator):
@@ -101,6 +106,7 @@ class _FusedBatchNormV2(Operator):
         data_format: str = "NHWC",
         is_training: bool = True,
         name: str | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> Forward: ...
 
 class _FusedBatchNormV3(Operator):
@@ -117,6 +123,7 @@ class _FusedBatchNormV3(Operator):
         data_format: str = "NHWC",
         is_training: bool = True,
         name: str | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> ForwardV3: ...
 
 class Gradient(NamedTuple):

@@ -18,7 +18,7 @@ from backnorm.dtypes import FLOAT64
 from backnorm.gpu.device import Gpu
 from backnorm.gpu.geometry import Arithmetic, Tiling, power_of_two
 from backnorm.layout import Extents
-from backnorm.problem import Problem
+from backnorm.problem import Problem, check_available
 
 __all__ = ["GpuPlan", "Knobs", "Schedule", "candidates", "plan_gpu"]
 
@@ -157,6 +157,7 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
     -------
     GpuPlan
     """
+    check_available(problem)
     reasons = []
     arithmetic: Arithmetic
     if problem.dtype == FLOAT64:

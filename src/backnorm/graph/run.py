@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping
 
 import numpy as np
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects import registry
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.graph.program import Program, Step, Tensor
@@ -13,7 +14,12 @@ from backnorm.graph.program import Program, Step, Tensor
 __all__ = ["gather", "run_program", "run_step", "store", "supply"]
 
 
-def run_program(program: Program, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run_program(
+    program: Program,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    arithmetic: Arithmetic | None = None,
+) -> dict[str, np.ndarray]:
     """Run `program` on named tensors and return its results by name.
 
     Parameters
@@ -21,6 +27,8 @@ def run_program(program: Program, tensors: Mapping[str, np.ndarray]) -> dict[str
     program : Program
     tensors : mapping of str to numpy.ndarray
         The program's inputs under any of their names; further entries are ignored.
+    arithmetic : {"float32", "float64"}, optional
+        What every operator's elements are computed in; see `backnorm.arithmetic`.
 
     Raises
     ------
@@ -34,7 +42,7 @@ def run_program(program: Program, tensors: Mapping[str, np.ndarray]) -> dict[str
         raise ArgumentValueError("tensors", f"missing: {', '.join(missing)}")
     values = {key: supply(program, key, tensors[name]) for key, name in found.items()}
     for step in program.steps:
-        store(program, step, values, run_step(step, gather(step, values)))
+        store(program, step, values, run_step(step, gather(step, values), arithmetic))
     return {name: values[key] for name, key in program.results.items()}
 
 
@@ -58,9 +66,12 @@ def gather(step: Step, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
     return {port: values[key] for port, key in step.inputs.items()}
 
 
-def run_step(step: Step, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run_step(
+    step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None = None
+) -> dict[str, np.ndarray]:
     """Return the requested outputs of one step, by the operator's names for them."""
-    return registry.invoke(step.dialect, step.op, inputs, step.attributes, tuple(step.outputs))
+    how = step.attributes, tuple(step.outputs)
+    return registry.invoke(step.dialect, step.op, inputs, *how, arithmetic=arithmetic)
 
 
 def store(

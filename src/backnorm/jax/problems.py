@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from backnorm.arithmetics import own_arithmetic
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 
@@ -50,4 +51,5 @@ def problem_of(
         has_beta=operation != "backward",
         epsilon=epsilon,
         training=training and operation != "inference",
+        arithmetic=own_arithmetic(np.dtype(x.dtype)),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from backnorm.arithmetics import own_arithmetic
 from backnorm.arrays import NUMPY
 from backnorm.dtypes import FLOAT32, is_16_bit
 from backnorm.layout import adjacent, extents_of, in_order, memory_order, restore
@@ -155,6 +156,6 @@ def _reduce(left: np.ndarray, right: np.ndarray, pivot: Array) -> tuple[np.ndarr
     dtype = FLOAT32 if is_16_bit(right.dtype) else right.dtype
     columns = np.zeros((right.shape[1], 1)) if pivot is ABSENT else pivot
     stored = columns.astype(dtype)
-    sums = reduce(left, right, stored[:, 0])
+    sums = reduce(left, right, stored[:, 0], arithmetic=own_arithmetic(right.dtype))
     total = sums.sum_dy[:, None]
     return total, sums.sum_dy_xmu[:, None] - (columns - stored) * total

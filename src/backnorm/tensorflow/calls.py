@@ -47,7 +47,7 @@ _backward = operation("backward", _ALIGNED)
 def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:
     """Return y, mean and variance."""
     axes = (options.axis,)
-    return _forward(x, None, gamma, beta, None, None, options.epsilon, axes, False)[:3]
+    return _forward(x, None, gamma, beta, None, None, options.epsilon, axes, False, None)[:3]
 
 
 def inference(
@@ -60,7 +60,7 @@ def inference(
 ) -> _Arrays:
     """Return y."""
     axes = (options.axis,)
-    return _inference(x, None, mean, variance, gamma, beta, options.epsilon, axes, False)
+    return _inference(x, None, mean, variance, gamma, beta, options.epsilon, axes, False, None)
 
 
 def backward(
@@ -72,7 +72,7 @@ def backward(
     options: Options,
 ) -> _Arrays:
     """Return dx, dgamma and dbeta."""
-    how = options.epsilon, (options.axis,), options.training, False
+    how = options.epsilon, (options.axis,), options.training, False, None
     return _backward(x, dy, None, mean, variance, gamma, *how)[:3]
 
 

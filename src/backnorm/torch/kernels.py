@@ -57,13 +57,13 @@ def forward(
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
     Autograd is not told, as in PyTorch: a graph that needs the old values has a copy.
     """
-    run = engine_of(x).forward
+    run, how = engine_of(x).forward, (eps, "NCX", relu, None)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None]
     if running is None:
-        result = run(x, residual, weight, bias, None, None, eps, "NCX", relu)
+        result = run(x, residual, weight, bias, None, None, *how)
     else:
         mean, variance, momentum = running
-        result = run(x, residual, weight, bias, mean, variance, eps, "NCX", relu, momentum=momentum)
+        result = run(x, residual, weight, bias, mean, variance, *how, momentum=momentum)
     return result
 
 
@@ -79,7 +79,7 @@ def inference(
 ) -> Tensor:
     """Return y, normalised with given statistics."""
     y: Tensor
-    (y,) = engine_of(x).inference(x, residual, mean, variance, weight, bias, eps, "NCX", relu)
+    (y,) = engine_of(x).inference(x, residual, mean, variance, weight, bias, eps, "NCX", relu, None)
     return y
 
 
@@ -99,7 +99,7 @@ def backward(
     `mask` is that of the forward pass, None if it had no ReLU.
     """
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
-        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual
+        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, None
     )
     return gradients
 

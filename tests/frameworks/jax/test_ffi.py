@@ -121,7 +121,8 @@ class TestRefusals:
         x, channels = jnp.ones((2, 3, 4), jnp.float32), jnp.ones(3, jnp.float32)
         # The kernel, and the handler.
         float32 = np.dtype(np.float32)
-        problem = Problem("inference", (2, 3, 4), (1,), float32, float32, True, True, EPSILON)
+        known = (2, 3, 4), (1,), float32, float32, True, True, EPSILON
+        problem = Problem("inference", *known, arithmetic="float64")
         backnorm.jax.batch_norm_inference(x, *[channels] * 4, epsilon=EPSILON, axis=1)
         stage = ffi._stage(problem)
         names = ("mean", "variance", "gamma", "beta")

@@ -39,7 +39,8 @@ class Xla:
         self.parameters = [rng.random(SHAPE[1]).astype(FLOAT32) + 0.5 for _ in range(4)]
         self.y = np.full_like(self.x, np.nan)
         # Planned for four threads, whatever there are here.
-        problem = Problem("inference", SHAPE, (1,), FLOAT32, FLOAT32, True, True, EPSILON)
+        known = SHAPE, (1,), FLOAT32, FLOAT32, True, True, EPSILON
+        problem = Problem("inference", *known, arithmetic="float64")
         machine = dataclasses.replace(detect(), threads=helpers + 1)
         stage = executable(problem, self.x[0], place=machine).launch.apply
         assert stage.participants == helpers + 1
