@@ -6,6 +6,7 @@ KERAS_BACKEND says which: tensorflow (as Keras itself has it by default), torch 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_TORCH_DEVICE", "cpu")
@@ -26,6 +27,18 @@ def pytest_configure(config):
     )
 
 
+# Whole models, which take a minute: every time with TensorFlow, with the others in the sweep.
+_WHOLE_MODELS = ("applications", "examples", "files", "models", "training", "types")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        rare = BACKEND != "tensorflow" and item.path.stem.removeprefix("test_") in _WHOLE_MODELS
+        # There may be other folders' tests in the same session.
+        if rare and item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.sweep)
+
+
 def pytest_report_header():
     return f"Keras {keras.__version__} with the backend {BACKEND}"
 
@@ -34,6 +47,19 @@ def pytest_report_header():
 def backend():
     """The name of Keras's backend."""
     return BACKEND
+
+
+@pytest.fixture
+def set_policy():
+    """Return a function that sets what layers compute in, which ends with the test."""
+
+    def set_to(policy):
+        # The first layer of a process fixes the policy, which then is not the type of floats.
+        keras.config.set_floatx("float64" if policy == "float64" else "float32")
+        keras.config.set_dtype_policy(policy)
+
+    yield set_to
+    set_to("float32")
 
 
 @pytest.fixture

@@ -23,13 +23,11 @@ def names():
 
 
 @pytest.fixture(autouse=True)
-def float64(backend):
+def float64(backend, set_policy):
     """Have models compute in a type in which what a hundred layers make of rounding is small."""
     if backend != "tensorflow":
         pytest.skip("JAX has float64 by a setting alone, and Keras's layer with PyTorch has not")
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
+    set_policy("float64")
 
 
 def step(model, x, labels):

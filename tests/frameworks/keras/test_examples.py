@@ -34,7 +34,9 @@ def test_an_epoch_of_digits(digits, rows, assert_one_epoch):
     assert_one_epoch(rows())
 
 
-def test_in_float64_it_is_the_same_to_rounding(digits, batch, exact, assert_as_exact):
+def test_in_float64_it_is_the_same_to_rounding(backend, digits, batch, exact, assert_as_exact):
+    if backend == "torch":
+        pytest.skip("with PyTorch Keras's own layer is exact to float32 alone")
     loss, gradients = first_step(digits, batch, "float64", backnorm.keras.convert)
     # Keras tells the loss in float32.
     assert loss == pytest.approx(exact[0], rel=1e-7)

@@ -129,12 +129,9 @@ def test_a_frozen_base_is_left_as_it_is(images):
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_mixed_precision_trains(images, policy):
-    keras.config.set_dtype_policy(policy)
-    try:
-        models, results = zip(*(trained(layer, images) for layer in LAYERS.values()), strict=True)
-    finally:
-        keras.config.set_dtype_policy("float32")
+def test_mixed_precision_trains(images, policy, set_policy):
+    set_policy(policy)
+    models, results = zip(*(trained(layer, images) for layer in LAYERS.values()), strict=True)
     np.testing.assert_allclose(*results, rtol=0.05)
     scaled = policy == "mixed_float16"
     for model in models:
