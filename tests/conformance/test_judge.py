@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import backnorm
+from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import budget, check_backward, judge, ulp_error
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 from backnorm.reference import Exact
+
+from ..mutants.single import Single
 
 NARROW = (FLOAT16, BFLOAT16)
 LEAST_NORMAL = {FLOAT16: 2.0**-14, BFLOAT16: 2.0**-126}
@@ -171,3 +175,43 @@ def test_an_empty_output_passes():
     assert judge(
         "dx", np.zeros((0, 3), np.float32), Exact.of(np.zeros((0, 3))), np.zeros((0, 3)), FLOAT32
     ).passed
+
+
+@pytest.mark.parametrize("data", [FLOAT32, FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("quantity", ["dx", "dgamma", "dbeta", "y", "mean", "variance"])
+def test_float32_arithmetic_is_allowed_more_than_float64(quantity, data):
+    output = data if quantity in ("dx", "y") else FLOAT32
+    narrow, wide = (budget(quantity, output, data, name) for name in ("float32", "float64"))
+    assert narrow.ulps == wide.ulps
+    # Sixteen roundings of an element, four of a term of a sum.
+    assert narrow.terms == (16 if quantity in ("dx", "y") else 4) * 2.0**-24
+    assert wide.terms <= 2.0**-40
+    assert budget(quantity, output, data) == (wide if data == FLOAT32 else narrow)
+
+
+def test_float64_data_has_no_budget_in_float32_arithmetic():
+    assert budget("dx", FLOAT64, FLOAT64, "float64") == budget("dx", FLOAT64, FLOAT64)
+    with pytest.raises(ValueError, match=r"^arithmetic: float64 elements are computed in float64"):
+        budget("dx", FLOAT64, FLOAT64, "float32")
+    with pytest.raises(ValueError, match=r"^arithmetic: unknown; got 'half'"):
+        budget("dx", FLOAT32, FLOAT32, "half")
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize("data", [FLOAT32, FLOAT16], ids=str)
+def test_the_second_order_has_one_arithmetic(name, data):
+    for quantity in ("second_x", "second_dy", "second_gamma"):
+        assert budget(quantity, data, data, name) == budget(quantity, data, data)
+
+
+def test_a_default_that_holds_for_calls_is_none_of_the_judge():
+    with backnorm.arithmetic("float32"):
+        assert budget("dx", FLOAT32, FLOAT32).terms == 2.0**-40
+
+
+def test_a_result_is_judged_by_what_it_was_computed_in(rng):
+    data = realistic_data((8, 4, 6, 6), FLOAT32, rng=rng)
+    gradients = Single()(*data.backward_inputs, training=True, **data.options)
+    for name, passed in (("float32", True), ("float64", False), (None, False)):
+        found = check_backward(*data.backward_inputs, gradients, arithmetic=name, **data.options)
+        assert found["dx"].passed == passed

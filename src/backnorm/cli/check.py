@@ -41,6 +41,7 @@ def check(
             getattr(exact, role),
             terms,
             given["x"].dtype,
+            arithmetic=canonical.arithmetic,
         )
     return verdicts
 

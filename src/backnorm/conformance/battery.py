@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from backnorm._doubledouble import Exact
+from backnorm.arithmetics import Arithmetic
+from backnorm.conformance._chosen import computed_in
 from backnorm.conformance.data import ExactCase, LayerData, exact_data, realistic_data
 from backnorm.conformance.judge import Quantity, Verdict, check_backward, judge
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit, statistics_types
@@ -54,16 +56,31 @@ class Case:
     training : bool
     scaled : bool
         Whether gamma is passed.
+    arithmetic : {"float32", "float64"} or None
+        What the operator computes in, by which it is judged; None: see :func:`judge.budget`.
     """
 
     name: str
     data: LayerData
     training: bool = True
     scaled: bool = True
+    arithmetic: Arithmetic | None = None
 
 
-def cases(seed: int = 0) -> Iterator[Case]:
-    """Yield the battery, small cases for every type and layout; the same for the same seed."""
+def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]:
+    """Yield the battery, small cases for every type and layout; the same for the same seed.
+
+    Parameters
+    ----------
+    seed : int
+    arithmetic : {"float32", "float64"}, optional
+        What the operator computes in, and is judged by: those cases whose elements may be computed
+        so. None: all, each judged as what its elements are usually computed in.
+    """
+    return computed_in(_all_cases(seed), arithmetic)
+
+
+def _all_cases(seed: int) -> Iterator[Case]:
     rng = np.random.default_rng(seed)
     for dtype in ELEMENT_TYPES:
         for statistics in statistics_types(dtype):
@@ -89,20 +106,20 @@ def examine(operator: BackwardOperator, case: Case) -> dict[str, Verdict]:
     if isinstance(data, ExactCase) and case.training and case.scaled:
         dx, dgamma, dbeta = gradients
         return {
-            "dx": _judge_known("dx", dx, data.dx, x.dtype),
-            "dgamma": _judge_known("dgamma", dgamma, data.dgamma, x.dtype),
-            "dbeta": _judge_known("dbeta", dbeta, data.dbeta, x.dtype),
+            "dx": _judge_known("dx", dx, data.dx, case),
+            "dgamma": _judge_known("dgamma", dgamma, data.dgamma, case),
+            "dbeta": _judge_known("dbeta", dbeta, data.dbeta, case),
         }
-    return check_backward(
-        x, dy, mean, variance, gamma, gradients, training=case.training, **data.options
-    )
+    how = {"training": case.training, "arithmetic": case.arithmetic, **data.options}
+    return check_backward(x, dy, mean, variance, gamma, gradients, **how)
 
 
 def _judge_known(
-    quantity: Quantity, actual: np.ndarray, expected: np.ndarray, dtype: np.dtype
+    quantity: Quantity, actual: np.ndarray, expected: np.ndarray, case: Case
 ) -> Verdict:
     """Judge against a result known beforehand: one rounding, and no allowance for cancellation."""
-    return judge(quantity, actual, Exact.of(expected), np.zeros(expected.shape), dtype)
+    known = Exact.of(expected), np.zeros(expected.shape), case.data.x.dtype
+    return judge(quantity, actual, *known, arithmetic=case.arithmetic)
 
 
 def _of_types(

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from backnorm import reference
+from backnorm.arithmetics import Arithmetic
+from backnorm.conformance._chosen import computed_in
 from backnorm.conformance.data import LayerData, realistic_data
 from backnorm.conformance.judge import (
     Verdict,
@@ -62,6 +64,8 @@ class ReluCase:
         Of the backward pass.
     affine : bool
         Whether gamma and beta are passed.
+    arithmetic : {"float32", "float64"} or None
+        What the operators compute in, by which they are judged; None: see :func:`judge.budget`.
     """
 
     name: str
@@ -70,6 +74,7 @@ class ReluCase:
     mask: np.ndarray
     training: bool = True
     affine: bool = True
+    arithmetic: Arithmetic | None = None
 
 
 def random_mask(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -102,8 +107,15 @@ def relu_case(
     )
 
 
-def relu_cases(seed: int = 0) -> Iterator[ReluCase]:
-    """Yield the battery, small cases for every type and layout; the same for the same seed."""
+def relu_cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[ReluCase]:
+    """Yield the battery, small cases for every type and layout; the same for the same seed.
+
+    `arithmetic` is as in :func:`backnorm.conformance.battery.cases`.
+    """
+    return computed_in(_all_cases(seed), arithmetic)
+
+
+def _all_cases(seed: int) -> Iterator[ReluCase]:
     rng = np.random.default_rng(seed)
     for dtype in ELEMENT_TYPES:
         for statistics in statistics_types(dtype):
@@ -123,16 +135,17 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]
 
     added = options | {"residual": residual}
     result = operators.forward(x, gamma, beta, **added)
-    forward = check_relu_forward(x, gamma, beta, result, **added)
+    how: dict[str, Any] = {"arithmetic": case.arithmetic}
+    forward = check_relu_forward(x, gamma, beta, result, **added, **how)
     y = operators.inference(x, mean, variance, gamma, beta, **added)
-    inference = check_relu_inference(x, mean, variance, gamma, beta, y, **added)
+    inference = check_relu_inference(x, mean, variance, gamma, beta, y, **added, **how)
     wanted = options | {
         "mask": mask,
         "residual": residual is not None,
         "training": case.training,
     }
     gradients = operators.backward(x, dy, mean, variance, gamma, **wanted)
-    backward = check_relu_backward(x, dy, mean, variance, gamma, gradients, **wanted)
+    backward = check_relu_backward(x, dy, mean, variance, gamma, gradients, **wanted, **how)
     passes = {"forward": forward, "inference": inference, "backward": backward}
     return {
         f"{name} {quantity}": verdict

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from backnorm.arithmetics import Arithmetic, own_arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
@@ -25,7 +26,12 @@ class Budget:
     terms: float
 
 
-def budget(quantity: Quantity, output: np.dtype, data: np.dtype) -> Budget:
+def budget(
+    quantity: Quantity,
+    output: np.dtype,
+    data: np.dtype,
+    arithmetic: Arithmetic | None = None,
+) -> Budget:
     """Return the error allowed in `quantity` of type `output`, computed from data of type `data`.
 
     Parameters
@@ -37,6 +43,9 @@ def budget(quantity: Quantity, output: np.dtype, data: np.dtype) -> Budget:
         Element type of the quantity.
     data : numpy.dtype
         Element type of x.
+    arithmetic : {"float32", "float64"}, optional
+        What elements are computed in, and short runs of sums added up; None: float32 for data of 16
+        bits, float64 for others. The second order has no such choice: it is judged as with None.
 
     Notes
     -----
@@ -45,29 +54,44 @@ def budget(quantity: Quantity, output: np.dtype, data: np.dtype) -> Budget:
     :mod:`backnorm.reference`), and the coefficient beside it is what the arithmetic before that
     rounding may lose:
 
-    - float32 data is summed and evaluated in float64, whose unit roundoff is 2**-53. Blocked
-      sums of up to 2**30 elements lose a few dozen roundoffs of sum|terms|, so parameter
-      gradients stay within 2**-45 T. dx divides two such sums by M and takes about eight more
-      operations; 2**-40 T leaves room for other orders of summation, and is still 2**-16 ulp
-      of T.
+    - float64 arithmetic, whose unit roundoff is 2**-53, on narrower data: blocked sums of up to
+      2**30 elements lose a few dozen roundoffs of sum|terms|, so parameter gradients stay within
+      2**-45 T. dx divides two such sums by M and takes about eight more operations; 2**-40 T
+      leaves room for other orders of summation, and is still 2**-16 ulp of T in float32.
+      Elements of 16 bits are then rounded correctly, but for those within 2**-40 T of the middle
+      between two neighbours.
     - float64 data has no wider type to fall back on. Sums are compensated (2**-48 T holds for
       parameter gradients, with the rounding of s and of the product), and the dozen float64
       operations of the element leave 2**-49 T.
-    - 16-bit data is evaluated in float32, whose unit roundoff is 2**-24, before the one rounding
-      to 8 or 11 bits. A term of a parameter gradient is rounded four times before it is added up
-      in float64: 2**-22 T. dx has those sums as coefficients, and with five more roundings no
-      more than nine of a term: 2**-20 T.
+    - float32 arithmetic, whose unit roundoff u is 2**-24, on data of float32 or of 16 bits. A term
+      of a parameter gradient is rounded four times before it is added up in float64: x - mean,
+      the product, and two additions of at most four terms in a row; 2**-22 T is 4 u. dx has those
+      sums as coefficients. Beside the final product, which is the one rounding of a float32
+      result, the term dy is rounded three times (less the shift, less the slope, and by way of
+      the gain), that of sum dy six times (twice in the sum, once as the shift, and with dy), and
+      that of x - mean eight times (four times in the sum, once as the slope, x - mean itself, the
+      difference and the gain). A final rounding that reaches the next power of two is half a u of
+      T more. Beside 16 bits the final product is rounded before it is rounded to them: nine. In
+      all less than 16 u, which is 2**-20 T: four more roundings have room, as of a mean in parts
+      or of longer runs of terms.
     - mean and variance are themselves sums that are rounded once; they get a whole ulp, beside
       the coefficient of a parameter gradient, which counts only for a mean that cancels. The
       terms of the variance are all positive, so its T is itself.
-    - y is like dx, with the T of its own formula. A residual is one term more, and cutting off
-      what is negative does not enlarge an error.
+    - y is like dx, with the T of its own formula. In float32 arithmetic the mean is there in parts,
+      so x - mean is rounded twice, and offset, gain and sum once: a residual, another rounding,
+      still leaves 2**-20 T unused by half. Cutting off what is negative does not enlarge an error.
     - The second order multiplies two sums and up to three powers of s in a term. Evaluated in
       float64, with compensated sums, no term of it takes more than 32 roundings: 2**-48 T
       beside float64 data. Sums of float32 data lose a few dozen roundoffs each, and so does the
       gradient of gamma: 2**-44 T; elements have the room that dx has. A product of two sums of
       16-bit terms is off by twice 2**-22, and 2**-20 T is allowed in all of them.
       (bfloat16 is rounded by way of float32, which is within 2**-25 T.)
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        For an element type or a quantity that there is no budget for, and for float64 data in
+        float32 arithmetic.
     """
     if output not in ELEMENT_TYPES or data not in ELEMENT_TYPES:
         raise ArgumentTypeError(
@@ -80,10 +104,13 @@ def budget(quantity: Quantity, output: np.dtype, data: np.dtype) -> Budget:
         raise ArgumentValueError(
             "quantity", "unknown", came=repr(quantity), accepted=", ".join(get_args(Quantity))
         )
+    how = own_arithmetic(data) if arithmetic is None else resolved(data, arithmetic)
     second = quantity.startswith("second_")
     elementwise = quantity in ("dx", "y", "second_x", "second_dy")
-    if is_16_bit(data):
-        terms = 2.0**-20 if is_16_bit(output) or second else 2.0**-22
+    if second and is_16_bit(data):
+        terms = 2.0**-20
+    elif how == "float32" and not second:
+        terms = 2.0**-20 if elementwise or is_16_bit(output) else 2.0**-22
     elif data == FLOAT64:
         terms = 2.0**-49 if elementwise and not second else 2.0**-48
     elif elementwise:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backnorm import reference
+from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._verdict import Verdict, judge, judge_typed
 from backnorm.results import Gradients, Normalized
 
@@ -22,21 +23,39 @@ def check_backward(
     epsilon: float,
     data_format: str = "NCX",
     training: bool = True,
+    arithmetic: Arithmetic | None = None,
 ) -> dict[str, Verdict]:
     """Judge `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
 
-    dx must have x's type and shape, dgamma and dbeta mean's.
+    dx must have x's type and shape, dgamma and dbeta mean's. `arithmetic` is what they were
+    computed in, for :func:`budget`.
     """
     exact = reference.backward(
         x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
     )
     dx, dgamma, dbeta = gradients
     return {
-        "dx": judge_typed("dx", dx, exact.dx, exact.dx_terms, x.dtype, x.dtype),
-        "dgamma": judge_typed(
-            "dgamma", dgamma, exact.dgamma, exact.dgamma_terms, x.dtype, mean.dtype
+        "dx": judge_typed(
+            "dx", dx, exact.dx, exact.dx_terms, x.dtype, x.dtype, arithmetic=arithmetic
         ),
-        "dbeta": judge_typed("dbeta", dbeta, exact.dbeta, exact.dbeta_terms, x.dtype, mean.dtype),
+        "dgamma": judge_typed(
+            "dgamma",
+            dgamma,
+            exact.dgamma,
+            exact.dgamma_terms,
+            x.dtype,
+            mean.dtype,
+            arithmetic=arithmetic,
+        ),
+        "dbeta": judge_typed(
+            "dbeta",
+            dbeta,
+            exact.dbeta,
+            exact.dbeta_terms,
+            x.dtype,
+            mean.dtype,
+            arithmetic=arithmetic,
+        ),
     }
 
 
@@ -48,14 +67,22 @@ def check_forward(
     *,
     epsilon: float,
     data_format: str = "NCX",
+    arithmetic: Arithmetic | None = None,
 ) -> dict[str, Verdict]:
     """Judge `normalized` (y, mean, variance) of the given inputs; see :func:`reference.forward`."""
     exact = reference.forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
     y, mean, variance = normalized
     return {
-        "y": judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype),
-        "mean": judge("mean", mean, exact.mean, exact.mean_terms, x.dtype),
-        "variance": judge("variance", variance, exact.variance, exact.variance_terms, x.dtype),
+        "y": judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype, arithmetic=arithmetic),
+        "mean": judge("mean", mean, exact.mean, exact.mean_terms, x.dtype, arithmetic=arithmetic),
+        "variance": judge(
+            "variance",
+            variance,
+            exact.variance,
+            exact.variance_terms,
+            x.dtype,
+            arithmetic=arithmetic,
+        ),
     }
 
 
@@ -69,9 +96,12 @@ def check_inference(
     *,
     epsilon: float,
     data_format: str = "NCX",
+    arithmetic: Arithmetic | None = None,
 ) -> dict[str, Verdict]:
     """Judge `y`, the normalisation of x by given statistics; see :func:`reference.inference`."""
     exact = reference.inference(
         x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
     )
-    return {"y": judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype)}
+    return {
+        "y": judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype, arithmetic=arithmetic)
+    }

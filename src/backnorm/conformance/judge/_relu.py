@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backnorm import reference
+from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._passes import check_backward
 from backnorm.conformance.judge._verdict import Verdict, judge, judge_typed, refused
 from backnorm.layout import mask_size
@@ -21,6 +22,7 @@ def check_relu_forward(
     residual: np.ndarray | None = None,
     epsilon: float,
     data_format: str = "NCX",
+    arithmetic: Arithmetic | None = None,
 ) -> dict[str, Verdict]:
     """Judge `result` (y, mean, variance, mask); see :func:`reference.relu_forward`.
 
@@ -31,9 +33,16 @@ def check_relu_forward(
     )
     y, mean, variance, mask = result
     return {
-        "y": _judge_y(y, exact, x),
-        "mean": judge("mean", mean, exact.mean, exact.mean_terms, x.dtype),
-        "variance": judge("variance", variance, exact.variance, exact.variance_terms, x.dtype),
+        "y": _judge_y(y, exact, x, arithmetic),
+        "mean": judge("mean", mean, exact.mean, exact.mean_terms, x.dtype, arithmetic=arithmetic),
+        "variance": judge(
+            "variance",
+            variance,
+            exact.variance,
+            exact.variance_terms,
+            x.dtype,
+            arithmetic=arithmetic,
+        ),
         "mask": _judge_mask(mask, y, x),
     }
 
@@ -49,12 +58,13 @@ def check_relu_inference(
     residual: np.ndarray | None = None,
     epsilon: float,
     data_format: str = "NCX",
+    arithmetic: Arithmetic | None = None,
 ) -> dict[str, Verdict]:
     """Judge `y` = relu(batch norm + residual); see :func:`reference.relu_inference`."""
     exact = reference.relu_inference(
         x, mean, variance, gamma, beta, residual=residual, epsilon=epsilon, data_format=data_format
     )
-    return {"y": _judge_y(y, exact, x)}
+    return {"y": _judge_y(y, exact, x, arithmetic)}
 
 
 def check_relu_backward(
@@ -70,6 +80,7 @@ def check_relu_backward(
     epsilon: float,
     data_format: str = "NCX",
     training: bool = True,
+    arithmetic: Arithmetic | None = None,
 ) -> dict[str, Verdict]:
     """Judge `gradients` (dx, dgamma, dbeta, dresidual); see :func:`reference.relu_backward`.
 
@@ -92,14 +103,18 @@ def check_relu_backward(
         epsilon=epsilon,
         data_format=data_format,
         training=training,
+        arithmetic=arithmetic,
     )
     return verdicts | {"dresidual": _judge_dresidual(dresidual, gradient if residual else None)}
 
 
 def _judge_y(
-    y: np.ndarray, exact: reference.ExactNormalized | reference.ExactOutput, x: np.ndarray
+    y: np.ndarray,
+    exact: reference.ExactNormalized | reference.ExactOutput,
+    x: np.ndarray,
+    arithmetic: Arithmetic | None,
 ) -> Verdict:
-    verdict = judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype)
+    verdict = judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype, arithmetic=arithmetic)
     # Beside an exact 0 the budget has room on both sides; a result of ReLU has none below.
     if verdict.passed and (y.astype(np.float64) < 0).any():
         return refused(f"y is negative {int((y.astype(np.float64) < 0).sum())} times")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backnorm._doubledouble import Exact, FloatArray
+from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._budget import Quantity, budget
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT64, element_type
@@ -49,6 +50,7 @@ def judge(
     dtype: np.dtype,
     *,
     more: float = 0.0,
+    arithmetic: Arithmetic | None = None,
 ) -> Verdict:
     """Return whether every element of `actual` is within its budget of the exact value.
 
@@ -66,6 +68,8 @@ def judge(
         Element type of the data (x) it was computed from.
     more : float
         A multiple of T that is allowed beside the budget.
+    arithmetic : {"float32", "float64"}, optional
+        What it was computed in, for :func:`budget`.
     """
     output, data = element_type(actual.dtype), element_type(dtype)
     if output is None or data is None:
@@ -74,7 +78,7 @@ def judge(
         return refused(f"{quantity} has shape {actual.shape}, not {exact.shape}")
     if actual.size == 0:
         return Verdict(0.0, 0.0, True, (), f"{quantity} is empty")
-    allowance = budget(quantity, output, data)
+    allowance = budget(quantity, output, data, arithmetic)
     error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
     with np.errstate(all="ignore"):
         # Where T is not finite although the result is, T says nothing and half an ulp has to do.
@@ -103,11 +107,12 @@ def judge_typed(
     expected: np.dtype,
     *,
     more: float = 0.0,
+    arithmetic: Arithmetic | None = None,
 ) -> Verdict:
     """Judge an output whose element type is prescribed."""
     if element_type(actual.dtype) != element_type(expected):
         return refused(f"{quantity} has element type {actual.dtype}, not {expected}")
-    return judge(quantity, actual, exact, terms, data, more=more)
+    return judge(quantity, actual, exact, terms, data, more=more, arithmetic=arithmetic)
 
 
 def refused(detail: str) -> Verdict:
