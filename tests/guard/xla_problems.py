@@ -18,6 +18,7 @@ from operands import Operand, data_values, some_shape
 from problems import Maker, Problem
 
 import backnorm
+from backnorm.arithmetics import own_arithmetic
 from backnorm.cpu.record import SLOTS
 from backnorm.cpu.xla import introduce
 from backnorm.cpu.xla_structures import ELEMENTS
@@ -113,6 +114,7 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
     asked = Asked(
         operation, shape, (1,), dtype, statistics, has_gamma=True,
         has_beta=operation != "backward", epsilon=epsilon, training=training,
+        arithmetic=own_arithmetic(dtype),
     )  # fmt: skip
     make.tags |= {
         "operation": f"xla {operation}", "type": str(dtype), "statistics": str(statistics),
