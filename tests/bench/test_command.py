@@ -166,6 +166,7 @@ def test_inexact_results_of_ours_are_a_failure(cli, monkeypatch):
     assert "backnorm: not exact: backward (1,4,2,2) NCX float32: allocate: dgamma" in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.peer
 def test_all_peers_take_part(tmp_path):
     """From the command line to the files, with whatever is installed here."""

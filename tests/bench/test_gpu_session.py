@@ -60,6 +60,7 @@ def test_every_contestant_does_what_it_is_timed_for(gpu, hasty):
         assert statuses(row) == dict.fromkeys(peers.CONTESTANTS["cuda"], "ok"), row
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_every_type_is_done(gpu, hasty, dtype):
     cells = [small(op=op, dtype=dtype) for op in OPERATIONS]

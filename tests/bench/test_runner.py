@@ -149,6 +149,7 @@ def test_convolutions_are_expected_to_take_their_time(cell, hasty):
     assert quiet < after
 
 
+@pytest.mark.long
 @pytest.mark.peer
 def test_calls_are_timed_after_a_convolution_of_pytorch(cell, hasty):
     pytest.importorskip("torch")

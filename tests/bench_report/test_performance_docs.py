@@ -53,6 +53,7 @@ def test_the_committed_pages_have_the_markers(script):
         assert text.count(script.BEGIN) == text.count(script.END) == 1
 
 
+@pytest.mark.long
 def test_pages_are_written_once_and_then_current(script, checkout, result):
     assert script.stale(result, checkout) == list(script.pages(result, checkout))
     write(script.pages(result, checkout))
@@ -104,6 +105,7 @@ def test_plots_that_the_pages_name_exist(script, checkout, result):
         assert (checkout / "docs" / "bench" / f"{name}.svg").exists()
 
 
+@pytest.mark.long
 def test_a_plot_of_another_release_of_matplotlib_is_left_alone(script, checkout, result):
     write(script.pages(result, checkout))
     path = checkout / "docs" / "bench" / "sweep.svg"

@@ -281,6 +281,7 @@ def mutation(tmp_path, files, seed):
             run(tmp_path, program, data, ".safetensors", *options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", range(4))
 def test_mutated_files(tmp_path, files, block):
     for seed in range(100 * block, 100 * block + 100):

@@ -92,6 +92,7 @@ def test_a_dialect_that_disagrees_fails_the_demo(cli, monkeypatch):
     assert "bfloat16: all results in a layout are the same bits" in table
 
 
+@pytest.mark.long
 def test_a_wrong_result_fails_the_demo(cli, monkeypatch):
     right = demo.timed
 

@@ -177,6 +177,7 @@ def check_end(done, number):
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
 @pytest.mark.parametrize("lost", LOST)
 def test_one_signal_is_enough(tmp_path, heed_interrupts, lost, number):
@@ -185,6 +186,7 @@ def test_one_signal_is_enough(tmp_path, heed_interrupts, lost, number):
     assert time.monotonic() - begun < 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
 @pytest.mark.parametrize("writing", WRITING)
 def test_nothing_is_left_and_nothing_foreign_goes(tmp_path, heed_interrupts, writing, number):

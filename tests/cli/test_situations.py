@@ -102,15 +102,24 @@ SURROUNDINGS = {
         {"FORCE_COLOR": "1"}, 'set -o pipefail; "$@" 2>&1 >/dev/null | true'
     ),
 }
-# Every command in those that are unlike each other, and one command in all; the rest in a sweep.
+# Quick: one command in those that are unlike each other. Long: that command in all, and every other
+# command in these. The rest is a sweep.
 TELLING = ("POSIX", "a full disk", "no streams", "a reader that leaves")
 THOROUGH = "run"
+
+
+def _marks(thorough, telling):
+    if thorough and telling:
+        return ()
+    return pytest.mark.long if thorough or telling else pytest.mark.sweep
+
+
 TABLE = [
     pytest.param(
         asked,
         around,
         id=f"{asked}, {around}",
-        marks=() if around in TELLING or asked == THOROUGH else pytest.mark.sweep,
+        marks=_marks(asked == THOROUGH, around in TELLING),
     )
     for asked in ASKED
     for around in SURROUNDINGS

@@ -12,6 +12,8 @@ import pytest
 
 from backnorm.dialects.registry import DIALECTS, operators
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def cases(run_cases):

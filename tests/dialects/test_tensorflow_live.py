@@ -43,6 +43,7 @@ def probe(tmp_path_factory, inputs):
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", tensorflow.OPERATORS)
 def test_names_types_and_defaults_are_tensorflows(probe, op):
     theirs, schema = probe["ops"][op], tensorflow.OPERATORS[op].schema

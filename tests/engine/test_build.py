@@ -46,6 +46,7 @@ def group(tmp_path_factory):
     return _build(tmp_path_factory.mktemp("group"), _LEVEL, *_CHEAP)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [_CHEAP[0], _CHEAP[-1]])
 def test_two_builds_give_the_same_bytes(name, group, tmp_path):
     """Whatever the process built before, wherever it is, and in whatever order."""
@@ -201,6 +202,7 @@ def test_a_build_that_fails_says_what_the_compiler_said(tmp_path, monkeypatch):
         list(make.build_all([(_LEVEL, FLOOR)], tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_a_build_without_a_linker_says_so(compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", compiler)

@@ -295,6 +295,7 @@ def test_threads_that_need_a_library_build_it_once(copied, monkeypatch):
     assert library._loaded.keys() == {FLOOR}
 
 
+@pytest.mark.long
 def test_processes_that_need_the_same_library_all_get_it(copied):
     copied.path.unlink()
     processes = [
@@ -311,6 +312,7 @@ def test_processes_that_need_the_same_library_all_get_it(copied):
     assert list(copied.path.parent.iterdir()) == [copied.path]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_child_builds_and_calls_while_a_thread_of_its_parent_builds(copied):
     copied.path.unlink()

@@ -101,6 +101,7 @@ def test_no_load_is_masked_where_a_relu_masks_the_gradient(geometry, built, tool
         assert any("{%k" in step for step in loop)
 
 
+@pytest.mark.long
 @x86
 @pytest.mark.parametrize("geometry", _GEOMETRIES)
 def test_arm_gets_vectors_too(geometry):

@@ -63,6 +63,7 @@ def test_two_thousand_problems():
     check_reach(found, 3)
 
 
+@pytest.mark.long
 def test_kernels_that_go_beyond_their_arrays_are_found():
     done = run("broken.py")
     found = json.loads(done.stdout.splitlines()[-1])

@@ -88,6 +88,7 @@ def test_types_of_statistics(dtype, statistics, data_format, shape, rng):
     assert result.mean.dtype == result.variance.dtype == statistics
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [FLOAT32, np.dtype(np.float16)], ids=str)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 def test_outputs_larger_than_the_caches(dtype, data_format, rng):

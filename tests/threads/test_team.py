@@ -21,16 +21,19 @@ def with_torch():
     pytest.importorskip("torch")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["torch", "backnorm"])
 def test_it_serves_whatever_is_imported_first(drive, first):
     assert "torch/lib/libgomp" in drive("team", first)
 
 
+@pytest.mark.long
 def test_the_libgomp_of_scikit_learn_is_another(drive):
     pytest.importorskip("sklearn")
     assert "torch/lib/libgomp" in drive("team", "sklearn")
 
 
+@pytest.mark.long
 def test_an_openmp_runtime_that_was_loaded_before_serves_pytorch_and_us(drive):
     libraries = Path(sysconfig.get_path("purelib")).parents[1]
     found = sorted(libraries.glob("libiomp5.so"))
@@ -52,6 +55,7 @@ def test_forked_children_stay_out_of_it(drive):
     drive("forks", 20, "torch")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_results_do_not_depend_on_the_mode_of_any_thread(drive, dtype):
     drive("flushing", 100, dtype)

@@ -38,7 +38,7 @@ def gpu(request):
 
 
 def pytest_collection_modifyitems(items):
-    """Leave to the sweep what pairs of float32 share with float64: geometry, and other types."""
+    """Leave to longer runs what pairs of float32 share with float64: geometry, and other types."""
     for item in items:
         # There may be other folders' tests in the same session.
         if FOLDER not in item.path.parents or not hasattr(item, "callspec"):
@@ -47,5 +47,5 @@ def pytest_collection_modifyitems(items):
         rare = "float32-float32" not in given.get("name", "float32-float32")
         if "schedule" in given:
             rare |= (given["layout"] == "NXC") is (given["schedule"] == "complete")
-        if given.get("gpu") == "l40s" and rare:
-            item.add_marker(pytest.mark.sweep)
+        if given.get("gpu") == "l40s" and (rare or item.originalname == "test_relu"):
+            item.add_marker(pytest.mark.sweep if rare else pytest.mark.long)

@@ -116,6 +116,7 @@ def test_types(dtype, training):
         assert (one.double() - other).abs().max() <= bound
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
 def test_second_order(training):
     x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
@@ -210,6 +211,7 @@ def test_refused(arguments):
         backnorm.torch.batch_norm(torch.randn(5, 3, 4), **given)
 
 
+@pytest.mark.long
 def test_tuning_keeps_the_fastest_plan(monkeypatch, launched):
     from backnorm.torch import tuning
 

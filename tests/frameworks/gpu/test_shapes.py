@@ -67,7 +67,9 @@ def unequal(ours, theirs):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])
+@pytest.mark.parametrize(
+    "relu", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "relu"]
+)
 def test_results_are_those_of_the_cpu(shape, schedule, layout, relu, scheduled):
     scheduled(schedule)
     x, dy, residual = (laid_out(torch.randn(shape), layout) for _ in range(3))

@@ -11,6 +11,8 @@ from flax import linen
 
 from backnorm.jax.linen import BatchNorm
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def digits(example):

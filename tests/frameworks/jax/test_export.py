@@ -145,6 +145,7 @@ def folders(tmp_path_factory):
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processors", ["all", "one"])
 @pytest.mark.parametrize("threads", ["1", "4"])
 def test_in_a_process_that_has_traced_nothing(folders, threads, processors):
@@ -154,10 +155,12 @@ def test_in_a_process_that_has_traced_nothing(folders, threads, processors):
     assert results(folders[threads], ".again") == results(folders[threads], "")
 
 
+@pytest.mark.long
 def test_the_number_of_threads_changes_no_bit(folders):
     assert results(folders["4"], "") == results(folders["1"], "")
 
 
+@pytest.mark.long
 def test_nothing_in_it_depends_on_the_process(folders):
     # No address, for one.
     for ending in ("*.txt", "*.exported"):

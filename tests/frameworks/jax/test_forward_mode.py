@@ -114,6 +114,7 @@ def test_of_losses(name, transform, arguments, scalar):
     agree(jax.jit(mine)(*inputs), jax.jit(other)(*inputs), 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["training", "inference"])
 def test_not_compiled(name, arguments, scalar):
     ours, theirs, ranks = PAIRS[name]

@@ -145,6 +145,7 @@ def several(kind):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["remat", "jit", "vmap", "scan"])
 def test_within_what_linen_transforms(name, normal):
     x, found = normal(2, 6, 3), []

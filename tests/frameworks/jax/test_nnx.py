@@ -225,6 +225,7 @@ class TestModels:
             found.append(step(params, stats, images))
         agree(*found, 1e-4)
 
+    @pytest.mark.long
     def test_several_models_at_once(self, images):
         found = []
         for kind in KINDS:
@@ -248,6 +249,7 @@ class TestModels:
             found.append((mapped(layer, x), nnx.state(layer)))
         agree(*found, 1e-7)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("transform", [nnx.remat, nnx.jit], ids=["remat", "jit"])
     def test_within_what_nnx_transforms(self, transform, images):
         found = []
@@ -257,6 +259,7 @@ class TestModels:
             found.append((nnx.grad(loss)(model, images), nnx.state(model)))
         agree(*found, 1e-4)
 
+    @pytest.mark.long
     def test_forward_mode(self, images):
         found = []
         for model in models():

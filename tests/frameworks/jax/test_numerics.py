@@ -98,6 +98,7 @@ def test_every_pass_against_the_oracle(shape, data_format, dtype, rng):
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("shape", "axis", "orders"), [(*SHAPES[0], 3), (*SHAPES[2], 2)])
 def test_derivatives_of_higher_order(shape, axis, orders, layer, normal):
     inputs, weights = layer(shape, axis), (normal(*shape), normal(shape[axis]))

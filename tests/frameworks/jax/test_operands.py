@@ -64,6 +64,7 @@ def leaked(tensor):
     return kept[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_operand(name, kind):

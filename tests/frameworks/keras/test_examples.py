@@ -6,6 +6,8 @@ import pytest
 
 import backnorm.keras
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def digits(example):

@@ -63,6 +63,7 @@ def run(script, **environment):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_a_file_is_read_by_who_has_imported_the_layer(model, x, tmp_path):
     """In a new process, which goes on training with the optimizer's state."""
     path, case = tmp_path / "model.keras", tmp_path / "case.npz"
@@ -89,6 +90,7 @@ assert sum(type(each) is BatchNormalization for each in model._flatten_layers())
 """)
 
 
+@pytest.mark.long
 def test_without_backnorm_a_file_of_ours_is_read_as_keras_layers(model, x, tmp_path):
     path, case = tmp_path / "model.keras", tmp_path / "case.npz"
     convert(model).save(path)
@@ -133,6 +135,7 @@ def test_weights_go_both_ways(model, x, tmp_path):
     same(converted, model, x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["export", "tf.saved_model.save"])
 def test_a_saved_model_is_of_the_frameworks_operators_alone(model, x, tmp_path, backend, how):
     if backend != "tensorflow":
@@ -159,6 +162,7 @@ assert "backnorm" not in sys.modules
 """)
 
 
+@pytest.mark.long
 def test_a_saved_training_step_says_what_it_lacks(model, x, tmp_path, backend):
     if backend != "tensorflow":
         pytest.skip("of TensorFlow's files")

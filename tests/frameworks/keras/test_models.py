@@ -129,7 +129,10 @@ def agree(one, other, tolerance=1e-4):
         np.testing.assert_allclose(own, theirs, rtol=0, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("kind", [functional, Subclassed, wrapped])
+@pytest.mark.parametrize(
+    "kind",
+    [functional, *(pytest.param(kind, marks=pytest.mark.long) for kind in (Subclassed, wrapped))],
+)
 def test_converted_and_reverted_a_model_trains_as_it_would(kind, data):
     names = MODELS[kind]
     plain, model = compiled(made(kind)), compiled(made(kind))
@@ -149,6 +152,7 @@ def test_converted_and_reverted_a_model_trains_as_it_would(kind, data):
     agree([model.predict(data[0], verbose=0)], [plain.predict(data[0], verbose=0)], 1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MODELS)
 def test_before_it_is_built_and_before_it_is_compiled(kind, data):
     plain, model = made(kind), convert(made(kind))
@@ -161,6 +165,7 @@ def test_before_it_is_built_and_before_it_is_compiled(kind, data):
     assert kinds(convert(model)) == dict.fromkeys(MODELS[kind], BatchNormalization)
 
 
+@pytest.mark.long
 def test_a_step_is_traced_again(data, monkeypatch):
     """What Keras traced of a fit before calls Keras's layer."""
     from backnorm.keras import layer as module

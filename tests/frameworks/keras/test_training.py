@@ -84,7 +84,7 @@ def test_fit_takes_the_same_course_step_by_step(images, options, backend):
     np.testing.assert_allclose(*evaluations, rtol=1e-3)
 
 
-@pytest.mark.parametrize("jit", ["auto", True])
+@pytest.mark.parametrize("jit", ["auto", pytest.param(True, marks=pytest.mark.long)])
 def test_fit_compiles_as_keras_does(images, backend, jit):
     if (backend, jit) == ("torch", True):
         pytest.skip("torch.compile takes a minute; backnorm.torch has checks of its own")
@@ -128,6 +128,7 @@ def test_a_frozen_base_is_left_as_it_is(images):
     assert not np.array_equal(moving, model.get_layer("second").get_weights()[2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_trains(images, policy, set_policy):
     set_policy(policy)

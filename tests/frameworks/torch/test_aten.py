@@ -230,6 +230,7 @@ def test_parameters_that_need_no_gradient():
         assert len(gradients(plain, x, dy)) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("train", [True, False])
 def test_first_and_second_order_by_differences(train):
     layer = nn.BatchNorm2d(3, track_running_stats=not train).double().train(train)

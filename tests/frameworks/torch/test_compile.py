@@ -52,8 +52,8 @@ def outcome(call, model, x, dy):
     return y.detach(), x.grad, [p.grad for p in model.parameters()], [*model.buffers()]
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("fuse", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["contiguous", "channels_last"])
 def test_one_graph_for_changing_shapes(fuse, training, name, layouts, close):
     ours, theirs = models(fuse, training)

@@ -9,6 +9,8 @@ import torch
 
 import backnorm.torch
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def digits(example):

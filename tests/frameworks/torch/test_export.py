@@ -147,6 +147,7 @@ def check_in_another_process(path, theirs, tmp_path, message):
     assert message in done.stderr
 
 
+@pytest.mark.long
 def test_a_program_in_another_process(tmp_path):
     ours, theirs = models(True, False)
     program = torch.export.export(ours, (images(),), dynamic_shapes=({0: BATCH},))
@@ -167,6 +168,7 @@ class WithStatistics(torch.nn.Module):
         return y, self.model.bn1.running_mean.clone(), self.model.bn3.running_var.clone()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor wants a C++ compiler")
 @pytest.mark.parametrize("training", [True, False])
 def test_a_package_of_aotinductor(training, tmp_path, close):

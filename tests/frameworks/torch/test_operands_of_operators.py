@@ -39,7 +39,7 @@ OF_CLASSES = (
 )  # fmt: skip
 PACKAGE = Path(backnorm.__file__).parent
 
-pytestmark = quietly
+pytestmark = [quietly, pytest.mark.long]
 
 
 def tensors_of(operator):

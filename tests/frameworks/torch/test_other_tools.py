@@ -73,6 +73,7 @@ def exported(net, x, dynamo, **options):
     return torch.from_numpy(result[0]), sorted(node.op_type for node in model.graph.node)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize(
@@ -98,6 +99,7 @@ def test_onnx_programs_are_those_of_the_model_before(name, training, dynamo, clo
         close(mine(x), copy.deepcopy(theirs)(x), factor=4)
 
 
+@pytest.mark.long
 def test_onnx_programs_of_dynamic_sizes(close):
     theirs = filled(Residual()).eval()
     mine = convert(copy.deepcopy(theirs), fuse=True)

@@ -126,6 +126,7 @@ def equal(actual, expected, **options):
     torch.testing.assert_close(actual, expected, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["batch_norm", "batch_norm_relu"])
 def test_samples_in_tensors_that_only_operators_know(name):
     """Under a mode, as subclasses in every choice of arguments, backward and in forward mode."""

@@ -139,6 +139,7 @@ def compare(kind, axes, training, close, differentiate=None, out_dim=0):
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["alone", "relu", "add relu"])
 @pytest.mark.parametrize(("training", "present"), [*cases()], ids=str)
 def test_every_choice_of_mapped_arguments(kind, training, present, close):
@@ -191,6 +192,7 @@ def check_nested(count, seed, close):
     assert taken > count // 2
 
 
+@pytest.mark.long
 def test_vmap_in_vmap(close):
     check_nested(150, 0, close)
 
