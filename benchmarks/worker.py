@@ -19,13 +19,13 @@ from benchmarks.device import Device
 from benchmarks.peers.base import Contestant
 from benchmarks.session import Session
 
-__all__ = ["serve"]
+__all__ = ["load", "serve"]
 
 
 def serve(connection: Connection) -> None:
     """Measure cells until the other end closes the pipe."""
     places, threads, place = connection.recv()
-    device: Device = _load(place)()
+    device: Device = load(place)()
     try:
         gpu = device.start(threads)
     except ArgumentError as error:
@@ -45,10 +45,11 @@ def serve(connection: Connection) -> None:
 
 def _kind(place: str) -> Callable[..., Contestant]:
     """Return a way to make a contestant, whose module is imported no sooner."""
-    return lambda *device: _load(place)(*device)
+    return lambda *device: load(place)(*device)
 
 
-def _load(place: str) -> Any:
+def load(place: str) -> Any:
+    """Return what is defined at "module:name"."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
