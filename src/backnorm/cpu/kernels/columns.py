@@ -59,9 +59,9 @@ from backnorm.cpu.kernels.singles import (
     coefficients_for,
     end_strip,
     holds,
-    kept_sums,
     lanes_of,
     narrow_coefficients,
+    recentre,
     repeat_first,
     vector_of,
 )
@@ -255,7 +255,7 @@ def _sum_block_of(x, dy, part, depth, pivot, run, pitch, sums, far):
             _add_block(_add_strip_at_once, x, dy, part, 4, singles, run, pitch, sums, far)
         for k in range(0, width, LANES):
             place = offset(sums, k)
-            kept = kept_sums(load(pivot, k), load(place, 0), load(place, 2 * far))
+            kept = recentre(load(pivot, k), place, far)
             if not all_finite(kept, width - k):
                 columns = (start + k, stride, rows, min(LANES, width - k))
                 anew = offset(run, 4 * pitch)

@@ -1,19 +1,22 @@
 """The formulas, once: of an element of the output, and of a channel's coefficients.
 
 Every output is an expression of one element and four coefficients of its channel,
-(mean, shift, slope, gain), in float64 or, for 16-bit elements, in float32 (see `singles`):
+(mean, shift, slope, gain), in float64 or in float32 (see `singles`):
 
-==========================  =============================================================
-backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
-backward, frozen statistics  dx = gain * dy
-forward and inference        y  = gain * ((x - mean) - shift) + slope
-with a ReLU                  max(0, y), or max(0, y + residual)
-==========================  =============================================================
+==============================  =========================================================
+backward, training              dx = gain * ((dy - shift) - (x - mean) * slope)
+the same in float32             dx = gain * (dy - shift) + (mean - x) * slope
+backward, frozen statistics     dx = gain * dy
+forward and inference           y  = gain * ((x - mean) - shift) + slope
+the same in float32             y  = gain * (x - mean) + slope
+with a ReLU                     max(0, y), or max(0, y + residual)
+==============================  =========================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
 s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant:
 with |mean| much larger than the deviation that would cancel. In the forward pass shift is the
-part of the exact mean that a float64 cannot hold, slope is beta.
+part of the exact mean that a float64 cannot hold, slope is beta. The coefficients of float32 are
+made of those: see `singles.narrow_coefficients`.
 
 A missing array is None: without dy the kernels compute a forward pass (with a `ReLU` in its
 place, one that ends in a ReLU), without x the frozen backward pass. Which one is decided when
@@ -53,38 +56,42 @@ def first_elements(x, dy, index, count, mean, shift, slope, gain):
 
 @overload(elements)
 def _elements(x, dy, index, mean, shift, slope, gain):
-    take = load_singles if mean == Singles else load
+    take, normalised, derivative = load, _normalised, _derivative
+    if mean == Singles:
+        take, normalised, derivative = load_singles, _normalised_single, _derivative_single
     if isinstance(x, types.NoneType):
         return lambda x, dy, index, mean, shift, slope, gain: gain * take(dy, index)
     if isinstance(dy, types.NoneType):
-        return lambda x, dy, index, mean, shift, slope, gain: _normalised(
+        return lambda x, dy, index, mean, shift, slope, gain: normalised(
             take(x, index), mean, shift, slope, gain
         )
     if isinstance(dy, ReLU):
         return lambda x, dy, index, mean, shift, slope, gain: relu(
-            _plus_residual(dy, index, _normalised(take(x, index), mean, shift, slope, gain))
+            _plus_residual(dy, index, normalised(take(x, index), mean, shift, slope, gain))
         )
-    return lambda x, dy, index, mean, shift, slope, gain: _derivative(
+    return lambda x, dy, index, mean, shift, slope, gain: derivative(
         take(x, index), take(dy, index), mean, shift, slope, gain
     )
 
 
 @overload(first_elements)
 def _first_elements(x, dy, index, count, mean, shift, slope, gain):
-    take = load_singles_first if mean == Singles else load_first
+    take, normalised, derivative = load_first, _normalised, _derivative
+    if mean == Singles:
+        take, normalised, derivative = load_singles_first, _normalised_single, _derivative_single
     if isinstance(x, types.NoneType):
         return lambda x, dy, index, count, mean, shift, slope, gain: gain * take(dy, index, count)
     if isinstance(dy, types.NoneType):
-        return lambda x, dy, index, count, mean, shift, slope, gain: _normalised(
+        return lambda x, dy, index, count, mean, shift, slope, gain: normalised(
             take(x, index, count), mean, shift, slope, gain
         )
     if isinstance(dy, ReLU):
         return lambda x, dy, index, count, mean, shift, slope, gain: relu(
             _plus_residual_first(
-                dy, index, count, _normalised(take(x, index, count), mean, shift, slope, gain)
+                dy, index, count, normalised(take(x, index, count), mean, shift, slope, gain)
             )
         )
-    return lambda x, dy, index, count, mean, shift, slope, gain: _derivative(
+    return lambda x, dy, index, count, mean, shift, slope, gain: derivative(
         take(x, index, count), take(dy, index, count), mean, shift, slope, gain
     )
 
@@ -129,6 +136,16 @@ def _normalised(x, mean, shift, slope, gain):
 @inlined
 def _derivative(x, dy, mean, shift, slope, gain):
     return gain * multiply_add(mean - x, slope, dy - shift)
+
+
+@inlined
+def _normalised_single(x, mean, shift, slope, gain):
+    return multiply_add(gain, x - mean, slope)
+
+
+@inlined
+def _derivative_single(x, dy, mean, shift, slope, gain):
+    return multiply_add(gain, dy - shift, (mean - x) * slope)
 
 
 @inlined

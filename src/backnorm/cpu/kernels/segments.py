@@ -59,9 +59,9 @@ from backnorm.cpu.kernels.singles import (
     add_strip_first,
     coefficients_for,
     holds,
-    kept_sums,
     lanes_of,
     narrow_coefficients,
+    recentre,
     splat_of,
 )
 from backnorm.cpu.kernels.stages import after, before
@@ -222,7 +222,7 @@ def _sum_block_of(x, dy, extents, chunk, span, table, running, sums, far, alone)
         block, first, end = span
         for j in range(0, end - first, LANES):
             place = offset(sums, j)
-            kept = kept_sums(load(table, first + j), load(place, 0), load(place, 2 * far))
+            kept = recentre(load(table, first + j), place, far)
             for k in range(min(LANES, end - first - j)):
                 if not math.isfinite(lane(kept, k)):
                     c = first + j + k

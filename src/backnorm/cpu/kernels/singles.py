@@ -12,11 +12,17 @@ Output: an element is taken if its float32 is zero or normal (`vector.sound`), b
 - a subnormal result would be rounded twice where bfloat16 is subnormal too;
 - a zero is exact, or a product below 2^-150, which no 16-bit type holds half of.
 
-`narrow_coefficients` makes NaN of the gain of channels whose coefficients or intermediate values
-may be so small that float32 does not hold them to 24 bits: none of their elements is taken.
+A term of the formula has at most four roundings, its coefficient's being one, beside what the sums
+in that have lost. `narrow_coefficients` makes NaN of the gain of channels whose coefficients or
+intermediate values may be so small that float32 does not hold them to 24 bits: none of their
+elements is taken.
 
 Sums: `add_strip` has at most four roundings a term, which is 2^-22 of the sum of magnitudes, and
-each term that underflows loses at most 2^-150. `kept_sums` has the rule.
+each term that underflows loses at most 2^-150. They are about m, the float32 nearest to the mean;
+`recentre` moves them to the mean itself, and has the rule of what is taken. No element is nearer to
+the mean than m. One that is m adds nothing; of its neighbours x - m is a power of two, so that its
+product with dy is exact, and |x - m| at most twice |x - mean|; of others at most 4/3 of that, where
+it is exact, or nearly the same. So the bound holds of the magnitudes about the mean, too.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ from backnorm.cpu.kernels.memory import (
     store,
     store_one,
 )
-from backnorm.cpu.kernels.sums import add
+from backnorm.cpu.kernels.sums import add, pair_add
 from backnorm.cpu.kernels.vector import (
     Singles,
     blend,
@@ -58,9 +64,9 @@ __all__ = [
     "coefficients_for",
     "end_strip",
     "holds",
-    "kept_sums",
     "lanes_of",
     "narrow_coefficients",
+    "recentre",
     "repeat_first",
     "splat_of",
     "vector_of",
@@ -146,9 +152,9 @@ def narrow_coefficients(x, dy, table, pitch, first, end, coefficients):
     `table` and its `pitch` have those in float64; they are written to `coefficients`, which is what
     `coefficients_for` returned. Up to seven places after the last are overwritten.
 
-    With float32 alone, x - mean would cancel. In the forward pass the mean is therefore the sum of
-    three float32 parts, the last of which, next to nothing, is moved into the slope. In the
-    backward pass a mean that float32 does not hold is refused.
+    Of the mean they have the nearest float32, which is subtracted first. The rest of it is part of
+    a constant, in which it does not cancel: no element of 32 bits or less is nearer to the mean
+    than its nearest float32, so the rest is not more than x - mean.
     """
 
 
@@ -188,21 +194,21 @@ def _narrowed_of(x, dy, given):
 
 def _narrowed_forward(x, dy, given):
     mean, shift, slope, gain = given
-    first = rounded(mean)
-    rest = (mean - first) + shift
-    second = rounded(rest)
-    slope = multiply_add(negated(gain), rest - second, slope)
-    return first, second, slope, _unless_tiny(gain, gain)
+    rest = (mean - rounded(mean)) + shift
+    slope = multiply_add(negated(gain), rest, slope)
+    return mean, shift, slope, _unless_tiny(slope, _unless_tiny(gain, gain))
 
 
 def _narrowed_backward(x, dy, given):
     mean, shift, slope, gain = given
     zero, nan = splat(0.0), splat(float("nan"))
+    shift = multiply_add(rounded(mean) - mean, slope, shift)
+    slope = gain * slope
     kept = _unless_tiny(slope, _unless_tiny(gain, gain))
     # Without shift and slope there is nothing to add; a tiny sum would be rounded to 2^-149.
     alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
-    kept = where_less(magnitude(shift), splat(_LEAST), alone, kept)
-    return mean, shift, slope, where_equal(mean, rounded(mean), kept, nan)
+    kept = where_less(magnitude(gain * shift), splat(_LEAST), alone, kept)
+    return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
 
 @inlined
@@ -282,13 +288,17 @@ def _widened(total, product, totals):
 
 
 @inlined
-def kept_sums(mean, sum_dy, sum_dy_xmu):
-    """Return a Vec of zeros, and NaN in the lanes whose sums must be taken in float64.
+def recentre(mean, sums, far):
+    """Turn the sums of eight channels about the nearest float32 of their mean to those about it.
 
-    Those of a mean that float32 does not hold, of terms that overflowed, and of products so small
-    that some may have underflowed.
+    `sums` are their pairs, parts `far` elements apart. Return a Vec of zeros, with NaN in the lanes
+    whose sums must be taken in float64: those of terms that overflowed, and of products so small
+    that some may have underflowed; so also sums that are still zero.
     """
-    nan = splat(float("nan"))
-    kept = (sum_dy - sum_dy) + (sum_dy_xmu - sum_dy_xmu)
-    kept = where_less(magnitude(sum_dy_xmu), splat(_LEAST_SUM), nan, kept)
-    return where_equal(mean, rounded(mean), kept, nan)
+    sum_dy = load(sums, 0)
+    moved = (rounded(mean) - mean) * (sum_dy + load(sums, far))
+    high, low = pair_add(load(sums, 2 * far), load(sums, 3 * far), moved, splat(0.0))
+    store(sums, 2 * far, high)
+    store(sums, 3 * far, low)
+    kept = (sum_dy - sum_dy) + (high - high)
+    return where_less(magnitude(high), splat(_LEAST_SUM), splat(float("nan")), kept)
