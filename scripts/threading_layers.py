@@ -25,7 +25,7 @@ if layer == "backnorm":
     from backnorm.cpu.stage import Stage
     # Items of one element, of which the kernel moves none: it goes by vectors.
     nothing = Stage(
-        Kind("floor", "float64", "move"), dict(size=2, share=1),
+        Kind("floor", "float64", "float64", "move"), dict(size=2, share=1),
         channels=0, partial=0, own=8, participants=2, items=2,
     )
     def region():

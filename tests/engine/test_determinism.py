@@ -52,35 +52,49 @@ def many_processors(monkeypatch):
 
 @pytest.mark.parametrize("shape", _SHAPES, ids=str)
 @pytest.mark.parametrize(
-    "dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16], ids=lambda t: t.__name__
+    ("dtype", "arithmetic"),
+    [
+        (np.float64, None),
+        (np.float32, "float64"),
+        (np.float32, "float32"),
+        (np.float16, "float32"),
+        (np.float16, "float64"),
+        (ml_dtypes.bfloat16, None),
+    ],
 )
-def test_bits_do_not_depend_on_the_number_of_threads(rng, shape, dtype, many_processors):
+def test_bits_do_not_depend_on_the_number_of_threads(
+    rng, shape, dtype, arithmetic, many_processors
+):
     case = _case(rng, shape, dtype)
     reference = None
     for threads in (1, 2, 3, 8):
         backnorm.set_num_threads(threads)
         assert backnorm.get_num_threads() == threads
-        bits = _bits(backnorm.batch_norm_backward(*case, epsilon=1e-5))
+        gradients = backnorm.batch_norm_backward(*case, epsilon=1e-5, arithmetic=arithmetic)
+        bits = _bits(gradients)
         reference = reference or bits
         assert bits == reference
 
 
 @pytest.mark.parametrize("shape", _SHAPES[:3], ids=str)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda t: t.__name__)
-def test_one_pass_and_two_give_the_same_bits(rng, shape, dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "arithmetic"),
+    [(np.float32, "float64"), (np.float32, "float32"), (np.float64, "float64")],
+)
+def test_one_pass_and_two_give_the_same_bits(rng, shape, dtype, arithmetic, monkeypatch):
     x, dy, mean, variance, gamma = _case(rng, shape, dtype)
-    problem = problem_of("backward", x, dy, None, mean, variance, gamma, epsilon=1e-5)
+    operands = x, dy, None, mean, variance, gamma
+    problem = problem_of("backward", *operands, epsilon=1e-5, arithmetic=arithmetic)
     monkeypatch.setattr(plan, "_group", lambda *_, **__: (True, "forced"))
     plan.plan.cache_clear()
-    operands = x, dy, None, mean, variance, gamma
     grouped = executable(problem, x).run(*operands)
     monkeypatch.undo()
     plan.plan.cache_clear()
     apart = executable(problem, x, exchanged=True)
     in_two = phases.exchanged(apart, *operands, exchange=lambda sums: sums)
     assert _bits(grouped[:3]) == _bits(in_two)
-    sums = backnorm.reduce(x, dy, mean)
-    dx = backnorm.apply(x, dy, mean, variance, gamma, sums, epsilon=1e-5)
+    sums = backnorm.reduce(x, dy, mean, arithmetic=arithmetic)
+    dx = backnorm.apply(x, dy, mean, variance, gamma, sums, epsilon=1e-5, arithmetic=arithmetic)
     assert dx.tobytes() == grouped[0].tobytes()
 
 

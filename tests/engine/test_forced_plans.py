@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import backnorm
+from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import random_mask
@@ -88,27 +89,28 @@ def results(operation, data, offset):
     return (backnorm.batch_norm_inference(data.x, *per_channel, out=out, **options),)
 
 
-def verdicts(operation, data, arrays):
+def verdicts(operation, data, arrays, arithmetic):
+    options = {**data.options, "arithmetic": arithmetic}
     if operation == "forward":
-        return judge.check_forward(data.x, data.gamma, data.beta, arrays, **data.options)
+        return judge.check_forward(data.x, data.gamma, data.beta, arrays, **options)
     if operation == "relu forward":
         return judge.check_relu_forward(
-            data.x, data.gamma, data.beta, arrays, residual=data.dy, **data.options
+            data.x, data.gamma, data.beta, arrays, residual=data.dy, **options
         )
     if operation == "relu backward":
         mask = some_mask(data)
         return judge.check_relu_backward(
-            *data.backward_inputs, arrays, mask=mask, residual=True, **data.options
+            *data.backward_inputs, arrays, mask=mask, residual=True, **options
         )
     per_channel = (data.mean, data.variance, data.gamma, data.beta)
     if operation == "relu inference":
         return judge.check_relu_inference(
-            data.x, *per_channel, *arrays, residual=data.dy, **data.options
+            data.x, *per_channel, *arrays, residual=data.dy, **options
         )
     if operation == "inference":
-        return judge.check_inference(data.x, *per_channel, *arrays, **data.options)
+        return judge.check_inference(data.x, *per_channel, *arrays, **options)
     training = operation != "frozen"
-    return judge.check_backward(*data.backward_inputs, arrays, training=training, **data.options)
+    return judge.check_backward(*data.backward_inputs, arrays, training=training, **options)
 
 
 def some_mask(data):
@@ -256,24 +258,42 @@ def forced(monkeypatch):
     return Forced(monkeypatch)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize(
-    "dtype",
+@pytest.fixture
+def arithmetic(request):
+    """What all calls of a test compute in."""
+    with backnorm.arithmetic(request.param):
+        yield request.param
+
+
+# Element types and arithmetics that kernels are made for, and one that a number asks for.
+COMPUTED = pytest.mark.parametrize(
+    ("dtype", "arithmetic"),
     [
-        pytest.param(dtype, marks=[] if dtype in (FLOAT32, BFLOAT16) else pytest.mark.long)
-        for dtype in ELEMENT_TYPES
+        pytest.param(dtype, name, marks=[] if dtype in (FLOAT32, BFLOAT16) else pytest.mark.long)
+        for dtype, name in (
+            *((dtype, own_arithmetic(dtype)) for dtype in ELEMENT_TYPES),
+            (FLOAT32, "float32"),
+            (FLOAT16, "float64"),
+        )
     ],
+    indirect=["arithmetic"],
     ids=str,
 )
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@COMPUTED
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_cut_is_exact_and_every_schedule_gives_its_bits(name, dtype, operation, forced, rng):
+def test_every_cut_is_exact_and_every_schedule_gives_its_bits(
+    name, dtype, arithmetic, operation, forced, rng
+):
     data_format, shape = SHAPES[name]
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=4.0)
     _, default = forced.results(operation, data, lambda plan: plan)
     cuts = [None, *segments(default.extents), *columns(default.extents)]
     for cut in cuts:
         expected, first = forced.results(operation, data, lambda plan, cut=cut: changed(plan, cut))
-        for quantity, verdict in verdicts(operation, data, expected).items():
+        for quantity, verdict in verdicts(operation, data, expected, arithmetic).items():
             assert verdict.passed, (quantity, first.geometry, verdict.detail)
         every = list(schedules(choices(first, operation), rng))
         # All of them for the plan's own cut, for the others some.
@@ -291,7 +311,7 @@ def test_every_cut_is_exact_and_every_schedule_gives_its_bits(name, dtype, opera
 
 
 # Powers of two for x and dy (None: dy is zero) of one channel after another: what float32 has the
-# range for, what it has not, and what comes near the limits of bfloat16.
+# range for, what it has not, and what comes near the limits of bfloat16 and float32.
 RANGES = [
     (0, 0), (0, -125), (40, 90), (-45, -60), (0, None), (58, 0), (0, 126), (-58, 60), (0, -133),
 ]  # fmt: skip
@@ -309,22 +329,29 @@ def wide_ranging(data, dtype):
         data.x[at] = np.ldexp(data.x[at].astype(float), power).astype(dtype)
         data.mean[c], data.variance[c] = data.mean[c] * 2.0**power, data.variance[c] * 4.0**power
         scaled = data.dy[at].astype(float) * (0 if gradient is None else 2.0**gradient)
-        limit = 3e38 if dtype == BFLOAT16 else 65504
+        limit = 65504 if dtype == FLOAT16 else 3e38
         data.dy[at] = np.clip(scaled, -limit, limit).astype(dtype)
         if c % 4 == 3 and data.x[at].size:
-            data.x[at][(0,) * data.x[at].ndim] = dtype.type(1e30 if dtype == BFLOAT16 else 6e4)
+            data.x[at][(0,) * data.x[at].ndim] = dtype.type(6e4 if dtype == FLOAT16 else 1e30)
     return data
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "arithmetic"),
+    [(FLOAT16, "float32"), (BFLOAT16, "float32"), (FLOAT32, "float32")],
+    indirect=["arithmetic"],
+    ids=str,
+)
 @pytest.mark.parametrize("name", REACHING)
-def test_no_schedule_shows_where_the_range_of_float32_ends(name, dtype, operation, forced, rng):
+def test_no_schedule_shows_where_the_range_of_float32_ends(
+    name, dtype, arithmetic, operation, forced, rng
+):
     data_format, shape = SHAPES[name]
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=4.0)
     wide_ranging(data, dtype)
     expected, first = forced.results(operation, data, lambda plan: plan)
-    for quantity, verdict in verdicts(operation, data, expected).items():
+    for quantity, verdict in verdicts(operation, data, expected, arithmetic).items():
         assert verdict.passed, (quantity, verdict.detail)
     for values in list(schedules(choices(first, operation), rng)):
         offset = values.pop("offset")

@@ -206,8 +206,8 @@ def made_up(tmp_path, monkeypatch):
 @x86
 def test_a_library_comes_from_the_best_level_that_has_one_of_its_own(made_up, monkeypatch):
     monkeypatch.setattr(library, "level", lambda: "x86-64-v4-bf16")
-    special = Kind("columns", "bfloat16", "forward").library
-    usual = Kind("columns", "float16", "forward").library
+    special = Kind("columns", "bfloat16", "float32", "forward").library
+    usual = Kind("columns", "float16", "float32", "forward").library
     paths = {
         (level, name): made_up(level, name) for name in (special, usual) for level in levels.LEVELS
     }

@@ -31,11 +31,15 @@ for array in backnorm.batch_norm_backward(x, dy, mean, variance, epsilon=1e-3):
 print(digest.hexdigest())
 """
 
-# What each level lacks, and an element type for which that matters.
-_LEVELS = {
-    "x86-64-v3": "float32",  # AVX-512
-    "x86-64": "float16",  # AVX, fused multiply-add and conversions of halves
-}
+# What each level lacks, and element types and arithmetics for which that matters.
+_LEVELS = [
+    # AVX-512
+    ("x86-64-v3", "float32", "float64"),
+    ("x86-64-v3", "float32", "float32"),
+    # AVX, fused multiply-add and conversions of halves
+    ("x86-64", "float16", "float32"),
+    ("x86-64", "float32", "float32"),
+]
 
 
 def _digest(dtype, **environment):
@@ -50,9 +54,9 @@ def _digest(dtype, **environment):
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("level", _LEVELS)
-def test_older_processors_compute_the_same_bits(level):
+@pytest.mark.parametrize(("level", "dtype", "arithmetic"), _LEVELS)
+def test_older_processors_compute_the_same_bits(level, dtype, arithmetic):
     if level not in library.levels()[1:]:
         pytest.skip("not a level below that of this processor")
-    dtype = _LEVELS[level]
-    assert _digest(dtype, BACKNORM_CPU_LEVEL=level) == _digest(dtype)
+    how = {"BACKNORM_ARITHMETIC": arithmetic}
+    assert _digest(dtype, BACKNORM_CPU_LEVEL=level, **how) == _digest(dtype, **how)

@@ -73,7 +73,7 @@ def test_what_a_call_fills_in_is_where_the_kernel_looks(geometry, participants, 
     numbers = {field.name: 100 + k for k, field in enumerate(GEOMETRIES[geometry])}
     values = {"epsilon": 0.25, "summed": 5, "items": 7, "streaming": True, "prepares": 2}
     call = stage.Stage(
-        Kind(geometry, "float64", "move"),
+        Kind(geometry, "float64", "float64", "move"),
         numbers,
         channels=3,
         partial=0,
@@ -200,7 +200,7 @@ def test_large_records_are_used_again_by_any_stage_and_no_more_of_them_kept(monk
     monkeypatch.setattr("backnorm.cpu.library.address", lambda kind: 4711)
     stage._large.clear()
     numbers = {field.name: 1 for field in GEOMETRIES["floor"]}
-    kind = Kind("floor", "float64", "move")
+    kind = Kind("floor", "float64", "float64", "move")
 
     def made(size, **fields):
         return stage.Stage(

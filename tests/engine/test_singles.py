@@ -1,8 +1,9 @@
-"""Float32 for elements of 16 bits: what it may not be used for."""
+"""Float32 arithmetic: what it may not be used for."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -21,22 +22,30 @@ def assert_passed(verdicts):
     assert [verdict.detail for verdict in verdicts.values() if not verdict.passed] == []
 
 
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(params=itertools.product(LAYOUTS, (BFLOAT16, FLOAT32)), ids=str)
 def data(request, rng):
-    """Gradients and elements of bfloat16, statistics of float32."""
-    shape = LAYOUTS[request.param]
+    """Gradients and elements of bfloat16 or float32, statistics of float32."""
+    data_format, dtype = request.param
     return realistic_data(
-        shape, BFLOAT16, data_format=request.param, rng=rng, ratio=4.0, statistics_dtype=FLOAT32
-    )
+        LAYOUTS[data_format], dtype, data_format=data_format, rng=rng, ratio=4.0,
+        statistics_dtype=FLOAT32,
+    )  # fmt: skip
 
 
-def backward(data):
-    gradients = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
-    assert_passed(judge.check_backward(*data.backward_inputs, gradients, **data.options))
+def computed(data, **options):
+    """Return the gradients in float32 arithmetic, judged."""
+    options = {**data.options, "arithmetic": "float32", **options}
+    gradients = backnorm.batch_norm_backward(*data.backward_inputs, **options)
+    assert_passed(judge.check_backward(*data.backward_inputs, gradients, **options))
     return gradients
 
 
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def scaled(array, factor):
+    """Return an array of the same type with its elements multiplied."""
+    return (array.astype(float) * factor).astype(array.dtype)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=str)
 @pytest.mark.parametrize("data_format", LAYOUTS)
 def test_a_mean_of_float64_is_not_rounded(dtype, data_format, rng):
     data = realistic_data(
@@ -47,73 +56,89 @@ def test_a_mean_of_float64_is_not_rounded(dtype, data_format, rng):
     parameters = [np.float64(array) for array in (data.mean, data.variance, data.gamma)]
     parameters[0][...] = 3.0 + 2.0**-30
     x, dy, *channels = data.backward_inputs
-    problem = problem_of("backward", x, dy, None, *channels, **data.options)
+    how = {**data.options, "arithmetic": "float32"}
+    problem = problem_of("backward", x, dy, None, *channels, **how)
     problem = dataclasses.replace(problem, statistics_dtype=FLOAT64)
     found = executable(problem, x).run(x, dy, None, *parameters)
     gradients = backnorm.Gradients(*found[:3])
     assert np.all(gradients.dgamma != 0)
-    assert_passed(judge.check_backward(data.x, data.dy, *parameters, gradients, **data.options))
+    assert_passed(judge.check_backward(data.x, data.dy, *parameters, gradients, **how))
 
 
 def test_products_beyond_float32_are_summed(data):
-    data.x[...] = (data.x.astype(float) * 2.0**70).astype(BFLOAT16)
+    data.x[...] = scaled(data.x, 2.0**70)
     data.mean[...], data.variance[...] = data.mean * 2.0**70, 1e38
-    data.dy[...] = (data.dy.astype(float) * 2.0**70).astype(BFLOAT16)
-    assert np.isfinite(backward(data).dgamma).all()
+    data.dy[...] = scaled(data.dy, 2.0**70)
+    assert np.isfinite(computed(data).dgamma).all()
 
 
 def test_products_that_underflow_are_summed(data):
-    data.dy[...] = (data.dy.astype(float) * 2.0**-120).astype(BFLOAT16)
-    data.x[...] = (data.x.astype(float) * 2.0**-40).astype(BFLOAT16)
+    data.dy[...] = scaled(data.dy, 2.0**-120)
+    data.x[...] = scaled(data.x, 2.0**-40)
     data.mean[...], data.variance[...] = data.mean * 2.0**-40, 0.0
     data.gamma[...] = 2.0**100
-    options = {**data.options, "epsilon": 2.0**-80}
-    gradients = backnorm.batch_norm_backward(*data.backward_inputs, **options)
-    assert np.all(gradients.dgamma != 0)
-    assert_passed(judge.check_backward(*data.backward_inputs, gradients, **options))
+    assert np.all(computed(data, epsilon=2.0**-80).dgamma != 0)
 
 
 def test_intermediate_results_beyond_float32_do_no_harm(data):
     # A difference of 2^128 and more, times a gain that brings it back.
     limit = float.fromhex("0x1.fep127")
-    data.dy[...] = (np.sign(data.dy.astype(float)) * limit).astype(BFLOAT16)
+    data.dy[...] = (np.sign(data.dy.astype(float)) * limit).astype(data.dy.dtype)
     data.gamma[...] = 2.0**-20
-    assert np.isfinite(backward(data).dx.astype(float)).all()
+    assert np.isfinite(computed(data).dx.astype(float)).all()
 
 
 def test_subnormal_outputs_are_rounded_once(data):
-    data.dy[...] = (data.dy.astype(float) * 2.0**-30).astype(BFLOAT16)
+    data.dy[...] = scaled(data.dy, 2.0**-30)
     data.gamma[...] = (1 + 2.0**-18) * 2.0**-100
-    backward(data)
-    gradients = backnorm.batch_norm_backward(*data.backward_inputs, training=False, **data.options)
-    assert_passed(
-        judge.check_backward(*data.backward_inputs, gradients, training=False, **data.options)
-    )
+    computed(data)
+    computed(data, training=False)
 
 
 def test_gradients_of_zero_leave_zero(data):
     data.dy[...] = 0
-    for gradient in backward(data):
+    for gradient in computed(data):
         np.testing.assert_array_equal(gradient.astype(float), 0.0)
 
 
 def test_nan_stays_in_its_channel(data):
     at = (slice(None), 2) if data.data_format == "NCX" else (..., 2)
-    expected = backward(data)
+    expected = computed(data)
     data.dy[at][0, 0] = np.nan
-    gradients = backward(data)
+    gradients = computed(data)
     lost = np.zeros(data.x.shape, bool)
     lost[at] = True
     np.testing.assert_array_equal(np.isnan(gradients.dx.astype(float)), lost)
-    np.testing.assert_array_equal(
-        gradients.dx[~lost].view(np.uint16), expected.dx[~lost].view(np.uint16)
-    )
+    bits = np.dtype(f"u{data.x.itemsize}")
+    np.testing.assert_array_equal(gradients.dx[~lost].view(bits), expected.dx[~lost].view(bits))
 
 
 def test_forward_with_a_mean_far_beyond_the_deviation(data):
-    data.x[...] = (1000 + 8 * np.sign(data.x.astype(float) - data.x.astype(float).mean())).astype(
-        BFLOAT16
+    wide = data.x.astype(float)
+    data.x[...] = (1000 + 8 * np.sign(wide - wide.mean())).astype(data.x.dtype)
+    data.x.reshape(-1)[:7] = data.x.dtype.type(1016)
+    how = {**data.options, "arithmetic": "float32"}
+    normalized = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **how)
+    assert_passed(judge.check_forward(data.x, data.gamma, data.beta, normalized, **how))
+
+
+@pytest.mark.parametrize("far", [2.0**-140, 2.0**-126])
+def test_an_offset_that_is_next_to_nothing_is_added(data, far):
+    """Of a y that is nearly zero nothing is lost to underflow."""
+    data.x[...] = scaled(data.x, 2.0**-100)
+    data.mean[...], data.variance[...], data.gamma[...] = data.mean * 2.0**-100, 0.0, far / 4
+    data.beta[...] = -far * np.linspace(0.2, 3.0, data.beta.size)
+    known = (data.mean, data.variance, data.gamma, data.beta)
+    how = {**data.options, "epsilon": 2.0**-200, "arithmetic": "float32"}
+    y = backnorm.batch_norm_inference(data.x, *known, **how)
+    assert_passed(judge.check_inference(data.x, *known, y, **how))
+
+
+@pytest.mark.parametrize("data_format", LAYOUTS)
+@pytest.mark.parametrize("ratio", [1.0, 1e2, 1e4])
+def test_float32_elements_have_both_arithmetics(data_format, ratio, rng):
+    data = realistic_data(
+        LAYOUTS[data_format], FLOAT32, data_format=data_format, rng=rng, ratio=ratio
     )
-    data.x.reshape(-1)[:7] = BFLOAT16.type(1016)
-    normalized = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **data.options)
-    assert_passed(judge.check_forward(data.x, data.gamma, data.beta, normalized, **data.options))
+    exact = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
+    assert np.any(computed(data).dx != exact.dx)

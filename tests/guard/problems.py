@@ -13,12 +13,13 @@ from memory import ENDS
 from operands import LAYOUTS, Operand, channel_values, data_values, laid_out, some_shape
 
 import backnorm
+from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance import judge
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
 from backnorm.executable import operation
 from backnorm.layout import mask_size
 
-__all__ = ["Maker", "Problem", "of_package"]
+__all__ = ["Maker", "Problem", "of_package", "some_arithmetic"]
 
 Arrays = dict[str, Any]
 
@@ -186,6 +187,8 @@ def of_package(seed: int, rnd: random.Random) -> Problem:
     channels = (math.prod(shape[axis] for axis in axes),)
     epsilon = rnd.choice((1e-5, 1e-3, 0.0, 1.0))
     options: dict[str, Any] = {"epsilon": epsilon, "data_format": data_format}
+    if kind != "double_backward":
+        options["arithmetic"] = some_arithmetic(make, dtype)
     make.data("x", shape, dtype, like_x=False)
     build = _backward
     if kind in ("forward", "relu forward", "running"):
@@ -195,6 +198,15 @@ def of_package(seed: int, rnd: random.Random) -> Problem:
     call, verdicts = build(make, kind, shape, dtype, channels, statistics, options)
     # The oracle has the two formats that have a name.
     return make.finished(seed, call, verdicts if isinstance(data_format, str) else None)
+
+
+def some_arithmetic(make: Maker, dtype: np.dtype) -> str:
+    """Return what to compute in, and tag it."""
+    chosen = own_arithmetic(dtype)
+    if dtype != np.float64 and make.often(0.4):
+        chosen = "float32" if chosen == "float64" else "float64"
+    make.tags["arithmetic"] = f"{dtype} in {chosen}"
+    return chosen
 
 
 def _parameters(make: Maker, channels: tuple[int, ...], dtype: np.dtype, *names: str) -> None:
@@ -254,8 +266,8 @@ def _running(
 
     def call(given: Arrays) -> tuple[Any, ...]:
         operands = (given.get(name) for name in names)
-        how = options["epsilon"], options["data_format"], relu, given.get(OUT)
-        results = _forward_of_layer(*operands, *how, momentum=momentum)
+        how = options["epsilon"], options["data_format"], relu, options["arithmetic"]
+        results = _forward_of_layer(*operands, *how, given.get(OUT), momentum=momentum)
         moved = given["running_mean"], given["running_variance"]
         return (*(one for one in results if one is not None), *moved)
 
@@ -338,7 +350,7 @@ def _phases(make: Maker, dtype: np.dtype, options: dict[str, Any]) -> tuple[Any,
     def call(given: Arrays) -> tuple[Any, ...]:
         out = given["dy"] if in_place else given.get(OUT)
         inputs = *(given[name] for name in ("x", "dy", "mean")), given["variance"]
-        sums = backnorm.reduce(*inputs[:3], data_format=form)
+        sums = backnorm.reduce(*inputs[:3], data_format=form, arithmetic=options["arithmetic"])
         dx = backnorm.apply(*inputs, given.get("gamma"), sums, out=out, **options)
         return dx, sums.sum_dy, sums.sum_dy_xmu
 

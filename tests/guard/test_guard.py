@@ -49,7 +49,9 @@ def check_reach(found, least):
     counts = found["counts"]
     assert set(DIALECTS) | {"ours", "xla"} == set(counts["dialect"])
     assert {str(dtype) for dtype in ELEMENT_TYPES} == set(counts["type"])
-    for name in ("operation", "type", "layout", "format", "threads", "dialect"):
+    # Both of every type but float64.
+    assert len(counts["arithmetic"]) == 2 * len(ELEMENT_TYPES) - 1
+    for name in ("operation", "type", "layout", "format", "threads", "dialect", "arithmetic"):
         assert min(counts[name].values()) >= least, (name, counts[name])
     assert {"segments", "segments grouped", "columns", "columns streaming"} <= set(counts["plan"])
     # What is refused touches no array.

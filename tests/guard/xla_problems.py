@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from elsewhere import module_of
 from operands import Operand, data_values, some_shape
-from problems import Maker, Problem
+from problems import Maker, Problem, some_arithmetic
 
 import backnorm
-from backnorm.arithmetics import own_arithmetic
 from backnorm.cpu.record import SLOTS
 from backnorm.cpu.xla import introduce
 from backnorm.cpu.xla_structures import ELEMENTS
@@ -111,10 +110,11 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
         kind = dtype if data else statistics
         make.memory(f"result {each.name}", Operand(whole, kind, np.full(math.prod(whole), np.nan)))
     epsilon = rnd.choice((1e-5, 1e-3))
+    arithmetic = some_arithmetic(make, dtype)
     asked = Asked(
         operation, shape, (1,), dtype, statistics, has_gamma=True,
         has_beta=operation != "backward", epsilon=epsilon, training=training,
-        arithmetic=own_arithmetic(dtype),
+        arithmetic=arithmetic,
     )  # fmt: skip
     make.tags |= {
         "operation": f"xla {operation}", "type": str(dtype), "statistics": str(statistics),
@@ -130,6 +130,7 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
     def expected(given: dict[str, Any]) -> tuple[Any, ...]:
         function = getattr(backnorm, f"batch_norm_{operation}")
         how = {"training": training} if operation == "backward" else {}
+        how["arithmetic"] = arithmetic
         operands = {name: one for name, one in given.items() if not name.startswith("result")}
         found = []
         for k in range(instances):

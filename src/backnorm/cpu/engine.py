@@ -9,7 +9,7 @@ from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import Plan, plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine, detect
-from backnorm.problem import Problem, check_available
+from backnorm.problem import Problem
 from backnorm.threads import get_num_threads
 
 __all__ = ["machine", "planned"]
@@ -24,7 +24,6 @@ def planned(
     problem: Problem, extents: Extents, machine: Machine, exchanged: bool
 ) -> tuple[Plan, Launch]:
     """Return the plan of a problem, and its kernels."""
-    check_available(problem)
     decided = plan(problem, extents, machine, exchanged=exchanged)
     return decided, Launch(problem, decided)
 

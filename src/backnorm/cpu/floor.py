@@ -58,7 +58,7 @@ def _stage(size: int, reads_first: bool, streaming: bool, threads: int) -> Stage
     items = -(-size // share)
     summed = items if reads_first else 0
     return Stage(
-        Kind("floor", "float64", "move"),
+        Kind("floor", "float64", "float64", "move"),
         {"size": size, "share": share},
         channels=0,
         partial=0,

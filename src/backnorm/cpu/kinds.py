@@ -12,6 +12,14 @@ from dataclasses import dataclass
 
 __all__ = ["FLOOR", "LIBRARIES", "OF_ALL", "PROBE", "THREADS", "XLA", "Kind", "Library"]
 
+# The arithmetics that there are kernels for; the first is what names leave out.
+_ARITHMETICS = {
+    "float64": ("float64",),
+    "float32": ("float64", "float32"),
+    "float16": ("float32",),
+    "bfloat16": ("float32",),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -22,6 +30,8 @@ class Kind:
     geometry : {"segments", "columns", "floor"}
     element : str
         Name of the element type.
+    arithmetic : {"float32", "float64"}
+        What elements are computed in, and short runs of sums are summed in.
     operation : {"forward", "backward", "frozen", "move"}
         What the output is made of; "frozen": of dy alone. The last is the floor's.
     relu : bool
@@ -30,13 +40,14 @@ class Kind:
 
     geometry: str
     element: str
+    arithmetic: str
     operation: str
     relu: bool = False
 
     @property
     def symbol(self) -> str:
         """The name of the function."""
-        return f"bn_{self.geometry}_{self.element}_{self.operation}{'_relu' * self.relu}"
+        return f"bn_{self._loop}_{self.operation}{'_relu' * self.relu}"
 
     @property
     def library(self) -> str:
@@ -44,7 +55,12 @@ class Kind:
         if self.geometry == "floor":
             return FLOOR
         direction = "forward" if self.operation == "forward" else "backward"
-        return f"{self.geometry}_{self.element}_{direction}{'_relu' * self.relu}"
+        return f"{self._loop}_{direction}{'_relu' * self.relu}"
+
+    @property
+    def _loop(self) -> str:
+        usual = self.arithmetic == _ARITHMETICS[self.element][0]
+        return f"{self.geometry}_{self.element}{'' if usual else f'_in_{self.arithmetic}'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +90,13 @@ OF_ALL = (THREADS, PROBE)
 
 
 def _kinds() -> list[Kind]:
-    elements = ("float64", "float32", "float16", "bfloat16")
+    computed = [(element, one) for element, every in _ARITHMETICS.items() for one in every]
     operations = ("forward", "backward", "frozen")
-    of_all = itertools.product(("segments", "columns"), elements, operations, (False, True))
-    return [Kind(*choices) for choices in of_all]
+    of_all = itertools.product(("segments", "columns"), computed, operations, (False, True))
+    return [
+        Kind(geometry, element, arithmetic, operation, relu)
+        for geometry, (element, arithmetic), operation, relu in of_all
+    ]
 
 
 def _libraries() -> dict[str, Library]:
@@ -85,7 +104,7 @@ def _libraries() -> dict[str, Library]:
     for kind in _kinds():
         grouped.setdefault(kind.library, []).append(kind)
     libraries = [Library(name, tuple(kinds), kinds[0].geometry) for name, kinds in grouped.items()]
-    floor = Library(FLOOR, (Kind("floor", "float64", "move"),), "floor")
+    floor = Library(FLOOR, (Kind("floor", "float64", "float64", "move"),), "floor")
     special = [floor, *(Library(name, (), name) for name in (XLA, *OF_ALL))]
     return {library.name: library for library in (*libraries, *special)}
 

@@ -39,7 +39,9 @@ class Launch:
         grouped = plan.grouped
         self.count, self.channels = extents.outer * extents.inner, extents.channels
         self._grouped, self._threads = grouped, plan.threads
-        narrow = dtype.itemsize == 2
+        # Elements of 16 bits have no other kernels; a number tells those to compute in float64.
+        compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
+        narrow = compiled == "float32"
         if isinstance(geometry, Segments):
             batches = -(-extents.channels // (geometry.group * geometry.batch))
             self._summed = batches if grouped else batches * geometry.blocks
@@ -60,13 +62,14 @@ class Launch:
         known = extents._asdict() | dataclasses.asdict(geometry)
         self._stage = functools.partial(
             Stage,
-            Kind(name, dtype.name, operation, problem.relu),
+            Kind(name, dtype.name, compiled, operation, problem.relu),
             {field.name: known[field.name] for field in GEOMETRIES[name]},
             channels=extents.channels,
             own=own,
             epsilon=problem.epsilon,
             count=self.count,
             streaming=plan.streaming,
+            in_float64=problem.arithmetic != compiled,
             inverse=problem.inverse,
             statistics=0 if statistics == dtype else 8 * statistics.itemsize,
         )

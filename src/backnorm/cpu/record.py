@@ -108,6 +108,7 @@ _PROBLEM = (
         finishes="0 or 1: results of channels are written at the end",
         inverse="0 or 1: `variance` holds 1/sqrt(variance + epsilon)",
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",
+        in_float64="0 or 1: what a kernel of float32 arithmetic does, it does in float64",
     ),
 )
 #: Values of `prepares`.

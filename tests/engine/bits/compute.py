@@ -2,7 +2,8 @@
 
 Inputs and statistics are integers times powers of two, from raw random bits, so that neither a
 library's random distributions nor its elementary functions show in them. Each problem is computed
-for several made-up machines, that is with several schedules and numbers of threads.
+for several made-up machines, that is with several schedules and numbers of threads, and in each
+arithmetic that its elements may have.
 
 ``python compute.py`` prints the digests as JSON; ``expected.json`` beside this file holds those of
 the first engine that the operator had.
@@ -10,6 +11,7 @@ the first engine that the operator had.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import backnorm
+from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance.battery import cases
 from backnorm.conformance.relu_battery import relu_cases
 from backnorm.cpu import engine, plan
@@ -200,6 +203,14 @@ def results(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield f"relu {kind}{name}", tuple(g for g in gradients if g is not None)
 
 
+def _arithmetics(dtype: np.dtype) -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:
+    """Yield the name, and the block, of the usual arithmetic of elements and of the other."""
+    yield "", contextlib.nullcontext()
+    if dtype != np.float64:
+        other = "float32" if own_arithmetic(dtype) == "float64" else "float64"
+        yield f" in {other}", backnorm.arithmetic(other)
+
+
 def add(digest: Any, array: np.ndarray | None) -> None:
     """Add an array to a digest: type, shape, and elements in the order of axes; all NaN alike."""
     if array is None:
@@ -224,12 +235,15 @@ def digests() -> dict[str, Any]:
                 add(inputs, array)
             for made in _MACHINES:
                 engine._machine = lambda threads, made=made: made
-                for operation, arrays in results(given):
-                    digest = found.setdefault(f"{operation}, {group}", {}).setdefault(
-                        made.name, hashlib.sha256()
-                    )
-                    for array in arrays:
-                        add(digest, array)
+                for how, arithmetic in _arithmetics(given.x.dtype):
+                    with arithmetic:
+                        computed = [*results(given)]
+                    for operation, arrays in computed:
+                        digest = found.setdefault(f"{operation}{how}, {group}", {}).setdefault(
+                            made.name, hashlib.sha256()
+                        )
+                        for array in arrays:
+                            add(digest, array)
     return {
         "inputs": inputs.hexdigest(),
         "results": {

@@ -253,7 +253,7 @@ def test_in_a_forked_child():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_in_a_child_that_was_forked_while_another_thread_held_the_lock():
-    kind = Kind("segments", "float32", "forward")
+    kind = Kind("segments", "float32", "float64", "forward")
     introduce(kind)
     held, over = threading.Event(), threading.Event()
 
@@ -284,7 +284,7 @@ def test_a_kernel_is_loaded_before_the_lock_is_taken(monkeypatch):
     monkeypatch.setattr(
         library, "address", lambda kind: free.append(not table._lock.locked()) or original(kind)
     )
-    introduce(Kind("segments", "float32", "forward"))
+    introduce(Kind("segments", "float32", "float64", "forward"))
     assert free == [True]
 
 

@@ -71,7 +71,8 @@ def _of(kind: Kind) -> Any:
         "float16": types.uint16,
         "bfloat16": types.int16,
     }
-    return record.Kind(elements[kind.element], kind.operation, kind.relu)
+    arithmetic = elements[kind.arithmetic]
+    return record.Kind(elements[kind.element], arithmetic, kind.operation, kind.relu)
 
 
 def main(level: str, folder: str, *names: str) -> None:

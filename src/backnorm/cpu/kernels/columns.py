@@ -132,12 +132,12 @@ def run(kind, record, index):
     place_of_wide = offset(place, 12 * row_pitch(cut[1]))
     wide = table if plain else place_of_wide
     exact = (wide, wide_pitch)
-    used = coefficients_for(out_, wide, wide_pitch, offset(place_of_wide, spreads), width)
+    used = coefficients_for(kind, wide, wide_pitch, offset(place_of_wide, spreads), width)
     spread = False
     item = claim(cells, summed, items, index)
     while item < items:
         if item < summed:
-            _reduce_item(x_, dy_, grid, cut, table, plain, pairs, far, place, item)
+            _reduce_item(kind, head, x_, dy_, grid, cut, table, plain, pairs, far, place, item)
             if arrive(cells, summed):
                 count = (rows * width + rest) // channels
                 combine(
@@ -157,7 +157,7 @@ def run(kind, record, index):
                         inner,
                         channels,
                     )
-                narrow_coefficients(seen_, dy_, wide, wide_pitch, 0, width, used)
+                narrow_coefficients(head, seen_, dy_, wide, wide_pitch, 0, width, used)
                 repeat_first(used, width)
                 spread = True
             _apply_item(seen_, other_, out_, grid, cut, exact, used, streaming, item - summed)
@@ -167,7 +167,7 @@ def run(kind, record, index):
 
 
 @outlined
-def _reduce_item(x, dy, grid, cut, table, plain, partial, far, place, item):
+def _reduce_item(kind, head, x, dy, grid, cut, table, plain, partial, far, place, item):
     rows, width, rest, inner, channels = grid
     block, tile, depth, _, _ = cut
     pitch = row_pitch(tile)
@@ -184,10 +184,10 @@ def _reduce_item(x, dy, grid, cut, table, plain, partial, far, place, item):
     if b * block < rows:
         count = min(block, rows - b * block)
         cells = (b * block * width + first, width, count, w)
-        _sum_block(x, dy, cells, depth, pivot, run, pitch, sums, far)
+        _sum_block(kind, head, x, dy, cells, depth, pivot, run, pitch, sums, far)
     elif first < rest:
         cells = (rows * width + first, width, 1, min(w, rest - first))
-        _sum_block(x, dy, cells, depth, pivot, run, pitch, sums, far)
+        _sum_block(kind, head, x, dy, cells, depth, pivot, run, pitch, sums, far)
 
 
 @outlined
@@ -228,7 +228,7 @@ def _spread(values, wide, first, width, inner, channels):
         store_one(wide, width + k, load_one(wide, k % width))
 
 
-def _sum_block(x, dy, part, depth, pivot, run, pitch, sums, far):
+def _sum_block(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
     """Add a part of the rows to the pairs of its columns, which are zero.
 
     A part is its first element, the distance of rows, their number, and that of columns. `run` is
@@ -237,19 +237,21 @@ def _sum_block(x, dy, part, depth, pivot, run, pitch, sums, far):
 
 
 @overload(_sum_block)
-def _sum_block_of(x, dy, part, depth, pivot, run, pitch, sums, far):
-    if isinstance(dy, types.NoneType) or x.dtype.bitwidth != 16:
-        return lambda x, dy, part, depth, pivot, run, pitch, sums, far: _add_block(
+def _sum_block_of(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
+    if isinstance(dy, types.NoneType) or kind.arithmetic != types.float32:
+        return lambda kind, head, x, dy, part, depth, pivot, run, pitch, sums, far: _add_block(
             _add_rows, x, dy, part, depth, pivot, run, pitch, sums, far
         )
 
-    def in_singles(x, dy, part, depth, pivot, run, pitch, sums, far):
+    def in_singles(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
         start, stride, rows, width = part
         singles = singles_within(offset(run, 6 * pitch))
         for k in range(0, width, LANES):
             store(singles, k, load(pivot, k))
         # The same sums in the same order, read in another.
-        if depth < 4:
+        if head.in_float64 != 0:
+            pass
+        elif depth < 4:
             _add_block(_add_strip_by_rows, x, dy, part, 4, singles, run, pitch, sums, far)
         else:
             _add_block(_add_strip_at_once, x, dy, part, 4, singles, run, pitch, sums, far)
@@ -325,13 +327,13 @@ def _add_rows(x, dy, start, stride, rows, width, pivot, run, pitch):
 
 @inlined
 def _add_strip_at_once(x, dy, start, stride, rows, width, pivot, run, pitch):
-    """Add up to four rows of 16-bit elements to the running sums, all for a vector of columns."""
+    """Add up to four rows to the running sums, all for a vector of columns."""
     _add_strips(x, dy, start, stride, rows, 0, width, pivot, run, pitch)
 
 
 @inlined
 def _add_strip_by_rows(x, dy, start, stride, rows, width, pivot, run, pitch):
-    """Add up to four rows of 16-bit elements to the running sums, in the order of memory."""
+    """Add up to four rows to the running sums, in the order of memory."""
     first = 0
     if rows == 4:
         first = width // SINGLES * SINGLES

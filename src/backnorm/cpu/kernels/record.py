@@ -49,15 +49,18 @@ class Kind(types.Type):
     ----------
     element : numba type
         How elements are stored: see `storage`.
+    arithmetic : numba type
+        What they are computed in, float64 or float32: see `singles`.
     operation : {"forward", "backward", "frozen"}
         Forward: y from x, by sums of x or not. Backward: dx from x and dy; frozen: from dy alone.
     relu : bool
         Whether a ReLU follows: y is not less than zero, dy counts where y was more.
     """
 
-    def __init__(self, element: Any, operation: str, relu: bool) -> None:
-        self.element, self.operation, self.relu = element, operation, relu
-        super().__init__(name=f"Kind({element}, {operation}, {relu})")
+    def __init__(self, element: Any, arithmetic: Any, operation: str, relu: bool) -> None:
+        self.element, self.arithmetic = element, arithmetic
+        self.operation, self.relu = operation, relu
+        super().__init__(name=f"Kind({element}, {arithmetic}, {operation}, {relu})")
 
 
 register_model(Kind)(models.OpaqueModel)

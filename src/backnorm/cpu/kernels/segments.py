@@ -142,7 +142,7 @@ def run(kind, record, index):
     before(kind, head, cells, index, table, pitch, extents)
     summed, items = head.summed, head.items
     exact = (table, pitch)
-    coefficients = coefficients_for(out_, table, pitch, place, channels)
+    coefficients = coefficients_for(kind, table, pitch, place, channels)
     narrowed = False
     item = claim(cells, summed, items, index)
     while item < items:
@@ -156,7 +156,8 @@ def run(kind, record, index):
                 for block in range(start, stop_block):
                     clear(part, 4 * far)
                     summing = (block, first, stop)
-                    _sum_block(x_, dy_, extents, chunk, summing, table, running, part, far, alone)
+                    places = (running, part, far, alone)
+                    _sum_block(kind, head, x_, dy_, extents, chunk, summing, table, places)
                     for j in range(0, stop - first, LANES):
                         merge_pairs(offset(sums, j), far, offset(part, j), far)
                 if grouped:
@@ -172,7 +173,7 @@ def run(kind, record, index):
                             stop,
                             epsilon,
                         )
-                    narrow_coefficients(seen_, dy_, table, pitch, first, stop, coefficients)
+                    narrow_coefficients(head, seen_, dy_, table, pitch, first, stop, coefficients)
                     for n in range(outer):
                         i = (n * channels + first) * inner
                         span = (i, i + (stop - first) * inner, first, i + inner)
@@ -192,7 +193,7 @@ def run(kind, record, index):
             if summed > 0:
                 await_second(cells)
             if not narrowed:
-                narrow_coefficients(seen_, dy_, table, pitch, 0, channels, coefficients)
+                narrow_coefficients(head, seen_, dy_, table, pitch, 0, channels, coefficients)
                 narrowed = True
             i = (item - summed) * share
             row, end = i // inner, min(outer * channels * inner, i + share)
@@ -203,22 +204,25 @@ def run(kind, record, index):
     return 0
 
 
-def _sum_block(x, dy, extents, chunk, span, table, running, sums, far, alone):
+def _sum_block(kind, head, x, dy, extents, chunk, span, table, places):
     """Add the block of channels that `span` says to their pairs, which are zero.
 
-    `alone` is scratch for the pairs of eight channels.
+    `places` are those of running sums, of the pairs, how far apart their parts are, and scratch for
+    the pairs of eight channels.
     """
 
 
 @overload(_sum_block)
-def _sum_block_of(x, dy, extents, chunk, span, table, running, sums, far, alone):
-    if isinstance(dy, types.NoneType) or x.dtype.bitwidth != 16:
-        return lambda x, dy, extents, chunk, span, table, running, sums, far, alone: _add_block(
-            _add_segment, x, dy, extents, chunk, span, table, running, sums, far
+def _sum_block_of(kind, head, x, dy, extents, chunk, span, table, places):
+    if isinstance(dy, types.NoneType) or kind.arithmetic != types.float32:
+        return lambda kind, head, x, dy, extents, chunk, span, table, places: _add_block(
+            _add_segment, x, dy, extents, chunk, span, table, places[0], places[1], places[2]
         )
 
-    def in_singles(x, dy, extents, chunk, span, table, running, sums, far, alone):
-        _add_block(_add_strips, x, dy, extents, chunk, span, table, running, sums, far)
+    def in_singles(kind, head, x, dy, extents, chunk, span, table, places):
+        running, sums, far, alone = places
+        if head.in_float64 == 0:
+            _add_block(_add_strips, x, dy, extents, chunk, span, table, running, sums, far)
         block, first, end = span
         for j in range(0, end - first, LANES):
             place = offset(sums, j)
@@ -287,7 +291,7 @@ def _add_segment(x, dy, i, end, mean, running, place):
 
 @inlined
 def _add_strips(x, dy, i, end, mean, running, place):
-    """Add a segment of 16-bit elements like `_add_segment`, four vectors of float32 at a time."""
+    """Add a segment like `_add_segment`, four vectors of float32 at a time."""
     m = splat_single(mean)
     totals = (
         resume(x, running, place, LANES),

@@ -1,16 +1,19 @@
-"""Float32 for elements of 16 bits: the arithmetic, and where its range does not suffice.
+"""Float32 arithmetic, and where its range does not suffice.
 
 Float32 has 13 bits more than float16, so the output of 16-bit arrays is computed in it, and so
-are the sums of a backward pass, a few terms at a time. What float64 has beside more bits is range;
-so the float32 result is taken only where its range suffices, and that of float64 elsewhere: an
-element of the output, a block of a channel's sums. Both follow from the values of that element or
-block alone, and therefore the bits do not depend on how the work is shared out.
+are the sums of a backward pass, a few terms at a time. Of float32 arrays they are where that is
+asked for: conversions to float64 and back take longer than all else. What float64 has beside more
+bits is range; so the float32 result is taken only where its range suffices, and that of float64
+elsewhere: an element of the output, a block of a channel's sums. Both follow from the values of
+that element or block alone, and therefore the bits do not depend on how the work is shared out.
 
 Output: an element is taken if its float32 is zero or normal (`vector.sound`), because
 
 - overflow anywhere in the formula ends in infinity or NaN, which no later operation hides;
-- a subnormal result would be rounded twice where bfloat16 is subnormal too;
-- a zero is exact, or a product below 2^-150, which no 16-bit type holds half of.
+- a subnormal result would be rounded twice, where bfloat16 is subnormal too, or before the last
+  operation to fewer bits than others;
+- a zero is exact, or a product below 2^-150, which is nearer to zero than to any element, or
+  terms that cancel: those are not so small that they lose anything to underflow.
 
 A term of the formula has at most four roundings, its coefficient's being one, beside what the sums
 in that have lost. `narrow_coefficients` makes NaN of the gain of channels whose coefficients or
@@ -83,18 +86,18 @@ _LEAST_SUM = 2.0**-80
 _row = inlined(narrow_pitch)
 
 
-def coefficients_for(out, table, pitch, place, count):
-    """Return where the coefficients for writing `out` are, and the distance of their rows.
+def coefficients_for(kind, table, pitch, place, count):
+    """Return where the coefficients for writing elements are, and the distance of their rows.
 
     That is the table itself, or the place where `narrow_coefficients` puts the float32 ones.
     """
 
 
 @overload(coefficients_for)
-def _coefficients_for(out, table, pitch, place, count):
-    if out.dtype.bitwidth == 16:
-        return lambda out, table, pitch, place, count: (singles_within(place), _row(count))
-    return lambda out, table, pitch, place, count: (table, pitch)
+def _coefficients_for(kind, table, pitch, place, count):
+    if kind.arithmetic == types.float32:
+        return lambda kind, table, pitch, place, count: (singles_within(place), _row(count))
+    return lambda kind, table, pitch, place, count: (table, pitch)
 
 
 def lanes_of(coefficients):
@@ -146,7 +149,7 @@ def _holds(value, count):
     return single
 
 
-def narrow_coefficients(x, dy, table, pitch, first, end, coefficients):
+def narrow_coefficients(head, x, dy, table, pitch, first, end, coefficients):
     """Write the float32 coefficients of channels first .. end-1, if there are any.
 
     `table` and its `pitch` have those in float64; they are written to `coefficients`, which is what
@@ -154,16 +157,17 @@ def narrow_coefficients(x, dy, table, pitch, first, end, coefficients):
 
     Of the mean they have the nearest float32, which is subtracted first. The rest of it is part of
     a constant, in which it does not cancel: no element of 32 bits or less is nearer to the mean
-    than its nearest float32, so the rest is not more than x - mean.
+    than its nearest float32, so the rest is not more than x - mean. If all is to be in float64,
+    every channel is refused.
     """
 
 
 @overload(narrow_coefficients)
-def _narrow_coefficients(x, dy, table, pitch, first, end, coefficients):
+def _narrow_coefficients(head, x, dy, table, pitch, first, end, coefficients):
     if coefficients.types[0].dtype != types.float32:
-        return lambda x, dy, table, pitch, first, end, coefficients: None
+        return lambda head, x, dy, table, pitch, first, end, coefficients: None
 
-    def narrow(x, dy, table, pitch, first, end, coefficients):
+    def narrow(head, x, dy, table, pitch, first, end, coefficients):
         values, far = coefficients
         for c in range(first, end, LANES):
             given = (
@@ -173,6 +177,8 @@ def _narrow_coefficients(x, dy, table, pitch, first, end, coefficients):
                 load(table, c + 3 * pitch),
             )
             mean, shift, slope, gain = _narrowed(x, dy, given)
+            if head.in_float64 != 0:
+                gain = splat(float("nan"))
             store(values, c, mean)
             store(values, c + far, shift)
             store(values, c + 2 * far, slope)
