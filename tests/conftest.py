@@ -155,10 +155,10 @@ def poisoned_allocations(monkeypatch):
     records = importlib.import_module(RECORDS)
     scratch, fill = records.SLOTS["scratch"], records._fill
 
-    def fill_in(cells, *args):
+    def fill_in(view, *args):
         # For every call, and not only in new memory: records are kept for the next call.
-        cells[cells[scratch] // 8 :] = _NAN
-        fill(cells, *args)
+        np.asarray(view)[view[scratch] // 8 :] = _NAN
+        fill(view, *args)
 
     monkeypatch.setattr(records, "_fill", fill_in)
     return allocated

@@ -35,7 +35,11 @@ class NumPy:
     code = Code(
         arrays="numpy",
         facts="(type({}), {}.shape, {}.dtype, {}.flags.num)",
-        address="address_of({})" if addresses.MEMORY is None else "memory[id({}) >> 3]",
+        # Kernels read those of one axis: 0.05 us an operand less than its shape.
+        channel_facts="(type({}), {}.size, {}.ndim, {}.dtype, {}.flags.num)",
+        address="id({})" if addresses.HEADER else "address_of({})",
+        header=addresses.HEADER,
+        stage="stage.__call__",
         constants=("shape", "dtype", "channels", "statistics", "mask_bytes", "count"),
         new={
             "data": "empty(shape, dtype)",
@@ -52,7 +56,6 @@ class NumPy:
         "byte": _BYTE,
         "double": FLOAT64,
         "empty": np.empty,
-        "memory": addresses.MEMORY,
     }
 
     def read(self, operands: Sequence[object], signature: Signature) -> list[Any]:

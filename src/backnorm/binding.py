@@ -40,6 +40,11 @@ class Code(NamedTuple):
         Where the elements begin, as the kernels take it.
     absent : str
         The address of an array that is absent.
+    header : int
+        Size of the header after which an object has the address of its elements, if `address` is
+        that of the object; else 0.
+    stage : str
+        How a stage is called: as a method it is called in half the time of an object.
     lost : str
         Whether the memory of an operand is not what its facts promise, where memory can be taken
         away from an array; ``{0}`` is its name, ``{1}`` its kind.
@@ -58,15 +63,22 @@ class Code(NamedTuple):
     constants: tuple[str, ...]
     new: Mapping[str, str]
     absent: str = "0"
+    header: int = 0
+    stage: str = "stage"
     channel_facts: str = ""
     lost: str = ""
     held: str = ""
 
 
-def facts(code: Code, name: str, kind: str = "data") -> str:
-    """Return the expression for the facts of an operand that may be absent."""
+def facts(code: Code, name: str, kind: str = "data", *, given: bool = False) -> str:
+    """Return the expressions for the facts of an operand.
+
+    One, if it may be absent; else as many as there are facts, which takes half the time of a tuple
+    of them.
+    """
     of_kind = code.channel_facts if kind == "channel" and code.channel_facts else code.facts
-    return f"None if {name} is None else {of_kind.format(*[name] * of_kind.count('{}'))}"
+    found = of_kind.format(*[name] * of_kind.count("{}"))
+    return found[1:-1] if given else f"None if {name} is None else {found}"
 
 
 def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[..., Any]:
@@ -80,8 +92,9 @@ def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
     # True == 1 == 1.0: a key cannot tell them apart without their classes.
     key = [
-        repr((signature.operation, code.arrays)),
-        *(facts(code, operand.name, operand.kind) for operand in signature.operands),
+        # One text: a hash that is known.
+        repr(f"{signature.operation}, {code.arrays}"),
+        *(facts(code, o.name, o.kind, given=o.required) for o in signature.operands),
         *(part for option in signature.options for part in (f"type({option})", option)),
         "get_num_threads()",
         "chosen()",
@@ -198,13 +211,15 @@ def _runner(
     found = [places.get(field, code.absent) for field in ADDRESSES]
     sums = ", ".join(result.name for result in signature.results if result.kind == "sums")
     passed = _passed(numbers) + (f", summed=({sums})" if sums else "")
-    body.append(f"refused = stage(({', '.join(found)}){passed})")
+    passed += f", header={code.header}" if code.header else ""
+    body.append(f"refused = stage({', '.join(found)}{passed})")
     results = [result.name for result in signature.results]
     if "variance" in (*signature.names, *results):
         body += ["if refused >= 0:", "    refuse(variance, refused)"]
     body.append(f"return {', '.join(results)},")
     lines = [
         f"def make({', '.join(('stage', 'refuse', *code.constants, 'again=None'))}):",
+        f"    stage = {code.stage}",
         f"    def run({', '.join(signature.names)}, out=None{_given(signature)}):",
         *(f"        {line}" for line in body),
         "    return run",

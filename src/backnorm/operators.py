@@ -39,7 +39,7 @@ _inference = operation("inference")
 _reduce, _apply = operation("reduce", exchanged=True), operation("apply", exchanged=True)
 
 # Half as long as calling the class.
-_gradients, _normalized = Gradients._make, Normalized._make
+_new = tuple.__new__
 
 
 @overload
@@ -177,7 +177,7 @@ def batch_norm_backward(
         out,
     )
     if dresidual is None:
-        return _gradients((dx, dgamma, dbeta))
+        return _new(Gradients, (dx, dgamma, dbeta))
     return GradientsWithResidual(dx, dgamma, dbeta, dresidual)
 
 
@@ -265,7 +265,7 @@ def batch_norm_forward(
         x, residual, gamma, beta, None, None, epsilon, data_format, relu, arithmetic, out
     )
     if mask is None:
-        return _normalized((y, mean, variance))
+        return _new(Normalized, (y, mean, variance))
     return NormalizedWithMask(y, mean, variance, mask)
 
 

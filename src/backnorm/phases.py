@@ -53,11 +53,12 @@ def exchanged(
     arrays = {"x": x, "dy": dy, "out": dx, "mask": mask, "mean": mean, "variance": variance}
     places = _places(**arrays, gamma=gamma, result=dgamma, result_2=dbeta)
     summed: tuple[np.ndarray, np.ndarray] = found.launch.sums()
-    refused = found.launch.reduce(places, summed=summed)
+    refused = found.launch.reduce(*places, summed=summed)
     if refused < 0:
         sums = check_sums(exchange(ChannelSums(*summed, found.launch.count)), "exchange")
         check_sums_of(sums, problem.channels, found.launch.count, "exchange")
-        refused = found.launch.apply(places, sums=(sums.sum_dy, sums.sum_dy_xmu), count=sums.count)
+        given = sums.sum_dy, sums.sum_dy_xmu
+        refused = found.launch.apply(*places, sums=given, count=sums.count)
     if refused >= 0:
         raise variance_error(variance, problem, refused)
     return restore(dx, order), dgamma, dbeta

@@ -61,7 +61,7 @@ def test_common_fields_lie_where_every_kernel_looks(geometry):
 def test_what_a_call_fills_in_is_where_the_kernel_looks(geometry, participants, monkeypatch):
     seen = []
 
-    def run(address):
+    def run(address, header):
         cells = (ctypes.c_int64 * CLAIMED).from_address(address)
         seen.append(head_of(np.array(cells), geometry)[0])
         cells[SLOTS["ready"]] = 1
@@ -81,8 +81,8 @@ def test_what_a_call_fills_in_is_where_the_kernel_looks(geometry, participants, 
         participants=participants,
         **values,
     )
-    assert call(range(1, len(ADDRESSES) + 1), momentum=0.5, count=77) == -1
-    assert call([0] * len(ADDRESSES), momentum=0.0, count=78) == -1
+    assert call(*range(1, len(ADDRESSES) + 1), momentum=0.5, count=77) == -1
+    assert call(*[0] * len(ADDRESSES), momentum=0.0, count=78) == -1
     first, second = seen
     assert [first[name] for name in ADDRESSES] == [*range(1, len(ADDRESSES) + 1)]
     assert not any(second[name] for name in ADDRESSES)
@@ -196,7 +196,7 @@ def test_memory_of_a_record_begins_at_a_cache_line(scratch):
 
 
 def test_large_records_are_used_again_by_any_stage_and_no_more_of_them_kept(monkeypatch):
-    monkeypatch.setattr(stage, "runner", lambda: lambda record: 1)
+    monkeypatch.setattr(stage, "runner", lambda: lambda record, header: 1)
     monkeypatch.setattr("backnorm.cpu.library.address", lambda kind: 4711)
     stage._large.clear()
     numbers = {field.name: 1 for field in GEOMETRIES["floor"]}
@@ -208,18 +208,18 @@ def test_large_records_are_used_again_by_any_stage_and_no_more_of_them_kept(monk
         )
 
     one, other = made(stage._KEPT, items=3), made(stage._KEPT, items=4)
-    assert one([0] * len(ADDRESSES)) == -1
+    assert one(*[0] * len(ADDRESSES)) == -1
     (first,) = stage._large
-    assert other([0] * len(ADDRESSES), count=5) == -1
+    assert other(*[0] * len(ADDRESSES), count=5) == -1
     assert list(stage._large) == [first]
     # What one stage has written there is not the other's.
     head = head_of(first.cells, "floor")
     assert (head["items"], head["count"]) == (4, 5)
-    assert one([0] * len(ADDRESSES)) == -1
+    assert one(*[0] * len(ADDRESSES)) == -1
     assert (head["items"], head["count"]) == (3, 0)
-    assert made(2 * stage._LARGEST)([0] * len(ADDRESSES)) == -1
+    assert made(2 * stage._LARGEST)(*[0] * len(ADDRESSES)) == -1
     for k in range(20):
-        made(stage._KEPT + 64 * k)([0] * len(ADDRESSES))
+        made(stage._KEPT + 64 * k)(*[0] * len(ADDRESSES))
     assert len(stage._large) == stage._MOST
     assert all(stage._KEPT < kept.cells.nbytes <= stage._LARGEST for kept in stage._large)
     stage._large.clear()

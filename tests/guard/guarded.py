@@ -32,14 +32,14 @@ _NOTHING = -1
 class _Record:
     """What `stage` knows of a record."""
 
-    __slots__ = ("address", "cells")
+    __slots__ = ("address", "cells", "view")
 
     def __init__(self, arena: Arena, template: np.ndarray) -> None:
         # All that participants share lies together; what each has of its own lies apart.
         shared = int(template[SLOTS["own"]])
         self.cells = arena.array("the record", (shared // 8,), _CELL)
         self.cells[: template.size] = template
-        self.address = address_of(self.cells)
+        self.address, self.view = address_of(self.cells), memoryview(self.cells)
         size, count = int(template[SLOTS["own_bytes"]]), int(template[SLOTS["participants"]])
         first, step = arena.pieces("the memory of a participant", size, count)
         self.cells[SLOTS["own"]], self.cells[SLOTS["own_bytes"]] = first - self.address, step

@@ -39,8 +39,8 @@ def _mutant(field: str, access: Access, where: str) -> Callable[[Guarded], None]
         def broken_runner() -> Any:
             run = runner()
 
-            def broken(record: int) -> int:
-                ended: int = run(record)
+            def broken(record: int, header: int) -> int:
+                ended: int = run(record, header)
                 _go_beyond(guarded, record, field, access, where)
                 return ended
 

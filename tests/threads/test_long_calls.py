@@ -23,8 +23,8 @@ def entries(monkeypatch):
     """Let no participant claim a second item; return a list of the results of native calls."""
     run, ended = stage.runner(), []
 
-    def counted(record):
-        ended.append(run(record))
+    def counted(record, header):
+        ended.append(run(record, header))
         return ended[-1]
 
     monkeypatch.setattr(stage, "_LIMIT", 1)
@@ -75,8 +75,8 @@ def test_an_exception_in_between_leaves_nothing_behind(entries, monkeypatch, rng
     mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
     run = stage.runner()
 
-    def interrupted(record):
-        if run(record) == 0 and len(entries) == 2:
+    def interrupted(record, header):
+        if run(record, header) == 0 and len(entries) == 2:
             raise KeyboardInterrupt
         return entries[-1]
 

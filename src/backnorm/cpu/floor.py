@@ -48,7 +48,7 @@ def move(
     """
     stage = _stage(x.size, reads_first, streaming, threads)
     places = (0 if array is None else address_of(array) for array in (x, dy, out))
-    stage((*places, *_NOTHING))
+    stage(*places, *_NOTHING)
 
 
 @functools.cache

@@ -53,10 +53,11 @@ class Service:
 
 
 @functools.cache
-def runner() -> Callable[[int], int]:
+def runner() -> Callable[[int, int], int]:
     """Return the function that runs the kernel of a record, by its address: see `kernels.team`.
 
-    It returns 1, or -1 - c if channel c was refused, or 0 if the time of the call is up, and it is
+    The second argument is 0, or the size of the header of the objects that the record names. It
+    returns 1, or -1 - c if channel c was refused, or 0 if the time of the call is up, and it is
     to be called again.
 
     Raises
@@ -68,7 +69,8 @@ def runner() -> Callable[[int], int]:
     # Not linked: C libraries have them in other versions, and in other places.
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
     run = loaded.bn_run
-    run.argtypes, run.restype = (ctypes.c_int64,), ctypes.c_int64
+    # Of a number that is more than 32 bits, a pointer is made in 0.1 us less than an int64.
+    run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int64
     return run
 
 

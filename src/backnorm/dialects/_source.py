@@ -156,12 +156,14 @@ def function_of(
     return _made(lines, name, parameters, result_type(schema), {"first": first})
 
 
-def function_of_revisions(schema: OperatorSchema, check: Callable[..., None]) -> Callable[..., Any]:
+def function_of_revisions(
+    schema: OperatorSchema, refuse: Callable[..., None]
+) -> Callable[..., Any]:
     """Return the method that calls an operator whose inputs depend on its revision.
 
-    Their order and names are the revision's, whose own method it calls from ``self.by_revision``;
-    `check` refuses what would not fit that, with the operator and what came by position and by
-    name.
+    Their order and names are the revision's, whose own method it calls from ``self.by_revision``.
+    Where that raises a TypeError, `refuse` raises one that says which input did not fit, given the
+    operator, what came by position and by name, and the error.
     """
     known = {tensor.name for tensor in schema.inputs}
     parameters = [p for p in parameters_of(schema) if p.name not in known]
@@ -169,13 +171,14 @@ def function_of_revisions(schema: OperatorSchema, check: Callable[..., None]) ->
     passed = ", ".join(f"{p.name}={p.name}" for p in parameters)
     lines = [
         f"def __call__(self, *inputs, {listed}, **named):",
-        "    if named or len(inputs) > len(self.schema.inputs):",
-        "        check(self, inputs, named)",
         "    call = self.by_revision[self.schema.revision]",
-        f"    return call(self, *inputs, {passed}, **named)",
+        "    try:",
+        f"        return call(self, *inputs, {passed}, **named)",
+        "    except TypeError as error:",
+        "        refuse(self, inputs, named, error)",
     ]
     parameters += [Parameter("inputs", "ArrayLike | None", ""), Parameter("named", "Any", "")]
-    return _made(lines, "__call__", parameters, result_type(schema), {"check": check})
+    return _made(lines, "__call__", parameters, result_type(schema), {"refuse": refuse})
 
 
 def initializer_of(

@@ -25,7 +25,7 @@ from backnorm.dialects._run import Bound
 from backnorm.dialects._source import function_of, function_of_revisions, initializer_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, shown
 from backnorm.executable import CALLS
 from backnorm.scalars import check_word
 
@@ -158,7 +158,7 @@ def configured(*schemas: OperatorSchema) -> Any:
         members["by_revision"] = {
             schema.revision: _method(schema, "__call__") for schema in schemas
         }
-        members["__call__"] = function_of_revisions(schemas[0], _check_inputs_of_revision)
+        members["__call__"] = function_of_revisions(schemas[0], _refuse_inputs_of_revision)
         members["__call__"].__doc__ = documentation_of_call(schemas[0])
     return _class_of(schemas, documentation_of_configuration(schemas), members)
 
@@ -254,6 +254,20 @@ def _first(
 def _run(code: Callable[..., Any], call: Call, out: Any) -> Any:
     """Return what the code of a call returns for its arrays."""
     return code(*(call.inputs.get(tensor.name) for tensor in call.schema.inputs), out)
+
+
+def _refuse_inputs_of_revision(
+    operator: Operator,
+    positional: tuple[object, ...],
+    named: Mapping[str, object],
+    error: TypeError,
+) -> None:
+    """Raise the error of a call, or what is wrong with its inputs."""
+    try:
+        _check_inputs_of_revision(operator, positional, named)
+    except ArgumentError as refused:
+        raise refused from None
+    raise error
 
 
 def _check_inputs_of_revision(

@@ -256,7 +256,7 @@ class Launches:
         else:
             self._forward = ForwardLaunch(problem, *planned)
 
-    def complete(self, places: tuple[Any, ...], momentum: float = 0.0) -> int:
+    def complete(self, *places: Any, momentum: float = 0.0) -> int:
         """Compute all results of a forward or a backward pass; return -1, as no channel is refused.
 
         Places are pointers, or None, in the order of `cpu.record.ADDRESSES`.
@@ -269,7 +269,7 @@ class Launches:
             self._forward.run((x, residual, gamma, beta), outputs, results[2:4], momentum)
         return -1
 
-    def apply(self, places: tuple[Any, ...]) -> int:
+    def apply(self, *places: Any) -> int:
         """Compute an inference."""
         x, _, out, residual, _, mean, variance, gamma, beta, *_ = places
         self._forward.infer((x, residual, mean, variance, gamma, beta), out)

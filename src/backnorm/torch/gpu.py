@@ -74,22 +74,22 @@ class _Launches(Launches):
 
         super().__init__(problem, plan, new)
 
-    def complete(self, places: tuple[Any, ...], momentum: float = 0.0) -> int:
+    def complete(self, *places: Any, momentum: float = 0.0) -> int:
         """Compute all results of a forward or a backward pass."""
         x = places[0]
         if x.numel():
             with on(x):
-                return super().complete(places, momentum)
+                return super().complete(*places, momentum=momentum)
         for result in places[_FIRST_RESULT:_AFTER_RESULTS]:
             result.zero_()
         return -1
 
-    def apply(self, places: tuple[Any, ...]) -> int:
+    def apply(self, *places: Any) -> int:
         """Compute an inference."""
         x = places[0]
         if x.numel():
             with on(x):
-                return super().apply(places)
+                return super().apply(*places)
         return -1
 
 

@@ -56,6 +56,7 @@ class Tensors:
         "or ({0}.storage_offset() and is_beyond({0}))",
         held="at_{}",
         address="{}.data_ptr()",
+        stage="stage.__call__",
         constants=("statistics", "data_bytes", "channel_bytes", "mask_bytes"),
         new={
             "data": "empty_like(x)",

@@ -15,7 +15,7 @@ from backnorm.cpu.kernels.jit import outlined
 from backnorm.cpu.kernels.pool import dismiss, summon, threads_data, work
 from backnorm.cpu.kernels.system import now, participate
 from backnorm.cpu.kernels.words import address_of, put, seen, word
-from backnorm.cpu.record import CLAIMED, JOINED, LINE, SLOTS
+from backnorm.cpu.record import ADDRESSES, CLAIMED, JOINED, LINE, SLOTS
 from backnorm.cpu.slots import CELLS, PARALLEL, THREAD_NUMBER
 
 __all__ = ["data", "entries"]
@@ -82,8 +82,24 @@ def _clear(record, participants):
 
 
 @outlined
-def _run(record):
+def _find(record, header):
+    """Replace each array object by the address of its elements, which follows its header."""
+    for slot in range(len(ADDRESSES)):
+        array = word(record + 8 * slot)
+        if array != 0:
+            put(record + 8 * slot, word(array + header))
+
+
+@outlined
+def _run(record, header):
     """Run the kernel of a record until everything is done or its time is up.
+
+    Parameters
+    ----------
+    record : address
+    header : int
+        0; or in the first call of a record whose addresses are those of array objects, the size of
+        the header after which such an object has the address of its elements.
 
     Returns
     -------
@@ -93,6 +109,8 @@ def _run(record):
     function, participants = word(record + _FUNCTION), word(record + _PARTICIPANTS)
     if word(record + _READY) == 0:
         _clear(record, participants)
+        if header != 0:
+            _find(record, header)
     limit = word(record + _LIMIT) if word(record + _ITEMS) > _FEW else 0
     put(record + _DEADLINE, now() + limit if limit != 0 else 0)
     region = word(record + _REGION)
@@ -113,7 +131,7 @@ def _run(record):
 def entries() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Return the functions to export: see `build.frontend.linked`."""
     return {
-        "bn_run": (_run, (types.int64,)),
+        "bn_run": (_run, (types.int64, types.int64)),
         "bn_member": (_take_part, (types.int64,)),
         "bn_work": (work, (types.int64,)),
     }
