@@ -141,9 +141,9 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
         block="rows of a block",
         blocks="blocks of rows, the rest being one",
         tile="columns of an item of the sums",
-        depth="rows that are summed residual by residual",
+        depth="rows that are summed side by side",
         share="rows that an item of the second phase writes",
-        abreast="rows that are written residual by residual",
+        abreast="rows that are written side by side",
     ),
     # Of a benchmark's floor: see `floor`.
     "floor": _described("int", size="elements", share="elements of an item"),
