@@ -21,20 +21,27 @@ def main() -> None:
     program.main(app)
 
 
-@app.command()
+Suite = Annotated[
+    str,
+    typer.Option(
+        help="resnet50, inception, densenet, tensorflow, 3d, other, small, sweep; with "
+        "--device cuda also batch256; or all."
+    ),
+]
+Op = Annotated[str, typer.Option(help="backward, forward, inference; or all.")]
+Dtype = Annotated[
+    str, typer.Option(help="float32, bfloat16, float16, float64; or all that a suite lists.")
+]
+Layout = Annotated[str, typer.Option(help="NCX, NXC; or all.")]
+
+
+@app.callback(invoke_without_command=True)
 def bench(
-    suite: Annotated[
-        str,
-        typer.Option(
-            help="resnet50, inception, densenet, tensorflow, 3d, other, small, sweep; with "
-            "--device cuda also batch256; or all."
-        ),
-    ] = "resnet50",
-    op: Annotated[str, typer.Option(help="backward, forward, inference; or all.")] = "backward",
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, float64; or all that a suite lists.")
-    ] = "float32",
-    layout: Annotated[str, typer.Option(help="NCX, NXC; or all.")] = "all",
+    context: typer.Context,
+    suite: Suite = "resnet50",
+    op: Op = "backward",
+    dtype: Dtype = "float32",
+    layout: Layout = "all",
     peers: Annotated[
         str,
         typer.Option(
@@ -88,6 +95,8 @@ def bench(
 
     Options that name several things take lists with commas.
     """
+    if context.invoked_subcommand is not None:
+        return
     with exits_in_one_line():
         try:
             from benchmarks.options import BenchOptions, comparison, run_bench, settings_for
@@ -114,3 +123,29 @@ def bench(
         raise typer.Exit(INTERRUPTED)
     if report.failures:
         raise typer.Exit(FAILED)
+
+
+@app.command("plans")
+def plans(
+    suite: Suite = "resnet50",
+    op: Op = "backward",
+    dtype: Dtype = "float32",
+    layout: Layout = "all",
+    threads: Threads = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for all that was measured.")] = None,
+) -> None:
+    """Try all plans of each cell in turns; show where the one chosen is not among the best.
+
+    A plan decides how work is cut and shared out; those that are tried give the same bits. A cell
+    is shown if the best plan saves more than 5 % of the time.
+    """
+    with exits_in_one_line():
+        from benchmarks.options import run_plans
+
+        begin(threads)
+        report = run_plans((suite, op, dtype, layout), out)
+    text.print_table(report.table())
+    print(report.summary())
+    if report.interrupted:
+        text.warn("interrupted")
+        raise typer.Exit(INTERRUPTED)

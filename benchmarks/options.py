@@ -11,20 +11,31 @@ from typing import TypeVar
 from rich.table import Table
 
 import backnorm
-from backnorm.cli.progress import weighted_progress
+from backnorm.cli.progress import progress, weighted_progress
 from backnorm.cli.signals import signals
-from backnorm.cli.text import warn
+from backnorm.cli.text import counted, warn
 from backnorm.errors import ArgumentValueError
+from backnorm.files import check_writable
 from benchmarks.campaign import Campaign
 from benchmarks.cells import chosen, representative, select
 from benchmarks.device import PLACES
-from benchmarks.model import CONDITIONS, DEVICES, FLOOR, OURS, Result
+from benchmarks.environment import environment, now
+from benchmarks.model import CONDITIONS, DEVICES, FLOOR, OURS, Environment, Result
 from benchmarks.peers import CONTESTANTS, peers
+from benchmarks.plans import Trials, misses_table, try_plans, write_trials
 from benchmarks.report import compare, prepare, read_result, write_report
 from benchmarks.table import bench_table, summary_lines
 from benchmarks.turns import SETTINGS, Settings
 
-__all__ = ["BenchOptions", "BenchReport", "comparison", "run_bench", "settings_for"]
+__all__ = [
+    "BenchOptions",
+    "BenchReport",
+    "PlansReport",
+    "comparison",
+    "run_bench",
+    "run_plans",
+    "settings_for",
+]
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -129,6 +140,52 @@ def run_bench(options: BenchOptions) -> BenchReport:
     if options.out is not None and result.rows:
         written = write_report(result, options.out)
     return BenchReport(result, campaign.failures(), written, interrupted)
+
+
+@dataclass(frozen=True, slots=True)
+class PlansReport:
+    """What came of the candidates of all cells; `interrupted`: of the first of them."""
+
+    trials: list[Trials]
+    environment: Environment
+    interrupted: bool
+
+    def table(self) -> Table:
+        """Return a row for each cell whose plan is not good enough."""
+        return misses_table(self.trials, self.environment)
+
+    def summary(self) -> str:
+        """Return how many those are, in a line."""
+        missed = sum(each.is_miss for each in self.trials)
+        tried = sum(each.number for each in self.trials)
+        return f"{missed} of {counted(len(self.trials), 'cell')} missed, {tried} plans tried"
+
+
+def run_plans(wanted: tuple[str, str, str, str], out: Path | None) -> PlansReport:
+    """Try all plans of the cells of these suites, operations, types and layouts, as typed.
+
+    Raises
+    ------
+    BacknormError
+        For a name that is not known, or a file that cannot be written.
+    """
+    suites, ops, dtypes, layouts = map(_words, wanted)
+    cells = select(suites, ops, dtypes, layouts)
+    if out is not None:
+        check_writable(out)
+    trials, interrupted = [], False
+    where = environment(backnorm.get_num_threads(), {"backnorm": backnorm.__version__}, now())
+    try:
+        with progress(len(cells)) as advance:
+            for cell in cells:
+                advance(str(cell))
+                trials.append(try_plans(cell))
+    except KeyboardInterrupt:
+        signals.heed()
+        interrupted = True
+    if out is not None:
+        write_trials(trials, where, out)
+    return PlansReport(trials, where, interrupted)
 
 
 def comparison(before: Path, after: Path) -> str:

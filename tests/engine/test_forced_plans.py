@@ -19,6 +19,7 @@ from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import random_mask
 from backnorm.cpu import engine
+from backnorm.cpu.candidates import is_legal
 from backnorm.cpu.geometry import Columns, Segments
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
 from backnorm.executable import forget
@@ -189,19 +190,6 @@ def choices(plan, operation):
     return found
 
 
-def legal(plan, operation):
-    """Whether all items end with a byte of the mask that a forward pass with a ReLU writes."""
-    if operation != "relu forward":
-        return True
-    geometry, extents = plan.geometry, plan.extents
-    if isinstance(geometry, Columns):
-        return geometry.share * geometry.width % 8 == 0 or geometry.share >= geometry.rows
-    if plan.grouped:
-        group = geometry.group * extents.inner % 8 == 0 or geometry.group >= extents.channels
-        return group and (extents.channels * extents.inner % 8 == 0 or extents.outer == 1)
-    return geometry.share % 8 == 0 or geometry.share >= plan.problem.size
-
-
 def schedules(found, rng):
     """Yield choices: each value once beside the first of everything else, and mixtures."""
     plain = {name: values[0] for name, values in found.items()}
@@ -236,10 +224,10 @@ class Forced:
 
         def plan(*arguments, exchanged=False):
             decided = change(self._plan(*arguments, exchanged=exchanged))
-            if not legal(decided, operation):
+            if not is_legal(decided):
                 # Another cut may have to give up grouping.
                 decided = dataclasses.replace(decided, grouped=False)
-            assert legal(decided, operation)
+            assert is_legal(decided)
             # What is exchanged cannot be grouped.
             seen.append(dataclasses.replace(decided, grouped=decided.grouped and not exchanged))
             return seen[-1]
@@ -299,7 +287,7 @@ def test_every_cut_is_exact_and_every_schedule_gives_its_bits(
         # All of them for the plan's own cut, for the others some.
         for values in every if cut is None else every[-_MIXED:]:
             offset = values.pop("offset")
-            if not legal(changed(first, cut, **values), operation):
+            if not is_legal(changed(first, cut, **values)):
                 continue
             got, plan = forced.results(
                 operation,
@@ -355,7 +343,7 @@ def test_no_schedule_shows_where_the_range_of_float32_ends(
         assert verdict.passed, (quantity, verdict.detail)
     for values in list(schedules(choices(first, operation), rng)):
         offset = values.pop("offset")
-        if not legal(changed(first, **values), operation):
+        if not is_legal(changed(first, **values)):
             continue
         got, plan = forced.results(
             operation, data, lambda plan, values=values: changed(plan, **values), offset

@@ -16,7 +16,7 @@ from backnorm.cpu import engine, stage
 from backnorm.cpu.geometry import Columns
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import plan
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 from backnorm.executable import forget
 from backnorm.layout import Extents
 from backnorm.machine import Machine
@@ -68,10 +68,13 @@ machines = st.builds(
     machines,
     st.sampled_from(ELEMENT_TYPES),
     st.sampled_from(["backward", "forward", "inference", "reduce", "apply"]),
+    st.sampled_from(["float32", "float64"]),
     st.booleans(),
     st.booleans(),
 )
-def test_what_a_call_takes_is_bounded(extents, machine, dtype, operation, grouped, training):
+def test_what_a_call_takes_is_bounded(
+    extents, machine, dtype, operation, arithmetic, grouped, training
+):
     statistics = dtype if dtype in (FLOAT32, FLOAT64) else FLOAT32
     problem = Problem(
         operation,
@@ -79,7 +82,7 @@ def test_what_a_call_takes_is_bounded(extents, machine, dtype, operation, groupe
         (1,),
         dtype,
         statistics,
-        arithmetic="float32" if dtype in (FLOAT16, BFLOAT16) else "float64",
+        arithmetic="float64" if dtype == FLOAT64 else arithmetic,
         training=training,
     )
     decided = plan(problem, extents, machine, exchanged=operation in ("reduce", "apply"))

@@ -39,6 +39,7 @@ from wrong_kernels import MUTANTS
 from xla_problems import of_xla
 
 import backnorm
+from backnorm.cpu.candidates import is_legal
 from backnorm.machine import Machine
 
 JUDGED, LARGEST = 16, 4096
@@ -143,7 +144,7 @@ def _changed(forced: Any, seed: int) -> Any:
             values.pop("grouped", None)
         for way in (values, {}):
             decided = forced.changed(plan, cut, **way)
-            if forced.legal(decided, operation):
+            if is_legal(decided):
                 return decided
         return plan
 
