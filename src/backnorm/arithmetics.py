@@ -39,10 +39,10 @@ def arithmetic(name: Arithmetic) -> Iterator[None]:
     ----------
     name : {"float32", "float64"}
         float64: every element is the exact value rounded once, but for 2**-40 of the magnitude of
-        its terms. float32: faster, with an error of some units in the last place of float32, and
-        for 16-bit elements of half a unit and little more (``backnorm.conformance.judge.budget``
-        has both). It holds for calls without an ``arithmetic`` of their own. Elements that are
-        float64 themselves are computed in float64 in any case.
+        its terms. float32: faster, and off by up to 2**-20 of that magnitude beside the rounding,
+        on average by 2**-25 (``backnorm.conformance.judge.budget`` has both). It holds for calls
+        without an ``arithmetic`` of their own. Elements that are float64 themselves are computed
+        in float64 in any case.
 
     Raises
     ------

@@ -354,12 +354,16 @@ def copies(arrays):
     return [(n, own(a).tobytes()) for n, a in arrays.items() if issubclass(type(a), np.ndarray)]
 
 
-def cases_of_threads():
-    """Yield a label, a call, and whether it must be refused."""
+def cases_of_values():
+    """Yield a label, a call, its argument, whether that is accepted, and what an error names."""
 
     def within(n):
         with backnorm.num_threads(n):
             return backnorm.get_num_threads()
+
+    def computing(name):
+        with backnorm.arithmetic(name):
+            return name
 
     before = backnorm.get_num_threads()
     sums = ChannelSums(np.ones(CHANNELS), np.ones(CHANNELS), 3)
@@ -369,6 +373,7 @@ def cases_of_threads():
         yield f"set_num_threads: n {kind.label}", backnorm.set_num_threads, kind.value, some, "n"
         backnorm.set_num_threads(before)
         yield f"num_threads: n {kind.label}", within, kind.value, some, "n"
+        yield f"arithmetic: {kind.label}", computing, kind.value, False, "arithmetic"
         few = whole and 0 <= kind.plain < 1000
         label = f"ChannelSums.zero: channels {kind.label}"
         yield label, ChannelSums.zero, kind.value, few, "channels"
@@ -403,7 +408,7 @@ def begin(case):
 
 def main() -> None:
     warnings.simplefilter("error")
-    for label, *how in cases_of_threads():
+    for label, *how in cases_of_values():
         begin(label)
         report(label, [outcome_of_call(*how)])
     for subject in subjects(everything="all" in sys.argv[1:]):

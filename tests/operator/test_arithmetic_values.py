@@ -1,0 +1,157 @@
+"""Results in an arithmetic that is asked for: within its budget; in float64, rounded correctly."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import backnorm
+from backnorm import reference
+from backnorm.conformance.battery import cases, examine
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import (
+    check_backward,
+    check_forward,
+    check_inference,
+    ulp_error,
+)
+from backnorm.conformance.relu_battery import examine_relu, relu_cases
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
+
+ARITHMETICS = ("float32", "float64")
+NARROW = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+BY_NAME = pytest.mark.parametrize("arithmetic", ARITHMETICS)
+# Segments and columns, with and without a rest, of few and many elements a channel.
+SHAPES = [(3, 5, 7), (2, 3, 65), (8, 6, 9, 9), (33, 70), (4, 3, 57, 57), (300, 4), (2, 40, 3)]
+
+
+def battery():
+    for name in ARITHMETICS:
+        for case in cases(arithmetic=name):
+            yield pytest.param(case, id=f"{case.name}-{name}")
+
+
+def relu_battery():
+    for name in ARITHMETICS:
+        for case in relu_cases(arithmetic=name):
+            yield pytest.param(case, id=f"{case.name}-{name}")
+
+
+def assert_passed(*groups):
+    details = [v.detail for verdicts in groups for v in verdicts.values() if not v.passed]
+    assert details == []
+
+
+@pytest.mark.parametrize("case", list(battery()))
+def test_the_battery_passes(case):
+    operator = partial(backnorm.batch_norm_backward, arithmetic=case.arithmetic)
+    assert_passed(examine(operator, case))
+
+
+class _WithRelu:
+    """The operators in one arithmetic."""
+
+    def __init__(self, arithmetic):
+        self.forward = partial(backnorm.batch_norm_forward, relu=True, arithmetic=arithmetic)
+        self.inference = partial(backnorm.batch_norm_inference, relu=True, arithmetic=arithmetic)
+        self.backward = partial(backnorm.batch_norm_backward, arithmetic=arithmetic)
+
+
+@pytest.mark.parametrize("case", list(relu_battery()))
+def test_the_battery_with_a_relu_passes(case):
+    assert_passed(examine_relu(_WithRelu(case.arithmetic), case))
+
+
+@BY_NAME
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("ratio", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_everything_is_within_its_budget(arithmetic, dtype, ratio, data_format, shape, rng):
+    if data_format == "NXC":
+        shape = (shape[0], *shape[2:], shape[1])
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=ratio)
+    how = {**data.options, "arithmetic": arithmetic}
+    given, channels = data.backward_inputs, (data.mean, data.variance, data.gamma, data.beta)
+    for training in (True, False):
+        gradients = backnorm.batch_norm_backward(*given, training=training, **how)
+        assert_passed(check_backward(*given, gradients, training=training, **how))
+    normalized = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **how)
+    y = backnorm.batch_norm_inference(data.x, *channels, **how)
+    assert_passed(
+        check_forward(data.x, data.gamma, data.beta, normalized, **how),
+        check_inference(data.x, *channels, y, **how),
+    )
+    in_parts = {"data_format": data_format, "arithmetic": arithmetic}
+    sums = backnorm.reduce(data.x, data.dy, data.mean, **in_parts)
+    whole = backnorm.batch_norm_backward(*given, **how).dx
+    np.testing.assert_array_equal(backnorm.apply(*given, sums, **how), whole)
+
+
+def _of_16_bits(dtype, rng):
+    # Many elements a channel, and none whose gradient is exactly between two neighbours.
+    return realistic_data((16, 6, 23, 11), dtype, rng=rng, ratio=3.0)
+
+
+@NARROW
+def test_elements_of_16_bits_are_rounded_correctly_in_float64(dtype, rng):
+    data = _of_16_bits(dtype, rng)
+    how = {**data.options, "arithmetic": "float64"}
+    exact = reference.backward(*data.backward_inputs, **data.options)
+    found = backnorm.batch_norm_backward(*data.backward_inputs, **how)
+    for name in ("dx", "dgamma", "dbeta"):
+        output = getattr(found, name)
+        assert ulp_error(output, getattr(exact, name), output.dtype).max() <= 0.5
+    normalized = reference.forward(data.x, data.gamma, data.beta, **data.options)
+    y, mean, _ = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **how)
+    assert ulp_error(y, normalized.y, dtype).max() <= 0.5
+    assert ulp_error(mean, normalized.mean, FLOAT32).max() <= 0.5
+
+
+def _turned(data, order):
+    """Return x and dy with their axes in another order in memory, and the same shape."""
+    back = np.argsort(order)
+    return (np.ascontiguousarray(a.transpose(order)).transpose(back) for a in (data.x, data.dy))
+
+
+def _in_every_layout(data, arithmetic):
+    """Yield the gradients of the same elements as they lie in several ways."""
+    for order in ((0, 1, 2, 3), (0, 2, 3, 1), (1, 0, 2, 3), (3, 2, 0, 1)):
+        given = *_turned(data, order), *data.backward_inputs[2:]
+        yield backnorm.batch_norm_backward(*given, **data.options, arithmetic=arithmetic)
+
+
+@NARROW
+def test_16_bits_have_the_same_bits_in_every_layout_in_float64(dtype, rng):
+    data = _of_16_bits(dtype, rng)
+    first, *others = _in_every_layout(data, "float64")
+    for other in others:
+        for one, another in zip(first, other, strict=True):
+            assert one.tobytes() == another.tobytes()
+    # Which short runs are float32 follows from the layout, and shows in sums of float32.
+    first, *others = _in_every_layout(data, "float32")
+    assert any(first.dgamma.tobytes() != other.dgamma.tobytes() for other in others)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16], ids=str)
+def test_the_two_differ(dtype, rng):
+    data = realistic_data((8, 40, 12, 12), dtype, rng=rng)
+    one, other = (
+        backnorm.batch_norm_backward(*data.backward_inputs, **data.options, arithmetic=name)
+        for name in ARITHMETICS
+    )
+    assert any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
+
+
+def test_a_block_computes_what_the_argument_does(rng):
+    data = realistic_data((8, 4, 12, 12), FLOAT32, rng=rng)
+    for name in ARITHMETICS:
+        expected = backnorm.batch_norm_backward(
+            *data.backward_inputs, **data.options, arithmetic=name
+        )
+        with backnorm.arithmetic(name):
+            found = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
+        for one, another in zip(found, expected, strict=True):
+            assert one.tobytes() == another.tobytes()
