@@ -137,6 +137,17 @@ def test_without_check_there_is_no_verdict(cli, write_json, npz, call):
     assert report["steps"][0]["worst_ulp"] is None
 
 
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_elements_are_computed_in_what_is_asked_for(cli, write_json, npz, call, name):
+    command = ("run", write_json(call()), "--tensors", npz, "--check", "--json")
+    result = cli(*command, "--arithmetic", name)
+    assert result.exit_code == 0, result.output
+    (step,) = json.loads(result.stdout)["steps"]
+    assert step["arithmetic"] == name
+    # Half an ulp, and what an element near to zero has lost in float32.
+    assert (step["worst_ulp"] > 0.6) == (name == "float32")
+
+
 @pytest.mark.parametrize("json_option", [(), ("--json",)])
 def test_a_wrong_result_fails_the_check(cli, write_json, npz, call, monkeypatch, json_option):
     right = run_module.run_step
