@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from backnorm.dialects._call import Call
-from backnorm.dialects._statistics import blend
+from backnorm.dialects._statistics import running
 from backnorm.dialects.schema import AttributeSpec, FormatSpec, type_rules
 
 __all__ = [
@@ -61,7 +61,8 @@ def with_running_statistics(
     weight = 0.5 if momentum is None else 1.0 - call.number("momentum")
     if call.count == 0:
         weight = 0.0
-    for statistic in ("mean", "variance"):
-        batch = results[statistic]
-        results[f"running_{statistic}"] = blend(arrays[statistic], batch, weight, batch.dtype)
+    new = mean, variance = results["mean"], results["variance"]
+    old = arrays["mean"], arrays["variance"]
+    found = running(old, new, weight, (mean.dtype, variance.dtype))
+    results["running_mean"], results["running_variance"] = found
     return results

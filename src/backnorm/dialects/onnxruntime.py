@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._statistics import blend, native, rounded
+from backnorm.dialects._statistics import native, rounded, running
 from backnorm.dialects.operator import by_name, function
 from backnorm.dialects.schema import (
     AttributeSpec,
@@ -98,11 +98,13 @@ def _with_statistics(
     is_batch = call.attributes["training_mode"] and call.count
     weight = 1.0 - call.number("momentum") if is_batch else 0.0
     of_mean, of_variance = native(old_mean), native(old_variance)
+    old, new, types = (old_mean, old_variance), (mean, variance), (of_mean, of_variance)
+    running_mean, running_variance = running(old, new, weight, types)
     return results | {
         "mean": rounded(mean, of_mean),
         "inverse_deviation": rounded(inverse, of_variance),
-        "running_mean": blend(old_mean, mean, weight, of_mean),
-        "running_variance": blend(old_variance, variance, weight, of_variance),
+        "running_mean": running_mean,
+        "running_variance": running_variance,
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._statistics import bessel_corrected, blend, undefined
+from backnorm.dialects._statistics import bessel_correction, running, undefined
 from backnorm.dialects.operator import by_name, function
 from backnorm.dialects.schema import (
     AttributeSpec,
@@ -220,10 +220,13 @@ def _with_statistics(
             results[f"running_{role}"] = results[role].copy()
         return results
     count, weight = call.count, call.number("exponential_avg_factor")
-    new = {"mean": results["mean"], "variance": bessel_corrected(results["variance"], count)}
-    for role, batch in new.items():
-        running = blend(old[role], batch, weight, FLOAT32) if count else undefined(batch)
-        results[f"running_{role}"] = running
+    new = mean, variance = results["mean"], results["variance"]
+    if count:
+        given = old["mean"], old["variance"]
+        found = running(given, new, weight, (FLOAT32, FLOAT32), bessel_correction(count))
+    else:
+        found = undefined(mean), undefined(variance)
+    results["running_mean"], results["running_variance"] = found
     return results
 
 
