@@ -19,7 +19,15 @@ from backnorm.dtypes import FLOAT64, is_16_bit
 from backnorm.errors import ArgumentValueError, shown
 from backnorm.scalars import check_word
 
-__all__ = ["Arithmetic", "arithmetic", "check_arithmetic", "chosen", "own_arithmetic", "resolved"]
+__all__ = [
+    "Arithmetic",
+    "arithmetic",
+    "asked",
+    "check_arithmetic",
+    "chosen",
+    "own_arithmetic",
+    "resolved",
+]
 
 Arithmetic = Literal["float32", "float64"]
 
@@ -79,8 +87,19 @@ def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
     ArgumentTypeError, ArgumentValueError
         If it asks for something else than the two, or for float32 beside float64 elements.
     """
+    return asked(dtype, arithmetic) or own_arithmetic(dtype)
+
+
+def asked(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
+    """Return what a call itself, its block or the environment asks for, or None if none does.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `resolved`.
+    """
     if arithmetic is None:
-        return "float64" if dtype == FLOAT64 else chosen() or _initial() or own_arithmetic(dtype)
+        return None if dtype == FLOAT64 else chosen() or _initial()
     name = check_arithmetic(arithmetic)
     if name == "float32" and dtype == FLOAT64:
         raise ArgumentValueError(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.jax import check, derivatives, formulas
 from backnorm.jax.check import Groups
 from backnorm.jax.formulas import working_type
@@ -20,10 +21,20 @@ _compiled = partial(jax.jit, inline=True)
 
 
 class Setting(NamedTuple):
-    """What is the same for every call of a compiled function: epsilon, and the channel axis."""
+    """What is the same for every call of a compiled function.
+
+    Attributes
+    ----------
+    epsilon : float
+    axis : int
+        Where the channels are, not negative.
+    arithmetic : {"float32", "float64"} or None
+        What is asked for. None: what kernels and formulas have without that.
+    """
 
     epsilon: float
     axis: int
+    arithmetic: Arithmetic | None
 
 
 @partial(_compiled, static_argnames=("setting", "axis_name", "axis_index_groups"))
@@ -44,13 +55,15 @@ def batch_norm(
     if not axis_name and mask is None:
         y, mean, variance = derivatives.forward(x, gamma, beta, **setting._asdict())
     else:
+        where: dict[str, Any] = {"axis": setting.axis, "arithmetic": setting.arithmetic}
         if mask is None:
-            mean, variance = derivatives.statistics(x, axis=setting.axis)
+            mean, variance = derivatives.statistics(x, **where)
         else:
-            mean, variance = formulas.masked_statistics(x, mask, axis=setting.axis)
+            mean, variance = formulas.masked_statistics(x, mask, **where)
         if axis_name:
             mean, variance = _of_all(mean, variance, axis_name, axis_index_groups)
-        inputs = alike(x, mean, variance, gamma, beta)
+        work = working_type(x.dtype)
+        inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
         (y,) = derivatives.normalize(*inputs, **setting._asdict())
     return y, mean.astype(dtype), variance.astype(dtype)
 
@@ -85,7 +98,7 @@ def batch_norm_backward(
 
 
 def _scale(gamma: Any, x: jax.Array, axis: int) -> jax.Array:
-    """Return gamma, or ones, in the type of the arithmetic.
+    """Return gamma, or ones, in the type of per-channel arrays.
 
     Statistics and parameter gradients of 16-bit parameters are rounded once, at the end.
     """

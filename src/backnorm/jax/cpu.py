@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from backnorm.jax import callback, ffi, formulas
+from backnorm.jax import callback, ffi
+from backnorm.jax.deviations import is_refused
 from backnorm.jax.problems import OPERANDS, is_known, problem_of
 from backnorm.signature import Operation
 
@@ -45,4 +46,4 @@ def _not_refused(variance: jax.Array, epsilon: float) -> jax.Array:
     A kernel reports a variance + epsilon that is not positive, but compiled code looks at no
     values: they propagate.
     """
-    return jnp.where(formulas.is_refused(variance, epsilon), jnp.nan, variance)
+    return jnp.where(is_refused(variance, epsilon), jnp.nan, variance)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from backnorm.jax import formulas
+from backnorm.jax.deviations import inverse_deviation
 from backnorm.jax.differentiable import Arrays, Rule, give_derivative
 from backnorm.jax.mapped import alike
 from backnorm.jax.primitives import BACKWARD, FORWARD, NORMALIZE, STATISTICS, bind
@@ -42,7 +43,7 @@ def _forward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
     if dx is not None:
         dy, sum_dx_h, sum_dx = backward(x, dx, mean, variance, gamma, training=True, **how)
         count = formulas.count_of(x, how["axis"])
-        s = formulas.inverse_deviation(variance, how["epsilon"])
+        s = inverse_deviation(variance, how["epsilon"])
         dmean, dvariance = sum_dx / count, 2 * (sum_dx_h / count) / s
     return _with_parameters(dy, x, mean, variance, dgamma, dbeta, **how), dmean, dvariance
 
@@ -87,6 +88,8 @@ def _backward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
 
 def _backward_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
     _, dy, _, _, gamma = kept
+    # The second order has an arithmetic of its own.
+    del how["arithmetic"]
     given = zip((dy, gamma, gamma), cotangents, strict=True)
     each = (_zeros_like(array) if each is None else each for array, each in given)
     return formulas.second_order(*kept, *each, **how)
@@ -130,7 +133,7 @@ def _by_statistics(
     variance: jax.Array, gamma: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
     """Return the derivatives of y by mean, and by variance over (x - mean)*s."""
-    s = formulas.inverse_deviation(variance, epsilon)
+    s = inverse_deviation(variance, epsilon)
     return -gamma * s, -0.5 * gamma * s * s
 
 
@@ -145,11 +148,11 @@ give_derivative(
 )
 
 
-def _statistics_pushed(kept: Arrays, tangents: Arrays, *, axis: int) -> Arrays:
+def _statistics_pushed(kept: Arrays, tangents: Arrays, *, axis: int, **_: Any) -> Arrays:
     return formulas.statistics_pushed(*kept, *tangents, axis=axis)
 
 
-def _statistics_pulled(kept: Arrays, cotangents: Arrays, *, axis: int) -> Arrays:
+def _statistics_pulled(kept: Arrays, cotangents: Arrays, *, axis: int, **_: Any) -> Arrays:
     x, mean = kept
     dmean, dvariance = cotangents
     return (_through_statistics(x, mean, dmean, dvariance, axis).astype(x.dtype),)

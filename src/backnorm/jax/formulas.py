@@ -1,9 +1,9 @@
 """Batch normalisation in plain jax.numpy: what a GPU or a TPU runs, and what defines gradients.
 
 Arrays keep the caller's axes; `axis` is not negative. Per-channel arrays are (C,), of float64
-beside a float64 x and of float32 otherwise, and all arithmetic is in that type, or a wider one. The
-mean is subtracted before anything else is done with x. All functions are differentiable, to any
-order.
+beside a float64 x and of float32 otherwise. Elements are computed and summed up in that type, or in
+float64 where `arithmetic` asks for it. The mean is subtracted before anything else is done with x.
+All functions are differentiable, to any order.
 """
 
 from __future__ import annotations
@@ -13,29 +13,54 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from backnorm.arithmetics import Arithmetic
+from backnorm.errors import ArgumentValueError
+from backnorm.jax.deviations import inverse_deviation
 from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x_alone, factors
 
 __all__ = [
     "backward",
     "count_of",
     "forward",
-    "inverse_deviation",
-    "is_refused",
     "masked_statistics",
     "normalize",
     "second_order",
     "statistics",
     "statistics_pushed",
     "through_statistics",
+    "type_for",
     "working_type",
 ]
 
 
 def working_type(dtype: Any) -> Any:
-    """Return the type of the arithmetic, and of per-channel arrays, beside an x of type `dtype`."""
+    """Return the type of per-channel arrays beside an x of type `dtype`."""
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
+def type_for(x: jax.Array, arithmetic: Arithmetic | None) -> Any:
+    """Return the type that elements are computed in.
+
+    Raises
+    ------
+    ArgumentValueError
+        If float64 is asked for, and JAX has none.
+    """
+    narrow = working_type(x.dtype)
+    # Of no elements nothing is computed.
+    if arithmetic != "float64" or 0 in x.shape:
+        return narrow
+    if jnp.result_type(float) != jnp.float64:
+        raise ArgumentValueError(
+            "arithmetic",
+            "what is computed here by jax.numpy, not by kernels, has no float64 without "
+            "jax_enable_x64",
+            came="'float64'",
+            accepted="'float32' or None",
+            hint='jax.config.update("jax_enable_x64", True)',
+        )
+    return jnp.float64
 
 
 def count_of(x: jax.Array, axis: int) -> int:
@@ -46,14 +71,16 @@ def count_of(x: jax.Array, axis: int) -> int:
     return 1 if count == 0 else count
 
 
-def statistics(x: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
+def statistics(
+    x: jax.Array, *, axis: int, arithmetic: Arithmetic | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Return the mean and the biased variance of every channel, 0 and 0 of an empty batch.
 
     A sum of many numbers of one sign loses digits; the sum of what is left after a first mean has
     been subtracted does not. So the first mean is corrected by the mean of the remainders, in the
-    reading that sums their squares.
+    reading that sums their squares. Both are of the type that they are computed in.
     """
-    x = x.astype(working_type(x.dtype))
+    x = x.astype(type_for(x, arithmetic))
     axes, count = _others(x, axis), count_of(x, axis)
     first = jnp.sum(x, axes) / count
     centred = x - _spread(first, x, axis)
@@ -63,13 +90,15 @@ def statistics(x: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
     return first + correction, jnp.maximum(variance, 0)
 
 
-def masked_statistics(x: jax.Array, mask: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
+def masked_statistics(
+    x: jax.Array, mask: jax.Array, *, axis: int, arithmetic: Arithmetic | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Return the mean and the biased variance of every channel, of elements where `mask` is set.
 
     As `statistics`, but for NaN where there are no elements. What is not set counts for nothing,
     NaN included.
     """
-    x = x.astype(working_type(x.dtype))
+    x = x.astype(type_for(x, arithmetic))
     mask = jnp.broadcast_to(mask, x.shape)
     axes = _others(x, axis)
     count = jnp.sum(mask, axes, dtype=x.dtype)
@@ -81,53 +110,20 @@ def masked_statistics(x: jax.Array, mask: jax.Array, *, axis: int) -> tuple[jax.
 
 
 def forward(
-    x: jax.Array, gamma: jax.Array, beta: jax.Array, *, epsilon: float, axis: int
+    x: jax.Array,
+    gamma: jax.Array,
+    beta: jax.Array,
+    *,
+    epsilon: float,
+    axis: int,
+    arithmetic: Arithmetic | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, and the mean and the biased variance of every channel."""
-    mean, variance = statistics(x, axis=axis)
-    y = normalize(x, mean, variance, gamma, beta, epsilon=epsilon, axis=axis)
-    return y, mean, variance
-
-
-def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
-    """Return where variance + epsilon is not positive, of numbers that XLA takes for 0, too."""
-    sign, magnitude = _bits(variance)
-    # The least number of this type that is not less than epsilon.
-    with np.errstate(over="ignore"):
-        bound = np.asarray(epsilon, variance.dtype)
-    if float(bound) < epsilon:
-        bound = np.nextafter(bound, np.asarray(np.inf, variance.dtype))
-    refused = sign & (magnitude >= _bits(jnp.asarray(bound))[1])
-    if epsilon != 0:
-        return refused
-    # LLVM would make of a comparison of these bits with 0 one of the number, which it takes for 0.
-    return refused | (jnp.sqrt(magnitude.astype(variance.dtype)) < 0.5)
-
-
-def inverse_deviation(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.Array:
-    """Return 1/sqrt(variance + epsilon) in `dtype`, at most the largest number that it has.
-
-    On a CPU XLA takes subnormal numbers for 0. They are whole numbers of the smallest one.
-    """
-    wide = variance.astype(dtype or variance.dtype)
-    limits = jnp.finfo(variance.dtype)
-    if epsilon >= float(limits.tiny):
-        return jax.lax.rsqrt(wide + epsilon)
-    _, magnitude = _bits(variance)
-    is_small = magnitude < _bits(jnp.asarray(limits.tiny))[1]
-    unit = float(limits.smallest_subnormal)
-    of_small = unit**-0.5 * jax.lax.rsqrt(magnitude.astype(wide.dtype) + epsilon / unit)
-    if epsilon > 0:
-        # Beyond that only where no number of this type is as small as epsilon.
-        of_small = jnp.minimum(of_small, min(epsilon**-0.5, float(jnp.finfo(wide.dtype).max)))
-    return jnp.where(is_small, of_small, jax.lax.rsqrt(jnp.where(is_small, 1, wide) + epsilon))
-
-
-def _bits(array: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return whether numbers have a sign, and the bits beside it as integers."""
-    whole = jnp.int64 if array.dtype == jnp.float64 else jnp.int32
-    bits = jax.lax.bitcast_convert_type(array, whole)
-    return bits < 0, bits & jnp.iinfo(whole).max
+    kind = working_type(x.dtype)
+    mean, variance = statistics(x, axis=axis, arithmetic=arithmetic)
+    how: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
+    y = normalize(x, mean, variance, gamma, beta, **how)
+    return y, mean.astype(kind), variance.astype(kind)
 
 
 def normalize(
@@ -139,10 +135,12 @@ def normalize(
     *,
     epsilon: float,
     axis: int,
+    arithmetic: Arithmetic | None = None,
 ) -> jax.Array:
     """Return y = gamma * (x - mean) / sqrt(variance + epsilon) + beta."""
-    scale = gamma * inverse_deviation(variance, epsilon)
-    centred = x.astype(mean.dtype) - _spread(mean, x, axis)
+    wide = type_for(x, arithmetic)
+    scale = gamma * inverse_deviation(variance, epsilon, wide)
+    centred = x.astype(wide) - _spread(mean, x, axis)
     return (centred * _spread(scale, x, axis) + _spread(beta, x, axis)).astype(x.dtype)
 
 
@@ -156,22 +154,23 @@ def backward(
     epsilon: float,
     axis: int,
     training: bool,
+    arithmetic: Arithmetic | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return dx, dgamma and dbeta (`backnorm.batch_norm_backward` has the formulas)."""
     axes, count = _others(x, axis), count_of(x, axis)
-    s = inverse_deviation(variance, epsilon)
-    wide = dy.astype(mean.dtype)
-    centred = x.astype(mean.dtype) - _spread(mean, x, axis)
-    sum_dy = jnp.sum(wide, axes)
-    sum_dy_xmu = jnp.sum(wide * centred, axes)
-    dx = wide
+    wide, kind = type_for(x, arithmetic), gamma.dtype
+    s = inverse_deviation(variance, epsilon, wide)
+    dx = dy.astype(wide)
+    centred = x.astype(wide) - _spread(mean, x, axis)
+    sum_dy = jnp.sum(dx, axes)
+    sum_dy_xmu = jnp.sum(dx * centred, axes)
     if training:
         # Two factors s can be no number: x - mean takes one first.
         slope = s * (sum_dy_xmu / count)
         normalised = centred * _spread(s, x, axis)
         dx = dx - _spread(sum_dy / count, x, axis) - normalised * _spread(slope, x, axis)
     dx = dx * _spread(gamma * s, x, axis)
-    return dx.astype(x.dtype), s * sum_dy_xmu, sum_dy
+    return dx.astype(x.dtype), (s * sum_dy_xmu).astype(kind), sum_dy.astype(kind)
 
 
 def second_order(
@@ -219,7 +218,7 @@ def second_order(
 def statistics_pushed(
     x: jax.Array, mean: jax.Array, dx: jax.Array, *, axis: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the tangents of the statistics of x, whose tangent is dx."""
+    """Return the tangents of the statistics of x, whose tangent is dx, in the type of the mean."""
     axes, count = _others(x, axis), count_of(x, axis)
     wide = dx.astype(mean.dtype)
     centred = x.astype(mean.dtype) - _spread(mean, x, axis)
@@ -229,7 +228,7 @@ def statistics_pushed(
 def through_statistics(
     x: jax.Array, mean: jax.Array, dmean: jax.Array, dvariance: jax.Array, *, axis: int
 ) -> jax.Array:
-    """Return what x owes to the gradients of its statistics, in the type of the arithmetic."""
+    """Return what x owes to the gradients of its statistics, in the type of the mean."""
     count = count_of(x, axis)
     centred = x.astype(mean.dtype) - _spread(mean, x, axis)
     # The derivative by a variance of 0 may be beyond all numbers; where x is its mean it is none.

@@ -51,16 +51,16 @@ def with_running_statistics(
     bias: Any,
     *,
     axes: tuple[int, ...],
-    epsilon: float,
+    **how: Any,
 ) -> jax.Array:
-    """Return y."""
+    """Return y. `how` has epsilon, and what else `batch_norm_inference` takes."""
     joined, axis, back = _at_one_axis(x, axes)
     channels = _channels(x, mean, variance, scale, bias)
-    return back(batch_norm_inference(joined, *channels, epsilon=epsilon, axis=axis))
+    return back(batch_norm_inference(joined, *channels, axis=axis, **how))
 
 
 def _channels(x: jax.Array, *arrays: Any) -> list[Any]:
-    """Return per-feature arrays in the type of the arithmetic."""
+    """Return per-feature arrays in the type that `batch_norm` has them in beside x."""
     work = working_type(x.dtype)
     return [None if each is None else jnp.asarray(each, work).reshape(-1) for each in arrays]
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen  # type: ignore[import-not-found,unused-ignore]
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.jax import layers
 from backnorm.jax.running import moved
 
@@ -20,15 +21,23 @@ __all__ = ["BatchNorm"]
 class BatchNorm(linen.BatchNorm):
     """flax's `flax.linen.BatchNorm`, computed by `backnorm.jax`.
 
-    Same fields, same parameters (``scale``, ``bias``) and ``batch_stats`` (``mean``, ``var``), so a
-    model's variables fit either layer. The statistics are those of x before any rounding to
-    `dtype`, exact whatever `use_fast_variance` says; running statistics keep their type.
+    Same fields and one more, same parameters (``scale``, ``bias``) and ``batch_stats`` (``mean``,
+    ``var``), so a model's variables fit either layer. The statistics are those of x before any
+    rounding to `dtype`, exact whatever `use_fast_variance` says; running statistics keep their
+    type.
+
+    Attributes
+    ----------
+    arithmetic : {"float32", "float64"}, optional
+        As of `backnorm.jax.batch_norm`; flax's layer has no such field.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         As `backnorm.jax.batch_norm`; x of complex numbers is one.
     """
+
+    arithmetic: Arithmetic | None = None
 
     @linen.compact
     def __call__(
@@ -51,9 +60,10 @@ class BatchNorm(linen.BatchNorm):
 
         out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         x = x.astype(jnp.promote_types(x.dtype, out))
+        how: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
         if frozen:
             given = (x, mean.value, variance.value, scale, bias)
-            y = layers.with_running_statistics(*given, axes=axes, epsilon=self.epsilon)
+            y = layers.with_running_statistics(*given, axes=axes, **how)
             return y.astype(out)
         # The axis need not exist when the layer is made.
         mapped = None if self.is_initializing() else self.axis_name
@@ -63,7 +73,7 @@ class BatchNorm(linen.BatchNorm):
             bias,
             mask,
             axes=axes,
-            epsilon=self.epsilon,
+            **how,
             axis_name=mapped,
             axis_index_groups=None if mapped is None else self.axis_index_groups,
         )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx  # type: ignore[import-not-found,unused-ignore]
 from flax.nnx.nn import dtypes  # type: ignore[import-not-found,unused-ignore]
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.jax import layers
 from backnorm.jax.running import moved
@@ -19,15 +20,28 @@ __all__ = ["BatchNorm"]
 class BatchNorm(nnx.BatchNorm):
     """flax's `flax.nnx.BatchNorm`, computed by `backnorm.jax`.
 
-    Same arguments, same parameters (``scale``, ``bias``) and statistics (``mean``, ``var``), so a
-    model's state fits either layer. The statistics are exact whatever `use_fast_variance` says, and
-    keep their type.
+    Same arguments and one more, same parameters (``scale``, ``bias``) and statistics (``mean``,
+    ``var``), so a model's state fits either layer. The statistics are exact whatever
+    `use_fast_variance` says, and keep their type.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        As of `flax.nnx.BatchNorm`.
+    arithmetic : {"float32", "float64"}, optional
+        As of `backnorm.jax.batch_norm`.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         As `backnorm.jax.batch_norm`; x of complex numbers is one.
     """
+
+    arithmetic: Arithmetic | None = None
+
+    def __init__(self, *args: Any, arithmetic: Arithmetic | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.arithmetic = arithmetic
 
     def __call__(
         self, x: Any, use_running_average: bool | None = None, *, mask: Any = None
@@ -47,9 +61,10 @@ class BatchNorm(nnx.BatchNorm):
         axes = layers.feature_axes(self.axis, x.ndim)
         out = dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         x = x.astype(jnp.promote_types(x.dtype, out))
+        how: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
         if frozen:
             given = (x, mean, variance, scale, bias)
-            y = layers.with_running_statistics(*given, axes=axes, epsilon=self.epsilon)
+            y = layers.with_running_statistics(*given, axes=axes, **how)
             return y.astype(out)
         y, *batch = layers.trained(
             x,
@@ -57,7 +72,7 @@ class BatchNorm(nnx.BatchNorm):
             bias,
             mask,
             axes=axes,
-            epsilon=self.epsilon,
+            **how,
             axis_name=self.axis_name,
             axis_index_groups=self.axis_index_groups,
         )

@@ -6,7 +6,10 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from backnorm.arithmetics import Arithmetic, asked
+from backnorm.dtypes import FLOAT64
 from backnorm.jax import check, compiled
 from backnorm.jax.compiled import Setting
 from backnorm.scalars import check_flag
@@ -24,6 +27,7 @@ def batch_norm(
     axis_name: Hashable | tuple[Hashable, ...] | None = None,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
+    arithmetic: Arithmetic | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise a batch with its own statistics.
 
@@ -55,6 +59,11 @@ def batch_norm(
         all elements. Without any in a channel, its statistics and its y are NaN. With `axis_name`
         the statistics are the mean of those of the parts, whatever the number of elements that
         each has.
+    arithmetic : {"float32", "float64"}, optional
+        What elements are computed in, and short runs of sums added up, here and in derivatives of
+        the first order. None: what holds when the function is traced (`backnorm.arithmetic`). Where
+        formulas run instead of kernels, "float64" needs ``jax_enable_x64``, and float32 elements
+        are computed in float32 if nothing is asked for.
 
     Returns
     -------
@@ -78,7 +87,7 @@ def batch_norm(
     """
     (x,) = _read(x=x)
     gamma, beta = _read_optional(gamma=gamma, beta=beta)
-    setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
+    setting = _setting(x, epsilon, axis, arithmetic)
     names = check.check_axis_name(axis_name)
     groups = check.check_axis_index_groups(axis_index_groups, names)
     how = {"setting": setting, "axis_name": names, "axis_index_groups": groups}
@@ -95,6 +104,7 @@ def batch_norm_inference(
     *,
     epsilon: float,
     axis: int = -1,
+    arithmetic: Arithmetic | None = None,
 ) -> jax.Array:
     """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
 
@@ -112,6 +122,8 @@ def batch_norm_inference(
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
         Where the channels are.
+    arithmetic : {"float32", "float64"}, optional
+        As of `batch_norm`.
 
     Returns
     -------
@@ -125,7 +137,7 @@ def batch_norm_inference(
     """
     x, mean, variance = _read(x=x, mean=mean, variance=variance)
     gamma, beta = _read_optional(gamma=gamma, beta=beta)
-    setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
+    setting = _setting(x, epsilon, axis, arithmetic)
     return compiled.batch_norm_inference(x, mean, variance, gamma, beta, setting=setting)
 
 
@@ -139,6 +151,7 @@ def batch_norm_backward(
     epsilon: float,
     axis: int = -1,
     training: bool = True,
+    arithmetic: Arithmetic | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the gradients of batch normalisation.
 
@@ -169,6 +182,8 @@ def batch_norm_backward(
         Where the channels are.
     training : bool
         True: the statistics depended on x. False: they were constants.
+    arithmetic : {"float32", "float64"}, optional
+        As of `batch_norm`.
 
     Returns
     -------
@@ -188,11 +203,18 @@ def batch_norm_backward(
     """
     x, dy, mean, variance = _read(x=x, dy=dy, mean=mean, variance=variance)
     (gamma,) = _read_optional(gamma=gamma)
-    setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
+    setting = _setting(x, epsilon, axis, arithmetic)
     training = check_flag("training", training)
     given = (x, dy, mean, variance, gamma)
     dx, dgamma, dbeta = compiled.batch_norm_backward(*given, setting=setting, training=training)
     return dx, dgamma, dbeta
+
+
+def _setting(x: Any, epsilon: Any, axis: Any, arithmetic: Any) -> Setting:
+    epsilon, axis = check.check_epsilon(epsilon), check.check_axis(axis, x)
+    # NumPy's float64 is what JAX makes of it.
+    dtype = jnp.result_type(float) if x.dtype == FLOAT64 else x.dtype
+    return Setting(epsilon, axis, asked(dtype, arithmetic))
 
 
 def _read(**given: Any) -> list[Any]:

@@ -85,13 +85,15 @@ BACKWARD = _primitive("backward", formulas.backward, "backward", like=(1, 4, 4))
 def _statistics() -> Any:
     """Return the primitive of mean and variance alone."""
 
-    def results(x: Any, *, axis: int, instances: int | None, spread: tuple[bool, ...]) -> list[Any]:
+    def results(
+        x: Any, *, axis: int, arithmetic: Any, instances: int | None, spread: Any
+    ) -> list[Any]:
         shape = (x.shape[axis],) if instances is None else (instances, x.shape[1:][axis])
-        kind = x.update(shape=shape, dtype=jnp.dtype(formulas.working_type(x.dtype)))
+        kind = x.update(shape=shape, dtype=jnp.dtype(formulas.type_for(x, arithmetic)))
         return [kind, kind]
 
-    def computed(x: jax.Array, *, instances: int | None, spread: Any, axis: int) -> Any:
-        return of_instances(partial(formulas.statistics, axis=axis), instances, spread)(x)
+    def computed(x: jax.Array, *, instances: int | None, spread: Any, **how: Any) -> Any:
+        return of_instances(partial(formulas.statistics, **how), instances, spread)(x)
 
     made = new_primitive("backnorm_statistics", results, like=(0,))
     mlir.register_lowering(made, mlir.lower_fun(computed, multiple_results=True))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from backnorm.arithmetics import own_arithmetic
+from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 
@@ -35,6 +35,7 @@ def problem_of(
     *,
     epsilon: float,
     axis: int,
+    arithmetic: Arithmetic | None,
     spread: tuple[bool, ...],
     training: bool = True,
     instances: int | None,
@@ -51,5 +52,5 @@ def problem_of(
         has_beta=operation != "backward",
         epsilon=epsilon,
         training=training and operation != "inference",
-        arithmetic=own_arithmetic(np.dtype(x.dtype)),
+        arithmetic=arithmetic or own_arithmetic(np.dtype(x.dtype)),
     )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import check
 from backnorm.jax.compiled import Setting
@@ -53,6 +54,7 @@ def batch_norm_with_state(
     axis_name: Hashable | tuple[Hashable, ...] | None = None,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
+    arithmetic: Arithmetic | None = None,
 ) -> tuple[jax.Array, RunningStatistics]:
     """Normalise a batch as a layer does, and return its state after that.
 
@@ -71,16 +73,16 @@ def batch_norm_with_state(
     state : RunningStatistics
         Of any of these types, which it keeps; `RunningStatistics.start` makes the first.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. Of any of these types, too: the arithmetic is in
-        float64 beside a float64 x, and else in float32.
+        Scale and offset, 1 and 0 if absent. Of any of these types, too: they are converted
+        to float64 beside a float64 x, and else to float32.
     training : bool
         Which statistics normalise.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     momentum : float
         From 0 to 1, how much of the running statistics stays, as in flax and equinox.
-    axis, axis_name, axis_index_groups, mask
-        As of `batch_norm`; only `axis` counts where it is not training.
+    axis, axis_name, axis_index_groups, mask, arithmetic
+        As of `batch_norm`; only `axis` and `arithmetic` count where it is not training.
 
     Returns
     -------
@@ -105,9 +107,9 @@ def batch_norm_with_state(
     channels = {"mean": state.mean, "variance": state.variance, "gamma": gamma, "beta": beta}
     mean, variance, gamma, beta = (_widened(name, each, work) for name, each in channels.items())
     if not training:
-        y = batch_norm_inference(x, mean, variance, gamma, beta, epsilon=epsilon, axis=axis)
-        return y, state
-    setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x))
+        how: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
+        return batch_norm_inference(x, mean, variance, gamma, beta, **how), state
+    setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x), None)
     given = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
     check.check_operands("inference", setting, x=x, **given)
     y, *batch = batch_norm(
@@ -119,6 +121,7 @@ def batch_norm_with_state(
         axis_name=axis_name,
         axis_index_groups=axis_index_groups,
         mask=mask,
+        arithmetic=arithmetic,
     )
     pairs = zip(state, batch, strict=True)
     return y, RunningStatistics(*(moved(old, new, momentum) for old, new in pairs))
@@ -141,7 +144,7 @@ def _check_momentum(momentum: Any) -> float:
 
 
 def _widened(name: str, array: Any, work: Any) -> Any:
-    """Return a per-channel array in the type of the arithmetic, if it is a floating-point one."""
+    """Return a per-channel array in another type, if it is a floating-point one."""
     if array is None and name in ("gamma", "beta"):
         return None
     array = check.read(name, array)

@@ -15,7 +15,7 @@ from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
-from backnorm.jax import formulas
+from backnorm.jax import deviations, formulas
 
 from .conftest import EPSILON, SHAPES, agree, gradient_of_gradient, textbook, weighed
 
@@ -52,7 +52,7 @@ def test_a_variance_near_the_smallest_number(epsilon, by_formulas, rng):
     if by_formulas:
         by_x, by_gamma, by_beta = jax.jit(partial(formulas.backward, epsilon=epsilon, axis=1,
             training=True))(x, data.dy, mean, variance, data.gamma)  # fmt: skip
-        s = jax.jit(partial(formulas.inverse_deviation, epsilon=epsilon))(variance)
+        s = jax.jit(partial(deviations.inverse_deviation, epsilon=epsilon))(variance)
         exact = 1 / np.sqrt(variance.astype(np.float64) + epsilon)
         np.testing.assert_allclose(s, np.minimum(exact, np.finfo(np.float32).max), rtol=1e-6)
         assert not any(np.isnan(each).any() for each in (by_x, by_gamma, by_beta))
@@ -68,7 +68,7 @@ def test_what_is_refused_is_told_without_a_rounding():
     with np.errstate(over="ignore"):
         variance = np.append(variance, np.nextafter(variance, np.float32(0)))
     for epsilon in (0.0, 1e-300, 1e-45, 1e-40, 1e-3, float(np.float32(1e-3)), 1.0):
-        found = jax.jit(partial(formulas.is_refused, epsilon=epsilon))(variance)
+        found = jax.jit(partial(deviations.is_refused, epsilon=epsilon))(variance)
         exact = variance.astype(np.longdouble) + epsilon <= 0
         is_number = ~np.isnan(variance)
         np.testing.assert_array_equal(np.asarray(found)[is_number], exact[is_number])

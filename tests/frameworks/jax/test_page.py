@@ -36,8 +36,8 @@ def blocks(word):
 def test_every_block_is_run():
     assert pages_of("jax") == [PAGE]
     flax, of_equinox, others = blocks("flax"), blocks("equinox"), plain()
-    assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 6]
-    assert len(BLOCKS) == 9
+    assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 7]
+    assert len(BLOCKS) == 10
 
 
 def plain():

@@ -1,0 +1,52 @@
+"""Standard deviations of channels, also where XLA does not compute with the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["inverse_deviation", "is_refused"]
+
+
+def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
+    """Return where variance + epsilon is not positive, of numbers that XLA takes for 0, too."""
+    sign, magnitude = _bits(variance)
+    # The least number of this type that is not less than epsilon.
+    with np.errstate(over="ignore"):
+        bound = np.asarray(epsilon, variance.dtype)
+    if float(bound) < epsilon:
+        bound = np.nextafter(bound, np.asarray(np.inf, variance.dtype))
+    refused = sign & (magnitude >= _bits(jnp.asarray(bound))[1])
+    if epsilon != 0:
+        return refused
+    # LLVM would make of a comparison of these bits with 0 one of the number, which it takes for 0.
+    return refused | (jnp.sqrt(magnitude.astype(variance.dtype)) < 0.5)
+
+
+def inverse_deviation(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.Array:
+    """Return 1/sqrt(variance + epsilon) in `dtype`, at most the largest number that it has.
+
+    On a CPU XLA takes subnormal numbers for 0. They are whole numbers of the smallest one.
+    """
+    wide = variance.astype(dtype or variance.dtype)
+    limits = jnp.finfo(variance.dtype)
+    if epsilon >= float(limits.tiny):
+        return jax.lax.rsqrt(wide + epsilon)
+    _, magnitude = _bits(variance)
+    is_small = magnitude < _bits(jnp.asarray(limits.tiny))[1]
+    unit = float(limits.smallest_subnormal)
+    of_small = unit**-0.5 * jax.lax.rsqrt(magnitude.astype(wide.dtype) + epsilon / unit)
+    if epsilon > 0:
+        # Beyond that only where no number of this type is as small as epsilon.
+        of_small = jnp.minimum(of_small, min(epsilon**-0.5, float(jnp.finfo(wide.dtype).max)))
+    return jnp.where(is_small, of_small, jax.lax.rsqrt(jnp.where(is_small, 1, wide) + epsilon))
+
+
+def _bits(array: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return whether numbers have a sign, and the bits beside it as integers."""
+    whole = jnp.int64 if array.dtype == jnp.float64 else jnp.int32
+    bits = jax.lax.bitcast_convert_type(array, whole)
+    return bits < 0, bits & jnp.iinfo(whole).max

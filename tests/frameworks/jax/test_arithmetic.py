@@ -1,0 +1,387 @@
+"""What elements are computed in: by kernels, by formulas, in derivatives; when that is settled."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax import export
+
+import backnorm
+import backnorm.jax
+from backnorm import ArgumentTypeError, ArgumentValueError
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import check_backward, check_forward, check_inference
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from backnorm.jax import formulas
+from backnorm.jax.ffi import TARGET
+from backnorm.jax.linen import BatchNorm as LinenBatchNorm
+from backnorm.jax.nnx import BatchNorm as NnxBatchNorm
+
+BOTH = ("float32", "float64")
+# So many elements that some of float16, too, depend on the arithmetic.
+SHAPE = (12, 5, 40, 41)
+OTHER = {"float32": "float64", "float64": "float32"}
+TYPES = pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16], ids=str)
+ARITHMETICS = pytest.mark.parametrize("arithmetic", BOTH)
+NEEDS = r"^arithmetic: what is computed here by jax\.numpy.* jax_enable_x64.*got 'float64'"
+
+
+@pytest.fixture
+def data(rng):
+    """Return a function that makes realistic data of a type, far from a mean of 0."""
+    return lambda dtype, **how: realistic_data(SHAPE, dtype, rng=rng, ratio=30.0, **how)
+
+
+def same(found, expected):
+    assert len(found) == len(expected) > 0
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(own), np.asarray(other), strict=True)
+
+
+def differ(found, others):
+    assert any(
+        (np.asarray(own) != np.asarray(other)).any()
+        for own, other in zip(found, others, strict=True)
+    )
+
+
+def everything(data, **how):
+    """Return what the three functions make of data."""
+    given = {"epsilon": data.epsilon, "axis": 1, **how}
+    forward = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **given)
+    channels = (data.mean, data.variance, data.gamma)
+    y = backnorm.jax.batch_norm_inference(data.x, *channels, data.beta, **given)
+    return *forward, y, *backnorm.jax.batch_norm_backward(data.x, data.dy, *channels, **given)
+
+
+def canonical(data, arithmetic):
+    """Return the same from NumPy's functions."""
+    how = {"epsilon": data.epsilon, "arithmetic": arithmetic}
+    forward = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **how)
+    channels = (data.mean, data.variance, data.gamma)
+    y = backnorm.batch_norm_inference(data.x, *channels, data.beta, **how)
+    return *forward, y, *backnorm.batch_norm_backward(data.x, data.dy, *channels, **how)
+
+
+@ARITHMETICS
+@TYPES
+def test_bits_are_those_of_numpys_functions(dtype, arithmetic, data):
+    given = data(dtype)
+    expected = canonical(given, arithmetic)
+    same(everything(given, arithmetic=arithmetic), expected)
+    if dtype != BFLOAT16:
+        differ(expected, canonical(given, OTHER[arithmetic]))
+
+
+@ARITHMETICS
+@TYPES
+def test_by_way_of_python_too(dtype, arithmetic, data, through_python):
+    given = data(dtype)
+    with pytest.warns(RuntimeWarning, match="through Python"):
+        found = everything(given, arithmetic=arithmetic)
+    same(found, canonical(given, arithmetic))
+
+
+@TYPES
+def test_a_block_says_it_for_calls_that_do_not(dtype, data):
+    given = data(dtype)
+    for arithmetic in (*BOTH, *BOTH):
+        with backnorm.arithmetic(arithmetic):
+            same(everything(given), canonical(given, arithmetic))
+            # A call's own argument has precedence.
+            other = OTHER[arithmetic]
+            same(everything(given, arithmetic=other), canonical(given, other))
+        same(everything(given), canonical(given, None))
+
+
+@ARITHMETICS
+@TYPES
+def test_derivatives_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
+    given = data(dtype)
+
+    def function(*inputs):
+        return backnorm.jax.batch_norm(*inputs, epsilon=given.epsilon, axis=1)
+
+    inputs = tuple(map(jnp.asarray, (given.x, given.gamma, given.beta)))
+    with backnorm.arithmetic(arithmetic):
+        (_, mean, variance), pull = jax.vjp(function, *inputs)
+        _, push = jax.linearize(function, *inputs)
+    statistics = np.asarray(mean), np.asarray(variance)
+    backward = partial(backnorm.batch_norm_backward, epsilon=given.epsilon)
+    expected = backward(given.x, given.dy, *statistics, given.gamma, arithmetic=arithmetic)
+    other = backward(given.x, given.dy, *statistics, given.gamma, arithmetic=OTHER[arithmetic])
+    zeros = jnp.zeros_like(mean)
+    with backnorm.arithmetic(OTHER[arithmetic]):
+        found = pull((jnp.asarray(given.dy), zeros, zeros))
+        y, *_ = push(jnp.asarray(given.dy), zeros, zeros)
+    # The cotangents of the statistics, which are zeros, are added in float32.
+    same(found[1:], expected[1:])
+    np.testing.assert_array_equal(found[0], expected.dx)
+    # The Jacobian of y by x is symmetric.
+    np.testing.assert_array_equal(y, expected.dx)
+    if dtype == FLOAT32:
+        differ(found, other)
+
+
+@ARITHMETICS
+def test_the_second_order_has_its_own(arithmetic, data):
+    given = data(FLOAT32)
+    inputs = tuple(map(jnp.asarray, given.backward_inputs))
+    found = []
+    for each in (arithmetic, None):
+        how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": each}
+        results, pull = jax.vjp(partial(backnorm.jax.batch_norm_backward, **how), *inputs)
+        # The same cotangents: the results themselves are not the same.
+        found.append(pull(tuple(jnp.sin(1 + jnp.arange(r.size).reshape(r.shape, order="C")
+            ).astype(r.dtype) for r in results)))  # fmt: skip
+    same(*found)
+
+
+@ARITHMETICS
+@TYPES
+def test_what_is_compiled_keeps_what_it_was_traced_with(dtype, arithmetic, data):
+    given = data(dtype)
+    how = {"epsilon": given.epsilon, "axis": 1}
+
+    @jax.jit
+    def compiled(x, gamma, beta):
+        return backnorm.jax.batch_norm(x, gamma, beta, **how)
+
+    inputs = given.x, given.gamma, given.beta
+    expected = canonical(given, arithmetic)[:3]
+    with backnorm.arithmetic(arithmetic):
+        same(compiled(*inputs), expected)
+        allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
+        serialized = export.export(compiled, disabled_checks=allowed)(*inputs).serialize()
+    with backnorm.arithmetic(OTHER[arithmetic]):
+        same(compiled(*inputs), expected)
+        same(export.deserialize(serialized).call(*inputs), expected)
+
+
+@ARITHMETICS
+@TYPES
+def test_instances_have_the_bits_that_they_have_alone(dtype, arithmetic, data):
+    several = [data(dtype) for _ in range(3)]
+    how = {"epsilon": several[0].epsilon, "axis": 1, "arithmetic": arithmetic}
+    mapped = jax.vmap(partial(backnorm.jax.batch_norm, **how))
+    stacked = [np.stack([getattr(d, name) for d in several]) for name in ("x", "gamma", "beta")]
+    found = mapped(*stacked)
+    for k, each in enumerate(several):
+        same([result[k] for result in found], canonical(each, arithmetic)[:3])
+
+
+@ARITHMETICS
+@TYPES
+def test_a_batch_on_several_devices(dtype, arithmetic, data):
+    given = data(dtype)
+    how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": arithmetic, "axis_name": "parts"}
+    parts = given.x.reshape(2, -1, *SHAPE[1:])
+    mapped = jax.vmap(
+        lambda x: backnorm.jax.batch_norm(x, given.gamma, given.beta, **how), axis_name="parts"
+    )
+    y, mean, variance = (np.asarray(each) for each in mapped(parts))
+    same(mean[:1], mean[1:])
+    wide = given.x.astype(np.float64)
+    if arithmetic == "float64":
+        # Rounded once.
+        exact = wide.mean((0, 2, 3)), wide.var((0, 2, 3))
+        same([mean[0], variance[0]], [each.astype(mean.dtype) for each in exact])
+    statistics = mean[0], variance[0], given.gamma, given.beta
+    expected = backnorm.batch_norm_inference(
+        given.x, *statistics, epsilon=given.epsilon, arithmetic=arithmetic
+    )
+    same([y.reshape(SHAPE)], [expected])
+
+
+@TYPES
+def test_statistics_of_a_mask_in_float64_are_rounded_once(dtype, data, rng):
+    given, mask = data(dtype), rng.random(SHAPE) < 0.5
+    how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": "float64"}
+    _, mean, variance = backnorm.jax.batch_norm(given.x, mask=mask, **how)
+    kept = [given.x[:, c][mask[:, c]].astype(np.float64) for c in range(SHAPE[1])]
+    same([mean], [np.array([each.mean() for each in kept], FLOAT32)])
+    same([variance], [np.array([each.var() for each in kept], FLOAT32)])
+
+
+@ARITHMETICS
+def test_of_a_layer_as_a_function(arithmetic, data):
+    given = data(FLOAT32)
+    state = backnorm.jax.RunningStatistics(jnp.asarray(given.mean), jnp.asarray(given.variance))
+    how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": arithmetic}
+    expected = canonical(given, arithmetic)
+    for training, wanted in ((True, expected[0]), (False, expected[3])):
+        y, _ = backnorm.jax.batch_norm_with_state(
+            given.x, state, given.gamma, given.beta, training=training, **how
+        )
+        same([y], [wanted])
+
+
+def _step_of_linen(given, **how):
+    layer = LinenBatchNorm(axis=1, epsilon=given.epsilon, **how)
+    variables = {
+        "params": {"scale": given.gamma, "bias": given.beta},
+        "batch_stats": {"mean": given.mean, "var": given.variance},
+    }
+
+    def trained(x):
+        return layer.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
+
+    y, pull, _ = jax.vjp(trained, jnp.asarray(given.x), has_aux=True)
+    return y, layer.apply(variables, given.x, use_running_average=True), *pull(given.dy)
+
+
+def _step_of_nnx(given, **how):
+    layer = NnxBatchNorm(SHAPE[1], axis=1, epsilon=given.epsilon, rngs=nnx.Rngs(0), **how)
+    layer.scale[...], layer.bias[...] = given.gamma, given.beta
+    layer.mean[...], layer.var[...] = given.mean, given.variance
+    frozen = layer(given.x, use_running_average=True)
+    graph, state = nnx.split(layer)
+
+    def trained(x):
+        return nnx.merge(graph, state, copy=True)(x, use_running_average=False)
+
+    y, pull = jax.vjp(trained, jnp.asarray(given.x))
+    return y, frozen, *pull(given.dy)
+
+
+@pytest.mark.parametrize("step", [_step_of_linen, _step_of_nnx])
+@ARITHMETICS
+def test_layers_of_flax(step, arithmetic, data):
+    given = data(FLOAT32)
+    (y, mean, variance, frozen, *_) = canonical(given, arithmetic)
+    how = {"epsilon": given.epsilon, "arithmetic": arithmetic}
+    dx = backnorm.batch_norm_backward(given.x, given.dy, mean, variance, given.gamma, **how).dx
+    same(step(given, arithmetic=arithmetic), [y, frozen, dx])
+    differ(step(given, arithmetic=OTHER[arithmetic]), [y, frozen, dx])
+    with backnorm.arithmetic(arithmetic):
+        same(step(given), [y, frozen, dx])
+
+
+def test_layers_of_flax_say_it():
+    layer = LinenBatchNorm(arithmetic="float32")
+    assert "arithmetic = 'float32'" in repr(layer)
+    assert layer.clone().arithmetic == "float32"
+    # As a field of flax's layer, it is not positional for anything that was.
+    theirs = list(linen.BatchNorm.__dataclass_fields__)
+    own = [name for name in LinenBatchNorm.__dataclass_fields__ if name != "arithmetic"]
+    assert own == theirs
+    assert LinenBatchNorm().arithmetic is NnxBatchNorm(3, rngs=nnx.Rngs(0)).arithmetic is None
+    layer = NnxBatchNorm(3, rngs=nnx.Rngs(0), arithmetic="float32")
+    assert "arithmetic='float32'" in repr(layer)
+    assert nnx.clone(layer).arithmetic == "float32"
+
+
+def _layer_of_linen(x, arithmetic=None):
+    LinenBatchNorm(axis=1, use_running_average=False, arithmetic=arithmetic).init(
+        jax.random.key(0), x
+    )
+
+
+def _layer_of_nnx(x, arithmetic=None):
+    NnxBatchNorm(5, axis=1, rngs=nnx.Rngs(0), param_dtype=x.dtype, arithmetic=arithmetic)(x)
+
+
+def _with_state(x, **how):
+    state = backnorm.jax.RunningStatistics.start(5)
+    backnorm.jax.batch_norm_with_state(x, state, training=True, epsilon=1e-3, axis=1, **how)
+
+
+ASKING = {
+    "batch_norm": lambda x, **how: backnorm.jax.batch_norm(x, epsilon=1e-3, axis=1, **how),
+    "batch_norm_inference": lambda x, **how: backnorm.jax.batch_norm_inference(
+        x, *[x[0, :, 0, 0] ** 2] * 2, epsilon=1e-3, axis=1, **how
+    ),
+    "batch_norm_backward": lambda x, **how: backnorm.jax.batch_norm_backward(
+        x, x, *[x[0, :, 0, 0] ** 2] * 2, epsilon=1e-3, axis=1, **how
+    ),
+    "batch_norm_with_state": _with_state,
+    "linen": _layer_of_linen,
+    "nnx": _layer_of_nnx,
+}
+
+
+@pytest.mark.parametrize("call", ASKING.values(), ids=ASKING)
+def test_what_is_refused_is_refused_in_the_words_of_the_core(call, data):
+    x = jnp.asarray(data(np.dtype(np.float64)).x)
+    known = r"^arithmetic: unknown; got 'float16'; accepted: 'float32' or 'float64'"
+    with pytest.raises(ArgumentValueError, match=known):
+        call(x, arithmetic="float16")
+    with pytest.raises(ArgumentTypeError, match=r"^arithmetic: must be a string"):
+        call(x, arithmetic=jnp.float32)
+    with pytest.raises(ArgumentValueError, match=r"^arithmetic: float64 elements are computed"):
+        call(x, arithmetic="float32")
+    # A block holds for all that is called in it.
+    with backnorm.arithmetic("float32"):
+        call(x)
+
+
+def test_float64_of_numpy_is_what_jax_makes_of_it(data):
+    given = data(np.dtype(np.float64))
+    with jax.enable_x64(False):
+        y, *_ = backnorm.jax.batch_norm(given.x, epsilon=1e-3, axis=1, arithmetic="float32")
+        assert y.dtype == FLOAT32
+    x = given.x.astype(FLOAT32)
+    same([y], [backnorm.batch_norm_forward(x, epsilon=1e-3, arithmetic="float32").y])
+
+
+class TestFormulas:
+    """What runs where there are no kernels."""
+
+    @TYPES
+    def test_in_float64_they_hold_its_budget(self, dtype, data):
+        given = data(dtype)
+        how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": "float64"}
+        x, gamma, beta = given.x, given.gamma, given.beta
+        judged = {"epsilon": given.epsilon, "arithmetic": "float64"}
+
+        def passed(verdicts):
+            assert [each.detail for each in verdicts.values() if not each.passed] == []
+
+        found = jax.jit(partial(formulas.forward, **how))(x, gamma, beta)
+        passed(check_forward(x, gamma, beta, tuple(map(np.asarray, found)), **judged))
+        channels = given.mean, given.variance, gamma, beta
+        y = jax.jit(partial(formulas.normalize, **how))(x, *channels)
+        passed(check_inference(x, *channels, np.asarray(y), **judged))
+        for training in (True, False):
+            function = partial(formulas.backward, training=training, **how)
+            found = tuple(map(np.asarray, jax.jit(function)(*given.backward_inputs)))
+            passed(check_backward(*given.backward_inputs, found, training=training, **judged))
+
+    @TYPES
+    def test_without_a_word_they_are_those_of_float32(self, dtype, data):
+        given = data(dtype)
+        how = {"epsilon": given.epsilon, "axis": 1}
+        inputs = given.x, given.gamma, given.beta
+        found = [formulas.forward(*inputs, arithmetic=each, **how) for each in (None, *BOTH)]
+        same(found[0], found[1])
+        differ(found[0], found[2])
+
+    def test_without_64_bits_float64_is_refused(self, data):
+        given = data(FLOAT32)
+        how = {"epsilon": given.epsilon, "axis": 1}
+        x = given.x
+
+        def of_parts(**more):
+            called = partial(backnorm.jax.batch_norm, axis_name="parts", **how, **more)
+            return jax.vmap(called, axis_name="parts")(x[None])
+
+        with jax.enable_x64(False):
+            for call in (
+                partial(formulas.forward, x, given.gamma, given.beta, **how),
+                partial(formulas.backward, *given.backward_inputs, training=True, **how),
+                partial(backnorm.jax.batch_norm, x, mask=x > 0, **how),
+                of_parts,
+            ):
+                with pytest.raises(ArgumentValueError, match=NEEDS):
+                    call(arithmetic="float64")
+                call(arithmetic="float32")
+                call()
+            # Of no elements nothing is computed; and kernels need no 64 bits of JAX.
+            backnorm.jax.batch_norm(x[:0], arithmetic="float64", **how)
+            found = backnorm.jax.batch_norm(x, given.gamma, given.beta, arithmetic="float64", **how)
+        same(found, canonical(given, "float64")[:3])
