@@ -34,6 +34,8 @@ SHAPES = {
     "narrow-rows": ("NXC", (1001, 3)),
     "ragged-rows": ("NXC", (131, 17)),
     "many-rows": ("NXC", (300, 2, 32)),
+    # A tile of registers, vectors, and a part of one.
+    "mixed-rows": ("NXC", (131, 109)),
     "one-channel": ("NCX", (7, 1, 33)),
     "one-sample": ("NCX", (1, 6, 300)),
     "no-sample": ("NCX", (0, 4, 5)),

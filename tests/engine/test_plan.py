@@ -119,6 +119,16 @@ def test_small_problems_are_serial():
     assert _plan(50, 64, 3136).threads == 8
 
 
+@pytest.mark.parametrize("extents", [(32, 64, 196), (6272, 64, 1), (256, 1000, 1)])
+def test_one_thread_too_finds_in_the_cache_what_it_summed_last(extents):
+    extents = Extents(*extents)
+    machine = dataclasses.replace(_MACHINE, threads=1)
+    geometry = plan(_problem(extents), extents, machine, exchanged=True).geometry
+    width = geometry.width if isinstance(geometry, Columns) else 1
+    # Items are taken from the last one on, of x and dy each.
+    assert 2 * 4 * geometry.share * width <= machine.cache_per_core
+
+
 def test_only_outputs_that_the_cache_cannot_hold_are_streamed():
     assert _plan(50, 64, 112 * 112).streaming
     assert not _plan(50, 512, 49).streaming

@@ -15,7 +15,7 @@ _CPU = Path(__file__).parent.parent
 # Sources of a family that the others do not have.
 _OF_FAMILY = {
     "segments": ("kernels/segments.py",),
-    "columns": ("kernels/columns.py",),
+    "columns": ("kernels/columns.py", "kernels/tiles.py"),
     "floor": ("kernels/floor.py",),
     "xla": (
         "kernels/xla_frame.py",

@@ -66,7 +66,8 @@ from backnorm.cpu.kernels.singles import (
     vector_of,
 )
 from backnorm.cpu.kernels.stages import after, before
-from backnorm.cpu.kernels.sums import merge_pairs, resume, suspend, take, take_first
+from backnorm.cpu.kernels.sums import merge_pairs, resume, suspend
+from backnorm.cpu.kernels.tiles import add_rows
 from backnorm.cpu.kernels.vector import (
     Singles,
     all_finite,
@@ -240,7 +241,7 @@ def _sum_block(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
 def _sum_block_of(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
     if isinstance(dy, types.NoneType) or kind.arithmetic != types.float32:
         return lambda kind, head, x, dy, part, depth, pivot, run, pitch, sums, far: _add_block(
-            _add_rows, x, dy, part, depth, pivot, run, pitch, sums, far
+            add_rows, x, dy, part, depth, pivot, run, pitch, sums, far
         )
 
     def in_singles(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
@@ -272,7 +273,7 @@ def _sum_block_of(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
 
 @outlined
 def _add_block_anew(x, dy, part, pivot, run, sums):
-    _add_block(_add_rows, x, dy, part, 8, pivot, run, 2 * LANES, sums, LANES)
+    _add_block(add_rows, x, dy, part, 8, pivot, run, 2 * LANES, sums, LANES)
 
 
 @inlined
@@ -291,38 +292,6 @@ def _add_block(add, x, dy, part, depth, pivot, run, pitch, sums, far):
         # Rows of sums are padded to whole vectors.
         for k in range(0, width, LANES):
             merge_pairs(offset(sums, k), far, offset(run, k), pitch)
-
-
-@inlined
-def _add_rows(x, dy, start, stride, rows, width, pivot, run, pitch):
-    """Add a few rows to the running sums of their columns, sixteen columns at a time."""
-    products = offset(run, 2 * pitch)
-    k = 0
-    while k + 2 * LANES <= width:
-        i = start + k
-        j = k + LANES
-        m0, m1 = load(pivot, k), load(pivot, j)
-        s0, s1 = resume(x, run, k, pitch), resume(x, run, j, pitch)
-        p0, p1 = resume(x, products, k, pitch), resume(x, products, j, pitch)
-        for _ in range(rows):
-            s0, p0 = take(x, dy, i, m0, s0, p0)
-            s1, p1 = take(x, dy, i + LANES, m1, s1, p1)
-            i += stride
-        suspend(s0, run, k, pitch)
-        suspend(s1, run, j, pitch)
-        suspend(p0, products, k, pitch)
-        suspend(p1, products, j, pitch)
-        k += 2 * LANES
-    while k < width:
-        i = start + k
-        m = load(pivot, k)
-        s, p = resume(x, run, k, pitch), resume(x, products, k, pitch)
-        for _ in range(rows):
-            s, p = take_first(x, dy, i, width - k, m, s, p)
-            i += stride
-        suspend(s, run, k, pitch)
-        suspend(p, products, k, pitch)
-        k += LANES
 
 
 @inlined

@@ -174,7 +174,8 @@ def run(kind, record, index):
                             epsilon,
                         )
                     narrow_coefficients(head, seen_, dy_, table, pitch, first, stop, coefficients)
-                    for n in range(outer):
+                    # Backwards: what was summed last is in the nearest cache.
+                    for n in range(outer - 1, -1, -1):
                         i = (n * channels + first) * inner
                         span = (i, i + (stop - first) * inner, first, i + inner)
                         _write(seen_, other_, out_, span, extents, exact, coefficients, streaming)
