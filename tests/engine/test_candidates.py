@@ -26,6 +26,7 @@ SHAPES = {
     "short planes": ("NCX", (300, 37, 4)),
     "rows": ("NXC", (50, 20, 64)),
     "ragged rows": ("NXC", (2100, 17)),
+    "few rows": ("NXC", (70, 512)),
     "one channel": ("NCX", (7, 1, 33)),
     "nothing": ("NCX", (0, 4, 5)),
 }

@@ -30,7 +30,7 @@ SHAPES = {
     "segments-of-16": ("NCX", (5, 7, 16)),
     "ragged-segments": ("NCX", (37, 6, 23)),
     "tiny-segments": ("NCX", (6, 5, 4)),
-    "wide-rows": ("NXC", (5, 2048)),
+    "wide-rows": ("NXC", (19, 2048)),
     "narrow-rows": ("NXC", (1001, 3)),
     "ragged-rows": ("NXC", (131, 17)),
     "many-rows": ("NXC", (300, 2, 32)),
@@ -189,6 +189,8 @@ def choices(plan, operation):
         found["depth"] = [1, 2, 4, 8]
         found["share"] = [1, 5, max(1, geometry.rows)]
         found["abreast"] = [1, 4]
+        # Whole lines of all types.
+        found["by_tile"] = [False, True] if geometry.width % 32 == 0 else [False]
     return found
 
 

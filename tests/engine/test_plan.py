@@ -70,7 +70,7 @@ def test_what_the_bits_depend_on_does_not_depend_on_the_machine(extents, threads
     free = (
         {"group", "batch", "share"}
         if isinstance(one, Segments)
-        else {"tile", "depth", "share", "abreast"}
+        else {"tile", "depth", "share", "abreast", "by_tile"}
     )
     fixed = {field.name for field in dataclasses.fields(one)} - free
     assert [getattr(one, name) for name in fixed] == [getattr(two, name) for name in fixed]
@@ -127,6 +127,20 @@ def test_one_thread_too_finds_in_the_cache_what_it_summed_last(extents):
     width = geometry.width if isinstance(geometry, Columns) else 1
     # Items are taken from the last one on, of x and dy each.
     assert 2 * 4 * geometry.share * width <= machine.cache_per_core
+
+
+def test_what_a_thread_summed_alone_it_writes():
+    geometry = _plan(200, 2048, 1).geometry
+    assert geometry.blocks == 1
+    assert geometry.by_tile
+    assert not _plan(
+        200, 2048, 1, machine=dataclasses.replace(_MACHINE, threads=1)
+    ).geometry.by_tile
+    # Several blocks are rows; others are no whole lines, or streamed.
+    assert not _plan(2000, 2048, 1).geometry.by_tile
+    assert not _plan(200, 2047, 1).geometry.by_tile
+    small_cache = dataclasses.replace(_MACHINE, cache_shared=1 << 20)
+    assert not _plan(200, 2048, 1, machine=small_cache).geometry.by_tile
 
 
 def test_only_outputs_that_the_cache_cannot_hold_are_streamed():

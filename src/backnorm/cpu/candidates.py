@@ -20,7 +20,7 @@ from backnorm.problem import Problem
 
 __all__ = ["candidates", "is_legal"]
 
-# Elements of an item, where several threads share them out.
+# Elements of an item.
 _SHARES = (8192, 65536)
 
 _GROUPS = (1, 4, 16, 64)
@@ -47,8 +47,13 @@ def candidates(problem: Problem, extents: Extents, machine: Machine) -> Iterator
 
 
 def is_legal(decided: Plan) -> bool:
-    """Whether items and groups end with a byte of the mask, if the plan writes one."""
+    """Whether items and groups end with a byte of the mask, if the plan writes one.
+
+    What is written by tiles is whole lines of all types, by ordinary stores.
+    """
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
+    if isinstance(geometry, Columns) and geometry.by_tile:
+        return not decided.streaming and geometry.width % 32 == geometry.tile % 32 == 0
     if not (problem.relu and problem.operation == "forward"):
         return True
     if isinstance(geometry, Columns):
@@ -70,9 +75,8 @@ def _choices(chosen: Plan, machine: Machine) -> dict[str, Sequence[Any]]:
     }
     if writes:
         found["streaming"] = (False, True)
-    shares = () if chosen.threads == 1 else _SHARES
     if isinstance(geometry, Segments):
-        found["share"] = (geometry.share, *shares)
+        found["share"] = (geometry.share, *_SHARES)
         if sums:
             found["grouped"] = (False, True) if writes else (False,)
             groups = {min(group, extents.channels) for group in _GROUPS}
@@ -85,8 +89,9 @@ def _choices(chosen: Plan, machine: Machine) -> dict[str, Sequence[Any]]:
         found["depth"] = sorted({geometry.depth, *_DEPTHS})
     if writes:
         found["abreast"] = sorted({geometry.abreast, *_ABREAST})
-        rows = {_up(max(1, share // width), 8) for share in shares}
+        rows = {_up(max(1, share // width), 8) for share in _SHARES}
         found["share"] = sorted({geometry.share, *rows})
+        found["by_tile"] = sorted({geometry.by_tile, False})
     return found
 
 

@@ -47,6 +47,8 @@ class Columns:
         Columns of an item of the reduction, and rows that it sums side by side.
     share, abreast : int
         Rows of an item of the apply pass, and rows that it writes side by side.
+    by_tile : bool
+        Whether an item of the apply pass is of `tile` columns, instead of all.
     """
 
     rows: int
@@ -59,3 +61,4 @@ class Columns:
     depth: int
     share: int
     abreast: int
+    by_tile: bool = False

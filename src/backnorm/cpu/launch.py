@@ -49,8 +49,10 @@ class Launch:
             self._partial = 0 if grouped else 4 * geometry.blocks * table_pitch(extents.channels)
             own = segments_own(geometry.group, extents.channels, narrow=narrow)
         else:
-            self._summed = geometry.blocks * -(-geometry.width // geometry.tile)
-            self._written = max(1, -(-geometry.rows // geometry.share))
+            tiles = -(-geometry.width // geometry.tile)
+            self._summed = geometry.blocks * tiles
+            parts = max(1, -(-geometry.rows // geometry.share))
+            self._written = parts * (tiles if geometry.by_tile else 1)
             self._partial = 4 * geometry.blocks * table_pitch(geometry.width)
             spread = geometry.width != extents.channels
             own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)

@@ -95,8 +95,8 @@ def run(kind, record, index):
 
     See `record`. An item of the sums is `block` rows (if rest > 0, the last block is the
     rest) of `tile` columns, `depth` rows side by side; one of the output `share` rows, `abreast`
-    side by side. Partial sums are (blocks, 4, pitch of `width` columns): the pairs of every block
-    of every column.
+    side by side, of all columns or, where there are as many items, of a tile. Partial sums are
+    (blocks, 4, pitch of `width` columns): the pairs of every block of every column.
 
     Returns
     -------
@@ -135,6 +135,8 @@ def run(kind, record, index):
     exact = (wide, wide_pitch)
     used = coefficients_for(kind, wide, wide_pitch, offset(place_of_wide, spreads), width)
     spread = False
+    parts = max(1, (rows + cut[3] - 1) // max(1, cut[3]))
+    by_tile = items - summed > parts
     item = claim(cells, summed, items, index)
     while item < items:
         if item < summed:
@@ -161,7 +163,11 @@ def run(kind, record, index):
                 narrow_coefficients(head, seen_, dy_, wide, wide_pitch, 0, width, used)
                 repeat_first(used, width)
                 spread = True
-            _apply_item(seen_, other_, out_, grid, cut, exact, used, streaming, item - summed)
+            if by_tile:
+                tile, part = divmod(item - summed, parts)
+                _apply_tile(seen_, other_, out_, grid, cut, exact, used, part, tile * cut[1])
+            else:
+                _apply_item(seen_, other_, out_, grid, cut, exact, used, streaming, item - summed)
         finish(cells)
         item = claim_next(cells, summed, items, index)
     return 0
@@ -204,6 +210,19 @@ def _apply_item(x, dy, out, grid, cut, exact, used, streaming, item):
             row += abreast
     stop = end * width + rest if end == rows else end * width
     _write(x, dy, out, row * width, stop, width, exact, used, streaming)
+
+
+@outlined
+def _apply_tile(x, dy, out, grid, cut, exact, used, part, first):
+    """Write the rows of one part, of a tile of columns: whole lines, by ordinary stores."""
+    rows, width, _, _, _ = grid
+    _, tile, _, share, abreast = cut
+    row, columns = part * share, (first, min(width, first + tile))
+    end = min(rows, row + share)
+    while row < end:
+        count = min(abreast, end - row)
+        _write_lines(x, dy, out, row * width, count, width, columns, exact, used, False)
+        row += count
 
 
 @inlined
@@ -399,7 +418,15 @@ def _write_rows(x, dy, out, i, rows, width, exact, used, streaming):
             _write_part(x, dy, out, start, head, width, exact, used, 0)
             _write_part(x, dy, out, start + end, width - end, width, exact, used, end)
             start += width
-    for k in range(head, end, line):
+    _write_lines(x, dy, out, i, rows, width, (head, end), exact, used, streaming)
+
+
+@inlined
+def _write_lines(x, dy, out, i, rows, width, columns, exact, used, streaming):
+    """Write the whole lines between two columns of rows, which begin at element i."""
+    lanes = lanes_of(used[0])
+    line = 2 * lanes
+    for k in range(columns[0], columns[1], line):
         mean, shift, slope, gain = _coefficients(used, k)
         mean1, shift1, slope1, gain1 = _coefficients(used, k + lanes)
         j, below = i + k, i + k + rows * width
