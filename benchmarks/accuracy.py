@@ -14,7 +14,7 @@ from backnorm import reference
 from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.judge import Quantity, judge
 from backnorm.dtypes import FLOAT64, element_type
-from benchmarks.model import OURS, Cell
+from benchmarks.model import OF_OURS, OURS_IN_FLOAT32, Cell
 from benchmarks.peers.base import Data
 
 __all__ = ["Examiner", "float32_loss", "sampled_channels"]
@@ -80,14 +80,15 @@ class Examiner:
         """
         for name, (exact, terms) in self._exact.items():
             if name not in results:
-                if contestant == OURS or name in _ELEMENTWISE:
+                if contestant in OF_OURS or name in _ELEMENTWISE:
                     return "inaccurate", f"{name} is not there"
                 continue
             actual = self._sample(results[name])
             if actual.shape != exact.shape or element_type(actual.dtype) is None:
                 return "inaccurate", f"{name} is {actual.dtype} of shape {actual.shape}"
-            if contestant == OURS:
-                verdict = judge(name, actual, exact, terms, self._dtype)
+            if contestant in OF_OURS:
+                arithmetic = "float32" if contestant == OURS_IN_FLOAT32 else None
+                verdict = judge(name, actual, exact, terms, self._dtype, arithmetic=arithmetic)
                 if not verdict.passed:
                     return "inaccurate", verdict.detail
             else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks.environment import environment, now
 from benchmarks.model import (
     ITEMSIZE,
-    OURS,
+    OF_OURS,
     PASSES,
     Cell,
     Condition,
@@ -149,7 +149,7 @@ class Campaign:
             f"{row.cell}: {outcome.form}: {outcome.detail}"
             for row in self.rows
             for outcome in row.outcomes
-            if outcome.contestant == OURS and outcome.status in ("inaccurate", "crashed")
+            if outcome.contestant in OF_OURS and outcome.status in ("inaccurate", "crashed")
         ]
 
     def _for(self, cell: Cell) -> Settings:

@@ -14,7 +14,9 @@ __all__ = [
     "DEVICES",
     "FLOOR",
     "LEAST_PASSES",
+    "OF_OURS",
     "OURS",
+    "OURS_IN_FLOAT32",
     "PASSES",
     "Cell",
     "Condition",
@@ -56,8 +58,9 @@ PASSES: dict[Operation, int] = {"backward": 5, "forward": 3, "inference": 2}
 #: Passes that no order of work can save: inputs are read once, and the output is written once.
 LEAST_PASSES: dict[Operation, int] = {"backward": 3, "forward": 2, "inference": 2}
 
-#: Name of our own contestant, in either form, and of the floor.
-OURS = "backnorm"
+#: Names of our own contestants, in either form, and of the floor. The first computes as it does
+#: without a choice of arithmetic.
+OURS, OURS_IN_FLOAT32 = OF_OURS = "backnorm", "backnorm-float32"
 FLOOR = "floor"
 
 ElementType = Literal["float64", "float32", "float16", "bfloat16"]
@@ -133,7 +136,8 @@ class Outcome:
     Attributes
     ----------
     contestant : str
-        "backnorm", "floor", or the name of a peer: :mod:`benchmarks.peers` lists them.
+        "backnorm", "backnorm-float32", "floor", or the name of a peer: :mod:`benchmarks.peers`
+        lists them.
     form : {"out", "allocate"}
     status : {"ok", "inaccurate", "missing", "unsupported", "crashed"}
         "inaccurate": computed and timed, but outside what a float32 implementation may be wrong by.
@@ -181,23 +185,23 @@ class Row:
 
     def peers(self) -> list[Outcome]:
         """Return the outcomes of the peers that computed the cell rightly, and so are compared."""
-        ours = (OURS, FLOOR)
+        ours = (*OF_OURS, FLOOR)
         return [o for o in self.outcomes if o.status == "ok" and o.contestant not in ours]
 
-    def ratio_to(self, peer: Outcome) -> float | None:
-        """Return our time over the peer's, both in the peer's form."""
-        ours = self.seconds(OURS, peer.form)
-        return ours / peer.timing.median if ours is not None and peer.timing else None
+    def ratio_to(self, peer: Outcome, ours: str = OURS) -> float | None:
+        """Return the time of one of ours over the peer's, both in the peer's form."""
+        seconds = self.seconds(ours, peer.form)
+        return seconds / peer.timing.median if seconds is not None and peer.timing else None
 
-    def ratio(self) -> float | None:
-        """Return our time over the best peer's: the largest ratio to any of them."""
-        best = self.best_peer()
-        return self.ratio_to(best) if best else None
+    def ratio(self, ours: str = OURS) -> float | None:
+        """Return the time of one of ours over the best peer's: the largest ratio to any of them."""
+        best = self.best_peer(ours)
+        return self.ratio_to(best, ours) if best else None
 
-    def best_peer(self) -> Outcome | None:
+    def best_peer(self, ours: str = OURS) -> Outcome | None:
         """Return the peer that the cell's ratio is to, or None."""
-        compared = [(r, peer) for peer in self.peers() if (r := self.ratio_to(peer)) is not None]
-        return max(compared, key=lambda pair: pair[0], default=(0.0, None))[1]
+        ratios = [(ratio, peer) for peer in self.peers() if (ratio := self.ratio_to(peer, ours))]
+        return max(ratios, key=lambda pair: pair[0], default=(0.0, None))[1]
 
     def ours(self) -> Outcome | None:
         """Return the outcome of ours that is shown: output given, unless there is no such form."""

@@ -20,7 +20,7 @@ from benchmarks.campaign import Campaign
 from benchmarks.cells import chosen, representative, select
 from benchmarks.device import PLACES
 from benchmarks.environment import environment, now
-from benchmarks.model import CONDITIONS, DEVICES, FLOOR, OURS, Environment, Result
+from benchmarks.model import CONDITIONS, DEVICES, FLOOR, OF_OURS, Environment, Result
 from benchmarks.peers import CONTESTANTS, peers
 from benchmarks.plans import Trials, misses_table, try_plans, write_trials
 from benchmarks.report import compare, prepare, read_result, write_report
@@ -208,7 +208,7 @@ def _campaign(options: BenchOptions) -> Campaign:
     contestants = {
         name: place
         for name, place in CONTESTANTS[device].items()
-        if name in (OURS, FLOOR) or name in wanted
+        if name in (*OF_OURS, FLOOR) or name in wanted
     }
     if options.quick:
         cells = representative(device)

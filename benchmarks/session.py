@@ -10,7 +10,7 @@ from benchmarks.accuracy import Examiner
 from benchmarks.data import make_data
 from benchmarks.device import Device, Host
 from benchmarks.environment import available_memory
-from benchmarks.model import FLOOR, OURS, Cell, Form, Outcome, Row, Timing
+from benchmarks.model import FLOOR, OF_OURS, Cell, Form, Outcome, Row, Timing
 from benchmarks.peers.base import Contestant, Data, Missing, Prepared, Unsupported
 from benchmarks.turns import Settings, Watch, summary, take_turns
 
@@ -186,7 +186,7 @@ def _declined(name: str, form: Form, error: Exception) -> Outcome:
     if isinstance(error, Unsupported):
         return Outcome(name, form, "unsupported", detail=text)
     # Ours may not raise any.
-    status: Literal["crashed", "unsupported"] = "crashed" if name == OURS else "unsupported"
+    status: Literal["crashed", "unsupported"] = "crashed" if name in OF_OURS else "unsupported"
     return Outcome(name, form, status, detail=f"{type(error).__name__}: {text}")
 
 

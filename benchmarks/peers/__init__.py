@@ -6,7 +6,7 @@ On a GPU the device imports PyTorch, whose clock and memory all contestants ther
 
 from __future__ import annotations
 
-from benchmarks.model import FLOOR, OURS, DeviceName
+from benchmarks.model import FLOOR, OF_OURS, DeviceName
 
 __all__ = ["CONTESTANTS", "peers"]
 
@@ -14,6 +14,7 @@ __all__ = ["CONTESTANTS", "peers"]
 CONTESTANTS: dict[DeviceName, dict[str, str]] = {
     "cpu": {
         "backnorm": "benchmarks.peers.ours:Backnorm",
+        "backnorm-float32": "benchmarks.peers.ours:BacknormInFloat32",
         "floor": "benchmarks.peers.floor:Floor",
         "torch": "benchmarks.peers.pytorch:Torch",
         "tensorflow": "benchmarks.peers.tensorflow:TensorFlow",
@@ -34,4 +35,4 @@ CONTESTANTS: dict[DeviceName, dict[str, str]] = {
 
 def peers(device: DeviceName) -> tuple[str, ...]:
     """Return those that ``--peers`` chooses from on a device."""
-    return tuple(name for name in CONTESTANTS[device] if name not in (OURS, FLOOR))
+    return tuple(name for name in CONTESTANTS[device] if name not in (*OF_OURS, FLOOR))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import backnorm
-from benchmarks.model import OURS, Cell, Form
+from benchmarks.model import OURS, OURS_IN_FLOAT32, Cell, Form
 from benchmarks.peers.base import Data, Prepared
 
-__all__ = ["Backnorm"]
+__all__ = ["Backnorm", "BacknormInFloat32"]
 
 
 class Backnorm:
@@ -19,6 +19,7 @@ class Backnorm:
 
     name = OURS
     temporaries = 1.0
+    arithmetic: Literal["float32"] | None = None
 
     def start(self, threads: int) -> dict[str, str]:
         """Set the number of threads."""
@@ -27,14 +28,27 @@ class Backnorm:
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
         """Return both forms; they can do any cell."""
+        options = {**data.options, "arithmetic": self.arithmetic}
         return {
-            "out": Prepared(_call(cell, data, data.out), _results),
-            "allocate": Prepared(_call(cell, data, None), _results),
+            "out": Prepared(_call(cell, data, data.out, options), _results),
+            "allocate": Prepared(_call(cell, data, None, options), _results),
         }
 
 
-def _call(cell: Cell, data: Data, out: np.ndarray | None) -> Callable[[], Any]:
-    options = data.options
+class BacknormInFloat32(Backnorm):
+    """Ours in float32 arithmetic, where that is a choice and not what it does anyway."""
+
+    name = OURS_IN_FLOAT32
+    arithmetic = "float32"
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return both forms of cells of float32, and none of others."""
+        return super().prepare(cell, data) if cell.dtype == "float32" else {}
+
+
+def _call(
+    cell: Cell, data: Data, out: np.ndarray | None, options: dict[str, Any]
+) -> Callable[[], Any]:
     x, dy, mean, variance, gamma, beta = (
         data.x,
         data.dy,

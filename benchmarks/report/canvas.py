@@ -29,6 +29,7 @@ COLOURS = {
     "loss": "#c2330e",
     "floor": "#3d444d",
     "backnorm": "#0a62b5",
+    "backnorm-float32": "#54a0e8",
     "torch": "#d55e00",
     "cudnn": "#6f8000",
     "compile": "#6a51a3",
@@ -42,6 +43,7 @@ COLOURS = {
 _OTHER = "muted"
 _MARKERS = {
     "backnorm": "o",
+    "backnorm-float32": "h",
     "torch": "s",
     "cudnn": "<",
     "compile": ">",

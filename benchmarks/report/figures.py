@@ -10,7 +10,9 @@ import pandas as pd
 
 from benchmarks.model import (
     FLOOR,
+    OF_OURS,
     OURS,
+    OURS_IN_FLOAT32,
     PASSES,
     Cell,
     DeviceName,
@@ -68,16 +70,18 @@ def cells(result: Result) -> pd.DataFrame:
     """Return a line for every distinct cell, the most important operation and type first.
 
     Columns are those of `Cell` with the shape as text, and `nbytes`; `row`, the `Row` itself;
-    `ratio` of our time to the best peer's, and `to_floor` to the floor's, NaN where there is none;
+    `ratio` of our time to the best peer's, `in_float32` in float32 arithmetic, and `to_floor` to
+    the floor's, NaN where there is none;
     whether we `lost`, or won by less than the target (`near`); and whether x alone is larger than
     the last cache (`large`).
     """
-    columns = ["suite", *PROBLEM, "nbytes", "ratio", "to_floor", "row"]
+    figures = ["ratio", "in_float32", "to_floor"]
     lines = [
-        (*_identity(row.cell), row.ratio(), row.ratio_to_floor(), row)
+        (*_identity(row.cell), row.ratio(), row.ratio(OURS_IN_FLOAT32), row.ratio_to_floor(), row)
         for row in distinct(result.rows)
     ]
-    frame = pd.DataFrame(lines, columns=columns).astype({"ratio": float, "to_floor": float})
+    columns = ["suite", *PROBLEM, "nbytes", *figures, "row"]
+    frame = pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(figures, float))
     for column, order in (("op", tuple(PASSES)), ("dtype", _DTYPES)):
         frame[column] = pd.Categorical(frame[column], order, ordered=True)
     frame["lost"] = frame.ratio > 1
@@ -101,18 +105,20 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 
     Columns: `cells`, how many were compared with a peer, and `mean`, the geometric mean of our time
     over the best peer's in these, both without the sweep: that is no workload but a curve, and how
-    densely it is sampled must not weigh. `worst`, the largest ratio of all. `share` and
+    densely it is sampled must not weigh. `worst`, the largest ratio of all. `in_float32`, the mean
+    in float32 arithmetic where that is a choice. `share` and
     `large_share`, the geometric mean of the floor's time over ours, in all cells and in those that
     are large. Then a column for every suite, the sweep too, with its mean. NaN where there is none.
     """
-    workload = frame[frame.suite != SWEEP].groupby(_KIND, observed=True).ratio
+    workload = frame[frame.suite != SWEEP].groupby(_KIND, observed=True)
     every = frame.groupby(_KIND, observed=True)
     large = frame[frame.large].groupby(_KIND, observed=True)
     figures = pd.DataFrame(
         {
-            "cells": workload.count(),
-            "mean": workload.agg(_mean),
+            "cells": workload.ratio.count(),
+            "mean": workload.ratio.agg(_mean),
             "worst": every.ratio.max(),
+            "in_float32": workload.in_float32.agg(_mean),
             "share": 1 / every.to_floor.agg(_mean),
             "large_share": 1 / large.to_floor.agg(_mean),
         },
@@ -149,7 +155,7 @@ def preferred(rows: Iterable[Row]) -> pd.DataFrame:
 
 def in_order(contestants: Iterable[str]) -> list[str]:
     """Return names in the order shown, each once: ours, peers, the floor."""
-    known = {name: i for i, name in enumerate((OURS, *_PEERS))}
+    known = {name: i for i, name in enumerate((*OF_OURS, *_PEERS))}
     return sorted(
         {*contestants}, key=lambda name: (name == FLOOR, known.get(name, len(known)), name)
     )

@@ -23,6 +23,8 @@ from benchmarks.report.words import (
 
 __all__ = ["cell_table", "facts", "group_table", "html", "markdown", "summary_table"]
 
+_IN_FLOAT32 = "in float32 arithmetic"
+
 
 def markdown(table: pd.DataFrame) -> str:
     """Return a table as Markdown; a pipe in a value would end its column and is escaped."""
@@ -44,18 +46,21 @@ def facts(lines: Iterable[tuple[str, str]]) -> pd.DataFrame:
 
 def summary_table(figures: pd.DataFrame) -> pd.DataFrame:
     """Return the means of `summary`, a line for every operation and type."""
-    suites = figures.drop(columns=["cells", "mean", "worst", "share", "large_share"])
-    return pd.DataFrame(
+    suites = figures.drop(columns=["cells", "mean", "worst", "in_float32", "share", "large_share"])
+    table = pd.DataFrame(
         {
             "": [f"{op}, {dtype}" for op, dtype in figures.index],
             "cells": figures.cells.astype(int).astype(str),
             "to the best peer": figures["mean"].map(ratio_text),
             "worst": figures.worst.map(ratio_text),
+            _IN_FLOAT32: figures.in_float32.map(ratio_text),
             "share of the floor": figures.share.map(percent),
             "beyond the cache": figures.large_share.map(percent),
             **{suite: suites[suite].map(ratio_text) for suite in suites},
         }
     )
+    # A GPU has no such choice.
+    return table if figures.in_float32.notna().any() else table.drop(columns=_IN_FLOAT32)
 
 
 def cell_table(frame: pd.DataFrame) -> pd.DataFrame:

@@ -59,6 +59,7 @@ _CONDITION_NOTES: dict[Condition, str] = {
     ),
 }
 _LABELS = {
+    "backnorm-float32": "backnorm in float32",
     "torch": "PyTorch",
     "cudnn": "cuDNN",
     "compile": "torch.compile",

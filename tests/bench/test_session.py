@@ -10,7 +10,7 @@ import pytest
 from benchmarks.device import Host
 from benchmarks.model import Cell, Timing
 from benchmarks.peers.floor import Floor
-from benchmarks.peers.ours import Backnorm
+from benchmarks.peers.ours import Backnorm, BacknormInFloat32
 from benchmarks.session import Session
 
 _spec = importlib.util.spec_from_file_location("fakes", Path(__file__).parent / "fakes.py")
@@ -75,13 +75,11 @@ def test_the_excluded_do_not_run(cell, hasty):
 @pytest.mark.parametrize("layout", ["NCX", "NXC"])
 def test_ours_and_the_floor_do_every_cell(hasty, op, dtype, layout):
     cell = Cell("small", op, (3, 5, 7), layout, dtype)
-    row = session(Backnorm, Floor).measure(cell, (), hasty)
+    row = session(Backnorm, BacknormInFloat32, Floor).measure(cell, (), hasty)
     found = {(o.contestant, o.form): o.status for o in row.outcomes}
-    assert found == {
-        ("backnorm", "out"): "ok",
-        ("backnorm", "allocate"): "ok",
-        ("floor", "out"): "ok",
-    }
+    names = ["backnorm", "backnorm-float32"] if dtype == "float32" else ["backnorm"]
+    forms = [(name, form) for name in names for form in ("out", "allocate")]
+    assert found == dict.fromkeys([*forms, ("floor", "out")], "ok")
     assert row.ratio_to_floor() > 0
 
 

@@ -65,7 +65,7 @@ def test_what_was_not_timed_is_shown_and_explained(text):
 def test_means_leave_out_the_sweep_and_repetitions(result):
     figures = summary(cells(result))
     assert figures.cells["backward", "float32"] == 17
-    assert [*figures.columns[5:]] == ["resnet50", "small", "sweep"]
+    assert [*figures.columns[6:]] == ["resnet50", "small", "sweep"]
     assert figures.sweep.isna().tolist() == [False] + [True] * 5
     workload = [
         row.ratio()
@@ -73,6 +73,28 @@ def test_means_leave_out_the_sweep_and_repetitions(result):
         if (row.cell.op, row.cell.dtype) == ("backward", "float32") and row.cell.suite != "sweep"
     ]
     assert figures["mean"]["backward", "float32"] == geometric_mean(workload)
+
+
+def test_means_in_float32_arithmetic_stand_beside_the_others(result, text):
+    figures = summary(cells(result))
+    in_float32 = [
+        row.ratio("backnorm-float32")
+        for row in distinct(result.rows)
+        if (row.cell.op, row.cell.dtype) == ("backward", "float32") and row.cell.suite != "sweep"
+    ]
+    assert figures.in_float32["backward", "float32"] == geometric_mean(in_float32)
+    # Of float32 there is a mean for every operation, and a better one; float64 has no choice.
+    assert (figures.in_float32 < figures["mean"]).tolist() == [True, False] * 3
+    assert figures.in_float32.isna().tolist() == [False, True] * 3
+    assert "in float32 arithmetic" in text
+    # It is no peer: what is said of the best one does not change.
+    without = [
+        Row(row.cell, tuple(o for o in row.outcomes if o.contestant != "backnorm-float32"))
+        for row in result.rows
+    ]
+    assert [row.ratio() for row in without] == [row.ratio() for row in result.rows]
+    alone = dataclasses.replace(result, rows=tuple(without))
+    assert "in float32 arithmetic" not in to_markdown(alone)
 
 
 def test_a_cell_without_peers_has_no_ratio(result):
