@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._statistics import native, rounded, running
+from backnorm.dialects._statistics import native, running
 from backnorm.dialects.operator import by_name, function
 from backnorm.dialects.schema import (
     AttributeSpec,
@@ -93,19 +93,18 @@ def _with_statistics(
     """Add running statistics and the inverse standard deviation; each is rounded once."""
     old_mean, old_variance = arrays["input_mean"], arrays["input_var"]
     mean, variance = results.get("mean", old_mean), results.get("variance", old_variance)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    of_mean, of_variance = native(old_mean), native(old_variance)
+    # Once for all: entering it takes as long as a few of these operations.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))
+        results["mean"] = mean.astype(of_mean, copy=False)
+        results["inverse_deviation"] = inverse.astype(of_variance, copy=False)
     is_batch = call.attributes["training_mode"] and call.count
     weight = 1.0 - call.number("momentum") if is_batch else 0.0
-    of_mean, of_variance = native(old_mean), native(old_variance)
     old, new, types = (old_mean, old_variance), (mean, variance), (of_mean, of_variance)
-    running_mean, running_variance = running(old, new, weight, types)
-    return results | {
-        "mean": rounded(mean, of_mean),
-        "inverse_deviation": rounded(inverse, of_variance),
-        "running_mean": running_mean,
-        "running_variance": running_variance,
-    }
+    found = running(old, new, weight, types)
+    results["running_mean"], results["running_variance"] = found
+    return results
 
 
 BatchNormInternal = function(
