@@ -150,8 +150,8 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     # element with streaming and with ordinary stores, 32 MiB of cache (AMD Zen 5): backward, arrays
     # of 5 MiB, 0.18 and 0.19, of 9 MiB 0.27 and 0.43; inference, 9 MiB 0.10 and 0.05, 29 MiB 0.06
     # and 0.09.
-    # A core's own cache does not decide: dx that it cannot hold beside x and dy takes 0.9 to 0.97 of
-    # the time if it is written past all caches (three arrays of 1 to 3 MiB, Intel Xeon, 2 MiB of
+    # A core's own cache does not decide: dx that it cannot hold beside x and dy takes 0.9 to 0.97
+    # of the time if it is written past all caches (three arrays of 1 to 3 MiB, Intel Xeon, 2 MiB of
     # L2), but reading it then takes 0.23 ns an element instead of 0.09.
     inputs = 1 if problem.operation in ("forward", "inference") else 2
     arrays = inputs + 1 + problem.residual
