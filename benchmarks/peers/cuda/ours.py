@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterable
@@ -29,8 +30,10 @@ class Backnorm:
     def start(self, threads: int) -> dict[str, str]:
         """Import the adapter; return our version and Triton's."""
         from backnorm.torch import kernels
+        from backnorm.torch.arithmetics import decided
 
         self._kernels = kernels
+        self._arithmetic = functools.partial(decided, arithmetic=None)
         versions = {"backnorm": backnorm.__version__}
         if importlib.util.find_spec("triton") is not None:
             versions["triton"] = importlib.metadata.version("triton")
@@ -49,10 +52,11 @@ class Backnorm:
 
     def _call(self, cell: Cell, tensors: LayerTensors, epsilon: float) -> Callable[[], Any]:
         x, dy, mean, variance, weight, bias = tensors
-        kernels = self._kernels
+        kernels, arithmetic = self._kernels, self._arithmetic(x.dtype)
         if cell.op == "backward":
             given = x, dy, None, mean, variance, weight
-            return lambda: kernels.backward(*given, epsilon, True, has_residual=False)
+            return lambda: kernels.backward(*given, epsilon, True, False, arithmetic)
         if cell.op == "forward":
-            return lambda: kernels.forward(x, None, weight, bias, epsilon, None, relu=False)
-        return lambda: kernels.inference(x, None, weight, bias, mean, variance, epsilon, relu=False)
+            return lambda: kernels.forward(x, None, weight, bias, epsilon, None, False, arithmetic)
+        given = x, None, weight, bias, mean, variance
+        return lambda: kernels.inference(*given, epsilon, False, arithmetic)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, profiler
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
 from backnorm.torch import events, kernels, operations, state
 from backnorm.torch.checks import in_words
@@ -46,9 +47,9 @@ class _Normalised(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
         x, mask, weight = ctx.saved_tensors
-        mean, variance, eps, training = ctx.known
+        mean, variance, eps, training, arithmetic = ctx.known
         needed = ctx.needs_input_grad
-        given = x, dy, mask, mean, variance, weight, eps, training, needed[1]
+        given = x, dy, mask, mean, variance, weight, eps, training, needed[1], arithmetic
         try:
             if torch.is_grad_enabled() or state.watched(dy):
                 gradients = asked(operations.backward, *given, dy=dy)
@@ -62,7 +63,7 @@ class _Normalised(Function):
             gradients = asked(operations.backward, *given, dy=dy, input=x, weight=weight)
         except ArgumentError as error:
             raise in_words(error, _WORDS) from None
-        return *operations.in_order_of_inputs(needed, *gradients), None, None, None
+        return *operations.in_order_of_inputs(needed, *gradients), None, None, None, None
 
 
 @_shown_as("batch_norm")
@@ -79,13 +80,14 @@ class BatchNorm(_Normalised):
         eps: float,
         running: Running | None,
         relu: bool,
+        arithmetic: Arithmetic,
     ) -> Tensor:
         """Return y."""
         y, mean, variance, mask = kernels.forward(
-            x, residual, weight, bias, eps, running, relu=relu
+            x, residual, weight, bias, eps, running, relu, arithmetic
         )
         ctx.save_for_backward(x, mask, weight)
-        ctx.known = mean, variance, eps, True
+        ctx.known = mean, variance, eps, True, arithmetic
         return y
 
 
@@ -113,12 +115,14 @@ class BatchNormInference(_Normalised):
         eps: float,
         mean: Tensor,
         variance: Tensor,
+        arithmetic: Arithmetic,
     ) -> Tensor:
         """Return y."""
-        y = kernels.inference(x, residual, weight, bias, mean, variance, eps, False)
+        y = kernels.inference(x, residual, weight, bias, mean, variance, eps, False, arithmetic)
         ctx.save_for_backward(x, None, weight)
         # A later batch in training updates the running statistics without telling autograd.
-        ctx.known = mean.detach().clone(), variance.detach().clone(), eps, False
+        known = mean.detach().clone(), variance.detach().clone()
+        ctx.known = *known, eps, False, arithmetic
         return y
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
+from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentTypeError, described
 from backnorm.scalars import check_flag
 from backnorm.torch import fusion
@@ -32,7 +33,11 @@ class ConversionWarning(UserWarning):
 
 
 def convert(
-    model: Model, fuse: bool = False, report: Callable[[LayerReport], object] | None = None
+    model: Model,
+    fuse: bool = False,
+    report: Callable[[LayerReport], object] | None = None,
+    *,
+    arithmetic: Arithmetic | None = None,
 ) -> Model:
     """Have backnorm compute the batch normalisation of a model.
 
@@ -57,6 +62,10 @@ def convert(
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`, which says what became of it and why: ``report=print`` prints
         a line a layer, ``report=reports.append`` collects them.
+    arithmetic : {"float32", "float64"}, optional
+        What all these layers compute in from now on, those too that were backnorm's before
+        (``layer.arithmetic``). Without it a layer says what it said, and one that was PyTorch's
+        nothing: `backnorm.arithmetic` decides in each call.
 
     Returns
     -------
@@ -67,6 +76,8 @@ def convert(
     ------
     ArgumentTypeError
         If an argument is of another type.
+    ArgumentValueError
+        If the arithmetic is neither.
 
     Warns
     -----
@@ -90,10 +101,14 @@ def convert(
             came=described(report),
             accepted="None, or a function of a LayerReport, such as print",
         )
+    if arithmetic is not None:
+        arithmetic = check_arithmetic(arithmetic)
     layers = [(name, module) for name, module in model.named_modules() if is_batch_norm(module)]
     before = [class_name(type(module)) for _, module in layers]
     for _, module in layers:
         _exchange(module, functools.partial(ours_for, fuse=fuse and has_relu_alone(module)))
+        if arithmetic is not None and _is_ours(module):
+            module.arithmetic = arithmetic
     outcomes = _fuse(model) if fuse else {}
     reports = [
         _report(name, module, earlier, fuse, outcomes.get(module))
@@ -149,9 +164,11 @@ def _report(
     after = class_name(type(module))
     if not _is_ours(module):
         return LayerReport(name, before, after, False, why_left(module))
+    arithmetic = module.arithmetic
     if not fuse:
-        return LayerReport(name, before, after, False, "")
-    return LayerReport(name, before, after, *(outcome or _alone(module)))
+        return LayerReport(name, before, after, False, "", arithmetic)
+    fused, reason = outcome or _alone(module)
+    return LayerReport(name, before, after, fused, reason, arithmetic)
 
 
 def _alone(module: torch.nn.Module) -> Outcome:
@@ -183,7 +200,11 @@ def revert(model: Model) -> Model:
     _check_model(model)
     for module in model.modules():
         fusion.unfuse(module)
-        _exchange(module, original_of)
+        if _is_ours(module):
+            _exchange(module, original_of)
+            if not _is_ours(module):
+                # PyTorch's layers have no such attribute.
+                module.__dict__.pop("arithmetic", None)
     return model
 
 

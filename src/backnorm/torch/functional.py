@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
 from backnorm.torch import (
+    arithmetics,
     autograd,
     checks,
     empty,
@@ -47,6 +49,8 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    arithmetic: Arithmetic | None = None,
 ) -> Tensor:
     """Normalise each channel over a batch: `torch.nn.functional.batch_norm`, by our kernels.
 
@@ -75,6 +79,9 @@ def batch_norm(
         Share of the batch in the running statistics.
     eps : float
         Added to the variance; positive in training, not negative otherwise.
+    arithmetic : {"float32", "float64"}, optional
+        What elements are computed in, here and in the backward pass; the second order is computed
+        in float64. Without it what `backnorm.arithmetic` says when this is called.
 
     Returns
     -------
@@ -84,16 +91,17 @@ def batch_norm(
     Raises
     ------
     ArgumentValueError
-        For eps, and in training for a batch with one value per channel.
+        For eps, for an arithmetic that the elements have not, and in training for a batch with one
+        value per channel.
     TensorValueError, TensorTypeError
         For tensors of a shape, type or place that is not accepted. Both are RuntimeErrors too, as
         PyTorch's are.
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         tensors = input, running_mean, running_var, weight, bias
-        return _overridden(batch_norm, tensors, training, momentum, eps)
+        return _overridden(batch_norm, tensors, training, momentum, eps, arithmetic)
     arguments = input, running_mean, running_var, weight, bias, training, None
-    return _normalise(arguments, momentum, eps, False)
+    return _normalise(arguments, momentum, eps, False, arithmetic)
 
 
 @unscriptable
@@ -106,6 +114,8 @@ def batch_norm_relu(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    arithmetic: Arithmetic | None = None,
 ) -> Tensor:
     """Return relu(batch_norm(input, ...)), without the normalised values in between.
 
@@ -114,7 +124,7 @@ def batch_norm_relu(
 
     Parameters
     ----------
-    input, running_mean, running_var, weight, bias, training, momentum, eps
+    input, running_mean, running_var, weight, bias, training, momentum, eps, arithmetic
         As in `batch_norm`.
 
     Returns
@@ -129,9 +139,9 @@ def batch_norm_relu(
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         tensors = input, running_mean, running_var, weight, bias
-        return _overridden(batch_norm_relu, tensors, training, momentum, eps)
+        return _overridden(batch_norm_relu, tensors, training, momentum, eps, arithmetic)
     arguments = input, running_mean, running_var, weight, bias, training, None
-    return _normalise(arguments, momentum, eps, True)
+    return _normalise(arguments, momentum, eps, True, arithmetic)
 
 
 @unscriptable
@@ -145,12 +155,14 @@ def batch_norm_add_relu(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    arithmetic: Arithmetic | None = None,
 ) -> Tensor:
     """Return relu(batch_norm(input, ...) + residual), without the values in between.
 
     Parameters
     ----------
-    input, running_mean, running_var, weight, bias, training, momentum, eps
+    input, running_mean, running_var, weight, bias, training, momentum, eps, arithmetic
         As in `batch_norm`.
     residual : Tensor, shape (N, C, ...)
         What is added before the ReLU, of input's shape and type.
@@ -169,9 +181,9 @@ def batch_norm_add_relu(
         raise checks.not_a_tensor("residual", residual)
     if has_torch_function_variadic(input, residual, running_mean, running_var, weight, bias):
         tensors = input, residual, running_mean, running_var, weight, bias
-        return _overridden(batch_norm_add_relu, tensors, training, momentum, eps)
+        return _overridden(batch_norm_add_relu, tensors, training, momentum, eps, arithmetic)
     arguments = input, running_mean, running_var, weight, bias, training, residual
-    return _normalise(arguments, momentum, eps, True)
+    return _normalise(arguments, momentum, eps, True, arithmetic)
 
 
 def _overridden(
@@ -180,14 +192,20 @@ def _overridden(
     training: bool,
     momentum: float,
     eps: float,
+    arithmetic: Arithmetic | None,
 ) -> Tensor:
     """Call what a class of tensors has in the place of one of the functions above."""
-    options = {"training": training, "momentum": momentum, "eps": eps}
+    options: dict[str, Any] = {"training": training, "momentum": momentum, "eps": eps}
+    if arithmetic is not None:
+        # PyTorch's own function, which a class may call in our place, has no such argument.
+        options["arithmetic"] = arithmetic
     result: Tensor = handle_torch_function(function, tensors, *tensors, **options)
     return result
 
 
-def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> Tensor:
+def _normalise(
+    arguments: _Arguments, momentum: float, eps: float, relu: bool, arithmetic: Arithmetic | None
+) -> Tensor:
     """Compute on the tensors' memory, through autograd if a gradient may be asked for.
 
     Where the operators are watched it is `_watched` that computes.
@@ -197,8 +215,9 @@ def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -
         training, momentum, eps = settings.read(training, momentum, eps)
         arguments = (*arguments[:5], training, residual)
     if state.watched(input):
-        return _by_operators(arguments, momentum, eps, relu)
+        return _by_operators(arguments, momentum, eps, relu, arithmetic)
     settings.check_settings(input, training, eps)
+    computed_in = arithmetics.decided(input.dtype, arithmetic)
     try:
         wanted = _wants_gradient(input, weight, bias, residual)
         statistics = _statistics_of(input, running_mean, running_var, training)
@@ -208,41 +227,44 @@ def _normalise(arguments: _Arguments, momentum: float, eps: float, relu: bool) -
                 train = autograd.train
                 if relu:
                     train = autograd.train_relu if residual is None else autograd.train_add_relu
-                return train(input, residual, weight, bias, eps, running, relu)
+                return train(input, residual, weight, bias, eps, running, relu, computed_in)
             forward = kernels.forward
             if profiler._is_profiler_enabled:
                 forward = events.shown(forward, events.name_of(relu, residual, training))
-            return forward(input, residual, weight, bias, eps, running, relu)[0]
+            return forward(input, residual, weight, bias, eps, running, relu, computed_in)[0]
         assert statistics is not None
         if not wanted:
             inference = kernels.inference
             if profiler._is_profiler_enabled:
                 inference = events.shown(inference, events.name_of(relu, residual, training))
-            return inference(input, residual, weight, bias, *statistics, eps, relu)
+            given = input, residual, weight, bias, *statistics
+            return inference(*given, eps, relu, computed_in)
         if residual is not None:
             if not _are_memory(arguments):
-                return _by_operators(arguments, momentum, eps, relu)
+                return _by_operators(arguments, momentum, eps, relu, arithmetic)
             # The addition would take others.
             checks.check(*arguments)
-        y = autograd.freeze(input, None, weight, bias, eps, *statistics)
+        y = autograd.freeze(input, None, weight, bias, eps, *statistics, computed_in)
         return _add_and_relu(y, residual, autograd.rectify) if relu else y
     except checks.REFUSALS as error:
         if any(isinstance(each, Tensor) and is_opaque(each) for each in arguments):
-            return _by_operators(arguments, momentum, eps, relu)
+            return _by_operators(arguments, momentum, eps, relu, arithmetic)
         nothing = empty.result(arguments, relu)
         if nothing is not None:
             return nothing
         checks.refuse(error, arguments)
 
 
-def _by_operators(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> Tensor:
+def _by_operators(
+    arguments: _Arguments, momentum: float, eps: float, relu: bool, arithmetic: Arithmetic | None
+) -> Tensor:
     """Compute where something watches the operators, or tensors are no memory."""
     is_compiling = torch.compiler.is_compiling()
     if not is_compiling:
         plain: Any = tuple(as_plain(each) for each in arguments)
         if any(one is not other for one, other in zip(plain, arguments, strict=True)):
             # What a class that is memory says of itself is not asked.
-            return _normalise(plain, momentum, eps, relu)
+            return _normalise(plain, momentum, eps, relu, arithmetic)
     input, *_, training, _ = arguments
     try:
         checks.check(*arguments)
@@ -253,7 +275,9 @@ def _by_operators(arguments: _Arguments, momentum: float, eps: float, relu: bool
         return nothing
     settings.check_settings(input, training, eps)
     named = {} if is_compiling else dict(zip(_NAMES, arguments, strict=True))
-    y: Tensor = asked(_watched, arguments, momentum, eps, relu, **named)
+    decide = arithmetics.traced if torch.compiler.is_dynamo_compiling() else arithmetics.decided
+    computed_in = decide(input.dtype, arithmetic)
+    y: Tensor = asked(_watched, arguments, momentum, eps, relu, computed_in, **named)
     return y
 
 
@@ -263,7 +287,9 @@ def _are_memory(arguments: _Arguments) -> bool:
     return all(type(each) in PLAIN and not is_opaque(each) for each in tensors)
 
 
-def _watched(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> Tensor:
+def _watched(
+    arguments: _Arguments, momentum: float, eps: float, relu: bool, arithmetic: Arithmetic
+) -> Tensor:
     """Call operators that the dispatcher knows, or functions that transforms know."""
     input, running_mean, running_var, weight, bias, training, residual = arguments
     if state.exporting_to_onnx():
@@ -273,22 +299,26 @@ def _watched(arguments: _Arguments, momentum: float, eps: float, relu: bool) -> 
     transformed = state.transformed()
     # torch.func cannot transform the bits of a mask, nor can they be distributed.
     if relu and (transformed or sharding.is_distributed(input)):
-        return _add_and_relu(_watched((*arguments[:6], None), momentum, eps, False), residual)
+        y = _watched((*arguments[:6], None), momentum, eps, False, arithmetic)
+        return _add_and_relu(y, residual)
     if transformed and torch.compiler.is_compiling():
         transforms.allow_in_graph()
     if not training:
         assert running_mean is not None
         assert running_var is not None
         if transformed:
-            return transforms.inference(input, running_mean, running_var, weight, bias, eps)
+            given = input, running_mean, running_var, weight, bias
+            return transforms.inference(*given, eps, arithmetic)
         normalised: Tensor = operations.batch_norm_inference(
-            input, residual, weight, bias, running_mean, running_var, eps, relu
+            input, residual, weight, bias, running_mean, running_var, eps, relu, arithmetic
         )
         return normalised
     if transformed:
-        y, mean, variance = transforms.forward(input, weight, bias, eps)
+        y, mean, variance = transforms.forward(input, weight, bias, eps, arithmetic)
     else:
-        y, mean, variance, _ = operations.batch_norm(input, residual, weight, bias, eps, relu)
+        y, mean, variance, _ = operations.batch_norm(
+            input, residual, weight, bias, eps, relu, arithmetic
+        )
     moving.move(running_mean, running_var, mean, variance, momentum, input)
     return y
 

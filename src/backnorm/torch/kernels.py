@@ -4,7 +4,8 @@ Nothing here knows autograd. Every function takes tensors of strided layout on o
 their memory where it is, and returns new tensors that lie in memory as `x` does
 (`torch.empty_like(x)`: the same strides, if `x` is dense in some order of its axes).
 
-A residual comes only with `relu`: it is added before the ReLU.
+A residual comes only with `relu`: it is added before the ReLU. What elements are computed in,
+`arithmetic`, is decided by the caller (`arithmetics`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def forward(
     eps: float,
     running: Running | None,
     relu: bool,
+    arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return y, mean and biased variance of the batch, and the mask.
 
@@ -57,7 +59,7 @@ def forward(
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
     Autograd is not told, as in PyTorch: a graph that needs the old values has a copy.
     """
-    run, how = engine_of(x).forward, (eps, "NCX", relu, None)
+    run, how = engine_of(x).forward, (eps, "NCX", relu, arithmetic)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None]
     if running is None:
         result = run(x, residual, weight, bias, None, None, *how)
@@ -76,10 +78,12 @@ def inference(
     variance: Tensor,
     eps: float,
     relu: bool,
+    arithmetic: str,
 ) -> Tensor:
     """Return y, normalised with given statistics."""
+    run, how = engine_of(x).inference, (eps, "NCX", relu, arithmetic)
     y: Tensor
-    (y,) = engine_of(x).inference(x, residual, mean, variance, weight, bias, eps, "NCX", relu, None)
+    (y,) = run(x, residual, mean, variance, weight, bias, *how)
     return y
 
 
@@ -93,13 +97,14 @@ def backward(
     eps: float,
     training: bool,
     has_residual: bool,
+    arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight, bias and residual, those of channels of weight's type.
 
     `mask` is that of the forward pass, None if it had no ReLU.
     """
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
-        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, None
+        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic
     )
     return gradients
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.torch import functional
+from backnorm.torch.arithmetics import named
 from backnorm.torch.steps import is_observed
 
 __all__ = ["Activated", "Frozen", "has_relu_alone"]
@@ -44,6 +46,11 @@ class Frozen:
     weight: Tensor
     bias: Tensor
     eps: float
+    arithmetic: Arithmetic | None = None
+
+    def __repr__(self) -> str:
+        """Return the library's, and what elements are computed in where the layer says it."""
+        return named(super().__repr__().removesuffix(")"), self.arithmetic) + ")"
 
     def _is_ordinary(self, x: Tensor) -> bool:
         """Whether a batch needs none of the broadcasting and promotion of the layer's formula.
@@ -62,5 +69,6 @@ class Frozen:
 
     def _normalised(self, x: Tensor) -> Tensor:
         return functional.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-        )
+            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
+            arithmetic=self.arithmetic,
+        )  # fmt: skip

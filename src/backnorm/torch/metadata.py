@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backnorm.problem import Metadata
 
-__all__ = ["metadata", "wide_metadata"]
+__all__ = ["element_type", "metadata", "wide_metadata"]
 
 _TYPES = {
     torch.float64: np.dtype(np.float64),
@@ -24,9 +24,14 @@ _TYPES = {
 _OTHER = np.dtype(object)
 
 
+def element_type(dtype: torch.dtype) -> np.dtype:
+    """Return the type of elements as NumPy's."""
+    return _TYPES.get(dtype, _OTHER)
+
+
 def metadata(tensor: Tensor) -> Any:
     """Return a tensor's shape and type."""
-    return Metadata(tuple(tensor.shape), _TYPES.get(tensor.dtype, _OTHER))
+    return Metadata(tuple(tensor.shape), element_type(tensor.dtype))
 
 
 def wide_metadata(tensor: Tensor | None, x: Tensor) -> Any:

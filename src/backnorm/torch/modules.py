@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.fx import Proxy
 
+from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.torch import functional, scripting
+from backnorm.torch.arithmetics import named
 from backnorm.torch.checks import not_a_tensor
 
 __all__ = [
@@ -27,15 +29,34 @@ __all__ = [
 class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """What all have in common: everything but the forward is PyTorch's."""
 
+    #: What elements are computed in; of the class where a layer says nothing, as one does not that
+    #: was PyTorch's, or was pickled when there was no choice.
+    arithmetic: Arithmetic | None = None
+
+    def __init__(
+        self, *arguments: Any, arithmetic: Arithmetic | None = None, **settings: Any
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        if arithmetic is not None:
+            self.arithmetic = check_arithmetic(arithmetic)
+
+    def extra_repr(self) -> str:
+        """Return PyTorch's, and what elements are computed in where the layer says it."""
+        return named(super().extra_repr(), self.arithmetic)
+
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input`; in training, move the running statistics."""
         if isinstance(input, Proxy):
             return self._as_node(input)
         self._check_input_dim(input)
+        return self._normalised(input)
+
+    def _normalised(self, input: Tensor) -> Tensor:
         mean, variance, training, share = self._statistics()
         return functional.batch_norm(
-            input, mean, variance, self.weight, self.bias, training, share, self.eps
-        )
+            input, mean, variance, self.weight, self.bias, training, share, self.eps,
+            arithmetic=self.arithmetic,
+        )  # fmt: skip
 
     def _check_input_dim(self, input: Tensor) -> None:
         # PyTorch's looks at the rank before all else.
@@ -48,9 +69,10 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(input)
         mean, variance, training, share = self._statistics()
         settings = mean, variance, self.weight, self.bias, training, share, self.eps
+        arithmetic = self.arithmetic
         if residual is None:
-            return functional.batch_norm_relu(input, *settings)
-        return functional.batch_norm_add_relu(input, residual, *settings)
+            return functional.batch_norm_relu(input, *settings, arithmetic=arithmetic)
+        return functional.batch_norm_add_relu(input, residual, *settings, arithmetic=arithmetic)
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
         """Count a batch, and return running statistics, training and momentum of the function.

@@ -6,6 +6,10 @@ it an operator that the dispatcher knows (``torch.ops.backnorm.*``), which is wh
 the class itself is what `torch.func` and forward mode differentiate. No operator writes to an
 argument; running statistics are updated elsewhere (`moving`).
 
+What elements are computed in, `arithmetic`, is decided by the caller and part of the graph; without
+it, as in graphs of before there was a choice, it is the element type's own. The second order is
+computed in float64.
+
 Batch normalisation in training is a function of x, residual, weight and bias; mean and variance are
 passed along, but are functions of x, and no gradient goes to them.
 
@@ -28,6 +32,7 @@ from torch.library import custom_op
 from backnorm.errors import ArgumentError, BacknormError
 from backnorm.layout import mask_size
 from backnorm.torch import batching, forward_mode, kernels
+from backnorm.torch.arithmetics import own
 from backnorm.torch.checks import check_device, in_words, not_a_tensor
 from backnorm.torch.classes import in_memory
 from backnorm.torch.memory import check_before_pytorch
@@ -115,7 +120,8 @@ def _in_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
         try:
             plain = [
                 in_memory(each, parameter.name) if isinstance(each, Tensor) else each
-                for each, parameter in zip(arguments, parameters, strict=True)
+                # The dispatcher leaves out what is the default.
+                for each, parameter in zip(arguments, parameters, strict=False)
             ]
             return kernel(*plain)
         except ArgumentError as error:
@@ -133,7 +139,7 @@ def _in_one_place(fake: Callable[..., Any], kernel: Callable[..., Any]) -> Calla
     place = names.index("x")
 
     def call(*arguments: Any) -> Any:
-        for name, each in zip(names, arguments, strict=True):
+        for name, each in zip(names, arguments, strict=False):
             if isinstance(each, Tensor):
                 check_device(name, each, "x", arguments[place])
         return fake(*arguments)
@@ -183,16 +189,17 @@ class BatchNormBackward(_Operation):
         eps: float,
         training: bool,
         has_residual: bool,
+        arithmetic: str | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dx, dweight, dbias, dresidual = kernels.backward(
-            x, dy, mask, mean, variance, weight, eps, training, has_residual
-        )
+        how = eps, training, has_residual, own(x.dtype, arithmetic)
+        given = x, dy, mask, mean, variance, weight
+        dx, dweight, dbias, dresidual = kernels.backward(*given, *how)
         return dx, dweight, dbias, x.new_empty(0) if dresidual is None else dresidual
 
     @staticmethod
     def fake(
         x: Tensor, _dy: Any, _mask: Any, _mean: Any, _variance: Any, weight: Any,
-        _eps: float, _training: bool, has_residual: bool,
+        _eps: float, _training: bool, has_residual: bool, _arithmetic: Any = None,
     ) -> Gradients:  # fmt: skip
         dresidual = torch.empty_like(x) if has_residual else x.new_empty(0)
         dweight, dbias = _like_parameter(x, weight), _like_parameter(x, weight)
@@ -200,7 +207,7 @@ class BatchNormBackward(_Operation):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.eps, ctx.training, ctx.has_residual = inputs
+        *tensors, ctx.eps, ctx.training, ctx.has_residual, ctx.arithmetic = inputs
         if not ctx.has_residual:
             ctx.mark_non_differentiable(output[3])
         ctx.set_materialize_grads(False)
@@ -223,7 +230,7 @@ class BatchNormBackward(_Operation):
         )  # fmt: skip
         gdy = through_relu(_sum(gdy, ddresidual))
         gweight = gweight if ctx.needs_input_grad[5] else None
-        return gx, gdy, None, None, None, gweight, None, None, None
+        return gx, gdy, None, None, None, gweight, None, None, None, None
 
     @staticmethod
     def jvp(
@@ -240,8 +247,9 @@ class BatchNormBackward(_Operation):
         tdx, tdweight, tdbias, tdresidual = None, None, None, None
         # Results are linear in dy; and in the rest the Hessian of <dy, y>, times the tangents.
         if tdy is not None:
+            how = ctx.eps, ctx.training, ctx.has_residual, ctx.arithmetic
             tdx, tdweight, tdbias, tdresidual = BatchNormBackward.apply(
-                x, tdy, mask, mean, variance, weight, ctx.eps, ctx.training, ctx.has_residual
+                x, tdy, mask, mean, variance, weight, *how
             )
         if tx is not None or tweight is not None:
             gx, _, gweight = BatchNormDoubleBackward.apply(
@@ -267,9 +275,8 @@ class _Normalisation(_Operation):
         if dy is None:
             return (None,) * len(needed)
         x, mask, mean, variance, weight = ctx.saved_tensors
-        gradients = BatchNormBackward.apply(
-            x, dy, mask, mean, variance, weight, ctx.eps, ctx.training, needed[1]
-        )
+        how = ctx.eps, ctx.training, needed[1], ctx.arithmetic
+        gradients = BatchNormBackward.apply(x, dy, mask, mean, variance, weight, *how)
         return *in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
 
     @staticmethod
@@ -285,18 +292,16 @@ class _Normalisation(_Operation):
         x, _, mean, variance, weight = forward_mode.primals(ctx)
         moved, scaled = None, None
         if tx is not None:
-            moved = BatchNormBackward.apply(
-                x, tx, None, mean, variance, weight, ctx.eps, ctx.training, False
-            )[0]
+            given = x, tx, None, mean, variance, weight
+            moved = BatchNormBackward.apply(*given, ctx.eps, ctx.training, False, ctx.arithmetic)[0]
         if tweight is not None or tbias is not None:
             # What is absent is 0, rather than 1.
             tweight = torch.zeros_like(tbias) if tweight is None else tweight
+            how = ctx.eps, False, ctx.arithmetic
             if ctx.training:
-                scaled = BatchNorm.apply(x, None, tweight, tbias, ctx.eps, False)[0]
+                scaled = BatchNorm.apply(x, None, tweight, tbias, *how)[0]
             else:
-                scaled = BatchNormInference.apply(
-                    x, None, tweight, tbias, mean, variance, ctx.eps, False
-                )
+                scaled = BatchNormInference.apply(x, None, tweight, tbias, mean, variance, *how)
         tangent = _sum(moved, scaled)
         if tangent is None:
             tangent = torch.zeros_like(x)
@@ -320,8 +325,10 @@ class BatchNorm(_Normalisation):
         bias: Tensor | None,
         eps: float,
         relu: bool,
+        arithmetic: str | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        y, mean, variance, mask = kernels.forward(x, residual, weight, bias, eps, None, relu=relu)
+        given, how = (x, residual, weight, bias, eps), (relu, own(x.dtype, arithmetic))
+        y, mean, variance, mask = kernels.forward(*given, None, *how)
         if mask is None:
             return y, mean, variance, x.new_empty(0, dtype=torch.uint8)
         # What is behind the bits may be anything. Who compares results wants them to be equal.
@@ -330,14 +337,14 @@ class BatchNorm(_Normalisation):
 
     @staticmethod
     def fake(
-        x: Tensor, _residual: Any, _weight: Any, _bias: Any, _eps: float, relu: bool
+        x: Tensor, _residual: Any, _weight: Any, _bias: Any, _eps: float, relu: bool, *_: Any
     ) -> tuple[Tensor, ...]:
         mask = x.new_empty(mask_size(x.numel()) if relu else 0, dtype=torch.uint8)
         return torch.empty_like(x), _like_statistics(x), _like_statistics(x), mask
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, _, weight, _, ctx.eps, relu = inputs
+        x, _, weight, _, ctx.eps, relu, ctx.arithmetic = inputs
         _, mean, variance, mask = output
         ctx.training = True
         ctx.mark_non_differentiable(mean, variance, mask)
@@ -349,7 +356,20 @@ class BatchNorm(_Normalisation):
 class BatchNormInference(_Normalisation):
     """y, normalised with given statistics."""
 
-    kernel = staticmethod(kernels.inference)
+    @staticmethod
+    def kernel(
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
+        eps: float,
+        relu: bool,
+        arithmetic: str | None = None,
+    ) -> Tensor:
+        how = eps, relu, own(x.dtype, arithmetic)
+        return kernels.inference(x, residual, weight, bias, mean, variance, *how)
 
     @staticmethod
     def fake(x: Tensor, *_: Any) -> Tensor:
@@ -357,7 +377,7 @@ class BatchNormInference(_Normalisation):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, _, weight, _, mean, variance, ctx.eps, relu = inputs
+        x, _, weight, _, mean, variance, ctx.eps, relu, ctx.arithmetic = inputs
         ctx.training = False
         ctx.set_materialize_grads(False)
         # What is positive in y is what a mask would say.
@@ -372,9 +392,8 @@ class BatchNormInference(_Normalisation):
         if y is not None:
             check_before_pytorch(dy=dy, y=y)
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
-        dx, dweight, dbias, _ = BatchNormBackward.apply(
-            x, dy, None, mean, variance, weight, ctx.eps, False, False
-        )
+        how = ctx.eps, False, False, ctx.arithmetic
+        dx, dweight, dbias, _ = BatchNormBackward.apply(x, dy, None, mean, variance, weight, *how)
         return *in_order_of_inputs(needed, dx, dweight, dbias, dy), *[None] * (len(needed) - 4)
 
 

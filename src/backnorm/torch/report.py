@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from backnorm.arithmetics import Arithmetic
+
 __all__ = ["LayerReport", "class_name", "is_batch_norm", "why_left"]
 
 
@@ -26,6 +28,8 @@ class LayerReport:
     reason : str
         What it is fused with, or why it was not converted or not fused. Empty for a layer that is
         converted where no fusion was asked for.
+    arithmetic : {"float32", "float64"} or None
+        What its elements are computed in, where the layer says it.
     """
 
     name: str
@@ -33,12 +37,15 @@ class LayerReport:
     after: str
     fused: bool
     reason: str
+    arithmetic: Arithmetic | None = None
 
     def __str__(self) -> str:
         name = self.name or "the model itself"
         if not self.after.startswith("backnorm."):
             return f"{name}: {self.before}, left as it is: {self.reason}"
         became = self.after if self.before == self.after else f"{self.before} -> {self.after}"
+        if self.arithmetic is not None:
+            became += f" in {self.arithmetic}"
         words = "fused with" if self.fused else "not fused:"
         return f"{name}: {became}" + (f", {words} {self.reason}" if self.reason else "")
 

@@ -64,7 +64,8 @@ def _placements(
     # Tensors come as what is known of them, and absent ones as None.
     axes = [getattr(each, "ndim", None) for each in arguments]
     everywhere = [Replicate()] * len(results), [None if n is None else Replicate() for n in axes]
-    given = dict(zip(names, arguments, strict=True))
+    # What is the default may be left out.
+    given = dict(zip(names, arguments, strict=False))
     if given.get("relu") or given.get("mask") is not None:
         # A mask is of all channels: its bits are in the order of x in memory.
         return [everywhere]

@@ -7,7 +7,7 @@ from timm.layers import norm_act
 from torch import Tensor
 from torch.fx import Proxy
 
-from backnorm.torch import functional, modules
+from backnorm.torch import modules
 from backnorm.torch.kinds import Activated, Frozen
 
 __all__ = ["BatchNormAct2d", "FrozenBatchNormAct2d", "FusedBatchNormAct2d"]
@@ -21,11 +21,7 @@ class BatchNormAct2d(Activated, modules._BatchNorm, norm_act.BatchNormAct2d):
         if isinstance(x, Proxy):
             return self._as_node(x)
         torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
-        mean, variance, training, share = self._statistics()
-        y = functional.batch_norm(
-            x, mean, variance, self.weight, self.bias, training, share, self.eps
-        )
-        return self.act(self.drop(y))
+        return self.act(self.drop(self._normalised(x)))
 
 
 class FusedBatchNormAct2d(BatchNormAct2d):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.torch import moving, operations
 from backnorm.torch.memory import check_before_pytorch
 
@@ -12,10 +13,10 @@ __all__ = ["allow_in_graph", "forward", "inference"]
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, arithmetic: Arithmetic
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and biased variance of the batch, which are constants."""
-    y, mean, variance, _ = operations.forward(x, None, weight, bias, eps, False)
+    y, mean, variance, _ = operations.forward(x, None, weight, bias, eps, False, arithmetic)
     return y, mean, variance
 
 
@@ -26,6 +27,7 @@ def inference(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
+    arithmetic: Arithmetic,
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
     check_before_pytorch(running_mean=mean, running_var=variance)
@@ -33,7 +35,8 @@ def inference(
     # their tangents, which the operation refuses.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
-    y: Tensor = operations.inference(x, None, weight, bias, mean, variance, eps, False)
+    given = x, None, weight, bias, mean, variance, eps, False, arithmetic
+    y: Tensor = operations.inference(*given)
     return y
 
 

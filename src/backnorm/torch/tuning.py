@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu.plan import Knobs, candidates
 from backnorm.torch import cpu, kernels
+from backnorm.torch.arithmetics import decided
 
 __all__ = ["Trial", "tune"]
 
@@ -40,13 +42,14 @@ def tune(
     residual: Tensor | None = None,
     relu: bool = False,
     eps: float = 1e-5,
+    arithmetic: Arithmetic | None = None,
 ) -> list[Trial]:
     """Find the fastest plan of a training step on tensors like these, and use it from now on.
 
     What is found holds for this process, and for calls with tensors of the same shapes, types,
-    layout and device, and the same eps. Every plan is right, but they sum in different orders: the
-    last bits of results may be others than without tuning. (Among themselves they are the same on
-    every run, as always.)
+    layout and device, and the same eps and arithmetic. Every plan is right, but they sum in
+    different orders: the last bits of results may be others than without tuning. (Among themselves
+    they are the same on every run, as always.)
 
     Parameters
     ----------
@@ -59,6 +62,8 @@ def tune(
     relu : bool
         Whether for `batch_norm_relu`; a residual is always followed by one.
     eps : float
+    arithmetic : {"float32", "float64"}, optional
+        As in `batch_norm`.
 
     Returns
     -------
@@ -68,7 +73,7 @@ def tune(
     Raises
     ------
     ArgumentValueError
-        If input is not on a CUDA device.
+        If input is not on a CUDA device, or its elements have not this arithmetic.
     """
     gpu = kernels.engine_of(input)
     if gpu is cpu:
@@ -78,23 +83,25 @@ def tune(
             came=f"device {input.device}",
             accepted="cuda",
         )
+    computed_in = decided(input.dtype, arithmetic)
     has_residual = residual is not None
     relu = relu or has_residual
     with torch.no_grad(), gpu.on(input):
         given = input, residual, weight, bias, None, None
 
         def forward() -> Any:
-            return gpu.forward(*given, eps, "NCX", relu)
+            return gpu.forward(*given, eps, "NCX", relu, computed_in)
 
         _, mean, variance, mask = forward()
         dy = torch.empty_like(input).copy_(input)
         taken = input, dy, mask, mean, variance, weight
 
         def backward() -> Any:
-            return gpu.backward(*taken, eps, "NCX", True, has_residual)
+            return gpu.backward(*taken, eps, "NCX", True, has_residual, computed_in)
 
-        ahead = gpu.place_of("forward", *given, epsilon=eps, relu=relu)
-        back = gpu.place_of("backward", *taken, epsilon=eps, residual=has_residual)
+        how = {"epsilon": eps, "arithmetic": computed_in}
+        ahead = gpu.place_of("forward", *given, relu=relu, **how)
+        back = gpu.place_of("backward", *taken, residual=has_residual, **how)
         return [*_tried(gpu.use, ahead, forward), *_tried(gpu.use, back, backward)]
 
 

@@ -44,6 +44,7 @@ def backward(x, dy, mean, variance, gamma=None, *, epsilon, data_format="NCX", t
         "NCX",
         training,
         False,
+        None,
     )
     return Gradients(array(dx, data_format), array(dgamma), array(dbeta))
 
@@ -51,7 +52,7 @@ def backward(x, dy, mean, variance, gamma=None, *, epsilon, data_format="NCX", t
 def forward(x, gamma=None, beta=None, *, epsilon, data_format="NCX"):
     affine = tensor(gamma), tensor(beta)
     y, mean, variance, _ = gpu.forward(
-        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", False
+        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", False, None
     )
     return Normalized(array(y, data_format), array(mean), array(variance))
 
@@ -64,6 +65,7 @@ def inference(x, mean, variance, gamma=None, beta=None, *, epsilon, data_format=
         epsilon,
         "NCX",
         False,
+        None,
     )
     return array(y, data_format)
 
@@ -83,6 +85,7 @@ class WithRelu:
             epsilon,
             "NCX",
             True,
+            None,
         )
         return NormalizedWithMask(array(y, data_format), array(mean), array(variance), array(mask))
 
@@ -97,6 +100,7 @@ class WithRelu:
             epsilon,
             "NCX",
             True,
+            None,
         )
         return array(y, data_format)
 
@@ -126,6 +130,7 @@ class WithRelu:
             "NCX",
             training,
             residual,
+            None,
         )
         return GradientsWithResidual(
             array(dx, data_format),

@@ -77,16 +77,16 @@ def test_results_are_those_of_the_cpu(shape, schedule, layout, relu, scheduled):
         residual = None
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     given = x, residual, weight, bias, None, None
-    *ours, mask = gpu.forward(*there(given), 1e-5, "NCX", relu)
-    *theirs, bits = cpu.forward(*given, 1e-5, "NCX", relu)
+    *ours, mask = gpu.forward(*there(given), 1e-5, "NCX", relu, None)
+    *theirs, bits = cpu.forward(*given, 1e-5, "NCX", relu, None)
     compare(ours, theirs)
     if relu:
         positive = cpu.unpack_mask(bits, x)
         assert torch.equal(cpu.unpack_mask(mask.cpu(), x), positive)
         assert torch.equal(gpu.unpack_mask(mask, *there([x])).cpu(), positive)
     given = x, dy, bits, *theirs[1:], weight
-    *ours, dresidual = gpu.backward(*there(given), 1e-5, "NCX", True, relu)
-    *theirs, expected = cpu.backward(*given, 1e-5, "NCX", True, relu)
+    *ours, dresidual = gpu.backward(*there(given), 1e-5, "NCX", True, relu, None)
+    *theirs, expected = cpu.backward(*given, 1e-5, "NCX", True, relu, None)
     compare(ours, theirs)
     if relu:
         assert torch.equal(dresidual.cpu(), expected)

@@ -144,11 +144,11 @@ def test_a_trace_is_made_of_operators(mode, parameters, close):
     x, arguments = torch.randn(5, 3, 4).double(), parameters(3)
     copies = [tensor.clone() for tensor in arguments]
     graph = make_fx(call, tracing_mode=mode)(x, *[tensor.clone() for tensor in arguments])
-    # The last argument of an operator is whether it has a ReLU.
-    operators = {(str(node.target), node.args[-1]) for node in graph.graph.nodes if node.args}
+    # The last arguments of an operator are whether it has a ReLU, and the arithmetic.
+    operators = {(str(node.target), *node.args[-2:]) for node in graph.graph.nodes if node.args}
     for name in ("batch_norm", "batch_norm_inference"):
         for relu in (False, True):
-            assert (f"backnorm.{name}.default", relu) in operators
+            assert (f"backnorm.{name}.default", relu, "float64") in operators
     sizes = (5, 8) if mode == "symbolic" else (5,)
     for size in sizes:
         x = torch.randn(size, 3, 4).double()

@@ -1,0 +1,543 @@
+"""What elements are computed in: a call, layer, block or the environment says it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jvp, vmap
+
+import backnorm.torch
+from backnorm.arithmetics import own_arithmetic
+from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from backnorm.executable import CALLS, forget
+from backnorm.torch import batch_norm, batch_norm_add_relu, batch_norm_relu, operations
+from backnorm.torch.memory import array_of
+from backnorm.torch.metadata import element_type
+
+from . import libraries
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+    pytest.mark.filterwarnings("ignore:Lazy modules are a new feature"),
+]
+
+EPS = 1e-3
+# Types of elements, and an arithmetic that is not their own.
+OTHERS = {torch.float32: "float32", torch.float16: "float64", torch.bfloat16: "float64"}
+TYPES = pytest.mark.parametrize("dtype", OTHERS, ids=lambda dtype: str(dtype)[6:])
+
+
+def own(dtype):
+    return own_arithmetic(element_type(dtype))
+
+
+@pytest.fixture(autouse=True)
+def computed():
+    """Return what was computed since it was last asked: pairs of operation and arithmetic."""
+    torch._dynamo.reset()
+
+    def found():
+        seen = {(each.problem.operation, each.problem.arithmetic) for each in CALLS.values()}
+        forget()
+        return seen
+
+    forget()
+    yield found
+    forget()
+    torch._dynamo.reset()
+
+
+def operands(dtype, count=2):
+    x, *others = torch.randn(count, 6, 3, 4, 5).to(dtype).unbind()
+    channels = torch.rand(4, 3) + 0.5
+    return x.requires_grad_(), *others, *channels.to(dtype).unbind()
+
+
+def step(dtype, call, arithmetic):
+    """Return all that a step of training computes, as arrays."""
+    x, residual, dy, mean, variance, weight, bias = operands(dtype, 3)
+    weight.requires_grad_()
+    bias.requires_grad_()
+    y = call(x, residual, mean, variance, weight, bias, arithmetic=arithmetic)
+    y.backward(dy)
+    found = y, x.grad, weight.grad, bias.grad, mean, variance
+    return [array_of(each.detach()) for each in found]
+
+
+CALLS_OF = {
+    "batch_norm": lambda x, _, *rest, **how: batch_norm(x, *rest, True, eps=EPS, **how),
+    "batch_norm_relu": lambda x, _, *rest, **how: batch_norm_relu(x, *rest, True, eps=EPS, **how),
+    "batch_norm_add_relu": lambda *given, **how: batch_norm_add_relu(*given, True, eps=EPS, **how),
+    "frozen": lambda x, _, *rest, **how: batch_norm(x, *rest, eps=EPS, **how),
+    "frozen, relu": lambda x, _, *rest, **how: batch_norm_relu(x, *rest, eps=EPS, **how),
+    "frozen, add, relu": lambda *given, **how: batch_norm_add_relu(*given, eps=EPS, **how),
+}
+
+
+class TestCalls:
+    @TYPES
+    @pytest.mark.parametrize("name", CALLS_OF)
+    def test_both_passes_compute_in_what_is_asked_for(self, name, dtype, computed):
+        first = "inference" if name.startswith("frozen") else "forward"
+        for arithmetic in ("float32", "float64"):
+            step(dtype, CALLS_OF[name], arithmetic)
+            assert computed() == {(first, arithmetic), ("backward", arithmetic)}
+        step(dtype, CALLS_OF[name], None)
+        assert computed() == {(first, own(dtype)), ("backward", own(dtype))}
+
+    @TYPES
+    def test_results_are_those_of_the_operator(self, dtype):
+        # Statistics of a batch of 16 bits are float32 in PyTorch's layers; so they are given.
+        x, dy, mean, variance, weight, bias = operands(dtype)
+        y = batch_norm(x, mean, variance, weight, bias, eps=EPS, arithmetic=OTHERS[dtype])
+        (dx,) = torch.autograd.grad(y, x, dy)
+        wide = [each.float() for each in (mean, variance, weight, bias)]
+        arrays = [array_of(each.detach()) for each in (x, dy, *wide)]
+        how = {"epsilon": EPS, "arithmetic": OTHERS[dtype]}
+        expected = backnorm.batch_norm_inference(arrays[0], *arrays[2:], **how)
+        assert (array_of(y.detach()) == expected).all()
+        gradients = backnorm.batch_norm_backward(*arrays[:5], training=False, **how)
+        assert (array_of(dx) == gradients.dx).all()
+
+    def test_the_arithmetics_differ(self):
+        one, other = (
+            backnorm.torch.batch_norm(
+                torch.arange(3000.0).sin().view(100, 3, 10) * 1e3 + 1e4,
+                None, None, training=True, arithmetic=arithmetic,
+            )
+            for arithmetic in ("float32", "float64")
+        )  # fmt: skip
+        assert not torch.equal(one, other)
+        torch.testing.assert_close(one, other)
+
+    def test_float64_elements_are_refused_float32(self):
+        for name, call in CALLS_OF.items():
+            with pytest.raises(ArgumentValueError, match=r"^arithmetic: float64 elements"):
+                step(torch.float64, call, "float32")
+            with backnorm.arithmetic("float32"):
+                step(torch.float64, call, None)
+            assert step(torch.float64, call, "float64"), name
+
+    @pytest.mark.parametrize(
+        ("wrong", "error"),
+        [("float16", ArgumentValueError), (torch.float32, ArgumentTypeError),
+         (["float32"], ArgumentTypeError), (1, ArgumentTypeError)],
+    )  # fmt: skip
+    def test_what_is_no_arithmetic_is_named(self, wrong, error):
+        x = torch.randn(4, 3)
+        layer = backnorm.torch.BatchNorm1d(3)
+        layer.arithmetic = wrong
+        calls = [
+            lambda: batch_norm(x, None, None, training=True, arithmetic=wrong),
+            lambda: batch_norm_relu(x, None, None, training=True, arithmetic=wrong),
+            lambda: batch_norm_add_relu(x, x, None, None, training=True, arithmetic=wrong),
+            lambda: batch_norm(x[:0], None, None, training=True, arithmetic=wrong),
+            lambda: backnorm.torch.BatchNorm1d(3, arithmetic=wrong),
+            lambda: backnorm.torch.convert(nn.BatchNorm1d(3), arithmetic=wrong),
+            lambda: layer(x),
+        ]
+        for call in calls:
+            with pytest.raises(error, match=r"^arithmetic: "):
+                call()
+
+    def test_a_class_of_tensors_is_told_only_what_was_asked_for(self):
+        told = []
+
+        class Own(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, function, types, args=(), kwargs=None):
+                told.append(kwargs)
+                return super().__torch_function__(function, types, args, kwargs or {})
+
+        x = torch.randn(4, 3).as_subclass(Own)
+        batch_norm(x, None, None, training=True)
+        assert "arithmetic" not in told[0]
+        told.clear()
+        batch_norm(x, None, None, training=True, arithmetic="float64")
+        assert told[0]["arithmetic"] == "float64"
+
+
+class TestBlocks:
+    @TYPES
+    @pytest.mark.parametrize("name", CALLS_OF)
+    def test_a_backward_pass_is_computed_as_its_forward_pass_was(self, name, dtype, computed):
+        x, residual, dy, *channels = operands(dtype, 3)
+        with backnorm.arithmetic(OTHERS[dtype]):
+            y = CALLS_OF[name](x, residual, *channels)
+        y.backward(dy, retain_graph=True)
+        assert {arithmetic for _, arithmetic in computed()} == {OTHERS[dtype]}
+        with backnorm.arithmetic(own(dtype)):
+            y.backward(dy, retain_graph=True)
+        assert computed() == {("backward", OTHERS[dtype])}
+        y = CALLS_OF[name](x, residual, *channels)
+        with backnorm.arithmetic(OTHERS[dtype]):
+            y.backward(dy)
+        assert {arithmetic for _, arithmetic in computed()} == {own(dtype)}
+
+    def test_a_call_has_precedence(self, computed):
+        x, dy, *channels = operands(torch.bfloat16)
+        with backnorm.arithmetic("float64"):
+            batch_norm(x, *channels, True, arithmetic="float32").backward(dy)
+        assert computed() == {("forward", "float32"), ("backward", "float32")}
+
+    def test_elements_count_under_autocast(self, computed):
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), backnorm.torch.BatchNorm2d(4))
+        x = torch.randn(2, 3, 5, 5)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        assert y.dtype is torch.bfloat16
+        y.float().square().mean().backward()
+        assert computed() == {("forward", "float32"), ("backward", "float32")}
+        model(x)
+        assert computed() == {("forward", "float64")}
+
+    @pytest.mark.long
+    def test_the_environment(self, monkeypatch):
+        code = (
+            "import torch, backnorm.torch as b; from backnorm.executable import CALLS\n"
+            "x = torch.randn(4, 3, requires_grad=True)\n"
+            "b.BatchNorm1d(3)(x).sin().sum().backward()\n"
+            "print(*sorted({each.problem.arithmetic for each in CALLS.values()}))"
+        )
+        for name in ("float32", "float64"):
+            monkeypatch.setenv("BACKNORM_ARITHMETIC", name)
+            command = [sys.executable, "-c", code]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            assert done.stdout.split() == [name]
+
+
+LAYERS = {
+    "BatchNorm1d": (4, 3),
+    "BatchNorm2d": (4, 3, 2, 2),
+    "BatchNorm3d": (4, 3, 2, 2, 2),
+    "BatchNormReLU1d": (4, 3, 5),
+    "BatchNormReLU2d": (4, 3, 2, 2),
+    "BatchNormReLU3d": (4, 3, 2, 2, 2),
+}
+
+
+class TestLayers:
+    @pytest.mark.parametrize("name", [*LAYERS, *(f"Lazy{each}" for each in [*LAYERS][:3])])
+    def test_layers_say_it(self, name, computed):
+        cls, lazy = getattr(backnorm.torch, name), name.startswith("Lazy")
+        arguments = () if lazy else (3,)
+        plain = cls(*arguments, dtype=torch.bfloat16)
+        layer = cls(*arguments, dtype=torch.bfloat16, arithmetic="float64")
+        assert "arithmetic" not in repr(plain)
+        assert repr(layer) == repr(plain)[:-1] + ", arithmetic='float64')"
+        assert layer.state_dict().keys() == plain.state_dict().keys()
+        x = torch.randn(LAYERS[name.removeprefix("Lazy")]).bfloat16()
+        for copied in (
+            lambda each: each,
+            copy.deepcopy,
+            lambda each: pickle.loads(pickle.dumps(each)),
+        ):
+            # A lazy layer cannot be copied before its first batch.
+            each = copied(layer)
+            each(x).sin().sum().backward()
+            assert computed() == {("forward", "float64"), ("backward", "float64")}
+            assert repr(each).endswith(", arithmetic='float64')")
+        plain(x)
+        assert computed() == {("forward", "float32")}
+
+    def test_a_layer_that_was_pickled_when_there_was_no_choice(self, computed):
+        layer = backnorm.torch.BatchNorm1d(3)
+        # What a pickle has is what the instance has.
+        assert "arithmetic" not in vars(layer)
+        layer = pickle.loads(pickle.dumps(layer))
+        assert layer.arithmetic is None
+        layer(torch.randn(4, 3).bfloat16())
+        assert computed() == {("forward", "float32")}
+
+    @pytest.mark.parametrize("fuse", [False, True])
+    def test_a_whole_model(self, fuse, computed):
+        how = {"dtype": torch.bfloat16}
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 1, **how), nn.BatchNorm2d(4, **how), nn.ReLU(),
+            nn.LazyBatchNorm2d(**how), backnorm.torch.BatchNorm2d(4, **how), nn.SyncBatchNorm(4),
+        )  # fmt: skip
+        before = repr(model[:3])
+        reports = []
+        backnorm.torch.convert(model, fuse, reports.append, arithmetic="float64")
+        assert [each.arithmetic for each in reports] == ["float64"] * 3 + [None]
+        assert "-> backnorm.torch.BatchNorm2d in float64" in str(reports[0])
+        assert "float64" not in str(reports[-1])
+        model[:5](torch.randn(2, 3, 5, 5).bfloat16()).sin().sum().backward()
+        assert computed() == {("forward", "float64"), ("backward", "float64")}
+        # Layers keep what they say; or say something else.
+        backnorm.torch.convert(model, fuse)
+        assert repr(model).count("arithmetic='float64'") == 3
+        backnorm.torch.convert(model, arithmetic="float32")
+        assert repr(model).count("arithmetic='float32'") == 3
+        backnorm.torch.revert(model)
+        assert "arithmetic" not in repr(model)
+        assert not any("arithmetic" in vars(each) for each in model.modules())
+        assert repr(model[:3]) == before
+        reports.clear()
+        backnorm.torch.convert(model, fuse, reports.append)
+        assert all(each.arithmetic is None for each in reports)
+
+    def test_layers_with_a_relu_keep_theirs(self):
+        layer = backnorm.torch.BatchNormReLU1d(3, arithmetic="float64")
+        assert backnorm.torch.revert(nn.Sequential(layer))[0].arithmetic == "float64"
+
+    def test_frozen_layers_of_torchvision(self, computed):
+        layer = libraries.torchvision().ops.FrozenBatchNorm2d(3).bfloat16()
+        text = repr(layer)
+        backnorm.torch.convert(layer, arithmetic="float64")
+        assert repr(layer) == text[:-1] + ", arithmetic='float64')"
+        layer(torch.randn(2, 3, 4, 4).bfloat16())
+        assert computed() == {("inference", "float64")}
+        assert repr(backnorm.torch.revert(layer)) == text
+
+    @pytest.mark.parametrize("name", ["BatchNormAct2d", "FrozenBatchNormAct2d"])
+    def test_layers_of_timm(self, name, computed):
+        norm_act = libraries.timm().layers.norm_act
+        layer = getattr(norm_act, name)(3).bfloat16()
+        text = repr(layer)
+        backnorm.torch.convert(layer, arithmetic="float64")
+        assert "arithmetic='float64'" in repr(layer)
+        layer(torch.randn(2, 3, 4, 4).bfloat16())
+        assert {arithmetic for _, arithmetic in computed()} == {"float64"}
+        assert repr(backnorm.torch.revert(layer)) == text
+
+
+class TestTransforms:
+    @TYPES
+    @pytest.mark.parametrize("training", [True, False])
+    def test_they_compute_in_what_is_asked_for(self, training, dtype, computed):
+        x, dy, mean, variance, weight, bias = (each.detach() for each in operands(dtype))
+
+        statistics = (None, None) if training else (mean, variance)
+
+        def call(x, weight, bias):
+            return batch_norm(
+                x, *statistics, weight, bias, training, eps=EPS, arithmetic=OTHERS[dtype]
+            )
+
+        def loss(*given):
+            return (call(*given) * dy).sum()
+
+        given = x, weight, bias
+        jvp(call, given, given)
+        grad(loss, (0, 1, 2))(*given)
+        vmap(call, (0, None, None))(torch.stack([x, dy]), weight, bias)
+        vmap(grad(loss), (0, None, None))(torch.stack([x, dy]), weight, bias)
+        assert {arithmetic for _, arithmetic in computed()} == {OTHERS[dtype]}
+
+    def test_forward_over_reverse_of_a_block(self, computed):
+        x, dy, *_ = (each.detach() for each in operands(torch.bfloat16))
+        with backnorm.arithmetic("float64"):
+            first = grad(lambda x: (batch_norm_relu(x, None, None, training=True) * dy).sum())
+            jvp(first, (x,), (dy,))
+        # The second order has sums of its own.
+        seen = {(name, arithmetic) for name, arithmetic in computed() if name != "reduce"}
+        assert seen == {("forward", "float64"), ("backward", "float64")}
+
+    def test_gradients_that_are_differentiated_again(self, computed):
+        x, dy, *channels = operands(torch.bfloat16)
+        dy.requires_grad_()
+        with backnorm.arithmetic("float64"):
+            y = batch_norm(x, *channels, True)
+        (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
+        assert {arithmetic for _, arithmetic in computed()} == {"float64"}
+        # Of dy the gradient is dx once more; that of x is of the second order.
+        torch.autograd.grad(dx, (x, dy), dy.detach().sin())
+
+
+OPERATORS = {
+    "batch_norm": ("x", None, "weight", "bias", EPS, False),
+    "batch_norm_inference": ("x", None, "weight", "bias", "mean", "variance", EPS, False),
+    "batch_norm_backward": ("x", "dy", None, "mean", "variance", "weight", EPS, True, False),
+}
+
+
+class TestOperators:
+    @pytest.mark.parametrize("name", OPERATORS)
+    def test_it_is_an_optional_string_at_the_end(self, name):
+        overload = getattr(torch.ops.backnorm, name).default
+        last = overload._schema.arguments[-1]
+        assert (last.name, str(last.type), last.default_value) == (
+            "arithmetic", "Optional[str]", None,
+        )  # fmt: skip
+
+    @TYPES
+    @pytest.mark.parametrize("name", OPERATORS)
+    def test_an_operator_has_the_elements_own_unless_it_is_told(self, name, dtype, computed):
+        x, dy, mean, variance, weight, bias = operands(dtype)
+        mean, variance = mean.float(), variance.float()
+        tensors = {"x": x, "dy": dy, "mean": mean, "variance": variance}
+        tensors |= {"weight": weight, "bias": bias}
+        given = [tensors.get(each, each) for each in OPERATORS[name]]
+        operator = getattr(operations, name)
+
+        def run(*more):
+            first, *_ = (
+                results if isinstance(results := operator(*given, *more), tuple) else [results]
+            )
+            if name != "batch_norm_backward":
+                torch.autograd.grad(first, x, dy)
+            return {arithmetic for _, arithmetic in computed()}
+
+        with backnorm.arithmetic(OTHERS[dtype]):
+            assert run() == {own(dtype)}
+        assert run(OTHERS[dtype]) == {OTHERS[dtype]}
+        # Forward mode and transforms have the same.
+        outcome = torch.library.opcheck(operator, [*given, OTHERS[dtype]])
+        assert set(outcome.values()) == {"SUCCESS"}
+
+    def test_what_is_no_arithmetic_is_named(self):
+        x = torch.randn(4, 3)
+        with pytest.raises(ArgumentError, match=r"^arithmetic: unknown"):
+            operations.batch_norm(x, None, None, None, EPS, False, "float16")
+        with pytest.raises(ArgumentError, match=r"^arithmetic: float64 elements"):
+            operations.batch_norm(x.double(), None, None, None, EPS, False, "float32")
+
+
+class Model(nn.Module):
+    """Three layers: one is fused, one has an arithmetic of its own."""
+
+    def __init__(self, dtype, arithmetic=None):
+        super().__init__()
+        self.first = backnorm.torch.BatchNorm1d(3, dtype=dtype)
+        self.second = backnorm.torch.BatchNormReLU1d(3, dtype=dtype, arithmetic=arithmetic)
+
+    def forward(self, x):
+        return self.second(self.first(x), x)
+
+
+def graph_arithmetics(graph):
+    return {
+        node.args[-1] for node in graph.nodes if str(node.target).startswith("backnorm.batch_norm")
+    }
+
+
+class TestCompilers:
+    @TYPES
+    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    def test_what_is_compiled_holds_for_the_blocks_that_it_was_compiled_in(
+        self, dtype, backend, computed
+    ):
+        graphs = []
+
+        def counted(graph, inputs):
+            graphs.append(graph)
+            return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+        model = torch.compile(Model(dtype), backend=counted, fullgraph=True)
+        x, dy = torch.randn(2, 4, 3).to(dtype).unbind()
+        x.requires_grad_()
+        for _ in range(2):
+            for name in (None, "float32", "float64", None):
+                if name is None:
+                    y = model(x)
+                else:
+                    with backnorm.arithmetic(name):
+                        y = model(x)
+                with backnorm.arithmetic("float32" if own(dtype) == "float64" else "float64"):
+                    y.backward(dy)
+                assert {each for _, each in computed()} == {name or own(dtype)}
+        assert len(graphs) == 3
+
+    def test_a_layers_own_arithmetic_needs_no_block(self, computed):
+        module = Model(torch.bfloat16, "float64")
+        module.first.arithmetic = "float64"
+        graphs = []
+
+        def counted(graph, inputs):
+            graphs.append(graph)
+            return graph
+
+        model = torch.compile(module, backend=counted, fullgraph=True)
+        x = torch.randn(4, 3).bfloat16()
+        model(x)
+        with backnorm.arithmetic("float32"):
+            model(x)
+        assert computed() == {("forward", "float64")}
+        assert len(graphs) == 1
+        module.second.arithmetic = None
+        model(x)
+        assert computed() == {("forward", "float64"), ("forward", "float32")}
+
+    def test_a_block_inside_what_is_compiled(self, computed):
+        module = Model(torch.bfloat16)
+
+        @torch.compile(backend="eager")
+        def call(x):
+            y = module(x.sin())
+            with backnorm.arithmetic("float64"):
+                y = module(y.cos())
+            return module(y) * 2
+
+        x = torch.randn(4, 3).bfloat16()
+        for _ in range(2):
+            with torch.no_grad():
+                call(x)
+            # Between two that are as they were.
+            assert computed() == {("forward", "float64"), ("forward", "float32")}
+
+    @pytest.mark.parametrize("wrong", ["float16", 1])
+    def test_what_is_no_arithmetic_is_named(self, wrong):
+        @torch.compile(backend="eager")
+        def call(x):
+            return batch_norm(x, None, None, training=True, arithmetic=wrong)
+
+        with pytest.raises(Exception, match=r"arithmetic: (unknown|must be a string)"):
+            call(torch.randn(4, 3))
+
+    @pytest.mark.parametrize("strict", [True, False])
+    def test_an_exported_program_has_what_it_was_exported_with(self, strict, tmp_path, computed):
+        x = torch.randn(4, 3).bfloat16()
+        with backnorm.arithmetic("float64"):
+            program = torch.export.export(Model(torch.bfloat16), (x,), strict=strict)
+        assert graph_arithmetics(program.graph) == {"float64"}
+        torch.export.save(program, tmp_path / "program.pt2")
+        module = torch.export.load(tmp_path / "program.pt2").module()
+        forget()
+        for name in ("float32", "float64"):
+            with backnorm.arithmetic(name):
+                module(x)
+            assert computed() == {("forward", "float64")}
+
+    def test_a_program_of_before_there_was_a_choice(self, tmp_path, computed):
+        class Old(nn.Module):
+            def forward(self, x):
+                y, mean, variance, _ = torch.ops.backnorm.batch_norm(x, None, None, None, EPS, True)
+                how = EPS, True, False
+                dx, *_ = torch.ops.backnorm.batch_norm_backward(
+                    x, y, None, mean, variance, None, *how
+                )
+                given = x, None, None, None, mean, variance
+                return dx, torch.ops.backnorm.batch_norm_inference(*given, EPS, False)
+
+        x = torch.randn(4, 3)
+        program = torch.export.export(Old(), (x,))
+        assert not graph_arithmetics(program.graph) & {"float32", "float64"}
+        torch.export.save(program, tmp_path / "program.pt2")
+        module = torch.export.load(tmp_path / "program.pt2").module()
+        forget()
+        with backnorm.arithmetic("float32"):
+            module(x)
+        assert {each for _, each in computed()} == {"float64"}
+
+    def test_traces_have_what_they_were_traced_with(self, computed):
+        module, x = Model(torch.bfloat16).eval(), torch.randn(4, 3).bfloat16()
+        with backnorm.arithmetic("float64"):
+            graph = torch.fx.experimental.proxy_tensor.make_fx(module)(x)
+            traced = torch.jit.trace(module, x)
+        for call in (graph, traced):
+            forget()
+            call(x)
+            assert computed() == {("inference", "float64")}
+
+    def test_functional_calls_of_a_layer(self, computed):
+        layer = backnorm.torch.BatchNorm1d(3, dtype=torch.bfloat16, arithmetic="float64").eval()
+        functional_call(layer, dict(layer.state_dict()), torch.randn(4, 3).bfloat16())
+        assert computed() == {("inference", "float64")}
