@@ -66,13 +66,14 @@ def budget(
     - float32 arithmetic, whose unit roundoff u is 2**-24, on data of float32 or of 16 bits. A term
       of a parameter gradient is rounded four times before it is added up in float64: x - mean,
       the product, and two additions of at most four terms in a row; 2**-22 T is 4 u. dx has those
-      sums as coefficients. Beside the last addition, which is the one rounding of a float32 result,
-      the term dy is rounded twice (less the shift, and the gain), that of sum dy five times (twice
-      in the sum, once as the shift, and with dy), and that of x - mean seven times (four times in
-      the sum, once as a coefficient, x - mean itself, and their product). A final rounding that
-      reaches the next power of two is half a u of T more. Beside 16 bits the last addition is
-      rounded before it is rounded to them: eight. In all less than 16 u, which is 2**-20 T: seven
-      more roundings have room, as of longer runs of terms.
+      sums as coefficients. Beside the final product, which is the one rounding of a float32
+      result, the term dy is rounded three times (less the shift, less the slope, and by way of
+      the gain), that of sum dy six times (twice in the sum, once as the shift, and with dy), and
+      that of x - mean eight times (four times in the sum, once as the slope, x - mean itself, the
+      difference and the gain). A final rounding that reaches the next power of two is half a u of
+      T more. Beside 16 bits the final product is rounded before it is rounded to them: nine. In
+      all less than 16 u, which is 2**-20 T: four more roundings have room, as of longer runs of
+      terms.
     - mean and variance are themselves sums that are rounded once; they get a whole ulp, beside
       the coefficient of a parameter gradient, which counts only for a mean that cancels. The
       terms of the variance are all positive, so its T is itself.

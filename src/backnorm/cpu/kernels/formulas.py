@@ -5,7 +5,6 @@ Every output is an expression of one element and four coefficients of its channe
 
 ==============================  =========================================================
 backward, training              dx = gain * ((dy - shift) - (x - mean) * slope)
-the same in float32             dx = gain * (dy - shift) + (mean - x) * slope
 backward, frozen statistics     dx = gain * dy
 forward and inference           y  = gain * ((x - mean) - shift) + slope
 the same in float32             y  = gain * (x - mean) + slope
@@ -56,9 +55,9 @@ def first_elements(x, dy, index, count, mean, shift, slope, gain):
 
 @overload(elements)
 def _elements(x, dy, index, mean, shift, slope, gain):
-    take, normalised, derivative = load, _normalised, _derivative
+    take, normalised = load, _normalised
     if mean == Singles:
-        take, normalised, derivative = load_singles, _normalised_single, _derivative_single
+        take, normalised = load_singles, _normalised_single
     if isinstance(x, types.NoneType):
         return lambda x, dy, index, mean, shift, slope, gain: gain * take(dy, index)
     if isinstance(dy, types.NoneType):
@@ -69,16 +68,16 @@ def _elements(x, dy, index, mean, shift, slope, gain):
         return lambda x, dy, index, mean, shift, slope, gain: relu(
             _plus_residual(dy, index, normalised(take(x, index), mean, shift, slope, gain))
         )
-    return lambda x, dy, index, mean, shift, slope, gain: derivative(
+    return lambda x, dy, index, mean, shift, slope, gain: _derivative(
         take(x, index), take(dy, index), mean, shift, slope, gain
     )
 
 
 @overload(first_elements)
 def _first_elements(x, dy, index, count, mean, shift, slope, gain):
-    take, normalised, derivative = load_first, _normalised, _derivative
+    take, normalised = load_first, _normalised
     if mean == Singles:
-        take, normalised, derivative = load_singles_first, _normalised_single, _derivative_single
+        take, normalised = load_singles_first, _normalised_single
     if isinstance(x, types.NoneType):
         return lambda x, dy, index, count, mean, shift, slope, gain: gain * take(dy, index, count)
     if isinstance(dy, types.NoneType):
@@ -91,7 +90,7 @@ def _first_elements(x, dy, index, count, mean, shift, slope, gain):
                 dy, index, count, normalised(take(x, index, count), mean, shift, slope, gain)
             )
         )
-    return lambda x, dy, index, count, mean, shift, slope, gain: derivative(
+    return lambda x, dy, index, count, mean, shift, slope, gain: _derivative(
         take(x, index, count), take(dy, index, count), mean, shift, slope, gain
     )
 
@@ -135,17 +134,13 @@ def _normalised(x, mean, shift, slope, gain):
 
 @inlined
 def _derivative(x, dy, mean, shift, slope, gain):
+    # The gain last: where terms cancel, what was lost of it by rounding does not count.
     return gain * multiply_add(mean - x, slope, dy - shift)
 
 
 @inlined
 def _normalised_single(x, mean, shift, slope, gain):
     return multiply_add(gain, x - mean, slope)
-
-
-@inlined
-def _derivative_single(x, dy, mean, shift, slope, gain):
-    return multiply_add(gain, dy - shift, (mean - x) * slope)
 
 
 @inlined

@@ -15,10 +15,10 @@ Output: an element is taken if its float32 is zero or normal (`vector.sound`), b
 - a zero is exact, or a product below 2^-150, which is nearer to zero than to any element, or
   terms that cancel: those are not so small that they lose anything to underflow.
 
-A term of the formula has at most four roundings, its coefficient's being one, beside what the sums
-in that have lost. `narrow_coefficients` makes NaN of the gain of channels whose coefficients or
-intermediate values may be so small that float32 does not hold them to 24 bits: none of their
-elements is taken.
+A term of the formula has at most five roundings, those of its coefficients among them, beside what
+the sums in those have lost. `narrow_coefficients` makes NaN of the gain of channels whose
+coefficients or intermediate values may be so small that float32 does not hold them to 24 bits: none
+of their elements is taken.
 
 Sums: `add_strip` has at most four roundings a term, which is 2^-22 of the sum of magnitudes, and
 each term that underflows loses at most 2^-150. They are about m, the float32 nearest to the mean;
@@ -209,11 +209,9 @@ def _narrowed_backward(x, dy, given):
     mean, shift, slope, gain = given
     zero, nan = splat(0.0), splat(float("nan"))
     shift = multiply_add(rounded(mean) - mean, slope, shift)
-    slope = gain * slope
     kept = _unless_tiny(slope, _unless_tiny(gain, gain))
     # Without shift and slope there is nothing to add; a tiny sum would be rounded to 2^-149.
     alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
-    kept = where_less(magnitude(gain * shift), splat(_LEAST), alone, kept)
     return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
 
