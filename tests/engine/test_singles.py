@@ -101,6 +101,24 @@ def test_gradients_of_zero_leave_zero(data):
         np.testing.assert_array_equal(gradient.astype(float), 0.0)
 
 
+def test_gradients_that_cancel_are_not_taken_for_none(data):
+    """Sums of dy are zero, products underflow, and one channel of five has no gradients."""
+    data.x[...] = scaled(data.x, 2.0**-40)
+    channels = np.moveaxis(data.dy, 1 if data.data_format == "NCX" else 2, 0)
+    channels[...] = np.resize([2.0**-120, -(2.0**-120)], (6, 100))
+    channels[1] = 0
+    data.mean[...], data.variance[...] = data.mean * 2.0**-40, 0.0
+    data.gamma[...] = 2.0**100
+    gradients = computed(data, epsilon=2.0**-80)
+    np.testing.assert_array_equal(gradients.dgamma != 0, [True, False, True, True, True])
+
+
+def test_without_gradients_infinity_still_is_no_number(data):
+    data.dy[...] = 0
+    data.x[0, 0] = np.inf
+    assert np.isnan(computed(data).dgamma).any()
+
+
 def test_nan_stays_in_its_channel(data):
     at = (slice(None), 2) if data.data_format == "NCX" else (..., 2)
     expected = computed(data)

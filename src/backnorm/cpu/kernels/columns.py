@@ -32,6 +32,7 @@ from backnorm.cpu.kernels.memory import (
     aligned_head,
     clear,
     load,
+    load_first,
     load_one,
     load_singles,
     offset,
@@ -73,8 +74,11 @@ from backnorm.cpu.kernels.vector import (
     all_finite,
     high_half,
     low_half,
+    magnitude,
     marked,
     multiply_add,
+    splat,
+    where_equal,
     where_finite,
 )
 from backnorm.cpu.record import JOINED
@@ -278,8 +282,10 @@ def _sum_block_of(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
         for k in range(0, width, LANES):
             place = offset(sums, k)
             kept = recentre(load(pivot, k), place, far)
+            columns = (start + k, stride, rows, min(LANES, width - k))
+            if not all_finite(kept, width - k) and head.in_float64 == 0:
+                kept = _or_without_gradient(dy, columns, load(place, 2 * far), kept)
             if not all_finite(kept, width - k):
-                columns = (start + k, stride, rows, min(LANES, width - k))
                 anew = offset(run, 4 * pitch)
                 clear(anew, 4 * LANES)
                 _add_block_anew(x, dy, columns, offset(pivot, k), run, anew)
@@ -288,6 +294,22 @@ def _sum_block_of(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
                     store(place, row * far, value)
 
     return in_singles
+
+
+@outlined
+def _or_without_gradient(dy, part, sum_dy_xmu, kept):
+    """Return `kept` with zero for columns of no gradient but zero, unless they have a NaN.
+
+    Their sums are right, as small as they are. A ReLU leaves such channels: with one in ten the
+    backward pass of (2, 64, 32, 32) in bfloat16 took 1.5 times as long.
+    """
+    start, stride, rows, width = part
+    size = splat(0.0)
+    i = start
+    for _ in range(rows):
+        size = size + magnitude(load_first(dy, i, width))
+        i += stride
+    return where_equal(size, splat(0.0), sum_dy_xmu - sum_dy_xmu, kept)
 
 
 @outlined
