@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from backnorm.arithmetics import Arithmetic, own_arithmetic, resolved
+from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
@@ -26,7 +26,6 @@ __all__ = [
     "Problem",
     "as_array",
     "channel_axis_of",
-    "check_available",
     "check_epsilon",
     "check_mask",
     "problem_of",
@@ -275,18 +274,6 @@ def channel_axis_of(data_format: object) -> int:
         came=shown(data_format),
         accepted="'NCX' (channel axis 1), 'NXC' (channel axis last), or a tuple of axes",
     )
-
-
-def check_available(problem: Problem) -> None:
-    """Raise unless there are kernels for the arithmetic of a problem."""
-    own = own_arithmetic(problem.dtype)
-    if problem.arithmetic != own:
-        raise ArgumentValueError(
-            "arithmetic",
-            f"there are no kernels for elements of {problem.dtype} in this arithmetic",
-            came=repr(problem.arithmetic),
-            accepted=repr(own),
-        )
 
 
 def check_epsilon(epsilon: object) -> float:

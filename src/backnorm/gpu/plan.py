@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from backnorm.arithmetics import own_arithmetic
 from backnorm.dtypes import FLOAT64
+from backnorm.errors import ArgumentValueError
 from backnorm.gpu.device import Gpu
 from backnorm.gpu.geometry import Arithmetic, Tiling, power_of_two
 from backnorm.layout import Extents
-from backnorm.problem import Problem, check_available
+from backnorm.problem import Problem
 
 __all__ = ["GpuPlan", "Knobs", "Schedule", "candidates", "plan_gpu"]
 
@@ -156,8 +158,13 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
     Returns
     -------
     GpuPlan
+
+    Raises
+    ------
+    ArgumentValueError
+        If the problem's arithmetic is another than its elements' own.
     """
-    check_available(problem)
+    _check_arithmetic(problem)
     reasons = []
     arithmetic: Arithmetic
     if problem.dtype == FLOAT64:
@@ -178,6 +185,17 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
     reasons.append(f"{knobs.schedule}: {reason}")
     tiling = _tiling(problem, extents, knobs)
     return GpuPlan(problem, extents, tiling, knobs.schedule, arithmetic, tuple(reasons))
+
+
+def _check_arithmetic(problem: Problem) -> None:
+    own = own_arithmetic(problem.dtype)
+    if problem.arithmetic != own:
+        raise ArgumentValueError(
+            "arithmetic",
+            f"there is no choice on a GPU, beside elements of {problem.dtype}",
+            came=repr(problem.arithmetic),
+            accepted=f"{own!r} or None",
+        )
 
 
 def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:

@@ -264,6 +264,22 @@ def test_calls_are_planned_once(launched):
     assert launched == ["forward", "backward"]
 
 
+def test_another_arithmetic_is_refused():
+    for dtype, other in ((torch.float32, "float32"), (torch.bfloat16, "float64")):
+        x = torch.randn(5, 3, 4).to(dtype)
+        expected = torch.nn.functional.batch_norm(x.float(), None, None, training=True)
+        layer = backnorm.torch.BatchNorm1d(3, dtype=dtype, arithmetic=other)
+        for call in (layer, layer.eval()):
+            with pytest.raises(ArgumentError, match=r"^arithmetic: there is no choice on a GPU"):
+                call(x)
+        with backnorm.arithmetic(other), pytest.raises(ArgumentError, match="no choice on a GPU"):
+            backnorm.torch.batch_norm(x, None, None, training=True)
+        own = "float64" if other == "float32" else "float32"
+        with backnorm.arithmetic(other):
+            y = backnorm.torch.batch_norm(x, None, None, training=True, arithmetic=own)
+        torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)
+
+
 def test_the_same_bits_again():
     x, dy = torch.randn(40, 3, 50), torch.randn(40, 3, 50)
     for one, other in zip(plain_step(x, dy), plain_step(x, dy), strict=True):
