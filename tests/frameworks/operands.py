@@ -58,11 +58,13 @@ def options_of(function):
         "training": lambda plain: type(plain) is bool,
         # No axis is mapped here.
         "axis_name": lambda plain: type(plain) in (tuple, list) and len(plain) == 0,
+        # None of these is a word that is known.
+        "arithmetic": lambda plain: False,
     }
     for name in inspect.signature(function).parameters:
         if name in accepted:
             if name != "axis_name":
-                yield name, Kind("absent", None, None, refused=True)
+                yield name, Kind("absent", None, None, refused=name != "arithmetic")
             for kind in values():
                 good = accepted[name](kind.plain)
                 yield name, kind._replace(refused=kind.refused or not good)

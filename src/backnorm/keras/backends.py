@@ -33,5 +33,5 @@ def _function() -> Callable[..., tuple[Any, Any, Any]]:
     )
 
 
-#: batch_norm(x, gamma, beta, *, epsilon, axis) -> (y, mean, variance)
+#: batch_norm(x, gamma, beta, *, epsilon, axis, arithmetic) -> (y, mean, variance)
 batch_norm = _function()

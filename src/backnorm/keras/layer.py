@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.keras.backends import batch_norm
 
 __all__ = ["BatchNormalization"]
@@ -16,10 +17,11 @@ _NUMBERS = ("float", "bfloat", "int", "uint", "bool")
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization`, its training step computed by backnorm.
 
-    Arguments, weights, configuration, moving statistics and results are those of Keras's layer; the
-    weights of one are those of the other. What is computed here is the forward and the backward
-    pass of a training step (``training=True``, and the layer trainable): to one rounding, in one
-    pass over the input each, and of an input of float16 or bfloat16 without a copy in float32.
+    Arguments (with one more), weights, configuration, moving statistics and results are those of
+    Keras's layer; the weights of one are those of the other. What is computed here is the forward
+    and the backward pass of a training step (``training=True``, and the layer trainable): to one
+    rounding unless `arithmetic` asks for less, in one pass over the input each, and of an input of
+    float16 or bfloat16 without a copy in float32.
 
     Everything else is left to Keras's layer, from which this one is derived:
 
@@ -35,7 +37,29 @@ class BatchNormalization(keras.layers.BatchNormalization):
     ----------
     *args, **kwargs
         As of `keras.layers.BatchNormalization`.
+    arithmetic : {"float32", "float64"}, optional
+        What a training step computes elements in, and short runs of sums adds up in. None: what
+        holds when it is run, or traced (`backnorm.arithmetic`). It is part of the configuration
+        if it is given.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        For another arithmetic; and when it is called, for float32 beside inputs of float64.
     """
+
+    # A layer that `convert` made has not been through `__init__`.
+    arithmetic: Arithmetic | None = None
+
+    def __init__(self, *args: Any, arithmetic: Arithmetic | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if arithmetic is not None:
+            self.arithmetic = check_arithmetic(arithmetic)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the configuration, which is that of Keras's layer if no arithmetic is given."""
+        config: dict[str, Any] = super().get_config()
+        return config if self.arithmetic is None else config | {"arithmetic": self.arithmetic}
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Return the normalised inputs, and in training update the moving statistics."""
@@ -56,7 +80,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         there = _one_unless_empty(inputs, wide) if None in shape else None
         if there is not None and gamma is not None:
             gamma = gamma * there
-        y, mean, variance = batch_norm(inputs, gamma, beta, epsilon=self.epsilon, axis=self.axis)
+        how = {"epsilon": self.epsilon, "axis": self.axis, "arithmetic": self.arithmetic}
+        y, mean, variance = batch_norm(inputs, gamma, beta, **how)
         for moving, current in ((self.moving_mean, mean), (self.moving_variance, variance)):
             past = keras.ops.cast(moving, wide)
             current = current if there is None else current * there

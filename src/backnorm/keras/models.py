@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentTypeError
 from backnorm.keras.layer import BatchNormalization
 
@@ -21,7 +22,7 @@ class ConversionWarning(UserWarning):
     """A model has nothing that `convert` can convert."""
 
 
-def convert(model: Any) -> Any:
+def convert(model: Any, *, arithmetic: Arithmetic | None = None) -> Any:
     """Have backnorm compute the batch normalisation of a model.
 
     Every layer of the class `keras.layers.BatchNormalization` that Keras finds in `model`, itself
@@ -35,6 +36,9 @@ def convert(model: Any) -> Any:
         A model of any kind (functional, sequential, subclassed), or a layer, built or not, with
         layers in attributes, lists and dictionaries, models within models, and layers that others
         wrap (`keras.layers.TimeDistributed`) or share.
+    arithmetic : {"float32", "float64"}, optional
+        That of all layers of `backnorm.keras` that there are then, also of those that were there
+        before (`BatchNormalization.arithmetic`). None: they keep theirs.
 
     Returns
     -------
@@ -43,8 +47,8 @@ def convert(model: Any) -> Any:
 
     Raises
     ------
-    ArgumentTypeError
-        If it is no layer of Keras.
+    ArgumentTypeError, ArgumentValueError
+        If it is no layer of Keras, and for another arithmetic.
 
     Warns
     -----
@@ -57,8 +61,13 @@ def convert(model: Any) -> Any:
     again. A `tf.function` or `jax.jit` of your own, and a model that has this one in it, keep what
     they traced: convert before they run.
     """
+    if arithmetic is not None:
+        arithmetic = check_arithmetic(arithmetic)
     layers = _exchange(model, _THEIRS, BatchNormalization)
-    if not any(type(layer) is BatchNormalization for layer in layers):
+    ours = _ours(layers)
+    for layer in ours if arithmetic is not None else ():
+        layer.arithmetic = arithmetic
+    if not ours:
         kinds = {type(layer) for layer in layers}
         derived = sorted(kind.__name__ for kind in kinds if issubclass(kind, _THEIRS))
         warnings.warn(
@@ -77,12 +86,19 @@ def revert(model: Any) -> Any:
     What it saves can be loaded where backnorm is not installed. Parameters, results and errors are
     those of `convert`.
     """
+    for layer in _ours(_layers(model)):
+        # Keras's layer has no such attribute.
+        vars(layer).pop("arithmetic", None)
     _exchange(model, BatchNormalization, _THEIRS)
     return model
 
 
-def _exchange(model: Any, old: type, new: type) -> list[Any]:
-    """Give layers another class; return all layers."""
+def _ours(layers: list[Any]) -> list[Any]:
+    return [layer for layer in layers if type(layer) is BatchNormalization]
+
+
+def _layers(model: Any) -> list[Any]:
+    """Return all layers of a model, itself included, or raise if it is none."""
     # An object can say that it is of any class: `isinstance` believes it.
     if not issubclass(type(model), keras.Layer):
         raise ArgumentTypeError(
@@ -91,7 +107,12 @@ def _exchange(model: Any, old: type, new: type) -> list[Any]:
             came=type(model).__name__,
             accepted="a keras.Model or keras.Layer",
         )
-    layers = list(model._flatten_layers())
+    return list(model._flatten_layers())
+
+
+def _exchange(model: Any, old: type, new: type) -> list[Any]:
+    """Give layers another class; return all layers."""
+    layers = _layers(model)
     for layer in layers:
         if type(layer) is old:
             layer.__class__ = new

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
-from backnorm.torch import operations
+from backnorm.torch import arithmetics, operations
 
 __all__ = ["batch_norm"]
 
 
-def batch_norm(x: Any, gamma: Any, beta: Any, *, epsilon: float, axis: int) -> tuple[Any, Any, Any]:
+def batch_norm(
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    *,
+    epsilon: float,
+    axis: int,
+    arithmetic: Arithmetic | None,
+) -> tuple[Any, Any, Any]:
     """Return y, mean and biased variance; y lies in memory as x does, gradients are those of y."""
     # Keras traces shapes with tensors on PyTorch's meta device.
     if x.device.type not in ("cpu", "meta"):
@@ -23,5 +34,7 @@ def batch_norm(x: Any, gamma: Any, beta: Any, *, epsilon: float, axis: int) -> t
         )
     # With the channels last this is a view of a kind that the kernels take as it is.
     x = x.movedim(axis, 1)
-    y, mean, variance, _ = operations.batch_norm(x, None, gamma, beta, epsilon, False)
+    decide = arithmetics.traced if torch.compiler.is_dynamo_compiling() else arithmetics.decided
+    how = epsilon, False, decide(x.dtype, arithmetic)
+    y, mean, variance, _ = operations.batch_norm(x, None, gamma, beta, *how)
     return y.movedim(1, axis), mean, variance

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.arrays import NumPy
 from backnorm.executable import operation
 from backnorm.second_order import arrays
@@ -21,11 +22,27 @@ _Arrays = tuple[np.ndarray, ...]
 
 
 class Options(NamedTuple):
-    """What a call has beside its tensors; the axis is not negative, where x's rank is known."""
+    """What a call has beside its tensors.
+
+    Attributes
+    ----------
+    epsilon : float
+    axis : int
+        Not negative, where x's rank is known.
+    arithmetic : {"float32", "float64"} or None
+        What was asked for when the call was made, or traced; it holds for its gradients, too.
+        None: what kernels and formulas have without that.
+    training : bool
+    """
 
     epsilon: float
     axis: int
+    arithmetic: Arithmetic | None
     training: bool = True
+
+    def of_kernels(self, dtype: np.dtype) -> Arithmetic:
+        """Return the arithmetic of kernels for elements of a type, whatever holds by now."""
+        return self.arithmetic or own_arithmetic(dtype)
 
 
 class _Aligned(NumPy):
@@ -46,8 +63,8 @@ _backward = operation("backward", _ALIGNED)
 
 def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:
     """Return y, mean and variance."""
-    axes = (options.axis,)
-    return _forward(x, None, gamma, beta, None, None, options.epsilon, axes, False, None)[:3]
+    how = options.epsilon, (options.axis,), False, options.of_kernels(x.dtype)
+    return _forward(x, None, gamma, beta, None, None, *how)[:3]
 
 
 def inference(
@@ -59,8 +76,8 @@ def inference(
     options: Options,
 ) -> _Arrays:
     """Return y."""
-    axes = (options.axis,)
-    return _inference(x, None, mean, variance, gamma, beta, options.epsilon, axes, False, None)
+    how = options.epsilon, (options.axis,), False, options.of_kernels(x.dtype)
+    return _inference(x, None, mean, variance, gamma, beta, *how)
 
 
 def backward(
@@ -72,7 +89,7 @@ def backward(
     options: Options,
 ) -> _Arrays:
     """Return dx, dgamma and dbeta."""
-    how = options.epsilon, (options.axis,), options.training, False, None
+    how = options.epsilon, (options.axis,), options.training, False, options.of_kernels(x.dtype)
     return _backward(x, dy, None, mean, variance, gamma, *how)[:3]
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import tensorflow as tf
 
+from backnorm.arithmetics import Arithmetic, asked
 from backnorm.errors import BacknormError
 from backnorm.problem import Problem, check_epsilon, problem_of
 from backnorm.scalars import check_flag
@@ -54,7 +56,13 @@ def _as_written(function: _Function) -> _Function:
 
 @_as_written
 def batch_norm(
-    x: Any, gamma: Any = None, beta: Any = None, *, epsilon: float, axis: int = -1
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    epsilon: float,
+    axis: int = -1,
+    arithmetic: Arithmetic | None = None,
 ) -> Normalized:
     r"""Normalise a batch with its own statistics; differentiable twice.
 
@@ -74,6 +82,9 @@ def batch_norm(
         Added to the variance; finite and not negative.
     axis : int
         The axis of the channels: -1 for NHWC, 1 for NCHW, any other.
+    arithmetic : {"float32", "float64"}, optional
+        What elements are computed in, and short runs of sums added up, by the gradient, too. None:
+        what holds when the function is called, or traced (`backnorm.arithmetic`).
 
     Returns
     -------
@@ -96,10 +107,11 @@ def batch_norm(
     An eager call works on the tensors' own memory and copies nothing that is large. Within a
     `tf.function` it is a `tf.numpy_function`, with the same computation; that holds Python's lock
     between kernels, and cannot be saved in a SavedModel. Where XLA compiles the function, and in
-    forward mode, it is formulas of TensorFlow's operators, which compute in float64.
+    forward mode, it is formulas of TensorFlow's operators, whose elements are computed in float64
+    unless float32 is asked for.
     """
     tensors = as_tensors(x=x, gamma=gamma, beta=beta)
-    options = Options(check_epsilon(epsilon), check_axis(axis, tensors["x"]))
+    options = _options(tensors, epsilon, axis, arithmetic)
     statistics = None
     if not tf.executing_eagerly():
         problem = _problem("forward", tensors, options)
@@ -117,6 +129,7 @@ def batch_norm_inference(
     *,
     epsilon: float,
     axis: int = -1,
+    arithmetic: Arithmetic | None = None,
 ) -> Any:
     """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
 
@@ -132,6 +145,8 @@ def batch_norm_inference(
         Added to the variance; finite and not negative.
     axis : int
         The axis of the channels.
+    arithmetic : {"float32", "float64"}, optional
+        As of `batch_norm`.
 
     Returns
     -------
@@ -144,7 +159,7 @@ def batch_norm_inference(
         As `batch_norm`.
     """
     tensors = as_tensors(x=x, mean=mean, variance=variance, gamma=gamma, beta=beta)
-    options = Options(check_epsilon(epsilon), check_axis(axis, tensors["x"]), training=False)
+    options = _options(tensors, epsilon, axis, arithmetic, training=False)
     if not tf.executing_eagerly():
         _problem("inference", tensors, options)
     return differentiable.inference(**tensors, options=options)
@@ -161,6 +176,7 @@ def batch_norm_backward(
     epsilon: float,
     axis: int = -1,
     training: bool = True,
+    arithmetic: Arithmetic | None = None,
 ) -> Gradients:
     r"""Return the gradients of batch normalisation; differentiable once more.
 
@@ -191,6 +207,8 @@ def batch_norm_backward(
     training : bool
         True: the statistics are functions of x; they have no gradients of their own, x's includes
         them. False: they are constants, with gradients like any other argument.
+    arithmetic : {"float32", "float64"}, optional
+        As of `batch_norm`.
 
     Returns
     -------
@@ -209,10 +227,18 @@ def batch_norm_backward(
     """
     tensors = as_tensors(x=x, dy=dy, mean=mean, variance=variance, gamma=gamma)
     training = check_flag("training", training)
-    options = Options(check_epsilon(epsilon), check_axis(axis, tensors["x"]), training)
+    options = _options(tensors, epsilon, axis, arithmetic, training)
     if not tf.executing_eagerly():
         _problem("backward", tensors, options)
     return Gradients(*differentiable.backward(**tensors, options=options))
+
+
+def _options(
+    tensors: dict[str, Any], epsilon: Any, axis: Any, arithmetic: Any, training: bool = True
+) -> Options:
+    epsilon, x = check_epsilon(epsilon), tensors["x"]
+    axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)
+    return Options(epsilon, axis, asked(dtype, arithmetic), training)
 
 
 def _problem(operation: Operation, tensors: dict[str, Any], options: Options) -> Problem:

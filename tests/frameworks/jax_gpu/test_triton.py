@@ -12,6 +12,7 @@ import backnorm.jax
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.dtypes import ELEMENT_TYPES
+from backnorm.errors import ArgumentValueError
 from backnorm.gpu.device import KNOWN
 from backnorm.jax import choice, launches
 
@@ -211,3 +212,12 @@ class TestInstances:
         agree(found, jax.tree.map(lambda *each: jnp.stack(each), *rows))
         # Six calls for those that stand alone.
         assert library.calls == [f"backward_{step}" for step in STEPS] * 7
+
+
+@pytest.mark.parametrize(("dtype", "other"), [("float32", "float32"), ("float16", "float64")])
+def test_another_arithmetic_is_refused(gpu, dtype, other):
+    x = jnp.ones(ONE, dtype)
+    with pytest.raises(ArgumentValueError, match=rf"^arithmetic: there is no choice on a GPU.*{dtype}"):
+        backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1, arithmetic=other)
+    own = "float64" if other == "float32" else "float32"
+    backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1, arithmetic=own)

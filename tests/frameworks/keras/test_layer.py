@@ -237,7 +237,7 @@ def test_with_pytorch_a_tensor_elsewhere_is_refused(backend):
         device = torch.device("cuda", 0)
 
     with pytest.raises(ArgumentValueError, match=r"inputs: must be on the CPU.*cuda:0"):
-        batch_norm(Elsewhere(), None, None, epsilon=1e-3, axis=1)
+        batch_norm(Elsewhere(), None, None, epsilon=1e-3, axis=1, arithmetic=None)
 
 
 def test_outputs_have_static_shapes():
