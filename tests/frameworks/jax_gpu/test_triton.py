@@ -217,7 +217,9 @@ class TestInstances:
 @pytest.mark.parametrize(("dtype", "other"), [("float32", "float32"), ("float16", "float64")])
 def test_another_arithmetic_is_refused(gpu, dtype, other):
     x = jnp.ones(ONE, dtype)
-    with pytest.raises(ArgumentValueError, match=rf"^arithmetic: there is no choice on a GPU.*{dtype}"):
+    with pytest.raises(
+        ArgumentValueError, match=rf"^arithmetic: there is no choice on a GPU.*{dtype}"
+    ):
         backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1, arithmetic=other)
     own = "float64" if other == "float32" else "float32"
     backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1, arithmetic=own)
