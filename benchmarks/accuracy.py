@@ -12,6 +12,7 @@ import numpy as np
 
 from backnorm import reference
 from backnorm._doubledouble import Exact, FloatArray
+from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge import Quantity, judge
 from backnorm.dtypes import FLOAT64, element_type
 from benchmarks.model import OF_OURS, OURS_IN_FLOAT32, Cell
@@ -87,7 +88,7 @@ class Examiner:
             if actual.shape != exact.shape or element_type(actual.dtype) is None:
                 return "inaccurate", f"{name} is {actual.dtype} of shape {actual.shape}"
             if contestant in OF_OURS:
-                arithmetic = "float32" if contestant == OURS_IN_FLOAT32 else None
+                arithmetic: Arithmetic | None = "float32" if contestant == OURS_IN_FLOAT32 else None
                 verdict = judge(name, actual, exact, terms, self._dtype, arithmetic=arithmetic)
                 if not verdict.passed:
                     return "inaccurate", verdict.detail

@@ -183,9 +183,7 @@ def _share(size: int, threads: int) -> int:
     return max(_LEAST_SHARE, min(_SHARE, _up(size // (8 * threads), 64)))
 
 
-def _geometry(
-    extents: Extents, threads: int, share: int, *, streaming: bool
-) -> Segments | Columns:
+def _geometry(extents: Extents, threads: int, share: int, *, streaming: bool) -> Segments | Columns:
     if extents.inner >= _SHORT or extents.channels == 1:
         return _segments(extents, threads, share)
     return _columns(extents, threads, share, streaming=streaming)
@@ -210,9 +208,7 @@ def _segments(extents: Extents, threads: int, share: int) -> Segments:
     return Segments(rows, length, chunks, block, blocks, group, batch, share)
 
 
-def _columns(
-    extents: Extents, threads: int, share: int, *, streaming: bool
-) -> Columns:
+def _columns(extents: Extents, threads: int, share: int, *, streaming: bool) -> Columns:
     outer, channels, inner = extents
     row = channels * inner
     # A row of less than two vectors is joined with its neighbours.
