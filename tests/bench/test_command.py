@@ -83,7 +83,7 @@ def test_options_reach_the_campaign(cli, measured):
     assert {cell.dtype for cell in campaign.cells} == {"float64", "float32"}
     assert {cell.op for cell in campaign.cells} == {"forward"}
     assert {cell.layout for cell in campaign.cells} == {"NXC"}
-    assert list(campaign.contestants) == ["backnorm", "floor", "torch", "jax"]
+    assert list(campaign.contestants) == ["backnorm", "backnorm-float32", "floor", "torch", "jax"]
     settings = campaign.result().settings
     assert (settings["rounds"], settings["samples"]) == (1, 1)
     assert (settings["warm"], settings["limit"]) == (0.0, 3.0)
@@ -93,7 +93,7 @@ def test_a_quick_run_is_short(cli, measured):
     assert cli("--quick", "--peers", "none").exit_code == 0
     (campaign,) = measured
     assert sum(campaign.expected()) < 60
-    assert list(campaign.contestants) == ["backnorm", "floor"]
+    assert list(campaign.contestants) == ["backnorm", "backnorm-float32", "floor"]
 
 
 @pytest.mark.parametrize(
