@@ -11,6 +11,7 @@ import backnorm
 import backnorm.torch
 from backnorm import machine
 from backnorm.cpu.stage import Stage
+from backnorm.executable import forget
 
 pytestmark = pytest.mark.skipif(machine.processors() < 2, reason="needs two processors")
 
@@ -25,7 +26,10 @@ def participants(monkeypatch):
         return call(self, *args, **kwargs)
 
     monkeypatch.setattr(Stage, "__call__", counted)
-    return found
+    # An executable keeps what it calls.
+    forget()
+    yield found
+    forget()
 
 
 @pytest.fixture
