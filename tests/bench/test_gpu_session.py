@@ -50,6 +50,7 @@ def small(**changes):
     )
 
 
+@pytest.mark.long
 def test_every_contestant_does_what_it_is_timed_for(gpu, hasty):
     cells = [
         small(op=op, layout=layout, shape=shape)
@@ -129,6 +130,7 @@ def test_who_has_no_gpu_is_missing(gpu, hasty):
     assert outcome(row, "cudnn").status in ("missing", "unsupported")
 
 
+@pytest.mark.long
 def test_a_campaign_records_the_gpu(gpu, hasty):
     places = {name: gpu[name] for name in ("backnorm", "torch")}
     campaign = Campaign([small()], places, 1, hasty, "cuda")

@@ -52,6 +52,7 @@ def test_whoever_crashes_at_the_start_is_left_out_for_good(cell, hasty):
             assert row.outcomes[1].detail == "exit status 7"
 
 
+@pytest.mark.long
 def test_whoever_hangs_is_ended(cell, hasty):
     with Runner(places("Right", "Hanging"), 1, patience=10.0) as runner:
         row = runner.measure(cell, hasty)

@@ -116,6 +116,7 @@ def test_a_headline_says_what_the_table_does(page, result):
     assert row[1] == f"{mean:.2f}"
 
 
+@pytest.mark.long
 def test_the_page_is_small(result):
     rows = [synthetic.row(row.cell, seed=1) for row in result.rows]
     shifted = [

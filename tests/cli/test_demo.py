@@ -76,6 +76,7 @@ class Spoiled:
         return inputs | {"gamma": inputs["gamma"] * inputs["gamma"].dtype.type(self._factor)}
 
 
+@pytest.mark.long
 def test_a_dialect_that_disagrees_fails_the_demo(cli, monkeypatch):
     # Right for its own inputs, so the oracle is content; but not what the others computed.
     spoiled = perturbed({("ngraph", "NCX", "float32")}, 1.0001)

@@ -214,6 +214,7 @@ make(2 * MB)
 """
 
 
+@pytest.mark.long
 @linux
 @pytest.mark.parametrize("make", [_BARE, _PUBLIC], ids=["bare", "public"])
 def test_arrays_that_are_garbage_of_cycles(make):

@@ -16,6 +16,8 @@ from backnorm.signature import SIGNATURES
 
 from .operands import operation_of
 
+pytestmark = pytest.mark.long
+
 _SCRIPT = Path(__file__).with_name("operands.py")
 
 

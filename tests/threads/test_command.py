@@ -72,6 +72,7 @@ def test_hundreds_of_signals_end_a_run(tmp_path, heed_interrupts):
     _check(tmp_path, 300, heed_interrupts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.sweep)])
 def test_ranks_do_not_take_more_threads_than_they_are_given(ranks):
     pytest.importorskip("torch")

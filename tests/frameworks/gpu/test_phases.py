@@ -31,8 +31,8 @@ def launch_of(problem, x, device):
 def test_sums_of_parts_add_up(shape, gpu):
     x, dy = torch.randn(shape), torch.randn(shape)
     weight = torch.rand(shape[1]) + 0.5
-    _, mean, variance, *_ = forward(x, None, weight, None, 1e-5, None, relu=False)
-    expected, *_ = backward(x, dy, None, mean, variance, weight, 1e-5, True, has_residual=False)
+    _, mean, variance, *_ = forward(x, None, weight, None, 1e-5, None, False, "float64")
+    expected, *_ = backward(x, dy, None, mean, variance, weight, 1e-5, True, False, "float64")
     x, dy, weight, mean, variance = (value.to(DEVICE) for value in (x, dy, weight, mean, variance))
     channel = metadata(weight)
     # Of unequal length, as of machines with unequal parts of a batch.

@@ -99,6 +99,7 @@ OFTEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "transform"),
     [
@@ -211,6 +212,7 @@ def test_a_constant_channel_without_epsilon(normal):
 WHOLE, PARTS = (8, 5, 4), (4, 2, 5, 4)
 
 
+@pytest.mark.long
 class TestDevices:
     @pytest.fixture
     def arrays(self, layer, normal):

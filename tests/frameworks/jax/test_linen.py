@@ -42,6 +42,7 @@ def stepped(kind, x, how, frozen, mask, **call):
     return made, step(params, x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_as_flax_does(case, normal):
     how, frozen, mask = split(case)
@@ -51,6 +52,7 @@ def test_as_flax_does(case, normal):
     agree(ours[1], theirs[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("given", "param_dtype", "dtype"), TYPES)
 def test_types(given, param_dtype, dtype, normal):
     x = (4.0 * normal(*SHAPE) + 2.0).astype(given)

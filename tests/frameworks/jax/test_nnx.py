@@ -69,6 +69,7 @@ def rest(axis):
     return [k for k in range(len(SHAPE)) if k not in [each % len(SHAPE) for each in axis]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("given", "param_dtype", "dtype"), TYPES)
 def test_types(given, param_dtype, dtype, normal):
     x = (4.0 * normal(*SHAPE) + 2.0).astype(given)
@@ -175,6 +176,7 @@ class TestModels:
 
         return [step(model, images) for _ in range(3)]
 
+    @pytest.mark.long
     def test_training_and_evaluation(self, images):
         ours, theirs = models()
         agree(self.trained(ours, images), self.trained(theirs, images), 1e-5)

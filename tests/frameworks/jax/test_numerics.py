@@ -124,6 +124,7 @@ def test_gradients_for_any_axis(shape, axis, layer, normal):
     agree(jax.grad(ours, (0, 1, 2))(*inputs), jax.jit(jax.grad(theirs, (0, 1, 2)))(*inputs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
 def test_derivatives_of_the_backward_pass(training, layer, normal):
     # The arguments are five, and independent: mean and variance are what the caller says.
@@ -153,6 +154,7 @@ def test_derivatives_of_the_backward_pass(training, layer, normal):
     agree(jax.grad(loss(ours), range(5))(*inputs), jax.grad(loss(by_hand), range(5))(*inputs))
 
 
+@pytest.mark.long
 def test_derivatives_with_given_statistics(layer, normal):
     x, gamma, beta = layer((6, 5, 4), 1)
     inputs = (x, normal(5), normal(5) ** 2 + 0.5, gamma, beta)

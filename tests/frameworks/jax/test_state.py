@@ -83,6 +83,7 @@ def masked_textbook(x, gamma, beta, mask):
     return y * gamma.reshape(column) + beta.reshape(column), mean, variance
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(6, 1, 1), (4,), (1, 5, 4), SHAPE])
 def test_mask(shape, inputs, normal, rng):
     mask = jnp.asarray(rng.random(shape) < 0.7).at[..., :2].set(True)

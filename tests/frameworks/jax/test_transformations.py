@@ -216,6 +216,7 @@ class TestVmap:
 WHOLE, PARTS = (8, 5, 4), (4, 2, 5, 4)
 
 
+@pytest.mark.long
 class TestDevices:
     @pytest.fixture
     def spread(self, layer, normal):

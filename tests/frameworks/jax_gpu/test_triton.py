@@ -167,6 +167,7 @@ def test_the_same_bits_again(gpu, library, layer):
     assert len(library.calls) == 6
 
 
+@pytest.mark.long
 class TestInstances:
     """`jax.vmap`: the channels of all instances, side by side."""
 

@@ -75,6 +75,7 @@ def test_one_graph_for_changing_shapes(fuse, training, name, layouts, close):
     assert len(frames) == first, "a new graph for a new shape"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor wants a C++ compiler")
 def test_inductor(close):
     weight = torch.rand(3).double().requires_grad_()

@@ -12,6 +12,8 @@ import torch
 
 from . import distributed_cases
 
+pytestmark = pytest.mark.long
+
 NAMES = [name for name, *_ in distributed_cases.cases()]
 # Seconds for both processes, less than one test may take.
 LIMIT = 240

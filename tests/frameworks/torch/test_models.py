@@ -139,7 +139,10 @@ def compare(library, name, size, capsys, layout="contiguous", backend=None):
 
 
 @pytest.mark.parametrize("layout", FORMATS)
-@pytest.mark.parametrize(("library", "name", "size"), QUICK)
+@pytest.mark.parametrize(
+    ("library", "name", "size"),
+    [QUICK[0], *(pytest.param(*model, marks=pytest.mark.long) for model in QUICK[1:])],
+)
 def test_a_few(library, name, size, layout, capsys):
     compare(library, name, size, capsys, layout)
 

@@ -121,6 +121,7 @@ def trained(kind, cast, compiled):
     return torch.stack(losses), scales
 
 
+@pytest.mark.long
 @HOW
 def test_scaled_gradients(cast, compiled, close):
     expected, expected_scales = trained("theirs", cast, compiled)
