@@ -64,6 +64,7 @@ def test_pages_are_written_once_and_then_current(script, checkout, result):
     assert "\nold\n" not in readme
 
 
+@pytest.mark.long
 def test_the_readme_shows_the_best_and_the_worst_cell_of_every_kind(script, checkout, result):
     write(script.pages(result, checkout))
     readme = squeezed((checkout / "README.md").read_text())
@@ -86,6 +87,7 @@ def test_the_readme_shows_the_best_and_the_worst_cell_of_every_kind(script, chec
     assert f"a peer is faster in {lost}." in readme
 
 
+@pytest.mark.long
 def test_the_page_holds_every_shape_with_losing_cells_visible(script, checkout, result):
     write(script.pages(result, checkout))
     page = squeezed((checkout / "docs" / "performance.md").read_text())

@@ -143,6 +143,7 @@ def test_what_was_not_used_for_a_moment_is_dropped_by_the_next_allocation(monkey
     assert kept() == [[], []]
 
 
+@pytest.mark.long
 @linux
 @pytest.mark.parametrize(
     "sizes",

@@ -20,6 +20,8 @@ from backnorm.conformance.judge import (
 from backnorm.conformance.relu_battery import examine_relu, relu_cases
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
+pytestmark = pytest.mark.long
+
 ARITHMETICS = ("float32", "float64")
 NARROW = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
 BY_NAME = pytest.mark.parametrize("arithmetic", ARITHMETICS)

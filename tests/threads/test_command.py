@@ -62,6 +62,7 @@ def _check(tmp_path, count, heed_interrupts):
         assert status in (-number, 128 + number), f"{status} of signal {number}, seed {seed}"
 
 
+@pytest.mark.long
 def test_signals_end_a_run_and_do_not_crash_it(tmp_path, heed_interrupts):
     _check(tmp_path, 6, heed_interrupts)
 

@@ -41,6 +41,7 @@ def stepped(kind, features, x, how, frozen, mask, of_y=scalar):
     return made, (gradients, y, nnx.state(layer))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_as_flax_does(case, normal):
     how, frozen, mask = split(case)

@@ -18,6 +18,9 @@ from backnorm.jax.ffi import TARGET
 from .conftest import EPSILON, agree, textbook, weighed
 from .pairs import PAIRS
 
+pytestmark = pytest.mark.long
+
+
 SHAPE, AXIS = (6, 5, 4), 1
 
 
@@ -59,7 +62,6 @@ def mappings():
                 yield pytest.param(name, tuple(axes), marks=marks, id=f"{name}, {axes}")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), list(mappings()))
 def test_every_choice_of_mapped_arguments(name, axes, arguments, scalar, normal):
     mine, other, ranks = PAIRS[name]
@@ -225,7 +227,6 @@ def test_narrow_types(dtype, inputs, normal):
     )
 
 
-@pytest.mark.long
 def test_exported_with_derivatives(inputs, pair):
     allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
     exported = export.export(jax.jit(pair[0]), disabled_checks=allowed)(*inputs)

@@ -130,6 +130,7 @@ class TestCalls:
         assert not choice.by_kernels(shape, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_gradients_are_those_of_the_textbook(shape, axis, gpu, library, layer, normal):
     inputs = layer(shape, axis)

@@ -419,6 +419,7 @@ def graph_arithmetics(graph):
     }
 
 
+@pytest.mark.long
 class TestCompilers:
     @TYPES
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -69,7 +69,7 @@ def _subjects():
             yield cls.__name__, as_module(cls), names, "ReLU" in cls.__name__, rank
 
 
-pytestmark = quietly
+pytestmark = [quietly, pytest.mark.long]
 
 
 SUBJECTS = {name: rest for name, *rest in _subjects()}
@@ -221,15 +221,11 @@ def judge(error, name, label):
 
 FUNCTIONS = [name for name in SUBJECTS if name.islower()]
 MODULES = [name for name in SUBJECTS if name not in FUNCTIONS]
-in_channels_last = pytest.mark.parametrize(
-    "channels_last", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "NHWC"]
-)
+in_channels_last = pytest.mark.parametrize("channels_last", [False, True], ids=["", "NHWC"])
 in_training = pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("wants_gradients", [False, True], ids=["", "gradients"])
 @in_channels_last
 @in_training
