@@ -50,7 +50,6 @@ def small(**changes):
     )
 
 
-@pytest.mark.long
 def test_every_contestant_does_what_it_is_timed_for(gpu, hasty):
     cells = [
         small(op=op, layout=layout, shape=shape)
@@ -61,7 +60,6 @@ def test_every_contestant_does_what_it_is_timed_for(gpu, hasty):
         assert statuses(row) == dict.fromkeys(peers.CONTESTANTS["cuda"], "ok"), row
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_every_type_is_done(gpu, hasty, dtype):
     cells = [small(op=op, dtype=dtype) for op in OPERATIONS]
@@ -130,7 +128,6 @@ def test_who_has_no_gpu_is_missing(gpu, hasty):
     assert outcome(row, "cudnn").status in ("missing", "unsupported")
 
 
-@pytest.mark.long
 def test_a_campaign_records_the_gpu(gpu, hasty):
     places = {name: gpu[name] for name in ("backnorm", "torch")}
     campaign = Campaign([small()], places, 1, hasty, "cuda")

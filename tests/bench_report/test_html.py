@@ -17,6 +17,8 @@ from benchmarks.report.words import TIMES, bytes_text
 
 from . import synthetic
 
+pytestmark = pytest.mark.long
+
 # What a person would do, done by a script that leaves its findings in the page's body.
 VISIT = """
 <script>
@@ -116,7 +118,6 @@ def test_a_headline_says_what_the_table_does(page, result):
     assert row[1] == f"{mean:.2f}"
 
 
-@pytest.mark.long
 def test_the_page_is_small(result):
     rows = [synthetic.row(row.cell, seed=1) for row in result.rows]
     shifted = [

@@ -14,6 +14,8 @@ from benchmarks.report.words import TIMES
 
 from .synthetic import squeezed
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,7 +55,6 @@ def test_the_committed_pages_have_the_markers(script):
         assert text.count(script.BEGIN) == text.count(script.END) == 1
 
 
-@pytest.mark.long
 def test_pages_are_written_once_and_then_current(script, checkout, result):
     assert script.stale(result, checkout) == list(script.pages(result, checkout))
     write(script.pages(result, checkout))
@@ -64,7 +65,6 @@ def test_pages_are_written_once_and_then_current(script, checkout, result):
     assert "\nold\n" not in readme
 
 
-@pytest.mark.long
 def test_the_readme_shows_the_best_and_the_worst_cell_of_every_kind(script, checkout, result):
     write(script.pages(result, checkout))
     readme = squeezed((checkout / "README.md").read_text())
@@ -87,7 +87,6 @@ def test_the_readme_shows_the_best_and_the_worst_cell_of_every_kind(script, chec
     assert f"a peer is faster in {lost}." in readme
 
 
-@pytest.mark.long
 def test_the_page_holds_every_shape_with_losing_cells_visible(script, checkout, result):
     write(script.pages(result, checkout))
     page = squeezed((checkout / "docs" / "performance.md").read_text())
@@ -107,7 +106,6 @@ def test_plots_that_the_pages_name_exist(script, checkout, result):
         assert (checkout / "docs" / "bench" / f"{name}.svg").exists()
 
 
-@pytest.mark.long
 def test_a_plot_of_another_release_of_matplotlib_is_left_alone(script, checkout, result):
     write(script.pages(result, checkout))
     path = checkout / "docs" / "bench" / "sweep.svg"

@@ -14,6 +14,8 @@ from benchmarks.report.words import TIMES
 
 from . import synthetic
 
+pytestmark = pytest.mark.long
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -49,7 +51,6 @@ def test_files_are_svg_with_a_title_and_a_description(plots):
         assert plot.alternative.split(":")[0] in text
 
 
-@pytest.mark.long
 def test_files_are_the_same_every_time(plots):
     again = {plot.name: plot for plot in draw(synthetic.result())}
     for name in ("ratio-backward-float32", "roofline-float32", "sweep"):
@@ -67,7 +68,6 @@ def test_axes_say_what_they_measure(plots):
     assert {"ns per byte of x (log scale)", "size of x", "16 MiB"} <= set(words("sweep"))
 
 
-@pytest.mark.long
 def test_the_address_of_an_image_holds_all_of_it(plots):
     for plot in plots.values():
         kind, data = plot.address().split(",")

@@ -19,7 +19,7 @@ from tests.required import require
 
 from . import peers
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.long]
 
 SHAPES = {
     "NCX": ((4, 16, 7, 9), (3, 5, 1, 1), (2, 33, 14, 14), (1, 3, 5, 4)),

@@ -17,6 +17,8 @@ from backnorm.keras import BatchNormalization, convert, revert
 
 from ...kinds import kinds, values
 
+pytestmark = pytest.mark.long
+
 Theirs = keras.layers.BatchNormalization
 # What ends the process in TensorFlow, where Keras makes a tensor of it.
 ENDING = ("a float that raises",)

@@ -11,6 +11,8 @@ import pytest
 from backnorm.dtypes import BFLOAT16
 from backnorm.keras import BatchNormalization as Ours
 
+pytestmark = pytest.mark.long
+
 Theirs = keras.layers.BatchNormalization
 KINDS = ("float32", "float16", BFLOAT16, "float64", "int32", "uint8", "bool")
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
