@@ -18,6 +18,8 @@ from . import synthetic_gpu
 from .synthetic import squeezed
 from .synthetic_gpu import GPU, LARGE, MIDDLE, SMALL, row
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def gpu_result():

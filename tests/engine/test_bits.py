@@ -35,6 +35,7 @@ def _compare(found):
     assert not wrong
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not levels.is_x86(), reason="recorded on x86-64")
 def test_every_operation_gives_the_bits_that_it_always_gave():
     _compare(json.loads(_run(str(_FOLDER / "compute.py"))))

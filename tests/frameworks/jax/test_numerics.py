@@ -286,6 +286,7 @@ class TestFormulas:
         np.testing.assert_allclose(variance, exact.var(0), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_the_callback_gives_the_same_numbers(through_python, layer, normal):
     x, gamma, beta = layer((6, 5, 4), 1)
     weights = normal(6, 5, 4), normal(5)

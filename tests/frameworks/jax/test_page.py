@@ -16,6 +16,8 @@ from ...pages import blocks as blocks_of
 from ...pages import pages_of
 from .conftest import agree, textbook
 
+pytestmark = pytest.mark.long
+
 PAGE = "docs/jax.md"
 
 

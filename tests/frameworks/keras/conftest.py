@@ -33,10 +33,13 @@ _WHOLE_MODELS = ("applications", "examples", "files", "models", "training", "typ
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        rare = BACKEND != "tensorflow" and item.path.stem.removeprefix("test_") in _WHOLE_MODELS
         # There may be other folders' tests in the same session.
-        if rare and item.path.parent == Path(__file__).parent:
+        if BACKEND == "tensorflow" or item.path.parent != Path(__file__).parent:
+            continue
+        if item.path.stem.removeprefix("test_") in _WHOLE_MODELS:
             item.add_marker(pytest.mark.sweep)
+        elif item.path.stem == "test_keras_tests":
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_report_header():

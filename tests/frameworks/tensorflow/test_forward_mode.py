@@ -118,6 +118,7 @@ WAYS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_that_of_the_composed_layer(given, close, way, traced):

@@ -154,6 +154,7 @@ def step(x, dy, gamma, beta, *, axis=-1, epsilon=EPSILON):
     return (y, mean, variance), of_tape, frozen, *gradients
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "dtype", "axis", "data_format"),
     [
