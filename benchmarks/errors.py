@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
-import backnorm
-from backnorm import reference
+from backnorm import ArgumentError, reference
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import ulp_error
 from backnorm.dtypes import FLOAT32, FLOAT64
 from benchmarks.child import Child, ChildEndedError, serve_parent
-from benchmarks.model import Cell
+from benchmarks.model import OURS, OURS_IN_FLOAT32, Cell
 from benchmarks.peers import CONTESTANTS
 from benchmarks.peers.base import Contestant, Data, Missing, Unsupported
 from benchmarks.worker import load
@@ -48,18 +47,18 @@ _SAMPLES, _CHANNELS = 16, 16
 # Seconds until a contestant is given up.
 _PATIENCE = 300.0
 
-#: Who takes part: what it is called, its name among the contestants, layout, and our arithmetic.
+#: Who takes part: what it is called, its name among the contestants, and layout.
 ENTRIES = (
-    ("backnorm, float64", "backnorm", "NCX", "float64"),
-    ("backnorm, float32, NCX", "backnorm", "NCX", "float32"),
-    ("backnorm, float32, NXC", "backnorm", "NXC", "float32"),
-    ("PyTorch, contiguous", "torch", "NCX", None),
-    ("PyTorch, channels_last", "torch", "NXC", None),
-    ("TensorFlow, NHWC", "tensorflow", "NXC", None),
-    ("oneDNN, NCHW", "onednn", "NCX", None),
-    ("oneDNN, NHWC", "onednn", "NXC", None),
-    ("JAX, NCHW", "jax", "NCX", None),
-    ("JAX, NHWC", "jax", "NXC", None),
+    ("backnorm, float64", OURS, "NCX"),
+    ("backnorm, float32, NCX", OURS_IN_FLOAT32, "NCX"),
+    ("backnorm, float32, NXC", OURS_IN_FLOAT32, "NXC"),
+    ("PyTorch, contiguous", "torch", "NCX"),
+    ("PyTorch, channels_last", "torch", "NXC"),
+    ("TensorFlow, NHWC", "tensorflow", "NXC"),
+    ("oneDNN, NCHW", "onednn", "NCX"),
+    ("oneDNN, NHWC", "onednn", "NXC"),
+    ("JAX, NCHW", "jax", "NCX"),
+    ("JAX, NHWC", "jax", "NXC"),
 )
 
 
@@ -132,19 +131,19 @@ def _summary(errors: np.ndarray) -> tuple[float, float]:
     return float(errors.max()), float(np.sqrt(np.square(errors).mean()))
 
 
-def measured(entry: tuple[str, str, str, str | None]) -> Iterator[tuple[int, float, Errors]]:
+def measured(entry: tuple[str, str, str]) -> Iterator[tuple[int, float, Errors]]:
     """Yield plane, ratio and errors of a contestant, which runs in a process of its own.
 
     Raises
     ------
     ChildEndedError
     """
-    _, name, layout, arithmetic = entry
+    _, name, layout = entry
     child = Child("benchmarks.errors")
     try:
         for plane in PLANES:
             for ratio in RATIOS:
-                child.send((CONTESTANTS["cpu"][name], plane, ratio, layout, arithmetic))
+                child.send((CONTESTANTS["cpu"][name], plane, ratio, layout))
                 results = child.receive(_PATIENCE)
                 if isinstance(results, str):
                     raise ChildEndedError(results)
@@ -159,7 +158,7 @@ def serve(connection: Connection) -> None:
     contestants: dict[str, Contestant] = {}
     while True:
         try:
-            place, plane, ratio, layout, arithmetic = connection.recv()
+            place, plane, ratio, layout = connection.recv()
         except EOFError:
             return
         try:
@@ -171,14 +170,9 @@ def serve(connection: Connection) -> None:
                 "errors", "backward", (_SAMPLES, _CHANNELS, plane, plane), layout, "float32"
             )
             prepared: Any = next(iter(contestants[place].prepare(cell, data).values()))
-            if arithmetic is None:
-                returned = prepared.call()
-            else:
-                with backnorm.arithmetic(arithmetic):
-                    returned = prepared.call()
-            found = prepared.results(returned)
+            found = prepared.results(prepared.call())
             connection.send({name: np.array(found[name]) for name in ("dx", "dgamma", "dbeta")})
-        except (Missing, Unsupported, backnorm.ArgumentError) as error:
+        except (Missing, Unsupported, ArgumentError) as error:
             connection.send(str(error))
 
 

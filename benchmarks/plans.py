@@ -15,11 +15,11 @@ from rich.table import Table
 
 from backnorm.arrays import NUMPY
 from backnorm.cli.render import captioned_table, number_texts
-from backnorm.cli.text import plain
+from backnorm.cli.text import counted, plain
 from backnorm.cpu import engine
 from backnorm.cpu.candidates import candidates
 from backnorm.cpu.launch import Launch
-from backnorm.cpu.plan import Plan
+from backnorm.cpu.plan import SCHEDULE, Plan
 from backnorm.executable import Executable
 from backnorm.files import atomic_writer
 from backnorm.layout import extents_of
@@ -117,10 +117,9 @@ def try_plans(cell: Cell) -> Trials:
 
 def misses_table(trials: Iterable[Trials], environment: Environment) -> Table:
     """Return a row for each cell whose plan is not good enough."""
-    threads = environment.threads
     caption = (
-        f"{environment.cpu}, {threads} thread{'s' * (threads != 1)}. Cells in which the plan that "
-        f"is chosen takes more than {ENOUGH - 1:.0%} longer than the best of its candidates."
+        f"{environment.cpu}, {counted(environment.threads, 'thread')}. Cells in which the plan "
+        f"that is chosen takes more than {ENOUGH - 1:.0%} longer than the best of its candidates."
     )
     table = captioned_table("Plans", plain(caption), (0, 1, 0, 0))
     table.add_column("cell", overflow="fold")
@@ -167,8 +166,7 @@ def _factor(samples: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _numbers(decided: Plan) -> dict[str, Any]:
-    names = ("grouped", "streaming", "threads")
-    of_plan = {name: getattr(decided, name) for name in names}
+    of_plan = {name: getattr(decided, name) for name in SCHEDULE}
     return dataclasses.asdict(decided.geometry) | of_plan
 
 

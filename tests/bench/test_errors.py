@@ -12,7 +12,7 @@ from backnorm.dtypes import FLOAT32
 from benchmarks import errors
 from benchmarks.errors import Errors, errors_of, exact_of, larger, make, measured, tables
 
-ENTRY = ("ours", "backnorm", "NXC", "float64")
+ENTRY = ("ours", "backnorm", "NXC")
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from backnorm.cpu.geometry import Columns, Segments
-from backnorm.cpu.plan import Plan, plan
+from backnorm.cpu.geometry import Columns, Segments, round_up
+from backnorm.cpu.plan import SCHEDULE, Plan, plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
@@ -30,8 +30,6 @@ _ABREAST = (1, 4, 8)
 
 # Elements above which one thread alone is no question where there are several.
 _SHARED = 1 << 18
-
-_OF_PLAN = ("grouped", "streaming", "threads")
 
 
 def candidates(problem: Problem, extents: Extents, machine: Machine) -> Iterator[Plan]:
@@ -84,12 +82,12 @@ def _choices(chosen: Plan, machine: Machine) -> dict[str, Sequence[Any]]:
         return found
     width = max(1, geometry.width)
     if sums:
-        tiles = {min(tile, _up(width, 16)) for tile in _TILES}
+        tiles = {min(tile, round_up(width, 16)) for tile in _TILES}
         found["tile"] = sorted({geometry.tile, *tiles})
         found["depth"] = sorted({geometry.depth, *_DEPTHS})
     if writes:
         found["abreast"] = sorted({geometry.abreast, *_ABREAST})
-        rows = {_up(max(1, share // width), 8) for share in _SHARES}
+        rows = {round_up(max(1, share // width), 8) for share in _SHARES}
         found["share"] = sorted({geometry.share, *rows})
         found["by_tile"] = sorted({geometry.by_tile, False})
     return found
@@ -102,7 +100,7 @@ def _products(choices: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 def _changed(chosen: Plan, values: dict[str, Any]) -> Plan:
     """Return the plan with other values, and what follows from them."""
-    of_plan = {name: value for name, value in values.items() if name in _OF_PLAN}
+    of_plan = {name: value for name, value in values.items() if name in SCHEDULE}
     of_geometry = {name: value for name, value in values.items() if name not in of_plan}
     geometry = dataclasses.replace(chosen.geometry, **of_geometry)
     if isinstance(geometry, Segments):
@@ -118,7 +116,3 @@ def _identity(decided: Plan) -> tuple[Any, ...]:
         # Nothing is written in a second phase.
         geometry = dataclasses.replace(geometry, share=0)
     return geometry, decided.grouped, decided.streaming, decided.threads
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Columns", "Segments"]
+__all__ = ["Columns", "Segments", "round_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +62,8 @@ class Columns:
     share: int
     abreast: int
     by_tile: bool = False
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the least multiple that is not below `value`."""
+    return -(-value // multiple) * multiple

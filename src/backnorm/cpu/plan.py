@@ -10,12 +10,15 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from backnorm.cpu.geometry import Columns, Segments
+from backnorm.cpu.geometry import Columns, Segments, round_up
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 
-__all__ = ["Plan", "plan"]
+__all__ = ["SCHEDULE", "Plan", "plan"]
+
+#: Fields of a plan beside its geometry: only speed depends on them.
+SCHEDULE = ("grouped", "streaming", "threads")
 
 # Elements of a chunk: each of its 16 running sums gets at most 130 of them, which bounds the error
 # of a float64 sum to 2^-45 of the sum of magnitudes with room to spare.
@@ -161,7 +164,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     # L2), but reading it then takes 0.23 ns an element instead of 0.09.
     inputs = 1 if problem.operation in ("forward", "inference") else 2
     arrays = inputs + 1 + problem.residual
-    shared = min(machine.cache_shared, _MOST_SHARED)
+    shared = _shared_cache(machine)
     room = shared if problem.operation == "inference" else shared // 2
     streaming = arrays * written > room
     share = _share(size, threads)
@@ -180,7 +183,7 @@ def _share(size: int, threads: int) -> int:
 
     Whole vectors, so that all but the last end with a byte of a ReLU's mask.
     """
-    return max(_LEAST_SHARE, min(_SHARE, _up(size // (8 * threads), 64)))
+    return max(_LEAST_SHARE, min(_SHARE, round_up(size // (8 * threads), 64)))
 
 
 def _geometry(extents: Extents, threads: int, share: int, *, streaming: bool) -> Segments | Columns:
@@ -193,7 +196,7 @@ def _segments(extents: Extents, threads: int, share: int) -> Segments:
     outer, channels, inner = extents
     pieces = max(1, -(-inner // _CHUNK))
     # Whole cache lines, all pieces about the same.
-    length = max(16, _up(-(-inner // pieces), 16))
+    length = max(16, round_up(-(-inner // pieces), 16))
     pieces = -(-inner // length)
     # A chunk is either rows or a piece of one.
     rows = 1 if pieces > 1 else max(1, _CHUNK // length)
@@ -217,12 +220,12 @@ def _columns(extents: Extents, threads: int, share: int, *, streaming: bool) -> 
     width = row * repeats
     rest = left * row
     blocks = max(1, min(rows // _LEAST_ROWS, _most_blocks(width)))
-    block = max(1, _up(-(-rows // blocks), 64))
+    block = max(1, round_up(-(-rows // blocks), 64))
     # An empty array has one empty block.
     blocks = max(1, -(-rows // block) + (rest > 0))
     # A tile with all rows of a block, for every thread at least one.
     tiles = max(-(-width // _TILE), min(width // _LEAST_TILE, -(-2 * threads // blocks)), 1)
-    tile = max(16, _up(-(-width // tiles), 16))
+    tile = max(16, round_up(-(-width // tiles), 16))
     # Of a single block every thread sums some tiles, and is to write those: x and dy are in its
     # cache, not in another's. Of the time of rows (2 threads of an Intel Xeon, float32, backward):
     # (8, 2048, 5, 5) 0.87, (128, 2048) 0.86. A tile has whole lines of all types.
@@ -230,7 +233,7 @@ def _columns(extents: Extents, threads: int, share: int, *, streaming: bool) -> 
     height = max(1, share // max(1, tile if by_tile else width))
     if width % 8:
         # An item ends with a byte of a ReLU's mask.
-        height = _up(height, 8)
+        height = round_up(height, 8)
     depth = _depth(width, streaming=streaming)
     abreast = _abreast(width, streaming=streaming)
     cut = (rows, width, rest, repeats, block, blocks, tile, depth, height, abreast)
@@ -306,7 +309,7 @@ def _group(
     items = -(-extents.channels // (geometry.group * geometry.batch))
     inputs = 2 if problem.operation == "backward" else 1
     held = inputs * extents.outer * geometry.group * extents.inner * problem.dtype.itemsize
-    cache = max(machine.cache_per_core, min(machine.cache_shared, _MOST_SHARED) // threads)
+    cache = max(machine.cache_per_core, _shared_cache(machine) // threads)
     if held > cache:
         return False, f"two passes: {held >> 10} KiB of a channel group exceed {cache >> 10} KiB"
     if items % threads and items < 4 * threads:
@@ -314,9 +317,9 @@ def _group(
     return True, f"grouped: {held >> 10} KiB of a channel group stay in {cache >> 10} KiB of cache"
 
 
+def _shared_cache(machine: Machine) -> int:
+    return min(machine.cache_shared, _MOST_SHARED)
+
+
 def _most_blocks(channels: int) -> int:
     return max(1, min(_MOST_BLOCKS, _MOST_PARTIALS // max(1, channels)))
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

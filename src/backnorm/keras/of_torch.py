@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.torch import arithmetics, operations
@@ -34,7 +32,6 @@ def batch_norm(
         )
     # With the channels last this is a view of a kind that the kernels take as it is.
     x = x.movedim(axis, 1)
-    decide = arithmetics.traced if torch.compiler.is_dynamo_compiling() else arithmetics.decided
-    how = epsilon, False, decide(x.dtype, arithmetic)
+    how = epsilon, False, arithmetics.of_call(x.dtype, arithmetic)
     y, mean, variance, _ = operations.batch_norm(x, None, gamma, beta, *how)
     return y.movedim(1, axis), mean, variance

@@ -12,7 +12,14 @@ import torch
 from backnorm.arithmetics import Arithmetic, chosen, own_arithmetic, resolved
 from backnorm.torch.metadata import element_type
 
-__all__ = ["decided", "named", "own", "traced"]
+__all__ = ["decided", "named", "of_call", "own", "traced"]
+
+
+def of_call(dtype: torch.dtype, arithmetic: object) -> Arithmetic:
+    """Return what `decided` does, whether Dynamo traces or not."""
+    if torch.compiler.is_dynamo_compiling():
+        return traced(dtype, arithmetic)
+    return decided(dtype, arithmetic)
 
 
 def decided(dtype: torch.dtype, arithmetic: object) -> Arithmetic:

@@ -275,8 +275,7 @@ def _by_operators(
         return nothing
     settings.check_settings(input, training, eps)
     named = {} if is_compiling else dict(zip(_NAMES, arguments, strict=True))
-    decide = arithmetics.traced if torch.compiler.is_dynamo_compiling() else arithmetics.decided
-    computed_in = decide(input.dtype, arithmetic)
+    computed_in = arithmetics.of_call(input.dtype, arithmetic)
     y: Tensor = asked(_watched, arguments, momentum, eps, relu, computed_in, **named)
     return y
 

@@ -88,6 +88,23 @@ def layer(normal):
 
 
 @pytest.fixture
+def inputs(layer):
+    """Return x, gamma and beta of the layer of `one_layer`."""
+    from .one_layer import AXIS, SHAPE
+
+    return layer(SHAPE, AXIS)
+
+
+@pytest.fixture
+def pair(normal):
+    """The same scalar function with our layer and with the textbook's."""
+    from .one_layer import AXIS, SHAPE, ours, theirs
+
+    weights = normal(*SHAPE), normal(SHAPE[AXIS])
+    return weighed(ours, weights), weighed(theirs, weights)
+
+
+@pytest.fixture
 def through_python(monkeypatch):
     """Have kernels called as if jaxlib's foreign function interface were not known."""
     from backnorm.jax import callback, ffi

@@ -12,36 +12,13 @@ import pytest
 from jax import export
 from jax.ad_checkpoint import checkpoint_name
 
-import backnorm.jax
 from backnorm.jax.ffi import TARGET
 
-from .conftest import EPSILON, agree, textbook, weighed
+from .conftest import agree
+from .one_layer import SHAPE, ours, theirs
 from .pairs import PAIRS
 
 pytestmark = pytest.mark.long
-
-
-SHAPE, AXIS = (6, 5, 4), 1
-
-
-def ours(x, gamma, beta):
-    return backnorm.jax.batch_norm(x, gamma, beta, epsilon=EPSILON, axis=AXIS)
-
-
-def theirs(x, gamma, beta):
-    return textbook(x, gamma, beta, axis=AXIS)
-
-
-@pytest.fixture
-def inputs(layer):
-    return layer(SHAPE, AXIS)
-
-
-@pytest.fixture
-def pair(normal):
-    """The same scalar function with our layer and with the textbook's."""
-    weights = normal(*SHAPE), normal(SHAPE[AXIS])
-    return weighed(ours, weights), weighed(theirs, weights)
 
 
 def mappings():

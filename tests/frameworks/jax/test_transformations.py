@@ -14,29 +14,8 @@ import backnorm.jax
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax.ffi import TARGET
 
-from .conftest import EPSILON, agree, textbook, weighed
-
-SHAPE, AXIS = (6, 5, 4), 1
-
-
-def ours(x, gamma, beta, axis_name=None):
-    return backnorm.jax.batch_norm(x, gamma, beta, epsilon=EPSILON, axis=AXIS, axis_name=axis_name)
-
-
-def theirs(x, gamma, beta, axis_name=None):
-    return textbook(x, gamma, beta, axis=AXIS, axis_name=axis_name)
-
-
-@pytest.fixture
-def inputs(layer):
-    return layer(SHAPE, AXIS)
-
-
-@pytest.fixture
-def pair(normal):
-    """The same scalar function with our layer and with the textbook's."""
-    weights = normal(*SHAPE), normal(SHAPE[AXIS])
-    return weighed(ours, weights), weighed(theirs, weights)
+from .conftest import EPSILON, agree
+from .one_layer import AXIS, SHAPE, ours, theirs
 
 
 class TestJit:

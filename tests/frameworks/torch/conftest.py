@@ -30,10 +30,35 @@ LAYOUTS = {
 }
 
 
+class Block(torch.nn.Module):
+    """A convolution and three layers, two of them before a ReLU, one with an addition."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 3, 1, bias=False)
+        self.bn1 = torch.nn.BatchNorm2d(3, momentum=0.3)
+        self.bn2 = torch.nn.BatchNorm2d(3)
+        self.bn3 = torch.nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        out = torch.relu(self.bn1(self.conv(x)))
+        out = torch.relu(self.bn2(out) + x)
+        return self.bn3(out)
+
+
 @pytest.fixture(autouse=True)
 def seeded(request):
     """Seed PyTorch by the name of the test."""
     torch.manual_seed(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture
+def one_thread():
+    """Let many small steps run in one thread: on a busy machine a team of PyTorch's waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=LAYOUTS)

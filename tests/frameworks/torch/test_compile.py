@@ -11,6 +11,8 @@ from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 import backnorm.torch
 
+from .conftest import Block
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script"),
     pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated"),
@@ -22,20 +24,6 @@ def fresh_compiler():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 3, 1, bias=False)
-        self.bn1 = torch.nn.BatchNorm2d(3, momentum=0.3)
-        self.bn2 = torch.nn.BatchNorm2d(3)
-        self.bn3 = torch.nn.BatchNorm2d(3)
-
-    def forward(self, x):
-        out = torch.relu(self.bn1(self.conv(x)))
-        out = torch.relu(self.bn2(out) + x)
-        return self.bn3(out)
 
 
 def models(fuse, training):

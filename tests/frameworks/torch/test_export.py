@@ -14,6 +14,8 @@ import torch
 
 import backnorm.torch
 
+from .conftest import Block
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit"),
     pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated"),
@@ -24,14 +26,7 @@ pytestmark = [
 BATCH = torch.export.Dim("batch", min=2, max=64)
 
 
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 3, 1, bias=False)
-        self.bn1 = torch.nn.BatchNorm2d(3, momentum=0.3)
-        self.bn2 = torch.nn.BatchNorm2d(3)
-        self.bn3 = torch.nn.BatchNorm2d(3)
-
+class Branching(Block):
     def forward(self, x):
         out = torch.relu(self.bn1(self.conv(x)))
         if self.training:
@@ -59,7 +54,7 @@ WAYS = {
 
 def models(fuse, training, way="as it is"):
     """Return a converted model that has not run, and the same of PyTorch's layers."""
-    theirs = Block().double().train(training)
+    theirs = Branching().double().train(training)
     # Not what they begin with.
     for buffer in theirs.buffers():
         buffer.copy_(torch.rand(buffer.shape).add(0.5) if buffer.dim() else buffer)

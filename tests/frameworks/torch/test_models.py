@@ -20,17 +20,10 @@ from backnorm.torch import FusionWarning, convert, revert
 
 from .model_families import FEW, QUICK, TIMM, TORCHVISION, made
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROUNDING = torch.finfo(torch.float64).eps
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Let models of many small steps run in one thread: on a busy machine a team waits longer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tensors_in(value):

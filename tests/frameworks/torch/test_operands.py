@@ -69,19 +69,10 @@ def _subjects():
             yield cls.__name__, as_module(cls), names, "ReLU" in cls.__name__, rank
 
 
-pytestmark = [quietly, pytest.mark.long]
+pytestmark = [quietly, pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 
 
 SUBJECTS = {name: rest for name, *rest in _subjects()}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """PyTorch's own takes milliseconds for a small tensor where threads are more than cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def good(names, rank, dtype, channels_last):

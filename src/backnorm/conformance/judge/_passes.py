@@ -6,7 +6,7 @@ import numpy as np
 
 from backnorm import reference
 from backnorm.arithmetics import Arithmetic
-from backnorm.conformance.judge._verdict import Verdict, judge, judge_typed
+from backnorm.conformance.judge._verdict import Verdict, judge_statistics, judge_typed
 from backnorm.results import Gradients, Normalized
 
 __all__ = ["check_backward", "check_forward", "check_inference"]
@@ -74,15 +74,7 @@ def check_forward(
     y, mean, variance = normalized
     return {
         "y": judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype, arithmetic=arithmetic),
-        "mean": judge("mean", mean, exact.mean, exact.mean_terms, x.dtype, arithmetic=arithmetic),
-        "variance": judge(
-            "variance",
-            variance,
-            exact.variance,
-            exact.variance_terms,
-            x.dtype,
-            arithmetic=arithmetic,
-        ),
+        **judge_statistics(mean, variance, exact, x.dtype, arithmetic),
     }
 
 

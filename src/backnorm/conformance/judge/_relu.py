@@ -7,7 +7,7 @@ import numpy as np
 from backnorm import reference
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._passes import check_backward
-from backnorm.conformance.judge._verdict import Verdict, judge, judge_typed, refused
+from backnorm.conformance.judge._verdict import Verdict, judge_statistics, judge_typed, refused
 from backnorm.layout import mask_size
 
 __all__ = ["check_relu_backward", "check_relu_forward", "check_relu_inference"]
@@ -34,15 +34,7 @@ def check_relu_forward(
     y, mean, variance, mask = result
     return {
         "y": _judge_y(y, exact, x, arithmetic),
-        "mean": judge("mean", mean, exact.mean, exact.mean_terms, x.dtype, arithmetic=arithmetic),
-        "variance": judge(
-            "variance",
-            variance,
-            exact.variance,
-            exact.variance_terms,
-            x.dtype,
-            arithmetic=arithmetic,
-        ),
+        **judge_statistics(mean, variance, exact, x.dtype, arithmetic),
         "mask": _judge_mask(mask, y, x),
     }
 

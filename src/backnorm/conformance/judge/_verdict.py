@@ -12,8 +12,9 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._budget import Quantity, budget
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT64, element_type
+from backnorm.reference import ExactNormalized
 
-__all__ = ["Verdict", "judge", "judge_typed", "refused"]
+__all__ = ["Verdict", "judge", "judge_statistics", "judge_typed", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,22 @@ def judge_typed(
     if element_type(actual.dtype) != element_type(expected):
         return refused(f"{quantity} has element type {actual.dtype}, not {expected}")
     return judge(quantity, actual, exact, terms, data, more=more, arithmetic=arithmetic)
+
+
+def judge_statistics(
+    mean: np.ndarray,
+    variance: np.ndarray,
+    exact: ExactNormalized,
+    data: np.dtype,
+    arithmetic: Arithmetic | None,
+) -> dict[str, Verdict]:
+    """Judge the statistics that a forward pass returns, whatever their element type."""
+    return {
+        "mean": judge("mean", mean, exact.mean, exact.mean_terms, data, arithmetic=arithmetic),
+        "variance": judge(
+            "variance", variance, exact.variance, exact.variance_terms, data, arithmetic=arithmetic
+        ),
+    }
 
 
 def refused(detail: str) -> Verdict:
