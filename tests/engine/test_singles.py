@@ -131,6 +131,20 @@ def test_nan_stays_in_its_channel(data):
     np.testing.assert_array_equal(gradients.dx[~lost].view(bits), expected.dx[~lost].view(bits))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
+def test_an_infinite_mean_where_rows_are_joined(dtype, rows, rng):
+    """Thirteen channels lie twice in a row of 26 columns; of an odd number of rows one is left."""
+    x = rng.normal(size=(rows, 13)).astype(dtype)
+    dy = np.abs(x) + dtype.type(1)
+    mean = rng.normal(size=13).astype(FLOAT32)
+    mean[1] = np.inf
+    found = [backnorm.reduce(x, dy, mean, arithmetic=each) for each in ("float32", "float64")]
+    assert np.isinf(found[1].sum_dy_xmu[1])
+    np.testing.assert_allclose(found[0].sum_dy_xmu, found[1].sum_dy_xmu, 1e-4, 1e-5)
+    np.testing.assert_array_equal(np.isfinite(found[0].sum_dy_xmu), np.isfinite(mean))
+
+
 def test_forward_with_a_mean_far_beyond_the_deviation(data):
     wide = data.x.astype(float)
     data.x[...] = (1000 + 8 * np.sign(wide - wide.mean())).astype(data.x.dtype)

@@ -35,6 +35,7 @@ from backnorm.cpu.kernels.memory import (
     load_first,
     load_one,
     load_singles,
+    load_some,
     offset,
     singles_within,
     store,
@@ -281,7 +282,8 @@ def _sum_block_of(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
             _add_block(_add_strip_at_once, x, dy, part, 4, singles, run, pitch, sums, far)
         for k in range(0, width, LANES):
             place = offset(sums, k)
-            kept = recentre(load(pivot, k), place, far)
+            # Columns after the last have no rows: whatever their means are, their sums stay zero.
+            kept = recentre(load_some(pivot, k, width - k), place, far)
             columns = (start + k, stride, rows, min(LANES, width - k))
             if not all_finite(kept, width - k) and head.in_float64 == 0:
                 kept = _or_without_gradient(dy, columns, load(place, 2 * far), kept)
