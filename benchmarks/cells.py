@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from backnorm.errors import ArgumentValueError
 from benchmarks.model import DEVICES, ITEMSIZE, Cell, DeviceName, ElementType, Operation
@@ -22,6 +22,8 @@ __all__ = [
     "select",
     "workloads",
 ]
+
+_Name = TypeVar("_Name", bound=str)
 
 #: The word for everything that an option accepts.
 ALL = "all"
@@ -152,7 +154,7 @@ def representative(device: DeviceName = "cpu") -> list[Cell]:
     ]
 
 
-def chosen(option: str, given: Sequence[str], accepted: Sequence[str]) -> list[str]:
+def chosen(option: str, given: Sequence[str], accepted: Sequence[_Name]) -> list[_Name]:
     """Return the names that an option stands for, in the order of `accepted`.
 
     Raises

@@ -149,3 +149,40 @@ def plans(
     if report.interrupted:
         text.warn("interrupted")
         raise typer.Exit(INTERRUPTED)
+
+
+@app.command("models")
+def models(
+    model: Annotated[str, typer.Option(help="Models of torchvision and timm; or all.")] = "all",
+    layout: Annotated[str, typer.Option(help="contiguous, channels_last; or all.")] = "all",
+    precision: Annotated[
+        str, typer.Option(help="float32; bfloat16, which is autocast; or all.")
+    ] = "float32",
+    variant: Annotated[
+        str,
+        typer.Option(
+            help="torch, backnorm, backnorm-fused, and each with -compiled behind it; or all."
+        ),
+    ] = "all",
+    small: Annotated[
+        bool, typer.Option("--small", help="The smaller batch of each model alone.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each variant.")] = 5,
+    threads: Threads = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for all that was measured.")] = None,
+) -> None:
+    """Time whole training steps of models with our layers beside the same with PyTorch's.
+
+    The gradients are compared first: ours may be no further off than twice what PyTorch's are.
+    """
+    with exits_in_one_line():
+        from benchmarks.models.options import run_models
+
+        begin(threads)
+        report = run_models((model, layout, precision, variant), small, rounds, out)
+    text.print_table(report.table())
+    for line in report.summary():
+        print(line)
+    if report.interrupted:
+        text.warn("interrupted")
+        raise typer.Exit(INTERRUPTED)

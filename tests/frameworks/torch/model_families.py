@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from . import libraries
+from benchmarks.models import libraries
 
 torchvision, timm = libraries.torchvision(), libraries.timm()
 

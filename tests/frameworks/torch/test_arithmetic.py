@@ -19,8 +19,7 @@ from backnorm.executable import CALLS, forget
 from backnorm.torch import batch_norm, batch_norm_add_relu, batch_norm_relu, operations
 from backnorm.torch.memory import array_of
 from backnorm.torch.metadata import element_type
-
-from . import libraries
+from benchmarks.models import libraries
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit"),

@@ -14,8 +14,7 @@ from torch import nn
 
 import backnorm.torch
 from backnorm.torch import convert, revert
-
-from . import libraries
+from benchmarks.models import libraries
 
 libraries.torchvision()
 libraries.timm()

@@ -15,8 +15,7 @@ from torch.ao import quantization
 
 import backnorm.torch
 from backnorm.torch import convert, revert
-
-from . import libraries
+from benchmarks.models import libraries
 
 torchvision = libraries.torchvision()
 layers = libraries.timm().layers

@@ -13,7 +13,7 @@ _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_kept = []
+_kept: list[torch.library.Library] = []
 
 
 def torchvision() -> types.ModuleType:

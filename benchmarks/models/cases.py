@@ -1,0 +1,138 @@
+"""What is measured: models with the size of their images, and who trains them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from benchmarks.model import Timing
+
+__all__ = [
+    "LAYOUTS",
+    "MODELS",
+    "PRECISIONS",
+    "VARIANTS",
+    "Case",
+    "Layout",
+    "Outcome",
+    "Precision",
+    "Row",
+    "Variant",
+    "cases",
+]
+
+Layout = Literal["contiguous", "channels_last"]
+Precision = Literal["float32", "bfloat16"]
+
+#: Whose layers, and whether `torch.compile` compiled the model. Fused: `convert(fuse=True)`.
+Variant = Literal[
+    "torch",
+    "backnorm",
+    "backnorm-fused",
+    "torch-compiled",
+    "backnorm-compiled",
+    "backnorm-fused-compiled",
+]
+
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+
+#: Library, and shapes of inputs: batches of 8 at 160 x 160 and of 16 at 224 x 224; of videos and of
+#: segmentation, which take longer, fewer.
+MODELS: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
+    "resnet18": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
+    "resnet50": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
+    "densenet121": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
+    "inception_v3": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
+    "mobilenet_v2": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
+    "mobilenet_v3_large": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
+    "r3d_18": ("torchvision", ((2, 3, 8, 112, 112),)),
+    "deeplabv3_resnet50": ("torchvision", ((2, 3, 160, 160),)),
+    "efficientnet_b0": ("timm", ((8, 3, 160, 160), (16, 3, 224, 224))),
+    "regnety_008": ("timm", ((8, 3, 160, 160), (16, 3, 224, 224))),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model on a batch.
+
+    Attributes
+    ----------
+    model : str
+    shape : tuple of int
+        Of the inputs.
+    layout : {"contiguous", "channels_last"}
+        Of inputs and weights.
+    precision : {"float32", "bfloat16"}
+        bfloat16: under autocast.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    layout: Layout
+    precision: Precision
+
+    def __str__(self) -> str:
+        """Return the case as a short line."""
+        shape = "x".join(map(str, self.shape))
+        return f"{self.model} {shape} {self.layout} {self.precision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a variant in a case.
+
+    Attributes
+    ----------
+    variant : str
+    detail : str
+        Why there is no timing; empty if there is.
+    step : Timing, optional
+        Seconds of a training step.
+    ratio : float, optional
+        Of the time of a step to that of "torch" in the same turns: the median.
+    normalization : float, optional
+        Seconds of a step in batch normalisation, activations and additions; of eager ones.
+    error : float, optional
+        Of the gradients of all parameters: distance from those in float64, relative to those.
+    memory : int, optional
+        Bytes by which resident memory grows in steps, in a process of its own; of eager ones.
+    layers : int
+        How many layers of batch normalisation are ours.
+    """
+
+    variant: Variant
+    detail: str = ""
+    step: Timing | None = None
+    ratio: float | None = None
+    normalization: float | None = None
+    error: float | None = None
+    memory: int | None = None
+    layers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case, with what became of all variants."""
+
+    case: Case
+    outcomes: tuple[Outcome, ...]
+
+
+def cases(
+    models: Sequence[str],
+    layouts: Sequence[Layout],
+    precisions: Sequence[Precision],
+    *,
+    small: bool,
+) -> Iterator[Case]:
+    """Yield the cases of models; `small`: of their first shapes alone."""
+    for model in models:
+        shapes = MODELS[model][1]
+        for shape in shapes[:1] if small else shapes:
+            for layout in layouts:
+                for precision in precisions:
+                    yield Case(model, shape, layout, precision)
