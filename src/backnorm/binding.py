@@ -211,6 +211,9 @@ def _runner(
     found = [places.get(field, code.absent) for field in ADDRESSES]
     sums = ", ".join(result.name for result in signature.results if result.kind == "sums")
     passed = _passed(numbers) + (f", summed=({sums})" if sums else "")
+    for result in signature.results:
+        if result.kind == "coefficients":
+            passed += f", coefficients={code.address.format(result.name)}"
     passed += f", header={code.header}" if code.header else ""
     body.append(f"refused = stage({', '.join(found)}{passed})")
     results = [result.name for result in signature.results]

@@ -23,6 +23,17 @@ from backnorm.threads import get_num_threads
 
 __all__ = ["CALLS", "Calls", "Executable", "executable", "forget", "operation"]
 
+# The stage that gives all results of an operation.
+_STAGES = {
+    "forward": "complete",
+    "backward": "complete",
+    "inference": "apply",
+    "apply": "apply",
+    "reduce": "sum_all",
+    "forward_coefficients": "reduce",
+    "backward_coefficients": "reduce",
+}
+
 # More than the layers of any model.
 _MOST = 4096
 
@@ -70,10 +81,7 @@ class Executable:
     @property
     def stage(self) -> Any:
         """The stage of the kernel that computes all results."""
-        operation = self.problem.operation
-        if operation == "reduce":
-            return self.launch.sum_all
-        return self.launch.complete if operation in ("forward", "backward") else self.launch.apply
+        return getattr(self.launch, _STAGES[self.problem.operation])
 
     def run(self, *operands: Any, out: Any = None, **numbers: Any) -> tuple[Any, ...]:
         """Return the results for arrays of any strides and byte order.
@@ -138,7 +146,7 @@ class Executable:
 
     def _refuse(self, variance: Any, channel: int) -> None:
         # The variance of no elements is 0, and nothing is divided by it.
-        if self.problem.operation != "forward" or self.problem.count:
+        if not self.problem.operation.startswith("forward") or self.problem.count:
             raise variance_error(self._arrays.shown(variance), self.problem, channel)
 
 

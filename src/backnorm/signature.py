@@ -14,12 +14,21 @@ from typing import Any, Literal
 
 __all__ = ["SIGNATURES", "Kind", "Number", "Operand", "Operation", "Result", "Signature"]
 
-Operation = Literal["backward", "forward", "inference", "reduce", "apply", "double_backward"]
+Operation = Literal[
+    "backward",
+    "forward",
+    "inference",
+    "reduce",
+    "apply",
+    "double_backward",
+    "forward_coefficients",
+    "backward_coefficients",
+]
 
 #: data: of the shape and type of x. channel: one value per channel. mask: one bit per element, set
 #: where the output of a ReLU is positive. sums: one float64 per channel. count: the number of
-#: elements of a channel.
-Kind = Literal["data", "channel", "mask", "sums", "count"]
+#: elements of a channel. coefficients: four float64 per channel, see `cpu.kernels.formulas`.
+Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class Result:
     Attributes
     ----------
     name : str
-    kind : {"data", "channel", "mask", "sums", "count"}
+    kind : {"data", "channel", "mask", "sums", "count", "coefficients"}
     field : str
         The field of a kernel's record that holds its address; empty for what is copied out of the
         record, or known without it.
@@ -124,6 +133,10 @@ _VARIANCE = Operand("variance", "channel", field="variance")
 _GAMMA = Operand("gamma", "channel", required=False, field="gamma")
 _BETA = Operand("beta", "channel", required=False, field="beta")
 _DX, _Y = Result("dx", "data", "out"), Result("y", "data", "out")
+_DGAMMA, _DBETA = Result("dgamma", "channel", "result"), Result("dbeta", "channel", "result_2")
+_MEAN_OF_X = Result("mean", "channel", "result")
+_VARIANCE_OF_X = Result("variance", "channel", "result_2")
+_COEFFICIENTS = Result("coefficients", "coefficients", "")
 
 _ALL = (
     Signature(
@@ -131,8 +144,8 @@ _ALL = (
         (_X, _DY, _MASK, _MEAN, _VARIANCE, _GAMMA),
         (
             _DX,
-            Result("dgamma", "channel", "result"),
-            Result("dbeta", "channel", "result_2"),
+            _DGAMMA,
+            _DBETA,
             Result("dresidual", "data", "residual", option="residual"),
         ),
         ("epsilon", "data_format", "training", "residual", "arithmetic"),
@@ -150,8 +163,8 @@ _ALL = (
         ),
         (
             _Y,
-            Result("mean", "channel", "result"),
-            Result("variance", "channel", "result_2"),
+            _MEAN_OF_X,
+            _VARIANCE_OF_X,
             Result("mask", "mask", "mask", option="relu"),
         ),
         ("epsilon", "data_format", "relu", "arithmetic"),
@@ -183,6 +196,19 @@ _ALL = (
         overwrites="dy",
         # Two arrays, and the number of elements that they are sums over.
         numbers=(Number("sums"), Number("count")),
+    ),
+    # What a compiler needs that computes the elements itself, with what stands around them.
+    Signature(
+        "forward_coefficients",
+        (_X, _GAMMA, _BETA),
+        (_MEAN_OF_X, _VARIANCE_OF_X, _COEFFICIENTS),
+        ("epsilon", "data_format", "arithmetic"),
+    ),
+    Signature(
+        "backward_coefficients",
+        (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
+        (_DGAMMA, _DBETA, _COEFFICIENTS),
+        ("epsilon", "data_format", "training", "arithmetic"),
     ),
     Signature(
         "double_backward",

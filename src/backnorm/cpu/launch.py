@@ -58,10 +58,11 @@ class Launch:
             own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
         if self.count * extents.channels == 0:
             self._summed = self._written = 0
-        self._forward = problem.operation in ("forward", "inference")
+        self._forward = problem.operation in ("forward", "inference", "forward_coefficients")
         operation = "forward" if self._forward else "backward" if problem.training else "frozen"
         name, statistics = type(geometry).__name__.lower(), problem.statistics_dtype
         known = extents._asdict() | dataclasses.asdict(geometry)
+        self._source = FROM_DATA if self._forward else FROM_STATISTICS
         self._stage = functools.partial(
             Stage,
             Kind(name, dtype.name, compiled, operation, problem.relu),
@@ -80,8 +81,8 @@ class Launch:
     def complete(self) -> Stage:
         """Sum every channel, solve for its coefficients, write the output and the results."""
         items = self._summed if self._grouped else self._summed + self._written
-        source = FROM_DATA if self._forward else FROM_STATISTICS
-        return self._of(self._summed, items, prepares=source, finishes=True, grouped=self._grouped)
+        how = {"prepares": self._source, "finishes": True, "grouped": self._grouped}
+        return self._of(self._summed, items, **how)
 
     @functools.cached_property
     def sum_all(self) -> Stage:
@@ -90,8 +91,8 @@ class Launch:
 
     @functools.cached_property
     def reduce(self) -> Stage:
-        """Sum every channel, and write the results."""
-        return self._of(self._summed, self._summed, prepares=FROM_STATISTICS, finishes=True)
+        """Sum every channel, and write the results; the table then has its coefficients."""
+        return self._of(self._summed, self._summed, prepares=self._source, finishes=True)
 
     @functools.cached_property
     def apply(self) -> Stage:

@@ -83,6 +83,10 @@ _CALL = (
     *_described("int", count="elements of a channel, all those that its sums are over"),
 )
 ADDRESSES = tuple(field.name for field in _CALL if field.kind == "address")
+_CALL = (
+    *_CALL,
+    *_described("address", coefficients="those of every channel, which are written: four rows"),
+)
 
 #: What is the same in every call of a problem.
 _PROBLEM = (

@@ -29,7 +29,7 @@ __all__ = ["Stage"]
 # In the machine's own format ("n"): one of a fixed size ("q") takes 25 ns longer for each.
 _fill = struct.Struct(f"{len(ADDRESSES) + 3}n").pack_into
 _weigh = struct.Struct("d").pack_into
-_MOMENTUM, _COUNT = SLOTS["momentum"], SLOTS["count"]
+_MOMENTUM, _COUNT, _COEFFICIENTS = map(SLOTS.__getitem__, ("momentum", "count", "coefficients"))
 
 # Nanoseconds until Python may run signal handlers.
 _LIMIT = 100_000_000
@@ -150,6 +150,7 @@ class Stage:
         count: int | None = None,
         sums: tuple[np.ndarray, np.ndarray] | None = None,
         summed: tuple[np.ndarray, np.ndarray] | None = None,
+        coefficients: int = 0,
         header: int = 0,
     ) -> int:
         """Run the kernel; return the channel that was refused, or -1.
@@ -167,6 +168,9 @@ class Stage:
             Sums of every channel that came from elsewhere.
         summed : (float64 array, float64 array), optional
             Where to copy the sums of every channel.
+        coefficients : int
+            The address of an array of shape (4, C), of the type that elements are computed in, to
+            write the coefficients of every channel to. All calls of a stage have one, or none.
         header : int
             0, or `addresses.HEADER` where the addresses are those of NumPy's array objects.
         """
@@ -187,6 +191,8 @@ class Stage:
             _weigh(record.view, 8 * _MOMENTUM, momentum)
         if count is not None:
             record.view[_COUNT] = count
+        if coefficients:
+            record.view[_COEFFICIENTS] = coefficients
         if sums is not None:
             for row, values in zip((FIRST, SECOND), sums, strict=True):
                 self._row(record, row)[...] = values

@@ -9,16 +9,21 @@ import functools
 
 import torch
 
-from backnorm.arithmetics import Arithmetic, chosen, own_arithmetic, resolved
+from backnorm.arithmetics import Arithmetic, asked, chosen, own_arithmetic, resolved
 from backnorm.torch.metadata import element_type
 
 __all__ = ["decided", "named", "of_call", "own", "traced"]
 
 
-def of_call(dtype: torch.dtype, arithmetic: object) -> Arithmetic:
-    """Return what `decided` does, whether Dynamo traces or not."""
+def of_call(dtype: torch.dtype, arithmetic: object) -> Arithmetic | None:
+    """Return the arithmetic of a call of operators.
+
+    In a graph it is None where nothing is asked for: who compiles it may then choose (`lowering`).
+    """
     if torch.compiler.is_dynamo_compiling():
         return traced(dtype, arithmetic)
+    if torch.compiler.is_compiling():
+        return asked(element_type(dtype), arithmetic)
     return decided(dtype, arithmetic)
 
 
@@ -32,8 +37,8 @@ def decided(dtype: torch.dtype, arithmetic: object) -> Arithmetic:
     return resolved(element_type(dtype), arithmetic)
 
 
-def traced(dtype: torch.dtype, arithmetic: object) -> Arithmetic:
-    """Return the same while Dynamo traces, which takes it as a constant.
+def traced(dtype: torch.dtype, arithmetic: object) -> Arithmetic | None:
+    """Return what is asked for while Dynamo traces, which takes it as a constant.
 
     What it compiles holds for calls in blocks that ask for the same; in another, it traces anew.
     """
@@ -44,9 +49,9 @@ def traced(dtype: torch.dtype, arithmetic: object) -> Arithmetic:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         module = InstructionTranslator.current_tx().import_source("backnorm.arithmetics")
-        asked = CallFunctionNoArgsSource(AttrSource(module, "chosen"))
-        install_guard(asked.make_guard(GuardBuilder.EQUALS_MATCH))
-    return decided(dtype, arithmetic)
+        block = CallFunctionNoArgsSource(AttrSource(module, "chosen"))
+        install_guard(block.make_guard(GuardBuilder.EQUALS_MATCH))
+    return asked(element_type(dtype), arithmetic)
 
 
 # A compiler calls it when it comes across it.

@@ -21,6 +21,49 @@ __all__ = ["TENSORS", "backward", "double_backward", "forward", "inference", "un
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
 
+_of_forward = operation("forward_coefficients", TENSORS, exchanged=True)
+_of_backward = operation("backward_coefficients", TENSORS, exchanged=True)
+
+
+def forward_coefficients(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, arithmetic: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean and biased variance of x, and the coefficients of y in `arithmetic`."""
+    return _of_forward(x, weight, bias, eps, "NCX", arithmetic)
+
+
+def backward_coefficients(
+    x: Tensor,
+    dy: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    training: bool,
+    arithmetic: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of weight and bias, and the coefficients of dx in `arithmetic`."""
+    return _of_backward(x, dy, mean, variance, weight, eps, "NCX", training, arithmetic)
+
+
+def inference_coefficients(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    arithmetic: str,
+) -> Tensor:
+    """Return the coefficients of y of given statistics in `arithmetic`."""
+    gain = 1.0 / torch.sqrt(variance.double() + eps)
+    gain = gain if weight is None else weight.double() * gain
+    slope = torch.zeros_like(gain) if bias is None else bias.double()
+    dtype = getattr(torch, arithmetic)
+    # What is left of the mean is part of a constant: see `cpu.kernels.singles`.
+    slope = slope + gain * (mean.to(dtype).double() - mean)
+    return torch.stack((mean.double(), torch.zeros_like(gain), slope, gain)).to(dtype)
+
 
 def double_backward(
     elements: Sequence[Any], channels: Sequence[Any], eps: float, training: bool

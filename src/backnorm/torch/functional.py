@@ -19,6 +19,7 @@ from backnorm.torch import (
     empty,
     events,
     kernels,
+    lowering,
     moving,
     operations,
     settings,
@@ -287,7 +288,7 @@ def _are_memory(arguments: _Arguments) -> bool:
 
 
 def _watched(
-    arguments: _Arguments, momentum: float, eps: float, relu: bool, arithmetic: Arithmetic
+    arguments: _Arguments, momentum: float, eps: float, relu: bool, arithmetic: Arithmetic | None
 ) -> Tensor:
     """Call operators that the dispatcher knows, or functions that transforms know."""
     input, running_mean, running_var, weight, bias, training, residual = arguments
@@ -295,6 +296,8 @@ def _watched(
         # What knows PyTorch's operators alone gets those.
         y = torch.nn.functional.batch_norm(*arguments[:6], momentum, eps)
         return _add_and_relu(y, residual) if relu else y
+    if torch.compiler.is_compiling():
+        lowering.register()
     transformed = state.transformed()
     # torch.func cannot transform the bits of a mask, nor can they be distributed.
     if relu and (transformed or sharding.is_distributed(input)):

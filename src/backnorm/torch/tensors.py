@@ -57,13 +57,14 @@ class Tensors:
         held="at_{}",
         address="{}.data_ptr()",
         stage="stage.__call__",
-        constants=("statistics", "data_bytes", "channel_bytes", "mask_bytes"),
+        constants=("statistics", "table", "data_bytes", "channel_bytes", "mask_bytes"),
         new={
             "data": "empty_like(x)",
             "large data": "reuse(x)",
             # 0.2 us less than of a length and a type.
             "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
+            "coefficients": "empty_like(table)",
         },
     )
     names: ClassVar[dict[str, Any]] = {
@@ -131,13 +132,11 @@ class Tensors:
 
     def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
         """Return the values of `code.constants`."""
-        dtype = getattr(torch, problem.statistics_dtype.name)
-        # To be like: its elements are never used.
-        statistics = torch.empty(problem.channels, dtype=dtype, device="cpu")
-        statistics.untyped_storage().resize_(0)
+        statistics = _like((problem.channels,), problem.statistics_dtype.name)
+        table = _like((4, problem.channels), problem.arithmetic)
         data_bytes = problem.size * problem.dtype.itemsize
         channel_bytes = problem.channels * problem.statistics_dtype.itemsize
-        return statistics, data_bytes, channel_bytes, mask_size(problem.size)
+        return statistics, table, data_bytes, channel_bytes, mask_size(problem.size)
 
     def ready(
         self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order
@@ -189,13 +188,20 @@ class Tensors:
         for tensor, used, operand in zip(operands, ready, signature.operands, strict=True):
             if operand.name in _RUNNING and used is not tensor:
                 tensor.detach().copy_(used)
-        if signature.operation != "backward":
+        if not signature.operation.startswith("backward"):
             return results
         weight = operands[signature.names.index("gamma")]
         return tuple(
             as_type(weight, found) if result.kind == "channel" else found
             for found, result in zip(results, signature.results, strict=True)
         )
+
+
+def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Return a tensor for others to be like, without memory."""
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 CPU = Tensors()

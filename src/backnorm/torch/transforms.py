@@ -13,7 +13,7 @@ __all__ = ["allow_in_graph", "forward", "inference"]
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, arithmetic: Arithmetic
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, arithmetic: Arithmetic | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and biased variance of the batch, which are constants."""
     y, mean, variance, _ = operations.forward(x, None, weight, bias, eps, False, arithmetic)
@@ -27,7 +27,7 @@ def inference(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    arithmetic: Arithmetic,
+    arithmetic: Arithmetic | None,
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
     check_before_pytorch(running_mean=mean, running_var=variance)

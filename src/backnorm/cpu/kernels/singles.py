@@ -62,6 +62,7 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.scratch import LANES, SINGLES, narrow_pitch
 
 __all__ = [
+    "about_rounded",
     "add_strip",
     "add_strip_first",
     "coefficients_for",
@@ -199,20 +200,43 @@ def _narrowed_of(x, dy, given):
 
 
 def _narrowed_forward(x, dy, given):
-    mean, shift, slope, gain = given
-    rest = (mean - rounded(mean)) + shift
-    slope = multiply_add(negated(gain), rest, slope)
+    mean, shift, slope, gain = _about_rounded_forward(given)
     return mean, shift, slope, _unless_tiny(slope, _unless_tiny(gain, gain))
 
 
 def _narrowed_backward(x, dy, given):
-    mean, shift, slope, gain = given
+    mean, shift, slope, gain = _about_rounded_backward(given)
     zero, nan = splat(0.0), splat(float("nan"))
-    shift = multiply_add(rounded(mean) - mean, slope, shift)
     kept = _unless_tiny(slope, _unless_tiny(gain, gain))
     # Without shift and slope there is nothing to add; a tiny sum would be rounded to 2^-149.
     alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
     return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
+
+
+def about_rounded(kind, given):
+    """Return four coefficients for elements less the float32 nearest to the mean."""
+
+
+@overload(about_rounded)
+def _about_rounded(kind, given):
+    if kind.operation == "frozen":
+        return lambda kind, given: given
+    if kind.operation == "forward":
+        return lambda kind, given: _about_rounded_forward(given)
+    return lambda kind, given: _about_rounded_backward(given)
+
+
+@inlined
+def _about_rounded_forward(given):
+    mean, shift, slope, gain = given
+    rest = (mean - rounded(mean)) + shift
+    return mean, shift, multiply_add(negated(gain), rest, slope), gain
+
+
+@inlined
+def _about_rounded_backward(given):
+    mean, shift, slope, gain = given
+    return mean, multiply_add(rounded(mean) - mean, slope, shift), slope, gain
 
 
 @inlined

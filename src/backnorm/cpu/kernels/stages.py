@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from numba import types
 from numba.extending import overload
 
 from backnorm.cpu.kernels import channels as of_channels
 from backnorm.cpu.kernels.cursor import await_flag, raise_flag
 from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.memory import clear, offset
+from backnorm.cpu.kernels.memory import clear, load, offset, store_some
 from backnorm.cpu.kernels.record import call_off, doubles_at, ended, singles_at, values_at
+from backnorm.cpu.kernels.singles import about_rounded
 from backnorm.cpu.record import FROM_DATA, MEANS_ALONE, SLOTS
-from backnorm.cpu.scratch import FIRST
+from backnorm.cpu.scratch import FIRST, GAIN, LANES, MEAN, SHIFT, SLOPE
 
 __all__ = ["after", "before"]
 
@@ -48,7 +50,10 @@ def after(kind, head, table, pitch, channels):
     """Write the results of channels, if the record asks; return what the kernel returns."""
     if head.refused != 0:
         return ended(head.refused - 1)
-    return ended(_finish(kind, head, table, pitch, channels) if head.finishes != 0 else -1)
+    refused = _finish(kind, head, table, pitch, channels) if head.finishes != 0 else -1
+    if head.coefficients != 0:
+        _write_coefficients(kind, head, table, pitch, channels)
+    return ended(refused)
 
 
 def wider(kind, bits):
@@ -97,6 +102,53 @@ def _finish(kind, head, table, pitch, channels):
     if wider(kind, 32) and head.statistics == 32:
         return _finish_to(singles_at, kind, head, table, pitch, channels)
     return _finish_to(values_at, kind, head, table, pitch, channels)
+
+
+def _write_coefficients(kind, head, table, pitch, channels):
+    """Write the coefficients of every channel, in the type that elements are computed in."""
+
+
+@overload(_write_coefficients)
+def _write_coefficients_of(kind, head, table, pitch, channels):
+    def wide(kind, head, table, pitch, channels):
+        out = doubles_at(kind, head.coefficients)
+        for c in range(0, channels, LANES):
+            _put(out, channels, c, _coefficients(table, pitch, c))
+
+    if kind.arithmetic != types.float32:
+        return wide
+
+    def narrow(kind, head, table, pitch, channels):
+        if head.in_float64 != 0:
+            wide(kind, head, table, pitch, channels)
+            return
+        out = singles_at(kind, head.coefficients)
+        for c in range(0, channels, LANES):
+            _put(out, channels, c, about_rounded(kind, _coefficients(table, pitch, c)))
+
+    wide = inlined(wide)
+    return narrow
+
+
+@inlined
+def _coefficients(table, pitch, c):
+    """Return the mean, shift, slope and gain of eight channels."""
+    return (
+        load(table, MEAN * pitch + c),
+        load(table, SHIFT * pitch + c),
+        load(table, SLOPE * pitch + c),
+        load(table, GAIN * pitch + c),
+    )
+
+
+@inlined
+def _put(out, channels, c, values):
+    """Write the four coefficients of the channels from c on to their rows."""
+    count = channels - c
+    store_some(out, c, count, values[0])
+    store_some(out, channels + c, count, values[1])
+    store_some(out, 2 * channels + c, count, values[2])
+    store_some(out, 3 * channels + c, count, values[3])
 
 
 def _finish_to(at, kind, head, table, pitch, channels):

@@ -1,0 +1,224 @@
+"""Our operators as Inductor compiles them: sums of ours, and formulas that it joins with others.
+
+An operator that a compiler cannot look into is a wall: what stands before and after it goes to
+memory and back. So Inductor gets, in the place of each operator on float32 and 16-bit elements in a
+CPU's memory, one that sums, and returns the four coefficients of every channel; and the formula of
+an element (see `cpu.kernels.formulas`), which it computes where it computes a ReLU or an addition.
+A ReLU and a residual are its own operators then, and its partitioner may compute y again instead of
+keeping a mask.
+
+Elements are computed in the arithmetic that was asked for, and else in float32: Inductor's code in
+float64 takes twice as long, and in float32 results are nearer to the exact ones than those that it
+computes for PyTorch's layers, wherever it was measured (`docs/explanation/exactness.md`). It is the
+formula alone: where the range of float32 does not suffice our kernels take float64, and Inductor's
+do not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backnorm.torch import cpu
+from backnorm.torch.operations import BatchNorm, BatchNormBackward, BatchNormInference
+from backnorm.torch.statistics import statistics_type
+
+__all__ = ["register"]
+
+# Defined without what `torch.library.custom_op` does in every call: 23 of the 155 ms of a step of
+# MobileNetV2 were that, in code that is cold after each convolution.
+_LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
+
+_TYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def _define(
+    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], device: str | None = "CPU"
+) -> None:
+    """Define an operator, on a CPU's memory or anywhere, which takes x as it lies."""
+    name, _, _ = schema.partition("(")
+    tags = [torch.Tag.pt2_compliant_tag, *([torch.Tag.flexible_layout] if device else [])]
+    _LIBRARY.define(schema, tags=tags)
+    _LIBRARY.impl(name, kernel, device or "CompositeExplicitAutograd")
+    torch.library.register_fake(f"backnorm::{name}", fake, lib=_LIBRARY)
+
+
+def _statistics(x: Tensor) -> Tensor:
+    return x.new_empty((x.shape[1],), dtype=statistics_type(x.dtype))
+
+
+def _coefficients(x: Tensor, arithmetic: str) -> Tensor:
+    return x.new_empty((4, x.shape[1]), dtype=_TYPES[arithmetic])
+
+
+def _fake_forward(x: Tensor, _weight: Any, _bias: Any, _eps: float, arithmetic: str) -> Any:
+    return _statistics(x), _statistics(x), _coefficients(x, arithmetic)
+
+
+def _fake_backward(
+    x: Tensor, _dy: Any, _mean: Any, _variance: Any, weight: Tensor | None,
+    _eps: float, _training: bool, arithmetic: str,
+) -> Any:  # fmt: skip
+    like = _statistics(x) if weight is None else weight
+    new = functools.partial(torch.empty, (x.shape[1],), dtype=like.dtype, device=x.device)
+    return new(), new(), _coefficients(x, arithmetic)
+
+
+def _fake_inference(x: Tensor, *others: Any) -> Tensor:
+    return _coefficients(x, others[-1])
+
+
+_define(
+    "forward_coefficients(Tensor x, Tensor? weight, Tensor? bias, float eps, str arithmetic)"
+    " -> (Tensor mean, Tensor variance, Tensor coefficients)",
+    cpu.forward_coefficients,
+    _fake_forward,
+)
+_define(
+    "backward_coefficients(Tensor x, Tensor dy, Tensor mean, Tensor variance, Tensor? weight,"
+    " float eps, bool training, str arithmetic)"
+    " -> (Tensor dweight, Tensor dbias, Tensor coefficients)",
+    cpu.backward_coefficients,
+    _fake_backward,
+)
+_define(
+    "inference_coefficients(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance,"
+    " float eps, str arithmetic) -> Tensor",
+    cpu.inference_coefficients,
+    _fake_inference,
+)
+
+
+def _whole(operation: type[Any]) -> Any:
+    """Define an operator that is never anything else: what an operation does, in one call.
+
+    Inductor refuses to call an operator that it has another form of.
+    """
+    schema = str(operation.operator._opoverload._schema)
+    name = f"{operation.operator._opoverload._opname}_whole"
+    _define(name + schema[schema.index("(") :], operation.operator._init_fn, operation.fake, None)
+    return getattr(torch.ops.backnorm, name)
+
+
+_forward_whole, _inference_whole = _whole(BatchNorm), _whole(BatchNormInference)
+_backward_whole = _whole(BatchNormBackward)
+
+
+def _is_lowered(x: Tensor) -> bool:
+    """Whether Inductor computes elements in the place of the kernels."""
+    return x.device.type == "cpu" and x.dtype != torch.float64
+
+
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    relu: bool,
+    arithmetic: str | None = None,
+) -> Any:
+    if not _is_lowered(x):
+        return _forward_whole(x, residual, weight, bias, eps, relu, arithmetic)
+    computed_in = arithmetic or "float32"
+    mean, variance, coefficients = torch.ops.backnorm.forward_coefficients(
+        x, weight, bias, eps, computed_in
+    )
+    y = _normalised(x, coefficients, residual, relu)
+    # In the place of its bits: backward passes below take either.
+    mask = y > 0 if relu else x.new_empty(0, dtype=torch.uint8)
+    return y, mean, variance, mask
+
+
+def _inference(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    relu: bool,
+    arithmetic: str | None = None,
+) -> Any:
+    if not _is_lowered(x):
+        given = x, residual, weight, bias, mean, variance
+        return _inference_whole(*given, eps, relu, arithmetic)
+    coefficients = torch.ops.backnorm.inference_coefficients(
+        x, weight, bias, mean, variance, eps, arithmetic or "float32"
+    )
+    return _normalised(x, coefficients, residual, relu)
+
+
+def _backward(
+    x: Tensor,
+    dy: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    training: bool,
+    has_residual: bool,
+    arithmetic: str | None = None,
+) -> Any:
+    if not _is_lowered(x) or (mask is not None and mask.dtype != torch.bool):
+        given, how = (x, dy, mask, mean, variance, weight), (eps, training, has_residual)
+        return _backward_whole(*given, *how, arithmetic)
+    if mask is not None:
+        dy = torch.where(mask, dy, 0.0)
+    dweight, dbias, coefficients = torch.ops.backnorm.backward_coefficients(
+        x, dy, mean, variance, weight, eps, training, arithmetic or "float32"
+    )
+    center, shift, slope, gain = _of_channels(coefficients, x)
+    dx = dy.to(gain.dtype)
+    if training:
+        dx = (dx - shift) - (x.to(gain.dtype) - center) * slope
+    dx = (gain * dx).to(x.dtype)
+    return dx, dweight, dbias, dy if has_residual else x.new_empty(0)
+
+
+def _normalised(x: Tensor, coefficients: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    center, shift, slope, gain = _of_channels(coefficients, x)
+    y = x.to(gain.dtype) - center
+    if gain.dtype == torch.float64:
+        y = y - shift
+    y = gain * y + slope
+    if residual is not None:
+        y = y + residual.to(gain.dtype)
+    y = y.to(x.dtype)
+    return torch.relu(y) if relu else y
+
+
+def _of_channels(coefficients: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Return the four coefficients in a shape that x's broadcasts with."""
+    shape = (-1, *[1] * (x.ndim - 2))
+    return tuple(each.view(shape) for each in coefficients.unbind(0))
+
+
+_LOWERED: dict[Any, Callable[..., Any]] = {
+    BatchNorm.operator: _forward,
+    BatchNormInference.operator: _inference,
+    BatchNormBackward.operator: _backward,
+}
+
+
+def register() -> None:
+    """Tell Inductor, when a graph with one of our operators is traced."""
+    from torch._inductor import decomposition
+
+    # Dynamo, which calls it while it traces, does not take a cached function.
+    if BatchNorm.operator._opoverload in decomposition.decompositions:
+        return
+    for operator, formula in _LOWERED.items():
+        decomposition.register_decomposition([operator._opoverload])(formula)
+    # A copy of the table, made when the first graph is compiled.
+    decomposition.fast_random_decomps.cache_clear()
+
+
+# Dynamo calls it when it comes across it.
+register._dynamo_marked_constant = True  # type: ignore[attr-defined]

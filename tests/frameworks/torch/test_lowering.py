@@ -1,0 +1,208 @@
+"""What Inductor compiles in the place of our operators, judged as kernels are."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+import backnorm.torch
+from backnorm.conformance import judge
+from backnorm.reference import pack_mask
+from backnorm.torch.memory import array_of
+from benchmarks.models import errors
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script"),
+    pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated"),
+]
+
+EPS, SHAPE = 1e-3, (3, 5, 4, 6)
+TYPES = torch.float32, torch.float16, torch.bfloat16
+inductor = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor wants a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def normalise(x, residual, running, weight, bias, training, relu, arithmetic):
+    given = *running, weight, bias, training, 0.1, EPS
+    if residual is not None:
+        return backnorm.torch.batch_norm_add_relu(x, residual, *given, arithmetic=arithmetic)
+    function = backnorm.torch.batch_norm_relu if relu else backnorm.torch.batch_norm
+    return function(x, *given, arithmetic=arithmetic)
+
+
+def compiled(backend, graphs=None):
+    """Return `normalise` compiled; `graphs` gets what the backend was given, forward first."""
+    if graphs is None:
+        return torch.compile(normalise, backend=backend, fullgraph=True)
+
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.decomposition import select_decomp_table
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    def seen(graph, inputs):
+        # Not before: what is registered is registered when a graph is traced.
+        known = aot_autograd(fw_compiler=keep, decompositions=select_decomp_table())
+        return known(graph, inputs)
+
+    return torch.compile(normalise, backend=seen, fullgraph=True)
+
+
+def operands(dtype, layout, ratio=3.0):
+    x, residual, dy = (torch.randn(SHAPE) for _ in range(3))
+    x = layout((x + ratio).to(dtype))
+    residual, dy = layout(residual.to(dtype)), layout(dy.to(dtype))
+    weight, bias = torch.rand(SHAPE[1]) + 0.5, torch.randn(SHAPE[1])
+    return x, residual, dy, weight, bias
+
+
+def assert_passed(verdicts):
+    for name, verdict in verdicts.items():
+        assert verdict.passed, f"{name}: {verdict.detail}"
+
+
+def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
+    """Judge y, its gradients and the statistics that moved."""
+    x, residual, dy, weight, bias = operands(dtype, layout, ratio)
+    added, relu = kind == "add_relu", kind != ""
+    wanted = [x, weight, bias, *([residual] if added else [])]
+    for tensor in wanted:
+        tensor.requires_grad_()
+    running = torch.randn(SHAPE[1]), torch.rand(SHAPE[1]) + 0.5
+    statistics = [array_of(each.clone()) for each in running]
+    y = function(x, residual if added else None, running, weight, bias, training, relu, arithmetic)
+    gradients = torch.autograd.grad(y, wanted, dy)
+    x, residual, dy, weight, bias, y = (
+        array_of(each.detach()) for each in (x, residual, dy, weight, bias, y)
+    )
+    dx, dgamma, dbeta, *dresidual = (array_of(each) for each in gradients)
+    if training:
+        exact = backnorm.batch_norm_forward(x, weight, bias, epsilon=EPS)
+        statistics = [exact.mean, exact.variance]
+    how = {"epsilon": EPS, "arithmetic": arithmetic}
+    found = judge.check_relu_inference if relu else judge.check_inference
+    extra = {"residual": residual} if added else {}
+    if not training:
+        assert_passed(found(x, *statistics, weight, bias, y, **extra, **how))
+    mask = pack_mask(y.astype(float) > 0, x)
+    results = x, weight, bias
+    if training and relu:
+        made = y, *statistics, mask
+        assert_passed(judge.check_relu_forward(*results, made, **extra, **how))
+    elif training:
+        assert_passed(judge.check_forward(*results, (y, *statistics), **how))
+    given = x, dy, *statistics, weight
+    if relu:
+        verdicts = judge.check_relu_backward(
+            *given, (dx, dgamma, dbeta, *dresidual), mask=mask, residual=added, training=training,
+            **how,
+        )  # fmt: skip
+    else:
+        verdicts = judge.check_backward(*given, (dx, dgamma, dbeta), training=training, **how)
+    assert_passed(verdicts)
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["", "relu", "add_relu"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_formulas_are_within_the_budgets_of_kernels(dtype, training, kind, arithmetic):
+    graphs = []
+    for name in ("contiguous", "channels_last"):
+        layout = {"contiguous": torch.clone}.get(
+            name, lambda x: x.contiguous(memory_format=torch.channels_last)
+        )
+        torch._dynamo.reset()
+        how = {"training": training, "kind": kind, "arithmetic": arithmetic}
+        judged(compiled(None, graphs), dtype, layout, **how)
+    called = {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    ours = {name for name in called if name.startswith("backnorm.")}
+    forward = "forward" if training else "inference"
+    assert ours == {
+        f"backnorm.{forward}_coefficients.default", "backnorm.backward_coefficients.default"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("ratio", [1e2, 1e4])
+@pytest.mark.parametrize("arithmetic", ["float32", "float64"])
+def test_a_mean_that_is_far_from_zero(arithmetic, ratio):
+    how = {"training": True, "kind": "", "arithmetic": arithmetic, "ratio": ratio}
+    judged(compiled(None, []), torch.float32, torch.clone, **how)
+
+
+def test_float64_elements_stay_the_operators():
+    graphs = []
+    x = torch.randn(SHAPE).double().requires_grad_()
+    y = compiled(None, graphs)(x, None, (None, None), None, None, True, True, None)
+    assert torch.equal(y, backnorm.torch.batch_norm_relu(x, None, None, training=True, eps=EPS))
+    y.backward(torch.randn_like(y))
+    called = {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    ours = {name for name in called if name.startswith("backnorm.")}
+    assert ours == {
+        "backnorm.batch_norm_whole.default",
+        "backnorm.batch_norm_backward_whole.default",
+    }
+
+
+@pytest.mark.long
+@inductor
+@pytest.mark.parametrize("arithmetic", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])
+def test_code_of_inductor(training, dtype, arithmetic):
+    for kind, memory_format in (
+        ("", torch.contiguous_format),
+        ("relu", torch.channels_last),
+        ("add_relu", torch.channels_last),
+    ):
+        torch._dynamo.reset()
+        how = {"training": training, "kind": kind, "arithmetic": arithmetic}
+
+        def layout(x, memory_format=memory_format):
+            return x.contiguous(memory_format=memory_format)
+
+        judged(compiled("inductor"), dtype, layout, **how)
+
+
+@pytest.mark.long
+@inductor
+def test_nothing_is_copied_in_channels_last():
+    """A convolution, a layer with a ReLU and another: Inductor runs them in one order."""
+    from torch._inductor.utils import run_and_get_code
+
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
+        torch.nn.Conv2d(16, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
+    )  # fmt: skip
+    backnorm.torch.convert(model)
+    x = torch.randn(4, 8, 12, 12).contiguous(memory_format=torch.channels_last)
+    model.to(memory_format=torch.channels_last)
+    y, code = run_and_get_code(torch.compile(model), x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert code[0].count("torch.ops.backnorm.forward_coefficients.default(") == 2
+    assert "torch.ops.backnorm.batch_norm." not in code[0]
+    assert "clone" not in code[0]
+
+
+@pytest.mark.long
+@inductor
+def test_results_are_nearer_than_those_of_inductors_own_formulas():
+    found = errors.measured(planes=(7, 28), ratios=(1.0, 1e4))
+    assert len(found) == 16
+    assert list(errors.nearer(found)) == []
+    swapped = {
+        (*place, {"backnorm": "PyTorch", "PyTorch": "backnorm"}[name]): each
+        for (*place, name), each in found.items()
+    }
+    assert len(list(errors.nearer(swapped))) == 8 * 5
