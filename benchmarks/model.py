@@ -9,6 +9,8 @@ from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, Gt, Len, Lt
 
+from backnorm.machine import counted
+
 __all__ = [
     "CONDITIONS",
     "DEVICES",
@@ -314,10 +316,10 @@ class Result:
 
     @property
     def caches(self) -> tuple[int, ...]:
-        """Bytes of the device's caches, the largest last."""
+        """Bytes of the device's caches that may be counted on, the largest last."""
         if self.gpu:
             return (self.gpu.cache,)
-        return self.environment.cache_per_core, self.environment.cache_shared
+        return self.environment.cache_per_core, counted(self.environment.cache_shared)
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from backnorm.cpu.geometry import Columns, Segments, round_up
 from backnorm.layout import Extents
-from backnorm.machine import Machine
+from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
 
 __all__ = ["SCHEDULE", "Plan", "plan"]
@@ -54,12 +54,6 @@ _LEAST_TILE = 128
 # next to nothing stays in the cache, or everything.
 _SHARE = 65536
 _LEAST_SHARE = 8192
-
-# Bytes of the last-level cache that count: a virtual machine is told of all that its processor has,
-# and shares it with others. Of 480 MiB (Intel Xeon) one core reads no faster than from memory. Time
-# of streaming plans beside such as count on all of it, x, dy and dx together 19 to 57 MiB, float32:
-# backward 0.5 to 0.9, forward 0.6 to 0.8, inference 0.55 to 0.75, with one thread and with two.
-_MOST_SHARED = 32 << 20
 
 # Below this many elements a second thread costs more than it brings.
 _SERIAL = 32768
@@ -164,7 +158,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     # L2), but reading it then takes 0.23 ns an element instead of 0.09.
     inputs = 1 if problem.operation in ("forward", "inference") else 2
     arrays = inputs + 1 + problem.residual
-    shared = _shared_cache(machine)
+    shared = counted(machine.cache_shared)
     room = shared if problem.operation == "inference" else shared // 2
     streaming = arrays * written > room
     share = _share(size, threads)
@@ -309,16 +303,12 @@ def _group(
     items = -(-extents.channels // (geometry.group * geometry.batch))
     inputs = 2 if problem.operation == "backward" else 1
     held = inputs * extents.outer * geometry.group * extents.inner * problem.dtype.itemsize
-    cache = max(machine.cache_per_core, _shared_cache(machine) // threads)
+    cache = max(machine.cache_per_core, counted(machine.cache_shared) // threads)
     if held > cache:
         return False, f"two passes: {held >> 10} KiB of a channel group exceed {cache >> 10} KiB"
     if items % threads and items < 4 * threads:
         return False, f"two passes: {items} channel groups cannot keep {threads} threads busy"
     return True, f"grouped: {held >> 10} KiB of a channel group stay in {cache >> 10} KiB of cache"
-
-
-def _shared_cache(machine: Machine) -> int:
-    return min(machine.cache_shared, _MOST_SHARED)
 
 
 def _most_blocks(channels: int) -> int:
