@@ -1,7 +1,7 @@
-"""Write the tables and plots of README.md and docs/performance.md from docs/bench/result.json.
+"""Write the tables and plots of README.md and docs/performance.md from the results in docs/bench.
 
-Text between the markers is replaced, all other text stays. With --check: say what is not current,
-and write nothing.
+Those are result.json, and models.json of whole models. Text between the markers is replaced, all
+other text stays. With --check: say what is not current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.model import OURS, Result, Row, geometric_mean
+from benchmarks.models.page import models_page
 from benchmarks.report import read_result
 from benchmarks.report.figures import SWEEP, cells, losing, summary
 from benchmarks.report.plots import draw
@@ -30,10 +31,10 @@ from benchmarks.report.words import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT = Path("docs/bench/result.json")
+RESULT, MODELS = Path("docs/bench/result.json"), Path("docs/bench/models.json")
 
-BEGIN = "<!-- bench:begin -->"
-END = "<!-- bench:end -->"
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+BEGIN_MODELS, END_MODELS = "<!-- models:begin -->", "<!-- models:end -->"
 
 # What the tables show: the operator that the project is about, and the type that most train in.
 _OP, _DTYPE = "backward", "float32"
@@ -71,7 +72,10 @@ def pages(result: Result, root: Path) -> dict[Path, str]:
             for image in images
             if image in plots
         ]
-        found[path] = _between_markers(path, "\n".join([part, *shown]))
+        text = path.read_text(encoding="utf-8")
+        if (root / MODELS).exists():
+            text = _between(path, text, models_page(root / MODELS), BEGIN_MODELS, END_MODELS)
+        found[path] = _between(path, text, "\n".join([part, *shown]), BEGIN, END)
     return found
 
 
@@ -179,12 +183,12 @@ def _columns(row: Row) -> tuple[str, str, str]:
     )
 
 
-def _between_markers(path: Path, part: str) -> str:
-    text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise SystemExit(f"{path}: needs the lines {BEGIN} and {END}, once and in this order")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{part.rstrip()}\n{END}{rest.split(END)[1]}"
+def _between(path: Path, text: str, part: str, begin: str, end: str) -> str:
+    """Return the text of a page with `part` between two markers."""
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise SystemExit(f"{path}: needs the lines {begin} and {end}, once and in this order")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{part.rstrip()}\n{end}{rest.split(end)[1]}"
 
 
 def _is_current(path: Path, text: str) -> bool:

@@ -13,7 +13,9 @@ from benchmarks.model import Timing
 from benchmarks.models import run as run_module
 from benchmarks.models.cases import LAYOUTS, MODELS, PRECISIONS, Case, Outcome, Row, cases
 from benchmarks.models.options import run_models
+from benchmarks.models.page import models_page
 from benchmarks.models.run import Run, models_table, summary_lines, write_rows
+from benchmarks.report.words import DASH, TIMES
 from benchmarks.turns import Settings
 
 CASE = Case("resnet18", (2, 3, 40, 40), "channels_last", "float32")
@@ -64,6 +66,29 @@ def test_what_is_written_can_be_read(tmp_path):
     found = json.loads(path.read_text())
     assert found["rows"][0]["case"] == {**dataclasses.asdict(CASE), "shape": [2, 3, 40, 40]}
     assert found["rows"][0]["outcomes"][1]["normalization"] == 0.1
+
+
+def test_the_documentation_has_a_line_a_case_and_the_means(tmp_path):
+    path = tmp_path / "models.json"
+    write_rows([ROW], environment(2, {"torch": "1"}, now()), path)
+    text = models_page(path)
+    assert ", 2 threads, " in text
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if "|" in line
+    ]
+    columns = "PyTorch, PyTorch compiled, ours, fused, ours compiled, normalisation, memory"
+    assert lines[0][3:] == columns.split(", ")
+    assert lines[2][:5] == [
+        "resnet18",
+        f"2{TIMES}40{TIMES}40",
+        "channels_last",
+        "1000 ms",
+        "500 ms",
+    ]
+    assert lines[2][5:] == ["0.80", DASH, "0.80", DASH, DASH]
+    assert lines[3][5:] == ["**0.80**", DASH, "**0.80**", DASH, DASH]
 
 
 @pytest.mark.parametrize("place", range(4))

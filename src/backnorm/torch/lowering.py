@@ -33,17 +33,22 @@ __all__ = ["register"]
 # MobileNetV2 were that, in code that is cold after each convolution.
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
+_ANYWHERE = "CompositeExplicitAutograd"
+
 _TYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def _define(
-    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], device: str | None = "CPU"
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    device: str = "CPU",
+    *layout: torch.Tag,
 ) -> None:
-    """Define an operator, on a CPU's memory or anywhere, which takes x as it lies."""
+    """Define an operator; `device` is a dispatch key, `layout` what Inductor is to know."""
     name, _, _ = schema.partition("(")
-    tags = [torch.Tag.pt2_compliant_tag, *([torch.Tag.flexible_layout] if device else [])]
-    _LIBRARY.define(schema, tags=tags)
-    _LIBRARY.impl(name, kernel, device or "CompositeExplicitAutograd")
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *layout))
+    _LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(f"backnorm::{name}", fake, lib=_LIBRARY)
 
 
@@ -77,6 +82,9 @@ _define(
     " -> (Tensor mean, Tensor variance, Tensor coefficients)",
     cpu.forward_coefficients,
     _fake_forward,
+    "CPU",
+    # It takes x as it lies.
+    torch.Tag.flexible_layout,
 )
 _define(
     "backward_coefficients(Tensor x, Tensor dy, Tensor mean, Tensor variance, Tensor? weight,"
@@ -90,6 +98,8 @@ _define(
     " float eps, str arithmetic) -> Tensor",
     cpu.inference_coefficients,
     _fake_inference,
+    "CPU",
+    torch.Tag.flexible_layout,
 )
 
 
@@ -100,7 +110,9 @@ def _whole(operation: type[Any]) -> Any:
     """
     schema = str(operation.operator._opoverload._schema)
     name = f"{operation.operator._opoverload._opname}_whole"
-    _define(name + schema[schema.index("(") :], operation.operator._init_fn, operation.fake, None)
+    _define(
+        name + schema[schema.index("(") :], operation.operator._init_fn, operation.fake, _ANYWHERE
+    )
     return getattr(torch.ops.backnorm, name)
 
 
@@ -207,6 +219,20 @@ _LOWERED: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _with_dy_as_x(_node: Any, x: Any, dy: Any, *others: Any) -> tuple[Any, Any]:
+    """Have Inductor lay dy out as it does x, so that nobody copies it.
+
+    In a model of contiguous tensors it moves convolutions to channels_last, and x with them, but
+    not what it computes itself: a copy of dy took up to four times as long as its sums.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    x.realize()
+    order = ir.get_stride_order(x.get_stride(), V.graph.sizevars.shape_env)
+    return (x, ir.ExternKernel.require_stride_order(dy, order), *others), {}
+
+
 def register() -> None:
     """Tell Inductor, when a graph with one of our operators is traced."""
     from torch._inductor import decomposition
@@ -214,6 +240,10 @@ def register() -> None:
     # Dynamo, which calls it while it traces, does not take a cached function.
     if BatchNorm.operator._opoverload in decomposition.decompositions:
         return
+    from torch._inductor.lowering import make_fallback
+
+    sums = torch.ops.backnorm.backward_coefficients.default
+    make_fallback(sums, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _LOWERED.items():
         decomposition.register_decomposition([operator._opoverload])(formula)
     # A copy of the table, made when the first graph is compiled.

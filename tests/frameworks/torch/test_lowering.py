@@ -10,6 +10,7 @@ import torch
 import backnorm.torch
 from backnorm.conformance import judge
 from backnorm.reference import pack_mask
+from backnorm.torch import cpu
 from backnorm.torch.memory import array_of
 from benchmarks.models import errors
 
@@ -193,6 +194,33 @@ def test_nothing_is_copied_in_channels_last():
     assert code[0].count("torch.ops.backnorm.forward_coefficients.default(") == 2
     assert "torch.ops.backnorm.batch_norm." not in code[0]
     assert "clone" not in code[0]
+
+
+@pytest.mark.long
+@inductor
+def test_gradients_lie_as_x_does_where_inductor_moves_convolutions(monkeypatch):
+    """In a model of contiguous tensors x becomes channels_last, and dy is to follow it."""
+    seen = []
+
+    def sums(x, dy, *others):
+        seen.append((x.stride(), dy.stride()))
+        return known(x, dy, *others)
+
+    known = cpu._of_backward
+    monkeypatch.setattr(cpu, "_of_backward", sums)
+    # What is cached was compiled elsewhere.
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Hardswish(),
+        torch.nn.Conv2d(16, 16, 3, groups=16), torch.nn.BatchNorm2d(16), torch.nn.ReLU6(),
+        torch.nn.Conv2d(16, 32, 1), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
+    )  # fmt: skip
+    backnorm.torch.convert(model)
+    torch.compile(model)(torch.randn(4, 8, 20, 20)).square().sum().backward()
+    assert len(seen) == 3
+    assert all(x == dy for x, dy in seen)
+    assert any(x[1] == 1 for x, _ in seen)
 
 
 @pytest.mark.long

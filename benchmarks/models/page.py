@@ -1,0 +1,87 @@
+"""The results of models as the documentation shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.model import geometric_mean
+from benchmarks.report.tables import markdown
+from benchmarks.report.words import DASH, TIMES, ratio_text
+
+__all__ = ["models_page"]
+
+# Heading, the variant, what of it, and the variant that it is beside.
+_COLUMNS = (
+    ("ours", "backnorm", "ratio", "torch"),
+    ("fused", "backnorm-fused", "ratio", "torch"),
+    ("ours compiled", "backnorm-compiled", "ratio", "torch-compiled"),
+    ("normalisation", "backnorm-fused", "normalization", "torch"),
+    ("memory", "backnorm-fused", "memory", "torch"),
+)
+
+
+def models_page(path: Path) -> str:
+    """Return the text and the table of a file that `python -m benchmarks models` wrote."""
+    file = json.loads(path.read_text(encoding="utf-8"))
+    where, rows = file["environment"], file["rows"]
+    versions = ", ".join(f"{name} {text}" for name, text in where["versions"].items())
+    lines = [_line(row) for row in rows]
+    table = pd.DataFrame([*lines, _means(rows)], columns=_headings(), dtype=str)
+    return "\n".join(
+        [
+            f"{where['cpu']}, {where['threads']} threads, {where['date'][:10]}; {versions}. "
+            "Training steps in float32, in turns; our time over that of the same step with "
+            "PyTorch's layers, below 1 we are faster: `convert(model)`; with `fuse=True`; both "
+            "under `torch.compile`. Normalisation is the eager fused model's time in "
+            "normalisation, activations and additions over PyTorch's, memory what its steps add to "
+            "the resident memory.\n",
+            markdown(table),
+        ]
+    )
+
+
+def _headings() -> list[str]:
+    return [
+        "model",
+        "batch",
+        "layout",
+        "PyTorch",
+        "PyTorch compiled",
+        *(each[0] for each in _COLUMNS),
+    ]
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    case, known = row["case"], _known(row)
+    shape = TIMES.join(map(str, (case["shape"][0], *case["shape"][2:])))
+    steps = [_milliseconds(known.get(name)) for name in ("torch", "torch-compiled")]
+    ratios = [_ratio(known, *column[1:]) for column in _COLUMNS]
+    texts = [DASH if ratio is None else ratio_text(ratio) for ratio in ratios]
+    return [case["model"], shape, case["layout"], *steps, *texts]
+
+
+def _means(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the line of geometric means."""
+    found = []
+    for column in _COLUMNS:
+        ratios = [_ratio(_known(row), *column[1:]) for row in rows]
+        measured = [each for each in ratios if each is not None]
+        found.append(f"**{ratio_text(geometric_mean(measured))}**" if measured else DASH)
+    return ["geometric mean", "", "", "", "", *found]
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    return {each["variant"]: each for each in row["outcomes"] if each["step"] is not None}
+
+
+def _ratio(known: dict[str, Any], variant: str, what: str, beside: str) -> float | None:
+    values = [known.get(name, {}).get(what) for name in (variant, beside)]
+    return None if not all(values) else float(values[0] / values[1])
+
+
+def _milliseconds(outcome: Any) -> str:
+    return DASH if outcome is None else f"{outcome['step']['median'] * 1e3:.0f} ms"
