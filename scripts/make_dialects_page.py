@@ -50,7 +50,7 @@ def page() -> str:
 
 def _operations() -> Iterator[str]:
     """Yield the canonical operations, as their signatures have them."""
-    for signature in SIGNATURES.values():
+    for signature in filter(lambda each: each.public, SIGNATURES.values()):
         operands = [
             (f"`{o.name}`", o.kind, "yes" if o.required else "no") for o in signature.operands
         ]

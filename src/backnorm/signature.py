@@ -105,6 +105,8 @@ class Signature:
     overwrites : str or None
         The operand that `out` may be, to work in place.
     numbers : tuple of Number
+    public : bool
+        Whether the package has a function of it; others are what adapters call.
     """
 
     operation: Operation
@@ -113,6 +115,7 @@ class Signature:
     options: tuple[str, ...]
     overwrites: str | None = None
     numbers: tuple[Number, ...] = ()
+    public: bool = True
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -203,12 +206,14 @@ _ALL = (
         (_X, _GAMMA, _BETA),
         (_MEAN_OF_X, _VARIANCE_OF_X, _COEFFICIENTS),
         ("epsilon", "data_format", "arithmetic"),
+        public=False,
     ),
     Signature(
         "backward_coefficients",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
         (_DGAMMA, _DBETA, _COEFFICIENTS),
         ("epsilon", "data_format", "training", "arithmetic"),
+        public=False,
     ),
     Signature(
         "double_backward",
