@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backnorm.executable import operation
 from backnorm.second_order import arrays
+from backnorm.torch.arithmetics import own
 from backnorm.torch.memory import array_of, as_type, dense, tensor_of, wide
 from backnorm.torch.reuse import empty_like
 from backnorm.torch.tensors import CPU as TENSORS
@@ -26,10 +27,14 @@ _of_backward = operation("backward_coefficients", TENSORS, exchanged=True)
 
 
 def forward_coefficients(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, arithmetic: str
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and biased variance of x, and the coefficients of y in `arithmetic`."""
-    return _of_forward(x, weight, bias, eps, "NCX", arithmetic)
+    return _of_forward(x, weight, bias, eps, "NCX", own(x.dtype, arithmetic))
 
 
 def backward_coefficients(
@@ -40,10 +45,11 @@ def backward_coefficients(
     weight: Tensor | None,
     eps: float,
     training: bool,
-    arithmetic: str,
+    arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of weight and bias, and the coefficients of dx in `arithmetic`."""
-    return _of_backward(x, dy, mean, variance, weight, eps, "NCX", training, arithmetic)
+    how = eps, "NCX", training, own(x.dtype, arithmetic)
+    return _of_backward(x, dy, mean, variance, weight, *how)
 
 
 def inference_coefficients(
@@ -53,13 +59,15 @@ def inference_coefficients(
     mean: Tensor,
     variance: Tensor,
     eps: float,
-    arithmetic: str,
+    arithmetic: str | None = None,
 ) -> Tensor:
     """Return the coefficients of y of given statistics in `arithmetic`."""
+    operands = x, None, mean, variance, weight, bias
+    TENSORS.checked("inference", operands, epsilon=eps, arithmetic=arithmetic)
     gain = 1.0 / torch.sqrt(variance.double() + eps)
     gain = gain if weight is None else weight.double() * gain
     slope = torch.zeros_like(gain) if bias is None else bias.double()
-    dtype = getattr(torch, arithmetic)
+    dtype = getattr(torch, own(x.dtype, arithmetic))
     # What is left of the mean is part of a constant: see `cpu.kernels.singles`.
     slope = slope + gain * (mean.to(dtype).double() - mean)
     return torch.stack((mean.double(), torch.zeros_like(gain), slope, gain)).to(dtype)

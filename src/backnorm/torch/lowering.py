@@ -24,7 +24,15 @@ import torch
 from torch import Tensor
 
 from backnorm.torch import cpu
-from backnorm.torch.operations import BatchNorm, BatchNormBackward, BatchNormInference
+from backnorm.torch.arithmetics import own
+from backnorm.torch.operations import (
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormInference,
+    in_one_place,
+    in_our_words,
+    lazily,
+)
 from backnorm.torch.statistics import statistics_type
 
 __all__ = ["register"]
@@ -33,72 +41,70 @@ __all__ = ["register"]
 # MobileNetV2 were that, in code that is cold after each convolution.
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
-_ANYWHERE = "CompositeExplicitAutograd"
-
 _TYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def _define(
-    schema: str,
-    kernel: Callable[..., Any],
-    fake: Callable[..., Any],
-    device: str = "CPU",
-    *layout: torch.Tag,
+    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], *layout: torch.Tag
 ) -> None:
-    """Define an operator; `device` is a dispatch key, `layout` what Inductor is to know."""
+    """Define an operator; `layout` is what Inductor is to know of its operands'."""
     name, _, _ = schema.partition("(")
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *layout))
-    _LIBRARY.impl(name, kernel, device)
-    torch.library.register_fake(f"backnorm::{name}", fake, lib=_LIBRARY)
+    _LIBRARY.impl(name, in_our_words(kernel), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"backnorm::{name}", in_one_place(fake, kernel), lib=_LIBRARY)
+    lazily(name)
 
 
 def _statistics(x: Tensor) -> Tensor:
     return x.new_empty((x.shape[1],), dtype=statistics_type(x.dtype))
 
 
-def _coefficients(x: Tensor, arithmetic: str) -> Tensor:
-    return x.new_empty((4, x.shape[1]), dtype=_TYPES[arithmetic])
+def _coefficients(x: Tensor, arithmetic: str | None) -> Tensor:
+    return x.new_empty((4, x.shape[1]), dtype=_TYPES[own(x.dtype, arithmetic)])
 
 
-def _fake_forward(x: Tensor, _weight: Any, _bias: Any, _eps: float, arithmetic: str) -> Any:
+def _fake_forward(
+    x: Tensor, _weight: Any, _bias: Any, _eps: float, arithmetic: str | None = None
+) -> Any:
     return _statistics(x), _statistics(x), _coefficients(x, arithmetic)
 
 
 def _fake_backward(
     x: Tensor, _dy: Any, _mean: Any, _variance: Any, weight: Tensor | None,
-    _eps: float, _training: bool, arithmetic: str,
+    _eps: float, _training: bool, arithmetic: str | None = None,
 ) -> Any:  # fmt: skip
     like = _statistics(x) if weight is None else weight
     new = functools.partial(torch.empty, (x.shape[1],), dtype=like.dtype, device=x.device)
     return new(), new(), _coefficients(x, arithmetic)
 
 
-def _fake_inference(x: Tensor, *others: Any) -> Tensor:
-    return _coefficients(x, others[-1])
+def _fake_inference(
+    x: Tensor, _weight: Any, _bias: Any, _mean: Any, _variance: Any,
+    _eps: float, arithmetic: str | None = None,
+) -> Tensor:  # fmt: skip
+    return _coefficients(x, arithmetic)
 
 
 _define(
-    "forward_coefficients(Tensor x, Tensor? weight, Tensor? bias, float eps, str arithmetic)"
+    "forward_coefficients(Tensor x, Tensor? weight, Tensor? bias, float eps, str? arithmetic=None)"
     " -> (Tensor mean, Tensor variance, Tensor coefficients)",
     cpu.forward_coefficients,
     _fake_forward,
-    "CPU",
     # It takes x as it lies.
     torch.Tag.flexible_layout,
 )
 _define(
     "backward_coefficients(Tensor x, Tensor dy, Tensor mean, Tensor variance, Tensor? weight,"
-    " float eps, bool training, str arithmetic)"
+    " float eps, bool training, str? arithmetic=None)"
     " -> (Tensor dweight, Tensor dbias, Tensor coefficients)",
     cpu.backward_coefficients,
     _fake_backward,
 )
 _define(
     "inference_coefficients(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance,"
-    " float eps, str arithmetic) -> Tensor",
+    " float eps, str? arithmetic=None) -> Tensor",
     cpu.inference_coefficients,
     _fake_inference,
-    "CPU",
     torch.Tag.flexible_layout,
 )
 
@@ -110,9 +116,7 @@ def _whole(operation: type[Any]) -> Any:
     """
     schema = str(operation.operator._opoverload._schema)
     name = f"{operation.operator._opoverload._opname}_whole"
-    _define(
-        name + schema[schema.index("(") :], operation.operator._init_fn, operation.fake, _ANYWHERE
-    )
+    _define(name + schema[schema.index("(") :], operation.kernel, operation.fake)
     return getattr(torch.ops.backnorm, name)
 
 

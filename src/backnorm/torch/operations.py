@@ -46,8 +46,11 @@ __all__ = [
     "batch_norm_double_backward",
     "batch_norm_inference",
     "forward",
+    "in_one_place",
     "in_order_of_inputs",
+    "in_our_words",
     "inference",
+    "lazily",
     "unpack_mask",
 ]
 
@@ -79,12 +82,12 @@ def _operation(
     """
 
     def register(cls: type[Any]) -> type[Any]:
-        kernel = _in_words(cls.kernel)
+        kernel = in_our_words(cls.kernel)
         operator = custom_op(f"backnorm::{name}", kernel, mutates_args=())
-        operator.register_fake(_in_one_place(cls.fake, kernel))
+        operator.register_fake(in_one_place(cls.fake, kernel))
         operator.register_autograd(cls.backward, setup_context=cls.setup_context)
         operator.register_vmap(batching.rule(operator, has_mask, of_x))
-        _lazily(name)
+        lazily(name)
         cls.operator = operator
         cls.forward = operator
         cls.jvp = staticmethod(forward_mode.differentiable(cls.jvp))
@@ -94,7 +97,7 @@ def _operation(
     return register
 
 
-def _lazily(name: str) -> None:
+def lazily(name: str) -> None:
     """Let a kernel have tensors that are yet to be negated, or lazily zero, as they are.
 
     PyTorch would copy them before, and reads beyond the end of those whose storage was shortened.
@@ -103,7 +106,7 @@ def _lazily(name: str) -> None:
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
 
 
-def _in_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def in_our_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel whose errors have its own names for tensors, and name one that is missing.
 
     It takes tensors of subclasses, too.
@@ -130,7 +133,7 @@ def _in_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _in_one_place(fake: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
+def in_one_place(fake: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a fake kernel that raises where tensors are not all on one device.
 
     The dispatcher calls it for any tensor on the meta device, wherever the others are.
@@ -412,9 +415,9 @@ def _fake_unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
 
 
 #: A mask as booleans, in shape and memory as x.
-unpack_mask = custom_op("backnorm::unpack_mask", _in_words(kernels.unpack_mask), mutates_args=())
-_lazily("unpack_mask")
-unpack_mask.register_fake(_in_one_place(_fake_unpack_mask, kernels.unpack_mask))
+unpack_mask = custom_op("backnorm::unpack_mask", in_our_words(kernels.unpack_mask), mutates_args=())
+lazily("unpack_mask")
+unpack_mask.register_fake(in_one_place(_fake_unpack_mask, kernels.unpack_mask))
 
 
 def in_order_of_inputs(

@@ -208,16 +208,16 @@ def test_gradients_lie_as_x_does_where_inductor_moves_convolutions(monkeypatch):
 
     known = cpu._of_backward
     monkeypatch.setattr(cpu, "_of_backward", sums)
-    # What is cached was compiled elsewhere.
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(8, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Hardswish(),
         torch.nn.Conv2d(16, 16, 3, groups=16), torch.nn.BatchNorm2d(16), torch.nn.ReLU6(),
         torch.nn.Conv2d(16, 32, 1), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
     )  # fmt: skip
     backnorm.torch.convert(model)
-    torch.compile(model)(torch.randn(4, 8, 20, 20)).square().sum().backward()
+    # What is cached was compiled elsewhere.
+    uncached = torch._inductor.config.patch(fx_graph_cache=False)
+    with uncached, torch._functorch.config.patch(enable_autograd_cache=False):
+        torch.compile(model)(torch.randn(4, 8, 20, 20)).square().sum().backward()
     assert len(seen) == 3
     assert all(x == dy for x, dy in seen)
     assert any(x[1] == 1 for x, _ in seen)
