@@ -20,6 +20,7 @@ __all__ = [
     "chosen",
     "representative",
     "select",
+    "words",
     "workloads",
 ]
 
@@ -152,6 +153,11 @@ def representative(device: DeviceName = "cpu") -> list[Cell]:
         for cell in _values(_QUICK[device])["cells"]
         for layout in LAYOUTS
     ]
+
+
+def words(text: str) -> list[str]:
+    """Return the names that are typed with commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def chosen(option: str, given: Sequence[str], accepted: Sequence[_Name]) -> list[_Name]:

@@ -1,17 +1,21 @@
-"""Where a benchmark runs, and how much memory is left there."""
+"""Where a benchmark runs, how much memory is left there, and files of what was measured there."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from backnorm import machine
+from backnorm.files import atomic_writer
 from benchmarks.model import Environment
 
-__all__ = ["available_memory", "environment", "now"]
+__all__ = ["available_memory", "environment", "now", "write_rows"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -35,6 +39,13 @@ def environment(threads: int, versions: Mapping[str, str], date: str) -> Environ
         versions=dict(versions),
         date=date,
     )
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], where: Environment, path: Path) -> None:
+    """Write what was measured, and where, to a JSON file, whole or not at all."""
+    file = {"environment": dataclasses.asdict(where), "rows": list(rows)}
+    with atomic_writer(path) as stream:
+        stream.write(json.dumps(file, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def available_memory() -> float:

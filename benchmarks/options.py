@@ -17,7 +17,7 @@ from backnorm.cli.text import counted, warn
 from backnorm.errors import ArgumentValueError
 from backnorm.files import check_writable
 from benchmarks.campaign import Campaign
-from benchmarks.cells import chosen, representative, select
+from benchmarks.cells import chosen, representative, select, words
 from benchmarks.device import PLACES
 from benchmarks.environment import environment, now
 from benchmarks.model import CONDITIONS, DEVICES, FLOOR, OF_OURS, Environment, Result
@@ -169,7 +169,7 @@ def run_plans(wanted: tuple[str, str, str, str], out: Path | None) -> PlansRepor
     BacknormError
         For a name that is not known, or a file that cannot be written.
     """
-    suites, ops, dtypes, layouts = map(_words, wanted)
+    suites, ops, dtypes, layouts = map(words, wanted)
     cells = select(suites, ops, dtypes, layouts)
     if out is not None:
         check_writable(out)
@@ -204,7 +204,7 @@ def _campaign(options: BenchOptions) -> Campaign:
             came=repr(condition),
             accepted=", ".join(possible),
         )
-    wanted = chosen("--peers", _words(options.peers), (*peers(device), _NONE))
+    wanted = chosen("--peers", words(options.peers), (*peers(device), _NONE))
     contestants = {
         name: place
         for name, place in CONTESTANTS[device].items()
@@ -214,10 +214,10 @@ def _campaign(options: BenchOptions) -> Campaign:
         cells = representative(device)
     else:
         cells = select(
-            _words(options.suites),
-            _words(options.ops),
-            _words(options.dtypes),
-            _words(options.layouts),
+            words(options.suites),
+            words(options.ops),
+            words(options.dtypes),
+            words(options.layouts),
             device,
         )
     threads = backnorm.get_num_threads()
@@ -229,10 +229,6 @@ def _one_of(option: str, name: str, accepted: Sequence[_Name]) -> _Name:
         if name == known:
             return known
     raise ArgumentValueError(option, "unknown", came=repr(name), accepted=", ".join(accepted))
-
-
-def _words(text: str) -> Sequence[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _duration(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -21,11 +20,11 @@ from backnorm.cpu.candidates import candidates
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import SCHEDULE, Plan
 from backnorm.executable import Executable
-from backnorm.files import atomic_writer
 from backnorm.layout import extents_of
 from backnorm.problem import problem_of
 from backnorm.signature import SIGNATURES
 from benchmarks.data import make_data
+from benchmarks.environment import write_rows
 from benchmarks.model import Cell, Environment, Timing
 from benchmarks.peers.base import Data
 from benchmarks.turns import HOST, Settings, summary, take_turns
@@ -136,9 +135,7 @@ def misses_table(trials: Iterable[Trials], environment: Environment) -> Table:
 def write_trials(trials: Sequence[Trials], environment: Environment, path: Path) -> None:
     """Write all of them to a JSON file, whole or not at all."""
     rows = [found.pop("cell") | found for found in map(dataclasses.asdict, trials)]
-    file = {"environment": dataclasses.asdict(environment), "rows": rows}
-    with atomic_writer(path) as stream:
-        stream.write(json.dumps(file, indent=1, allow_nan=False).encode() + b"\n")
+    write_rows(rows, environment, path)
 
 
 def _calls(cell: Cell, data: Data) -> Iterable[tuple[Plan, Callable[[], Any]]]:

@@ -12,10 +12,11 @@ import backnorm
 from backnorm.cli.progress import progress
 from backnorm.cli.signals import signals
 from backnorm.files import check_writable
-from benchmarks.cells import chosen
+from benchmarks.cells import chosen, words
+from benchmarks.environment import write_rows
 from benchmarks.model import Environment
 from benchmarks.models.cases import LAYOUTS, MODELS, PRECISIONS, VARIANTS, Row, cases
-from benchmarks.models.run import SETTINGS, Run, models_table, summary_lines, write_rows
+from benchmarks.models.run import SETTINGS, Run, models_table, summary_lines
 
 __all__ = ["ModelsReport", "run_models"]
 
@@ -47,9 +48,7 @@ def run_models(
     BacknormError
         For a name that is not known, or a file that cannot be written.
     """
-    model, layout, precision, variant = (
-        [word.strip() for word in words.split(",")] for words in wanted
-    )
+    model, layout, precision, variant = map(words, wanted)
     models = chosen("--model", model, tuple(MODELS))
     layouts = chosen("--layout", layout, LAYOUTS)
     precisions = chosen("--precision", precision, PRECISIONS)
@@ -66,5 +65,5 @@ def run_models(
         signals.heed()
         interrupted = True
     if out is not None:
-        write_rows(run.rows, run.environment(), out)
+        write_rows(list(map(dataclasses.asdict, run.rows)), run.environment(), out)
     return ModelsReport(run.rows, run.environment(), interrupted)

@@ -35,10 +35,10 @@ def models_page(path: Path) -> str:
         [
             f"{where['cpu']}, {where['threads']} threads, {where['date'][:10]}; {versions}. "
             "Training steps in float32, in turns; our time over that of the same step with "
-            "PyTorch's layers, below 1 we are faster: `convert(model)`; with `fuse=True`; both "
-            "under `torch.compile`. Normalisation is the eager fused model's time in "
-            "normalisation, activations and additions over PyTorch's, memory what its steps add to "
-            "the resident memory.\n",
+            "PyTorch's layers, below 1 we are faster: `convert(model)`; with `fuse=True`; and "
+            "`convert(model)` beside PyTorch's, both under `torch.compile`. Normalisation is the "
+            "eager fused model's time in normalisation, activations and additions over PyTorch's, "
+            "memory what its steps add to the resident memory.\n",
             markdown(table),
         ]
     )

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from backnorm.cli.render import captioned_table, number_texts
 from backnorm.cli.text import counted, plain
-from backnorm.files import atomic_writer
 from benchmarks.child import Child, ChildEndedError
 from benchmarks.environment import environment, now
-from benchmarks.model import Environment
+from benchmarks.model import Environment, geometric_mean
 from benchmarks.models.cases import Case, Outcome, Row, Variant
 from benchmarks.turns import Settings
 
-__all__ = ["SETTINGS", "Run", "models_table", "summary_lines", "write_rows"]
+__all__ = ["SETTINGS", "Run", "models_table", "summary_lines"]
 
 #: A step takes from a tenth of a second to several.
 SETTINGS = Settings(rounds=5, samples=1, warm=0.0, least=0.0, limit=60.0)
@@ -113,17 +109,10 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
                 name = f"{outcome.variant} beside {base.variant}"
                 found.setdefault(name, []).append(outcome.ratio / base.ratio)
     return [
-        f"{name}: {np.exp(np.mean(np.log(ratios))):.2f} in the mean of "
+        f"{name}: {geometric_mean(ratios):.2f} in the mean of "
         f"{counted(len(ratios), 'case')}, {max(ratios):.2f} at most"
         for name, ratios in found.items()
     ]
-
-
-def write_rows(rows: Sequence[Row], where: Environment, path: Path) -> None:
-    """Write all that was measured to a JSON file, whole or not at all."""
-    file = {"environment": dataclasses.asdict(where), "rows": list(map(dataclasses.asdict, rows))}
-    with atomic_writer(path) as stream:
-        stream.write(json.dumps(file, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def _texts(outcome: Outcome, torch: Outcome) -> list[str]:

@@ -54,7 +54,8 @@ def start(threads: int) -> dict[str, str]:
 def measure(case: Case, variants: Sequence[Variant], settings: Settings) -> Row:
     """Return what became of variants; "torch" is measured whether it is among them or not."""
     model, x = _made(case)
-    exact = _gradients(copy.deepcopy(model).double(), x.double(), "float32")
+    wide = copy.deepcopy(model).double()
+    exact = _gradients(wide, list(wide.parameters()), x.double(), "float32")
     steps: dict[Variant, _Step] = {}
     outcomes: dict[Variant, Outcome] = {}
     limit = float("inf")
@@ -101,7 +102,7 @@ class _Step:
                 warnings.simplefilter("ignore", backnorm.torch.FusionWarning)
                 backnorm.torch.convert(model, fuse="fused" in variant)
         self.layers = sum(isinstance(each, _BatchNorm) for each in model.modules())
-        self._model, self._x, self._precision = model, x, case.precision
+        self._x, self._precision = x, case.precision
         self._parameters = list(model.parameters())
         self._run: Callable[[Tensor], Any] = model
         if variant.endswith("compiled"):
@@ -117,8 +118,7 @@ class _Step:
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients of all parameters."""
-        _backward(self._run, self._x, self._precision)
-        return [p.grad for p in self._parameters if p.grad is not None]
+        return _gradients(self._run, self._parameters, self._x, self._precision)
 
 
 def memory(case: Case, variant: Variant) -> int:
@@ -188,9 +188,11 @@ def _labels(output: Tensor) -> Tensor:
     return torch.arange(int(np.prod(shape))).reshape(shape) % _CLASSES
 
 
-def _gradients(model: nn.Module, x: Tensor, precision: str) -> list[Tensor]:
-    _backward(model, x, precision)
-    return [p.grad for p in model.parameters() if p.grad is not None]
+def _gradients(
+    run: Callable[[Tensor], Any], parameters: Sequence[Tensor], x: Tensor, precision: str
+) -> list[Tensor]:
+    _backward(run, x, precision)
+    return [each.grad for each in parameters if each.grad is not None]
 
 
 def _distance(found: Iterable[Tensor], exact: Iterable[Tensor]) -> float:

@@ -8,13 +8,13 @@ import json
 import pytest
 
 from backnorm.errors import ArgumentValueError
-from benchmarks.environment import environment, now
+from benchmarks.environment import environment, now, write_rows
 from benchmarks.model import Timing
 from benchmarks.models import run as run_module
 from benchmarks.models.cases import LAYOUTS, MODELS, PRECISIONS, Case, Outcome, Row, cases
 from benchmarks.models.options import run_models
 from benchmarks.models.page import models_page
-from benchmarks.models.run import Run, models_table, summary_lines, write_rows
+from benchmarks.models.run import Run, models_table, summary_lines
 from benchmarks.report.words import DASH, TIMES
 from benchmarks.turns import Settings
 
@@ -62,7 +62,7 @@ def test_the_table_says_why_something_is_missing():
 
 def test_what_is_written_can_be_read(tmp_path):
     path = tmp_path / "models.json"
-    write_rows([ROW], environment(2, {"torch": "1"}, now()), path)
+    write_rows([dataclasses.asdict(ROW)], environment(2, {"torch": "1"}, now()), path)
     found = json.loads(path.read_text())
     assert found["rows"][0]["case"] == {**dataclasses.asdict(CASE), "shape": [2, 3, 40, 40]}
     assert found["rows"][0]["outcomes"][1]["normalization"] == 0.1
@@ -70,7 +70,7 @@ def test_what_is_written_can_be_read(tmp_path):
 
 def test_the_documentation_has_a_line_a_case_and_the_means(tmp_path):
     path = tmp_path / "models.json"
-    write_rows([ROW], environment(2, {"torch": "1"}, now()), path)
+    write_rows([dataclasses.asdict(ROW)], environment(2, {"torch": "1"}, now()), path)
     text = models_page(path)
     assert ", 2 threads, " in text
     lines = [

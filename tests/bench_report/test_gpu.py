@@ -227,7 +227,6 @@ def test_the_page_says_the_same(gpu_result):
     assert ">nan<" not in page
 
 
-@pytest.mark.long
 def test_a_report_of_the_cpu_says_nothing_of_it(result):
     assert (goals(result), notes(result), len(whole_calls(result))) == ([], [], 0)
     for text in (to_markdown(result), to_html(result)):

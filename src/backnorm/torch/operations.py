@@ -7,8 +7,8 @@ the class itself is what `torch.func` and forward mode differentiate. No operato
 argument; running statistics are updated elsewhere (`moving`).
 
 What elements are computed in, `arithmetic`, is decided by the caller and part of the graph; without
-it, as in graphs of before there was a choice, it is the element type's own. The second order is
-computed in float64.
+it, as in graphs of before there was a choice, it is the element type's own, and what Inductor makes
+of an operator has its own rule (`lowering`). The second order is computed in float64.
 
 Batch normalisation in training is a function of x, residual, weight and bias; mean and variance are
 passed along, but are functions of x, and no gradient goes to them.
@@ -51,6 +51,8 @@ __all__ = [
     "in_our_words",
     "inference",
     "lazily",
+    "like_parameter",
+    "like_statistics",
     "unpack_mask",
 ]
 
@@ -158,7 +160,7 @@ class BatchNormDoubleBackward(_Operation):
 
     @staticmethod
     def fake(x: Tensor, _dy: Any, _mean: Any, _variance: Any, weight: Any, *_: Any) -> Gradients:
-        return torch.empty_like(x), torch.empty_like(x), _like_parameter(x, weight)
+        return torch.empty_like(x), torch.empty_like(x), like_parameter(x, weight)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -205,7 +207,7 @@ class BatchNormBackward(_Operation):
         _eps: float, _training: bool, has_residual: bool, _arithmetic: Any = None,
     ) -> Gradients:  # fmt: skip
         dresidual = torch.empty_like(x) if has_residual else x.new_empty(0)
-        dweight, dbias = _like_parameter(x, weight), _like_parameter(x, weight)
+        dweight, dbias = like_parameter(x, weight), like_parameter(x, weight)
         return torch.empty_like(x), dweight, dbias, dresidual
 
     @staticmethod
@@ -343,7 +345,7 @@ class BatchNorm(_Normalisation):
         x: Tensor, _residual: Any, _weight: Any, _bias: Any, _eps: float, relu: bool, *_: Any
     ) -> tuple[Tensor, ...]:
         mask = x.new_empty(mask_size(x.numel()) if relu else 0, dtype=torch.uint8)
-        return torch.empty_like(x), _like_statistics(x), _like_statistics(x), mask
+        return torch.empty_like(x), like_statistics(x), like_statistics(x), mask
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -435,14 +437,14 @@ def in_order_of_inputs(
     )
 
 
-def _like_statistics(x: Tensor) -> Tensor:
+def like_statistics(x: Tensor) -> Tensor:
     """Return a new tensor like a mean of x."""
     return x.new_empty((x.shape[1],), dtype=statistics_type(x.dtype))
 
 
-def _like_parameter(x: Tensor, weight: Tensor | None) -> Tensor:
+def like_parameter(x: Tensor, weight: Tensor | None) -> Tensor:
     """Return a new tensor like a gradient of `weight`."""
-    return _like_statistics(x) if weight is None else weight.new_empty((x.shape[1],))
+    return like_statistics(x) if weight is None else weight.new_empty((x.shape[1],))
 
 
 def _through_relu(mask: Tensor | None, x: Tensor) -> Callable[[Tensor], Tensor]:
