@@ -82,9 +82,13 @@ class Problem:
     residual : bool
         Whether an array of x's shape and type is added before the ReLU.
     inverse : bool
-        Whether the operand variance holds 1/sqrt(variance + epsilon).
+        Whether the operand variance, or the result of a forward pass, holds
+        1/sqrt(variance + epsilon).
     running : bool
         Whether running statistics are updated.
+    biased : bool
+        Whether the running variance is one of biased variances; else of those with Bessel's
+        correction.
     arithmetic : {"float32", "float64"}
         What elements are computed in, and short runs of sums added up.
     """
@@ -102,6 +106,7 @@ class Problem:
     residual: bool = False
     inverse: bool = False
     running: bool = False
+    biased: bool = False
     arithmetic: Arithmetic = field(kw_only=True)
 
     @property
@@ -217,7 +222,7 @@ def unsupported_type(name: str, came: object, hint: str | None = None) -> Argume
 
 def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentValueError:
     """Return the error for `channel`, whose variance + epsilon is finite and not positive."""
-    if problem.inverse:
+    if problem.inverse and problem.operation != "forward":
         return ArgumentValueError(
             "variance",
             f"an inverse standard deviation cannot be negative, but is in channel {channel}",
@@ -227,7 +232,9 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
     return ArgumentValueError(
         "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
-        came=f"variance {variance[channel]} with epsilon {problem.epsilon}",
+        # Of x it is refused only as a sum of two zeros.
+        came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
+        f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",
     )
 

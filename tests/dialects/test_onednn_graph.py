@@ -233,7 +233,7 @@ def test_a_variance_below_minus_epsilon_names_the_channel(batch):
 
 
 @pytest.mark.parametrize("momentum", [0.25, None, 1.0])
-def test_forward_running_statistics(batch, same, momentum):
+def test_forward_running_statistics(batch, momentum):
     b, old = batch(), batch(seed=1)
     op = BatchNormForwardTraining(1e-5, momentum)
     out = op(b["x"], old["mean"], old["variance"], b["gamma"], b["beta"])
@@ -241,7 +241,8 @@ def test_forward_running_statistics(batch, same, momentum):
     for running, batch_statistic, name in ((out[1], out[3], "mean"), (out[2], out[4], "variance")):
         wide = weight * old[name].astype(np.float64)
         wide += (1 - weight) * batch_statistic.astype(np.float64)
-        same((running,), (wide.astype(np.float32),))
+        # What moves them is the statistic before its rounding.
+        np.testing.assert_allclose(running, wide, rtol=2e-7)
 
 
 def test_forward_of_no_elements_keeps_the_running_statistics(batch, same):

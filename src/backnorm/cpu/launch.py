@@ -74,6 +74,7 @@ class Launch:
             streaming=plan.streaming,
             in_float64=problem.arithmetic != compiled,
             inverse=problem.inverse,
+            correction=1.0 if problem.biased else self.count / max(self.count - 1, 1),
             statistics=0 if statistics == dtype else 8 * statistics.itemsize,
         )
 

@@ -99,7 +99,11 @@ _PROBLEM = (
         own_bytes="size of the memory of a participant, whole cache lines",
         limit="nanoseconds after which nobody begins another item; 0: no limit",
     ),
-    *_described("float", epsilon="added to the variance"),
+    *_described(
+        "float",
+        epsilon="added to the variance",
+        correction="of the batch's variance, before the running one is moved towards it: a factor",
+    ),
     *_described(
         "int",
         summed="items of the first phase, which sums",
@@ -110,7 +114,7 @@ _PROBLEM = (
         " alone (for sums), 3 from the data",
         settles="0 or 1: sums are in the table already",
         finishes="0 or 1: results of channels are written at the end",
-        inverse="0 or 1: `variance` holds 1/sqrt(variance + epsilon)",
+        inverse="0 or 1: `variance`, or what is written for it, holds 1/sqrt(variance + epsilon)",
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",
         in_float64="0 or 1: what a kernel of float32 arithmetic does, it does in float64",
     ),

@@ -89,9 +89,10 @@ class CanonicalCall:
         The axes of the dialect's tensors that are not reduced. Where they are not the one that
         `data_format` says, the canonical call is that of `as_canonical`.
     inverse_std : bool
-        Whether the input for `variance` holds ``1 / sqrt(variance + epsilon)``.
-    wide : bool
-        Whether statistics and parameters are float64 until each result is rounded, once.
+        Whether the input for `variance`, or the output of a forward pass, holds
+        ``1 / sqrt(variance + epsilon)``.
+    weight : float or None
+        The share by which running statistics move towards those of the batch; None: they do not.
     blend : Blend or None
         What the results are blended with in the memory that is given for them.
     arithmetic : {"float32", "float64"}
@@ -106,7 +107,7 @@ class CanonicalCall:
     outputs: dict[str, str] = field(default_factory=dict)
     channel_axes: tuple[int, ...] = (1,)
     inverse_std: bool = False
-    wide: bool = False
+    weight: float | None = None
     blend: Blend | None = None
 
     @property
@@ -124,7 +125,7 @@ class CanonicalCall:
         if self.recomputes:
             x = arrays["x"]
             arrays["mean"], arrays["variance"] = statistics_of(x, self.channel_axes, self.epsilon)
-        if self.inverse_std:
+        if self.inverse_std and "variance" in arrays:
             arrays["variance"] = variance_of_inverse(arrays["variance"])
         return {role: self.as_canonical(role, array) for role, array in arrays.items()}
 

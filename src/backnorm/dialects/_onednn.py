@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-import numpy as np
-
-from backnorm.dialects._call import Call
-from backnorm.dialects._statistics import running
+from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects.schema import AttributeSpec, FormatSpec, type_rules
 
 __all__ = [
@@ -17,7 +14,7 @@ __all__ = [
     "MOMENTUM",
     "RUNNING_NOTE",
     "TYPE_RULES",
-    "with_running_statistics",
+    "moving",
 ]
 
 FORMATS = (FormatSpec("NXC", "NXC"), FormatSpec("NCX", "NCX"))
@@ -53,16 +50,8 @@ RUNNING_NOTE = (
 )
 
 
-def with_running_statistics(
-    call: Call, arrays: Mapping[str, np.ndarray], results: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Add the running statistics to the results of a training forward."""
+def moving(call: Call, canonical: CanonicalCall) -> CanonicalCall:
+    """Return the canonical call of a training forward: its running statistics move."""
     momentum = call.attributes["momentum"]
     weight = 0.5 if momentum is None else 1.0 - call.number("momentum")
-    if call.count == 0:
-        weight = 0.0
-    new = mean, variance = results["mean"], results["variance"]
-    old = arrays["mean"], arrays["variance"]
-    found = running(old, new, weight, (mean.dtype, variance.dtype))
-    results["running_mean"], results["running_variance"] = found
-    return results
+    return replace(canonical, weight=weight if call.count else 0.0)

@@ -36,6 +36,7 @@ _TYPED_LIKE = {
     "mean": ("running_mean",),
     "variance": ("running_variance",),
 }
+_STATISTICS = ("mean", "variance")
 # What the code of a call uses beside what is its own.
 _NAMES = {
     "ArgumentError": ArgumentError,
@@ -44,6 +45,7 @@ _NAMES = {
     "rounded": rounded,
     "single": FLOAT32,
     "statistics_of": statistics_of,
+    "zeros": np.zeros,
 }
 
 
@@ -104,10 +106,12 @@ class Bound:
         if canonical.recomputes:
             x = canonical.inputs["x"]
             lines.insert(1, f"    new_mean, new_variance = statistics_of({x}, axes, epsilon)")
+        if canonical.weight is not None:
+            lines[1:1] = [f"    moved_{role} = {self._before(role)}" for role in _STATISTICS]
         results = self._results()
-        # Where a dialect takes memory for the gradients of parameters, its hook is for that.
         memory = {t.name for t in schema.inputs if t.role in ("memory_dgamma", "memory_dbeta")}
-        if schema.hooks.finish is not None and not (memory and memory.isdisjoint(call.inputs)):
+        missing = {tensor.role for tensor in schema.outputs} - {*results, "empty"}
+        if schema.hooks.finish is not None and (missing or not memory.isdisjoint(call.inputs)):
             arrays = ", ".join(f"{name!r}: {name}" for name in call.inputs)
             by_role = ", ".join(f"{role!r}: {code}" for role, code in results.items())
             lines.append(f"    results = finish(call, {{{arrays}}}, {{{by_role}}})")
@@ -133,6 +137,8 @@ class Bound:
             kept=call.kept_shape,
             axes=canonical.channel_axes,
             epsilon=canonical.epsilon,
+            moved_by=canonical.weight,
+            channels=problem.channels,
         )
         return bound
 
@@ -143,6 +149,8 @@ class Bound:
         if self.canonical.blend is not None:
             held = f"memory, {words['memory_dgamma']}, {words['memory_dbeta']}"
             return [f"found = blended(({operands}), ({held}))"]
+        if self.executable.problem.running:
+            operands += ", momentum=moved_by"
         return [
             "if memory is None:",
             f"    found = execute({operands})",
@@ -156,8 +164,10 @@ class Bound:
 
         Kernels take addresses, whatever the shape; what is blended is computed by NumPy.
         """
-        if self.canonical.recomputes and role in ("mean", "variance"):
+        if self.canonical.recomputes and role in _STATISTICS:
             return f"new_{role}"
+        if self.executable.problem.running and role.startswith("running_"):
+            return role.replace("running", "moved")
         name = self.canonical.inputs.get(role)
         if name is None or role in ("x", "dy"):
             return str(name)
@@ -167,19 +177,37 @@ class Bound:
         same = element_type(array.dtype) == self.executable.problem.statistics_dtype
         return code if same else f"{code}.astype(statistics)"
 
+    def _before(self, role: str) -> str:
+        """Return the code of new memory with running statistics before they move.
+
+        What has no weight is not looked at: it may be NaN, or there may be none.
+        """
+        if self.canonical.weight == 1.0:
+            return "zeros(channels, statistics)"
+        return f"{self.call.schema.words[f'running_{role}']}.astype(statistics)"
+
     def _results(self) -> dict[str, str]:
         """Return the code of each result of the canonical operation by role."""
-        call, results = self.call, {}
-        kept = {tensor.role for tensor in call.schema.outputs if tensor.kind == "kept"}
+        results = {}
+        kept = {tensor.role for tensor in self.call.schema.outputs if tensor.kind == "kept"}
         for k, result in enumerate(SIGNATURES[self.canonical.operation].results):
             if result.option is not None:
                 continue
-            code, like = f"found[{k}]", _type_of_result(call, result.name)
-            same = like in (None, self.executable.problem.statistics_dtype)
-            if not same and not self.canonical.wide:
-                code = f"rounded({code}, types[{result.name!r}])"
-            results[result.name] = f"{code}.reshape(kept)" if result.name in kept else code
+            code, role = self._typed(f"found[{k}]", result.name), result.name
+            if role == "variance" and self.canonical.inverse_std:
+                role = "inverse_deviation"
+            results[role] = f"{code}.reshape(kept)" if role in kept else code
+        if self.canonical.weight is not None:
+            results |= {
+                f"running_{role}": self._typed(f"moved_{role}", role) for role in _STATISTICS
+            }
         return results
+
+    def _typed(self, code: str, role: str) -> str:
+        """Return the code of a result in the type of the input that says it."""
+        like = _type_of_result(self.call, role)
+        same = like in (None, self.executable.problem.statistics_dtype)
+        return code if same else f"rounded({code}, types[{role!r}])"
 
 
 def _blended(
@@ -198,7 +226,8 @@ def _blended(
 def _compiled(lines: tuple[str, ...]) -> Callable[..., Any]:
     """Return a function that makes the function in `lines` from what it uses."""
     given = (
-        "execute, run, blended, words, pack, finish, call, types, statistics, kept, axes, epsilon"
+        "execute, run, blended, words, pack, finish, call, types, statistics, kept, axes, epsilon, "
+        "moved_by, channels"
     )
     code = [f"def make({given}):", *(f"    {line}" for line in lines), "    return repeat"]
     make: Callable[..., Any] = written("call of a dialect", code, _NAMES)["make"]
@@ -222,6 +251,8 @@ def _problem(call: Call, canonical: CanonicalCall) -> Problem:
         epsilon=canonical.epsilon,
         training=canonical.training or canonical.operation == "forward",
         inverse=canonical.inverse_std,
+        running=bool(canonical.weight),
+        biased=bool(canonical.weight) and not call.schema.unbiased,
         arithmetic=canonical.arithmetic,
     )
 
@@ -239,7 +270,7 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
     }
     asked = {_type_of_result(call, each.name) for each in SIGNATURES[canonical.operation].results}
     asked.discard(None)
-    if canonical.wide or canonical.recomputes or len(asked) > 1:
+    if canonical.recomputes or len(asked) > 1:
         return FLOAT64
     if canonical.operation == "backward" and len(given) > 1:
         return FLOAT64

@@ -8,66 +8,19 @@ from __future__ import annotations
 import numpy as np
 
 from backnorm.arithmetics import own_arithmetic
-from backnorm.cpu.average import averages
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import executable
 from backnorm.problem import Problem
 
 __all__ = [
-    "bessel_correction",
-    "blend",
     "check_inverse",
     "common_type",
     "native",
     "rounded",
-    "running",
     "statistics_of",
-    "undefined",
     "variance_of_inverse",
 ]
-
-
-def running(
-    old: tuple[np.ndarray, np.ndarray],
-    new: tuple[np.ndarray, np.ndarray],
-    weight: float,
-    dtypes: tuple[np.dtype, np.dtype],
-    scale: float = 1.0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return running mean and variance: `blend` of each, in its type.
-
-    The new variance is multiplied by `scale` before, and rounded to its own type.
-    """
-    if dtypes == (FLOAT32, FLOAT32):
-        found = averages(old, new, weight, scale)
-        if found is not None:
-            return found
-    mean, variance = new
-    if scale != 1.0:
-        variance = rounded(np.multiply(variance, scale, dtype=FLOAT64), variance.dtype)
-    return blend(old[0], mean, weight, dtypes[0]), blend(old[1], variance, weight, dtypes[1])
-
-
-def blend(old: np.ndarray, new: np.ndarray, weight: float, dtype: np.dtype) -> np.ndarray:
-    """Return ``(1 - weight) * old + weight * new`` in `dtype`.
-
-    With weight 1 the old value is not looked at (it may be infinite or NaN), and the other way
-    round with weight 0.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        if weight == 1.0:
-            return new.astype(dtype)
-        if weight == 0.0:
-            return old.astype(dtype)
-        mixed: np.ndarray = np.multiply(old, 1.0 - weight, dtype=FLOAT64)
-        mixed += np.multiply(new, weight, dtype=FLOAT64)
-        return mixed.astype(dtype, copy=False)
-
-
-def bessel_correction(count: int) -> float:
-    """Return ``M / (M - 1)``, by which the biased variance becomes that of a sample; M = 1: 1."""
-    return count / max(count - 1, 1)
 
 
 def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -81,11 +34,6 @@ def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def native(like: np.ndarray) -> np.dtype:
     """Return the element type of an array in this machine's byte order."""
     return element_type(like.dtype) or like.dtype.newbyteorder("=")
-
-
-def undefined(like: np.ndarray) -> np.ndarray:
-    """Return NaN for every channel: the statistics of no elements."""
-    return np.full(like.shape, np.nan, like.dtype)
 
 
 def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:

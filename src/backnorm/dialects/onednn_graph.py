@@ -17,7 +17,7 @@ from backnorm.dialects._onednn import (
     MOMENTUM,
     RUNNING_NOTE,
     TYPE_RULES,
-    with_running_statistics,
+    moving,
 )
 from backnorm.dialects.operator import by_name, configured
 from backnorm.dialects.schema import AttributeSpec, Hooks, OperatorSchema, channel, data
@@ -126,7 +126,7 @@ BatchNormForwardTraining = configured(
         attributes=(EPSILON, MOMENTUM, DATA_FORMAT),
         inputs_together=(("gamma", "beta"),),
         notes=(RUNNING_NOTE, _EMPTY_NOTE),
-        hooks=Hooks(finish=with_running_statistics),
+        hooks=Hooks(canonical=moving),
     )
 )
 

@@ -25,7 +25,7 @@ from backnorm.dialects._onednn import (
     MOMENTUM,
     RUNNING_NOTE,
     TYPE_RULES,
-    with_running_statistics,
+    moving,
 )
 from backnorm.dialects.operator import by_name, configured
 from backnorm.dialects.schema import (
@@ -174,7 +174,7 @@ def _forward(revision: str) -> OperatorSchema:
         op="BatchNormForwardTraining",
         operation="forward",
         summary="Batch normalisation in training, with running statistics.",
-        hooks=Hooks(finish=with_running_statistics),
+        hooks=Hooks(canonical=moving),
     )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._statistics import native, running
+from backnorm.dialects._statistics import native
 from backnorm.dialects.operator import by_name, function
 from backnorm.dialects.schema import (
     AttributeSpec,
@@ -80,30 +80,24 @@ def _check_mode(call: Call) -> None:
 
 
 def _as_mode_says(call: Call, canonical: CanonicalCall) -> CanonicalCall:
-    """In training saved_inv_std is that of the variance before its rounding: all is float64."""
+    """In training the saved_inv_std is that of the variance before its rounding."""
     if call.attributes["training_mode"]:
-        return replace(canonical, wide=True)
+        weight = 1.0 - call.number("momentum") if call.count else 0.0
+        return replace(canonical, inverse_std=True, weight=weight)
     inputs = canonical.inputs | {"mean": "input_mean", "variance": "input_var"}
     return replace(canonical, operation="inference", training=False, inputs=inputs)
 
 
-def _with_statistics(
+def _as_given(
     call: Call, arrays: Mapping[str, np.ndarray], results: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Add running statistics and the inverse standard deviation; each is rounded once."""
-    old_mean, old_variance = arrays["input_mean"], arrays["input_var"]
-    mean, variance = results.get("mean", old_mean), results.get("variance", old_variance)
-    of_mean, of_variance = native(old_mean), native(old_variance)
-    # Once for all: entering it takes as long as a few of these operations.
+    """Add the given statistics, as running and as saved ones."""
+    mean, variance = arrays["input_mean"], arrays["input_var"]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))
-        results["mean"] = mean.astype(of_mean, copy=False)
-        results["inverse_deviation"] = inverse.astype(of_variance, copy=False)
-    is_batch = call.attributes["training_mode"] and call.count
-    weight = 1.0 - call.number("momentum") if is_batch else 0.0
-    old, new, types = (old_mean, old_variance), (mean, variance), (of_mean, of_variance)
-    found = running(old, new, weight, types)
-    results["running_mean"], results["running_variance"] = found
+        results["inverse_deviation"] = inverse.astype(native(variance))
+    results["mean"], results["running_mean"] = (mean.astype(native(mean)) for _ in range(2))
+    results["running_variance"] = variance.astype(native(variance))
     return results
 
 
@@ -143,7 +137,7 @@ BatchNormInternal = function(
             "training_mode=0 returns input_mean and input_var as they are, as running and as saved "
             "statistics, the latter as mean and inverse standard deviation.",
         ),
-        hooks=Hooks(check=_check_mode, canonical=_as_mode_says, finish=_with_statistics),
+        hooks=Hooks(check=_check_mode, canonical=_as_mode_says, finish=_as_given),
     )
 )
 

@@ -223,7 +223,8 @@ class Hooks:
         From a call and the canonical call that the roles say to the one that it is.
     finish : callable, optional
         From a call, its arrays by name and the results of the canonical operation by role to all
-        results by role. Of the call's own inputs it may look at shapes and types alone.
+        results by role. Of the call's own inputs it may look at shapes and types alone. It is
+        called where the canonical operation has not all outputs, or memory is given for them.
     variant : callable, optional
         From attributes that are not yet checked to the schema that the call follows.
     """
@@ -275,6 +276,8 @@ class OperatorSchema:
     result : str
         What a call returns: "tuple", "array" (there is one output), or the name of the NamedTuple
         of its outputs.
+    unbiased : bool
+        Whether running variances are those of variances with Bessel's correction.
     takes_memory : bool
         Whether a call takes memory for the first output, by the output's name.
     notes : tuple of str
@@ -306,6 +309,7 @@ class OperatorSchema:
     other_orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     choice: Choice = "all"
     result: str = "tuple"
+    unbiased: bool = False
     takes_memory: bool = False
     notes: tuple[str, ...] = ()
     example: str = ""

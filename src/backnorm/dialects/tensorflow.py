@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._statistics import bessel_correction, running, undefined
 from backnorm.dialects.operator import by_name, function
 from backnorm.dialects.schema import (
     AttributeSpec,
@@ -203,9 +202,11 @@ def _check_statistics(call: Call) -> None:
             )
 
 
-def _inference_if_frozen(call: Call, canonical: CanonicalCall) -> CanonicalCall:
+def _by_mode(call: Call, canonical: CanonicalCall) -> CanonicalCall:
+    """In training running statistics move, but not by no elements; else it is inference."""
     if call.attributes["is_training"]:
-        return canonical
+        weight = call.number("exponential_avg_factor") if call.count else None
+        return replace(canonical, weight=weight)
     inputs = canonical.inputs | {"mean": "mean", "variance": "variance"}
     return replace(canonical, operation="inference", training=False, inputs=inputs)
 
@@ -213,20 +214,13 @@ def _inference_if_frozen(call: Call, canonical: CanonicalCall) -> CanonicalCall:
 def _with_statistics(
     call: Call, old: Mapping[str, np.ndarray], results: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Add the running statistics; not in training, the given ones four times over."""
-    if not call.attributes["is_training"]:
-        for role in ("mean", "variance"):
+    """Add the statistics of no elements, NaN; not in training, the given ones four times over."""
+    for role in ("mean", "variance"):
+        if call.attributes["is_training"]:
+            results[f"running_{role}"] = np.full_like(results[role], np.nan)
+        else:
             results[role] = old[role].astype(FLOAT32)
             results[f"running_{role}"] = results[role].copy()
-        return results
-    count, weight = call.count, call.number("exponential_avg_factor")
-    new = mean, variance = results["mean"], results["variance"]
-    if count:
-        given = old["mean"], old["variance"]
-        found = running(given, new, weight, (FLOAT32, FLOAT32), bessel_correction(count))
-    else:
-        found = undefined(mean), undefined(variance)
-    results["running_mean"], results["running_variance"] = found
     return results
 
 
@@ -272,9 +266,8 @@ def _forward(version: int) -> OperatorSchema:
             "In training an empty x gives NaN for batch_mean and batch_variance, as TensorFlow "
             "does, and zeros for the reserved statistics.",
         ),
-        hooks=Hooks(
-            check=_check_statistics, canonical=_inference_if_frozen, finish=_with_statistics
-        ),
+        unbiased=True,
+        hooks=Hooks(check=_check_statistics, canonical=_by_mode, finish=_with_statistics),
     )
 
 

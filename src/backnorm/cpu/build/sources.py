@@ -22,7 +22,7 @@ _OF_FAMILY = {
         "kernels/xla_handler.py",
         "xla_structures.py",
     ),
-    "threads": ("kernels/average.py", "kernels/pool.py", "kernels/team.py", "slots.py"),
+    "threads": ("kernels/pool.py", "kernels/team.py", "slots.py"),
 }
 _COMMON = (
     "build/compile.py",

@@ -304,7 +304,7 @@ def finish_backward(table, pitch, channels, dgamma, dbeta):
 
 
 @outlined
-def finish_forward(table, pitch, channels, results, epsilon, running, momentum, total):
+def finish_forward(table, pitch, channels, results, epsilon, inverse, running):
     """Write mean and variance, each rounded once; return the first channel refused, or -1.
 
     Parameters
@@ -314,26 +314,28 @@ def finish_forward(table, pitch, channels, results, epsilon, running, momentum, 
     results : (address, address)
         Where to write mean and variance.
     epsilon : float
-    running : (address, address, bool)
-        Running mean, running variance, and whether there are any. They move towards the mean and
-        the unbiased variance, total/(total - 1) times the biased, by `momentum`.
-    momentum : float
-    total : int
-        Elements of a channel.
+    inverse : bool
+        Whether 1/sqrt(variance + epsilon) is written for the variance.
+    running : (address, address, bool, float, float)
+        Running mean, running variance, and whether there are any; by which share they move towards
+        those of the batch, and by what the variance of the batch is multiplied before.
     """
     mean, variance = results
-    running_mean, running_variance, tracked = running
-    unbiased = splat(total / max(total - 1.0, 1.0))
+    running_mean, running_variance, tracked, momentum, correction = running
     refused = -1
     for c in range(0, channels, LANES):
         count = channels - c
         average, values = load(table, FIRST * pitch + c), load(table, SECOND * pitch + c)
         store_some(mean, c, count, average)
-        store_some(variance, c, count, values)
+        total = values + splat(epsilon)
+        if inverse:
+            store_some(variance, c, count, splat(1.0) / square_root(total))
+        else:
+            store_some(variance, c, count, values)
         if tracked:
             _move(running_mean, c, count, average, momentum)
-            _move(running_variance, c, count, values * unbiased, momentum)
-        if any_not_positive(blend(count, values + splat(epsilon), splat(1.0))) and refused < 0:
+            _move(running_variance, c, count, values * splat(correction), momentum)
+        if any_not_positive(blend(count, total, splat(1.0))) and refused < 0:
             refused = c
             while load_one(table, SECOND * pitch + refused) + epsilon > 0.0:
                 refused += 1

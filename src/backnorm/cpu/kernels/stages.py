@@ -172,6 +172,8 @@ def _finish_to_of(at, kind, head, table, pitch, channels):
             at(kind, head.running_mean),
             at(kind, head.running_variance),
             head.running_mean != 0,
+            head.momentum,
+            head.correction,
         )
         return of_channels.finish_forward(
             table,
@@ -179,9 +181,8 @@ def _finish_to_of(at, kind, head, table, pitch, channels):
             channels,
             results,
             head.epsilon,
+            head.inverse != 0,
             running,
-            head.momentum,
-            head.count,
         )
 
     return forward

@@ -11,7 +11,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from backnorm.cpu.kernels.average import average
 from backnorm.cpu.kernels.jit import outlined
 from backnorm.cpu.kernels.pool import dismiss, summon, threads_data, work
 from backnorm.cpu.kernels.system import now, participate
@@ -135,7 +134,6 @@ def entries() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "bn_run": (_run, (types.int64, types.int64)),
         "bn_member": (_take_part, (types.int64,)),
         "bn_work": (work, (types.int64,)),
-        "bn_average": (average, (types.int64,)),
     }
 
 
