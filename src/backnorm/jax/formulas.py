@@ -8,6 +8,7 @@ All functions are differentiable, to any order.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -141,7 +142,7 @@ def normalize(
     wide = type_for(x, arithmetic)
     scale = gamma * inverse_deviation(variance, epsilon, wide)
     centred = x.astype(wide) - _spread(mean, x, axis)
-    return (centred * _spread(scale, x, axis) + _spread(beta, x, axis)).astype(x.dtype)
+    return _rounded(centred * _spread(scale, x, axis) + _spread(beta, x, axis), x.dtype)
 
 
 def backward(
@@ -170,7 +171,7 @@ def backward(
         normalised = centred * _spread(s, x, axis)
         dx = dx - _spread(sum_dy / count, x, axis) - normalised * _spread(slope, x, axis)
     dx = dx * _spread(gamma * s, x, axis)
-    return dx.astype(x.dtype), (s * sum_dy_xmu).astype(kind), sum_dy.astype(kind)
+    return _rounded(dx, x.dtype), (s * sum_dy_xmu).astype(kind), sum_dy.astype(kind)
 
 
 def second_order(
@@ -209,8 +210,8 @@ def second_order(
     share = jnp.ones((), wide) / count_of(x, axis) if training else ABSENT
     k = factors(reduce, wide_x, wide_dy, wide_ddx, given, share=share, alone=True)
     return (
-        by_x_alone(k, wide_dy, wide_ddx).astype(x.dtype),
-        by_dy(k, k.s * (wide_x - given.mean), wide_ddx - k.mean_ddx).astype(dy.dtype),
+        _rounded(by_x_alone(k, wide_dy, wide_ddx), x.dtype),
+        _rounded(by_dy(k, k.s * (wide_x - given.mean), wide_ddx - k.mean_ddx), dy.dtype),
         *(jnp.squeeze(each, axes).astype(mean.dtype) for each in (k.mean, k.variance, k.gamma)),
     )
 
@@ -239,6 +240,34 @@ def through_statistics(
 
 def _others(x: jax.Array, axis: int) -> tuple[int, ...]:
     return tuple(k for k in range(x.ndim) if k != axis)
+
+
+def _rounded(value: jax.Array, dtype: Any) -> jax.Array:
+    """Return values in another type, rounded once.
+
+    XLA rounds float64 to float32 and that to float16 where the processor has no instruction for
+    both in one, so of values near the middle between two float16 some come out as the wrong one.
+    """
+    twice = value.dtype == jnp.float64 and jnp.dtype(dtype).itemsize == 2
+    rounded: jax.Array = _rounded_from_odd(value, dtype) if twice else value.astype(dtype)
+    return rounded
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _rounded_from_odd(value: jax.Array, dtype: Any) -> jax.Array:
+    # Cut off towards zero, an odd last bit if anything was: float32 has the result exactly, and it
+    # is in the middle between two values of 16 bits only if the whole value is.
+    bits = jax.lax.bitcast_convert_type(value, jnp.int64)
+    last = 1 << 29
+    kept = bits & -last
+    odd = jnp.where(bits == kept, bits, kept | last)
+    return jax.lax.bitcast_convert_type(odd, jnp.float64).astype(dtype)
+
+
+@_rounded_from_odd.defjvp
+def _(dtype: Any, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    (tangent,) = tangents
+    return _rounded_from_odd(*primals, dtype), tangent.astype(dtype)
 
 
 def _spread(channels: jax.Array, x: jax.Array, axis: int) -> jax.Array:
