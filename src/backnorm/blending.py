@@ -16,6 +16,7 @@ import numpy as np
 from backnorm import phases
 from backnorm.aliasing import check_memory, check_out, own
 from backnorm.arrays import NUMPY
+from backnorm.dtypes import rounded
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.executable import executable
 from backnorm.layout import in_order
@@ -68,7 +69,7 @@ def backward(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
         _elements(whole, problem, (x, dy, mean), sums, s, scale, held[0], blend.data)
         found = (s * sums.sum_dy_xmu, sums.sum_dy)
         for array, value in zip(held[1:], found, strict=True):
-            array[...] = _blended(value, array, blend.channels)
+            array[...] = rounded(_blended(value, array, blend.channels), array.dtype)
     given = (array if memory is None else memory for array, memory in zip(held, out, strict=True))
     return Gradients(*given)
 
@@ -148,7 +149,7 @@ def _elements(
         value = flat[1][part].astype(np.float64) - moved_by
         if problem.training:
             value -= (flat[0][part].astype(np.float64) - at) * by_x
-        target[part] = _blended(gain * value, target[part], shares)
+        target[part] = rounded(_blended(gain * value, target[part], shares), target.dtype)
     if not np.may_share_memory(target, out):
         moved[...] = target.reshape(moved.shape)
 

@@ -13,6 +13,7 @@ __all__ = [
     "FLOAT64",
     "element_type",
     "is_16_bit",
+    "rounded",
     "statistics_types",
 ]
 
@@ -42,3 +43,21 @@ def is_16_bit(dtype: np.dtype) -> bool:
 def statistics_types(dtype: np.dtype) -> tuple[np.dtype, ...]:
     """Types that mean, variance, gamma and beta may have beside an `x` of type `dtype`."""
     return (dtype, FLOAT32) if is_16_bit(dtype) else (dtype,)
+
+
+def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return `values` in `dtype`, rounded once; what is too large becomes infinite, as IEEE has it.
+
+    ml_dtypes rounds float64 to float32 and that to bfloat16: 1 + 2^-8 + 2^-40 would become 1.
+    """
+    if values.dtype == dtype:
+        return values
+    if values.dtype == FLOAT64 and dtype == BFLOAT16:
+        # Cut off towards zero, an odd last bit if anything was: float32 has that exactly, and it
+        # is in the middle between two values of 16 bits only if the whole value is.
+        bits = np.ascontiguousarray(values, FLOAT64).view(np.int64)
+        last = 1 << 29
+        kept = bits & -last
+        values = np.where(bits == kept, bits, kept | last).view(FLOAT64).reshape(values.shape)
+    with np.errstate(over="ignore"):
+        return values.astype(dtype)

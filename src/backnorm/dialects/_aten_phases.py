@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from backnorm import phases
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dialects._check import check_inputs
-from backnorm.dialects._statistics import check_inverse, common_type, rounded
+from backnorm.dialects._statistics import check_inverse, common_type
 from backnorm.dialects.schema import (
     REQUIRED,
     FormatSpec,
@@ -23,7 +23,7 @@ from backnorm.dialects.schema import (
     data,
     type_rules,
 )
-from backnorm.dtypes import FLOAT64, element_type
+from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.executable import Executable, executable
 from backnorm.problem import Problem, as_array

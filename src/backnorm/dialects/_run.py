@@ -19,8 +19,8 @@ from backnorm.arrays import NUMPY
 from backnorm.binding import written
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
 from backnorm.dialects._check import check_memory
-from backnorm.dialects._statistics import rounded, statistics_of
-from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
+from backnorm.dialects._statistics import statistics_of
+from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit, rounded
 from backnorm.errors import ArgumentError
 from backnorm.executable import Executable, executable
 from backnorm.problem import Metadata, Problem

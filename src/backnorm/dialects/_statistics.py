@@ -17,18 +17,9 @@ __all__ = [
     "check_inverse",
     "common_type",
     "native",
-    "rounded",
     "statistics_of",
     "variance_of_inverse",
 ]
-
-
-def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return `values` in `dtype`; what is too large becomes infinite, as IEEE has it."""
-    if values.dtype == dtype:
-        return values
-    with np.errstate(over="ignore"):
-        return values.astype(dtype)
 
 
 def native(like: np.ndarray) -> np.dtype:

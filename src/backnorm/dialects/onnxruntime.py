@@ -24,7 +24,7 @@ from backnorm.dialects.schema import (
     data,
     type_rules,
 )
-from backnorm.dtypes import FLOAT64
+from backnorm.dtypes import FLOAT64, rounded
 from backnorm.errors import ArgumentValueError
 
 __all__ = ["OPERATORS", "BatchNormInternal", "BatchNormalizationGrad"]
@@ -95,7 +95,7 @@ def _as_given(
     mean, variance = arrays["input_mean"], arrays["input_var"]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))
-        results["inverse_deviation"] = inverse.astype(native(variance))
+        results["inverse_deviation"] = rounded(inverse, native(variance))
     results["mean"], results["running_mean"] = (mean.astype(native(mean)) for _ in range(2))
     results["running_variance"] = variance.astype(native(variance))
     return results
