@@ -55,6 +55,8 @@ __all__ = [
     "row_pitch",
     "settle",
     "solve",
+    "solve_columns",
+    "wrap",
 ]
 
 # Elements of a column whose mean is its pivot.
@@ -115,7 +117,7 @@ def prepare(table, pitch, channels, given, present, epsilon, inverse):
         store_some(table, SLOPE * pitch + c, count, _read(beta, present[1], c, count, 0.0))
         store_some(table, GAIN * pitch + c, count, _read(gamma, present[0], c, count, 1.0) * scale)
         store_some(table, SCALE * pitch + c, count, scale)
-    _wrap(table, pitch, channels)
+    wrap(table, pitch, channels)
     return -1
 
 
@@ -159,7 +161,7 @@ def prepare_forward(table, pitch, x, extents, gamma, beta, present):
         pivot = total / splat(float(max(sample, 1)))
         # A pivot that is not finite would hide what the sums themselves come to.
         store_some(table, MEAN * pitch + c, count, where_finite(pivot, pivot, zero))
-    _wrap(table, pitch, channels)
+    wrap(table, pitch, channels)
 
 
 @inlined
@@ -225,7 +227,7 @@ def settle(table, pitch, channels, total):
     """Fill the coefficients of every channel from sums that came from elsewhere."""
     for c in range(0, channels, LANES):
         _set_backward(total, table, pitch, c, channels - c)
-    _wrap(table, pitch, channels)
+    wrap(table, pitch, channels)
 
 
 @inlined
@@ -238,21 +240,35 @@ def combine(dy, partial, blocks, far, inner, repeats, total, table, pitch, chann
     for b in range(1, blocks):
         for k in range(0, width, LANES):
             merge_pairs(offset(partial, k), far, offset(partial, 4 * b * far + k), far)
-    for c in range(0, channels, LANES):
+    ends = (0, channels, channels)
+    solve_columns(dy, partial, far, inner, repeats, ends, total, table, pitch, epsilon)
+    wrap(table, pitch, channels)
+
+
+@outlined
+def solve_columns(dy, partial, far, inner, repeats, ends, total, table, pitch, epsilon):
+    """Solve some channels from the pairs of their columns, which are used up.
+
+    `ends` are the first of these channels, the one after the last, and the number of all. Where
+    channels are repeated these are all.
+    """
+    start, stop, channels = ends
+    for c in range(start, stop, LANES):
         # The columns of channels up to here have been read: their places are free.
+        k = start * inner + c - start
         if inner * repeats > 1:
-            _gather(partial, far, inner, repeats, c, channels)
-        sums = offset(partial, c)
-        solve(dy, sums, far, total, table, pitch, c, channels, epsilon)
-    _wrap(table, pitch, channels)
+            _gather(partial, far, inner, repeats, (c, stop, channels), k)
+        sums = offset(partial, k)
+        solve(dy, sums, far, total, table, pitch, c, stop, epsilon)
 
 
 @inlined
-def _gather(partial, far, inner, repeats, c, channels):
-    """Add the pairs of all columns of eight channels, and leave them at columns c .. c+7."""
+def _gather(partial, far, inner, repeats, ends, to):
+    """Add the pairs of all columns of eight channels, and leave them at columns to .. to+7."""
+    c, stop, channels = ends
     zero = splat(0.0)
     first, low, second, second_low = zero, zero, zero, zero
-    last = channels * inner * repeats - 1
+    last = ((repeats - 1) * channels + stop) * inner - 1
     for repeat in range(repeats):
         for k in range(inner):
             at = (repeat * channels + c) * inner + k
@@ -269,11 +285,11 @@ def _gather(partial, far, inner, repeats, c, channels):
                 load_apart(partial, at, inner, last + 2 * far),
                 load_apart(partial, at + far, inner, last + 3 * far),
             )
-    count = min(channels - c, LANES)
-    store_some(partial, c, count, first)
-    store_some(partial, c + far, count, low)
-    store_some(partial, c + 2 * far, count, second)
-    store_some(partial, c + 3 * far, count, second_low)
+    count = min(stop - c, LANES)
+    store_some(partial, to, count, first)
+    store_some(partial, to + far, count, low)
+    store_some(partial, to + 2 * far, count, second)
+    store_some(partial, to + 3 * far, count, second_low)
 
 
 @inlined
@@ -282,7 +298,7 @@ def _quadruple(sums, far):
 
 
 @inlined
-def _wrap(table, pitch, channels):
+def wrap(table, pitch, channels):
     """Repeat the coefficients of the first channels after those of the last."""
     if channels >= LANES:
         for row in range(SCALE):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import overload
 
-from backnorm.cpu.kernels.channels import combine, row_pitch
+from backnorm.cpu.kernels.channels import combine, row_pitch, solve_columns, wrap
 from backnorm.cpu.kernels.cursor import (
     arrive,
     await_second,
@@ -142,15 +142,25 @@ def run(kind, record, index):
     spread = False
     parts = max(1, (rows + cut[3] - 1) // max(1, cut[3]))
     by_tile = items - summed > parts
+    # Whoever has summed all rows of a tile solves its channels, while the sums are in the cache.
+    alone = blocks == 1 and repeats == 1 and cut[1] % inner == 0
+    count = total * inner
     item = claim(cells, summed, items, index)
     while item < items:
         if item < summed:
             _reduce_item(kind, head, x_, dy_, grid, cut, table, plain, pairs, far, place, item)
+            if alone:
+                start = item * cut[1] // inner
+                ends = (start, min(channels, start + cut[1] // inner), channels)
+                solve_columns(dy_, pairs, far, inner, 1, ends, count, table, pitch, epsilon)
             if arrive(cells, summed):
-                count = (rows * width + rest) // channels
-                combine(
-                    dy_, pairs, blocks, far, inner, repeats, count, table, pitch, channels, epsilon
-                )
+                if alone:
+                    wrap(table, pitch, channels)
+                else:
+                    combine(
+                        dy_, pairs, blocks, far, inner, repeats, count, table, pitch, channels,
+                        epsilon,
+                    )  # fmt: skip
                 open_second(cells)
         else:
             if summed > 0:
