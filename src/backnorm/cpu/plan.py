@@ -162,7 +162,9 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     room = shared if problem.operation == "inference" else shared // 2
     streaming = arrays * written > room
     share = _share(size, threads)
-    geometry = _geometry(extents, threads, share, streaming=streaming)
+    # For what the sums read: nothing else is kept in the cache meanwhile.
+    held = inputs * written <= shared
+    geometry = _geometry(extents, threads, share, inputs=inputs, held=held, streaming=streaming)
     reasons.append(
         f"{'streaming' if streaming else 'ordinary'} stores: inputs and output are "
         f"{arrays * written >> 10} KiB, the cache has room for {room >> 10} KiB"
@@ -180,10 +182,12 @@ def _share(size: int, threads: int) -> int:
     return max(_LEAST_SHARE, min(_SHARE, round_up(size // (8 * threads), 64)))
 
 
-def _geometry(extents: Extents, threads: int, share: int, *, streaming: bool) -> Segments | Columns:
+def _geometry(
+    extents: Extents, threads: int, share: int, *, inputs: int, held: bool, streaming: bool
+) -> Segments | Columns:
     if extents.inner >= _SHORT or extents.channels == 1:
         return _segments(extents, threads, share)
-    return _columns(extents, threads, share, streaming=streaming)
+    return _columns(extents, threads, share, inputs=inputs, held=held, streaming=streaming)
 
 
 def _segments(extents: Extents, threads: int, share: int) -> Segments:
@@ -205,7 +209,9 @@ def _segments(extents: Extents, threads: int, share: int) -> Segments:
     return Segments(rows, length, chunks, block, blocks, group, batch, share)
 
 
-def _columns(extents: Extents, threads: int, share: int, *, streaming: bool) -> Columns:
+def _columns(
+    extents: Extents, threads: int, share: int, *, inputs: int, held: bool, streaming: bool
+) -> Columns:
     outer, channels, inner = extents
     row = channels * inner
     # A row of less than two vectors is joined with its neighbours.
@@ -228,13 +234,13 @@ def _columns(extents: Extents, threads: int, share: int, *, streaming: bool) -> 
     if width % 8:
         # An item ends with a byte of a ReLU's mask.
         height = round_up(height, 8)
-    depth = _depth(width, streaming=streaming)
+    depth = _depth(width, inputs=inputs, held=held, streaming=streaming)
     abreast = _abreast(width, streaming=streaming)
     cut = (rows, width, rest, repeats, block, blocks, tile, depth, height, abreast)
     return Columns(*cut, by_tile=by_tile)
 
 
-def _depth(width: int, *, streaming: bool) -> int:
+def _depth(width: int, *, inputs: int, held: bool, streaming: bool) -> int:
     """Return how many rows to sum side by side.
 
     More visits the running sums less often. But memory is then read out of
@@ -250,8 +256,16 @@ def _depth(width: int, *, streaming: bool) -> int:
     156800, 256         9.2   18.2   18.0   21.1
     627200, 64         12.1   11.3   11.9   12.3
     ================  =====  =====  =====  =====
+
+    That is of two arrays. A forward pass reads one. Where that is `held` in the cache, and where
+    rows are tiles of registers or whole pages, running sums take its time, not memory: with one or
+    two rows (50, 128, 28, 28), (50, 64, 56, 56) and (50, 1024, 14, 14) took 1.14 to 1.45 times as
+    long as with eight, but (50, 256, 56, 56) and (50, 512, 28, 28) take 0.9 with one (two
+    processors of that kind).
     """
     if width <= 32:
+        return 8
+    if streaming and inputs == 1 and (held or width <= 64 or width >= 1024):
         return 8
     if not streaming or width >= 2048:
         return 8 if width <= 64 else 4
