@@ -43,6 +43,26 @@ class Cases(NamedTuple):
         assert not wrong, "\n".join(wrong)
 
 
+@pytest.fixture
+def near_middles(rng):
+    """Return a function of a 16-bit type: float64 between two of its values, and the nearest ones.
+
+    They are so near to the middle that float32 mostly cannot tell them from it, or in it.
+    """
+
+    def make(dtype):
+        below = np.concatenate([rng.uniform(1, 2, 1000), 2.0 ** rng.uniform(-26, 15, 1000)])
+        below = below.astype(dtype)
+        above = np.nextafter(below, dtype.type(np.inf))
+        middle = (below.astype("d") + above.astype("d")) / 2
+        near = middle * (1 + rng.choice([-1, 0, 1], 2000) * 2.0 ** -rng.integers(26, 52, 2000))
+        even = np.where(below.view(np.uint16) % 2 == 0, below, above)
+        nearest = np.select([near < middle, near > middle], [below, above], even).astype(dtype)
+        return near, nearest
+
+    return make
+
+
 @pytest.fixture(scope="module")
 def run_cases(tmp_path_factory):
     """Run a script that prints what it begins and what it found; it may crash."""

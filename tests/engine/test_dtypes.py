@@ -9,14 +9,8 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, rounded
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
-def test_float64_is_rounded_once(dtype, rng):
-    below = np.concatenate([rng.uniform(1, 2, 1000), 2.0 ** rng.uniform(-26, 15, 1000)])
-    below = below.astype(dtype)
-    above = np.nextafter(below, dtype.type(np.inf))
-    middle = (below.astype("d") + above.astype("d")) / 2
-    wide = middle * (1 + rng.choice([-1, 0, 1], 2000) * 2.0 ** -rng.integers(26, 52, 2000))
-    even = np.where(below.view(np.uint16) % 2 == 0, below, above)
-    nearest = np.select([wide < middle, wide > middle], [below, above], even).astype(dtype)
+def test_float64_is_rounded_once(dtype, near_middles):
+    wide, nearest = near_middles(dtype)
     for sign in (1, -1):
         np.testing.assert_array_equal(rounded(sign * wide, dtype), sign * nearest, strict=True)
     grid = wide.reshape(40, 50)[::2, ::-3]

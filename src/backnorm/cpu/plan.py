@@ -14,6 +14,7 @@ from backnorm.cpu.geometry import Columns, Segments, round_up
 from backnorm.layout import Extents
 from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
+from backnorm.signature import SIGNATURES
 
 __all__ = ["SCHEDULE", "Plan", "plan"]
 
@@ -156,7 +157,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     # A core's own cache does not decide: dx that it cannot hold beside x and dy takes 0.9 to 0.97
     # of the time if it is written past all caches (three arrays of 1 to 3 MiB, Intel Xeon, 2 MiB of
     # L2), but reading it then takes 0.23 ns an element instead of 0.09.
-    inputs = 1 if problem.operation in ("forward", "inference") else 2
+    inputs = _inputs(problem)
     arrays = inputs + 1 + problem.residual
     shared = counted(machine.cache_shared)
     room = shared if problem.operation == "inference" else shared // 2
@@ -172,6 +173,12 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     grouped, reason = _group(problem, extents, geometry, machine, threads, exchanged)
     reasons.append(reason)
     return Plan(problem, extents, geometry, grouped, streaming, threads, tuple(reasons))
+
+
+def _inputs(problem: Problem) -> int:
+    """Return how many arrays of x's shape are always read."""
+    operands = SIGNATURES[problem.operation].operands
+    return sum(operand.kind == "data" and operand.required for operand in operands)
 
 
 def _share(size: int, threads: int) -> int:
@@ -315,8 +322,9 @@ def _group(
     if problem.relu and problem.operation == "forward" and any(run % 8 for run in runs):
         return False, "two passes: a channel group does not end with a byte of the mask"
     items = -(-extents.channels // (geometry.group * geometry.batch))
-    inputs = 2 if problem.operation == "backward" else 1
-    held = inputs * extents.outer * geometry.group * extents.inner * problem.dtype.itemsize
+    held = (
+        _inputs(problem) * extents.outer * geometry.group * extents.inner * problem.dtype.itemsize
+    )
     cache = max(machine.cache_per_core, counted(machine.cache_shared) // threads)
     if held > cache:
         return False, f"two passes: {held >> 10} KiB of a channel group exceed {cache >> 10} KiB"

@@ -333,14 +333,8 @@ class TestFormulas:
     """What runs where there are no kernels."""
 
     @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
-    def test_float64_is_rounded_once(self, dtype, rng):
-        below = np.concatenate([rng.uniform(1, 2, 1000), 2.0 ** rng.uniform(-26, 15, 1000)])
-        below = below.astype(dtype)
-        above = np.nextafter(below, dtype.type(np.inf))
-        middle = (below.astype("d") + above.astype("d")) / 2
-        near = middle * (1 + rng.choice([-1, 0, 1], 2000) * 2.0 ** -rng.integers(26, 52, 2000))
-        even = np.where(below.view(np.uint16) % 2 == 0, below, above)
-        nearest = np.select([near < middle, near > middle], [below, above], even).astype(dtype)
+    def test_float64_is_rounded_once(self, dtype, near_middles):
+        near, nearest = near_middles(dtype)
         others = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300, 1e-300]
         rounded = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, np.inf, 0.0], dtype)
         wide = np.concatenate([near, -near, others])
