@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from backnorm.cpu.geometry import Columns, Segments, round_up
 from backnorm.layout import Extents
@@ -55,6 +56,9 @@ _LEAST_TILE = 128
 # next to nothing stays in the cache, or everything.
 _SHARE = 65536
 _LEAST_SHARE = 8192
+
+# Bytes of the coefficients of a row that the first-level cache holds beside the row.
+_COEFFICIENTS = 16 << 10
 
 # Below this many elements a second thread costs more than it brings.
 _SERIAL = 32768
@@ -163,9 +167,15 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     room = shared if problem.operation == "inference" else shared // 2
     streaming = arrays * written > room
     share = _share(size, threads)
-    # For what the sums read: nothing else is kept in the cache meanwhile.
-    held = inputs * written <= shared
-    geometry = _geometry(extents, threads, share, inputs=inputs, held=held, streaming=streaming)
+    memory = _Memory(
+        inputs,
+        # For what the sums read: nothing else is kept in the cache meanwhile.
+        held=inputs * written <= shared,
+        streaming=streaming,
+        sums=problem.operation not in ("inference", "apply"),
+        coefficient=4 if problem.arithmetic == "float32" else 8,
+    )
+    geometry = _geometry(extents, threads, share, memory)
     reasons.append(
         f"{'streaming' if streaming else 'ordinary'} stores: inputs and output are "
         f"{arrays * written >> 10} KiB, the cache has room for {room >> 10} KiB"
@@ -173,6 +183,30 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     grouped, reason = _group(problem, extents, geometry, machine, threads, exchanged)
     reasons.append(reason)
     return Plan(problem, extents, geometry, grouped, streaming, threads, tuple(reasons))
+
+
+class _Memory(NamedTuple):
+    """What a plan of rows must know of what is read and written.
+
+    Attributes
+    ----------
+    inputs : int
+        How many arrays of x's shape are always read.
+    held : bool
+        Whether those fit in the shared cache.
+    streaming : bool
+        Whether the output is written past the caches.
+    sums : bool
+        Whether anything is summed before it is written.
+    coefficient : int
+        Bytes of a coefficient.
+    """
+
+    inputs: int
+    held: bool
+    streaming: bool
+    sums: bool
+    coefficient: int
 
 
 def _inputs(problem: Problem) -> int:
@@ -189,12 +223,10 @@ def _share(size: int, threads: int) -> int:
     return max(_LEAST_SHARE, min(_SHARE, round_up(size // (8 * threads), 64)))
 
 
-def _geometry(
-    extents: Extents, threads: int, share: int, *, inputs: int, held: bool, streaming: bool
-) -> Segments | Columns:
+def _geometry(extents: Extents, threads: int, share: int, memory: _Memory) -> Segments | Columns:
     if extents.inner >= _SHORT or extents.channels == 1:
         return _segments(extents, threads, share)
-    return _columns(extents, threads, share, inputs=inputs, held=held, streaming=streaming)
+    return _columns(extents, threads, share, memory)
 
 
 def _segments(extents: Extents, threads: int, share: int) -> Segments:
@@ -216,9 +248,7 @@ def _segments(extents: Extents, threads: int, share: int) -> Segments:
     return Segments(rows, length, chunks, block, blocks, group, batch, share)
 
 
-def _columns(
-    extents: Extents, threads: int, share: int, *, inputs: int, held: bool, streaming: bool
-) -> Columns:
+def _columns(extents: Extents, threads: int, share: int, memory: _Memory) -> Columns:
     outer, channels, inner = extents
     row = channels * inner
     # A row of less than two vectors is joined with its neighbours.
@@ -236,18 +266,19 @@ def _columns(
     # Of a single block every thread sums some tiles, and is to write those: x and dy are in its
     # cache, not in another's. Of the time of rows (2 threads of an Intel Xeon, float32, backward):
     # (8, 2048, 5, 5) 0.87, (128, 2048) 0.86. A tile has whole lines of all types.
-    by_tile = blocks == 1 and threads > 1 and not streaming and width % 32 == tile % 32 == 0
+    by_tile = memory.sums and blocks == 1 and threads > 1 and not memory.streaming
+    by_tile = by_tile and width % 32 == tile % 32 == 0
     height = max(1, share // max(1, tile if by_tile else width))
     if width % 8:
         # An item ends with a byte of a ReLU's mask.
         height = round_up(height, 8)
-    depth = _depth(width, inputs=inputs, held=held, streaming=streaming)
-    abreast = _abreast(width, streaming=streaming)
+    depth = _depth(width, memory)
+    abreast = _abreast(width, memory, by_tile=by_tile)
     cut = (rows, width, rest, repeats, block, blocks, tile, depth, height, abreast)
     return Columns(*cut, by_tile=by_tile)
 
 
-def _depth(width: int, *, inputs: int, held: bool, streaming: bool) -> int:
+def _depth(width: int, memory: _Memory) -> int:
     """Return how many rows to sum side by side.
 
     More visits the running sums less often. But memory is then read out of
@@ -264,43 +295,64 @@ def _depth(width: int, *, inputs: int, held: bool, streaming: bool) -> int:
     627200, 64         12.1   11.3   11.9   12.3
     ================  =====  =====  =====  =====
 
+    Two processors of that kind wait for running sums, too, where rows are narrow or whole pages: in
+    float64 arithmetic, of the time with one row, (64, 1024, 28, 28) takes 0.85 with four and
+    (50, 1024, 14, 14) 0.87, (32, 128, 57, 57) and (96, 80, 73, 73) 0.9, but (32, 192, 57, 57) and
+    (50, 256, 56, 56) 1.17; in float32 arithmetic (32, 128, 57, 57) 1.24.
+
     That is of two arrays. A forward pass reads one. Where that is `held` in the cache, and where
-    rows are tiles of registers or whole pages, running sums take its time, not memory: with one or
-    two rows (50, 128, 28, 28), (50, 64, 56, 56) and (50, 1024, 14, 14) took 1.14 to 1.45 times as
-    long as with eight, but (50, 256, 56, 56) and (50, 512, 28, 28) take 0.9 with one (two
-    processors of that kind).
+    rows are narrow or whole pages, running sums take its time, not memory: with one or two rows
+    (50, 128, 28, 28), (50, 64, 56, 56) and (50, 1024, 14, 14) took 1.14 to 1.45 times as long as
+    with eight, (96, 80, 73, 73) and (32, 128, 57, 57) 1.2 times, but (50, 256, 56, 56) and
+    (50, 512, 28, 28) take 0.9 with one.
     """
     if width <= 32:
         return 8
-    if streaming and inputs == 1 and (held or width <= 64 or width >= 1024):
-        return 8
-    if not streaming or width >= 2048:
+    if not memory.streaming:
         return 8 if width <= 64 else 4
+    if memory.inputs == 1:
+        return 8 if memory.held or not 128 < width < 1024 else 1
+    if width >= 1024 or (width <= 128 and memory.coefficient == 8):
+        return 4
     return 2 if width <= 64 else 1
 
 
-def _abreast(width: int, *, streaming: bool) -> int:
+def _abreast(width: int, memory: _Memory, *, by_tile: bool) -> int:
     """Return how many rows to write side by side.
 
-    Coefficients are then read once for several rows, from the first-level cache or, of wide rows,
-    from the second. But memory is best read and written in order. Nanoseconds an element of a
-    float32 backward pass, 2 threads, and what moving the memory alone takes (AMD Zen 5, 32 MiB
-    of cache):
+    Coefficients are then read once for several rows. But memory is best read and written in order,
+    unless those of a row are too many for the first-level cache; and rows apart are streams, of
+    which there should not be more than the prefetcher follows. Nanoseconds an element beyond the
+    caches, 2 threads (AMD Zen 4; the first four backward, AMD Zen 5, 32 MiB of cache):
 
-    ============  =====  =====  =====  ======
-    rows, columns     1      4      8  memory
-    ============  =====  =====  =====  ======
-    12544, 64      0.21   0.15   0.15   0.107
-    9800, 256      0.25   0.22   0.27   0.138
-    30720, 128     0.30   0.39          0.171
-    39200, 512     0.40   0.48   0.52   0.375
-    9800, 1024     0.63   0.66   0.60   0.465
-    2450, 2048     0.74   0.60   0.55   0.413
-    ============  =====  =====  =====  ======
+    ===========  ==============  ============  =====  =====  =====
+    operation    rows, columns   coefficients      1      4      8
+    ===========  ==============  ============  =====  =====  =====
+    backward     9800, 256              8 KiB   0.25   0.22   0.27
+    backward     39200, 512            16 KiB   0.40   0.48   0.52
+    backward     9800, 1024            32 KiB   0.63   0.66   0.60
+    backward     2450, 2048            64 KiB   0.74   0.60   0.55
+    backward     9800, 1024            32 KiB   0.74   0.60   0.75
+    backward     2450, 2048            64 KiB   0.58   0.47   0.65
+    in float32   2450, 2048            32 KiB   0.48   0.42   0.45
+    bfloat16     50176, 1024           16 KiB   0.39   0.45   0.49
+    inference    39200, 512            12 KiB   0.21   0.26   0.22
+    inference    8100, 768             18 KiB   0.27   0.20   0.17
+    inference    2450, 2048            48 KiB   0.31   0.18   0.16
+    bfloat16     9800, 1024            12 KiB   0.08   0.13   0.13
+    ===========  ==============  ============  =====  =====  =====
+
+    In the caches four rows are as good as eight, but where rows are short, as those of a tile:
+    backward passes of 128 to 256 rows of 768 to 2048 columns take 0.82 to 0.98 of the time with
+    eight.
     """
-    if not streaming:
-        return 4
-    return 8 if width >= 1024 else 1
+    if not memory.streaming:
+        return 8 if by_tile else 4
+    # Means, shifts and gains; slopes, too, where there is dy.
+    coefficients = (2 + memory.inputs) * memory.coefficient * width
+    if coefficients <= _COEFFICIENTS:
+        return 1
+    return 8 if memory.inputs == 1 else 4
 
 
 def _group(
