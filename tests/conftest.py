@@ -63,6 +63,21 @@ def near_middles(rng):
     return make
 
 
+@pytest.fixture
+def same():
+    """Assert that arrays agree in type, shape and every bit (NaN equal to NaN)."""
+
+    def check(actual, expected):
+        assert len(actual) == len(expected)
+        for a, e in zip(actual, expected, strict=True):
+            assert a.dtype == e.dtype
+            assert a.shape == e.shape
+            np.testing.assert_array_equal(a.astype(np.float64), e.astype(np.float64))
+            assert (np.signbit(a.astype(np.float64)) == np.signbit(e.astype(np.float64))).all()
+
+    return check
+
+
 @pytest.fixture(scope="module")
 def run_cases(tmp_path_factory):
     """Run a script that prints what it begins and what it found; it may crash."""

@@ -13,14 +13,17 @@ from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from backnorm.limits import offer as _offer_limits
 from backnorm.operators import (
     apply,
+    apply_forward,
     batch_norm_backward,
     batch_norm_forward,
     batch_norm_inference,
     explain,
     reduce,
+    reduce_forward,
 )
 from backnorm.results import (
     Blend,
+    ChannelMoments,
     ChannelSums,
     Gradients,
     GradientsWithResidual,
@@ -41,6 +44,7 @@ __all__ = [
     "ArgumentValueError",
     "BacknormError",
     "Blend",
+    "ChannelMoments",
     "ChannelSums",
     "Gradients",
     "GradientsWithResidual",
@@ -49,6 +53,7 @@ __all__ = [
     "Plan",
     "SecondGradients",
     "apply",
+    "apply_forward",
     "arithmetic",
     "batch_norm_backward",
     "batch_norm_double_backward",
@@ -58,5 +63,6 @@ __all__ = [
     "get_num_threads",
     "num_threads",
     "reduce",
+    "reduce_forward",
     "set_num_threads",
 ]

@@ -110,10 +110,10 @@ def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[
         "            key = found = None",
         "        except Exception:",
         # Either an option's own method raised it, and the option is refused, or a signal handler.
-        f"            first(None, ({operands}), ({options},), out{passed})",
+        f"            first(None, ({operands},), ({options},), out{passed})",
         "            raise",
         "        if found is None:",
-        f"            return first(key, ({operands}), ({options},), out{passed})",
+        f"            return first(key, ({operands},), ({options},), out{passed})",
         "        if out is None:",
         f"            return found.plain({operands}{passed})",
         f"        return found.into(({operands},), out{passed})",

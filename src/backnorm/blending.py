@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from backnorm import phases
 from backnorm.aliasing import check_memory, check_out, own
 from backnorm.arrays import NUMPY
 from backnorm.dtypes import rounded
@@ -21,7 +20,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.executable import executable
 from backnorm.layout import in_order
 from backnorm.problem import Problem, variance_error
-from backnorm.results import Blend, Gradients
+from backnorm.results import Blend, ChannelSums, Gradients
 from backnorm.signature import SIGNATURES
 
 __all__ = ["backward"]
@@ -58,7 +57,7 @@ def backward(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
     known = problem.shape, problem.channel_axes, problem.dtype, problem.statistics_dtype
     reduction = Problem("reduce", *known, arithmetic=problem.arithmetic)
     whole = executable(reduction, x, exchanged=True)
-    sums = phases.reduce(whole, x, dy, mean)
+    sums = ChannelSums(*whole.run(x, dy, None, mean))
     total = variance.astype(np.float64)
     with np.errstate(all="ignore"):
         # As in a kernel, an infinite one makes no NaN of differences of zero.

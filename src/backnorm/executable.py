@@ -30,6 +30,8 @@ _STAGES = {
     "inference": "apply",
     "apply": "apply",
     "reduce": "sum_all",
+    "reduce_forward": "sum_all",
+    "apply_forward": "apply_moments",
     "forward_coefficients": "reduce",
     "backward_coefficients": "reduce",
 }

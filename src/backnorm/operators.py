@@ -14,29 +14,34 @@ from backnorm.executable import executable, operation
 from backnorm.problem import Format, Problem, problem_of
 from backnorm.results import (
     Blend,
+    ChannelMoments,
     ChannelSums,
     Gradients,
     GradientsWithResidual,
     Normalized,
     NormalizedWithMask,
     check_blend,
-    check_sums,
-    check_sums_of,
+    check_of_channels,
+    check_whole,
 )
 from backnorm.signature import SIGNATURES, Operation
 
 __all__ = [
     "apply",
+    "apply_forward",
     "batch_norm_backward",
     "batch_norm_forward",
     "batch_norm_inference",
     "explain",
     "reduce",
+    "reduce_forward",
 ]
 
 _backward, _forward = operation("backward"), operation("forward")
 _inference = operation("inference")
 _reduce, _apply = operation("reduce", exchanged=True), operation("apply", exchanged=True)
+_reduce_forward = operation("reduce_forward", exchanged=True)
+_apply_forward = operation("apply_forward", exchanged=True)
 
 # Half as long as calling the class.
 _new = tuple.__new__
@@ -325,12 +330,86 @@ def batch_norm_inference(
     return y
 
 
+def reduce_forward(
+    x: Any, *, data_format: Format = "NCX", arithmetic: Arithmetic | None = None
+) -> ChannelMoments:
+    """Return the first phase of the forward pass: mean and biased variance per channel.
+
+    Moments of parts of a batch add up to those of the batch; `apply_forward` takes the total.
+
+    Parameters
+    ----------
+    x : array, rank 2 or more
+        Part of the input: float64, float32, float16 or bfloat16, of any strides.
+    data_format : {"NCX", "NXC"} or tuple of int
+        Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
+    arithmetic : {"float32", "float64"}, optional
+        As `batch_norm_backward`.
+
+    Returns
+    -------
+    ChannelMoments
+        float64 means and variances, 0 without elements, and the number of elements per channel.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `batch_norm_backward`.
+    """
+    return ChannelMoments(*_reduce_forward(x, data_format, arithmetic))
+
+
+def apply_forward(
+    x: Any,
+    moments: ChannelMoments,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    epsilon: float,
+    data_format: Format = "NCX",
+    relu: bool = False,
+    residual: Any = None,
+    arithmetic: Arithmetic | None = None,
+    out: np.ndarray | None = None,
+) -> Normalized | NormalizedWithMask:
+    """Return the second phase of the forward pass: y of a part, from the moments of the whole.
+
+    Parameters
+    ----------
+    x, gamma, beta, epsilon, data_format, relu, residual, arithmetic, out
+        As `batch_norm_forward`.
+    moments : ChannelMoments
+        From `reduce_forward`, added up over all parts of the batch, this one among them.
+
+    Returns
+    -------
+    Normalized, or with `relu` NormalizedWithMask
+        As `batch_norm_forward`; mean and variance are those of the whole.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `batch_norm_forward`, and for moments of another number of channels, of fewer elements
+        than x has, or that are no numbers.
+    """
+    moments = check_of_channels(moments, ChannelMoments)
+    operands, how = (x, residual, gamma, beta), (epsilon, data_format, relu, arithmetic)
+    problem, _ = _checked("apply_forward", operands, *how)
+    check_whole(moments, problem.channels, problem.count)
+    given = moments.mean, moments.variance
+    y, mean, variance, mask = _apply_forward(*operands, *how, out, sums=given)
+    if mask is None:
+        return Normalized(y, mean, variance)
+    return NormalizedWithMask(y, mean, variance, mask)
+
+
 def reduce(
     x: Any,
     dy: Any,
     mean: Any,
     *,
     data_format: Format = "NCX",
+    mask: Any = None,
     arithmetic: Arithmetic | None = None,
 ) -> ChannelSums:
     """Return the first phase of the backward pass: sum dy and sum dy*(x - mean) per channel.
@@ -345,6 +424,8 @@ def reduce(
         Mean of the whole batch; x's type, or float32 beside a 16-bit x.
     data_format : {"NCX", "NXC"} or tuple of int
         Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
+    mask : uint8 array, optional
+        What `apply_forward` returned for this part with ``relu=True``.
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
 
@@ -358,7 +439,45 @@ def reduce(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`.
     """
-    return ChannelSums(*_reduce(x, dy, mean, data_format, arithmetic))
+    return ChannelSums(*_reduce(x, dy, mask, mean, data_format, arithmetic))
+
+
+@overload
+def apply(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any,
+    sums: ChannelSums,
+    *,
+    epsilon: float,
+    data_format: Format = ...,
+    training: bool = ...,
+    mask: Any = ...,
+    residual: Literal[False] = ...,
+    arithmetic: Arithmetic | None = ...,
+    out: np.ndarray | None = ...,
+) -> np.ndarray: ...
+
+
+@overload
+def apply(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any,
+    sums: ChannelSums,
+    *,
+    epsilon: float,
+    data_format: Format = ...,
+    training: bool = ...,
+    mask: Any,
+    residual: bool,
+    arithmetic: Arithmetic | None = ...,
+    out: np.ndarray | None = ...,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]: ...
 
 
 def apply(
@@ -372,22 +491,26 @@ def apply(
     epsilon: float,
     data_format: Format = "NCX",
     training: bool = True,
+    mask: Any = None,
+    residual: bool = False,
     arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
-) -> np.ndarray:
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """Return the second phase of the backward pass: dx of a part, from the sums of the whole.
 
     Parameters
     ----------
-    x, dy, mean, variance, gamma, epsilon, data_format, training, arithmetic, out
+    x, dy, mean, variance, gamma, epsilon, data_format, training, residual, arithmetic, out
         As `batch_norm_backward` (gamma may be None).
     sums : ChannelSums
         From `reduce`, added up over all parts of the batch, this one among them.
+    mask : uint8 array, optional
+        What `apply_forward` returned for this part with ``relu=True``.
 
     Returns
     -------
-    numpy.ndarray
-        dx, of x's shape and type.
+    numpy.ndarray, or with `residual` two
+        dx, of x's shape and type, and the gradient of the residual.
 
     Raises
     ------
@@ -395,7 +518,9 @@ def apply(
         As `batch_norm_backward`, and for sums of another number of channels, of fewer elements
         than x has, or that are no numbers.
     """
-    sums = check_sums(sums)
+    sums = check_of_channels(sums, ChannelSums)
+    operands = x, dy, mask, mean, variance, gamma
+    how = epsilon, data_format, training, residual, arithmetic
     # In a repeated call without a look at the problem.
     usual = (
         type(x) is type(mean) is np.ndarray
@@ -404,15 +529,11 @@ def apply(
     )
     if not usual:
         # What else is wrong comes first.
-        operands = x, dy, mean, variance, gamma
-        problem, _ = _checked("apply", operands, epsilon, data_format, training, arithmetic)
-        check_sums_of(sums, problem.channels, problem.count)
-    dx: np.ndarray
-    (dx,) = _apply(
-        x, dy, mean, variance, gamma, epsilon, data_format, training, arithmetic, out,
-        sums=(sums.sum_dy, sums.sum_dy_xmu), count=sums.count,
-    )  # fmt: skip
-    return dx
+        problem, _ = _checked("apply", operands, *how)
+        check_whole(sums, problem.channels, problem.count)
+    given = sums.sum_dy, sums.sum_dy_xmu
+    dx, dresidual = _apply(*operands, *how, out, sums=given, count=sums.count)
+    return dx if dresidual is None else (dx, dresidual)
 
 
 def explain(

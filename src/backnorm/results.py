@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 
@@ -15,15 +15,17 @@ from backnorm.scalars import check_integer, check_number
 
 __all__ = [
     "Blend",
+    "ChannelMoments",
     "ChannelSums",
     "Gradients",
     "GradientsWithResidual",
     "Normalized",
     "NormalizedWithMask",
     "SecondGradients",
+    "arrays_of",
     "check_blend",
-    "check_sums",
-    "check_sums_of",
+    "check_of_channels",
+    "check_whole",
 ]
 
 # What a kernel can count.
@@ -90,8 +92,50 @@ class GradientsWithResidual(NamedTuple):
     dresidual: np.ndarray
 
 
+class _OfChannels:
+    """What is known of some elements of every channel: two arrays, and how many elements.
+
+    A subclass is a dataclass of two arrays and `count`; two of them add up to what is known of both
+    sets of elements.
+    """
+
+    __slots__ = ()
+    count: int
+
+    @classmethod
+    def zero(cls, channels: int) -> Self:
+        """Return what is known of no elements, for `channels` channels, 0 or more."""
+        accepted = "an integer, 0 or more"
+        number = check_integer("channels", channels, accepted=accepted)
+        if not 0 <= number <= _MOST // FLOAT64.itemsize:
+            raise ArgumentValueError(
+                "channels", "is no number of channels", came=number, accepted=accepted
+            )
+        return cls(np.zeros(number), np.zeros(number), 0)  # type: ignore[call-arg]
+
+    def __add__(self, other: object) -> Self:
+        """Return the same of both sets of elements."""
+        cls = type(self)
+        if not isinstance(other, cls):
+            return NotImplemented
+        one, two = check_of_channels(self, cls), check_of_channels(other, cls)
+        (first, _), (second, _) = arrays_of(one), arrays_of(two)
+        if first.shape != second.shape:
+            raise ArgumentValueError(
+                _NAMES[cls],
+                f"only {_NAMES[cls]} over the same channels add up",
+                came=f"{first.size} and {second.size} channels",
+            )
+        # Infinities of different signs are NaN.
+        with np.errstate(all="ignore"):
+            return one._plus(two)
+
+    def _plus(self, other: Self) -> Self:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class ChannelSums:
+class ChannelSums(_OfChannels):
     """The two sums of the backward pass, per channel; what is exchanged between phases.
 
     Two of them add up (``a + b``): over threads, micro-batches, chunks of a file or machines.
@@ -111,60 +155,90 @@ class ChannelSums:
     sum_dy_xmu: np.ndarray
     count: int
 
-    @classmethod
-    def zero(cls, channels: int) -> ChannelSums:
-        """Return the sums over no elements, for `channels` channels, 0 or more."""
-        accepted = "an integer, 0 or more"
-        number = check_integer("channels", channels, accepted=accepted)
-        if not 0 <= number <= _MOST // FLOAT64.itemsize:
-            raise ArgumentValueError(
-                "channels", "is no number of channels", came=number, accepted=accepted
-            )
-        return cls(np.zeros(number), np.zeros(number), 0)
-
-    def __add__(self, other: object) -> ChannelSums:
-        """Return the sums over both sets of elements."""
-        if not isinstance(other, ChannelSums):
-            return NotImplemented
-        one, two = check_sums(self), check_sums(other)
-        if one.sum_dy.shape != two.sum_dy.shape:
-            raise ArgumentValueError(
-                "sums",
-                "only sums over the same channels add up",
-                came=f"{one.sum_dy.size} and {two.sum_dy.size} channels",
-            )
-        # Infinities of different signs are NaN.
-        with np.errstate(all="ignore"):
-            return ChannelSums(
-                one.sum_dy + two.sum_dy,
-                one.sum_dy_xmu + two.sum_dy_xmu,
-                one.count + two.count,
-            )
+    def _plus(self, other: ChannelSums) -> ChannelSums:
+        count = self.count + other.count
+        return ChannelSums(self.sum_dy + other.sum_dy, self.sum_dy_xmu + other.sum_dy_xmu, count)
 
 
-def check_sums(sums: object, name: str = "sums") -> ChannelSums:
-    """Return sums as float64 arrays of one value per channel and an integer, or raise.
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelMoments(_OfChannels):
+    """Mean and biased variance of every channel; what is exchanged between phases of the forward.
+
+    Two of them add up (``a + b``) to those of both sets of elements, whatever the means, by the
+    formula for parallel variances. With weights w and v, shares of the elements, and d the
+    difference of the means::
+
+        mean     = mean_a + v * d
+        variance = w * variance_a + v * variance_b + w * v * d**2
+
+    Attributes
+    ----------
+    mean, variance : numpy.ndarray
+        float64, shape (C,).
+    count : int
+        Number of elements per channel, M.
+
+    References
+    ----------
+    Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances", 1979.
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+    count: int
+
+    def _plus(self, other: ChannelMoments) -> ChannelMoments:
+        if not (self.count and other.count):
+            # What is known of no elements may be anything.
+            return self if self.count else other
+        count = self.count + other.count
+        weight, share = self.count / count, other.count / count
+        apart = other.mean - self.mean
+        variance = weight * self.variance + share * other.variance
+        return ChannelMoments(
+            self.mean + share * apart, variance + weight * share * apart * apart, count
+        )
+
+
+# What they are called as arguments, and the functions that return them.
+_NAMES = {ChannelSums: "sums", ChannelMoments: "moments"}
+_SOURCES = {ChannelSums: "backnorm.reduce", ChannelMoments: "backnorm.reduce_forward"}
+
+_Known = TypeVar("_Known", bound=_OfChannels)
+
+
+def arrays_of(known: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the two arrays of sums or moments."""
+    one, other, _ = type(known).__dataclass_fields__
+    return getattr(known, one), getattr(known, other)
+
+
+def check_of_channels(known: object, cls: type[_Known]) -> _Known:
+    """Return sums or moments as float64 arrays of one value per channel and an integer, or raise.
 
     Parameters
     ----------
-    sums : ChannelSums
+    known
         Arrays of any floating-point type, or what can be read as such.
-    name : str
-        The argument in the caller's words.
+    cls : {ChannelSums, ChannelMoments}
     """
-    if not issubclass(type(sums), ChannelSums):
+    name = _NAMES[cls]
+    if not issubclass(type(known), cls):
         raise ArgumentTypeError(
             name,
-            "must be the ChannelSums that backnorm.reduce returned (or a sum of several)",
-            came=type(sums).__name__,
-            accepted="ChannelSums",
+            f"must be the {cls.__name__} that {_SOURCES[cls]} returned (or a sum of several)",
+            came=type(known).__name__,
+            accepted=cls.__name__,
         )
-    assert isinstance(sums, ChannelSums)
-    one, other, count = sums.sum_dy, sums.sum_dy_xmu, sums.count
-    plain = type(sums) is ChannelSums and _is_plain(one) and _is_plain(other)
+    assert isinstance(known, cls)
+    fields: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    (one_name, other_name, _), count = fields, known.count
+    one, other = getattr(known, one_name), getattr(known, other_name)
+    plain = type(known) is cls and _is_plain(one) and _is_plain(other)
     if plain and one.shape == other.shape and type(count) is int and 0 <= count <= _MOST:
-        return sums
-    read = (_sums_of(name, "sum_dy", one), _sums_of(name, "sum_dy_xmu", other))
+        return known
+    read = _array_of(name, one_name, one), _array_of(name, other_name, other)
     if read[0].shape != read[1].shape:
         raise ArgumentValueError(
             name,
@@ -180,44 +254,43 @@ def check_sums(sums: object, name: str = "sums") -> ChannelSums:
             name, "its count must not be negative, nor beyond 64 bits", came=whole,
             accepted=accepted,
         )  # fmt: skip
-    return ChannelSums(*read, whole)
+    return cls(*read, whole)  # type: ignore[call-arg]
 
 
-def check_sums_of(sums: ChannelSums, channels: int, count: int, name: str = "sums") -> ChannelSums:
-    """Return checked sums, or raise unless they can be those of a batch with this part in it.
+def check_whole(known: _OfChannels, channels: int, count: int) -> None:
+    """Raise unless checked sums or moments can be those of a batch with this part in it.
 
     Parameters
     ----------
-    sums : ChannelSums
+    known : ChannelSums or ChannelMoments
     channels : int
         Of the part.
     count : int
         Elements of a channel in it.
-    name : str
     """
-    if sums.sum_dy.shape != (channels,):
+    name, (one, _) = _NAMES[type(known)], arrays_of(known)
+    if one.shape != (channels,):
         raise ArgumentValueError(
             name,
-            "its per-channel sums must match the channels of {x}",
-            came=f"sums of shape {sums.sum_dy.shape}",
+            f"its per-channel {name} must match the channels of {{x}}",
+            came=f"{name} of shape {one.shape}",
             accepted=f"shape ({channels},)",
         )
-    if sums.count < count:
+    if known.count < count:
         raise ArgumentValueError(
             name,
             "its count must be that of all parts of the batch, {x} among them",
-            came=f"count {sums.count}",
+            came=f"count {known.count}",
             accepted=f"{count} or more",
         )
-    return sums
 
 
-def _is_plain(sums: object) -> bool:
-    return type(sums) is np.ndarray and sums.dtype is FLOAT64 and sums.ndim == 1
+def _is_plain(array: object) -> bool:
+    return type(array) is np.ndarray and array.dtype is FLOAT64 and array.ndim == 1
 
 
-def _sums_of(name: str, field: str, value: object) -> np.ndarray:
-    """Return sums of every channel as a float64 array."""
+def _array_of(name: str, field: str, value: object) -> np.ndarray:
+    """Return one value of every channel as a float64 array."""
     try:
         if issubclass(type(value), np.ma.MaskedArray):
             raise TypeError("masked arrays are not supported: the mask would be lost")

@@ -20,6 +20,8 @@ Operation = Literal[
     "inference",
     "reduce",
     "apply",
+    "reduce_forward",
+    "apply_forward",
     "double_backward",
     "forward_coefficients",
     "backward_coefficients",
@@ -136,6 +138,8 @@ _VARIANCE = Operand("variance", "channel", field="variance")
 _GAMMA = Operand("gamma", "channel", required=False, field="gamma")
 _BETA = Operand("beta", "channel", required=False, field="beta")
 _DX, _Y = Result("dx", "data", "out"), Result("y", "data", "out")
+_DRESIDUAL = Result("dresidual", "data", "residual", option="residual")
+_MASK_OF_Y = Result("mask", "mask", "mask", option="relu")
 _DGAMMA, _DBETA = Result("dgamma", "channel", "result"), Result("dbeta", "channel", "result_2")
 _MEAN_OF_X = Result("mean", "channel", "result")
 _VARIANCE_OF_X = Result("variance", "channel", "result_2")
@@ -149,7 +153,7 @@ _ALL = (
             _DX,
             _DGAMMA,
             _DBETA,
-            Result("dresidual", "data", "residual", option="residual"),
+            _DRESIDUAL,
         ),
         ("epsilon", "data_format", "training", "residual", "arithmetic"),
         overwrites="dy",
@@ -168,7 +172,7 @@ _ALL = (
             _Y,
             _MEAN_OF_X,
             _VARIANCE_OF_X,
-            Result("mask", "mask", "mask", option="relu"),
+            _MASK_OF_Y,
         ),
         ("epsilon", "data_format", "relu", "arithmetic"),
         # The weight of the batch in the running statistics.
@@ -183,7 +187,7 @@ _ALL = (
     # See `results.ChannelSums`.
     Signature(
         "reduce",
-        (_X, _DY, _MEAN),
+        (_X, _DY, _MASK, _MEAN),
         (
             Result("sum_dy", "sums", ""),
             Result("sum_dy_xmu", "sums", ""),
@@ -193,12 +197,27 @@ _ALL = (
     ),
     Signature(
         "apply",
-        (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
-        (_DX,),
-        ("epsilon", "data_format", "training", "arithmetic"),
+        (_X, _DY, _MASK, _MEAN, _VARIANCE, _GAMMA),
+        (_DX, _DRESIDUAL),
+        ("epsilon", "data_format", "training", "residual", "arithmetic"),
         overwrites="dy",
         # Two arrays, and the number of elements that they are sums over.
         numbers=(Number("sums"), Number("count")),
+    ),
+    # See `results.ChannelMoments`.
+    Signature(
+        "reduce_forward",
+        (_X,),
+        (Result("mean", "sums", ""), Result("variance", "sums", ""), Result("count", "count", "")),
+        ("data_format", "arithmetic"),
+    ),
+    Signature(
+        "apply_forward",
+        (_X, _RESIDUAL, _GAMMA, _BETA),
+        (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
+        ("epsilon", "data_format", "relu", "arithmetic"),
+        # The two arrays of `reduce_forward`.
+        numbers=(Number("sums"),),
     ),
     # What a compiler needs that computes the elements itself, with what stands around them.
     Signature(

@@ -68,18 +68,3 @@ def required() -> Callable[..., dict[str, object]]:
         }
 
     return make
-
-
-@pytest.fixture
-def same() -> Callable[..., None]:
-    """Assert that arrays agree in type, shape and every bit (NaN equal to NaN)."""
-
-    def check(actual: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> None:
-        assert len(actual) == len(expected)
-        for a, e in zip(actual, expected, strict=True):
-            assert a.dtype == e.dtype
-            assert a.shape == e.shape
-            np.testing.assert_array_equal(a.astype(np.float64), e.astype(np.float64))
-            assert (np.signbit(a.astype(np.float64)) == np.signbit(e.astype(np.float64))).all()
-
-    return check

@@ -17,10 +17,11 @@ import warnings
 import numpy as np
 
 import backnorm
-from backnorm import Blend, ChannelSums
+from backnorm import Blend, ChannelMoments, ChannelSums
 from backnorm.errors import shown
 from backnorm.executable import forget
 from backnorm.layout import mask_size, memory_order
+from backnorm.results import arrays_of
 from backnorm.signature import SIGNATURES
 
 from ..kinds import (
@@ -40,6 +41,7 @@ CHANNELS = 5
 SHAPES = {"NCX": (3, CHANNELS, 4, 2), "NXC": (3, 4, 2, CHANNELS)}
 # What is made of a name beside the functions that have the name of an operation.
 OPERATIONS = {"explain": "backward"}
+WHOLE = {"sums": ChannelSums, "moments": ChannelMoments}
 
 
 class Subject:
@@ -56,7 +58,8 @@ class Subject:
             for each in self.signature.operands
             if each.name in taken and each.name not in operands and each.kind == "channel"
         ]
-        self.has_sums = "sums" in taken
+        # What comes from all parts of a batch.
+        self.whole = next((each for each in WHOLE if each in taken), None)
         # What is only planned is not written.
         self.has_out = "out" in taken and name not in OPERATIONS
         self.shape = SHAPES[options["data_format"]]
@@ -89,8 +92,9 @@ class Subject:
                 continue
             shape = self.shape if operand.kind == "data" else CHANNELS
             made[operand.name] = rng.uniform(0.5, 2, shape).astype(self.dtype)
-        if self.has_sums:
-            made["sums"] = ChannelSums(rng.normal(size=CHANNELS), rng.normal(size=CHANNELS), 24)
+        if self.whole:
+            arrays = rng.normal(size=CHANNELS), rng.uniform(0.5, 2, CHANNELS)
+            made[self.whole] = WHOLE[self.whole](*arrays, 24)
         return made
 
     def new_out(self):
@@ -107,8 +111,8 @@ class Subject:
         found = self.function(**{**self.options, **given, **more})
         if isinstance(found, np.ndarray):
             return [found]
-        if isinstance(found, ChannelSums):
-            return [found.sum_dy, found.sum_dy_xmu, np.array(found.count)]
+        if isinstance(found, tuple(WHOLE.values())):
+            return [*arrays_of(found), np.array(found.count)]
         if isinstance(found, backnorm.Plan):
             return [np.array(str(found))]
         if isinstance(found, backnorm.NormalizedWithMask):
@@ -168,19 +172,19 @@ def subjects(*, everything):
                 yield Subject(name, function, options, present, dtype)
 
 
-def kinds_of_sums(sums):
-    """Yield what may stand in the place of sums."""
+def kinds_of_whole(sums):
+    """Yield what may stand in the place of sums or moments."""
     yield Kind("absent", None, None, refused=True)
-    one, other, count = sums.sum_dy, sums.sum_dy_xmu, sums.count
+    cls, (one, other), count = type(sums), arrays_of(sums), sums.count
     yield Kind("a tuple", (one, other, count), None, refused=True)
     for kind in values():
         yield kind._replace(refused=True)
         accepted = is_integer(kind.plain) and 24 <= kind.plain < 1 << 63
-        made = ChannelSums(one, other, kind.value)
+        made = cls(one, other, kind.value)
         yield Kind(f"with the count {kind.label}", made, made, refused=not accepted)
     for more in (25, np.int64(48), (1 << 63) - 1, 23):
-        made = ChannelSums(one, other, more)
-        plain = ChannelSums(one, other, int(more))
+        made = cls(one, other, more)
+        plain = cls(one, other, int(more))
         yield Kind(f"with the count {more}", made, plain, refused=more < 24)
     for kind in kinds(one):
         plain = kind.plain
@@ -191,8 +195,8 @@ def kinds_of_sums(sums):
         for place in (0, 1):
             given, meant = [one, other], [one, other]
             given[place], meant[place] = kind.value, plain
-            made, expected = ChannelSums(*given, count), ChannelSums(*meant, count)
-            yield Kind(f"with sums {place} {kind.label}", made, expected, refused=not accepted)
+            made, expected = cls(*given, count), cls(*meant, count)
+            yield Kind(f"with array {place} {kind.label}", made, expected, refused=not accepted)
 
 
 def kinds_of_option(option, warm):
@@ -250,7 +254,7 @@ def outcome(subject, name, kind, given):
     """Return what came of a call: an error that names what is wrong, the right result, or what."""
     found = attempt(subject.call, {**given, name: kind.value})
     # Where x has another shape or type, the others do not go with it.
-    names = (name, *subject.names, "sums") if name in ("x", "data_format") else (name,)
+    names = (name, *subject.names, *WHOLE) if name in ("x", "data_format") else (name,)
     if kind.refused:
         return verdict_of_refused(found, name)
     return verdict(found, at_first(subject, {**given, name: kind.plain}), *names)
@@ -264,11 +268,11 @@ def cases(subject):
         others = good | {spare.name: np.ones(CHANNELS, subject.dtype)}
         yield name, Kind(f"absent, and {spare.name} given", None, None), others
     for name in good:
-        found = kinds_of_sums(good[name]) if name == "sums" else kinds(good[name])
+        found = kinds_of_whole(good[name]) if name in WHOLE else kinds(good[name])
         for other in good:
             if other != name:
                 kind = Kind(f"which is {other}", good[other], good[other])
-                yield name, kind._replace(refused=name == "sums"), good
+                yield name, kind._replace(refused=name in WHOLE), good
         for kind in found:
             yield name, kind, good
     for option in subject.changeable:

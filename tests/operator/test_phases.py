@@ -1,4 +1,4 @@
-"""reduce, exchange, apply: the backward pass in its phases, over parts that add up."""
+"""reduce, exchange, apply: both passes in their phases, over parts that add up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import ChannelSums, reference
+from backnorm import ChannelMoments, ChannelSums, reference
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import judge
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
@@ -150,3 +150,119 @@ def test_sums_of_no_numbers_are_refused(dtype, rng):
             backnorm.apply(*data.backward_inputs, broken, **data.options)
         with pytest.raises(backnorm.ArgumentTypeError, match=r"^sums: its sum_dy"):
             _ = sums + broken
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset"),
+    # Of 16 bits nothing is left beside an offset.
+    [*((dtype, 0.0) for dtype in ELEMENT_TYPES), (FLOAT32, 1e4), (FLOAT64, 1e4), (FLOAT64, -1e7)],
+    ids=str,
+)
+@pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
+@pytest.mark.parametrize("cuts", CUTS)
+def test_moments_of_parts_add_up_to_those_of_the_whole(
+    dtype, data_format, shape, cuts, offset, rng
+):
+    x = (rng.normal(size=shape) + offset).astype(dtype)
+    total = ChannelMoments.zero(5)
+    for part in parts(x, cuts):
+        total = total + backnorm.reduce_forward(part, data_format=data_format)
+    wide = np.moveaxis(x.astype(np.longdouble), 1 if data_format == "NCX" else -1, 0)
+    wide = wide.reshape(5, -1)
+    mean, variance = wide.mean(1), wide.var(1)
+    for moments in (total, backnorm.reduce_forward(x, data_format=data_format)):
+        assert moments.count == wide.shape[1]
+        assert moments.mean.dtype == moments.variance.dtype == np.float64
+        # Relative to the deviation, and of means to what float64 has of them.
+        deviation = np.sqrt(variance)
+        allowed = 1e-14 * deviation + 4e-16 * np.abs(mean)
+        assert (np.abs(moments.mean - mean) <= allowed).all()
+        assert (np.abs(moments.variance / variance - 1) <= 1e-13 + 4 * allowed / deviation).all()
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape, relu, rng):
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
+    how = {**data.options, "relu": relu, "arithmetic": "float64"}
+    residual = rng.normal(size=shape).astype(dtype) if relu else None
+    beta = data.gamma[::-1].copy()
+    whole = backnorm.batch_norm_forward(data.x, data.gamma, beta, residual=residual, **how)
+    cuts = (2, 2, 6)
+    moments = sum(
+        (backnorm.reduce_forward(x, data_format=data_format) for x in parts(data.x, cuts)),
+        start=ChannelMoments.zero(5),
+    )
+    others = [None] * 4 if residual is None else parts(residual, cuts)
+    found = [
+        backnorm.apply_forward(x, moments, data.gamma, beta, residual=other, **how)
+        for x, other in zip(parts(data.x, cuts), others, strict=True)
+    ]
+    y = np.concatenate([each.y for each in found])
+    apart = y.astype(np.float64) - whole.y.astype(np.float64)
+    if dtype == FLOAT64:
+        assert np.abs(apart).max() <= 8 * np.spacing(np.abs(whole.y).max())
+    else:
+        # Where it is nearly a tie, what nobody can see of the mean decides.
+        assert (apart != 0).mean() < 0.01
+        assert np.abs(apart).max() <= np.spacing(np.abs(whole.y).max())
+    for each in found:
+        np.testing.assert_array_max_ulp(each.mean, whole.mean, 4)
+        np.testing.assert_array_max_ulp(each.variance, whole.variance, 4)
+    if relu:
+        for each in found:
+            positive = np.unpackbits(each.mask, count=each.y.size, bitorder="little")
+            np.testing.assert_array_equal(positive.reshape(each.y.shape), each.y > 0)
+
+
+def test_a_backward_pass_of_parts_behind_a_relu(rng, same):
+    data = realistic_data((7, 5, 6, 3), FLOAT32, rng=rng, ratio=3.0)
+    how = {**data.options, "arithmetic": "float64"}
+    _, mean, variance, mask = backnorm.batch_norm_forward(data.x, data.gamma, relu=True, **how)
+    given = data.x, data.dy, mean, variance, data.gamma
+    whole = backnorm.batch_norm_backward(*given, mask=mask, residual=True, **how)
+    sums = ChannelSums.zero(5)
+    pieces = []
+    for x, dy in zip(parts(data.x, (3,)), parts(data.dy, (3,)), strict=True):
+        moments = ChannelMoments(mean.astype("d"), variance.astype("d"), 126)
+        bits = backnorm.apply_forward(x, moments, data.gamma, relu=True, **how).mask
+        sums = sums + backnorm.reduce(x, dy, mean, mask=bits, arithmetic="float64")
+        pieces.append((x, dy, bits))
+    found = [
+        backnorm.apply(x, dy, *given[2:], sums, mask=bits, residual=True, **how)
+        for x, dy, bits in pieces
+    ]
+    for k, expected in enumerate((whole.dx, whole.dresidual)):
+        together = np.concatenate([each[k] for each in found])
+        np.testing.assert_allclose(together, expected, rtol=3e-7, atol=1e-9)
+    (x, dy, bits), *_ = pieces
+    dx = backnorm.apply(x, dy, *given[2:], sums, mask=bits, **how)
+    same((dx,), (found[0][0],))
+
+
+def test_moments_of_nothing_are_those_of_the_other(same):
+    some = backnorm.reduce_forward(np.arange(12.0).reshape(2, 3, 2))
+    none = backnorm.reduce_forward(np.empty((0, 3, 2)))
+    assert none.count == 0
+    for both in (some + none, none + some, ChannelMoments.zero(3) + some):
+        assert both.count == 4
+        same((both.mean, both.variance), (some.mean, some.variance))
+    y = backnorm.apply_forward(np.empty((0, 3, 2)), some, epsilon=1e-5)
+    assert y.y.shape == (0, 3, 2)
+    same((y.mean, y.variance), (some.mean, some.variance))
+
+
+def test_moments_of_others_are_refused(rng):
+    x = rng.normal(size=(4, 3, 5))
+    some = backnorm.reduce_forward(x)
+    with pytest.raises(backnorm.ArgumentTypeError, match="moments"):
+        backnorm.apply_forward(x, ChannelSums.zero(3), epsilon=1e-5)
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^moments: its per-channel"):
+        backnorm.apply_forward(x, backnorm.reduce_forward(x[:, :2]), epsilon=1e-5)
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^moments: its count"):
+        backnorm.apply_forward(x, backnorm.reduce_forward(x[:2]), epsilon=1e-5)
+    with pytest.raises(TypeError):
+        some + ChannelSums.zero(3)
+    with pytest.raises(backnorm.ArgumentValueError, match="variance"):
+        backnorm.apply_forward(x, ChannelMoments(some.mean, -some.variance, 20), epsilon=1e-5)

@@ -16,6 +16,8 @@ FUNCTIONS = {
     "inference": backnorm.batch_norm_inference,
     "reduce": backnorm.reduce,
     "apply": backnorm.apply,
+    "reduce_forward": backnorm.reduce_forward,
+    "apply_forward": backnorm.apply_forward,
     "double_backward": backnorm.batch_norm_double_backward,
 }
 PUBLIC = [name for name, signature in SIGNATURES.items() if signature.public]
@@ -31,8 +33,8 @@ def test_a_function_takes_all_operands_and_options(operation):
     )
     taken = {operand.name for operand in signature.operands} - INSIDE | set(signature.options)
     assert taken <= set(parameters)
-    # Of what else there is, sums are ChannelSums, and mean that there are numbers.
-    assert set(parameters) - taken <= {"out", "blend", "sums"}
+    # Of what else there is, ChannelSums and ChannelMoments mean that there are numbers.
+    assert set(parameters) - taken <= {"out", "blend", "sums", "moments"}
     for operand in signature.operands:
         if operand.name in parameters and operand.required:
             assert parameters[operand.name].default is inspect.Parameter.empty
@@ -47,12 +49,13 @@ def test_the_documentation_names_every_parameter(operation):
     assert set(inspect.signature(FUNCTIONS[operation]).parameters) <= listed
 
 
-@pytest.mark.parametrize("operation", ["backward", "forward", "reduce"])
+@pytest.mark.parametrize("operation", ["backward", "forward", "reduce", "reduce_forward"])
 def test_the_results_are_those_of_the_signature(operation):
     names = [r.name for r in SIGNATURES[operation].results]
     types = {
         "backward": backnorm.GradientsWithResidual._fields,
         "forward": backnorm.NormalizedWithMask._fields,
         "reduce": tuple(backnorm.ChannelSums.__dataclass_fields__),
+        "reduce_forward": tuple(backnorm.ChannelMoments.__dataclass_fields__),
     }
     assert tuple(names) == types[operation]

@@ -6,8 +6,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import numpy as np
-
 from backnorm.cpu.geometry import Segments
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.plan import Plan
@@ -15,6 +13,7 @@ from backnorm.cpu.record import FROM_DATA, FROM_STATISTICS, GEOMETRIES, MEANS_AL
 from backnorm.cpu.scratch import columns_own, segments_own, table_pitch
 from backnorm.cpu.stage import Stage
 from backnorm.problem import Problem
+from backnorm.signature import SIGNATURES
 
 __all__ = ["Launch"]
 
@@ -26,39 +25,33 @@ class Launch:
     ----------
     problem : Problem
     plan : Plan
-
-    Attributes
-    ----------
-    count : int
-        Elements of a channel.
-    channels : int
     """
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         extents, geometry, dtype = plan.extents, plan.geometry, problem.dtype
         grouped = plan.grouped
-        self.count, self.channels = extents.outer * extents.inner, extents.channels
+        count, channels = extents.outer * extents.inner, extents.channels
         self._grouped, self._threads = grouped, plan.threads
         # Elements of 16 bits have no other kernels; a number tells those to compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
         narrow = compiled == "float32"
         if isinstance(geometry, Segments):
-            batches = -(-extents.channels // (geometry.group * geometry.batch))
+            batches = -(-channels // (geometry.group * geometry.batch))
             self._summed = batches if grouped else batches * geometry.blocks
-            self._written = -(-self.count * extents.channels // geometry.share)
-            self._partial = 0 if grouped else 4 * geometry.blocks * table_pitch(extents.channels)
-            own = segments_own(geometry.group, extents.channels, narrow=narrow)
+            self._written = -(-count * channels // geometry.share)
+            self._partial = 0 if grouped else 4 * geometry.blocks * table_pitch(channels)
+            own = segments_own(geometry.group, channels, narrow=narrow)
         else:
             tiles = -(-geometry.width // geometry.tile)
             self._summed = geometry.blocks * tiles
             parts = max(1, -(-geometry.rows // geometry.share))
             self._written = parts * (tiles if geometry.by_tile else 1)
             self._partial = 4 * geometry.blocks * table_pitch(geometry.width)
-            spread = geometry.width != extents.channels
+            spread = geometry.width != channels
             own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
-        if self.count * extents.channels == 0:
+        if count * channels == 0:
             self._summed = self._written = 0
-        self._forward = problem.operation in ("forward", "inference", "forward_coefficients")
+        self._forward = "dy" not in SIGNATURES[problem.operation].names
         operation = "forward" if self._forward else "backward" if problem.training else "frozen"
         name, statistics = type(geometry).__name__.lower(), problem.statistics_dtype
         known = extents._asdict() | dataclasses.asdict(geometry)
@@ -67,14 +60,14 @@ class Launch:
             Stage,
             Kind(name, dtype.name, compiled, operation, problem.relu),
             {field.name: known[field.name] for field in GEOMETRIES[name]},
-            channels=extents.channels,
+            channels=channels,
             own=own,
             epsilon=problem.epsilon,
-            count=self.count,
+            count=count,
             streaming=plan.streaming,
             in_float64=problem.arithmetic != compiled,
             inverse=problem.inverse,
-            correction=1.0 if problem.biased else self.count / max(self.count - 1, 1),
+            correction=1.0 if problem.biased else count / max(count - 1, 1),
             statistics=0 if statistics == dtype else 8 * statistics.itemsize,
         )
 
@@ -87,8 +80,9 @@ class Launch:
 
     @functools.cached_property
     def sum_all(self) -> Stage:
-        """Sum every channel from means alone."""
-        return self._of(self._summed, self._summed, prepares=MEANS_ALONE)
+        """Sum every channel: forward, from the data; backward, from means alone."""
+        source = FROM_DATA if self._forward else MEANS_ALONE
+        return self._of(self._summed, self._summed, prepares=source)
 
     @functools.cached_property
     def reduce(self) -> Stage:
@@ -101,9 +95,11 @@ class Launch:
         source = {"prepares": FROM_STATISTICS, "settles": not self._forward}
         return self._of(0, self._written, **source)
 
-    def sums(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return where a stage can copy the sums of every channel."""
-        return np.empty(self.channels), np.empty(self.channels)
+    @functools.cached_property
+    def apply_moments(self) -> Stage:
+        """Write the output and the results of a forward pass from moments."""
+        how = {"prepares": self._source, "settles": True, "finishes": True}
+        return self._of(0, self._written, **how)
 
     def _of(self, summed: int, items: int, **fields: Any) -> Stage:
         participants = max(1, min(self._threads, items))

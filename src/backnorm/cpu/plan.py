@@ -172,7 +172,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
         # For what the sums read: nothing else is kept in the cache meanwhile.
         held=inputs * written <= shared,
         streaming=streaming,
-        sums=problem.operation not in ("inference", "apply"),
+        sums=not problem.operation.startswith(("inference", "apply")),
         coefficient=4 if problem.arithmetic == "float32" else 8,
     )
     geometry = _geometry(extents, threads, share, memory)

@@ -112,7 +112,7 @@ _PROBLEM = (
         grouped="0 or 1: a group of channels is written while it is in the cache",
         prepares="how the table is filled first: 0 not at all, 1 from statistics, 2 from the means"
         " alone (for sums), 3 from the data",
-        settles="0 or 1: sums are in the table already",
+        settles="0 or 1: sums, or mean and variance, are in the table already",
         finishes="0 or 1: results of channels are written at the end",
         inverse="0 or 1: `variance`, or what is written for it, holds 1/sqrt(variance + epsilon)",
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",

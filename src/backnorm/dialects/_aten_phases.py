@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from backnorm import phases
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dialects._check import check_inputs
 from backnorm.dialects._statistics import check_inverse, common_type
@@ -151,7 +150,7 @@ def batch_norm_backward_reduce(
     arrays = _checked(_REDUCE, grad_out, input, mean, invstd, weight)
     x, dy, center = arrays["input"], arrays["grad_out"], arrays["mean"]
     found = _executable("reduce", x, center.dtype, arithmetic)
-    sums = phases.reduce(found, x, dy, center)
+    sums = ChannelSums(*found.run(x, dy, None, center))
     sum_type = element_type(center.dtype)
     parameter_type = element_type(arrays.get("weight", center).dtype)
     assert sum_type is not None
@@ -215,7 +214,10 @@ def batch_norm_backward_elemt(
     mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
     given = {"has_gamma": weight is not None, "inverse": True}
     found = _executable("apply", x, mean.dtype, arithmetic, **given)
-    return phases.apply(found, x, dy, mean, invstd, weight, sums=sums)
+    added = sums.sum_dy, sums.sum_dy_xmu
+    dx: np.ndarray
+    dx, _ = found.run(x, dy, None, mean, invstd, weight, sums=added, count=sums.count)
+    return dx
 
 
 def _executable(

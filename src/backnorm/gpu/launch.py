@@ -18,6 +18,7 @@ from backnorm.gpu.kernels import backward, forward
 from backnorm.gpu.kernels.frame import Form
 from backnorm.layout import Extents
 from backnorm.problem import Problem
+from backnorm.signature import SIGNATURES
 
 __all__ = ["OPTIONS", "BackwardLaunch", "ForwardLaunch", "Kernel", "Launches", "Make", "New"]
 
@@ -217,19 +218,32 @@ class ForwardLaunch(_Launch):
         `running` the running mean and variance; what is absent is None.
         """
         operands, (y, bits, mean, variance) = _filled(operands), outputs
-        bits = _some(bits, y)
-        old = tuple(_some(one, mean) for one in running)
-        # A number reaches a kernel as a float32: two of them are exact to 48 bits.
-        high = _float32(momentum)
-        numbers = high, momentum - high
-        if self._complete is not None:
-            self._complete((*operands, *old), (y, bits, mean, variance, *old), numbers)
+        if self._complete is None:
+            moments = self.reduce(operands[0], (mean, variance), running, momentum)
+            self.apply(operands, moments, y, bits)
             return
-        x, residual, gamma, beta = operands
+        old = tuple(_some(one, mean) for one in running)
+        written = y, _some(bits, y), mean, variance
+        self._complete((*operands, *old), (*written, *old), _in_two(momentum))
+
+    def reduce(
+        self, x: Any, per_channel: Pointers, running: Pointers = (None, None), momentum: float = 0.0
+    ) -> Any:
+        """Return rows of mean, its rest and variance, float64; write and move them as `run` does.
+
+        `per_channel` are mean and variance.
+        """
+        mean, variance = per_channel
+        old = tuple(_some(one, mean) for one in running)
         partials, moments = self._new(self._partials), self._new(3 * self._channels)
         self._sums((x,), (partials,))
-        self._finish((partials, *old), (moments, mean, variance, *old), numbers)
-        self._apply((x, residual, moments, moments, gamma, beta), (y, bits))
+        self._finish((partials, *old), (moments, mean, variance, *old), _in_two(momentum))
+        return moments
+
+    def apply(self, operands: Pointers, moments: Any, y: Any, bits: Any) -> None:
+        """Write y, and the bits where it is positive, given what `reduce` returns."""
+        x, residual, gamma, beta = _filled(operands)
+        self._apply((x, residual, moments, moments, gamma, beta), (y, _some(bits, y)))
 
     def infer(self, operands: Pointers, y: Any) -> None:
         """Write y, given x, the residual, mean, variance, gamma and beta."""
@@ -251,7 +265,7 @@ class Launches:
 
     def __init__(self, problem: Problem, *planned: Any) -> None:
         self._backward = self._forward = None
-        if problem.operation == "backward":
+        if "dy" in SIGNATURES[problem.operation].names:
             self._backward = BackwardLaunch(problem, *planned)
         else:
             self._forward = ForwardLaunch(problem, *planned)
@@ -269,11 +283,28 @@ class Launches:
             self._forward.run((x, residual, gamma, beta), outputs, results[2:4], momentum)
         return -1
 
-    def apply(self, *places: Any) -> int:
-        """Compute an inference."""
-        x, _, out, residual, _, mean, variance, gamma, beta, *_ = places
-        self._forward.infer((x, residual, mean, variance, gamma, beta), out)
+    def apply(self, *places: Any, sums: Any = None) -> int:
+        """Compute an inference, or from what `sums` returned the gradients of elements."""
+        x, dy, out, residual, mask, mean, variance, gamma, beta, *_ = places
+        if self._forward is None:
+            self._backward.apply((x, dy, mask, mean, variance, gamma), sums, out, residual)
+        else:
+            self._forward.infer((x, residual, mean, variance, gamma, beta), out)
         return -1
+
+    def sums(self, *places: Any) -> Any:
+        """Return sum_dy, sum_dy_xmu and their count in a row."""
+        x, dy, _, _, mask, mean, variance, gamma, *_ = places
+        return self._backward.reduce((x, dy, mask, mean, variance, gamma))
+
+    def moments(self, x: Any, per_channel: Pointers) -> Any:
+        """Return rows of mean, its rest and variance; write mean and variance."""
+        return self._forward.reduce(x, per_channel)
+
+    def normalise(self, moments: Any, *places: Any) -> None:
+        """Write y and the bits of a forward pass, given what `moments` returned."""
+        x, _, out, residual, mask, _, _, gamma, beta, *_ = places
+        self._forward.apply((x, residual, gamma, beta), moments, out, mask)
 
 
 def _sizes(problem: Problem, extents: Extents, tiling: Tiling) -> tuple[int, ...]:
@@ -349,5 +380,10 @@ def _some(pointer: Any, otherwise: Any) -> Any:
     return otherwise if pointer is None else pointer
 
 
-def _float32(value: float) -> float:
-    return float(np.float32(value))
+def _in_two(value: float) -> tuple[float, float]:
+    """Return a number as a sum of two.
+
+    One reaches a kernel as a float32; two of them are exact to 48 bits.
+    """
+    high = float(np.float32(value))
+    return high, value - high

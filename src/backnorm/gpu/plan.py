@@ -290,7 +290,7 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
         return True
     if channels == 1:
         return False
-    if problem.relu and problem.operation == "forward" and inner % 8:
+    if problem.relu and problem.operation in ("forward", "apply_forward") and inner % 8:
         # A program must write whole bytes of the mask.
         return True
     # Runs that are not aligned are read element by element: still better than reading them twice.

@@ -11,6 +11,7 @@ from backnorm.torch import quantization
 from backnorm.torch.aten import use_for_aten
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
 from backnorm.torch.conversion import ConversionWarning, FusionWarning, convert, revert
+from backnorm.torch.exchange import SynchronisationError
 from backnorm.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
 from backnorm.torch.modules import (
     BatchNorm1d,
@@ -22,6 +23,7 @@ from backnorm.torch.modules import (
     LazyBatchNorm1d,
     LazyBatchNorm2d,
     LazyBatchNorm3d,
+    SyncBatchNorm,
 )
 from backnorm.torch.operations import ThirdOrderError
 from backnorm.torch.report import LayerReport
@@ -40,6 +42,8 @@ __all__ = [
     "LazyBatchNorm1d",
     "LazyBatchNorm2d",
     "LazyBatchNorm3d",
+    "SyncBatchNorm",
+    "SynchronisationError",
     "TensorTypeError",
     "TensorValueError",
     "ThirdOrderError",

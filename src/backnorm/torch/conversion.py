@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
-from backnorm.errors import ArgumentTypeError, described
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.scalars import check_flag
 from backnorm.torch import fusion
 from backnorm.torch.counterparts import Class, original_of, ours_for
 from backnorm.torch.fusion import FusionWarning
 from backnorm.torch.kinds import Activated, Frozen, has_relu_alone
-from backnorm.torch.modules import _BatchNorm, _BatchNormReLU
+from backnorm.torch.modules import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    SyncBatchNorm,
+    _BatchNorm,
+    _BatchNormReLU,
+)
 from backnorm.torch.patterns import FUSABLE, Outcome
 from backnorm.torch.report import LayerReport, class_name, is_batch_norm, why_left
 from backnorm.torch.steps import is_observed
@@ -26,6 +33,10 @@ from backnorm.torch.tracing import CONTAINERS, UntraceableError
 __all__ = ["ConversionWarning", "FusionWarning", "convert", "revert"]
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+
+_SYNCHRONISED: dict[Class, Class] = dict.fromkeys(
+    (BatchNorm1d, BatchNorm2d, BatchNorm3d), SyncBatchNorm
+)
 
 
 class ConversionWarning(UserWarning):
@@ -38,14 +49,16 @@ def convert(
     report: Callable[[LayerReport], object] | None = None,
     *,
     arithmetic: Arithmetic | None = None,
+    sync: bool = False,
+    process_group: Any = None,
 ) -> Model:
     """Have backnorm compute the batch normalisation of a model.
 
-    Every `torch.nn.BatchNorm1d`, `2d` and `3d` in `model`, itself included, becomes one of
-    `backnorm.torch`, in place: the modules stay the same objects with the same parameters, buffers
-    and hooks, and only their class changes. So do their lazy forms, timm's `BatchNormAct2d` and
-    `FrozenBatchNormAct2d`, and torchvision's `FrozenBatchNorm2d`. Other subclasses stay as they
-    are, as does `SyncBatchNorm`.
+    Every `torch.nn.BatchNorm1d`, `2d`, `3d` and `SyncBatchNorm` in `model`, itself included,
+    becomes one of `backnorm.torch`, in place: the modules stay the same objects with the same
+    parameters, buffers and hooks, and only their class changes. So do their lazy forms, timm's
+    `BatchNormAct2d` and `FrozenBatchNormAct2d`, and torchvision's `FrozenBatchNorm2d`. Other
+    subclasses stay as they are.
 
     Parameters
     ----------
@@ -66,6 +79,11 @@ def convert(
         What all these layers compute in from now on, those too that were backnorm's before
         (``layer.arithmetic``). Without it a layer says what it said, and one that was PyTorch's
         nothing: `backnorm.arithmetic` decides in each call.
+    sync : bool
+        Whether layers that normalise a batch by itself become `SyncBatchNorm`, which normalise the
+        batch of all processes of a group: those of `BatchNorm1d`, `2d` and `3d`.
+    process_group : torch.distributed.ProcessGroup, optional
+        Of the layers that `sync` changes; all processes without it.
 
     Returns
     -------
@@ -77,10 +95,12 @@ def convert(
     ArgumentTypeError
         If an argument is of another type.
     ArgumentValueError
-        If the arithmetic is neither.
+        If the arithmetic is neither, or a process group comes without `sync`.
 
     Warns
     -----
+    ConversionWarning
+        With `sync`, for layers that stay layers of one process.
     ConversionWarning
         If nothing in `model` can be converted, and nothing was.
     FusionWarning
@@ -93,7 +113,13 @@ def convert(
     fused in the copy. `revert` undoes everything.
     """
     _check_model(model)
-    fuse = check_flag("fuse", fuse)
+    fuse, sync = check_flag("fuse", fuse), check_flag("sync", sync)
+    if process_group is not None and not sync:
+        raise ArgumentValueError(
+            "process_group",
+            "is that of layers which become synchronised, and none do",
+            accepted="a process group with sync=True",
+        )
     if report is not None and not callable(report):
         raise ArgumentTypeError(
             "report",
@@ -109,6 +135,11 @@ def convert(
         _exchange(module, functools.partial(ours_for, fuse=fuse and has_relu_alone(module)))
         if arithmetic is not None and _is_ours(module):
             module.arithmetic = arithmetic
+    if sync:
+        _synchronise(layers, process_group)
+    for name, module in layers:
+        if isinstance(module, SyncBatchNorm):
+            module.name = f"layer {name!r}" if name else "the model itself"
     outcomes = _fuse(model) if fuse else {}
     reports = [
         _report(name, module, earlier, fuse, outcomes.get(module))
@@ -126,6 +157,25 @@ def convert(
         for each in reports:
             report(each)
     return model
+
+
+def _synchronise(layers: Iterable[tuple[str, torch.nn.Module]], group: Any) -> None:
+    """Let layers of one process become layers of a group; warn of those that cannot."""
+    left = []
+    for name, module in layers:
+        before = type(module)
+        _exchange(module, _SYNCHRONISED.get)
+        if type(module) is not before:
+            module.process_group = group
+            module.__dict__["_alone"] = before
+        elif not isinstance(module, SyncBatchNorm | torch.nn.SyncBatchNorm):
+            left.append(f"\n  {name or 'the model itself'}: {class_name(before)}")
+    if left:
+        warnings.warn(
+            f"not synchronised, as only BatchNorm1d, 2d and 3d can be:{''.join(left)}",
+            ConversionWarning,
+            stacklevel=3,
+        )
 
 
 def _fuse(model: torch.nn.Module) -> dict[torch.nn.Module, Outcome]:
@@ -200,6 +250,12 @@ def revert(model: Model) -> Model:
     _check_model(model)
     for module in model.modules():
         fusion.unfuse(module)
+        alone = module.__dict__.pop("_alone", None)
+        if alone is not None:
+            module.__class__ = alone
+            del module.process_group
+        if isinstance(module, SyncBatchNorm) or alone is not None:
+            module.__dict__.pop("name", None)
         if _is_ours(module):
             _exchange(module, original_of)
             if not _is_ours(module):

@@ -19,6 +19,7 @@ _OURS: dict[Class, Class] = {
     torch.nn.BatchNorm1d: modules.BatchNorm1d,
     torch.nn.BatchNorm2d: modules.BatchNorm2d,
     torch.nn.BatchNorm3d: modules.BatchNorm3d,
+    torch.nn.SyncBatchNorm: modules.SyncBatchNorm,
     torch.nn.LazyBatchNorm1d: modules.LazyBatchNorm1d,
     torch.nn.LazyBatchNorm2d: modules.LazyBatchNorm2d,
     torch.nn.LazyBatchNorm3d: modules.LazyBatchNorm3d,

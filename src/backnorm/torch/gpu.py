@@ -30,13 +30,17 @@ from backnorm.torch.tensors import Tensors
 __all__ = [
     "TENSORS",
     "Place",
+    "apply_moments",
+    "apply_sums",
     "backward",
     "double_backward",
     "forward",
     "gpu_of",
     "inference",
+    "moments",
     "on",
     "place_of",
+    "sums",
     "unpack_mask",
     "use",
 ]
@@ -84,12 +88,39 @@ class _Launches(Launches):
             result.zero_()
         return -1
 
-    def apply(self, *places: Any) -> int:
-        """Compute an inference."""
+    def apply(self, *places: Any, sums: Any = None, count: None = None) -> int:
+        """Compute an inference, or, from a row of sums, the gradients of elements."""
         x = places[0]
         if x.numel():
             with on(x):
-                return super().apply(*places)
+                return super().apply(*places, sums=sums)
+        return -1
+
+    def sum_all(self, *places: Any, summed: tuple[Tensor, Tensor]) -> int:
+        """Write the sums of every channel, or its mean and variance."""
+        x, (one, other) = places[0], summed
+        if not x.numel():
+            one.zero_(), other.zero_()
+            return -1
+        with on(x):
+            if self._forward is None:
+                row = self.sums(*places)
+                one.copy_(row[: one.numel()])
+                other.copy_(row[one.numel() : -1])
+            else:
+                # The mean's rest is less than float64 holds beside it.
+                self.moments(x, summed)
+        return -1
+
+    def apply_moments(self, *places: Any, sums: tuple[Tensor, Tensor]) -> int:
+        """Write the output of a forward pass, and mean and variance, from those of all parts."""
+        for result, value in zip(places[_FIRST_RESULT:_AFTER_RESULTS], sums, strict=True):
+            result.copy_(value)
+        x, (mean, variance) = places[0], sums
+        if x.numel():
+            with on(x):
+                rows = torch.cat((mean, torch.zeros_like(mean), variance))
+                self.normalise(rows, *places)
         return -1
 
 
@@ -105,11 +136,13 @@ class _Tensors(Tensors):
         "or ({0}.storage_offset() and is_beyond({0}))",
         address="{}",
         absent="None",
-        constants=("channels", "statistics", "mask_bytes"),
+        constants=("channels", "statistics", "mask_bytes", "count"),
         new={
             "data": "empty_like(x)",
             "channel": "x.new_empty(channels, dtype=statistics)",
             "mask": "x.new_empty(mask_bytes, dtype=bits)",
+            "sums": "x.new_empty(channels, dtype=double)",
+            "count": "count",
             # A kernel writes whichever of the accepted types they are of.
             "dgamma": "empty_like(mean if gamma is None else gamma)",
             "dbeta": "empty_like(mean if gamma is None else gamma)",
@@ -117,6 +150,7 @@ class _Tensors(Tensors):
     )
     names: ClassVar[dict[str, Any]] = {
         "bits": torch.uint8,
+        "double": torch.float64,
         "empty_like": torch.empty_like,
         "is_beyond": is_beyond,
     }
@@ -124,7 +158,7 @@ class _Tensors(Tensors):
     def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
         """Return the values of `code.constants`."""
         statistics = getattr(torch, problem.statistics_dtype.name)
-        return problem.channels, statistics, mask_size(problem.size)
+        return problem.channels, statistics, mask_size(problem.size), problem.count
 
     def place(self, x: Tensor) -> _Where:
         """Return the device of x."""
@@ -153,6 +187,62 @@ TENSORS = _Tensors()
 #: See `kernels`.
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
+
+
+_moments, _sums = operation("reduce_forward", TENSORS), operation("reduce", TENSORS)
+_apply_moments, _apply_sums = operation("apply_forward", TENSORS), operation("apply", TENSORS)
+
+
+def moments(x: Tensor, arithmetic: str) -> Tensor:
+    """See `kernels.moments`."""
+    return _message(*_moments(x, "NCX", arithmetic))
+
+
+def apply_moments(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    moments: Tensor,
+    eps: float,
+    relu: bool,
+    arithmetic: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """See `kernels.apply_moments`."""
+    channels, how = moments.numel() // 2, (eps, "NCX", relu, arithmetic)
+    given = moments[:channels], moments[channels:-1]
+    found: tuple[Tensor, Tensor, Tensor, Tensor | None]
+    found = _apply_moments(x, residual, weight, bias, *how, sums=given)
+    return found
+
+
+def sums(x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str) -> Tensor:
+    """See `kernels.sums`."""
+    return _message(*_sums(x, dy, mask, mean, "NCX", arithmetic))
+
+
+def apply_sums(
+    x: Tensor,
+    dy: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    sums: Tensor,
+    eps: float,
+    has_residual: bool,
+    arithmetic: str,
+) -> tuple[Tensor, Tensor | None]:
+    """See `kernels.apply_sums`."""
+    operands, how = (x, dy, mask, mean, variance, weight), (eps, "NCX", True, has_residual)
+    found: tuple[Tensor, Tensor | None]
+    found = _apply_sums(*operands, *how, arithmetic, sums=sums.contiguous())
+    return found
+
+
+def _message(one: Tensor, other: Tensor, count: int) -> Tensor:
+    # The count by a kernel, too: nothing waits for the host.
+    return torch.cat((one, other, one.new_full((1,), count)))
 
 
 def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:

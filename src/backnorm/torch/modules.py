@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
-from backnorm.torch import functional, scripting
+from backnorm.torch import exchange, functional, scripting, synchronised
 from backnorm.torch.arithmetics import named
 from backnorm.torch.checks import not_a_tensor
 
@@ -23,6 +23,7 @@ __all__ = [
     "LazyBatchNorm1d",
     "LazyBatchNorm2d",
     "LazyBatchNorm3d",
+    "SyncBatchNorm",
 ]
 
 
@@ -51,12 +52,17 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(input)
         return self._normalised(input)
 
-    def _normalised(self, input: Tensor) -> Tensor:
+    def _normalised(
+        self, input: Tensor, relu: bool = False, residual: Tensor | None = None
+    ) -> Tensor:
         mean, variance, training, share = self._statistics()
-        return functional.batch_norm(
-            input, mean, variance, self.weight, self.bias, training, share, self.eps,
-            arithmetic=self.arithmetic,
-        )  # fmt: skip
+        settings = mean, variance, self.weight, self.bias, training, share, self.eps
+        arithmetic = self.arithmetic
+        if not relu:
+            return functional.batch_norm(input, *settings, arithmetic=arithmetic)
+        if residual is None:
+            return functional.batch_norm_relu(input, *settings, arithmetic=arithmetic)
+        return functional.batch_norm_add_relu(input, residual, *settings, arithmetic=arithmetic)
 
     def _check_input_dim(self, input: Tensor) -> None:
         # PyTorch's looks at the rank before all else.
@@ -67,12 +73,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     def with_relu(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return relu(self(input) + residual) in one pass; hooks of the module are not called."""
         self._check_input_dim(input)
-        mean, variance, training, share = self._statistics()
-        settings = mean, variance, self.weight, self.bias, training, share, self.eps
-        arithmetic = self.arithmetic
-        if residual is None:
-            return functional.batch_norm_relu(input, *settings, arithmetic=arithmetic)
-        return functional.batch_norm_add_relu(input, residual, *settings, arithmetic=arithmetic)
+        return self._normalised(input, True, residual)
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
         """Count a batch, and return running statistics, training and momentum of the function.
@@ -137,6 +138,67 @@ class BatchNormReLU2d(_BatchNormReLU, torch.nn.BatchNorm2d):
 
 class BatchNormReLU3d(_BatchNormReLU, torch.nn.BatchNorm3d):
     """relu(`BatchNorm3d`(input) + residual) in one pass; the residual may be absent."""
+
+
+class SyncBatchNorm(_BatchNorm):
+    """`torch.nn.SyncBatchNorm`, computed by backnorm: statistics of the batch of all processes.
+
+    In training, where `torch.distributed` is initialised and the process group has more than one
+    process, mean and variance are those of the elements of all of them, combined without a loss of
+    digits (`exchange`), whatever the sizes of their parts: a part may be empty. Gradients are those
+    of the whole batch, too; those of weight and bias are this part's, which
+    DistributedDataParallel averages. Everywhere else it is a layer like `BatchNorm2d`.
+
+    Any backend will do (gloo, NCCL), on the CPU and on CUDA devices. (So it is no instance of
+    `torch.nn.SyncBatchNorm`, which DistributedDataParallel refuses on the CPU.) A process whose
+    group cannot exchange raises `SynchronisationError`, with the name of the layer where `convert`
+    has told it.
+
+    Parameters
+    ----------
+    num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
+        As of `torch.nn.SyncBatchNorm`; inputs are of shape (N, C, ...).
+    arithmetic : {"float32", "float64"}, optional
+        What elements are computed in.
+    """
+
+    #: What an error calls this layer.
+    name: str = "a SyncBatchNorm layer"
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Any = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        arithmetic: Arithmetic | None = None,
+    ) -> None:
+        settings = eps, momentum, affine, track_running_stats, device, dtype
+        super().__init__(num_features, *settings, arithmetic=arithmetic)
+        self.process_group = process_group
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if not hasattr(input, "dim"):
+            raise not_a_tensor("input", input)
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def _normalised(
+        self, input: Tensor, relu: bool = False, residual: Tensor | None = None
+    ) -> Tensor:
+        group = exchange.group_of(self.process_group) if self.training else None
+        if group is None:
+            return super()._normalised(input, relu, residual)
+        mean, variance, _, share = self._statistics()
+        given = input, residual, mean, variance, self.weight, self.bias, share, self.eps
+        return synchronised.batch_norm(
+            *given, relu=relu, arithmetic=self.arithmetic, group=group, layer=self.name
+        )
 
 
 class LazyBatchNorm1d(_BatchNorm, torch.nn.LazyBatchNorm1d):

@@ -13,7 +13,7 @@ from backnorm.errors import ArgumentValueError
 from backnorm.scalars import check_flag, check_number
 from backnorm.torch.checks import check_tensor
 
-__all__ = ["check_settings", "read"]
+__all__ = ["check_eps", "check_settings", "read"]
 
 
 def read(training: Any, momentum: Any, eps: Any) -> tuple[bool, float, float]:
@@ -34,8 +34,8 @@ def _number(name: str, value: Any) -> Any:
     return check_number(name, value, accepted="float")
 
 
-def check_settings(input: Tensor, training: bool, eps: float) -> None:
-    """Raise for an eps that PyTorch refuses, and for a batch whose variance would be 0."""
+def check_eps(training: bool, eps: float) -> None:
+    """Raise for an eps that PyTorch refuses."""
     if not eps > 0.0:
         if training:
             raise ArgumentValueError(
@@ -43,6 +43,11 @@ def check_settings(input: Tensor, training: bool, eps: float) -> None:
             )
         if not eps >= 0.0:
             raise ArgumentValueError("eps", f"batch_norm eps must be non-negative, but got {eps}")
+
+
+def check_settings(input: Tensor, training: bool, eps: float) -> None:
+    """Raise for an eps that PyTorch refuses, and for a batch whose variance would be 0."""
+    check_eps(training, eps)
     if not training:
         return
     try:

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from backnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from backnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 
 __all__ = [
     "NORMS", "begin", "defer", "finish", "is_observed", "keeps_to_itself", "share_memory",
     "state_of",
 ]  # fmt: skip
 
-NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
+NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
 
 Layers: TypeAlias = tuple[torch.nn.Module, ...]
 

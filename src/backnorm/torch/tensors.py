@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,7 +58,15 @@ class Tensors:
         held="at_{}",
         address="{}.data_ptr()",
         stage="stage.__call__",
-        constants=("statistics", "table", "data_bytes", "channel_bytes", "mask_bytes"),
+        constants=(
+            "statistics",
+            "table",
+            "data_bytes",
+            "channel_bytes",
+            "mask_bytes",
+            "channels",
+            "count",
+        ),
         new={
             "data": "empty_like(x)",
             "large data": "reuse(x)",
@@ -65,11 +74,15 @@ class Tensors:
             "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
             "coefficients": "empty_like(table)",
+            # Arrays: a stage copies sums out of its record.
+            "sums": "empty_array(channels)",
+            "count": "count",
         },
     )
     names: ClassVar[dict[str, Any]] = {
         "bits": torch.uint8,
         "empty": torch.empty,
+        "empty_array": np.empty,
         "empty_like": torch.empty_like,
         "is_beyond": is_beyond,
         "reuse": empty_like,
@@ -136,7 +149,8 @@ class Tensors:
         table = _like((4, problem.channels), problem.arithmetic)
         data_bytes = problem.size * problem.dtype.itemsize
         channel_bytes = problem.channels * problem.statistics_dtype.itemsize
-        return statistics, table, data_bytes, channel_bytes, mask_size(problem.size)
+        sizes = data_bytes, channel_bytes, mask_size(problem.size), problem.channels, problem.count
+        return statistics, table, *sizes
 
     def ready(
         self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order

@@ -1,55 +1,71 @@
-"""The phases apart: sums of parts of a batch add up, and apply takes the sums of all."""
+"""The phases apart: what is known of parts of a batch adds up, and apply takes that of all."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from backnorm.gpu.launch import BackwardLaunch
-from backnorm.gpu.plan import plan_gpu
-from backnorm.layout import extents_of
-from backnorm.problem import problem_of
-from backnorm.torch.kernels import backward, forward
-from backnorm.torch.memory import order_of
-from backnorm.torch.metadata import metadata
+from backnorm.torch import cpu
+from backnorm.torch import gpu as engine
 
 from ..interpreter import DEVICE
 
-
-def launch_of(problem, x, device):
-    plan = plan_gpu(problem, extents_of(problem.shape, (1,), order_of(x)), device)
-    assert plan.schedule == "two passes"
-
-    def new(count):
-        # What is not written must not be read.
-        return torch.full((count,), float("nan"), dtype=torch.float64, device=DEVICE)
-
-    return BackwardLaunch(problem, plan, new)
+EPS = 1e-5
+HOW = "float64"
+# Shape, and whether it lies in memory as channels_last.
+CASES = [((40, 6, 9), False), ((8, 5, 6, 7), False), ((8, 5, 6, 7), True), ((70, 3), False)]
 
 
-@pytest.mark.parametrize("shape", [(40, 6, 9), (8, 5, 6, 7), (70, 3)], ids=str)
-def test_sums_of_parts_add_up(shape, gpu):
-    x, dy = torch.randn(shape), torch.randn(shape)
-    weight = torch.rand(shape[1]) + 0.5
-    _, mean, variance, *_ = forward(x, None, weight, None, 1e-5, None, False, "float64")
-    expected, *_ = backward(x, dy, None, mean, variance, weight, 1e-5, True, False, "float64")
-    x, dy, weight, mean, variance = (value.to(DEVICE) for value in (x, dy, weight, mean, variance))
-    channel = metadata(weight)
-    # Of unequal length, as of machines with unequal parts of a batch.
-    cut = shape[0] // 3
-    parts = [(x[:cut], dy[:cut]), (x[cut:], dy[cut:])]
-    parts = [tuple(value.contiguous() for value in part) for part in parts]
-    total = torch.zeros(2 * shape[1] + 1, dtype=torch.float64, device=DEVICE)
-    for a, b in parts:
-        problem = problem_of("reduce", metadata(a), metadata(b), channel)
-        total += launch_of(problem, a, gpu).reduce((a, b, None, mean, None, None))
+def parts_of(x, channels_last):
+    """Return parts of unequal length, as machines have of a batch; one is empty."""
+    cut = x.shape[0] // 3
+    kind = torch.channels_last if channels_last else torch.contiguous_format
+    return [each.to(DEVICE).contiguous(memory_format=kind) for each in (x[:cut], x[cut:], x[:0])]
+
+
+def moments_of_all(every):
+    """Return the moments of all parts, added up as `backnorm.ChannelMoments` are."""
+    channels = every[0].numel() // 2
+    counts = torch.stack([each[-1] for each in every])
+    means = torch.stack([each[:channels] for each in every])
+    variances = torch.stack([each[channels:-1] for each in every])
+    shares = (counts / counts.sum())[:, None]
+    mean = (shares * means).sum(0)
+    variance = (shares * (variances + (means - mean) ** 2)).sum(0)
+    return torch.cat((mean, variance, counts.sum().view(1)))
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("shape", "channels_last"), CASES, ids=str)
+def test_parts_are_normalised_as_the_whole(shape, channels_last, relu, gpu):
+    x, dy, residual = torch.randn(shape) + 3, torch.randn(shape), torch.randn(shape)
+    x[: shape[0] // 2] -= 2
+    weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
+    given = x, residual if relu else None, weight, bias
+    expected = cpu.forward(*given, None, None, EPS, "NCX", relu, HOW)
+    y, mean, variance, mask = expected
+    xs, dys, residuals = (parts_of(each, channels_last) for each in (x, dy, residual))
+    whole = moments_of_all([engine.moments(each, HOW) for each in xs])
+    assert whole[-1] == x.numel() // shape[1]
+    weight, bias = weight.to(DEVICE), bias.to(DEVICE)
+    found = [
+        engine.apply_moments(part, other if relu else None, weight, bias, whole, EPS, relu, HOW)
+        for part, other in zip(xs, residuals, strict=True)
+    ]
+    torch.testing.assert_close(torch.cat([each[0].cpu() for each in found]), y)
+    for each in found:
+        torch.testing.assert_close(each[1].cpu(), mean)
+        torch.testing.assert_close(each[2].cpu(), variance)
+    gradients = cpu.backward(x, dy, mask, mean, variance, weight.cpu(), EPS, "NCX", True, relu, HOW)
+    mean, variance = mean.to(DEVICE), variance.to(DEVICE)
+    masks = [each[3] for each in found]
+    every = zip(xs, dys, masks, strict=True)
+    total = sum(engine.sums(*each, mean, HOW) for each in every)
     assert total[-1] == x.numel() // shape[1]
-    results = []
-    for a, b in parts:
-        problem = problem_of(
-            "apply", metadata(a), metadata(b), channel, channel, channel, epsilon=1e-5
-        )
-        dx = torch.full_like(a, float("nan"))
-        launch_of(problem, a, gpu).apply((a, b, None, mean, variance, weight), total, dx)
-        results.append(dx.cpu())
-    torch.testing.assert_close(torch.cat(results), expected, rtol=1e-6, atol=1e-7)
+    results = [
+        engine.apply_sums(*each, mean, variance, weight, total, EPS, relu, HOW)
+        for each in zip(xs, dys, masks, strict=True)
+    ]
+    for k in (0, 3) if relu else (0,):
+        together = torch.cat([each[min(k, 1)].cpu() for each in results])
+        torch.testing.assert_close(together, gradients[k], rtol=1e-5, atol=2e-6)

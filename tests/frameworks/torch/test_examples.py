@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,3 +79,22 @@ def test_a_step_of_resnet(memory_format, example):
     # At random weights a network of this depth is ill-conditioned: some percent.
     assert apart < 0.3
     assert all(0 < each < 60 for each in seconds)
+
+
+def test_two_processes_learn_as_one(tmp_path):
+    pytest.importorskip("sklearn")
+    program = Path(__file__).parents[3] / "examples" / "train_digits_distributed.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*command, "--nproc-per-node", "2", str(program), "--epochs", "1"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.split("│")[1:4] for line in done.stdout.splitlines() if "│" in line]
+    found = {name.strip(): values for name, *values in lines}
+    apart, together = map(float, found["error of its gradients"])
+    assert together < 1e-5 < 1e-2 < apart

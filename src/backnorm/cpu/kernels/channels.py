@@ -54,6 +54,7 @@ __all__ = [
     "prepare_means",
     "row_pitch",
     "settle",
+    "settle_forward",
     "solve",
     "solve_columns",
     "wrap",
@@ -227,6 +228,22 @@ def settle(table, pitch, channels, total):
     """Fill the coefficients of every channel from sums that came from elsewhere."""
     for c in range(0, channels, LANES):
         _set_backward(total, table, pitch, c, channels - c)
+    wrap(table, pitch, channels)
+
+
+@outlined
+def settle_forward(table, pitch, channels, epsilon):
+    """Fill the coefficients of every channel from a mean and a variance that came from elsewhere.
+
+    Before, SLOPE and GAIN hold beta and gamma.
+    """
+    for c in range(0, channels, LANES):
+        count = channels - c
+        total = load(table, SECOND * pitch + c) + splat(epsilon)
+        gain = load(table, GAIN * pitch + c) * (splat(1.0) / square_root(total))
+        store_some(table, MEAN * pitch + c, count, load(table, FIRST * pitch + c))
+        store_some(table, SHIFT * pitch + c, count, splat(0.0))
+        store_some(table, GAIN * pitch + c, count, gain)
     wrap(table, pitch, channels)
 
 

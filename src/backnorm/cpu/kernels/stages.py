@@ -38,8 +38,8 @@ def before(kind, head, cells, index, table, pitch, extents):
         call_off(head, cells, refused)
         return
     if head.settles != 0:
-        of_channels.settle(table, pitch, extents[1], head.count)
-    if head.items == 0:
+        _settle(kind, head, table, pitch, extents[1])
+    elif head.items == 0:
         # Nothing will be summed: the sums of no elements are zero.
         clear(offset(table, FIRST * pitch), 2 * pitch)
     raise_flag(cells, _READY)
@@ -64,6 +64,21 @@ def wider(kind, bits):
 def _wider(kind, bits):
     own = kind.element.bitwidth
     return lambda kind, bits: bits > own
+
+
+def _settle(kind, head, table, pitch, channels):
+    """Fill the coefficients from sums, or from mean and variance, that came from elsewhere."""
+
+
+@overload(_settle)
+def _settle_of(kind, head, table, pitch, channels):
+    if kind.operation == "forward":
+        return lambda kind, head, table, pitch, channels: of_channels.settle_forward(
+            table, pitch, channels, head.epsilon
+        )
+    return lambda kind, head, table, pitch, channels: of_channels.settle(
+        table, pitch, channels, head.count
+    )
 
 
 @inlined

@@ -1,0 +1,106 @@
+"""The phases of training in several processes, as operators: reduce -> exchange -> apply.
+
+What one phase tells the next is a tensor of 2C + 1 float64 numbers, on x's device: two of every
+channel, and the number of elements of a channel. `torch.compile` sees these operators, and the
+collectives between them (`exchange`).
+
+They have no derivatives of their own: `synchronised` has those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from backnorm.layout import mask_size
+from backnorm.torch import kernels
+from backnorm.torch.arithmetics import own
+from backnorm.torch.operations import in_one_place, in_our_words, lazily, like_statistics
+
+__all__ = ["apply_moments", "apply_sums", "moments", "sums"]
+
+
+def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function as an operator of its own name; `fake` returns tensors like its own."""
+
+    def register(kernel: Callable[..., Any]) -> Any:
+        name = f"phase_{kernel.__name__}"
+        operator = custom_op(f"backnorm::{name}", in_our_words(kernel), mutates_args=())
+        operator.register_fake(in_one_place(fake, kernel))
+        lazily(name)
+        return operator
+
+    return register
+
+
+def _fake_message(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(2 * x.shape[1] + 1, dtype=torch.float64)
+
+
+def _fake_normalised(
+    x: Tensor, _residual: Any, _weight: Any, _bias: Any, _moments: Any, _eps: float, relu: bool,
+    *_: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    mask = x.new_empty(mask_size(x.numel()) if relu else 0, dtype=torch.uint8)
+    return torch.empty_like(x), like_statistics(x), like_statistics(x), mask
+
+
+def _fake_gradients(
+    x: Tensor, _dy: Any, _mask: Any, _mean: Any, _variance: Any, _weight: Any, _sums: Any,
+    _eps: float, has_residual: bool, *_: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return torch.empty_like(x), torch.empty_like(x) if has_residual else x.new_empty(0)
+
+
+@_operator(_fake_message)
+def moments(x: Tensor, arithmetic: str | None = None) -> Tensor:
+    """Return means and biased variances of x, and the number of elements of a channel."""
+    return kernels.moments(x, own(x.dtype, arithmetic))
+
+
+@_operator(_fake_normalised)
+def apply_moments(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    moments: Tensor,
+    eps: float,
+    relu: bool,
+    arithmetic: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return y, mean and variance, each rounded once, and the mask, empty without a ReLU."""
+    how = moments, eps, relu, own(x.dtype, arithmetic)
+    y, mean, variance, mask = kernels.apply_moments(x, residual, weight, bias, *how)
+    return y, mean, variance, x.new_empty(0, dtype=torch.uint8) if mask is None else mask
+
+
+@_operator(_fake_message)
+def sums(
+    x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str | None = None
+) -> Tensor:
+    """Return sums of dy and of dy * (x - mean), and the number of elements of a channel."""
+    return kernels.sums(x, dy, mask, mean, own(x.dtype, arithmetic))
+
+
+@_operator(_fake_gradients)
+def apply_sums(
+    x: Tensor,
+    dy: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    sums: Tensor,
+    eps: float,
+    has_residual: bool,
+    arithmetic: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return dx and the gradient of the residual, the latter empty if there is none."""
+    how = sums, eps, has_residual, own(x.dtype, arithmetic)
+    dx, dresidual = kernels.apply_sums(x, dy, mask, mean, variance, weight, *how)
+    return dx, x.new_empty(0) if dresidual is None else dresidual

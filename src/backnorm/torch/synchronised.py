@@ -1,0 +1,126 @@
+"""Batch normalisation of a batch that lies in several processes, with the statistics of it all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from backnorm.arithmetics import Arithmetic
+from backnorm.torch import arithmetics, checks, settings
+from backnorm.torch.exchange import moments_of_all, sums_of_all
+from backnorm.torch.memory import check_moved
+from backnorm.torch.phases import apply_moments, apply_sums, moments, sums
+
+__all__ = ["batch_norm"]
+
+
+def batch_norm(
+    input: Tensor,
+    residual: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+    *,
+    relu: bool,
+    arithmetic: Arithmetic | None,
+    group: Any,
+    layer: str,
+) -> Tensor:
+    """Normalise this process's part of a batch with the statistics of all parts.
+
+    Every process of the group must call it, and go backward through it, in the same order; parts
+    may differ in size, and be empty. The gradients of weight and bias are those of this part, as
+    DistributedDataParallel wants them.
+
+    Parameters
+    ----------
+    input, residual, running_mean, running_var, weight, bias, momentum, eps, arithmetic
+        As of `functional.batch_norm_add_relu`, in training; all but `input` and `residual` the same
+        in all processes.
+    relu : bool
+    group : ProcessGroup
+        Of more than one process.
+    layer : str
+        What to call the layer in an error.
+
+    Raises
+    ------
+    ArgumentError
+        As `functional.batch_norm`. The other processes are not told; they wait for this one until
+        their group's timeout.
+    SynchronisationError
+        If another process ends, or does not come.
+    """
+    checks.check(input, running_mean, running_var, weight, bias, True, residual)
+    settings.check_eps(True, eps)
+    computed_in = arithmetics.of_call(input.dtype, arithmetic)
+    how = eps, relu, computed_in, group, layer
+    y, whole = _Synchronised.apply(input, residual, weight, bias, *how)
+    if running_mean is not None and running_var is not None:
+        check_moved(running_mean=running_mean, running_var=running_var)
+        _move(running_mean, running_var, whole.detach(), momentum)
+    normalised: Tensor = y
+    return normalised
+
+
+class _Synchronised(Function):
+    """y, and the moments of the whole batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        relu: bool,
+        arithmetic: str,
+        group: Any,
+        layer: str,
+    ) -> tuple[Tensor, Tensor]:
+        whole = moments_of_all(moments(x, arithmetic), group, layer)
+        given = x, residual, weight, bias, whole
+        y, mean, variance, mask = apply_moments(*given, eps, relu, arithmetic)
+        ctx.save_for_backward(x, weight, mean, variance, mask, whole)
+        ctx.how = eps, relu, arithmetic, group, layer
+        ctx.mark_non_differentiable(whole)
+        return y, whole
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
+        x, weight, mean, variance, mask, whole = ctx.saved_tensors
+        eps, relu, arithmetic, group, layer = ctx.how
+        needs_x, needs_residual, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        bits, channels = mask if relu else None, x.shape[1]
+        own = sums(x, dy, bits, mean, arithmetic)
+        dx = dresidual = dweight = dbias = None
+        if needs_x or needs_residual:
+            of_all = torch.cat((sums_of_all(own[:-1], group, layer), whole[-1:]))
+            dx, dresidual = apply_sums(
+                x, dy, bits, mean, variance, weight, of_all, eps, needs_residual, arithmetic
+            )
+        if needs_weight:
+            assert weight is not None
+            inverse = torch.rsqrt(variance.double() + eps)
+            dweight = (own[channels:-1] * inverse).to(weight.dtype)
+        if needs_bias:
+            dbias = own[:channels].to(mean.dtype if weight is None else weight.dtype)
+        found = dx if needs_x else None, dresidual if needs_residual else None, dweight, dbias
+        return *found, None, None, None, None, None
+
+
+def _move(running_mean: Tensor, running_var: Tensor, whole: Tensor, momentum: float) -> None:
+    """Update running statistics from moments of all elements; without any they stay as they are."""
+    channels, count = running_mean.shape[0], whole[-1]
+    share = momentum * count.clamp(max=1.0)
+    unbiased = whole[channels:-1] * (count / (count - 1.0).clamp(min=1.0))
+    moves = (running_mean, whole[:channels]), (running_var, unbiased)
+    for running, value in moves:
+        running.copy_(running.double() * (1.0 - share) + value * share)

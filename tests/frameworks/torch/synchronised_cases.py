@@ -1,0 +1,296 @@
+"""One of several processes that normalise a batch together.
+
+``python synchronised_cases.py NAME RANK SIZE STORE OUT`` runs the cases called NAME in this one of
+SIZE processes; what comes of them goes to the file OUT. `test_synchronised` starts all of them,
+and computes on one process what should have come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import sys
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import backnorm.torch
+from backnorm.torch import SynchronisationError, exchange
+
+CHANNELS = 5
+# Seconds after which a group is given up where a process does not come.
+ENDED = 3
+
+
+class Case(NamedTuple):
+    """A batch that lies in parts: how many samples each process has."""
+
+    parts: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    arithmetic: str | None = "float64"
+    channels_last: bool = False
+    relu: bool = False
+    residual: bool = False
+    affine: bool = True
+    offset: float = 0.5
+    gathered: bool = True
+    space: tuple[int, ...] = (7, 6)
+
+    def data(self):
+        """Return x, dy and the residual of the whole batch."""
+        rng = np.random.default_rng(sum(self.parts) + len(self.parts))
+        shape = sum(self.parts), CHANNELS, *self.space
+        scale = np.linspace(0.5, 3, CHANNELS).reshape(CHANNELS, *[1] * len(self.space))
+        x = rng.normal(size=shape) * scale + self.offset
+        # Parts of different means.
+        x += np.linspace(-2, 2, shape[0]).reshape(-1, *[1] * (x.ndim - 1))
+        arrays = x, rng.normal(size=shape), rng.normal(size=shape)
+        found = [torch.from_numpy(each).to(self.dtype) for each in arrays]
+        if self.channels_last:
+            found = [each.contiguous(memory_format=torch.channels_last) for each in found]
+        return found
+
+    def layer(self, make):
+        wide = torch.float32 if self.dtype.itemsize == 2 else self.dtype
+        layer = make(CHANNELS, affine=self.affine, arithmetic=self.arithmetic, dtype=wide)
+        if self.affine:
+            with torch.no_grad():
+                layer.weight.copy_(torch.linspace(-1.5, 2, CHANNELS))
+                layer.bias.copy_(torch.linspace(1, -1, CHANNELS))
+        return layer
+
+    def run(self, layer, x, dy, residual):
+        """Return everything that comes of a step."""
+        x, residual = x.requires_grad_(), residual.requires_grad_()
+        if self.residual:
+            y = layer.with_relu(x, residual)
+        else:
+            y = layer.with_relu(x) if self.relu else layer(x)
+        y.backward(dy)
+        found = {"y": y.detach(), "dx": x.grad}
+        if self.residual:
+            found["dresidual"] = residual.grad
+        if self.affine:
+            found |= {"dweight": layer.weight.grad, "dbias": layer.bias.grad}
+        return found | {"mean": layer.running_mean, "variance": layer.running_var}
+
+
+CASES = {
+    "two": Case((8, 8)),
+    "uneven": Case((1, 11)),
+    "empty first": Case((0, 9)),
+    "empty last": Case((9, 0)),
+    "four": Case((4, 1, 0, 7)),
+    "all but one empty": Case((0, 0, 3, 0)),
+    "three": Case((2, 3, 4)),
+    "relu": Case((5, 3), relu=True),
+    "residual": Case((5, 3, 0, 2), relu=True, residual=True),
+    "residual, channels last": Case((5, 3), relu=True, residual=True, channels_last=True),
+    "channels last": Case((5, 3), channels_last=True),
+    "far from zero": Case((6, 5, 4, 3), offset=1e4),
+    "far from zero, reduced": Case((6, 5, 4, 3), offset=1e4, gathered=False),
+    "reduced": Case((6, 0, 4, 3), gathered=False),
+    "no weight": Case((4, 3), affine=False),
+    "float64": Case((4, 3), torch.float64),
+    "bfloat16": Case((4, 3), torch.bfloat16),
+    "float16, its own arithmetic": Case((4, 3), torch.float16, None, relu=True),
+    "float32 arithmetic": Case((4, 3), arithmetic="float32", relu=True),
+    "one element of a channel each": Case((1, 1), space=(1, 1)),
+    "rank 2": Case((7, 4), space=()),
+    "nothing anywhere": Case((0, 0)),
+}
+
+
+def part_of(case, rank):
+    first = sum(case.parts[:rank])
+    return slice(first, first + case.parts[rank])
+
+
+def alone(name):
+    """Return what comes of a case in one process with our own layer of one process."""
+    case = CASES[name]
+    makes = {0: backnorm.torch.BatchNorm1d, 2: backnorm.torch.BatchNorm2d}
+    return case.run(case.layer(makes[len(case.space)]), *case.data())
+
+
+def parts(groups):
+    """Run all cases in groups of as many processes as they have parts."""
+    for name, case in CASES.items():
+        size, rank = len(case.parts), dist.get_rank()
+        if rank >= size:
+            continue
+        limit = exchange._GATHERED
+        exchange._GATHERED = limit if case.gathered else 0
+        layer = case.layer(backnorm.torch.SyncBatchNorm)
+        layer.process_group = groups[size]
+        mine = [each[part_of(case, rank)].clone() for each in case.data()]
+        yield name, case.run(layer, *mine)
+        exchange._GATHERED = limit
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 16, 3),
+    )
+
+
+def images(size=8):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(size, 3, 8, 8, generator=generator)
+    return x, torch.randn(size, 3, generator=generator)
+
+
+def steps(model, batches, count=3, context=None, no_sync=None):
+    """Train some steps, each on the mean over batches of equal size."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(count):
+        optimizer.zero_grad()
+        for k, (x, target) in enumerate(batches):
+            with context() if context else contextlib.nullcontext():
+                loss = ((model(x) - target) ** 2).mean() / len(batches)
+            last = no_sync is None or k + 1 == len(batches)
+            with contextlib.nullcontext() if last else no_sync():
+                loss.backward()
+        optimizer.step()
+
+
+def parameters(model):
+    with torch.no_grad():
+        state = model.state_dict()
+        return {
+            name.replace("module.", "").replace("_orig_mod.", ""): (
+                each.full_tensor() if hasattr(each, "full_tensor") else each.clone()
+            )
+            for name, each in state.items()
+        }
+
+
+def batches_of(kind, rank, size):
+    """Return the parts of the batches that a process has; of size 1 the whole ones."""
+    x, target = images()
+    share = len(x) // size
+    mine = [each[rank * share :][:share] for each in (x, target)]
+    if "halves" not in kind:
+        return [mine]
+    return [[each[first::2] for each in mine] for first in (0, 1)]
+
+
+def context_of(kind):
+    return (lambda: torch.autocast("cpu", torch.bfloat16)) if "bfloat16" in kind else None
+
+
+def trained(kind):
+    """Train a network in this process's part of a batch; return what its parameters become."""
+    torch._dynamo.reset()
+    batches = batches_of(kind, dist.get_rank(), dist.get_world_size())
+    model = backnorm.torch.convert(network(), sync=True, fuse="fused" in kind)
+    if kind.startswith("one graph"):
+        model = torch.compile(model, backend="aot_eager", fullgraph=True)
+    no_sync = None
+    if "FSDP2" in kind:
+        for layer in model:
+            if isinstance(layer, nn.Conv2d | nn.modules.batchnorm._BatchNorm):
+                fully_shard(layer)
+        wrapped = fully_shard(model)
+    else:
+        wrapped = DistributedDataParallel(_Recomputed(model) if "recomputed" in kind else model)
+        no_sync = wrapped.no_sync if "halves" in kind else None
+    if "compiled" in kind:
+        wrapped = torch.compile(wrapped, backend="inductor" if "inductor" in kind else "aot_eager")
+    steps(wrapped, batches, context=context_of(kind), no_sync=no_sync)
+    return {name.replace("model.", ""): each for name, each in parameters(wrapped).items()}
+
+
+def trained_alone(kind, size):
+    """Return what the parameters become in one process, with layers of one process."""
+    every = zip(*(batches_of(kind, rank, size) for rank in range(size)), strict=True)
+    batches = [[torch.cat(each) for each in zip(*parts, strict=True)] for parts in every]
+    model = backnorm.torch.convert(network())
+    steps(model, batches, context=context_of(kind))
+    return parameters(model)
+
+
+class _Recomputed(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return checkpoint(self.model, x, use_reentrant=False)
+
+
+KINDS = (
+    "DDP", "DDP, fused", "DDP, recomputed", "one graph", "one graph, fused",
+    "DDP, compiled", "DDP, compiled by inductor",
+    "DDP, bfloat16", "DDP, in halves", "FSDP2", "FSDP2, fused",
+)  # fmt: skip
+
+
+def models(_groups):
+    for kind in KINDS:
+        yield kind, trained(kind)
+
+
+def ends(when):
+    """End, raise or leave out a layer in process 1; return what the others raise, and how soon."""
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3))
+    layers.append(nn.BatchNorm2d(4))
+    model = backnorm.torch.convert(layers, sync=True)
+    x = torch.randn(2, 3, 8, 8)
+    model(x).square().mean().backward()
+    dist.barrier()
+    begun, last = time.monotonic(), dist.get_rank() == 1
+    try:
+        if last and when == "before":
+            os._exit(0)
+        y = model[:2](x)
+        if last and when == "between":
+            os._exit(0)
+        y = model[2:](y)
+        if last and when == "backward":
+            os._exit(0)
+        if last and when == "left out":
+            # Alive, and elsewhere.
+            time.sleep(2 * ENDED)
+            os._exit(0)
+        y.square().mean().backward()
+    except SynchronisationError as error:
+        return {"said": str(error), "seconds": time.monotonic() - begun}
+    return {"said": "nothing", "seconds": time.monotonic() - begun}
+
+
+def main(name, rank, size, store, out):
+    torch.set_num_threads(1)
+    seconds = ENDED if name.startswith("ends") else 120
+    dist.init_process_group(
+        "gloo", rank=int(rank), world_size=int(size),
+        store=dist.FileStore(store, int(size)), timeout=datetime.timedelta(seconds=seconds),
+    )  # fmt: skip
+    if name.startswith("ends"):
+        torch.save(ends(name.partition(" ")[2]), out)
+        # The others are gone.
+        os._exit(0)
+    groups = {n: dist.new_group(range(n)) for n in range(2, int(size) + 1)}
+    torch.save(dict({"parts": parts, "models": models}[name](groups)), out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

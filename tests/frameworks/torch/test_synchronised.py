@@ -1,0 +1,211 @@
+"""Batch normalisation over several processes: gloo on this machine, as on any number of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import backnorm
+import backnorm.torch
+from backnorm.torch import ConversionWarning, SyncBatchNorm, convert, revert
+
+from . import synchronised_cases as cases
+
+# Seconds for all processes of a run, less than one test may take.
+LIMIT = 240
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return a function: run cases in some processes, and return what came of each."""
+
+    def start(name, size, ended=()):
+        folder = tmp_path_factory.mktemp("synchronised")
+        program = str(Path(cases.__file__))
+        logs = [folder / f"{rank}.txt" for rank in range(size)]
+        running = []
+        try:
+            for rank, log in enumerate(logs):
+                arguments = name, str(rank), str(size), str(folder / "store")
+                arguments = *arguments, str(folder / f"{rank}.pt")
+                command = [sys.executable, "-W", "error::FutureWarning", program, *arguments]
+                with log.open("w") as stream:
+                    running.append(subprocess.Popen(command, stdout=stream, stderr=stream))
+            end = time.monotonic() + LIMIT
+            for process in running:
+                process.wait(end - time.monotonic())
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        said = "\n".join(log.read_text()[-5000:] for log in logs)
+        assert [process.returncode for process in running] == [0] * size, said
+        return [torch.load(folder / f"{rank}.pt") for rank in range(size) if rank not in ended]
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def parts(run):
+    return run("parts", 4)
+
+
+def _whole(name, found):
+    """Return what all processes of a case have, put together."""
+    each = [one[name] for one in found[: len(cases.CASES[name].parts)]]
+    whole = {}
+    for key in each[0]:
+        values = [one[key] for one in each]
+        if key in ("y", "dx", "dresidual"):
+            whole[key] = torch.cat(values)
+        elif key in ("dweight", "dbias"):
+            whole[key] = torch.stack([value.double() for value in values]).sum(0)
+        else:
+            # The same bits everywhere.
+            assert all(torch.equal(value, values[0]) for value in values), key
+            whole[key] = values[0]
+    return whole
+
+
+def _steps_apart(one, other):
+    """Return how many values of their type lie between two tensors at most."""
+    kind = {8: torch.int64, 4: torch.int32, 2: torch.int16}[one.element_size()]
+    bits = []
+    for each in (one, other):
+        whole = each.contiguous().view(kind).long()
+        least = torch.iinfo(kind).min
+        bits.append(torch.where(whole < 0, least - whole, whole))
+    return int((bits[0] - bits[1]).abs().max()) if one.numel() else 0
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_parts_are_normalised_as_the_whole(name, parts):
+    case = cases.CASES[name]
+    if not sum(case.parts):
+        for one in parts[: len(case.parts)]:
+            assert one[name]["y"].shape == (0, cases.CHANNELS, *case.space)
+            assert torch.equal(one[name]["mean"], torch.zeros(cases.CHANNELS))
+            assert torch.equal(one[name]["variance"], torch.ones(cases.CHANNELS))
+            assert not one[name]["dweight"].any()
+        return
+    found, expected = _whole(name, parts), cases.alone(name)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if key in ("dweight", "dbias"):
+            # Of each part rounded once, added up here.
+            scale = value.double().abs().max()
+            allowed = len(case.parts) * torch.finfo(value.dtype).eps * (scale + 10)
+            torch.testing.assert_close(
+                found[key], value.double(), rtol=0, atol=float(allowed), msg=key
+            )
+        elif case.arithmetic == "float64" and case.dtype is not torch.float64:
+            # Each is the exact value rounded once, but for ties that nobody can see.
+            assert _steps_apart(found[key], value) <= 1, key
+            same = (found[key] == value).double().mean()
+            assert same > 0.99, (key, same)
+        else:
+            eps = torch.finfo(value.dtype).eps
+            torch.testing.assert_close(found[key], value, rtol=16 * eps, atol=16 * eps, msg=key)
+
+
+@pytest.fixture(scope="module")
+def models(run):
+    return run("models", 2)
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_a_model_becomes_what_it_does_in_one_process(kind, models):
+    expected = cases.trained_alone(kind, 2)
+    one, other = (found[kind] for found in models)
+    assert one.keys() == other.keys() == expected.keys()
+    tolerance = 3e-2 if "bfloat16" in kind else 2e-5
+    for name, value in expected.items():
+        assert torch.equal(one[name], other[name]), name
+        if "recomputed" in kind and ("running" in name or "tracked" in name):
+            # They move twice, as with PyTorch's layers.
+            continue
+        torch.testing.assert_close(one[name], value, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("when", ["before", "between", "backward", "left out"])
+def test_others_raise_when_a_process_does_not_come(when, run):
+    (found,) = run(f"ends {when}", 2, ended=(1,))
+    layer = "layer '3'" if when in ("backward", "between") else "layer"
+    assert layer in found["said"]
+    assert "rank 0 of 2" in found["said"]
+    assert found["seconds"] < 30
+
+
+class TestConversion:
+    def model(self):
+        return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Linear(4, 2))
+
+    def test_layers_become_synchronised_and_are_reverted(self):
+        model = self.model()
+        layer, state = model[1], copy.deepcopy(model.state_dict())
+        convert(model, sync=True)
+        assert type(layer) is SyncBatchNorm
+        assert layer.name == "layer '1'"
+        assert "name" not in repr(layer)
+        model.load_state_dict(state)
+        revert(model)
+        assert type(layer) is nn.BatchNorm2d
+        assert not {"process_group", "name", "_alone"} & vars(layer).keys()
+
+    def test_pytorchs_own_become_ours(self):
+        theirs = nn.SyncBatchNorm.convert_sync_batchnorm(self.model())
+        state = copy.deepcopy(theirs.state_dict())
+        theirs[1].process_group = "mine"
+        convert(theirs)
+        assert type(theirs[1]) is SyncBatchNorm
+        assert theirs[1].process_group == "mine"
+        theirs.load_state_dict(state)
+        revert(theirs)
+        assert type(theirs[1]) is nn.SyncBatchNorm
+        assert theirs[1].process_group == "mine"
+
+    def test_in_one_process_it_is_a_layer_like_others(self):
+        x = torch.randn(4, 4, 5, 5)
+        layer, plain = SyncBatchNorm(4), backnorm.torch.BatchNorm2d(4)
+        for _ in range(2):
+            assert torch.equal(layer(x), plain(x))
+        assert torch.equal(layer.running_var, plain.running_var)
+        layer.eval(), plain.eval()
+        assert torch.equal(layer(x), plain(x))
+        with pytest.raises(ValueError, match="at least 2D"):
+            layer(torch.zeros(4))
+
+    def test_it_can_be_copied_and_pickled(self):
+        layer = convert(self.model(), sync=True)
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert type(other[1]) is SyncBatchNorm
+            assert type(revert(other)[1]) is nn.BatchNorm2d
+
+    def test_what_cannot_be_synchronised_is_named(self):
+        model = nn.Sequential(nn.BatchNorm1d(3), nn.LazyBatchNorm2d())
+        with pytest.warns(ConversionWarning, match=r"not synchronised.*\n  1: .*LazyBatchNorm2d"):
+            convert(model, sync=True)
+        assert type(model[0]) is SyncBatchNorm
+
+    def test_a_process_group_needs_sync(self):
+        with pytest.raises(backnorm.ArgumentValueError, match="process_group"):
+            convert(self.model(), process_group=object())
+        with pytest.raises(backnorm.ArgumentTypeError, match="sync"):
+            convert(self.model(), sync="yes")
+
+    def test_a_second_conversion_changes_nothing(self):
+        model = convert(self.model(), sync=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            convert(model, sync=True, arithmetic="float64")
+        assert type(model[1]) is SyncBatchNorm
+        assert model[1].arithmetic == "float64"
