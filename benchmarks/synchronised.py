@@ -1,9 +1,9 @@
 """What it costs to normalise over several processes.
 
-``python -m benchmarks.synchronised``, by hand. Every process, of gloo on this machine, has a part of 8 images of 160 x 160 of each of ResNet-50's
-layers. In turns: our layer of one process, ours synchronised, and one of PyTorch's operators that
-does what PyTorch's SyncBatchNorm does where that runs (not on the CPU). A table in Markdown goes to
-standard output.
+``python -m benchmarks.synchronised``, by hand. Every process, of gloo on this machine, has a part
+of 8 images of 160 x 160 of each of ResNet-50's layers. In turns: our layer of one process, ours
+synchronised, and one of PyTorch's operators that does what PyTorch's SyncBatchNorm does where that
+runs (not on the CPU). A table in Markdown goes to standard output.
 """
 
 from __future__ import annotations
