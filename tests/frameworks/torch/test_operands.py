@@ -65,7 +65,8 @@ def _subjects():
             module = cls(CHANNELS)
             own = [*module._parameters, *module._buffers]
             own.remove("num_batches_tracked")
-            names, rank = [*tensors_of(cls.forward), *own], int(cls.__name__[-2]) + 2
+            names = [*tensors_of(cls.forward), *own]
+            rank = 4 if cls is backnorm.torch.SyncBatchNorm else int(cls.__name__[-2]) + 2
             yield cls.__name__, as_module(cls), names, "ReLU" in cls.__name__, rank
 
 
