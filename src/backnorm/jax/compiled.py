@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,10 +58,15 @@ def batch_norm(
         where: dict[str, Any] = {"axis": setting.axis, "arithmetic": setting.arithmetic}
         if mask is None:
             mean, variance = derivatives.statistics(x, **where)
+            count = None
         else:
-            mean, variance = formulas.masked_statistics(x, mask, **where)
+            mean, variance, count = formulas.masked_statistics(x, mask, **where)
         if axis_name:
-            mean, variance = _of_all(mean, variance, axis_name, axis_index_groups)
+            groups = {"axis_name": axis_name, "axis_index_groups": axis_index_groups}
+            mean, variance, count = _of_all(mean, variance, count, groups)
+        if count is not None:
+            nothing = jnp.where(count > 0, 0.0, jnp.nan).astype(mean.dtype)
+            mean, variance = mean + nothing, variance + nothing
         work = working_type(x.dtype)
         inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
         (y,) = derivatives.normalize(*inputs, **setting._asdict())
@@ -112,16 +117,22 @@ def _offset(beta: Any, x: jax.Array, axis: int) -> jax.Array:
 
 
 def _of_all(
-    mean: jax.Array,
-    variance: jax.Array,
-    axis_name: tuple[Hashable, ...],
-    axis_index_groups: Groups | None,
-) -> tuple[jax.Array, jax.Array]:
-    """Return the statistics of all parts of a batch from those of the parts.
+    mean: jax.Array, variance: jax.Array, count: jax.Array | None, groups: dict[str, Any]
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Return the statistics of all parts of a batch from those of the parts, and of what count.
 
-    Never from the sums of x and of its square, which cancel.
+    Never from the sums of x and of its square, which cancel. Without counts all are the same.
     """
-    of_all = partial(jax.lax.pmean, axis_name=axis_name, axis_index_groups=axis_index_groups)
-    whole = of_all(mean)
+    of_all: Callable[[jax.Array], jax.Array] = partial(jax.lax.pmean, **groups)
+    total = share = None
+    if count is not None:
+        total = jax.lax.psum(count, **groups)
+        share = count / alike(jnp.maximum(total, 1), count)[0]
+        of_all = partial(jax.lax.psum, **groups)
+
+    def weighed(values: jax.Array) -> jax.Array:
+        return values if share is None else share * values
+
+    whole = of_all(weighed(mean))
     apart = mean - alike(whole, mean)[0]
-    return whole, of_all(variance + apart * apart)
+    return whole, of_all(weighed(variance + apart * apart)), total

@@ -93,21 +93,22 @@ def statistics(
 
 def masked_statistics(
     x: jax.Array, mask: jax.Array, *, axis: int, arithmetic: Arithmetic | None = None
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the mean and the biased variance of every channel, of elements where `mask` is set.
 
-    As `statistics`, but for NaN where there are no elements. What is not set counts for nothing,
-    NaN included.
+    And how many those are. As `statistics`, with 0 where there are none. What is not set counts for
+    nothing, NaN included.
     """
     x = x.astype(type_for(x, arithmetic))
     mask = jnp.broadcast_to(mask, x.shape)
     axes = _others(x, axis)
     count = jnp.sum(mask, axes, dtype=x.dtype)
-    first = jnp.sum(jnp.where(mask, x, 0), axes) / count
+    elements = jnp.maximum(count, 1)
+    first = jnp.sum(jnp.where(mask, x, 0), axes) / elements
     centred = jnp.where(mask, x - _spread(first, x, axis), 0)
-    correction = jnp.sum(centred, axes) / count
-    variance = jnp.sum(centred * centred, axes) / count - correction * correction
-    return first + correction, jnp.maximum(variance, 0)
+    correction = jnp.sum(centred, axes) / elements
+    variance = jnp.sum(centred * centred, axes) / elements - correction * correction
+    return first + correction, jnp.maximum(variance, 0), count
 
 
 def forward(

@@ -57,8 +57,7 @@ def batch_norm(
     mask : array of bool, optional
         Which elements of x the statistics are of, in a shape that broadcasts to x's. y is that of
         all elements. Without any in a channel, its statistics and its y are NaN. With `axis_name`
-        the statistics are the mean of those of the parts, whatever the number of elements that
-        each has.
+        they are of the elements of all parts, however many each has.
     arithmetic : {"float32", "float64"}, optional
         What elements are computed in, and short runs of sums added up, here and in derivatives of
         the first order. None: what holds when the function is traced (`backnorm.arithmetic`). Where

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -104,6 +106,58 @@ def test_mask(shape, inputs, normal, rng):
         )
     ]
     agree(*found)
+
+
+def over_a_mesh(function, axis_name, in_axes):
+    """Return a function of parts, each on a device of its own, as `jax.pmap` has it."""
+    mesh = jax.make_mesh((3,), (axis_name,), axis_types=(AxisType.Auto,))
+    specs = tuple(P() if axis is None else P(axis_name) for axis in in_axes)
+
+    def of_part(*given):
+        here = [x if axis is None else x[0] for x, axis in zip(given, in_axes, strict=True)]
+        return [each[None] for each in function(*here)]
+
+    return jax.shard_map(of_part, mesh=mesh, in_specs=specs, out_specs=P(axis_name))
+
+
+@pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, over_a_mesh])
+@pytest.mark.parametrize("kept", [(2, 1, 0), (1, 2, 2), (0, 0, 0)], ids=str)
+def test_parts_of_different_sizes(mapped, kept, inputs, normal):
+    """Of three devices each has two samples, of which a mask keeps some, or none."""
+    x, gamma, beta = inputs
+    x = x + 3.0
+    mask = np.zeros((3, 2, 5, 4), bool)
+    for part, number in enumerate(kept):
+        mask[part, :number] = True
+    mask[:, :, 1, 2:] = False
+    parts, masks = x.reshape(3, 2, 5, 4), jnp.asarray(mask)
+    whole = masks.reshape(SHAPE)
+    how = partial(batch_norm, axis_name="d", **HOW)
+    function = mapped(
+        lambda x, mask, gamma, beta: how(x, gamma, beta, mask=mask),
+        axis_name="d",
+        in_axes=(0, 0, None, None),
+    )
+    y, mean, variance = function(parts, masks, gamma, beta)
+    if not any(kept):
+        assert all(jnp.isnan(each).all() for each in (y, mean, variance))
+        return
+    expected, *statistics = batch_norm(x, gamma, beta, mask=whole, **HOW)
+    agree(y.reshape(SHAPE), expected)
+    for values, value in zip((mean, variance), statistics, strict=True):
+        agree(values, jnp.broadcast_to(value, values.shape))
+    weights = normal(*SHAPE)
+
+    def loss(function, of_mapped):
+        def total(x, gamma, beta):
+            given = (x.reshape(parts.shape), masks) if of_mapped else (x, whole)
+            y = function(*given, gamma, beta)[0].reshape(SHAPE)
+            return jnp.sum(jnp.sin(y) * weights)
+
+        return jax.grad(total, (0, 1, 2))
+
+    alone = loss(lambda x, mask, *rest: batch_norm(x, *rest, mask=mask, **HOW), False)
+    agree(loss(function, True)(x, gamma, beta), alone(x, gamma, beta), 1e-10)
 
 
 def test_what_is_masked_is_not_looked_at(inputs):
