@@ -18,14 +18,16 @@ from backnorm.torch.tensors import CPU as TENSORS
 
 __all__ = [
     "TENSORS",
-    "apply_moments",
-    "apply_sums",
+    "apply",
+    "apply_forward",
     "backward",
     "double_backward",
     "forward",
     "inference",
-    "moments",
-    "sums",
+    "message",
+    "parts",
+    "reduce",
+    "reduce_forward",
     "unpack_mask",
 ]
 
@@ -33,69 +35,23 @@ __all__ = [
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
 
-_moments = operation("reduce_forward", TENSORS, exchanged=True)
-_apply_moments = operation("apply_forward", TENSORS, exchanged=True)
-_sums = operation("reduce", TENSORS, exchanged=True)
-_apply_sums = operation("apply", TENSORS, exchanged=True)
+#: See `phases`.
+reduce_forward = operation("reduce_forward", TENSORS, exchanged=True)
+apply_forward = operation("apply_forward", TENSORS, exchanged=True)
+reduce = operation("reduce", TENSORS, exchanged=True)
+apply = operation("apply", TENSORS, exchanged=True)
 
 _of_forward = operation("forward_coefficients", TENSORS, exchanged=True)
 _of_backward = operation("backward_coefficients", TENSORS, exchanged=True)
 
 
-def moments(x: Tensor, arithmetic: str) -> Tensor:
-    """Return means, biased variances and number of elements of the channels of x."""
-    return _message(*_moments(x, "NCX", arithmetic))
-
-
-def apply_moments(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    moments: Tensor,
-    eps: float,
-    relu: bool,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return what `forward` does, from moments of a batch that x is a part of."""
-    mean, variance, _ = _parts(moments)
-    how = eps, "NCX", relu, arithmetic
-    found: tuple[Tensor, Tensor, Tensor, Tensor | None]
-    found = _apply_moments(x, residual, weight, bias, *how, sums=(mean, variance))
-    return found
-
-
-def sums(x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str) -> Tensor:
-    """Return sums of dy and of dy * (x - mean), and the number of elements of a channel."""
-    return _message(*_sums(x, dy, mask, mean, "NCX", arithmetic))
-
-
-def apply_sums(
-    x: Tensor,
-    dy: Tensor,
-    mask: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    sums: Tensor,
-    eps: float,
-    has_residual: bool,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of x and residual, from sums over a batch that x is a part of."""
-    *of_channels, count = _parts(sums)
-    operands, how = (x, dy, mask, mean, variance, weight), (eps, "NCX", True, has_residual)
-    found: tuple[Tensor, Tensor | None]
-    found = _apply_sums(*operands, *how, arithmetic, sums=of_channels, count=count)
-    return found
-
-
-def _message(one: np.ndarray, other: np.ndarray, count: int) -> Tensor:
-    """Return what `_parts` takes apart: what processes exchange."""
+def message(one: np.ndarray, other: np.ndarray, count: int) -> Tensor:
+    """Return what a phase tells the next as one tensor."""
     return torch.from_numpy(np.concatenate((one, other, (count,))))
 
 
-def _parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
+def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return what `message` was made of."""
     numbers = array_of(message.contiguous())
     channels = numbers.size // 2
     return numbers[:channels], numbers[channels:-1], int(numbers[-1])

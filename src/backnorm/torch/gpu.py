@@ -30,17 +30,19 @@ from backnorm.torch.tensors import Tensors
 __all__ = [
     "TENSORS",
     "Place",
-    "apply_moments",
-    "apply_sums",
+    "apply",
+    "apply_forward",
     "backward",
     "double_backward",
     "forward",
     "gpu_of",
     "inference",
-    "moments",
+    "message",
     "on",
+    "parts",
     "place_of",
-    "sums",
+    "reduce",
+    "reduce_forward",
     "unpack_mask",
     "use",
 ]
@@ -88,12 +90,13 @@ class _Launches(Launches):
             result.zero_()
         return -1
 
-    def apply(self, *places: Any, sums: Any = None, count: None = None) -> int:
-        """Compute an inference, or, from a row of sums, the gradients of elements."""
+    def apply(self, *places: Any, sums: Any = None, count: Any = None) -> int:
+        """Compute an inference, or, from the sums of all parts, the gradients of elements."""
         x = places[0]
         if x.numel():
             with on(x):
-                return super().apply(*places, sums=sums)
+                row = None if sums is None else torch.cat((*sums, count))
+                return super().apply(*places, sums=row)
         return -1
 
     def sum_all(self, *places: Any, summed: tuple[Tensor, Tensor]) -> int:
@@ -189,60 +192,23 @@ forward, inference = operation("forward", TENSORS), operation("inference", TENSO
 backward = operation("backward", TENSORS)
 
 
-_moments, _sums = operation("reduce_forward", TENSORS), operation("reduce", TENSORS)
-_apply_moments, _apply_sums = operation("apply_forward", TENSORS), operation("apply", TENSORS)
+#: See `phases`.
+reduce_forward, apply_forward = (
+    operation("reduce_forward", TENSORS),
+    operation("apply_forward", TENSORS),
+)
+reduce, apply = operation("reduce", TENSORS), operation("apply", TENSORS)
 
 
-def moments(x: Tensor, arithmetic: str) -> Tensor:
-    """See `kernels.moments`."""
-    return _message(*_moments(x, "NCX", arithmetic))
-
-
-def apply_moments(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    moments: Tensor,
-    eps: float,
-    relu: bool,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """See `kernels.apply_moments`."""
-    channels, how = moments.numel() // 2, (eps, "NCX", relu, arithmetic)
-    given = moments[:channels], moments[channels:-1]
-    found: tuple[Tensor, Tensor, Tensor, Tensor | None]
-    found = _apply_moments(x, residual, weight, bias, *how, sums=given)
-    return found
-
-
-def sums(x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str) -> Tensor:
-    """See `kernels.sums`."""
-    return _message(*_sums(x, dy, mask, mean, "NCX", arithmetic))
-
-
-def apply_sums(
-    x: Tensor,
-    dy: Tensor,
-    mask: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    sums: Tensor,
-    eps: float,
-    has_residual: bool,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor | None]:
-    """See `kernels.apply_sums`."""
-    operands, how = (x, dy, mask, mean, variance, weight), (eps, "NCX", True, has_residual)
-    found: tuple[Tensor, Tensor | None]
-    found = _apply_sums(*operands, *how, arithmetic, sums=sums.contiguous())
-    return found
-
-
-def _message(one: Tensor, other: Tensor, count: int) -> Tensor:
-    # The count by a kernel, too: nothing waits for the host.
+def message(one: Tensor, other: Tensor, count: int) -> Tensor:
+    """Return what a phase tells the next as one tensor; the count, too, without a wait."""
     return torch.cat((one, other, one.new_full((1,), count)))
+
+
+def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `message` was made of."""
+    channels = message.numel() // 2
+    return message[:channels], message[channels:-1], message[-1:]
 
 
 def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:

@@ -21,18 +21,7 @@ from backnorm.torch.checks import TensorValueError
 from backnorm.torch.metadata import metadata
 from backnorm.torch.statistics import Running
 
-__all__ = [
-    "apply_moments",
-    "apply_sums",
-    "backward",
-    "double_backward",
-    "engine_of",
-    "forward",
-    "inference",
-    "moments",
-    "sums",
-    "unpack_mask",
-]
+__all__ = ["backward", "double_backward", "engine_of", "forward", "inference", "unpack_mask"]
 
 
 def engine_of(x: Tensor) -> ModuleType:
@@ -117,53 +106,6 @@ def backward(
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
         x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic
     )
-    return gradients
-
-
-def moments(x: Tensor, arithmetic: str) -> Tensor:
-    """Return means, biased variances and number of elements of x's channels, in a row, float64."""
-    found: Tensor = engine_of(x).moments(x, arithmetic)
-    return found
-
-
-def apply_moments(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    moments: Tensor,
-    eps: float,
-    relu: bool,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return what `forward` does, from `moments` of a batch that x is a part of."""
-    given, how = (x, residual, weight, bias, moments), (eps, relu, arithmetic)
-    result: tuple[Tensor, Tensor, Tensor, Tensor | None]
-    result = engine_of(x).apply_moments(*given, *how)
-    return result
-
-
-def sums(x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str) -> Tensor:
-    """Return sums of dy, of dy * (x - mean), and of 1, of every channel, in a row, float64."""
-    found: Tensor = engine_of(x).sums(x, dy, mask, mean, arithmetic)
-    return found
-
-
-def apply_sums(
-    x: Tensor,
-    dy: Tensor,
-    mask: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    sums: Tensor,
-    eps: float,
-    has_residual: bool,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of x and residual, from `sums` over a batch that x is a part of."""
-    given, how = (x, dy, mask, mean, variance, weight, sums), (eps, has_residual, arithmetic)
-    gradients: tuple[Tensor, Tensor | None] = engine_of(x).apply_sums(*given, *how)
     return gradients
 
 

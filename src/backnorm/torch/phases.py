@@ -59,7 +59,8 @@ def _fake_gradients(
 @_operator(_fake_message)
 def moments(x: Tensor, arithmetic: str | None = None) -> Tensor:
     """Return means and biased variances of x, and the number of elements of a channel."""
-    return kernels.moments(x, own(x.dtype, arithmetic))
+    engine = kernels.engine_of(x)
+    return engine.message(*engine.reduce_forward(x, "NCX", own(x.dtype, arithmetic)))
 
 
 @_operator(_fake_normalised)
@@ -74,8 +75,10 @@ def apply_moments(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y, mean and variance, each rounded once, and the mask, empty without a ReLU."""
-    how = moments, eps, relu, own(x.dtype, arithmetic)
-    y, mean, variance, mask = kernels.apply_moments(x, residual, weight, bias, *how)
+    engine, how = kernels.engine_of(x), (eps, "NCX", relu, own(x.dtype, arithmetic))
+    whole = engine.parts(moments)[:2]
+    operands = x, residual, weight, bias
+    y, mean, variance, mask = engine.apply_forward(*operands, *how, sums=whole)
     return y, mean, variance, x.new_empty(0, dtype=torch.uint8) if mask is None else mask
 
 
@@ -84,7 +87,8 @@ def sums(
     x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str | None = None
 ) -> Tensor:
     """Return sums of dy and of dy * (x - mean), and the number of elements of a channel."""
-    return kernels.sums(x, dy, mask, mean, own(x.dtype, arithmetic))
+    engine = kernels.engine_of(x)
+    return engine.message(*engine.reduce(x, dy, mask, mean, "NCX", own(x.dtype, arithmetic)))
 
 
 @_operator(_fake_gradients)
@@ -101,6 +105,8 @@ def apply_sums(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return dx and the gradient of the residual, the latter empty if there is none."""
-    how = sums, eps, has_residual, own(x.dtype, arithmetic)
-    dx, dresidual = kernels.apply_sums(x, dy, mask, mean, variance, weight, *how)
+    engine, operands = kernels.engine_of(x), (x, dy, mask, mean, variance, weight)
+    how = eps, "NCX", True, has_residual, own(x.dtype, arithmetic)
+    *whole, count = engine.parts(sums)
+    dx, dresidual = engine.apply(*operands, *how, sums=whole, count=count)
     return dx, x.new_empty(0) if dresidual is None else dresidual

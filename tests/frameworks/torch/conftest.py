@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 import zlib
 
 import pytest
 import torch
+
+# Seconds for all processes of a run, less than one test may take.
+_LIMIT = 240
 
 
 def _sliced(x):
@@ -123,3 +129,38 @@ def step():
 def layouts():
     """Functions that lay a tensor out in memory, by name."""
     return LAYOUTS
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory):
+    """Return a function: run a module in some processes, and return what each has saved.
+
+    Its arguments are `name` if there is one, the process's number, how many there are, a file for
+    them to meet in, and the file to save to.
+    """
+
+    def run(module, size, *name):
+        folder = tmp_path_factory.mktemp("processes")
+        logs = [folder / f"{rank}.txt" for rank in range(size)]
+        results = [folder / f"{rank}.pt" for rank in range(size)]
+        running = []
+        try:
+            for rank, log in enumerate(logs):
+                arguments = *name, rank, size, folder / "store", results[rank]
+                command = [sys.executable, "-W", "error::FutureWarning", module.__file__]
+                with log.open("w") as stream:
+                    command += map(str, arguments)
+                    running.append(subprocess.Popen(command, stdout=stream, stderr=stream))
+            end = time.monotonic() + _LIMIT
+            for process in running:
+                process.wait(end - time.monotonic())
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        said = "\n".join(log.read_text()[-5000:] for log in logs)
+        assert [process.returncode for process in running] == [0] * size, said
+        # One that was made to end has saved nothing.
+        return [torch.load(each) for each in results if each.exists()]
+
+    return run

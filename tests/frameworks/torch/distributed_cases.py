@@ -1,4 +1,4 @@
-"""One of two processes that train together: ``python distributed_cases.py RANK STORE OUT``.
+"""One of two processes that train together: ``python distributed_cases.py RANK 2 STORE OUT``.
 
 Every case is run with PyTorch's layers and with ours, some with ours fused; what comes of it goes
 to the file OUT. `check_distributed` starts both and compares.
@@ -166,7 +166,7 @@ def cases():
 
 
 def main():
-    rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    rank, store, out = int(sys.argv[1]), sys.argv[3], sys.argv[4]
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

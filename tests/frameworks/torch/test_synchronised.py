@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
-import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,43 +16,10 @@ from backnorm.torch import ConversionWarning, SyncBatchNorm, convert, revert
 
 from . import synchronised_cases as cases
 
-# Seconds for all processes of a run, less than one test may take.
-LIMIT = 240
-
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Return a function: run cases in some processes, and return what came of each."""
-
-    def start(name, size, ended=()):
-        folder = tmp_path_factory.mktemp("synchronised")
-        program = str(Path(cases.__file__))
-        logs = [folder / f"{rank}.txt" for rank in range(size)]
-        running = []
-        try:
-            for rank, log in enumerate(logs):
-                arguments = name, str(rank), str(size), str(folder / "store")
-                arguments = *arguments, str(folder / f"{rank}.pt")
-                command = [sys.executable, "-W", "error::FutureWarning", program, *arguments]
-                with log.open("w") as stream:
-                    running.append(subprocess.Popen(command, stdout=stream, stderr=stream))
-            end = time.monotonic() + LIMIT
-            for process in running:
-                process.wait(end - time.monotonic())
-        finally:
-            for process in running:
-                process.kill()
-                process.wait()
-        said = "\n".join(log.read_text()[-5000:] for log in logs)
-        assert [process.returncode for process in running] == [0] * size, said
-        return [torch.load(folder / f"{rank}.pt") for rank in range(size) if rank not in ended]
-
-    return start
-
-
-@pytest.fixture(scope="module")
-def parts(run):
-    return run("parts", 4)
+def parts(processes):
+    return processes(cases, 4, "parts")
 
 
 def _whole(name, found):
@@ -118,8 +81,8 @@ def test_parts_are_normalised_as_the_whole(name, parts):
 
 
 @pytest.fixture(scope="module")
-def models(run):
-    return run("models", 2)
+def models(processes):
+    return processes(cases, 2, "models")
 
 
 @pytest.mark.parametrize("kind", cases.KINDS)
@@ -137,8 +100,8 @@ def test_a_model_becomes_what_it_does_in_one_process(kind, models):
 
 
 @pytest.mark.parametrize("when", ["before", "between", "backward", "left out"])
-def test_others_raise_when_a_process_does_not_come(when, run):
-    (found,) = run(f"ends {when}", 2, ended=(1,))
+def test_others_raise_when_a_process_does_not_come(when, processes):
+    (found,) = processes(cases, 2, f"ends {when}")
     layer = "layer '3'" if when in ("backward", "between") else "layer"
     assert layer in found["said"]
     assert "rank 0 of 2" in found["said"]
