@@ -230,7 +230,7 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
             accepted="values >= 0 (infinity and NaN propagate)",
         )
     return ArgumentValueError(
-        "variance",
+        "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
         # Of x it is refused only as a sum of two zeros.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
@@ -311,7 +311,7 @@ def _missing(name: str) -> ArgumentTypeError:
 
 
 def _residual_alone(operation: Operation) -> ArgumentValueError:
-    if operation == "backward":
+    if operation in ("backward", "apply"):
         return ArgumentValueError(
             "residual",
             "its gradient is that of the ReLU after it, and there is no mask",

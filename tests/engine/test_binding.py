@@ -19,7 +19,7 @@ from backnorm.executable import CALLS, forget, operation
 from backnorm.layout import adjacent, extents_of
 from backnorm.signature import SIGNATURES
 
-RUN = [SIGNATURES[name] for name in ("backward", "forward", "inference", "reduce", "apply")]
+RUN = [each for each in SIGNATURES.values() if each.public and each.results]
 
 
 def optional(signature):
@@ -110,9 +110,9 @@ def test_tracebacks_show_the_code_that_was_written():
     call = caller(SIGNATURES["reduce"], NUMPY.code, NUMPY.names)({}, first, lambda: 1, chosen)
     linecache.checkcache()
     with pytest.raises(ValueError, match="here") as raised:
-        call(None, None, None, "NCX", None)
+        call(None, None, None, None, "NCX", None)
     text = "".join(traceback.format_exception(raised.value))
-    assert "return first(key, (x, dy, mean)" in text
+    assert "return first(key, (x, dy, mask, mean,)" in text
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_what_a_signal_handler_raises_while_a_key_is_made_is_not_lost(monkeypatc
     call = make({}, lambda *arguments: called.append(arguments), get_num_threads, chosen)
     x = np.ones((2, 3), np.float32)
     with pytest.raises(ExpiredError):
-        call(x, x, x[0], "NCX", None)
+        call(x, x, None, x[0], "NCX", None)
     ((key, operands, options, out),) = called
     assert (key, out) == (None, None)
     assert operands[0] is x

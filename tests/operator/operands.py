@@ -93,8 +93,8 @@ class Subject:
             shape = self.shape if operand.kind == "data" else CHANNELS
             made[operand.name] = rng.uniform(0.5, 2, shape).astype(self.dtype)
         if self.whole:
-            arrays = rng.normal(size=CHANNELS), rng.uniform(0.5, 2, CHANNELS)
-            made[self.whole] = WHOLE[self.whole](*arrays, 24)
+            # Either may stand in the place of a variance.
+            made[self.whole] = WHOLE[self.whole](*rng.uniform(0.5, 2, (2, CHANNELS)), 24)
         return made
 
     def new_out(self):

@@ -264,5 +264,5 @@ def test_moments_of_others_are_refused(rng):
         backnorm.apply_forward(x, backnorm.reduce_forward(x[:2]), epsilon=1e-5)
     with pytest.raises(TypeError):
         some + ChannelSums.zero(3)
-    with pytest.raises(backnorm.ArgumentValueError, match="variance"):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^moments: variance \+ epsilon"):
         backnorm.apply_forward(x, ChannelMoments(some.mean, -some.variance, 20), epsilon=1e-5)
