@@ -4,9 +4,9 @@
 the formula for parallel variances (Chan, Golub and LeVeque, 1979), which loses no digits whatever
 the means; sums of squares would lose all of them. In a small group everybody gets the numbers of
 everybody, in one message, and combines them in the order of ranks: 8 * (2C + 1) bytes of every
-process. In a large one that would be too much, and two sums are made one after the other: of the
-means, weighted, and then of the variances and what the means are apart; to every process come twice
-8 * (2C + 1) bytes, whatever the size of the group, but it waits twice.
+process. In a large one that would take long, as bytes and, by rings, waiting grow with the group;
+so two sums are made one after the other: of the means, weighted, and then of the variances and what
+the means are apart. To every process come twice 8 * (2C + 1) bytes, whatever the size of the group.
 
 *Backward*: one sum of 2C numbers; how many elements there are is known from the forward pass.
 """
@@ -24,9 +24,10 @@ from backnorm.errors import BacknormError
 
 __all__ = ["SynchronisationError", "group_of", "moments_of_all", "sums_of_all"]
 
-# Bytes that a process may get from all the others at once. With 10 GB/s they take 0.1 ms, about
-# what it takes to wait a second time for a group of hundreds.
-_GATHERED = 1 << 20
+# Processes up to which everybody gets everybody's numbers. By a ring that takes a hop less than
+# there are processes; two sums, each up and down a tree, take four times the logarithm to base two:
+# 15 and 16 hops of 16 processes. The bytes are half a megabyte then, of 2048 channels.
+_GATHERED = 16
 
 # Its name until PyTorch 2.12. Neither is there where PyTorch was built without processes.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(
@@ -58,7 +59,7 @@ def moments_of_all(own: Tensor, group: Any, layer: str) -> Tensor:
         What to call the layer in an error.
     """
     size, channels = dist.get_world_size(group), own.shape[0] // 2
-    if size * own.nbytes <= _GATHERED:
+    if size <= _GATHERED:
         every = own.new_empty(size * own.shape[0])
         _exchange(_all_gather, every, own, group=group, layer=layer)
         every = every.view(size, -1)

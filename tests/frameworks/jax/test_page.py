@@ -13,12 +13,12 @@ import pytest
 import backnorm.jax
 
 from ...pages import blocks as blocks_of
-from ...pages import pages_of
+from ...pages import pages_of, run
 from .conftest import agree, textbook
 
 pytestmark = pytest.mark.long
 
-PAGE = "docs/jax.md"
+PAGE, SEVERAL = "docs/jax.md", "docs/how-to/several-machines.md"
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +36,15 @@ def blocks(word):
 
 
 def test_every_block_is_run():
-    assert pages_of("jax") == [PAGE]
+    assert pages_of("jax") == [SEVERAL, PAGE]
     flax, of_equinox, others = blocks("flax"), blocks("equinox"), plain()
     assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 7]
     assert len(BLOCKS) == 10
+
+
+def test_several_devices():
+    assert jax.device_count() > 1
+    run(SEVERAL)
 
 
 def plain():
