@@ -4,37 +4,62 @@ What one phase tells the next is a tensor of 2C + 1 float64 numbers, on x's devi
 channel, and the number of elements of a channel. `torch.compile` sees these operators, and the
 collectives between them (`exchange`).
 
-They have no derivatives of their own: `synchronised` has those of the whole.
+They have no derivatives of their own: `synchronised` has that of the whole.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from backnorm.errors import BacknormError
 from backnorm.layout import mask_size
-from backnorm.torch import kernels
+from backnorm.torch import kernels, state
 from backnorm.torch.arithmetics import own
 from backnorm.torch.operations import in_one_place, in_our_words, lazily, like_statistics
 
-__all__ = ["apply_moments", "apply_sums", "moments", "sums"]
+__all__ = ["SecondOrderError", "apply_moments", "apply_sums", "moments", "sums"]
+
+
+class SecondOrderError(BacknormError, NotImplementedError):
+    """The second derivative of batch normalisation over several processes was asked for."""
 
 
 def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Register a function as an operator of its own name; `fake` returns tensors like its own."""
+    """Register a function as an operator of its own name; `fake` returns tensors like its own.
+
+    Where nobody watches the operators the function is called itself, which takes less time. Where
+    gradients are asked for autograd does: it is told that there are none.
+    """
 
     def register(kernel: Callable[..., Any]) -> Any:
-        name = f"phase_{kernel.__name__}"
-        operator = custom_op(f"backnorm::{name}", in_our_words(kernel), mutates_args=())
+        name, plain = f"phase_{kernel.__name__}", in_our_words(kernel)
+        operator = custom_op(f"backnorm::{name}", plain, mutates_args=())
         operator.register_fake(in_one_place(fake, kernel))
+        operator.register_autograd(_refused)
         lazily(name)
-        return operator
+
+        @functools.wraps(kernel)
+        def call(x: Tensor, *others: Any) -> Any:
+            if torch.is_grad_enabled() or state.watched(x):
+                return operator(x, *others)
+            return plain(x, *others)
+
+        return call
 
     return register
+
+
+def _refused(*_: Any) -> NoReturn:
+    raise SecondOrderError(
+        "batch normalisation over several processes is differentiable once, not twice; "
+        "backnorm.torch.revert(model) gives a model its layers of one process back"
+    )
 
 
 def _fake_message(x: Tensor, *_: Any) -> Tensor:

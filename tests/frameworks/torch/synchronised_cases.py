@@ -134,6 +134,21 @@ def parts(groups):
         mine = [each[part_of(case, rank)].clone() for each in case.data()]
         yield name, case.run(layer, *mine)
         exchange._GATHERED = limit
+    yield "twice", twice(groups)
+
+
+def twice(groups):
+    """Return what is said of a second derivative."""
+    if dist.get_rank() > 1:
+        return None
+    layer = backnorm.torch.SyncBatchNorm(CHANNELS, process_group=groups[2])
+    x = torch.randn(3, CHANNELS, requires_grad=True)
+    (dx,) = torch.autograd.grad(layer(x).sin().sum(), x, create_graph=True)
+    try:
+        dx.square().sum().backward()
+    except NotImplementedError as error:
+        return str(error)
+    return ""
 
 
 def network(seed=0):

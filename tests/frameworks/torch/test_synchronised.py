@@ -80,6 +80,11 @@ def test_parts_are_normalised_as_the_whole(name, parts):
             torch.testing.assert_close(found[key], value, rtol=16 * eps, atol=16 * eps, msg=key)
 
 
+def test_a_second_derivative_is_refused(parts):
+    for one in parts[:2]:
+        assert "differentiable once" in one["twice"]
+
+
 @pytest.fixture(scope="module")
 def models(processes):
     return processes(cases, 2, "models")
