@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backnorm.errors import ArgumentValueError
 from backnorm.executable import operation
 from backnorm.second_order import arrays
 from backnorm.torch.arithmetics import own
@@ -52,9 +53,15 @@ def message(one: np.ndarray, other: np.ndarray, count: int) -> Tensor:
 
 def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
     """Return what `message` was made of."""
-    numbers = array_of(message.contiguous())
-    channels = numbers.size // 2
-    return numbers[:channels], numbers[channels:-1], int(numbers[-1])
+    one, other, count = np.split(array_of(message), (message.numel() // 2, -1))
+    if not 0.0 <= count[0] < 2.0**63:
+        raise ArgumentValueError(
+            "sums",
+            "its last number must be that of the elements of a channel",
+            came=count[0],
+            accepted="a number, not negative",
+        )
+    return one, other, int(count[0])
 
 
 def forward_coefficients(

@@ -54,6 +54,7 @@ __all__ = [
     "like_parameter",
     "like_statistics",
     "unpack_mask",
+    "whole_mask",
 ]
 
 Gradients = tuple[Tensor | None, ...]
@@ -334,11 +335,7 @@ class BatchNorm(_Normalisation):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         given, how = (x, residual, weight, bias, eps), (relu, own(x.dtype, arithmetic))
         y, mean, variance, mask = kernels.forward(*given, None, *how)
-        if mask is None:
-            return y, mean, variance, x.new_empty(0, dtype=torch.uint8)
-        # What is behind the bits may be anything. Who compares results wants them to be equal.
-        mask[-mask_size(0) :].zero_()
-        return y, mean, variance, mask
+        return y, mean, variance, whole_mask(mask, x)
 
     @staticmethod
     def fake(
@@ -435,6 +432,17 @@ def in_order_of_inputs(
         dweight if needed[2] else None,
         dbias if needed[3] else None,
     )
+
+
+def whole_mask(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Return the mask of a forward pass as operators give it: empty without one.
+
+    What is behind the bits may be anything. Who compares results wants them to be equal.
+    """
+    if mask is None:
+        return x.new_empty(0, dtype=torch.uint8)
+    mask[-mask_size(0) :].zero_()
+    return mask
 
 
 def like_statistics(x: Tensor) -> Tensor:

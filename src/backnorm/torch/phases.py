@@ -21,7 +21,15 @@ from backnorm.errors import BacknormError
 from backnorm.layout import mask_size
 from backnorm.torch import kernels, state
 from backnorm.torch.arithmetics import own
-from backnorm.torch.operations import in_one_place, in_our_words, lazily, like_statistics
+from backnorm.torch.checks import TensorTypeError, TensorValueError, check_device
+from backnorm.torch.memory import check_memory, contiguous
+from backnorm.torch.operations import (
+    in_one_place,
+    in_our_words,
+    lazily,
+    like_statistics,
+    whole_mask,
+)
 
 __all__ = ["SecondOrderError", "apply_moments", "apply_sums", "moments", "sums"]
 
@@ -53,6 +61,26 @@ def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
         return call
 
     return register
+
+
+def _checked(name: str, message: Tensor, x: Tensor) -> Tensor:
+    """Return what a phase was told by another as kernels read it, or raise."""
+    check_device(name, message, "x", x)
+    check_memory(message, name)
+    if message.dtype is not torch.float64:
+        raise TensorTypeError(
+            name, "must be what the phase before returned", came=message.dtype,
+            accepted=str(torch.float64),
+        )  # fmt: skip
+    # What else x may lack is said where it is read.
+    if x.dim() > 1 and message.shape != (2 * x.shape[1] + 1,):
+        raise TensorValueError(
+            name,
+            "must have two numbers of every channel of {x}, and the number of elements",
+            came=f"shape {tuple(message.shape)}",
+            accepted=f"shape ({2 * x.shape[1] + 1},)",
+        )
+    return contiguous(message)
 
 
 def _refused(*_: Any) -> NoReturn:
@@ -101,10 +129,10 @@ def apply_moments(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y, mean and variance, each rounded once, and the mask, empty without a ReLU."""
     engine, how = kernels.engine_of(x), (eps, "NCX", relu, own(x.dtype, arithmetic))
-    whole = engine.parts(moments)[:2]
+    whole = engine.parts(_checked("moments", moments, x))[:2]
     operands = x, residual, weight, bias
     y, mean, variance, mask = engine.apply_forward(*operands, *how, sums=whole)
-    return y, mean, variance, x.new_empty(0, dtype=torch.uint8) if mask is None else mask
+    return y, mean, variance, whole_mask(mask, x)
 
 
 @_operator(_fake_message)
@@ -132,6 +160,6 @@ def apply_sums(
     """Return dx and the gradient of the residual, the latter empty if there is none."""
     engine, operands = kernels.engine_of(x), (x, dy, mask, mean, variance, weight)
     how = eps, "NCX", True, has_residual, own(x.dtype, arithmetic)
-    *whole, count = engine.parts(sums)
+    *whole, count = engine.parts(_checked("sums", sums, x))
     dx, dresidual = engine.apply(*operands, *how, sums=whole, count=count)
     return dx, x.new_empty(0) if dresidual is None else dresidual

@@ -32,6 +32,11 @@ KINDS = {
     for operand in signature.operands
 }
 
+# Where the tensors of a call may be if all are there.
+ANYWHERE = ("on the meta device", "fake")
+# What one phase tells the next.
+MESSAGES = ("moments", "sums")
+
 # Refused by PyTorch's dispatcher, or by their classes, before an operator is called.
 OF_CLASSES = (
     "fake", "distributed", "masked", "nested", "jagged", "of a vmap that is over",
@@ -57,6 +62,10 @@ def good(names, dtype, channels_last):
         if kind == "mask":
             size = mask_size(int(np.prod(SHAPE)))
             made[name] = torch.randint(256, (size,), generator=generator).to(torch.uint8)
+            continue
+        if name in MESSAGES:
+            made[name] = torch.rand(2 * CHANNELS + 1, generator=generator).double() + 0.5
+            made[name][-1] = 24.0
             continue
         shape = SHAPE if kind == "data" else CHANNELS
         tensor = (torch.rand(shape, generator=generator) + 0.5).to(dtype)
@@ -95,6 +104,9 @@ def cases(names):
     """Yield an operand, a label, and how to make all tensors with that operand changed."""
     for name in names:
         for label, change in (SAME | OTHER).items():
+            # With no other tensor beside it such a one is as good as any.
+            if len(names) == 1 and label in ANYWHERE:
+                continue
             yield name, label, lambda g, name=name, change=change: g | {name: change(g[name])}
         for other in names:
             if other != name:
@@ -149,7 +161,7 @@ def test_every_tensor_of_an_operator(name, flag, channels_last, dtype):
             if what:
                 wrong.append(f"{operand} {label}: {what}")
     assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(dict.fromkeys(wrong))
-    assert count > 2 * len(names) * (len(SAME) + len(OTHER))
+    assert count >= 2 * len(names) * (len(SAME) + len(OTHER) - len(ANYWHERE))
 
 
 def differences(found, wanted):
