@@ -47,6 +47,7 @@ class NumPy:
             "channel": "empty(channels, statistics)",
             "mask": "allocate((mask_bytes,), byte)",
             "sums": "empty(channels, double)",
+            "coefficients": "empty((4, channels), double)",
             "count": "count",
         },
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from backnorm.arithmetics import Arithmetic
 from backnorm.jax import check, derivatives, formulas
 from backnorm.jax.check import Groups
+from backnorm.jax.exchange import moments_of_all
 from backnorm.jax.formulas import working_type
 from backnorm.jax.mapped import alike
 
@@ -63,7 +64,7 @@ def batch_norm(
             mean, variance, count = formulas.masked_statistics(x, mask, **where)
         if axis_name:
             groups = {"axis_name": axis_name, "axis_index_groups": axis_index_groups}
-            mean, variance, count = _of_all(mean, variance, count, groups)
+            mean, variance, count = moments_of_all(mean, variance, count, groups)
         if count is not None:
             nothing = jnp.where(count > 0, 0.0, jnp.nan).astype(mean.dtype)
             mean, variance = mean + nothing, variance + nothing
@@ -114,25 +115,3 @@ def _scale(gamma: Any, x: jax.Array, axis: int) -> jax.Array:
 def _offset(beta: Any, x: jax.Array, axis: int) -> jax.Array:
     work = working_type(x.dtype)
     return jnp.zeros(x.shape[axis], work) if beta is None else beta.astype(work)
-
-
-def _of_all(
-    mean: jax.Array, variance: jax.Array, count: jax.Array | None, groups: dict[str, Any]
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Return the statistics of all parts of a batch from those of the parts, and of what count.
-
-    Never from the sums of x and of its square, which cancel. Without counts all are the same.
-    """
-    of_all: Callable[[jax.Array], jax.Array] = partial(jax.lax.pmean, **groups)
-    total = share = None
-    if count is not None:
-        total = jax.lax.psum(count, **groups)
-        share = count / alike(jnp.maximum(total, 1), count)[0]
-        of_all = partial(jax.lax.psum, **groups)
-
-    def weighed(values: jax.Array) -> jax.Array:
-        return values if share is None else share * values
-
-    whole = of_all(weighed(mean))
-    apart = mean - alike(whole, mean)[0]
-    return whole, of_all(weighed(variance + apart * apart)), total

@@ -18,7 +18,7 @@ from backnorm.jax.deviations import is_refused
 from backnorm.jax.problems import OPERANDS, is_known, problem_of
 from backnorm.signature import Operation
 
-__all__ = ["computed"]
+__all__ = ["call", "computed"]
 
 
 def computed(
@@ -32,12 +32,30 @@ def computed(
     kinds = [operands[k] for k in like]
     if not is_known(kinds[0].shape):
         return elsewhere(*operands, **how)
+    return call(operation, operands, kinds, **how)
+
+
+def call(
+    operation: Operation, operands: Sequence[jax.Array], kinds: Sequence[Any], **how: Any
+) -> Sequence[jax.Array]:
+    """Return the results of an operation by its kernel.
+
+    Parameters
+    ----------
+    operation : str
+    operands : sequence of arrays
+        Those of `problems.OPERANDS`.
+    kinds : sequence
+        For every result that a kernel writes, an array, or another value, of its shape and type.
+    **how
+        The parameters of the primitive.
+    """
     given = dict(zip(OPERANDS[operation], operands, strict=True))
-    problem = problem_of(operation, given["x"], given["gamma"], **how)
+    problem = problem_of(operation, given["x"], given.get("mean", kinds[-1]), **how)
     if "variance" in given:
         given["variance"] = _not_refused(given["variance"], how["epsilon"])
-    call = ffi.call if ffi.reason_against() is None else callback.call
-    return call(problem, given, kinds, instances=how["instances"], spread=how["spread"])
+    run = ffi.call if ffi.reason_against() is None else callback.call
+    return run(problem, given, kinds, instances=how["instances"], spread=how["spread"])
 
 
 def _not_refused(variance: jax.Array, epsilon: float) -> jax.Array:

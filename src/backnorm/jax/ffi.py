@@ -31,6 +31,9 @@ __all__ = ["TARGET", "call", "reason_against", "register"]
 #: The name of the handler, in the text of compiled functions too.
 TARGET = "backnorm_kernel"
 
+# What is told to other devices before anything is written, which is planned in another way.
+_EXCHANGED = ("forward_coefficients", "backward_coefficients")
+
 _lock = threading.Lock()
 _registered: list[Any] = []
 
@@ -64,7 +67,7 @@ def call(
     operands : mapping of str to array
         By their names in the signature, which says where a kernel finds their addresses.
     results : sequence of arrays
-        For every result, an array of its shape and type.
+        For every result that a kernel writes, an array, or another value, of its shape and type.
     instances : int or None
         How many instances there are.
     spread : sequence of bool
@@ -79,7 +82,7 @@ def call(
         _described(operand, fields[name], instances if each else None)
         for (name, operand), each in zip(operands.items(), spread, strict=True)
     ]
-    written = [result.field for result in signature.results if result.option is None]
+    written = [r.field for r in signature.results if r.field and r.option is None]
     described += [
         _described(result, field, instances) for result, field in zip(results, written, strict=True)
     ]
@@ -105,7 +108,7 @@ def _described(array: jax.Array, field: str, instances: int | None) -> np.ndarra
 
 def _stage(problem: Problem) -> Any:
     """Return the kernel of a problem on arrays in row-major order, as XLA gives them."""
-    return executable(problem).stage
+    return executable(problem, exchanged=problem.operation in _EXCHANGED).stage
 
 
 def register() -> None:

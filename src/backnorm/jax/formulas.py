@@ -23,6 +23,7 @@ from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x_alone, 
 __all__ = [
     "backward",
     "count_of",
+    "elements",
     "forward",
     "masked_statistics",
     "normalize",
@@ -167,12 +168,29 @@ def backward(
     sum_dy = jnp.sum(dx, axes)
     sum_dy_xmu = jnp.sum(dx * centred, axes)
     if training:
-        # Two factors s can be no number: x - mean takes one first.
         slope = s * (sum_dy_xmu / count)
-        normalised = centred * _spread(s, x, axis)
-        dx = dx - _spread(sum_dy / count, x, axis) - normalised * _spread(slope, x, axis)
-    dx = dx * _spread(gamma * s, x, axis)
-    return _rounded(dx, x.dtype), (s * sum_dy_xmu).astype(kind), sum_dy.astype(kind)
+        dx = elements(x, dy, mean, s, gamma, sum_dy / count, slope, axis=axis)
+    else:
+        dx = _rounded(dx * _spread(gamma * s, x, axis), x.dtype)
+    return dx, (s * sum_dy_xmu).astype(kind), sum_dy.astype(kind)
+
+
+def elements(
+    x: jax.Array,
+    dy: jax.Array,
+    mean: jax.Array,
+    s: jax.Array,
+    gamma: jax.Array,
+    shift: jax.Array,
+    slope: jax.Array,
+    *,
+    axis: int,
+) -> jax.Array:
+    """Return dx = gamma*s * (dy - shift - s*(x - mean) * slope), computed in the type of s."""
+    # Two factors s can be no number: x - mean takes one first.
+    normalised = (x.astype(s.dtype) - _spread(mean, x, axis)) * _spread(s, x, axis)
+    dx = dy.astype(s.dtype) - _spread(shift, x, axis) - normalised * _spread(slope, x, axis)
+    return _rounded(dx * _spread(gamma * s, x, axis), x.dtype)
 
 
 def second_order(

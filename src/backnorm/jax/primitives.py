@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from backnorm.jax import choice, cpu, cuda, formulas, launches
+from backnorm.jax import choice, cpu, cuda, formulas, launches, sharding
 from backnorm.jax.instances import new_primitive, of_instances, one_by_one
 from backnorm.signature import Operation
 
@@ -57,7 +57,8 @@ def _primitive(
     by_formulas = mlir.lower_fun(elsewhere, multiple_results=True)
     mlir.register_lowering(made, by_formulas)
     on_cpu = partial(cpu.computed, operation, like, elsewhere)
-    lowered_for_cpu = mlir.lower_fun(on_cpu, multiple_results=True)
+    by_kernel = mlir.lower_fun(on_cpu, multiple_results=True)
+    lowered_for_cpu = sharding.splitting(operation, on_cpu, by_kernel)
     mlir.register_lowering(made, lowered_for_cpu, platform="cpu")
     on_cuda = partial(cuda.computed, operation, like)
     by_kernels = mlir.lower_fun(on_cuda, multiple_results=True)

@@ -20,6 +20,9 @@ OPERANDS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),
     "backward": ("x", "dy", "mean", "variance", "gamma"),
+    # What is summed up of a part of a batch: mean and variance, dgamma and dbeta.
+    "forward_coefficients": ("x",),
+    "backward_coefficients": ("x", "dy", "mean", "variance"),
 }
 
 
@@ -31,7 +34,7 @@ def is_known(shape: Sequence[Any]) -> bool:
 def problem_of(
     operation: Operation,
     x: jax.Array,
-    gamma: jax.Array,
+    statistics: Any,
     *,
     epsilon: float,
     axis: int,
@@ -40,16 +43,19 @@ def problem_of(
     training: bool = True,
     instances: int | None,
 ) -> Problem:
-    """Return the problem of one instance, as (outer, channels, inner)."""
+    """Return the problem of one instance, as (outer, channels, inner).
+
+    `statistics` is an array of the type of per-channel arrays.
+    """
     shape = x.shape[1:] if spread[0] else x.shape
     return Problem(
         operation,
         (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])),
         (1,),
         np.dtype(x.dtype),
-        np.dtype(gamma.dtype),
-        has_gamma=True,
-        has_beta=operation != "backward",
+        np.dtype(statistics.dtype),
+        has_gamma="gamma" in OPERANDS[operation],
+        has_beta="beta" in OPERANDS[operation],
         epsilon=epsilon,
         training=training and operation != "inference",
         arithmetic=arithmetic or own_arithmetic(np.dtype(x.dtype)),
