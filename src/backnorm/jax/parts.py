@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from backnorm.jax import cpu, formulas
-from backnorm.jax.deviations import inverse_deviation
+from backnorm.jax.deviations import inverse_deviation, narrowed, widened
 from backnorm.jax.differentiable import Arrays
 from backnorm.jax.exchange import moments_of_all
 from backnorm.jax.instances import of_instances
@@ -37,13 +37,13 @@ def _forward(
     mean, variance, _ = moments_of_all(*parts, None, groups)
     (y,) = cpu.call(
         "inference",
-        (x, mean, variance, gamma.astype(jnp.float64), beta.astype(jnp.float64)),
+        (x, mean, variance, widened(gamma), widened(beta)),
         [x],
         # The statistics are those of an instance, as x is.
         spread=(spread[0], spread[0], *spread),
         **how,
     )
-    return y, mean.astype(gamma.dtype), variance.astype(gamma.dtype)
+    return y, narrowed(mean, gamma.dtype), narrowed(variance, gamma.dtype)
 
 
 def _backward(
@@ -59,13 +59,13 @@ def _backward(
 ) -> Arrays:
     sums = _of_channels(dy, how["axis"], how["instances"])
     kind = gamma.dtype
-    mean, variance, gamma = (each.astype(jnp.float64) for each in (mean, variance, gamma))
+    mean, variance, gamma = map(widened, (mean, variance, gamma))
     if not how["training"]:
         # What is written depends on no sum.
         given = (x, dy, mean, variance, gamma)
         dx, *parts = cpu.call("backward", given, [dy, sums, sums], spread=spread, **how)
         dgamma, dbeta = jax.lax.psum(parts, **groups)
-        return dx, dgamma.astype(kind), dbeta.astype(kind)
+        return dx, narrowed(dgamma, kind), narrowed(dbeta, kind)
     given, which = (x, dy, mean, variance), spread[:-1]
     parts = cpu.call("backward_coefficients", given, [sums, sums], spread=which, **how)
     dgamma, dbeta = jax.lax.psum(parts, **groups)
@@ -75,7 +75,7 @@ def _backward(
     )
     each = of_instances(write, instances, (*spread, True, True))
     dx = each(x, dy, mean, variance, gamma, dgamma, dbeta)
-    return dx, dgamma.astype(kind), dbeta.astype(kind)
+    return dx, narrowed(dgamma, kind), narrowed(dbeta, kind)
 
 
 def _written(
@@ -95,17 +95,15 @@ def _written(
     """Return dx of one of so many parts, given the sums of all: no kernel takes these from XLA."""
     total = number * formulas.count_of(x, axis)
     shift, slope = dbeta / total, dgamma / total
-    wide = jnp.float64
-    if arithmetic == "float32":
-        wide = formulas.working_type(x.dtype)
+    s = inverse_deviation(variance, epsilon)
+    wide = formulas.working_type(x.dtype) if arithmetic == "float32" else jnp.float64
     if wide == jnp.float32:
         # What x loses by a mean of that type is known. XLA may leave out two conversions.
         near = jax.lax.reduce_precision(mean, 8, 23)
-        shift = shift - (mean - near) * inverse_deviation(variance, epsilon) * slope
-        mean = near
-    s = inverse_deviation(variance, epsilon, wide)
-    mean, gamma, shift, slope = (each.astype(wide) for each in (mean, gamma, shift, slope))
-    return formulas.elements(x, dy, mean, s, gamma, shift, slope, axis=axis)
+        shift = shift - (mean - near) * s * slope
+        mean, s = near, jnp.minimum(s, float(jnp.finfo(wide).max))
+    each = (array.astype(wide) for array in (mean, s, gamma, shift, slope))
+    return formulas.elements(x, dy, *each, axis=axis)
 
 
 def _of_channels(x: jax.Array, axis: int, instances: int | None) -> jax.ShapeDtypeStruct:

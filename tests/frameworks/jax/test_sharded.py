@@ -1,0 +1,355 @@
+"""Arrays that lie on several devices: what one device gives, and x stays where it is."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax import export
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import backnorm.jax.linen
+import backnorm.jax.nnx
+from backnorm.jax import batch_norm, batch_norm_backward, batch_norm_inference, ffi, sharding
+
+from .conftest import EPSILON, agree, gradient_of_gradient, weighed
+
+SHAPE, CHANNELS = (8, 4, 6, 12), 12
+# How x is cut, by names of the axes of a mesh; in how many parts each channel is; the axes that
+# channels are cut by.
+CUTS = {
+    "batch": (P("d"), 4, P()),
+    "space": (P(None, "d"), 4, P()),
+    "channels": (P(None, None, None, "d"), 1, P("d")),
+    "batch and space": (P("b", "a"), 4, P()),
+    "batch twice": (P(("b", "a")), 4, P()),
+    "batch, and copies": (P("b"), 2, P()),
+    "batch and channels": (P("b", None, None, "a"), 2, P("a")),
+    "nothing": (P(), 1, P()),
+}
+# What XLA has for telling other devices something, and bytes of types.
+_TOLD = "all-reduce|all-gather|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
+_SIZES = {"f64": 8, "s64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "pred": 1}
+
+
+@pytest.fixture(params=[True, False], ids=["shardy", "gspmd"])
+def shardy(request):
+    """Have functions split by either of XLA's partitioners."""
+    with_shardy = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", request.param)
+    yield request.param
+    jax.config.update("jax_use_shardy_partitioner", with_shardy)
+
+
+@pytest.fixture
+def gathered(monkeypatch):
+    """Take the rule away."""
+    jax.clear_caches()
+    monkeypatch.setattr(sharding, "_devices", lambda context: ())
+    yield
+    jax.clear_caches()
+
+
+def mesh_of(spec, kind=AxisType.Auto):
+    if "d" in str(spec):
+        return jax.make_mesh((4,), ("d",), axis_types=(kind,))
+    return jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind,) * 2)
+
+
+def placed(spec, *arrays, mesh=None):
+    """Return arrays, those of x's rank on several devices."""
+    where = NamedSharding(mesh or mesh_of(spec), spec)
+    return [jax.device_put(each, where) if each.ndim > 1 else each for each in arrays]
+
+
+def told(compiled):
+    """Return the bytes that each device is told, by the operation that tells it."""
+    found = {}
+    for line in compiled.as_text().splitlines():
+        match = re.search(rf"= (.*?) ({_TOLD})(-start)?\(", line)
+        if match:
+            sizes = re.findall(r"([a-z]+\d*)\[([\d,]*)\]", match[1])
+            size = sum(
+                _SIZES[t] * math.prod(map(int, filter(None, n.split(",")))) for t, n in sizes
+            )
+            found[match[2]] = found.get(match[2], 0) + size
+    return found
+
+
+@pytest.fixture
+def arrays(normal):
+    """Return x, gamma, beta and dy, in float64."""
+    return [3 * normal(*SHAPE) + 2, normal(CHANNELS) + 1, normal(CHANNELS), normal(*SHAPE)]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_results_and_what_is_told(cut, arrays, shardy):
+    """Both passes in training and not; of x nothing is told, of every channel two numbers."""
+    spec, parts, of_channels = CUTS[cut]
+    x, gamma, beta, dy = arrays
+    how = {"epsilon": EPSILON}
+    _, mean, variance = batch_norm(x, gamma, beta, **how)
+    functions = {
+        "forward": (partial(batch_norm, **how), (x, gamma, beta)),
+        "inference": (partial(batch_norm_inference, **how), (x, mean, variance, gamma, beta)),
+        "backward": (partial(batch_norm_backward, **how), (x, dy, mean, variance, gamma)),
+        "frozen": (
+            partial(batch_norm_backward, training=False, **how),
+            (x, dy, mean, variance, gamma),
+        ),
+    }
+    for name, (function, given) in functions.items():
+        spread = placed(spec, *given)
+        compiled = jax.jit(function).lower(*spread).compile()
+        found = compiled(*spread)
+        agree(found, function(*given), 1e-13)
+        first, *others = jax.tree.leaves(found)
+        assert first.sharding.is_equivalent_to(spread[0].sharding, x.ndim)
+        for each in others:
+            expected = NamedSharding(spread[0].sharding.mesh, of_channels)
+            assert each.sharding.is_equivalent_to(expected, 1)
+        channels = CHANNELS // (2 if cut == "batch and channels" else 1)
+        silent = parts == 1 or name == "inference"
+        assert told(compiled) == ({} if silent else {"all-reduce": 2 * channels * 8})
+
+
+def test_without_the_rule_x_is_gathered(arrays, gathered):
+    """So the test above can fail."""
+    x, gamma, beta, _ = arrays
+    spread = placed(P("d"), x, gamma, beta)
+    compiled = jax.jit(partial(batch_norm, epsilon=EPSILON)).lower(*spread).compile()
+    assert told(compiled) == {"all-gather": x.nbytes}
+
+
+@pytest.mark.parametrize("cut", ["batch", "batch and channels", "channels"])
+def test_derivatives(cut, arrays, normal):
+    """Of all results, in both modes, and of the second order; of x nothing is gathered."""
+    spec = CUTS[cut][0]
+    x, gamma, beta, dy = arrays
+    weights = normal(*SHAPE), normal(CHANNELS)
+    loss = weighed(partial(batch_norm, epsilon=EPSILON), weights)
+    second = gradient_of_gradient(loss, 3, (dy, weights[1], weights[1]))
+
+    def every(x, gamma, beta, dx):
+        given = (x, gamma, beta)
+        return (
+            jax.grad(loss, (0, 1, 2))(*given),
+            jax.jvp(partial(batch_norm, epsilon=EPSILON), given, (dx, beta, gamma)),
+            jax.grad(second, (0, 1, 2))(*given),
+        )
+
+    given = (x, gamma, beta, dy)
+    spread = placed(spec, *given)
+    compiled = jax.jit(every).lower(*spread).compile()
+    agree(compiled(*spread), jax.jit(every)(*given))
+    for operation, size in told(compiled).items():
+        assert operation == "all-reduce" or size < x.nbytes / 4
+
+
+@pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_types_and_arithmetics(dtype, arithmetic, arrays):
+    """Without 64 bits, as most have JAX: what is told has them."""
+    with jax.enable_x64(False):
+        x, dy = (np.asarray(each).astype(dtype) for each in (arrays[0], arrays[3]))
+        gamma, beta = (np.asarray(each, np.float32) for each in arrays[1:3])
+        how = {"epsilon": EPSILON, "arithmetic": arithmetic}
+
+        def both(x, gamma, beta, dy):
+            y, pull, *_ = jax.vjp(lambda *g: batch_norm(*g, **how)[0], x, gamma, beta)
+            return y, pull(dy), batch_norm(x, gamma, beta, **how)[1:]
+
+        spread = placed(P("d"), x, gamma, beta, dy)
+        compiled = jax.jit(both).lower(*spread).compile()
+        found, expected = compiled(*spread), jax.jit(both)(x, gamma, beta, dy)
+        assert {each.dtype for each in jax.tree.leaves(found)} == {x.dtype, gamma.dtype}
+        agree(found[0], expected[0], float(jnp.finfo(dtype).eps))
+        agree(found[1][0], expected[1][0], float(jnp.finfo(dtype).eps))
+        agree((found[1][1:], found[2]), (expected[1][1:], expected[2]), 1e-6)
+        assert set(told(compiled)) == {"all-reduce"}
+
+
+@pytest.mark.parametrize("arithmetic", [None, "float32"])
+def test_a_large_mean_does_not_cancel(arithmetic, normal):
+    with jax.enable_x64(False):
+        x = np.asarray(normal(64, 6) + 1e4 * np.arange(1, 7), np.float32)
+        dy = np.asarray(normal(64, 6), np.float32)
+        how = {"epsilon": 0.0, "arithmetic": arithmetic}
+
+        def both(x, dy):
+            y, pull = jax.vjp(lambda x: batch_norm(x, **how), x)
+            return *y, *pull((dy, jnp.zeros(6), jnp.zeros(6)))
+
+        y, mean, variance, dx = jax.jit(both)(*placed(P("d"), x, dy))
+        exact, wide = np.asarray(x, np.float64), np.asarray(dy, np.float64)
+        np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-7)
+        np.testing.assert_allclose(variance, exact.var(0), rtol=1e-6)
+        normalised = (exact - exact.mean(0)) / exact.std(0)
+        np.testing.assert_allclose(y, normalised, rtol=0, atol=2e-6)
+        # The backward pass has the mean that it was given.
+        normalised = (exact - np.asarray(mean, np.float64)) / exact.std(0)
+        slope = (wide * normalised).mean(0)
+        expected = (wide - wide.mean(0) - normalised * slope) / exact.std(0)
+        np.testing.assert_allclose(dx, expected, rtol=0, atol=2e-6)
+
+
+def test_numbers_that_xla_takes_for_zero(normal):
+    """A variance of 1e-40 is one, without epsilon."""
+    with jax.enable_x64(False):
+        x = np.asarray(1e-20 * normal(64, 6), np.float32)
+        dy = np.asarray(1e-20 * normal(64, 6), np.float32)
+        gamma = np.float32(0.5) * np.arange(1, 7, dtype=np.float32)
+        _, mean, variance = (np.asarray(each) for each in batch_norm(x, epsilon=0.0))
+        assert (variance > 0).all()
+        assert (variance < np.finfo(np.float32).tiny).all()
+        backward = jax.jit(partial(batch_norm_backward, epsilon=0.0))
+        expected = [np.asarray(each) for each in backward(x, dy, mean, variance, gamma)]
+        x, dy = placed(P("d"), x, dy)
+        found = jax.jit(partial(batch_norm, epsilon=0.0))(x)
+        np.testing.assert_array_equal(np.asarray(found[2]), variance)
+        for each, other in zip(backward(x, dy, mean, variance, gamma), expected, strict=True):
+            assert np.any(other)
+            np.testing.assert_allclose(each, other, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("spec", [P("a", "b"), P(None, "b", None, None, "a"), P("b", None, "a")])
+def test_instances(spec, normal):
+    """Under `jax.vmap`, instances, the batch and the channels being cut."""
+    x, dy = 3 * normal(4, *SHAPE) + 2, normal(4, *SHAPE)
+    gamma, beta = normal(4, CHANNELS) + 1, normal(CHANNELS)
+
+    def both(x, gamma, beta, dy):
+        y, pull = jax.vjp(lambda *g: batch_norm(*g, epsilon=EPSILON), x, gamma, beta)
+        return y, pull((dy, gamma, gamma))
+
+    mapped = jax.jit(jax.vmap(both, (0, 0, None, 0)))
+    where = NamedSharding(mesh_of(spec), spec)
+    spread = [jax.device_put(x, where), gamma, beta, jax.device_put(dy, where)]
+    compiled = mapped.lower(*spread).compile()
+    agree(compiled(*spread), mapped(x, gamma, beta, dy), 1e-13)
+    assert set(told(compiled)) <= {"all-reduce"}
+    # A gradient of what instances share is the same array in all of them.
+    one = jax.jit(jax.vmap(partial(batch_norm_backward, epsilon=EPSILON), (None, 0, 0, 0, None)))
+    given = (x[0], dy, beta * gamma, gamma**2, beta)
+    cut = P(*spec[1:])
+    spread = [placed(cut, x[0], mesh=where.mesh)[0], jax.device_put(dy, where), *given[2:]]
+    agree(one(*spread), one(*given), 1e-13)
+
+
+def test_parts_that_are_not_equal(arrays, shardy):
+    """Of 6 samples on 4 devices two have none: what fills up their parts counts for nothing."""
+    x, gamma, beta, dy = arrays
+
+    def both(x, gamma, beta, dy):
+        y, pull = jax.vjp(lambda *g: batch_norm(*g, epsilon=EPSILON), x[:6], gamma, beta)
+        return y, pull((dy[:6], gamma, beta))
+
+    spread = placed(P("d"), x, gamma, beta, dy)
+    agree(jax.jit(both)(*spread), jax.jit(both)(x, gamma, beta, dy), 1e-12)
+    joined = jax.jit(lambda x: batch_norm(jnp.concatenate([x, x[:3]]), epsilon=EPSILON))
+    agree(joined(spread[0]), joined(x), 1e-12)
+
+
+def test_operands_in_different_parts(arrays):
+    x, gamma, beta, dy = arrays
+    _, mean, variance = batch_norm(x, gamma, beta, epsilon=EPSILON)
+    function = jax.jit(partial(batch_norm_backward, epsilon=EPSILON))
+    mesh = mesh_of(P("d"))
+    for first, second in ((P("d"), P(None, "d")), (P(), P("d"))):
+        (x_there,) = placed(first, x, mesh=mesh)
+        given = (*placed(second, dy, mesh=mesh), mean, *placed(P(), variance), gamma)
+        agree(function(x_there, *given), function(x, dy, mean, variance, gamma), 1e-13)
+
+
+def test_axes_of_explicit_types(arrays):
+    x, gamma, beta, dy = arrays
+    mesh = mesh_of(P("d"), AxisType.Explicit)
+
+    def both(x, gamma, beta, dy):
+        y, pull = jax.vjp(lambda *g: batch_norm(*g, epsilon=EPSILON)[0], x, gamma, beta)
+        return y, pull(dy)
+
+    with jax.set_mesh(mesh):
+        spread = placed(P("d"), x, gamma, beta, dy, mesh=mesh)
+        compiled = jax.jit(both).lower(*spread).compile()
+        found = compiled(*spread)
+    agree(found, jax.jit(both)(x, gamma, beta, dy), 1e-13)
+    assert set(told(compiled)) == {"all-reduce"}
+
+
+def test_one_device_has_what_it_had(arrays):
+    """One call of the kernel, also where a process has several devices."""
+    x, gamma, beta, _ = arrays
+    function = jax.jit(partial(batch_norm, epsilon=EPSILON))
+    text = function.lower(x, gamma, beta).as_text()
+    assert text.count("stablehlo.custom_call") == text.count(ffi.TARGET) == 1
+
+
+def test_exported_functions_are_as_before(arrays):
+    """Another process has none of our Python, which the compiler would ask."""
+    x, gamma, beta, _ = arrays
+    allowed = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
+    function = jax.jit(partial(batch_norm, epsilon=EPSILON))
+    spread = placed(P("d"), x, gamma, beta)
+    again = export.deserialize(
+        export.export(function, disabled_checks=allowed)(*spread).serialize()
+    )
+    agree(jax.jit(again.call)(*spread), function(x, gamma, beta), 1e-13)
+
+
+def test_flax_linen(normal):
+    class Model(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = linen.Dense(12, param_dtype=jnp.float64)(x)
+            kinds = {"param_dtype": jnp.float64, "use_running_average": False}
+            return linen.Dense(3)(linen.relu(backnorm.jax.linen.BatchNorm(**kinds)(x)))
+
+    x, target, model = normal(16, 5), normal(16, 3), Model()
+    variables = model.init(jax.random.key(0), x)
+
+    @jax.jit
+    def step(variables, x, target):
+        def loss(params):
+            y, changed = model.apply({**variables, "params": params}, x, mutable=["batch_stats"])
+            return jnp.mean((y - target) ** 2), changed
+
+        return jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+    spread = placed(P("d"), x, target)
+    compiled = step.lower(variables, *spread).compile()
+    agree(compiled(variables, *spread), step(variables, x, target), 1e-12)
+    assert set(told(compiled)) == {"all-reduce"}
+
+
+def test_flax_nnx(normal):
+    class Model(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            self.first = nnx.Linear(5, 12, rngs=rngs, param_dtype=jnp.float64)
+            self.norm = backnorm.jax.nnx.BatchNorm(12, rngs=rngs, param_dtype=jnp.float64)
+            self.second = nnx.Linear(12, 3, rngs=rngs, param_dtype=jnp.float64)
+
+        def __call__(self, x):
+            return self.second(nnx.relu(self.norm(self.first(x))))
+
+    x, target = normal(16, 5), normal(16, 3)
+
+    def trained(*given):
+        model = Model()
+
+        @nnx.jit
+        def step(model, x, target):
+            return nnx.value_and_grad(lambda m: jnp.mean((m(x) - target) ** 2))(model)
+
+        value, gradients = step(model, *given)
+        return value, nnx.state(gradients), model.norm.mean[...], model.norm.var[...]
+
+    agree(trained(*placed(P("d"), x, target)), trained(x, target), 1e-12)
