@@ -13,7 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from backnorm.arithmetics import own_arithmetic
 from backnorm.jax import cpu, formulas
 from backnorm.jax.deviations import inverse_deviation, narrowed, widened
 from backnorm.jax.differentiable import Arrays
@@ -96,7 +98,8 @@ def _written(
     total = number * formulas.count_of(x, axis)
     shift, slope = dbeta / total, dgamma / total
     s = inverse_deviation(variance, epsilon)
-    wide = formulas.working_type(x.dtype) if arithmetic == "float32" else jnp.float64
+    # What kernels compute in.
+    wide = jnp.dtype(arithmetic or own_arithmetic(np.dtype(x.dtype)))
     if wide == jnp.float32:
         # What x loses by a mean of that type is known. XLA may leave out two conversions.
         near = jax.lax.reduce_precision(mean, 8, 23)
