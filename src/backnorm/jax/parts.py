@@ -35,8 +35,8 @@ def _forward(
 ) -> Arrays:
     spread = how.pop("spread")
     moments = _of_channels(x, how["axis"], how["instances"])
-    parts = cpu.call("forward_coefficients", (x,), [moments] * 2, spread=spread[:1], **how)
-    mean, variance, _ = moments_of_all(*parts, None, groups)
+    mean, variance = cpu.call("forward_coefficients", (x,), [moments] * 2, spread=spread[:1], **how)
+    mean, variance, _ = moments_of_all(mean, variance, None, groups)
     (y,) = cpu.call(
         "inference",
         (x, mean, variance, widened(gamma), widened(beta)),
@@ -59,24 +59,22 @@ def _backward(
     spread: tuple[bool, ...],
     **how: Any,
 ) -> Arrays:
-    sums = _of_channels(dy, how["axis"], how["instances"])
-    kind = gamma.dtype
+    kind, sums = gamma.dtype, [_of_channels(dy, how["axis"], how["instances"])] * 2
     mean, variance, gamma = map(widened, (mean, variance, gamma))
-    if not how["training"]:
+    if how["training"]:
+        given = (x, dy, mean, variance)
+        parts = cpu.call("backward_coefficients", given, sums, spread=spread[:-1], **how)
+        dgamma, dbeta = jax.lax.psum(tuple(parts), **groups)
+        number = jax.lax.psum(1, **groups)
+        write = partial(_written, number=number, axis=how["axis"], epsilon=how["epsilon"],
+            arithmetic=how["arithmetic"])  # fmt: skip
+        each = of_instances(write, how["instances"], (*spread, True, True))
+        dx = each(x, dy, mean, variance, gamma, dgamma, dbeta)
+    else:
         # What is written depends on no sum.
-        given = (x, dy, mean, variance, gamma)
-        dx, *parts = cpu.call("backward", given, [dy, sums, sums], spread=spread, **how)
-        dgamma, dbeta = jax.lax.psum(parts, **groups)
-        return dx, narrowed(dgamma, kind), narrowed(dbeta, kind)
-    given, which = (x, dy, mean, variance), spread[:-1]
-    parts = cpu.call("backward_coefficients", given, [sums, sums], spread=which, **how)
-    dgamma, dbeta = jax.lax.psum(parts, **groups)
-    axis, number, instances = how["axis"], jax.lax.psum(1, **groups), how["instances"]
-    write = partial(
-        _written, number=number, axis=axis, epsilon=how["epsilon"], arithmetic=how["arithmetic"]
-    )
-    each = of_instances(write, instances, (*spread, True, True))
-    dx = each(x, dy, mean, variance, gamma, dgamma, dbeta)
+        every = (x, dy, mean, variance, gamma)
+        dx, *of_part = cpu.call("backward", every, [dy, *sums], spread=spread, **how)
+        dgamma, dbeta = jax.lax.psum(tuple(of_part), **groups)
     return dx, narrowed(dgamma, kind), narrowed(dbeta, kind)
 
 

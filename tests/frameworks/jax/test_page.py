@@ -38,8 +38,8 @@ def blocks(word):
 def test_every_block_is_run():
     assert pages_of("jax") == [SEVERAL, PAGE]
     flax, of_equinox, others = blocks("flax"), blocks("equinox"), plain()
-    assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 7]
-    assert len(BLOCKS) == 10
+    assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 8]
+    assert len(BLOCKS) == 11
 
 
 def test_several_devices():
