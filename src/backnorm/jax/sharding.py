@@ -26,6 +26,8 @@ from backnorm.signature import SIGNATURES, Operation
 
 __all__ = ["splitting"]
 
+# Older ones (0.5.3 was tried) give numbers of a function without 64 bits another type in places.
+_OLDEST = (0, 7, 2)
 # The one axis of all devices within what a device computes; groups of them are by number.
 _DEVICES = "backnorm_devices"
 # Names of axes in rules: of instances, of channels, and before the numbers of the others.
@@ -69,9 +71,9 @@ def _devices(context: Any) -> tuple[Any, ...]:
     module = context.module_context
     place, parameters = module.axis_context, getattr(module, "lowering_parameters", None)
     # Within `jax.shard_map` they are split already. What is exported knows none of our Python.
-    if not hasattr(place, "device_assignment") or getattr(parameters, "for_export", False):
+    if getattr(place, "num_devices", 1) == 1 or getattr(parameters, "for_export", False):
         return ()
-    if place.num_devices == 1 or tuple(module.platforms) != ("cpu",):
+    if jax.__version_info__ < _OLDEST or tuple(module.platforms) != ("cpu",):
         return ()
     every = tuple(jax.devices("cpu"))
     if len(every) < place.num_devices or ffi.reason_against() is not None:
