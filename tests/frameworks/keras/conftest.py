@@ -17,14 +17,6 @@ import pytest
 
 BACKEND = keras.backend.backend()
 
-if BACKEND == "tensorflow":
-    import tensorflow as tf
-
-    # Before TensorFlow makes its devices: a strategy has a replica on each.
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-    )
-
 
 def pytest_configure(config):
     """Let warnings pass that Keras gives of itself, and know the marker of its tests."""
