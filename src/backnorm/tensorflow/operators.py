@@ -161,8 +161,7 @@ def batch_norm_synchronised(
     """
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
-        how = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
-        return batch_norm(x, gamma, beta, **how)
+        return batch_norm(x, gamma, beta, epsilon=epsilon, axis=axis, arithmetic=arithmetic)
     given = _of_forward(x, gamma, beta, epsilon, axis, arithmetic)
     return Normalized(*synchronised.forward(**given, replica=replica))
 

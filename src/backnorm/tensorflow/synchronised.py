@@ -45,9 +45,9 @@ def forward(
 
     def operation(x: Any, *parameters: Any) -> Any:
         x, gamma, beta = here([x, *place(parameters, given)])
-        own = compute("batch_norm_moments", calls.moments, [x], options, [], _WIDE)
-        *whole, count = moments_of_all(*own, x, replica)
-        operands = [x, gamma, beta, *whole]
+        mean, variance = compute("batch_norm_moments", calls.moments, [x], options, [], _WIDE)
+        mean, exact, count = moments_of_all(mean, variance, x, replica)
+        operands = [x, gamma, beta, mean, exact]
         y, mean, variance = compute(
             "batch_norm_apply_moments",
             calls.apply_moments,
@@ -61,7 +61,7 @@ def forward(
         def gradient(dy: Any, *of_statistics: Any) -> Any:
             # What comes may be tf.IndexedSlices, as of tf.gather.
             dy = tf.convert_to_tensor(dy)
-            known = [x, dy, mean, variance, gamma, whole[1], count]
+            known = [x, dy, mean, variance, gamma, exact, count]
             dx, dgamma, dbeta = _backward(known, options, replica)
             return [dx, *pick([dgamma, dbeta], given)]
 
@@ -82,12 +82,13 @@ def _backward(known: list[Any], options: Options, replica: Any) -> tuple[Any, ..
     def operation(*present: Any) -> Any:
         *tensors, exact, count = here(place(present, given))
         x, dy, mean, *_ = tensors
-        own = compute("batch_norm_sums", calls.sums, [x, dy, mean], options, [], _WIDE)
-        operands = [*tensors, *sums_of_all(*own, replica), count]
+        dbeta, sum_dy_xmu = compute(
+            "batch_norm_sums", calls.sums, [x, dy, mean], options, [], _WIDE
+        )
+        operands = [*tensors, *sums_of_all(dbeta, sum_dy_xmu, replica), count]
         (dx,) = compute("batch_norm_apply_sums", calls.apply_sums, operands, options, [x], [])
-        sum_dy, sum_dy_xmu = own
         dgamma = sum_dy_xmu / tf.sqrt(exact + options.epsilon)
-        return (dx, *(tf.cast(each, mean.dtype) for each in (dgamma, sum_dy))), _refused
+        return (dx, *(tf.cast(each, mean.dtype) for each in (dgamma, dbeta))), _refused
 
     return tuple(tf.custom_gradient(operation)(*pick(known, given)))
 

@@ -2,12 +2,14 @@
 
 ``python synchronized_cases.py SIZE OUT`` runs everything that SIZE replicas do here, each on a
 logical CPU; what comes of it goes to the file OUT. TensorFlow fixes its devices when it starts, and
-the collectives of a process are of one size. `test_synchronized` judges what has come.
+the collectives of a process are of one size. With ``INDEX PORT PORT`` behind it is one of two
+workers. `test_synchronized` judges what has come.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import pickle
 import sys
@@ -336,6 +338,22 @@ def of_two():
     yield "forward mode", forward_mode
 
 
+def of_worker(index, ports):
+    """Return what comes of a step in one of several processes, in a loop of their own."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": cluster, "task": {"type": "worker", "index": index}}
+    )
+    workers = tf.distribute.MultiWorkerMirroredStrategy()
+    case = CASES["uneven"]
+    with workers.scope():
+        layer = case.layer()
+    given = [tf.constant(case.cut(each)[index]) for each in case.data()]
+    step = tf.function(functools.partial(gradients, layer), autograph=False)
+    found = [np.asarray(each) for each in workers.run(step, args=given)]
+    return *found, *(np.asarray(v.value) for v in (layer.moving_mean, layer.moving_variance))
+
+
 def main(size, out):
     """Run what `size` replicas do."""
     devices = [tf.config.LogicalDeviceConfiguration()] * size
@@ -351,4 +369,8 @@ def main(size, out):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    of_size, to, *worker = sys.argv[1:]
+    if worker:
+        Path(to).write_bytes(pickle.dumps(of_worker(int(worker[0]), worker[1:])))
+    else:
+        main(int(of_size), Path(to))

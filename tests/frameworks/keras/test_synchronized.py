@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import socket
 import subprocess
 import sys
 
@@ -195,3 +196,27 @@ def test_fit_in_other_ways(name, two):
     options = cases.FITS[name]
     expected, _ = cases.fitted(tf.distribute.get_strategy(), synchronized=False, **options)
     np.testing.assert_allclose(losses, expected, rtol=2e-2 if "policy" in options else 2e-5)
+
+
+@pytest.mark.long
+def test_workers_on_several_machines(tmp_path):
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        ports = [str(each.getsockname()[1]) for each in (one, other)]
+    outs, running = [tmp_path / str(index) for index in range(2)], []
+    try:
+        for index, out in enumerate(outs):
+            command = [sys.executable, cases.__file__, "2", str(out), str(index), *ports]
+            with out.with_suffix(".txt").open("w") as log:
+                running.append(subprocess.Popen(command, stdout=log, stderr=log))
+        codes = [process.wait(_LIMIT) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert codes == [0, 0], outs[0].with_suffix(".txt").read_text()[-5000:]
+    each = zip(*(pickle.loads(out.read_bytes()) for out in outs), strict=True)
+    y, dx, *channels, mean, variance = each
+    found = np.concatenate(y), np.concatenate(dx), channels, (mean, variance)
+    assert wrong(CASES["uneven"], found) == []
