@@ -1,4 +1,4 @@
-"""The function that normalises a batch, for the backend that Keras has."""
+"""The functions that normalise a batch, for the backend that Keras has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import keras
 
 from backnorm.errors import BacknormError
 
-__all__ = ["batch_norm"]
+__all__ = ["batch_norm", "batch_norm_synchronised"]
 
 _BACKEND = keras.backend.backend()
 
@@ -35,3 +35,13 @@ def _function() -> Callable[..., tuple[Any, Any, Any]]:
 
 #: batch_norm(x, gamma, beta, *, epsilon, axis, arithmetic) -> (y, mean, variance)
 batch_norm = _function()
+
+
+def batch_norm_synchronised(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+    """Do what `batch_norm` does, with the statistics of all replicas.
+
+    With TensorFlow; of the other backends Keras refuses a layer with ``synchronized=True``.
+    """
+    from backnorm.tensorflow.operators import batch_norm_synchronised as of_tensorflow
+
+    return of_tensorflow(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
-from backnorm.keras.backends import batch_norm
+from backnorm.keras.backends import batch_norm, batch_norm_synchronised
 
 __all__ = ["BatchNormalization"]
 
@@ -27,7 +27,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     - inference, and a layer with ``trainable=False``, which are arithmetic on elements by the
       framework's own operators: every compiler and file format takes them;
-    - a `mask`, ``synchronized=True`` and ``renorm=True``, and a batch without elements.
+    - a `mask` and ``renorm=True``, and a batch without elements.
+
+    With ``synchronized=True`` (TensorFlow) statistics and gradients are those of the batch of all
+    replicas of a `tf.distribute.Strategy`, as one device would compute them, however the batch is
+    cut. Such a layer is differentiable once.
 
     Works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow the training
     step runs eagerly and in a `tf.function`; where XLA compiles it (``jit_compile=True``), formulas
@@ -64,10 +68,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Return the normalised inputs, and in training update the moving statistics."""
         given = keras.backend.standardize_dtype(inputs.dtype)
-        special = mask is not None or self.synchronized or self.renorm
+        special = mask is not None or self.renorm
         # Of what is no real number Keras's layer says what it has to say.
         special = special or not given.startswith(_NUMBERS)
-        shape = tuple(inputs.shape)
+        # A replica without elements has to meet the others. Of no elements anywhere the statistics
+        # are 0 then, as with Keras's layer.
+        shape = () if self.synchronized else tuple(inputs.shape)
         if special or 0 in shape or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         wide = "float64" if given == "float64" else "float32"
@@ -81,7 +87,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if there is not None and gamma is not None:
             gamma = gamma * there
         how = {"epsilon": self.epsilon, "axis": self.axis, "arithmetic": self.arithmetic}
-        y, mean, variance = batch_norm(inputs, gamma, beta, **how)
+        normalise = batch_norm_synchronised if self.synchronized else batch_norm
+        y, mean, variance = normalise(inputs, gamma, beta, **how)
         for moving, current in ((self.moving_mean, mean), (self.moving_variance, variance)):
             past = keras.ops.cast(moving, wide)
             current = current if there is None else current * there

@@ -15,7 +15,17 @@ from backnorm.executable import operation
 from backnorm.second_order import arrays
 from backnorm.tensorflow.memory import empty
 
-__all__ = ["Options", "backward", "double_backward", "forward", "inference"]
+__all__ = [
+    "Options",
+    "apply_moments",
+    "apply_sums",
+    "backward",
+    "double_backward",
+    "forward",
+    "inference",
+    "moments",
+    "sums",
+]
 
 _Optional = np.ndarray | None
 _Arrays = tuple[np.ndarray, ...]
@@ -49,6 +59,7 @@ class _Aligned(NumPy):
     code = NumPy.code._replace(
         arrays="tensorflow",
         new={
+            **NumPy.code.new,
             "data": "aligned(shape, dtype)",
             "channel": "empty(channels, statistics)",
         },
@@ -59,6 +70,10 @@ class _Aligned(NumPy):
 _ALIGNED = _Aligned()
 _forward, _inference = operation("forward", _ALIGNED), operation("inference", _ALIGNED)
 _backward = operation("backward", _ALIGNED)
+_reduce_forward = operation("reduce_forward", _ALIGNED, exchanged=True)
+_apply_forward = operation("apply_forward", _ALIGNED, exchanged=True)
+_reduce = operation("reduce", _ALIGNED, exchanged=True)
+_apply = operation("apply", _ALIGNED, exchanged=True)
 
 
 def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:
@@ -106,3 +121,46 @@ def double_backward(*given: Any) -> _Arrays:
         data_format=(options.axis,),
         training=options.training,
     )
+
+
+def moments(x: np.ndarray, options: Options) -> _Arrays:
+    """Return means and biased variances of x, float64; 0 without elements."""
+    return _reduce_forward(x, (options.axis,), options.of_kernels(x.dtype))[:2]
+
+
+def apply_moments(
+    x: np.ndarray,
+    gamma: _Optional,
+    beta: _Optional,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    options: Options,
+) -> _Arrays:
+    """Return y of a part, and mean and variance of the whole, each rounded once.
+
+    `mean` and `variance` are float64, those of the whole.
+    """
+    how = options.epsilon, (options.axis,), False, options.of_kernels(x.dtype)
+    return _apply_forward(x, None, gamma, beta, *how, sums=(mean, variance))[:3]
+
+
+def sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
+    """Return sums of dy and of dy * (x - mean), float64."""
+    return _reduce(x, dy, None, mean, (options.axis,), options.of_kernels(x.dtype))[:2]
+
+
+def apply_sums(
+    x: np.ndarray,
+    dy: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    gamma: _Optional,
+    sum_dy: np.ndarray,
+    sum_dy_xmu: np.ndarray,
+    count: np.ndarray,
+    options: Options,
+) -> _Arrays:
+    """Return dx of a part, from the sums of the whole and the number of elements of a channel."""
+    how = options.epsilon, (options.axis,), True, False, options.of_kernels(x.dtype)
+    whole = {"sums": (sum_dy, sum_dy_xmu), "count": int(count)}
+    return _apply(x, dy, None, mean, variance, gamma, *how, **whole)[:1]

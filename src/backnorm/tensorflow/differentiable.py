@@ -7,18 +7,16 @@ Python cannot be called (`modes.py`), they are formulas, which TensorFlow differ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from backnorm.errors import BacknormError
 from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options
-from backnorm.tensorflow.checks import resolve_axis
-from backnorm.tensorflow.memory import as_array, as_tensor
 from backnorm.tensorflow.modes import wants_formulas
+from backnorm.tensorflow.nodes import compute, here, pick, place
 
 __all__ = ["backward", "forward", "inference"]
 
@@ -37,8 +35,8 @@ def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) ->
     given = [gamma is not None, beta is not None]
 
     def operation(x: Any, *parameters: Any) -> Any:
-        x, gamma, beta = _here([x, *_place(parameters, given)])
-        y, mean, variance = _compute(
+        x, gamma, beta = here([x, *place(parameters, given)])
+        y, mean, variance = compute(
             "batch_norm", calls.forward, [x, gamma, beta], options, [x], [statistics] * 2
         )
 
@@ -47,11 +45,11 @@ def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) ->
             # What comes may be tf.IndexedSlices, as of tf.gather.
             dy = tf.convert_to_tensor(dy)
             dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, options)
-            return [dx, *_pick([dgamma, dbeta], given)]
+            return [dx, *pick([dgamma, dbeta], given)]
 
         return (y, mean, variance), gradient
 
-    y, mean, variance = tf.custom_gradient(operation)(x, *_pick([gamma, beta], given))
+    y, mean, variance = tf.custom_gradient(operation)(x, *pick([gamma, beta], given))
     return y, tf.stop_gradient(mean), tf.stop_gradient(variance)
 
 
@@ -62,9 +60,9 @@ def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, options: 
     given = [gamma is not None, beta is not None]
 
     def operation(x: Any, mean: Any, variance: Any, *parameters: Any) -> Any:
-        tensors = _here([x, mean, variance, *_place(parameters, given)])
+        tensors = here([x, mean, variance, *place(parameters, given)])
         x, mean, variance, gamma, _ = tensors
-        (y,) = _compute("batch_norm_inference", calls.inference, tensors, options, [x], [])
+        (y,) = compute("batch_norm_inference", calls.inference, tensors, options, [x], [])
 
         def gradient(dy: Any) -> Any:
             # What comes may be tf.IndexedSlices, as of tf.gather.
@@ -74,11 +72,11 @@ def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, options: 
             scale = s if gamma is None else gamma * s
             # y is linear in mean and in s, and ds/dvariance = -s**3/2.
             of_statistics = [-scale * dbeta, -0.5 * scale * s * dgamma]
-            return [dx, *of_statistics, *_pick([dgamma, dbeta], given)]
+            return [dx, *of_statistics, *pick([dgamma, dbeta], given)]
 
         return y, gradient
 
-    return tf.custom_gradient(operation)(x, mean, variance, *_pick([gamma, beta], given))
+    return tf.custom_gradient(operation)(x, mean, variance, *pick([gamma, beta], given))
 
 
 def backward(
@@ -94,9 +92,9 @@ def backward(
     given = [gamma is not None]
 
     def operation(x: Any, dy: Any, mean: Any, variance: Any, *parameters: Any) -> Any:
-        tensors = _here([x, dy, mean, variance, *_place(parameters, given)])
+        tensors = here([x, dy, mean, variance, *place(parameters, given)])
         x, _, mean, variance, gamma = tensors
-        dx, dgamma, dbeta = _compute(
+        dx, dgamma, dbeta = compute(
             "batch_norm_backward", calls.backward, tensors, options, [x], [mean.dtype] * 2
         )
 
@@ -109,11 +107,11 @@ def backward(
                 _, ddgamma, _ = cotangents
                 of_s = ddgamma * dgamma + (of_gamma if gamma is None else gamma * of_gamma)
                 of_mean, of_variance = -ddgamma * s * dbeta, -0.5 * s * s * of_s
-            return [of_x, of_dy, of_mean, of_variance, *_pick([of_gamma], given)]
+            return [of_x, of_dy, of_mean, of_variance, *pick([of_gamma], given)]
 
         return (dx, dgamma, dbeta), gradient
 
-    results = tf.custom_gradient(operation)(x, dy, mean, variance, *_pick([gamma], given))
+    results = tf.custom_gradient(operation)(x, dy, mean, variance, *pick([gamma], given))
     return tuple(results)
 
 
@@ -122,9 +120,9 @@ def _double_backward(tensors: Sequence[Any], options: Options) -> tuple[Any, ...
     given = [tensor is not None for tensor in tensors]
 
     def operation(*present: Any) -> Any:
-        everything = _place(present, given)
+        everything = place(present, given)
         x, _, mean = everything[:3]
-        results = _compute(
+        results = compute(
             "batch_norm_double_backward",
             calls.double_backward,
             everything,
@@ -143,78 +141,8 @@ def _double_backward(tensors: Sequence[Any], options: Options) -> tuple[Any, ...
 
         return tuple(results), gradient
 
-    return tuple(tf.custom_gradient(operation)(*_pick(tensors, given)))
-
-
-def _compute(
-    name: str,
-    call: Callable[..., tuple[np.ndarray, ...]],
-    tensors: Sequence[Any],
-    options: Options,
-    like: Sequence[Any],
-    per_channel: Sequence[Any],
-) -> list[Any]:
-    """Return what `call` makes of the tensors: at once, or while tracing as a node of the graph.
-
-    The node calls Python. It is stateless: TensorFlow may merge equal nodes, and leaves out those
-    whose results are not used.
-
-    Parameters
-    ----------
-    like : sequence of tensors
-        The first results have their shapes and types.
-    per_channel : sequence of tf.DType
-        The types of the other results, of shape (C,).
-    """
-    given = [tensor is not None for tensor in tensors]
-    present = _pick(tensors, given)
-
-    rank = like[0].shape.rank
-
-    def on_arrays(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        if rank is not None:
-            return call(*_place(arrays, given), options)
-        x = arrays[0]
-        axis = resolve_axis(options.axis, x.ndim, x.shape)
-        return call(*_place(arrays, given), options._replace(axis=axis))
-
-    if tf.executing_eagerly():
-        return [as_tensor(array) for array in on_arrays(*map(as_array, present))]
-    results = tf.numpy_function(
-        on_arrays,
-        present,
-        [*(tensor.dtype for tensor in like), *per_channel],
-        stateful=False,
-        name=f"backnorm_{name}_not_for_XLA",
-    )
-    channels = None if rank is None else like[0].shape[options.axis]
-    shapes = [*(tensor.shape for tensor in like), *[[channels]] * len(per_channel)]
-    for result, shape in zip(results, shapes, strict=True):
-        result.set_shape(shape)
-    return list(results)
+    return tuple(tf.custom_gradient(operation)(*pick(tensors, given)))
 
 
 def _inverse_deviation(variance: Any, options: Options) -> Any:
     return tf.math.rsqrt(variance + options.epsilon)
-
-
-def _pick(values: Sequence[Any], given: Sequence[bool]) -> list[Any]:
-    """Return the values that are given."""
-    return [value for value, there in zip(values, given, strict=True) if there]
-
-
-def _place(values: Sequence[Any], given: Sequence[bool]) -> list[Any]:
-    """Undo `_pick`: None where there was none."""
-    remaining = iter(values)
-    return [next(remaining) if there else None for there in given]
-
-
-def _here(tensors: Sequence[Any]) -> list[Any]:
-    """Return the tensors as those of the graph that is being traced.
-
-    A gradient function keeps them, and may be called while another graph is traced, which can
-    reach into this one but not through it.
-    """
-    if tf.executing_eagerly():
-        return list(tensors)
-    return [None if tensor is None else tf.identity(tensor) for tensor in tensors]

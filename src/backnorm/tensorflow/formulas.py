@@ -8,6 +8,7 @@ order and in forward mode, and XLA compiles them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -23,11 +24,24 @@ _CHANNELS = tf.float64
 _LONGEST_RUN = 128
 
 
-def forward(x: Any, gamma: Any, beta: Any, options: Options) -> tuple[Any, Any, Any]:
-    """Return y, mean and variance."""
+def forward(
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    options: Options,
+    exchange: Callable[..., tuple[Any, Any, Any]] | None = None,
+) -> tuple[Any, Any, Any]:
+    """Return y, mean and variance.
+
+    `exchange` makes the mean and variance of a whole batch, (C,), of those of its part x.
+    """
     # Once: a gradient that has two ways back to x would be rounded to x's type on each.
     wide = _wide(x, options)
     mean, variance = _statistics(wide, options)
+    if exchange is not None:
+        own = [tf.reshape(each, [-1]) for each in (mean, variance)]
+        mean, variance, _ = exchange(*own, x)
+        mean, variance = (_spread(each, x, options) for each in (mean, variance))
     # The elements' type need not hold the mean, but in two parts.
     high = tf.cast(tf.cast(mean, wide.dtype), _CHANNELS)
     centred = wide - _over(high, wide, options)

@@ -16,7 +16,7 @@ try:
 except ImportError:
     control_flow_util = forwardprop_util = None
 
-__all__ = ["wants_formulas"]
+__all__ = ["has_tangent", "is_for_xla", "wants_formulas"]
 
 
 def wants_formulas(*tensors: Any) -> bool:
@@ -26,20 +26,23 @@ def wants_formulas(*tensors: Any) -> bool:
     calls Python for a constant while a graph is traced, and of an eager one it transposes the
     gradient, which leaves out the order above.
     """
-    if _has_tangent([tensor for tensor in tensors if tensor is not None]):
-        return True
-    return not tf.executing_eagerly() and _is_for_xla()
+    return has_tangent(*tensors) or is_for_xla()
 
 
-def _is_for_xla() -> bool:
+def is_for_xla() -> bool:
+    """Whether XLA is to compile the graph that is being traced."""
+    if tf.executing_eagerly():
+        return False
     try:
         return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
     except AttributeError:
         return False
 
 
-def _has_tangent(tensors: list[Any]) -> bool:
+def has_tangent(*tensors: Any) -> bool:
+    """Whether one of these tensors, or None, has a tangent: forward mode is on its way."""
+    present = [tensor for tensor in tensors if tensor is not None]
     try:
-        return bool(forwardprop_util.pack_tangents(tensors).tangents)
+        return bool(forwardprop_util.pack_tangents(present).tangents)
     except AttributeError:
         return False

@@ -14,11 +14,18 @@ from backnorm.errors import BacknormError
 from backnorm.problem import Problem, check_epsilon, problem_of
 from backnorm.scalars import check_flag
 from backnorm.signature import SIGNATURES, Operation
-from backnorm.tensorflow import differentiable
+from backnorm.tensorflow import differentiable, synchronised
 from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.checks import as_tensors, check_axis, metadata
 
-__all__ = ["Gradients", "Normalized", "batch_norm", "batch_norm_backward", "batch_norm_inference"]
+__all__ = [
+    "Gradients",
+    "Normalized",
+    "batch_norm",
+    "batch_norm_backward",
+    "batch_norm_inference",
+    "batch_norm_synchronised",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -110,13 +117,53 @@ def batch_norm(
     forward mode, it is formulas of TensorFlow's operators, whose elements are computed in float64
     unless float32 is asked for.
     """
-    tensors = as_tensors(x=x, gamma=gamma, beta=beta)
-    options = _options(tensors, epsilon, axis, arithmetic)
-    statistics = None
-    if not tf.executing_eagerly():
-        problem = _problem("forward", tensors, options)
-        statistics = tf.as_dtype(problem.statistics_dtype)
-    return Normalized(*differentiable.forward(**tensors, options=options, statistics=statistics))
+    given = _of_forward(x, gamma, beta, epsilon, axis, arithmetic)
+    return Normalized(*differentiable.forward(**given))
+
+
+@_as_written
+def batch_norm_synchronised(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    epsilon: float,
+    axis: int = -1,
+    arithmetic: Arithmetic | None = None,
+) -> Normalized:
+    """Normalise this replica's part of a batch with the statistics of all replicas' parts.
+
+    For a function that a `tf.distribute.Strategy` runs; all replicas must call it, and go backward
+    through it, in the same order. Without a strategy, of one replica, and outside of `run`, where
+    x is the whole batch, it is `batch_norm`.
+
+    Parameters
+    ----------
+    x, gamma, beta, epsilon, axis, arithmetic
+        As of `batch_norm`; parts may differ in size, and be empty.
+
+    Returns
+    -------
+    Normalized
+        As of `batch_norm`; mean and variance are those of the whole batch, the same bits in all
+        replicas, and 0 if it is empty. The gradient of x is that of the sum of all replicas'
+        losses; those of gamma and beta are this part's, which optimizers add up.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `batch_norm`.
+    BacknormError
+        In forward mode, and for a gradient of the second order, but where XLA compiles formulas.
+    RuntimeError
+        TensorFlow's, where replicas cannot meet: in control flow, or a `tf.function` within the
+        function that the strategy runs.
+    """
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return batch_norm(x, gamma, beta, epsilon=epsilon, axis=axis, arithmetic=arithmetic)
+    given = _of_forward(x, gamma, beta, epsilon, axis, arithmetic)
+    return Normalized(*synchronised.forward(**given, replica=replica))
 
 
 @_as_written
@@ -231,6 +278,19 @@ def batch_norm_backward(
     if not tf.executing_eagerly():
         _problem("backward", tensors, options)
     return Gradients(*differentiable.backward(**tensors, options=options))
+
+
+def _of_forward(
+    x: Any, gamma: Any, beta: Any, epsilon: Any, axis: Any, arithmetic: Any
+) -> dict[str, Any]:
+    """Return what a training forward is called with, checked."""
+    tensors = as_tensors(x=x, gamma=gamma, beta=beta)
+    options = _options(tensors, epsilon, axis, arithmetic)
+    statistics = None
+    if not tf.executing_eagerly():
+        problem = _problem("forward", tensors, options)
+        statistics = tf.as_dtype(problem.statistics_dtype)
+    return {**tensors, "options": options, "statistics": statistics}
 
 
 def _options(

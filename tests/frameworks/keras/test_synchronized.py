@@ -1,0 +1,222 @@
+"""Layers with ``synchronized=True`` in the replicas of a strategy: as one device with the batch."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import socket
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("Keras synchronizes layers with TensorFlow alone", allow_module_level=True)
+
+import tensorflow as tf
+
+import backnorm
+from backnorm.conformance.judge import check_backward, check_forward
+from backnorm.tensorflow import batch_norm
+
+from . import synchronized_cases as cases
+from .synchronized_cases import CASES, CHANNELS, EPSILON, Case, gradients
+
+# Seconds.
+_LIMIT = 240
+
+
+@pytest.fixture(scope="session")
+def replicas(tmp_path_factory):
+    """Return a function: what some replicas found, in a process of their own."""
+
+    @functools.cache
+    def found_by(size):
+        out = tmp_path_factory.mktemp("replicas") / "found"
+        command = [sys.executable, cases.__file__, str(size), str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False)
+        assert done.returncode == 0, done.stderr[-5000:]
+        return pickle.loads(out.read_bytes())
+
+    return found_by
+
+
+@pytest.fixture
+def two(replicas):
+    """Return what two replicas found."""
+    return replicas(2)
+
+
+def wrong(case, found):
+    """Return what is not that of the whole batch, by the allowance of one device."""
+    y, dx, of_parameters, moved = found
+    x, dy = case.data()
+    (mean, *means), (variance, *variances) = moved
+    for one, others in ((mean, means), (variance, variances)):
+        for other in others:
+            np.testing.assert_array_equal(one, other)
+    gamma, beta = (
+        (np.linspace(*ends, CHANNELS).astype(mean.dtype) for ends in ((-1.5, 2), (1, -1)))
+        if case.affine
+        else (None, None)
+    )
+    how = {"epsilon": EPSILON, "data_format": case.data_format, "arithmetic": case.arithmetic}
+    exact = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **how)
+    verdicts = check_forward(x, gamma, beta, (y, mean, variance), **how)
+    of_x = check_backward(x, dy, mean, variance, gamma, (dx, *exact[1:]), **how)
+    said = [v.detail for v in (*verdicts.values(), of_x["dx"]) if not v.passed]
+    # Of each part rounded once, added up here.
+    eps = np.finfo(mean.dtype).eps
+    for name, parts, value in zip(("dgamma", "dbeta"), of_parameters, exact[1:], strict=False):
+        allowed = 4 * eps * np.abs(parts).sum(0)
+        if not (np.abs(np.sum(parts, 0, "d") - value) <= allowed).all():
+            said.append(f"{name}: {np.sum(parts, 0)} is not {value}")
+    return said
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("name", CASES)
+def test_parts_are_normalised_as_the_whole(name, traced, replicas):
+    case = CASES[name]
+    assert wrong(case, replicas(len(case.parts))[name, traced]) == []
+
+
+def test_a_layer_that_is_not_synchronized_has_statistics_of_its_part(two):
+    y, _, _, ((one, other), _) = two["not synchronized"]
+    part = CASES["uneven"].data()[0][:1].astype("d")
+    np.testing.assert_allclose(one, part.mean((0, 1, 2)), rtol=1e-5)
+    assert np.abs(one - other).min() > 0.1
+    assert np.abs(y - two["uneven", True][0]).max() > 0.5
+
+
+@pytest.mark.parametrize("mutant", cases.MUTANTS)
+def test_what_is_local_or_not_weighted_is_found(mutant, two):
+    found = two[f"mutant {mutant}"]
+    if mutant == "local moments":
+        # Each replica has others.
+        with pytest.raises(AssertionError):
+            wrong(CASES["uneven"], found)
+    else:
+        assert wrong(CASES["uneven"], found)
+
+
+def test_one_message_each_way(two):
+    # By each of two: two rows of the numbers of one, and the sums.
+    assert sorted(two["messages"]) == sorted([2 * (2 * CHANNELS + 1), 2 * CHANNELS] * 2)
+
+
+def test_results_are_those_of_keras_layer(two):
+    pairs = (tf.nest.flatten(each) for each in (two["uneven", True], two["theirs"]))
+    for one, other in zip(*pairs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * np.abs(other).max())
+
+
+def test_nothing_in_any_replica(two):
+    pairs = (tf.nest.flatten(two[f"nothing, {whose}"]) for whose in ("ours", "theirs"))
+    for one, other in zip(*pairs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("how", ["eager", "graph", "XLA"])
+@pytest.mark.parametrize("where", ["alone", "one replica"])
+def test_one_replica_is_a_layer_like_others(how, where):
+    case = Case((6,))
+    x, dy = (tf.constant(each) for each in case.data())
+    results = []
+    for synchronized in (True, False):
+        layer = case.layer(synchronized=synchronized)
+        step = functools.partial(gradients, layer)
+        if how != "eager":
+            step = tf.function(step, autograph=False, jit_compile=how == "XLA")
+        if where == "one replica":
+            found = tf.distribute.OneDeviceStrategy("CPU:0").run(step, args=(x, dy))
+        else:
+            found = step(x, dy)
+        results.append([*found, *layer.get_weights()])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_outside_of_run_a_tensor_is_the_whole_batch(two):
+    y, means = two["whole at once"]
+    layer = CASES["even"].layer(synchronized=False)
+    np.testing.assert_array_equal(y, layer(CASES["even"].data()[0], training=True))
+    for mean in means:
+        np.testing.assert_array_equal(mean, layer.get_weights()[2])
+
+
+@pytest.mark.parametrize("size", cases.SIZES)
+def test_a_batch_whose_size_is_not_known_while_tracing(size, two):
+    y, means = two[f"batches {size}"]
+    last = CASES["even"].data()[0][4:size]
+    layer = CASES["even"].layer(synchronized=False)
+    np.testing.assert_allclose(y[4:], layer(last, training=True), rtol=0, atol=1e-6)
+    for mean in means:
+        np.testing.assert_allclose(mean, layer.get_weights()[2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["eager", "graph"])
+def test_a_second_derivative_is_refused(how, two):
+    kinds, text = two[f"twice, {how}"]
+    assert "BacknormError" in kinds
+    assert "differentiable once, not twice" in text
+
+
+def test_forward_mode_is_refused(two):
+    kinds, text = two["forward mode"]
+    assert "BacknormError" in kinds
+    assert "no forward mode" in text
+
+
+def test_for_xla_there_are_formulas_of_any_order(two):
+    found = two["XLA"]
+    expected = cases.two_orders(batch_norm, *map(tf.constant, CASES["uneven"].data()))
+    joined = [*map(np.concatenate, found[:3]), sum(found[3]), *(each[1] for each in found[4:])]
+    for one, other in zip(joined, map(np.asarray, expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
+
+
+def test_fit_takes_the_course_of_one_device(two):
+    losses, weights, calls = two["fit"]
+    # A model of Keras's layers, converted; traced in each replica.
+    assert calls >= 2
+    expected, of_one = cases.fitted(tf.distribute.get_strategy(), synchronized=False)
+    np.testing.assert_allclose(losses, expected, rtol=2e-5)
+    for one, other in zip(weights, of_one, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * max(1.0, np.abs(other).max()))
+    apart, _ = two["fit, not synchronized"]
+    assert np.abs(apart / expected - 1).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", cases.FITS)
+def test_fit_in_other_ways(name, two):
+    losses, _ = two[f"fit {name}"]
+    options = cases.FITS[name]
+    expected, _ = cases.fitted(tf.distribute.get_strategy(), synchronized=False, **options)
+    np.testing.assert_allclose(losses, expected, rtol=2e-2 if "policy" in options else 2e-5)
+
+
+@pytest.mark.long
+def test_workers_on_several_machines(tmp_path):
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        ports = [str(each.getsockname()[1]) for each in (one, other)]
+    outs, running = [tmp_path / str(index) for index in range(2)], []
+    try:
+        for index, out in enumerate(outs):
+            command = [sys.executable, cases.__file__, "2", str(out), str(index), *ports]
+            with out.with_suffix(".txt").open("w") as log:
+                running.append(subprocess.Popen(command, stdout=log, stderr=log))
+        codes = [process.wait(_LIMIT) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert codes == [0, 0], outs[0].with_suffix(".txt").read_text()[-5000:]
+    each = zip(*(pickle.loads(out.read_bytes()) for out in outs), strict=True)
+    y, dx, *channels, mean, variance = each
+    found = np.concatenate(y), np.concatenate(dx), channels, (mean, variance)
+    assert wrong(CASES["uneven"], found) == []
