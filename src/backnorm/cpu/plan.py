@@ -31,6 +31,11 @@ _CHUNK = 2048
 _MOST_BLOCKS = 64
 _MOST_PARTIALS = 16384
 
+# Of long segments: blocks of all channels together that are enough to share out, and chunks that a
+# block has at least, and at most.
+_ENOUGH_BLOCKS = 1024
+_LEAST_CHUNKS, _MOST_CHUNKS = 8, 1024
+
 # Rows below which a block is not worth an item of its own.
 _LEAST_ROWS = 128
 
@@ -238,7 +243,7 @@ def _segments(extents: Extents, threads: int, share: int) -> Segments:
     # A chunk is either rows or a piece of one.
     rows = 1 if pieces > 1 else max(1, _CHUNK // length)
     chunks = -(-outer // rows) * pieces
-    block = max(1, -(-chunks // _most_blocks(channels)))
+    block = _block(chunks, channels, inner)
     # Long runs of memory, but enough groups to share out.
     together = max(1, min(_MOST_GROUP, _GROUP // max(1, inner)))
     groups = max(-(-channels // together), min(channels, 4 * threads))
@@ -383,6 +388,24 @@ def _group(
     if items % threads and items < 4 * threads:
         return False, f"two passes: {items} channel groups cannot keep {threads} threads busy"
     return True, f"grouped: {held >> 10} KiB of a channel group stay in {cache >> 10} KiB of cache"
+
+
+def _block(chunks: int, channels: int, inner: int) -> int:
+    """Return how many chunks of a channel make a block.
+
+    What is done once a block, of a group of channels, takes as long as summing some hundred
+    elements, and where blocks are summed by themselves, the next item has another channel. Where a
+    channel's own segments are long runs of memory, few blocks read it in order. Nanoseconds an
+    element of a reduction with blocks of a chunk and of 16 (one thread, AMD Zen 5): bfloat16
+    (8, 64, 80, 80) 0.13 and 0.08, (32, 64, 112, 112) 0.23 and 0.09, float32 0.15 and 0.09, 0.28 and
+    0.14. Shorter segments of the next channels are read before the next rows of the same ones:
+    with blocks of 16 chunks (50, 256, 56, 56) took 0.4 instead of 0.16.
+    """
+    most = _most_blocks(channels)
+    if inner <= _GROUP:
+        return max(1, -(-chunks // most))
+    wanted = max(-(-_ENOUGH_BLOCKS // max(1, channels)), -(-chunks // _MOST_CHUNKS))
+    return max(_LEAST_CHUNKS, -(-chunks // min(wanted, most)))
 
 
 def _most_blocks(channels: int) -> int:
