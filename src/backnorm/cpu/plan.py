@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from backnorm.cpu.geometry import Columns, Segments, round_up
+from backnorm.dtypes import is_16_bit
 from backnorm.layout import Extents
 from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
@@ -43,9 +44,12 @@ _LEAST_ROWS = 128
 _SHORT = 16
 
 # Elements of memory that a group of channels has side by side, so that memory is read in long
-# runs. Nanoseconds an element of a float32 backward pass, 2 threads: (96, 64, 35, 35) took 0.43
-# with one channel a group and 0.35 with four, (96, 160, 17, 17) 0.35 with three and 0.30 with 24.
+# runs; see `_together`.
 _GROUP = 4096
+_LARGE_GROUP = 4 * _GROUP
+
+# A core's own cache from which on it pays to keep a group in it.
+_OWN_CACHE = 2 << 20
 
 # Running sums of so many channels still fit in the first-level cache.
 _MOST_GROUP = 64
@@ -179,13 +183,14 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
         streaming=streaming,
         sums=not problem.operation.startswith(("inference", "apply")),
         coefficient=4 if problem.arithmetic == "float32" else 8,
+        channel=inputs * written // max(1, extents.channels),
     )
-    geometry = _geometry(extents, threads, share, memory)
+    geometry = _geometry(extents, threads, share, memory, machine)
     reasons.append(
         f"{'streaming' if streaming else 'ordinary'} stores: inputs and output are "
         f"{arrays * written >> 10} KiB, the cache has room for {room >> 10} KiB"
     )
-    grouped, reason = _group(problem, extents, geometry, machine, threads, exchanged)
+    grouped, reason = _group(problem, extents, geometry, memory, machine, threads, exchanged)
     reasons.append(reason)
     return Plan(problem, extents, geometry, grouped, streaming, threads, tuple(reasons))
 
@@ -205,6 +210,8 @@ class _Memory(NamedTuple):
         Whether anything is summed before it is written.
     coefficient : int
         Bytes of a coefficient.
+    channel : int
+        Bytes of a channel of the inputs.
     """
 
     inputs: int
@@ -212,6 +219,7 @@ class _Memory(NamedTuple):
     streaming: bool
     sums: bool
     coefficient: int
+    channel: int
 
 
 def _inputs(problem: Problem) -> int:
@@ -228,13 +236,15 @@ def _share(size: int, threads: int) -> int:
     return max(_LEAST_SHARE, min(_SHARE, round_up(size // (8 * threads), 64)))
 
 
-def _geometry(extents: Extents, threads: int, share: int, memory: _Memory) -> Segments | Columns:
+def _geometry(
+    extents: Extents, threads: int, share: int, memory: _Memory, machine: Machine
+) -> Segments | Columns:
     if extents.inner >= _SHORT or extents.channels == 1:
-        return _segments(extents, threads, share)
+        return _segments(extents, threads, share, _together(extents, memory, machine))
     return _columns(extents, threads, share, memory)
 
 
-def _segments(extents: Extents, threads: int, share: int) -> Segments:
+def _segments(extents: Extents, threads: int, share: int, together: int) -> Segments:
     outer, channels, inner = extents
     pieces = max(1, -(-inner // _CHUNK))
     # Whole cache lines, all pieces about the same.
@@ -245,12 +255,38 @@ def _segments(extents: Extents, threads: int, share: int) -> Segments:
     chunks = -(-outer // rows) * pieces
     block = _block(chunks, channels, inner)
     # Long runs of memory, but enough groups to share out.
-    together = max(1, min(_MOST_GROUP, _GROUP // max(1, inner)))
     groups = max(-(-channels // together), min(channels, 4 * threads))
     group = max(1, -(-channels // max(1, groups)))
     blocks = max(1, -(-chunks // block))
     batch = max(1, share // max(1, outer * group * inner))
     return Segments(rows, length, chunks, block, blocks, group, batch, share)
+
+
+def _together(extents: Extents, memory: _Memory, machine: Machine) -> int:
+    """Return how many channels to take together: a run of memory, and what a cache keeps of them.
+
+    Nanoseconds an element with runs of 4096 elements and of 16,384, 2 threads (AMD Zen 5, 1 MiB of
+    L2; forward and backward bfloat16, forward and backward float32):
+
+    ================  ============  ============  ============  ============
+    (50, 128, 28, 28)  0.13 0.10     0.28 0.23     0.25 0.20     0.43 0.35
+    (50, 1024, 14, 14) 0.21 0.16     0.31 0.22     0.23 0.17     0.40 0.41
+    (96, 64, 35, 35)   0.26 0.14     0.27 0.21     0.33 0.27     0.38 0.40
+    (32, 864, 15, 15)  0.18 0.14     0.22 0.17     0.20 0.16     0.43 0.41
+    ================  ============  ============  ============  ============
+
+    A segment of several pieces is read a piece at a time: channels beside it break the run, and
+    (50, 64, 56, 56) in float32 takes 0.55 with eight channels instead of 0.43. Where a core's own
+    cache is large, what fits in it is not made larger.
+    """
+    inner = max(1, extents.inner)
+    least = max(1, min(_MOST_GROUP, _GROUP // inner))
+    if inner > _CHUNK:
+        return least
+    most = min(_MOST_GROUP, round_up(_LARGE_GROUP // inner, 8))
+    if machine.cache_per_core >= _OWN_CACHE:
+        most = min(most, machine.cache_per_core // max(1, memory.channel))
+    return max(least, most)
 
 
 def _columns(extents: Extents, threads: int, share: int, memory: _Memory) -> Columns:
@@ -364,6 +400,7 @@ def _group(
     problem: Problem,
     extents: Extents,
     geometry: Segments | Columns,
+    memory: _Memory,
     machine: Machine,
     threads: int,
     exchanged: bool,
@@ -379,9 +416,13 @@ def _group(
     if problem.relu and problem.operation == "forward" and any(run % 8 for run in runs):
         return False, "two passes: a channel group does not end with a byte of the mask"
     items = -(-extents.channels // (geometry.group * geometry.batch))
-    held = (
-        _inputs(problem) * extents.outer * geometry.group * extents.inner * problem.dtype.itemsize
-    )
+    held = memory.channel * geometry.group
+    own = machine.cache_per_core >= _OWN_CACHE
+    if memory.held and memory.streaming and is_16_bit(problem.dtype) and not own:
+        # Two passes in the order of memory take 0.89 of the time, if all is read from the shared
+        # cache in the second: bfloat16, 9 to 30 MiB of inputs, forward and backward (AMD Zen 5, 1
+        # MiB of L2 and 32 of L3, 2 threads). float32 takes 1.0 forward and 1.1 backward.
+        return False, "two passes: all inputs stay in the shared cache"
     cache = max(machine.cache_per_core, counted(machine.cache_shared) // threads)
     if held > cache:
         return False, f"two passes: {held >> 10} KiB of a channel group exceed {cache >> 10} KiB"
