@@ -1,9 +1,10 @@
-"""What it costs to normalise over several processes.
+"""What it costs to normalise over several processes, and how exact it is.
 
 ``python -m benchmarks.synchronised``, by hand. Every process, of gloo on this machine, has a part
 of 8 images of 160 x 160 of each of ResNet-50's layers. In turns: our layer of one process, ours
 synchronised, and one of PyTorch's operators that does what PyTorch's SyncBatchNorm does where that
-runs (not on the CPU). A table in Markdown goes to standard output.
+runs (not on the CPU). With ``--errors`` the gradients of those, of parts of a batch of different
+sizes, beside the exact ones of the batch. Tables in Markdown go to standard output.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 
 import backnorm.torch
+from backnorm import reference
+from backnorm.conformance.data import LayerData, realistic_data
+from backnorm.dtypes import FLOAT32
+from benchmarks.errors import RATIOS, TITLES, errors_of
 
 __all__ = ["LAYERS", "main"]
 
@@ -87,12 +93,18 @@ def _step(layer: nn.Module, x: Tensor, dy: Tensor) -> Callable[[], Tensor]:
     return step
 
 
-def _worker(rank: int, size: int, store: str, threads: int) -> None:
+def _worker(rank: int, size: int, store: str, threads: int, errors: bool) -> None:
     torch.set_num_threads(threads)
     dist.init_process_group(
         "gloo", rank=rank, world_size=size, store=dist.FileStore(store, size),
         timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
+    (_errors if errors else _times)(rank, size)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _times(rank: int, size: int) -> None:
     makes = backnorm.torch.BatchNorm2d, backnorm.torch.SyncBatchNorm, _ByHand
     totals = [0.0] * len(makes)
     if rank == 0:
@@ -123,8 +135,53 @@ def _worker(rank: int, size: int, store: str, threads: int) -> None:
             _print(f"{number} x {shape}", medians, f"{numbers[0]}, {numbers[1]}")
     if rank == 0:
         _print("all", totals, "")
-    dist.barrier()
-    dist.destroy_process_group()
+
+
+def _errors(rank: int, size: int) -> None:
+    """Print how far the gradients of a batch are from the exact ones, in float32."""
+    shape = 16, 16, 28, 28
+    # The first process has two thirds of the batch.
+    first = shape[0] * 2 // 3
+    parts = np.split(np.arange(shape[0]), [first + k for k in range(size - 1)])
+    if rank == 0:
+        print("| mean/deviation | layer | " + " | ".join(TITLES.values()) + " |")
+        print("|" + "---|" * (2 + len(TITLES)))
+    for ratio in RATIOS:
+        data = realistic_data(shape, FLOAT32, rng=np.random.default_rng(int(ratio)), ratio=ratio)
+        of_batch = reference.forward(data.x, data.gamma, data.beta, epsilon=data.epsilon)
+        statistics = of_batch.mean.hi, of_batch.variance.hi
+        exact = reference.backward(data.x, data.dy, *statistics, data.gamma, epsilon=data.epsilon)
+        whole = np.arange(shape[0])
+        for name, make, mine in (
+            ("ours, one process", backnorm.torch.BatchNorm2d, whole),
+            ("ours, synchronised", backnorm.torch.SyncBatchNorm, parts[rank]),
+            ("PyTorch's, one process", nn.BatchNorm2d, whole),
+            ("PyTorch's formula, by hand", _ByHand, parts[rank]),
+        ):
+            own = _gradients(make(shape[1], eps=data.epsilon), data, mine)
+            every: list[Any] = [None] * size
+            dist.all_gather_object(every, own)
+            every = every[:1] if mine is whole else every
+            found = {
+                "dx": np.concatenate([each[0] for each in every]),
+                "dgamma": np.sum([each[1] for each in every], axis=0),
+                "dbeta": np.sum([each[2] for each in every], axis=0),
+            }
+            pairs = [getattr(errors_of(found, exact), title) for title in TITLES]
+            if rank == 0:
+                texts = [f"{most:.3g}, {mean:.2g}" for most, mean in pairs]
+                print(f"| {ratio:g} | {name} | " + " | ".join(texts) + " |", flush=True)
+
+
+def _gradients(layer: nn.Module, data: LayerData, part: np.ndarray) -> list[np.ndarray]:
+    """Return dx, dgamma and dbeta of a part of a batch."""
+    parameters = [layer.weight, layer.bias]
+    with torch.no_grad():
+        for parameter, values in zip(parameters, (data.gamma, data.beta), strict=True):
+            parameter.copy_(torch.from_numpy(values))
+    x = torch.from_numpy(data.x[part]).requires_grad_()
+    layer(x).backward(torch.from_numpy(data.dy[part]))
+    return [each.grad.numpy() for each in (x, *parameters)]
 
 
 def _print(name: str, seconds: list[float], number: str) -> None:
@@ -145,9 +202,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What it costs to normalise in several processes.")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--errors", action="store_true", help="how exact it is, and not how fast")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = given.processes, str(Path(folder) / "store"), given.threads
+        arguments = given.processes, str(Path(folder) / "store"), given.threads, given.errors
         torch.multiprocessing.spawn(_worker, arguments, nprocs=given.processes)
 
 
