@@ -164,7 +164,8 @@ class Maker:
 # How often: a pass of the package's own, and what it has beside x.
 _KINDS = {
     "forward": 15, "relu forward": 14, "running": 4, "inference": 6, "relu inference": 8,
-    "backward": 15, "relu backward": 20, "frozen": 6, "phases": 7, "blend": 3, "double_backward": 2,
+    "backward": 15, "relu backward": 20, "frozen": 6, "blend": 3, "double_backward": 2,
+    "phases": 7, "relu phases": 5, "forward phases": 5, "relu forward phases": 5,
 }  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def of_package(seed: int, rnd: random.Random) -> Problem:
         options["arithmetic"] = some_arithmetic(make, dtype)
     make.data("x", shape, dtype, like_x=False)
     build = _backward
-    if kind in ("forward", "relu forward", "running"):
+    if "forward" in kind or kind == "running":
         build = _forward
     elif "inference" in kind:
         build = _inference
@@ -235,7 +236,11 @@ def _forward(
     make.out(dtype)
 
     def call(given: Arrays) -> tuple[Any, ...]:
-        return tuple(backnorm.batch_norm_forward(**given, **options))
+        if not kind.endswith("phases"):
+            return tuple(backnorm.batch_norm_forward(**given, **options))
+        how = {name: options[name] for name in ("data_format", "arithmetic")}
+        moments = backnorm.reduce_forward(given["x"], **how)
+        return tuple(backnorm.apply_forward(**given, moments=moments, **options))
 
     def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
         inputs = given["x"], given.get("gamma"), given.get("beta"), results
@@ -313,18 +318,18 @@ def _backward(
     make.channels("variance", channels, statistics, positive=True)
     _parameters(make, channels, statistics, "gamma")
     options["training"] = kind != "frozen" and make.often(0.8)
-    if kind == "phases":
-        return _phases(make, dtype, options)
     if kind == "double_backward":
         return _second(make, shape, dtype, channels, statistics, options)
     if kind == "blend":
         return _blend(make, dtype, channels, statistics, options)
     more: dict[str, Any] = {}
-    if kind == "relu backward":
+    if kind.startswith("relu"):
         size = mask_size(math.prod(shape))
         mask = np.frombuffer(make.rnd.randbytes(size), np.uint8)
         make.operands["mask"] = Operand((size,), _BYTE, mask)
         more["residual"] = make.often(0.5)
+    if kind.endswith("phases"):
+        return _phases(make, dtype, options, more)
     make.out(dtype, overwrites="dy")
     in_place = make.tags["out"] == "in place"
 
@@ -341,23 +346,34 @@ def _backward(
     return call, verdicts
 
 
-def _phases(make: Maker, dtype: np.dtype, options: dict[str, Any]) -> tuple[Any, Any]:
+def _phases(
+    make: Maker, dtype: np.dtype, options: dict[str, Any], more: dict[str, Any]
+) -> tuple[Any, Any]:
     """Return the two phases of a backward pass as calls of their own."""
     make.out(dtype, overwrites="dy")
     in_place = make.tags["out"] == "in place"
-    form = options["data_format"]
+    names = "x", "dy", "mean", "variance"
 
     def call(given: Arrays) -> tuple[Any, ...]:
         out = given["dy"] if in_place else given.get(OUT)
-        inputs = *(given[name] for name in ("x", "dy", "mean")), given["variance"]
-        sums = backnorm.reduce(*inputs[:3], data_format=form, arithmetic=options["arithmetic"])
-        dx = backnorm.apply(*inputs, given.get("gamma"), sums, out=out, **options)
-        return dx, sums.sum_dy, sums.sum_dy_xmu
+        inputs = [given[name] for name in names]
+        how = {name: options[name] for name in ("data_format", "arithmetic")}
+        mask = given.get("mask")
+        sums = backnorm.reduce(*inputs[:3], mask=mask, **how)
+        written = backnorm.apply(
+            *inputs, given.get("gamma"), sums, mask=mask, out=out, **options, **more
+        )
+        dx, *others = written if isinstance(written, tuple) else (written,)
+        return dx, sums.sum_dy, sums.sum_dy_xmu, *others
 
     def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
-        inputs = *(given[name] for name in ("x", "dy", "mean", "variance")), given.get("gamma")
-        others = backnorm.batch_norm_backward(*inputs, **options)[1:]
-        return judge.check_backward(*inputs, (results[0], *others), **options)
+        inputs = *(given[name] for name in names), given.get("gamma")
+        mask = given.get("mask")
+        dgamma, dbeta = backnorm.batch_norm_backward(*inputs, mask=mask, **options)[1:3]
+        if not more:
+            return judge.check_backward(*inputs, (results[0], dgamma, dbeta), **options)
+        found = results[0], dgamma, dbeta, *(results[3:] or (None,))
+        return judge.check_relu_backward(*inputs, found, mask=mask, **more, **options)
 
     return call, verdicts
 

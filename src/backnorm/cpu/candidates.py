@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from backnorm.cpu.geometry import Columns, Segments, round_up
-from backnorm.cpu.plan import SCHEDULE, Plan, plan
+from backnorm.cpu.plan import SCHEDULE, Plan, plan, writes_mask
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
@@ -52,7 +52,7 @@ def is_legal(decided: Plan) -> bool:
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
     if isinstance(geometry, Columns) and geometry.by_tile:
         return not decided.streaming and geometry.width % 32 == geometry.tile % 32 == 0
-    if not (problem.relu and problem.operation == "forward"):
+    if not writes_mask(problem):
         return True
     if isinstance(geometry, Columns):
         return geometry.share * geometry.width % 8 == 0 or geometry.share >= geometry.rows

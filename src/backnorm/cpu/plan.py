@@ -18,7 +18,7 @@ from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
 
-__all__ = ["SCHEDULE", "Plan", "plan"]
+__all__ = ["SCHEDULE", "Plan", "plan", "writes_mask"]
 
 #: Fields of a plan beside its geometry: only speed depends on them.
 SCHEDULE = ("grouped", "streaming", "threads")
@@ -228,6 +228,12 @@ def _inputs(problem: Problem) -> int:
     return sum(operand.kind == "data" and operand.required for operand in operands)
 
 
+def writes_mask(problem: Problem) -> bool:
+    """Return whether the mask of a ReLU is written, of which threads write whole bytes."""
+    results = SIGNATURES[problem.operation].results
+    return problem.relu and any(result.kind == "mask" for result in results)
+
+
 def _share(size: int, threads: int) -> int:
     """Return the elements of an item: few items, but enough to share them out evenly.
 
@@ -413,7 +419,7 @@ def _group(
         # to 2.7, 32 columns 1.2 to 1.5, 64 columns 1.2 to 1.4, with prefetching no better.
         return False, "two passes: a row holds every channel"
     runs = (geometry.group * extents.inner, extents.channels * extents.inner * (extents.outer > 1))
-    if problem.relu and problem.operation == "forward" and any(run % 8 for run in runs):
+    if writes_mask(problem) and any(run % 8 for run in runs):
         return False, "two passes: a channel group does not end with a byte of the mask"
     items = -(-extents.channels // (geometry.group * geometry.batch))
     held = memory.channel * geometry.group
