@@ -8,18 +8,22 @@ too. A table in Markdown goes to standard output.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import numpy as np
+
+from benchmarks.turns import HOST, Settings, take_turns
 
 __all__ = ["SHAPES", "main"]
 
 #: Channels are last.
 SHAPES = ((32, 112, 112, 64), (32, 56, 56, 64), (32, 28, 28, 512), (32, 7, 7, 2048))
-_ROUNDS = 12
+_SETTINGS = Settings(rounds=12, samples=1, limit=math.inf)
 
 
 def main() -> None:
@@ -53,12 +57,16 @@ def main() -> None:
 
         return gradients
 
-    def mapped(x: Any, dy: Any, gamma: Any, beta: Any) -> Any:
-        return step(partial(ours, axis_name="batch"))(x, dy, gamma, beta)
+    def finished(function: Callable[..., Any], given: Any) -> Any:
+        return jax.block_until_ready(function(*given))
 
+    flax_step = jax.jit(step(of_flax))
     spread = P("batch")
     in_map = jax.shard_map(
-        mapped, mesh=mesh, in_specs=(spread, spread, P(), P()), out_specs=(spread, spread, P(), P())
+        step(partial(ours, axis_name="batch")),
+        mesh=mesh,
+        in_specs=(spread, spread, P(), P()),
+        out_specs=(spread, spread, P(), P()),
     )
     print(f"| shape, {devices} devices | one device | sharded | `axis_name` | flax, sharded |")
     print("|---|---|---|---|---|")
@@ -69,27 +77,16 @@ def main() -> None:
         alone = (x, dy, gamma, gamma)
         where = [spread, spread, P(), P()]
         cut = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(alone, where, strict=True)]
-        calls = [
-            (jax.jit(step(ours)), alone),
-            (jax.jit(step(ours)), cut),
-            (jax.jit(in_map), cut),
-            (jax.jit(step(of_flax)), cut),
-        ]
-        found = [jax.block_until_ready(call(*given)) for call, given in calls]
+        of_one = jax.jit(step(ours))
+        pairs = [(of_one, alone), (of_one, cut), (jax.jit(in_map), cut), (flax_step, cut)]
+        calls = {k: partial(finished, *pair) for k, pair in enumerate(pairs)}
+        found = [call() for call in calls.values()]
         for others in found[1:]:
             for one, other in zip(found[0], others, strict=True):
-                scale = float(jnp.abs(one).max())
-                assert float(jnp.abs(jax.device_get(one) - jax.device_get(other)).max()) < (
-                    1e-4 * scale
-                )
-        samples: list[list[float]] = [[] for _ in calls]
-        for _ in range(_ROUNDS):
-            for (call, given), times in zip(calls, samples, strict=True):
-                jax.block_until_ready(call(*given))
-                begun = time.perf_counter()
-                jax.block_until_ready(call(*given))
-                times.append(time.perf_counter() - begun)
-        cells = [f"{1e3 * statistics.median(times):.2f} ms" for times in samples]
+                one, other = np.asarray(one), np.asarray(other)
+                np.testing.assert_allclose(other, one, rtol=0, atol=1e-4 * np.abs(one).max())
+        samples = take_turns(calls, _SETTINGS, lambda key: None, dict.fromkeys(calls, 0.0), HOST)
+        cells = [f"{1e3 * statistics.median(times):.2f} ms" for times in samples.values()]
         print(f"| {shape} | " + " | ".join(cells) + " |", flush=True)
 
 

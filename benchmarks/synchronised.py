@@ -167,8 +167,9 @@ def _errors(rank: int, size: int) -> None:
                 "dgamma": np.sum([each[1] for each in every], axis=0),
                 "dbeta": np.sum([each[2] for each in every], axis=0),
             }
-            pairs = [getattr(errors_of(found, exact), title) for title in TITLES]
             if rank == 0:
+                errors = errors_of(found, exact)
+                pairs = [getattr(errors, title) for title in TITLES]
                 texts = [f"{most:.3g}, {mean:.2g}" for most, mean in pairs]
                 print(f"| {ratio:g} | {name} | " + " | ".join(texts) + " |", flush=True)
 

@@ -49,7 +49,7 @@ _WHY = {
     (0, "NCX"): _CALL,
     (0, "NXC"): _CALL,
     (1, "NCX"): "a group of channels is summed and written while it is cached",
-    (1, "NXC"): "oneDNN computes in float32, we in float64",
+    (1, "NXC"): "oneDNN computes in float32, and its dx goes past the caches",
     (2, "NCX"): "three passes over memory where others make five",
     (2, "NXC"): "memory limits the fastest peers as it limits us",
 }

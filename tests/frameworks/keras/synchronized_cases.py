@@ -1,6 +1,6 @@
 """Replicas of a strategy that normalise a batch together, in a process of their own.
 
-``python synchronized_cases.py SIZE OUT`` runs everything that SIZE replicas do here, each on a
+``python -m ...synchronized_cases SIZE OUT`` runs everything that SIZE replicas do here, each on a
 logical CPU; what comes of it goes to the file OUT. TensorFlow fixes its devices when it starts, and
 the collectives of a process are of one size. With ``INDEX PORT PORT`` behind it is one of two
 workers. `test_synchronized` judges what has come.
@@ -27,6 +27,8 @@ from backnorm.keras import BatchNormalization, convert
 from backnorm.keras import layer as module
 from backnorm.tensorflow import exchange, synchronised
 from backnorm.tensorflow.operators import batch_norm_synchronised
+
+from .losses import Losses
 
 Theirs = keras.layers.BatchNormalization
 CHANNELS = 5
@@ -256,21 +258,6 @@ def compiled():
     )
     found = mirrored.run(tf.function(step, autograph=False, jit_compile=True))
     return [everywhere(each) for each in found]
-
-
-class Losses(keras.callbacks.Callback):
-    """Keep the loss of every step."""
-
-    def __init__(self):
-        super().__init__()
-        self.values = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        # Losses are averaged over an epoch unless the metrics are reset.
-        self.model.reset_metrics()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.values.append(float(logs["loss"]))
 
 
 def fitted(where, synchronized=True, kind=BatchNormalization, policy="float32", **options):

@@ -7,6 +7,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -26,6 +27,9 @@ from .synchronized_cases import CASES, CHANNELS, EPSILON, Case, gradients
 
 # Seconds.
 _LIMIT = 240
+# As a module of the package that pytest imports it from.
+_COMMAND = [sys.executable, "-m", cases.__name__]
+_ROOT = Path(cases.__file__).parents[cases.__name__.count(".")]
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +39,10 @@ def replicas(tmp_path_factory):
     @functools.cache
     def found_by(size):
         out = tmp_path_factory.mktemp("replicas") / "found"
-        command = [sys.executable, cases.__file__, str(size), str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False)
+        command = [*_COMMAND, str(size), str(out)]
+        done = subprocess.run(
+            command, cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT, check=False
+        )
         assert done.returncode == 0, done.stderr[-5000:]
         return pickle.loads(out.read_bytes())
 
@@ -207,9 +213,9 @@ def test_workers_on_several_machines(tmp_path):
     outs, running = [tmp_path / str(index) for index in range(2)], []
     try:
         for index, out in enumerate(outs):
-            command = [sys.executable, cases.__file__, "2", str(out), str(index), *ports]
+            command = [*_COMMAND, "2", str(out), str(index), *ports]
             with out.with_suffix(".txt").open("w") as log:
-                running.append(subprocess.Popen(command, stdout=log, stderr=log))
+                running.append(subprocess.Popen(command, cwd=_ROOT, stdout=log, stderr=log))
         codes = [process.wait(_LIMIT) for process in running]
     finally:
         for process in running:

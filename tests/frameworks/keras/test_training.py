@@ -8,6 +8,8 @@ import pytest
 
 from backnorm import keras as ours
 
+from .losses import Losses
+
 LAYERS = {"ours": ours.BatchNormalization, "theirs": keras.layers.BatchNormalization}
 
 
@@ -34,21 +36,6 @@ def network(normalization, dtype=None):
     x = normalization(momentum=0.9, name="second")(x)
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(x))
     return keras.Model(inputs, keras.layers.Dense(10, kernel_initializer=seeded(3))(x))
-
-
-class Losses(keras.callbacks.Callback):
-    """Keep the loss of every step."""
-
-    def __init__(self):
-        super().__init__()
-        self.values = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        # Losses are averaged over an epoch unless the metrics are reset.
-        self.model.reset_metrics()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.values.append(float(logs["loss"]))
 
 
 def trained(normalization, images, **compile_options):
