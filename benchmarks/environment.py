@@ -38,6 +38,7 @@ def environment(threads: int, versions: Mapping[str, str], date: str) -> Environ
         cache_shared=found.cache_shared,
         versions=dict(versions),
         date=date,
+        microarchitecture=_microarchitecture(),
     )
 
 
@@ -51,6 +52,15 @@ def write_rows(rows: Sequence[Mapping[str, Any]], where: Environment, path: Path
 def available_memory() -> float:
     """Return the bytes that can still be taken; infinity where the system does not tell."""
     return min(machine.free_memory(), _quota())
+
+
+def _microarchitecture() -> str:
+    # Of the kernels' compiler, which a checkout has and an installed package has not.
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        return ""
+    return str(llvm.get_host_cpu_name())
 
 
 def _quota() -> float:

@@ -195,24 +195,28 @@ class Row:
         seconds = self.seconds(ours, peer.form)
         return seconds / peer.timing.median if seconds is not None and peer.timing else None
 
-    def ratio(self, ours: str = OURS) -> float | None:
-        """Return the time of one of ours over the best peer's: the largest ratio to any of them."""
-        best = self.best_peer(ours)
+    def ratio(self, ours: str = OURS, peer: str | None = None) -> float | None:
+        """Return the time of one of ours over the best peer's: the largest ratio to any of them.
+
+        Or to any form of one peer.
+        """
+        best = self.best_peer(ours, peer)
         return self.ratio_to(best, ours) if best else None
 
-    def best_peer(self, ours: str = OURS) -> Outcome | None:
-        """Return the peer that the cell's ratio is to, or None."""
-        ratios = [(ratio, peer) for peer in self.peers() if (ratio := self.ratio_to(peer, ours))]
+    def best_peer(self, ours: str = OURS, peer: str | None = None) -> Outcome | None:
+        """Return the peer that the cell's ratio is to, or None; of one peer, its form."""
+        compared = [found for found in self.peers() if peer in (None, found.contestant)]
+        ratios = [(ratio, found) for found in compared if (ratio := self.ratio_to(found, ours))]
         return max(ratios, key=lambda pair: pair[0], default=(0.0, None))[1]
 
-    def ours(self) -> Outcome | None:
+    def ours(self, name: str = OURS) -> Outcome | None:
         """Return the outcome of ours that is shown: output given, unless there is no such form."""
-        found = [outcome for outcome in self.outcomes if outcome.contestant == OURS]
+        found = [outcome for outcome in self.outcomes if outcome.contestant == name]
         return max(found, key=lambda outcome: outcome.form == "out", default=None)
 
-    def ratio_to_floor(self) -> float | None:
+    def ratio_to_floor(self, name: str = OURS) -> float | None:
         """Return the time of `ours` over that of moving the memory alone."""
-        ours, floor = self.ours(), self.seconds(FLOOR, "out")
+        ours, floor = self.ours(name), self.seconds(FLOOR, "out")
         return ours.timing.median / floor if ours and ours.timing and floor else None
 
     def whole_ratio_to(self, peer: Outcome) -> float | None:
@@ -242,6 +246,9 @@ class Environment:
         Of backnorm and of every package that took part.
     date : str
         ISO 8601, UTC, when the run began.
+    microarchitecture : str
+        LLVM's name of the processor's kind ("" if it is not known): those of a cloud may have one
+        name and be of several kinds.
     """
 
     cpu: str
@@ -253,6 +260,7 @@ class Environment:
     cache_shared: _Size
     versions: dict[str, str]
     date: str
+    microarchitecture: str = ""
 
 
 @dataclass(frozen=True, slots=True)

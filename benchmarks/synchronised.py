@@ -2,15 +2,17 @@
 
 ``python -m benchmarks.synchronised``, by hand. Every process, of gloo on this machine, has a part
 of 8 images of 160 x 160 of each of ResNet-50's layers. In turns: our layer of one process, ours
-synchronised, and one of PyTorch's operators that does what PyTorch's SyncBatchNorm does where that
-runs (not on the CPU). With ``--errors`` the gradients of those, of parts of a batch of different
-sizes, beside the exact ones of the batch. Tables in Markdown go to standard output.
+synchronised, the same with reproducible sums, and one of PyTorch's operators that does what
+PyTorch's SyncBatchNorm does where that runs (not on the CPU). With ``--errors`` the gradients of
+those, of parts of a batch of different sizes, beside the exact ones of the batch. Tables in
+Markdown go to standard output.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import statistics
 import tempfile
 import time
@@ -77,6 +79,9 @@ class _OfOperators(Function):
         return dx, sum_dy_xmu * inverse, sum_dy, None
 
 
+_Reproducible = functools.partial(backnorm.torch.SyncBatchNorm, reproducible=True)
+
+
 class _ByHand(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         y: Tensor = _OfOperators.apply(input, self.weight, self.bias, self.eps)
@@ -105,21 +110,21 @@ def _worker(rank: int, size: int, store: str, threads: int, errors: bool) -> Non
 
 
 def _times(rank: int, size: int) -> None:
-    makes = backnorm.torch.BatchNorm2d, backnorm.torch.SyncBatchNorm, _ByHand
+    ours = backnorm.torch.SyncBatchNorm
+    makes: tuple[Any, ...] = backnorm.torch.BatchNorm2d, ours, _Reproducible, _ByHand
     totals = [0.0] * len(makes)
     if rank == 0:
-        print(
-            "| layer | of one process | synchronised | ratio | by hand | bytes, forward, backward |"
-        )
+        print("| layer | of one process | synchronised | reproducible | by hand | bytes |")
         print("|---|---|---|---|---|---|")
     for channels, side, number in LAYERS:
         torch.manual_seed(rank)
         shape = _SAMPLES, channels, side, side
         x, dy = torch.randn(shape, requires_grad=True), torch.randn(shape)
         steps = [_step(make(channels), x, dy) for make in makes]
-        alone, ours, theirs = (step() for step in steps)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-        assert not torch.equal(alone, ours)
+        alone, *every = (step() for step in steps)
+        for each in every:
+            torch.testing.assert_close(each, every[-1], rtol=1e-4, atol=1e-5)
+            assert not torch.equal(alone, each)
         samples: list[list[float]] = [[] for _ in makes]
         for _ in range(_ROUNDS):
             for step, times in zip(steps, samples, strict=True):
@@ -132,7 +137,9 @@ def _times(rank: int, size: int) -> None:
         totals = [total + number * each for total, each in zip(totals, medians, strict=True)]
         if rank == 0:
             numbers = 8 * (2 * channels + 1) * (size - 1), 16 * channels * 2 * (size - 1) // size
-            _print(f"{number} x {shape}", medians, f"{numbers[0]}, {numbers[1]}")
+            bins = 8 * (8 * channels + 1) * (size - 1)
+            text = f"{numbers[0]}, {numbers[1]}; reproducible {bins} each"
+            _print(f"{number} x {shape}", medians, text)
     if rank == 0:
         _print("all", totals, "")
 
@@ -152,12 +159,14 @@ def _errors(rank: int, size: int) -> None:
         statistics = of_batch.mean.hi, of_batch.variance.hi
         exact = reference.backward(data.x, data.dy, *statistics, data.gamma, epsilon=data.epsilon)
         whole = np.arange(shape[0])
-        for name, make, mine in (
+        contestants: tuple[tuple[str, Any, Any], ...] = (
             ("ours, one process", backnorm.torch.BatchNorm2d, whole),
             ("ours, synchronised", backnorm.torch.SyncBatchNorm, parts[rank]),
+            ("ours, reproducible", _Reproducible, parts[rank]),
             ("PyTorch's, one process", nn.BatchNorm2d, whole),
             ("PyTorch's formula, by hand", _ByHand, parts[rank]),
-        ):
+        )
+        for name, make, mine in contestants:
             own = _gradients(make(shape[1], eps=data.epsilon), data, mine)
             every: list[Any] = [None] * size
             dist.all_gather_object(every, own)
@@ -186,16 +195,8 @@ def _gradients(layer: nn.Module, data: LayerData, part: np.ndarray) -> list[np.n
 
 
 def _print(name: str, seconds: list[float], number: str) -> None:
-    alone, ours, theirs = (1e6 * each for each in seconds)
-    row = (
-        name,
-        f"{alone:.0f} µs",
-        f"{ours:.0f} µs",
-        f"{ours / alone:.2f}",
-        f"{theirs:.0f} µs",
-        number,
-    )
-    print("| " + " | ".join(row) + " |", flush=True)
+    times = [f"{1e6 * each:.0f} µs" for each in seconds]
+    print("| " + " | ".join([name, *times, number]) + " |", flush=True)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from benchmarks.model import (
     geometric_mean,
 )
 from benchmarks.report.gpu import goals
-from benchmarks.report.words import CONDITION_WORDS, speed_text
+from benchmarks.report.words import CONDITION_WORDS, processor_text, speed_text
 
 __all__ = ["bench_table", "summary_lines"]
 
@@ -42,7 +42,7 @@ def _caption(result: Result) -> str:
     passes = ", ".join(f"{op} {number}" for op, number in PASSES.items())
     if gpu is None:
         threads = counted(environment.threads, "thread")
-        where = f"{environment.cpu}, {threads}, {CONDITION_WORDS[result.condition]}. "
+        where = f"{processor_text(environment)}, {threads}, {CONDITION_WORDS[result.condition]}. "
         ours = "medians of ours, output given"
         floor = "over that of moving the memory alone"
     else:

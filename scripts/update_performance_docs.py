@@ -1,6 +1,7 @@
 """Write the tables and plots of README.md and docs/performance.md from the results in docs/bench.
 
-Those are result.json, and models.json of whole models. Text between the markers is replaced, all
+Those are result.json, and models.json of whole models. By layout all results of the CPU are shown
+that lie beside result.json, those of other machines. Text between the markers is replaced, all
 other text stays. With --check: say what is not current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
@@ -8,26 +9,33 @@ Usage, from the root of the repository: python -m scripts.update_performance_doc
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.model import OURS, Result, Row, geometric_mean
+from benchmarks.model import OURS, Result, Row
 from benchmarks.models.page import models_page
 from benchmarks.report import read_result
-from benchmarks.report.figures import SWEEP, cells, losing, summary
+from benchmarks.report.figures import SWEEP, cells, losing, mean, summary
+from benchmarks.report.layouts import layout_cells, layout_tables, limits_table
 from benchmarks.report.plots import draw
+from benchmarks.report.result_file import SCHEMA
 from benchmarks.report.tables import cell_table, markdown, summary_table
 from benchmarks.report.words import (
+    CONDITION_WORDS,
     DASH,
     bytes_text,
+    caches_text,
     label,
     milliseconds,
     ratio_text,
     shape_text,
+    versions_text,
+    where_text,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +43,7 @@ RESULT, MODELS = Path("docs/bench/result.json"), Path("docs/bench/models.json")
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 BEGIN_MODELS, END_MODELS = "<!-- models:begin -->", "<!-- models:end -->"
+BEGIN_MACHINES, END_MACHINES = "<!-- machines:begin -->", "<!-- machines:end -->"
 
 # What the tables show: the operator that the project is about, and the type that most train in.
 _OP, _DTYPE = "backward", "float32"
@@ -76,6 +85,9 @@ def pages(result: Result, root: Path) -> dict[Path, str]:
         if (root / MODELS).exists():
             text = _between(path, text, models_page(root / MODELS), BEGIN_MODELS, END_MODELS)
         found[path] = _between(path, text, "\n".join([part, *shown]), BEGIN, END)
+    path = root / "docs/performance.md"
+    part = _machines(_results(result, root / folder))
+    found[path] = _between(path, found[path], part, BEGIN_MACHINES, END_MACHINES)
     return found
 
 
@@ -89,7 +101,7 @@ def _readme(result: Result) -> str:
     chosen = _chosen(frame)
     means = summary(frame)["mean"]
     texts = (
-        f"{op} {', '.join(f'{ratio_text(mean)} in {dtype}' for (_, dtype), mean in found.items())}"
+        f"{op} {', '.join(f'{ratio_text(each)} in {dtype}' for (_, dtype), each in found.items())}"
         for op, found in means.groupby(level="op", observed=True)
     )
     return "\n".join(
@@ -118,7 +130,7 @@ def _kinds(compared: pd.DataFrame, caches: Sequence[int]) -> pd.DataFrame:
             sizes[kind[0]],
             kind[1],
             str(len(found)),
-            f"**{ratio_text(geometric_mean(found.ratio))}**",
+            f"**{ratio_text(mean(found.ratio))}**",
             *(_best_or_worst(found.row[at]) for at in (found.ratio.idxmin(), found.ratio.idxmax())),
             _WHY[kind],
         )
@@ -150,19 +162,46 @@ def _performance(result: Result) -> str:
     )
 
 
+def _results(result: Result, folder: Path) -> dict[str, Result]:
+    """Return `result` and those of the CPU that lie beside it, the newest first, by their names."""
+    beside = (path for path in sorted(folder.glob("*.json")) if path.name != RESULT.name)
+    others = {path.name: read_result(path) for path in beside if _is_result(path)}
+    newest = sorted(others, key=lambda name: others[name].environment.date, reverse=True)
+    chosen = {RESULT.name: result} | {name: others[name] for name in newest}
+    return {name: found for name, found in chosen.items() if found.device == "cpu"}
+
+
+def _is_result(path: Path) -> bool:
+    return json.loads(path.read_text(encoding="utf-8")).get("schema") == SCHEMA
+
+
+def _machines(results: Mapping[str, Result]) -> str:
+    """Return for each machine its means by layout, and how far all are from the limits."""
+    parts, frames = [], {}
+    for name, result in results.items():
+        where, frame = where_text(result.environment), layout_cells(result)
+        # Two results may be of one machine and one day.
+        heading = f"{where}, {name}" if where in frames else where
+        frames[heading] = frame
+        parts += [
+            f"### {heading}\n",
+            f"{caches_text(result.environment)}; {CONDITION_WORDS[result.condition]}; "
+            f"{versions_text(result.environment)}. "
+            f"All {len(cells(result))} cells: [bench/{name}](bench/{name}).\n",
+            *map(markdown, layout_tables(frame)),
+        ]
+    return "\n".join([*parts, "### Cells above the limits\n", markdown(limits_table(frames))])
+
+
 def _where(result: Result) -> str:
-    environment = result.environment
-    versions = ", ".join(f"{name} {text}" for name, text in environment.versions.items())
-    threads = f"{environment.threads} thread{'s' if environment.threads > 1 else ''}"
-    return f"{environment.cpu}, {threads}, {environment.date[:10]}; {versions}."
+    return f"{where_text(result.environment)}; {versions_text(result.environment)}."
 
 
 def _table(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a line per shape, both layouts side by side, and their geometric means."""
     sides = []
     for layout, found in frame.groupby("layout"):
-        mean = f"**{ratio_text(geometric_mean(found.ratio.dropna()))}**"
-        lines = [*map(_columns, found.row), ("", "", mean)]
+        lines = [*map(_columns, found.row), ("", "", f"**{ratio_text(mean(found.ratio))}**")]
         columns = [f"{layout}, ms", f"{layout}, best peer", f"{layout}, ratio"]
         sides.append(pd.DataFrame(lines, [*found["shape"], "geometric mean"], columns, dtype=str))
     shapes = [*frame["shape"].unique(), "geometric mean"]

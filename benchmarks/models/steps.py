@@ -65,6 +65,11 @@ def measure(case: Case, variants: Sequence[Variant], settings: Settings) -> Row:
             off = _distance(step.gradients(), exact)
         except Exception as error:  # Whatever a compiler raises.
             outcomes[variant] = Outcome(variant, f"{type(error).__name__}: {error}"[:200])
+            if variant == "torch":
+                # Nobody is judged without it, or timed.
+                others = dict.fromkeys(each for each in variants if each != "torch")
+                failed = (Outcome(each, "not compared: torch failed") for each in others)
+                return Row(case, (outcomes["torch"], *failed))
             continue
         if variant == "torch":
             limit = max(_WORST * off, _CHAOS)

@@ -223,5 +223,5 @@ def _facts(result: Result) -> dict[str, object]:
 
 def _difference(what: str, was: object, now: object) -> Iterator[str]:
     if was != now:
-        was, now = ("none" if value is None else value for value in (was, now))
+        was, now = ("none" if value in (None, "") else value for value in (was, now))
         yield f"{what.replace('_', ' ')}: {was}, now {now}"

@@ -33,6 +33,7 @@ __all__ = [
     "groups",
     "in_order",
     "losing",
+    "mean",
     "our_forms",
     "outcomes",
     "peer_columns",
@@ -95,6 +96,11 @@ def groups(frame: pd.DataFrame) -> Iterator[tuple[tuple[Operation, str], pd.Data
     return iter(frame.groupby(_KIND, observed=True))
 
 
+def mean(values: pd.Series) -> float:
+    """Return the geometric mean of the values that there are; NaN if there are none."""
+    return geometric_mean(values.dropna())
+
+
 def losing(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the cells in which a peer is faster, the worst first."""
     return frame[frame.lost].sort_values("ratio", ascending=False, kind="stable")
@@ -116,16 +122,16 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     figures = pd.DataFrame(
         {
             "cells": workload.ratio.count(),
-            "mean": workload.ratio.agg(_mean),
+            "mean": workload.ratio.agg(mean),
             "worst": every.ratio.max(),
-            "in_float32": workload.in_float32.agg(_mean),
-            "share": 1 / every.to_floor.agg(_mean),
-            "large_share": 1 / large.to_floor.agg(_mean),
+            "in_float32": workload.in_float32.agg(mean),
+            "share": 1 / every.to_floor.agg(mean),
+            "large_share": 1 / large.to_floor.agg(mean),
         },
         index=every.size().index,
     ).fillna({"cells": 0})
     compared = frame[frame.ratio.notna()]
-    suites = compared.groupby([*_KIND, "suite"], observed=True).ratio.agg(_mean)
+    suites = compared.groupby([*_KIND, "suite"], observed=True).ratio.agg(mean)
     return figures.join(suites.unstack()[list(compared.suite.unique())])
 
 
@@ -180,10 +186,6 @@ def our_forms(rows: Iterable[Row]) -> list[Form]:
     """Return the forms that some rows have times of ours in; both if they have none."""
     found = {o.form for row in rows for o in row.outcomes if o.contestant == OURS and o.timing}
     return [form for form in get_args(Form) if form in found or not found]
-
-
-def _mean(values: pd.Series) -> float:
-    return geometric_mean(values.dropna())
 
 
 def _identity(cell: Cell) -> tuple[object, ...]:

@@ -8,7 +8,6 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from backnorm.cli.text import counted
 from backnorm.files import atomic_writer, check_writable, prepare_folder
 from benchmarks.model import LEAST_PASSES, PASSES, Result
 from benchmarks.report import tables
@@ -25,6 +24,7 @@ from benchmarks.report.words import (
     percent,
     ratio_text,
     settings_lines,
+    where_text,
 )
 
 __all__ = ["prepare", "to_html", "to_markdown", "write_report"]
@@ -136,9 +136,7 @@ def _contents(result: Result) -> dict[str, Any]:
 
 
 def _machine(result: Result) -> str:
-    environment = result.environment
-    known = (environment.cpu, counted(environment.threads, "thread"), environment.date[:10])
-    line = " · ".join(text for text in known if text)
+    line = where_text(result.environment, " · ")
     if result.gpu:
         return f"{result.gpu.name} · {line}"
     return f"{line} · {CONDITION_WORDS[result.condition]}"

@@ -17,7 +17,8 @@ __all__ = ["SCHEMA", "read_result", "write_result"]
 
 #: Name and version of the format. Fields may be added under the same version, and readers ignore
 #: those that they do not know; anything else needs a new one. Added so far: "gpu", and "whole" of
-#: an outcome; files from before are of the CPU. And "condition"; files from before are quiet.
+#: an outcome; files from before are of the CPU. And "condition"; files from before are quiet. And
+#: "microarchitecture" of the environment.
 SCHEMA: Literal["backnorm.bench/1"] = "backnorm.bench/1"
 
 

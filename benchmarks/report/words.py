@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from backnorm.cli.text import counted
 from benchmarks.model import Cell, Condition, Environment, Form, GpuFacts, Result, Row
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "STATUS_MARKS",
     "TIMES",
     "bytes_text",
+    "caches_text",
     "condition_note",
     "environment_lines",
     "gpu_lines",
@@ -20,11 +22,14 @@ __all__ = [
     "legend",
     "milliseconds",
     "percent",
+    "processor_text",
     "ratio_text",
     "roof",
     "settings_lines",
     "shape_text",
     "speed_text",
+    "versions_text",
+    "where_text",
 ]
 
 #: What stands in a table where there is no number.
@@ -102,19 +107,39 @@ def speed_text(speed: float | None) -> str:
     return f"{speed:.3g}" if speed < 999.5 else f"{speed:.0f}"
 
 
+def processor_text(environment: Environment) -> str:
+    """Return the name of a processor, with that of its kind if it is known."""
+    kind = environment.microarchitecture
+    return f"{environment.cpu} ({kind})" if kind else environment.cpu
+
+
+def where_text(environment: Environment, between: str = ", ") -> str:
+    """Return where and when a benchmark ran: the processor, its threads, the day."""
+    threads, day = counted(environment.threads, "thread"), environment.date[:10]
+    return between.join(text for text in (processor_text(environment), threads, day) if text)
+
+
+def versions_text(environment: Environment) -> str:
+    """Return the packages that took part, with their versions."""
+    return ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+
+
+def caches_text(environment: Environment) -> str:
+    """Return the sizes of the caches."""
+    sizes = environment.cache_per_core, environment.cache_shared
+    per_core, shared = map(bytes_text, sizes)
+    return f"{per_core} a core, {shared} shared"
+
+
 def environment_lines(environment: Environment) -> list[tuple[str, str]]:
     """Return names and values of where a benchmark ran."""
-    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
-    per_core, shared = (
-        bytes_text(size) for size in (environment.cache_per_core, environment.cache_shared)
-    )
     return [
-        ("Processor", environment.cpu),
+        ("Processor", processor_text(environment)),
         ("Processors, threads used", f"{environment.processors}, {environment.threads}"),
-        ("Cache", f"{per_core} a core, {shared} shared"),
+        ("Cache", caches_text(environment)),
         ("System", environment.system),
         ("Python", environment.python),
-        ("Versions", versions),
+        ("Versions", versions_text(environment)),
         ("Date", environment.date),
     ]
 

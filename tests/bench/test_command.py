@@ -189,6 +189,8 @@ def test_all_peers_take_part(tmp_path):
         if required.ALL:
             assert set(found.values()) == {"ok"}, row
     assert "backnorm" in result["environment"]["versions"]
+    # LLVM's name of what this runs on.
+    assert result["environment"]["microarchitecture"]
 
 
 @pytest.fixture

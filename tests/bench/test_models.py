@@ -8,6 +8,7 @@ import json
 import pytest
 
 from backnorm.errors import ArgumentValueError
+from benchmarks.child import Child
 from benchmarks.environment import environment, now, write_rows
 from benchmarks.model import Timing
 from benchmarks.models import run as run_module
@@ -115,6 +116,22 @@ def test_a_model_is_trained_in_a_process_of_its_own():
         assert each.error < 0.1
     assert [each.layers for each in row.outcomes] == [0, 20, 20]
     assert {"backnorm", "torch", "torchvision"} <= run.environment().versions.keys()
+
+
+@pytest.mark.long
+def test_where_pytorchs_layers_fail_nothing_is_compared(monkeypatch):
+    driver = "tests.bench.drivers.failing_models_worker"
+    monkeypatch.setattr(run_module, "Child", lambda module: Child(driver))
+    run = Run([CASE], ("backnorm", "torch", "backnorm-fused"), 1, HASTY)
+    run.measure(lambda _: None)
+    (row,) = run.rows
+    assert row.outcomes == (
+        Outcome("torch", "RuntimeError: no memory"),
+        Outcome("backnorm", "not compared: torch failed"),
+        Outcome("backnorm-fused", "not compared: torch failed"),
+    )
+    assert summary_lines(run.rows) == []
+    assert models_table(run.rows, run.environment()).row_count == 3
 
 
 @pytest.mark.long

@@ -92,8 +92,10 @@ def test_peers_of_the_same_version_are_the_control():
 
 
 def test_different_circumstances_are_warned_of():
-    after = run(cpu="another", threads=1, versions={"backnorm": "0.2.0"}, settings={"rounds": 3})
+    kind = {"cpu": "another", "microarchitecture": "znver5"}
+    after = run(threads=1, versions={"backnorm": "0.2.0"}, settings={"rounds": 3}, **kind)
     warnings = compare(run(settings={"rounds": 15}), after).warnings
+    assert "microarchitecture: none, now znver5" in warnings
     assert "cpu: AMD EPYC 9R14 (made up), now another" in warnings
     assert "threads: 2, now 1" in warnings
     assert "version of torch: 2.13.0, now none" in warnings

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
 import pytest
 
+from backnorm.errors import ArgumentValueError
 from benchmarks.model import geometric_mean
-from benchmarks.report import read_result
+from benchmarks.report import read_result, write_result
 from benchmarks.report.figures import cells
+from benchmarks.report.layouts import layout_cells, layout_tables, limits_table
+from benchmarks.report.tables import markdown
 from benchmarks.report.words import TIMES
 
+from . import synthetic, synthetic_gpu
 from .synthetic import squeezed
 
 pytestmark = pytest.mark.long
@@ -33,6 +38,9 @@ def checkout(tmp_path, script):
     (tmp_path / "docs").mkdir()
     for name in ("README.md", "docs/performance.md"):
         (tmp_path / name).write_text(f"before\n{script.BEGIN}\nold\n{script.END}\nafter\n")
+    with (tmp_path / "docs/performance.md").open("a") as page:
+        page.write(f"{script.BEGIN_MACHINES}\n{script.END_MACHINES}\nend\n")
+    (tmp_path / "docs/bench").mkdir()
     return tmp_path
 
 
@@ -53,6 +61,7 @@ def test_the_committed_pages_have_the_markers(script):
     for name in ("README.md", "docs/performance.md"):
         text = (ROOT / name).read_text()
         assert text.count(script.BEGIN) == text.count(script.END) == 1
+    assert text.count(script.BEGIN_MACHINES) == text.count(script.END_MACHINES) == 1
 
 
 def test_pages_are_written_once_and_then_current(script, checkout, result):
@@ -119,4 +128,65 @@ def test_a_plot_of_another_release_of_matplotlib_is_left_alone(script, checkout,
 def test_a_page_without_markers_is_refused(script, checkout, result):
     (checkout / "README.md").write_text("no markers")
     with pytest.raises(SystemExit, match="bench:begin"):
+        script.pages(result, checkout)
+
+
+def machines(script, checkout, result):
+    """Write the pages; return the headings of the machines, and what follows each."""
+    write(script.pages(result, checkout))
+    page = squeezed((checkout / "docs" / "performance.md").read_text())
+    assert page.endswith(f"{script.END_MACHINES}\nend\n")
+    parts = page.split(script.BEGIN_MACHINES)[1].split(script.END_MACHINES)[0].split("### ")[1:]
+    return dict(part.split("\n\n", 1) for part in parts)
+
+
+def test_results_beside_are_machines_the_newest_first(script, checkout, result):
+    folder = checkout / "docs" / "bench"
+    days = {"b.json": "2026-11-20", "a.json": "2026-11-19", "c.json": "2026-11-30"}
+    for name, day in days.items():
+        kind = {"microarchitecture": "znver5"} if name == "a.json" else {}
+        other = synthetic.environment(cpu=name, threads=1, date=f"{day}T01:00:00+00:00", **kind)
+        write_result(dataclasses.replace(result, environment=other), folder / name)
+    write_result(synthetic_gpu.result(), folder / "gpu.json")
+    (folder / "other.json").write_text('{"environment": {}, "rows": []}')
+    found = machines(script, checkout, result)
+    assert [*found] == [
+        "AMD EPYC 9R14 (made up), 2 threads, 2026-11-21",
+        "c.json, 1 thread, 2026-11-30",
+        "b.json, 1 thread, 2026-11-20",
+        "a.json (znver5), 1 thread, 2026-11-19",
+        "Cells above the limits",
+    ]
+
+
+def test_a_machine_is_told_with_its_tables(script, checkout, result):
+    found = machines(script, checkout, result)
+    where, limits = found
+    assert found[where].startswith(
+        "1 MiB a core, 32 MiB shared; calls in a row; backnorm 0.1.0, numpy 2.4.6, "
+        f"torch 2.13.0, jax 0.10.2. All {len(cells(result))} cells: "
+        "[bench/result.json](bench/result.json).\n"
+    )
+    frame = layout_cells(result)
+    (table,) = layout_tables(frame)
+    assert squeezed(markdown(table)) in found[where]
+    assert squeezed(markdown(limits_table({where: frame}))) == found[limits]
+
+
+def test_results_of_one_machine_and_day_are_told_apart(script, checkout, result):
+    write_result(result, checkout / "docs" / "bench" / "before.json")
+    first, second, _ = machines(script, checkout, result)
+    assert second == f"{first}, before.json"
+
+
+def test_a_new_result_beside_makes_the_page_stale(script, checkout, result):
+    write(script.pages(result, checkout))
+    write_result(result, checkout / "docs" / "bench" / "before.json")
+    assert script.stale(result, checkout) == [checkout / "docs" / "performance.md"]
+
+
+def test_a_broken_result_beside_is_named(script, checkout, result):
+    path = checkout / "docs" / "bench" / "broken.json"
+    path.write_text('{"schema": "backnorm.bench/1"}')
+    with pytest.raises(ArgumentValueError, match=r"broken\.json"):
         script.pages(result, checkout)

@@ -65,6 +65,12 @@ def test_files_from_before_there_were_conditions_are_quiet(document, path):
     assert read_result(path).condition == "quiet"
 
 
+def test_files_from_before_the_processors_kind_was_asked_for_do_not_know_it(document, path):
+    assert document["environment"].pop("microarchitecture") == ""
+    path.write_text(json.dumps(document))
+    assert read_result(path).environment.microarchitecture == ""
+
+
 def _outcome(document):
     return document["rows"][1]["outcomes"][0]
 
