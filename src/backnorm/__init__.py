@@ -21,6 +21,7 @@ from backnorm.operators import (
     reduce,
     reduce_forward,
 )
+from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (
     Blend,
     ChannelMoments,
@@ -51,6 +52,8 @@ __all__ = [
     "Normalized",
     "NormalizedWithMask",
     "Plan",
+    "ReproducibleMoments",
+    "ReproducibleSums",
     "SecondGradients",
     "apply",
     "apply_forward",

@@ -12,6 +12,7 @@ from backnorm.aliasing import check_out, own
 from backnorm.allocation import allocate
 from backnorm.binding import Code
 from backnorm.cpu import addresses, engine
+from backnorm.cpu.scratch import bin_rows
 from backnorm.dtypes import FLOAT64
 from backnorm.layout import Order, dense, in_order, mask_size, memory_order, restore
 from backnorm.problem import Problem, as_array
@@ -38,9 +39,10 @@ class NumPy:
         # Kernels read those of one axis: 0.05 us an operand less than its shape.
         channel_facts="(type({}), {}.size, {}.ndim, {}.dtype, {}.flags.num)",
         address="id({})" if addresses.HEADER else "address_of({})",
+        elements="address_of({})",
         header=addresses.HEADER,
         stage="stage.__call__",
-        constants=("shape", "dtype", "channels", "statistics", "mask_bytes", "count"),
+        constants=("shape", "dtype", "channels", "statistics", "mask_bytes", "count", "rows"),
         new={
             "data": "empty(shape, dtype)",
             "large data": "allocate(shape, dtype)",
@@ -48,6 +50,7 @@ class NumPy:
             "mask": "allocate((mask_bytes,), byte)",
             "sums": "empty(channels, double)",
             "coefficients": "empty((4, channels), double)",
+            "bins": "empty((rows, channels), integer)",
             "count": "count",
         },
     )
@@ -57,6 +60,7 @@ class NumPy:
         "byte": _BYTE,
         "double": FLOAT64,
         "empty": np.empty,
+        "integer": np.dtype(np.int64),
     }
 
     def read(self, operands: Sequence[object], signature: Signature) -> list[Any]:
@@ -90,7 +94,8 @@ class NumPy:
         """Return the values of `code.constants`."""
         shape = tuple(problem.shape[axis] for axis in order)
         size, statistics = mask_size(problem.size), problem.statistics_dtype
-        return shape, problem.dtype, problem.channels, statistics, size, problem.count
+        rows = bin_rows(problem.dtype.itemsize)
+        return shape, problem.dtype, problem.channels, statistics, size, problem.count, rows
 
     def ready(
         self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order

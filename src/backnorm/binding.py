@@ -50,6 +50,8 @@ class Code(NamedTuple):
         away from an array; ``{0}`` is its name, ``{1}`` its kind.
     held : str
         The address of an operand, where `lost` has looked it up.
+    elements : str
+        Where the elements begin, for what is none of a record's `ADDRESSES`; empty: `address`.
     constants : tuple of str
         Names of the values that an executable provides for `new`.
     new : mapping of str to str
@@ -68,6 +70,7 @@ class Code(NamedTuple):
     channel_facts: str = ""
     lost: str = ""
     held: str = ""
+    elements: str = ""
 
 
 def facts(code: Code, name: str, kind: str = "data", *, given: bool = False) -> str:
@@ -212,8 +215,8 @@ def _runner(
     sums = ", ".join(result.name for result in signature.results if result.kind == "sums")
     passed = _passed(numbers) + (f", summed=({sums})" if sums else "")
     for result in signature.results:
-        if result.kind == "coefficients":
-            passed += f", coefficients={code.address.format(result.name)}"
+        if result.kind in ("coefficients", "bins"):
+            passed += f", coefficients={(code.elements or code.address).format(result.name)}"
     passed += f", header={code.header}" if code.header else ""
     body.append(f"refused = stage({', '.join(found)}{passed})")
     results = [result.name for result in signature.results]

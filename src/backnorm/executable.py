@@ -34,6 +34,10 @@ _STAGES = {
     "apply_forward": "apply_moments",
     "forward_coefficients": "reduce",
     "backward_coefficients": "reduce",
+    "forward_reproducible": "complete",
+    "backward_reproducible": "complete",
+    "reduce_reproducible": "sum_all",
+    "reduce_forward_reproducible": "sum_all",
 }
 
 # More than the layers of any model.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -10,8 +11,10 @@ from backnorm import blending
 from backnorm.arithmetics import Arithmetic
 from backnorm.arrays import NUMPY
 from backnorm.cpu.plan import Plan
+from backnorm.errors import ArgumentValueError
 from backnorm.executable import executable, operation
 from backnorm.problem import Format, Problem, problem_of
+from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (
     Blend,
     ChannelMoments,
@@ -24,7 +27,8 @@ from backnorm.results import (
     check_of_channels,
     check_whole,
 )
-from backnorm.signature import SIGNATURES, Operation
+from backnorm.scalars import check_flag
+from backnorm.signature import REPRODUCIBLE, SIGNATURES, Operation
 
 __all__ = [
     "apply",
@@ -61,6 +65,7 @@ def batch_norm_backward(
     mask: Any = ...,
     residual: Literal[False] = ...,
     arithmetic: Arithmetic | None = ...,
+    reproducible: bool = ...,
     out: Any = ...,
     blend: Blend | None = ...,
 ) -> Gradients: ...
@@ -80,6 +85,7 @@ def batch_norm_backward(
     mask: Any,
     residual: bool,
     arithmetic: Arithmetic | None = ...,
+    reproducible: bool = ...,
     out: np.ndarray | None = ...,
 ) -> GradientsWithResidual: ...
 
@@ -97,6 +103,7 @@ def batch_norm_backward(
     mask: Any = None,
     residual: bool = False,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
     out: Any = None,
     blend: Blend | None = None,
 ) -> Gradients | GradientsWithResidual:
@@ -139,6 +146,11 @@ def batch_norm_backward(
     arithmetic : {"float32", "float64"}, optional
         What elements are computed in, and short runs of sums added up; see `backnorm.arithmetic`,
         which says what holds without it. float64 elements are computed in float64 alone.
+    reproducible : bool
+        Whether results have the same bits in every layout, however elements are ordered in a
+        channel, and by `reduce` and `apply` however the batch is cut into parts. Sums are then
+        added up as integers, which takes longer, and of fewer than 2^32 elements a channel. Not
+        with `blend`.
     out : array, optional
         Where to write dx, of x's shape and type. ``out=dy`` works in place; any other overlap with
         an input is an error. With `blend`, a tuple of arrays for dx, dgamma and dbeta.
@@ -163,11 +175,16 @@ def batch_norm_backward(
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
+    run = _backward if reproducible is False else _asked(_backward, "backward", reproducible)
     if blend is not None:
+        if run is not _backward:
+            raise ArgumentValueError(
+                "reproducible", "comes without blend", came=reproducible, accepted="False"
+            )
         operands = x, dy, mask, mean, variance, gamma
         given = _checked("backward", operands, epsilon, data_format, training, residual, arithmetic)
         return blending.backward(*given, out, check_blend(blend))
-    dx, dgamma, dbeta, dresidual = _backward(
+    dx, dgamma, dbeta, dresidual = run(
         x,
         dy,
         mask,
@@ -196,6 +213,7 @@ def batch_norm_forward(
     data_format: Format = ...,
     relu: Literal[False] = ...,
     arithmetic: Arithmetic | None = ...,
+    reproducible: bool = ...,
     out: np.ndarray | None = ...,
 ) -> Normalized: ...
 
@@ -211,6 +229,7 @@ def batch_norm_forward(
     relu: bool,
     residual: Any = ...,
     arithmetic: Arithmetic | None = ...,
+    reproducible: bool = ...,
     out: np.ndarray | None = ...,
 ) -> NormalizedWithMask: ...
 
@@ -225,6 +244,7 @@ def batch_norm_forward(
     relu: bool = False,
     residual: Any = None,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
     out: np.ndarray | None = None,
 ) -> Normalized | NormalizedWithMask:
     """Normalise a batch with its own statistics, with a ReLU and an addition in the same pass.
@@ -250,6 +270,9 @@ def batch_norm_forward(
         What is added before the ReLU, of x's shape and type; 0 if absent.
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
+    reproducible : bool
+        Whether mean and variance have the same bits however the elements are ordered, and y with
+        them: see `batch_norm_backward`. They are then rounded to float64 before y is computed.
     out : array, optional
         Where to write y; may not overlap an input.
 
@@ -266,7 +289,8 @@ def batch_norm_forward(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`, and for a residual without a ReLU.
     """
-    y, mean, variance, mask = _forward(
+    run = _forward if reproducible is False else _asked(_forward, "forward", reproducible)
+    y, mean, variance, mask = run(
         x, residual, gamma, beta, None, None, epsilon, data_format, relu, arithmetic, out
     )
     if mask is None:
@@ -330,9 +354,33 @@ def batch_norm_inference(
     return y
 
 
+@overload
 def reduce_forward(
-    x: Any, *, data_format: Format = "NCX", arithmetic: Arithmetic | None = None
-) -> ChannelMoments:
+    x: Any,
+    *,
+    data_format: Format = ...,
+    arithmetic: Arithmetic | None = ...,
+    reproducible: Literal[False] = ...,
+) -> ChannelMoments: ...
+
+
+@overload
+def reduce_forward(
+    x: Any,
+    *,
+    data_format: Format = ...,
+    arithmetic: Arithmetic | None = ...,
+    reproducible: bool,
+) -> ChannelMoments | ReproducibleMoments: ...
+
+
+def reduce_forward(
+    x: Any,
+    *,
+    data_format: Format = "NCX",
+    arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
+) -> ChannelMoments | ReproducibleMoments:
     """Return the first phase of the forward pass: mean and biased variance per channel.
 
     Moments of parts of a batch add up to those of the batch; `apply_forward` takes the total.
@@ -346,22 +394,29 @@ def reduce_forward(
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
 
+    reproducible : bool
+        Whether the moments of all parts are to have the same bits however the batch is cut.
+
     Returns
     -------
-    ChannelMoments
+    ChannelMoments, or if reproducible ReproducibleMoments
         float64 means and variances, 0 without elements, and the number of elements per channel.
+        If reproducible, the sums that they follow from, as integers.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`.
     """
-    return ChannelMoments(*_reduce_forward(x, data_format, arithmetic))
+    usual = _reduce_forward
+    run = usual if reproducible is False else _asked(usual, "reduce_forward", reproducible)
+    found = run(x, data_format, arithmetic)
+    return ChannelMoments(*found) if run is usual else ReproducibleMoments(*found)
 
 
 def apply_forward(
     x: Any,
-    moments: ChannelMoments,
+    moments: ChannelMoments | ReproducibleMoments,
     gamma: Any = None,
     beta: Any = None,
     *,
@@ -378,7 +433,7 @@ def apply_forward(
     ----------
     x, gamma, beta, epsilon, data_format, relu, residual, arithmetic, out
         As `batch_norm_forward`.
-    moments : ChannelMoments
+    moments : ChannelMoments or ReproducibleMoments
         From `reduce_forward`, added up over all parts of the batch, this one among them.
 
     Returns
@@ -392,6 +447,7 @@ def apply_forward(
         As `batch_norm_forward`, and for moments of another number of channels, of fewer elements
         than x has, or that are no numbers.
     """
+    moments = moments.rounded() if type(moments) is ReproducibleMoments else moments
     moments = check_of_channels(moments, ChannelMoments)
     operands, how = (x, residual, gamma, beta), (epsilon, data_format, relu, arithmetic)
     problem, _ = _checked("apply_forward", operands, *how)
@@ -403,6 +459,32 @@ def apply_forward(
     return NormalizedWithMask(y, mean, variance, mask)
 
 
+@overload
+def reduce(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    *,
+    data_format: Format = ...,
+    mask: Any = ...,
+    arithmetic: Arithmetic | None = ...,
+    reproducible: Literal[False] = ...,
+) -> ChannelSums: ...
+
+
+@overload
+def reduce(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    *,
+    data_format: Format = ...,
+    mask: Any = ...,
+    arithmetic: Arithmetic | None = ...,
+    reproducible: bool,
+) -> ChannelSums | ReproducibleSums: ...
+
+
 def reduce(
     x: Any,
     dy: Any,
@@ -411,7 +493,8 @@ def reduce(
     data_format: Format = "NCX",
     mask: Any = None,
     arithmetic: Arithmetic | None = None,
-) -> ChannelSums:
+    reproducible: bool = False,
+) -> ChannelSums | ReproducibleSums:
     """Return the first phase of the backward pass: sum dy and sum dy*(x - mean) per channel.
 
     Sums of parts of a batch add up to those of the batch; `apply` takes the total.
@@ -429,17 +512,22 @@ def reduce(
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
 
+    reproducible : bool
+        Whether the sums of all parts are to have the same bits however the batch is cut.
+
     Returns
     -------
-    ChannelSums
-        float64 sums and the number of elements per channel.
+    ChannelSums, or if reproducible ReproducibleSums
+        float64 sums and the number of elements per channel. If reproducible, as integers.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`.
     """
-    return ChannelSums(*_reduce(x, dy, mask, mean, data_format, arithmetic))
+    run = _reduce if reproducible is False else _asked(_reduce, "reduce", reproducible)
+    found = run(x, dy, mask, mean, data_format, arithmetic)
+    return ChannelSums(*found) if run is _reduce else ReproducibleSums(*found)
 
 
 @overload
@@ -449,7 +537,7 @@ def apply(
     mean: Any,
     variance: Any,
     gamma: Any,
-    sums: ChannelSums,
+    sums: ChannelSums | ReproducibleSums,
     *,
     epsilon: float,
     data_format: Format = ...,
@@ -468,7 +556,7 @@ def apply(
     mean: Any,
     variance: Any,
     gamma: Any,
-    sums: ChannelSums,
+    sums: ChannelSums | ReproducibleSums,
     *,
     epsilon: float,
     data_format: Format = ...,
@@ -486,7 +574,7 @@ def apply(
     mean: Any,
     variance: Any,
     gamma: Any,
-    sums: ChannelSums,
+    sums: ChannelSums | ReproducibleSums,
     *,
     epsilon: float,
     data_format: Format = "NCX",
@@ -502,7 +590,7 @@ def apply(
     ----------
     x, dy, mean, variance, gamma, epsilon, data_format, training, residual, arithmetic, out
         As `batch_norm_backward` (gamma may be None).
-    sums : ChannelSums
+    sums : ChannelSums or ReproducibleSums
         From `reduce`, added up over all parts of the batch, this one among them.
     mask : uint8 array, optional
         What `apply_forward` returned for this part with ``relu=True``.
@@ -518,6 +606,7 @@ def apply(
         As `batch_norm_backward`, and for sums of another number of channels, of fewer elements
         than x has, or that are no numbers.
     """
+    sums = sums.rounded() if type(sums) is ReproducibleSums else sums
     sums = check_of_channels(sums, ChannelSums)
     operands = x, dy, mask, mean, variance, gamma
     how = epsilon, data_format, training, residual, arithmetic
@@ -565,6 +654,17 @@ def explain(
     )
     decided: Plan = executable(problem, read[0]).plan
     return decided
+
+
+def _asked(usual: Any, name: Operation, reproducible: object) -> Any:
+    """Return the function of an operation: the usual one, or if asked for the reproducible one."""
+    return _reproducible(name) if check_flag("reproducible", reproducible) else usual
+
+
+@functools.cache
+def _reproducible(name: Operation) -> Any:
+    """Return the function of an operation's reproducible form, made when it is first asked for."""
+    return operation(REPRODUCIBLE[name], exchanged=name.startswith("reduce"))
 
 
 def _checked(

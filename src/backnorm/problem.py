@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from backnorm import binned
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
@@ -110,6 +111,11 @@ class Problem:
     arithmetic: Arithmetic = field(kw_only=True)
 
     @property
+    def reproducible(self) -> bool:
+        """Whether sums do not depend on how the batch is cut."""
+        return SIGNATURES[self.operation].reproducible
+
+    @property
     def channels(self) -> int:
         """Number of channels C."""
         return math.prod(self.shape[axis] for axis in self.channel_axes)
@@ -196,7 +202,7 @@ def problem_of(
         raise _residual_alone(operation)
     assert axes is not None
     default = FLOAT32 if is_16_bit(dtype) else dtype
-    return Problem(
+    problem = Problem(
         operation,
         shape,
         axes,
@@ -211,6 +217,9 @@ def problem_of(
         running="running_mean" in given,
         arithmetic=resolved(dtype, arithmetic) if "arithmetic" in options else "float64",
     )
+    if problem.reproducible:
+        binned.check_count("x", problem.count)
+    return problem
 
 
 def unsupported_type(name: str, came: object, hint: str | None = None) -> ArgumentTypeError:
@@ -311,7 +320,7 @@ def _missing(name: str) -> ArgumentTypeError:
 
 
 def _residual_alone(operation: Operation) -> ArgumentValueError:
-    if operation in ("backward", "apply"):
+    if operation.startswith(("backward", "apply")) and operation != "apply_forward":
         return ArgumentValueError(
             "residual",
             "its gradient is that of the ReLU after it, and there is no mask",

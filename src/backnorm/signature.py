@@ -8,11 +8,20 @@ operand can be in one of them and missing in another.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-__all__ = ["SIGNATURES", "Kind", "Number", "Operand", "Operation", "Result", "Signature"]
+__all__ = [
+    "REPRODUCIBLE",
+    "SIGNATURES",
+    "Kind",
+    "Number",
+    "Operand",
+    "Operation",
+    "Result",
+    "Signature",
+]
 
 Operation = Literal[
     "backward",
@@ -25,12 +34,17 @@ Operation = Literal[
     "double_backward",
     "forward_coefficients",
     "backward_coefficients",
+    "forward_reproducible",
+    "backward_reproducible",
+    "reduce_reproducible",
+    "reduce_forward_reproducible",
 ]
 
 #: data: of the shape and type of x. channel: one value per channel. mask: one bit per element, set
 #: where the output of a ReLU is positive. sums: one float64 per channel. count: the number of
-#: elements of a channel. coefficients: four float64 per channel, see `cpu.kernels.formulas`.
-Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients"]
+#: elements of a channel. coefficients: four float64 per channel, see `cpu.kernels.formulas`. bins:
+#: reproducible sums, see `binned`.
+Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients", "bins"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,7 @@ class Result:
     Attributes
     ----------
     name : str
-    kind : {"data", "channel", "mask", "sums", "count", "coefficients"}
+    kind : {"data", "channel", "mask", "sums", "count", "coefficients", "bins"}
     field : str
         The field of a kernel's record that holds its address; empty for what is copied out of the
         record, or known without it.
@@ -108,7 +122,10 @@ class Signature:
         The operand that `out` may be, to work in place.
     numbers : tuple of Number
     public : bool
-        Whether the package has a function of it; others are what adapters call.
+        Whether the package has a function of it; others are what adapters call, or what its
+        functions do with other arguments.
+    reproducible : bool
+        Whether sums do not depend on how the batch is cut: see `binned`.
     """
 
     operation: Operation
@@ -118,6 +135,7 @@ class Signature:
     overwrites: str | None = None
     numbers: tuple[Number, ...] = ()
     public: bool = True
+    reproducible: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -144,6 +162,7 @@ _DGAMMA, _DBETA = Result("dgamma", "channel", "result"), Result("dbeta", "channe
 _MEAN_OF_X = Result("mean", "channel", "result")
 _VARIANCE_OF_X = Result("variance", "channel", "result_2")
 _COEFFICIENTS = Result("coefficients", "coefficients", "")
+_BINS = (Result("bins", "bins", ""), Result("count", "count", ""))
 
 _ALL = (
     Signature(
@@ -251,5 +270,30 @@ _ALL = (
     ),
 )
 
+#: The operations that have a reproducible form, and its name.
+REPRODUCIBLE: Mapping[Operation, Operation] = {
+    "forward": "forward_reproducible",
+    "backward": "backward_reproducible",
+    "reduce": "reduce_reproducible",
+    "reduce_forward": "reduce_forward_reproducible",
+}
+
+
+def _reproducible(signature: Signature, name: Operation) -> Signature:
+    """Return the same with reproducible sums; a phase that sums returns those themselves."""
+    summing = any(result.kind == "sums" for result in signature.results)
+    return replace(
+        signature,
+        operation=name,
+        results=_BINS if summing else signature.results,
+        public=False,
+        reproducible=True,
+    )
+
+
+_BY_NAME = {each.operation: each for each in _ALL}
+
 #: The signatures of all operations.
-SIGNATURES: Mapping[Operation, Signature] = {each.operation: each for each in _ALL}
+SIGNATURES: Mapping[Operation, Signature] = _BY_NAME | {
+    name: _reproducible(_BY_NAME[usual], name) for usual, name in REPRODUCIBLE.items()
+}

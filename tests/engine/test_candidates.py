@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from backnorm import reduce_forward
 from backnorm.arrays import NUMPY
 from backnorm.conformance.data import realistic_data
 from backnorm.cpu.candidates import candidates, is_legal
-from backnorm.cpu.geometry import Segments
+from backnorm.cpu.geometry import Columns, Segments
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import plan
 from backnorm.dtypes import FLOAT16, FLOAT32
@@ -30,7 +31,7 @@ SHAPES = {
     "one channel": ("NCX", (7, 1, 33)),
     "nothing": ("NCX", (0, 4, 5)),
 }
-OPERATIONS = ("backward", "forward", "relu forward", "inference")
+OPERATIONS = ("backward", "forward", "relu forward", "inference", "relu apply_forward")
 _MACHINE = Machine(2, 1 << 21, 1 << 25, "made up")
 
 
@@ -77,10 +78,43 @@ def test_the_chosen_plan_is_the_first_and_others_differ_in_schedule_alone(data, 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_all_of_them_give_the_same_bits(data, operation):
     operands, problem, extents = planned(data, operation)
+    numbers = {}
+    if problem.operation == "apply_forward":
+        moments = reduce_forward(data.x, data_format=data.data_format)
+        numbers["sums"] = moments.mean, moments.variance
     expected = None
     for decided in candidates(problem, extents, _MACHINE):
         launch = Launch(problem, decided)
         run = Executable(problem, axes(data), NUMPY, decided, launch).plain
-        found = [np.asarray(each).tobytes() for each in run(*operands) if each is not None]
+        arrays = run(*operands, **numbers)
+        found = [np.asarray(each).tobytes() for each in arrays if each is not None]
         expected = expected or found
         assert found == expected, decided
+
+
+@pytest.mark.parametrize("operation", ["relu forward", "relu apply_forward"])
+def test_no_two_items_share_a_byte_of_the_mask(data, operation):
+    """Whatever the share; but one item may end wherever the array does."""
+    _, problem, extents = planned(data, operation)
+    chosen = dataclasses.replace(plan(problem, extents, _MACHINE), grouped=False)
+    columns = isinstance(chosen.geometry, Columns)
+    whole = {"by_tile": False} if columns else {}
+    elements, run = (chosen.geometry.rows, chosen.geometry.width) if columns else (problem.size, 1)
+    for share in (*range(1, 25), elements - 1, elements, elements + 1):
+        if share > 0:
+            geometry = dataclasses.replace(chosen.geometry, share=share, **whole)
+            begins = np.arange(0, elements, share) * run
+            legal = is_legal(dataclasses.replace(chosen, geometry=geometry))
+            assert legal == (begins % 8 == 0).all(), geometry
+
+
+@pytest.mark.parametrize("data", ["segments", "segments of 49", "one channel"], indirect=True)
+def test_no_two_groups_share_a_byte_of_the_mask(data):
+    _, problem, extents = planned(data, "relu forward")
+    chosen = plan(problem, extents, _MACHINE)
+    for group in range(1, extents.channels + 1):
+        geometry = dataclasses.replace(chosen.geometry, group=group, batch=1)
+        samples = np.arange(extents.outer)[:, None] * extents.channels
+        begins = (samples + np.arange(0, extents.channels, group)) * extents.inner
+        legal = is_legal(dataclasses.replace(chosen, geometry=geometry, grouped=True))
+        assert legal == (begins % 8 == 0).all(), geometry

@@ -21,8 +21,11 @@ from backnorm.executable import forget
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
+from backnorm.signature import REPRODUCIBLE
 
 MB, COLUMN, THREAD = 10**6, 64, 1 << 17
+#: Bytes more of a column where sums are reproducible: digits instead of pairs.
+BINS = 256
 
 #: Columns and threads up to which there is a megabyte and 64 bytes a column and thread.
 FEW_COLUMNS, FEW_THREADS = 20000, 4
@@ -67,7 +70,9 @@ machines = st.builds(
     extents,
     machines,
     st.sampled_from(ELEMENT_TYPES),
-    st.sampled_from(["backward", "forward", "inference", "reduce", "apply"]),
+    st.sampled_from(
+        ["backward", "forward", "inference", "reduce", "apply", *REPRODUCIBLE.values()]
+    ),
     st.sampled_from(["float32", "float64"]),
     st.booleans(),
     st.booleans(),
@@ -85,13 +90,15 @@ def test_what_a_call_takes_is_bounded(
         arithmetic="float64" if dtype == FLOAT64 else arithmetic,
         training=training,
     )
-    decided = plan(problem, extents, machine, exchanged=operation in ("reduce", "apply"))
+    exchanged = operation.startswith(("reduce", "apply"))
+    decided = plan(problem, extents, machine, exchanged=exchanged)
     # Grouped or not: both are legal, whatever is chosen.
-    if not isinstance(decided.geometry, Columns) and operation in ("backward", "forward"):
+    if not isinstance(decided.geometry, Columns) and operation.startswith(("backward", "forward")):
         decided = dataclasses.replace(decided, grouped=grouped)
     launch = Launch(problem, decided)
     for kernel in (launch.complete, launch.sum_all, launch.reduce, launch.apply):
         most = bound(columns_of(decided), kernel.participants)
+        most += BINS * columns_of(decided) * problem.reproducible
         assert bytes_of(kernel) <= most, (decided, kernel.participants)
 
 

@@ -51,7 +51,7 @@ CHUNK = 20_000
 _DIALECTS, _XLA = 0.15, 0.04
 _COUNTED = (
     "operation", "type", "statistics", "layout", "format", "rank", "values", "threads", "out",
-    "dialect", "plan", "outcome", "arithmetic",
+    "dialect", "plan", "outcome", "arithmetic", "sums",
 )  # fmt: skip
 
 

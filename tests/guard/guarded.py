@@ -99,7 +99,7 @@ class Guarded:
         def allocate(shape: Any, dtype: np.dtype) -> Any:
             if not self._on:
                 array = original(shape, dtype)
-                array.fill(0xFF if dtype == np.uint8 else np.nan)
+                array.fill({"u": 0xFF, "i": -1}.get(np.dtype(dtype).kind, np.nan))
                 return array
             shape = shape if isinstance(shape, tuple) else (shape,)
             return self.arena.array("a result", shape, np.dtype(dtype))

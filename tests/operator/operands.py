@@ -69,7 +69,7 @@ class Subject:
         self.name = f"{name}({', '.join([*self.names, *given])}) in {self.dtype}"
         self.blends = "blend" in options
         options = ["epsilon", "data_format", "training", "relu", "residual", "blend", "out"]
-        options.append("arithmetic")
+        options += ["arithmetic", "reproducible"]
         self.changeable = [
             option
             for option in options
@@ -78,6 +78,7 @@ class Subject:
             # What is only planned is not written, and what is blended has its own.
             and (option != "out" or (self.has_out and not self.blends))
             and (option != "blend" or self.blends)
+            and (option != "reproducible" or not self.blends)
         ]
 
     def good(self):
@@ -113,6 +114,8 @@ class Subject:
             return [found]
         if isinstance(found, tuple(WHOLE.values())):
             return [*arrays_of(found), np.array(found.count)]
+        if isinstance(found, backnorm.ReproducibleSums | backnorm.ReproducibleMoments):
+            return [found.bins, np.array(found.count)]
         if isinstance(found, backnorm.Plan):
             return [np.array(str(found))]
         if isinstance(found, backnorm.NormalizedWithMask):

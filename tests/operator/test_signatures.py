@@ -34,7 +34,8 @@ def test_a_function_takes_all_operands_and_options(operation):
     taken = {operand.name for operand in signature.operands} - INSIDE | set(signature.options)
     assert taken <= set(parameters)
     # Of what else there is, ChannelSums and ChannelMoments mean that there are numbers.
-    assert set(parameters) - taken <= {"out", "blend", "sums", "moments"}
+    # With `reproducible` it is another operation.
+    assert set(parameters) - taken <= {"out", "blend", "sums", "moments", "reproducible"}
     for operand in signature.operands:
         if operand.name in parameters and operand.required:
             assert parameters[operand.name].default is inspect.Parameter.empty

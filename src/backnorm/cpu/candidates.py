@@ -66,7 +66,7 @@ def _choices(chosen: Plan, machine: Machine) -> dict[str, Sequence[Any]]:
     """Return, by the name of a field of the plan or its geometry, the values worth trying."""
     problem, extents, geometry = chosen.problem, chosen.extents, chosen.geometry
     sums = problem.operation != "inference"
-    writes = problem.operation != "reduce"
+    writes = not problem.operation.startswith("reduce")
     several = machine.threads > 1 and problem.size < _SHARED
     found: dict[str, Sequence[Any]] = {
         "threads": (1, machine.threads) if several else (chosen.threads,)

@@ -10,7 +10,7 @@ from backnorm.cpu.geometry import Segments
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.plan import Plan
 from backnorm.cpu.record import FROM_DATA, FROM_STATISTICS, GEOMETRIES, MEANS_ALONE
-from backnorm.cpu.scratch import columns_own, segments_own, table_pitch
+from backnorm.cpu.scratch import bin_rows, bins_own, columns_own, segments_own, table_pitch
 from backnorm.cpu.stage import Stage
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
@@ -34,21 +34,27 @@ class Launch:
         self._grouped, self._threads = grouped, plan.threads
         # Elements of 16 bits have no other kernels; a number tells those to compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
-        narrow = compiled == "float32"
+        narrow, binned = compiled == "float32", problem.reproducible
+        rows = bin_rows(dtype.itemsize)
         if isinstance(geometry, Segments):
             batches = -(-channels // (geometry.group * geometry.batch))
             self._summed = batches if grouped else batches * geometry.blocks
             self._written = -(-count * channels // geometry.share)
-            self._partial = 0 if grouped else 4 * geometry.blocks * table_pitch(channels)
             own = segments_own(geometry.group, channels, narrow=narrow)
+            kept, far = (0 if grouped else geometry.blocks), table_pitch(channels)
         else:
             tiles = -(-geometry.width // geometry.tile)
             self._summed = geometry.blocks * tiles
             parts = max(1, -(-geometry.rows // geometry.share))
             self._written = parts * (tiles if geometry.by_tile else 1)
-            self._partial = 4 * geometry.blocks * table_pitch(geometry.width)
             spread = geometry.width != channels
             own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
+            kept, far = geometry.blocks, table_pitch(geometry.width)
+        self._partial = 4 * kept * far
+        if binned:
+            self._partial = kept * rows * far + (rows + 4) * table_pitch(channels)
+            group = table_pitch(geometry.group) if isinstance(geometry, Segments) else 0
+            own += bins_own(group, rows)
         if count * channels == 0:
             self._summed = self._written = 0
         self._forward = "dy" not in SIGNATURES[problem.operation].names
@@ -66,6 +72,7 @@ class Launch:
             count=count,
             streaming=plan.streaming,
             in_float64=problem.arithmetic != compiled,
+            binned=binned,
             inverse=problem.inverse,
             correction=1.0 if problem.biased else count / max(count - 1, 1),
             statistics=0 if statistics == dtype else 8 * statistics.itemsize,

@@ -85,7 +85,11 @@ _CALL = (
 ADDRESSES = tuple(field.name for field in _CALL if field.kind == "address")
 _CALL = (
     *_CALL,
-    *_described("address", coefficients="those of every channel, which are written: four rows"),
+    *_described(
+        "address",
+        coefficients="those of every channel, which are written: four rows; or the bins of"
+        " reproducible sums",
+    ),
 )
 
 #: What is the same in every call of a problem.
@@ -117,6 +121,7 @@ _PROBLEM = (
         inverse="0 or 1: `variance`, or what is written for it, holds 1/sqrt(variance + epsilon)",
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",
         in_float64="0 or 1: what a kernel of float32 arithmetic does, it does in float64",
+        binned="0 or 1: sums are reproducible",
     ),
 )
 #: Values of `prepares`.
@@ -201,7 +206,7 @@ CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
 # To be counted up when kernels take something else out of the same fields, or use scratch memory in
 # another way: a record may come from another process, with a function that was exported there.
-_MEANING = 2
+_MEANING = 3
 
 # Sizes of scratch memory for a few numbers: a kernel must not find less than it uses.
 _sizes = [

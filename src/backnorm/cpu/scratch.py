@@ -34,6 +34,9 @@ __all__ = [
     "SINGLES",
     "SLOPE",
     "SUMS",
+    "TERMS",
+    "bin_rows",
+    "bins_own",
     "columns_own",
     "narrow_pitch",
     "segments_own",
@@ -47,6 +50,9 @@ LANES, SINGLES = 8, 16
 #: Float64 elements of the running sums of a channel of `segments`: two vectors of dy and two of the
 #: product, to hide the latency of additions, and their low parts.
 SUMS = 8 * LANES
+
+#: Vectors of terms that are put into bins at a time: see `kernels.bins`.
+TERMS = 32
 
 MEAN, SHIFT, SLOPE, GAIN, SCALE, FIRST, SECOND = range(7)
 ROWS = 7
@@ -85,3 +91,20 @@ def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
     """
     coefficients = 4 * table_pitch(width) if spread else 0
     return 12 * table_pitch(tile) + coefficients + (2 * narrow_pitch(width) if narrow else 0)
+
+
+def bin_rows(itemsize: int) -> int:
+    """Return how many numbers the bins of both sums of a channel are: see `kernels.bins`.
+
+    A limit and three digits for each sum, or of elements of eight bytes four.
+    """
+    return 10 if itemsize == 8 else 8
+
+
+def bins_own(pitch: int, rows: int) -> int:
+    """Return what a participant needs beside, to put terms into bins.
+
+    Three buffers of terms; in `segments`, of a group of channels with this `table_pitch`, the bins
+    of every channel, and of every lane of each.
+    """
+    return 3 * TERMS * LANES + rows * (LANES + 1) * pitch

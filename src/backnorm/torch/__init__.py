@@ -13,6 +13,7 @@ from backnorm.torch.checks import TensorTypeError, TensorValueError, Unsupported
 from backnorm.torch.conversion import ConversionWarning, FusionWarning, convert, revert
 from backnorm.torch.exchange import SynchronisationError
 from backnorm.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
+from backnorm.torch.hooks import reproducible_hook
 from backnorm.torch.modules import (
     BatchNorm1d,
     BatchNorm2d,
@@ -26,6 +27,7 @@ from backnorm.torch.modules import (
     SyncBatchNorm,
 )
 from backnorm.torch.operations import ThirdOrderError
+from backnorm.torch.pieces import ReproducibleGradients
 from backnorm.torch.report import LayerReport
 from backnorm.torch.tuning import Trial, tune
 
@@ -42,6 +44,7 @@ __all__ = [
     "LazyBatchNorm1d",
     "LazyBatchNorm2d",
     "LazyBatchNorm3d",
+    "ReproducibleGradients",
     "SyncBatchNorm",
     "SynchronisationError",
     "TensorTypeError",
@@ -53,6 +56,7 @@ __all__ = [
     "batch_norm_add_relu",
     "batch_norm_relu",
     "convert",
+    "reproducible_hook",
     "revert",
     "tune",
     "use_for_aten",

@@ -51,6 +51,7 @@ def convert(
     arithmetic: Arithmetic | None = None,
     sync: bool = False,
     process_group: Any = None,
+    reproducible: bool | None = None,
 ) -> Model:
     """Have backnorm compute the batch normalisation of a model.
 
@@ -84,6 +85,10 @@ def convert(
         batch of all processes of a group: those of `BatchNorm1d`, `2d` and `3d`.
     process_group : torch.distributed.ProcessGroup, optional
         Of the layers that `sync` changes; all processes without it.
+    reproducible : bool, optional
+        Whether what these layers compute in training has the same bits however the batch is cut
+        (``layer.reproducible``), with `sync` over any number of processes. Without it a layer does
+        what it did.
 
     Returns
     -------
@@ -129,12 +134,16 @@ def convert(
         )
     if arithmetic is not None:
         arithmetic = check_arithmetic(arithmetic)
+    if reproducible is not None:
+        reproducible = check_flag("reproducible", reproducible)
     layers = [(name, module) for name, module in model.named_modules() if is_batch_norm(module)]
     before = [class_name(type(module)) for _, module in layers]
     for _, module in layers:
         _exchange(module, functools.partial(ours_for, fuse=fuse and has_relu_alone(module)))
         if arithmetic is not None and _is_ours(module):
             module.arithmetic = arithmetic
+        if reproducible is not None and isinstance(module, _BatchNorm):
+            module.reproducible = reproducible
     if sync:
         _synchronise(layers, process_group)
     for name, module in layers:
@@ -261,6 +270,7 @@ def revert(model: Model) -> Model:
             if not _is_ours(module):
                 # PyTorch's layers have no such attribute.
                 module.__dict__.pop("arithmetic", None)
+                module.__dict__.pop("reproducible", None)
     return model
 
 

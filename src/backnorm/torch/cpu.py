@@ -28,7 +28,9 @@ __all__ = [
     "message",
     "parts",
     "reduce",
+    "reduce_bins",
     "reduce_forward",
+    "reduce_forward_bins",
     "unpack_mask",
 ]
 
@@ -41,6 +43,9 @@ reduce_forward = operation("reduce_forward", TENSORS, exchanged=True)
 apply_forward = operation("apply_forward", TENSORS, exchanged=True)
 reduce = operation("reduce", TENSORS, exchanged=True)
 apply = operation("apply", TENSORS, exchanged=True)
+
+_reduce_forward_bins = operation("reduce_forward_reproducible", TENSORS, exchanged=True)
+_reduce_bins = operation("reduce_reproducible", TENSORS, exchanged=True)
 
 _of_forward = operation("forward_coefficients", TENSORS, exchanged=True)
 _of_backward = operation("backward_coefficients", TENSORS, exchanged=True)
@@ -62,6 +67,20 @@ def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
             accepted="a number, not negative",
         )
     return one, other, int(count[0])
+
+
+def reduce_forward_bins(x: Tensor, arithmetic: str) -> tuple[Tensor, int]:
+    """Return the sums of x and of x^2 as integers, and the elements of a channel: see `binned`."""
+    found: tuple[Tensor, int] = _reduce_forward_bins(x, "NCX", arithmetic)
+    return found
+
+
+def reduce_bins(
+    x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str
+) -> tuple[Tensor, int]:
+    """Return what `reduce` sums as integers, and the elements of a channel: see `binned`."""
+    found: tuple[Tensor, int] = _reduce_bins(x, dy, mask, mean, "NCX", arithmetic)
+    return found
 
 
 def forward_coefficients(

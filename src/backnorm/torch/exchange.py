@@ -9,6 +9,10 @@ so two sums are made one after the other: of the means, weighted, and then of th
 the means are apart. To every process come twice 8 * (2C + 1) bytes, whatever the size of the group.
 
 *Backward*: one sum of 2C numbers; how many elements there are is known from the forward pass.
+
+*Reproducible sums* are integers, with the bins that they count in (`binned`): 8C + 1 numbers each
+way, or 10C + 1 of float64 elements. In a small group they are gathered as well; in a large one the
+top bins are agreed on first, by a maximum of 2C numbers, and then all the others are one sum.
 """
 
 from __future__ import annotations
@@ -20,9 +24,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from backnorm.binned import raised, tops_of, with_tops
 from backnorm.errors import BacknormError
 
-__all__ = ["SynchronisationError", "group_of", "moments_of_all", "sums_of_all"]
+__all__ = [
+    "SynchronisationError",
+    "bins_of_all",
+    "group_of",
+    "is_first",
+    "moments_of_all",
+    "sums_of_all",
+]
 
 # Processes up to which everybody gets everybody's numbers. By a ring that takes a hop less than
 # there are processes; two sums, each up and down a tree, take four times the logarithm to base two:
@@ -45,6 +57,11 @@ def group_of(group: Any) -> Any:
         return None
     group = dist.group.WORLD if group is None else group
     return group if dist.get_world_size(group) > 1 else None
+
+
+def is_first(group: Any) -> bool:
+    """Return whether this is the first process of a group; None is this one alone."""
+    return group is None or dist.get_rank(group) == 0
 
 
 def moments_of_all(own: Tensor, group: Any, layer: str) -> Tensor:
@@ -97,13 +114,48 @@ def sums_of_all(own: Tensor, group: Any, layer: str) -> Tensor:
     return total
 
 
-def _exchange(collective: Callable[..., Any], *tensors: Tensor, group: Any, layer: str) -> None:
+def bins_of_all(own: Tensor, channels: int, group: Any, layer: str) -> Tensor:
+    """Return the reproducible sums of all processes.
+
+    Parameters
+    ----------
+    own : int64 Tensor, shape (rows * channels + 1,)
+        Those of this process, and its number of elements.
+    channels : int
+    group, layer
+        As of `moments_of_all`.
+    """
+    size, rows = dist.get_world_size(group), own.shape[0] // channels if channels else 0
+    if not rows:
+        return own
+    if size <= _GATHERED:
+        every = own.new_empty(size * own.shape[0])
+        _exchange(_all_gather, every, own, group=group, layer=layer)
+        every = every.view(size, -1)
+        count = every[:, -1].sum()
+        bins = every[:, :-1].reshape(size, rows, channels).transpose(0, 1)
+        tops = tops_of(bins).amax(1, keepdim=True)
+        total = raised(bins, tops, torch).sum(1)
+        tops = tops[:, 0]
+    else:
+        bins = own[:-1].view(rows, channels)
+        tops = tops_of(bins).clone()
+        _exchange(dist.all_reduce, tops, op=dist.ReduceOp.MAX, group=group, layer=layer)
+        sums = torch.cat((raised(bins, tops, torch).flatten(), own[-1:]))
+        _exchange(dist.all_reduce, sums, group=group, layer=layer)
+        total, count = sums[:-1].view(rows, channels), sums[-1]
+    return torch.cat((with_tops(total, tops).flatten(), count.view(1)))
+
+
+def _exchange(
+    collective: Callable[..., Any], *tensors: Tensor, group: Any, layer: str, **how: Any
+) -> None:
     if torch.compiler.is_compiling():
         # The compiler knows the collective by itself, and puts a functional one in its place.
-        collective(*tensors, group=group)
+        collective(*tensors, group=group, **how)
         return
     try:
-        collective(*tensors, group=group)
+        collective(*tensors, group=group, **how)
     except RuntimeError as error:
         raise SynchronisationError(
             f"{layer}: this process (rank {dist.get_rank(group)} of {dist.get_world_size(group)}) "

@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
+from backnorm.scalars import check_flag
 from backnorm.torch import (
     arithmetics,
     autograd,
@@ -25,6 +26,7 @@ from backnorm.torch import (
     settings,
     sharding,
     state,
+    synchronised,
     transforms,
 )
 from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
@@ -52,6 +54,7 @@ def batch_norm(
     eps: float = 1e-5,
     *,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
 ) -> Tensor:
     """Normalise each channel over a batch: `torch.nn.functional.batch_norm`, by our kernels.
 
@@ -83,6 +86,10 @@ def batch_norm(
     arithmetic : {"float32", "float64"}, optional
         What elements are computed in, here and in the backward pass; the second order is computed
         in float64. Without it what `backnorm.arithmetic` says when this is called.
+    reproducible : bool
+        Whether, in training, y, statistics and gradients have the same bits in every layout and
+        however elements are ordered within a channel: sums are then added up as integers, which
+        takes longer. There is no second derivative.
 
     Returns
     -------
@@ -100,9 +107,10 @@ def batch_norm(
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         tensors = input, running_mean, running_var, weight, bias
-        return _overridden(batch_norm, tensors, training, momentum, eps, arithmetic)
+        how = training, momentum, eps, arithmetic, reproducible
+        return _overridden(batch_norm, tensors, *how)
     arguments = input, running_mean, running_var, weight, bias, training, None
-    return _normalise(arguments, momentum, eps, False, arithmetic)
+    return _normalise(arguments, momentum, eps, False, arithmetic, reproducible)
 
 
 @unscriptable
@@ -117,6 +125,7 @@ def batch_norm_relu(
     eps: float = 1e-5,
     *,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
 ) -> Tensor:
     """Return relu(batch_norm(input, ...)), without the normalised values in between.
 
@@ -125,7 +134,8 @@ def batch_norm_relu(
 
     Parameters
     ----------
-    input, running_mean, running_var, weight, bias, training, momentum, eps, arithmetic
+    input, running_mean, running_var, weight, bias, training, momentum, eps
+    arithmetic, reproducible
         As in `batch_norm`.
 
     Returns
@@ -140,9 +150,10 @@ def batch_norm_relu(
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         tensors = input, running_mean, running_var, weight, bias
-        return _overridden(batch_norm_relu, tensors, training, momentum, eps, arithmetic)
+        how = training, momentum, eps, arithmetic, reproducible
+        return _overridden(batch_norm_relu, tensors, *how)
     arguments = input, running_mean, running_var, weight, bias, training, None
-    return _normalise(arguments, momentum, eps, True, arithmetic)
+    return _normalise(arguments, momentum, eps, True, arithmetic, reproducible)
 
 
 @unscriptable
@@ -158,12 +169,14 @@ def batch_norm_add_relu(
     eps: float = 1e-5,
     *,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
 ) -> Tensor:
     """Return relu(batch_norm(input, ...) + residual), without the values in between.
 
     Parameters
     ----------
-    input, running_mean, running_var, weight, bias, training, momentum, eps, arithmetic
+    input, running_mean, running_var, weight, bias, training, momentum, eps
+    arithmetic, reproducible
         As in `batch_norm`.
     residual : Tensor, shape (N, C, ...)
         What is added before the ReLU, of input's shape and type.
@@ -182,9 +195,10 @@ def batch_norm_add_relu(
         raise checks.not_a_tensor("residual", residual)
     if has_torch_function_variadic(input, residual, running_mean, running_var, weight, bias):
         tensors = input, residual, running_mean, running_var, weight, bias
-        return _overridden(batch_norm_add_relu, tensors, training, momentum, eps, arithmetic)
+        how = training, momentum, eps, arithmetic, reproducible
+        return _overridden(batch_norm_add_relu, tensors, *how)
     arguments = input, running_mean, running_var, weight, bias, training, residual
-    return _normalise(arguments, momentum, eps, True, arithmetic)
+    return _normalise(arguments, momentum, eps, True, arithmetic, reproducible)
 
 
 def _overridden(
@@ -194,18 +208,26 @@ def _overridden(
     momentum: float,
     eps: float,
     arithmetic: Arithmetic | None,
+    reproducible: bool,
 ) -> Tensor:
     """Call what a class of tensors has in the place of one of the functions above."""
     options: dict[str, Any] = {"training": training, "momentum": momentum, "eps": eps}
     if arithmetic is not None:
         # PyTorch's own function, which a class may call in our place, has no such argument.
         options["arithmetic"] = arithmetic
+    if reproducible is not False:
+        options["reproducible"] = reproducible
     result: Tensor = handle_torch_function(function, tensors, *tensors, **options)
     return result
 
 
 def _normalise(
-    arguments: _Arguments, momentum: float, eps: float, relu: bool, arithmetic: Arithmetic | None
+    arguments: _Arguments,
+    momentum: float,
+    eps: float,
+    relu: bool,
+    arithmetic: Arithmetic | None,
+    reproducible: bool = False,
 ) -> Tensor:
     """Compute on the tensors' memory, through autograd if a gradient may be asked for.
 
@@ -215,6 +237,12 @@ def _normalise(
     if not (type(training) is bool and type(momentum) is float and type(eps) is float):
         training, momentum, eps = settings.read(training, momentum, eps)
         arguments = (*arguments[:5], training, residual)
+    if reproducible is not False and check_flag("reproducible", reproducible) and training:
+        settings.check_settings(input, training, eps)
+        return synchronised.batch_norm(
+            input, residual, running_mean, running_var, weight, bias, momentum, eps,
+            relu=relu, arithmetic=arithmetic, reproducible=True, group=None, layer="",
+        )  # fmt: skip
     if state.watched(input):
         return _by_operators(arguments, momentum, eps, relu, arithmetic)
     settings.check_settings(input, training, eps)

@@ -23,6 +23,7 @@ from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
 from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
 from backnorm.signature import Operation
+from backnorm.torch import bins
 from backnorm.torch.memory import contiguous, dense, is_beyond, order_of
 from backnorm.torch.second_order import double_backward
 from backnorm.torch.tensors import Tensors
@@ -42,7 +43,9 @@ __all__ = [
     "parts",
     "place_of",
     "reduce",
+    "reduce_bins",
     "reduce_forward",
+    "reduce_forward_bins",
     "unpack_mask",
     "use",
 ]
@@ -198,6 +201,21 @@ reduce_forward, apply_forward = (
     operation("apply_forward", TENSORS),
 )
 reduce, apply = operation("reduce", TENSORS), operation("apply", TENSORS)
+
+
+def reduce_forward_bins(x: Tensor, _arithmetic: str) -> tuple[Tensor, int]:
+    """Return the sums of x and of x^2 as integers, and the elements of a channel: see `bins`."""
+    TENSORS.checked("reduce_forward", (x,))
+    return bins.of_forward(x)
+
+
+def reduce_bins(
+    x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, _arithmetic: str
+) -> tuple[Tensor, int]:
+    """Return what `reduce` sums as integers, and the elements of a channel: see `bins`."""
+    TENSORS.checked("reduce", (x, dy, mask, mean))
+    counts = None if mask is None else unpack_mask(mask, x)
+    return bins.of_backward(x, dy, counts, mean)
 
 
 def message(one: Tensor, other: Tensor, count: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
+from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, scripting, synchronised
 from backnorm.torch.arithmetics import named
 from backnorm.torch.checks import not_a_tensor
@@ -34,16 +35,26 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     #: was PyTorch's, or was pickled when there was no choice.
     arithmetic: Arithmetic | None = None
 
+    #: Whether results in training have the same bits however the batch is cut.
+    reproducible: bool = False
+
     def __init__(
-        self, *arguments: Any, arithmetic: Arithmetic | None = None, **settings: Any
+        self,
+        *arguments: Any,
+        arithmetic: Arithmetic | None = None,
+        reproducible: bool = False,
+        **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
         if arithmetic is not None:
             self.arithmetic = check_arithmetic(arithmetic)
+        if check_flag("reproducible", reproducible):
+            self.reproducible = True
 
     def extra_repr(self) -> str:
-        """Return PyTorch's, and what elements are computed in where the layer says it."""
-        return named(super().extra_repr(), self.arithmetic)
+        """Return PyTorch's, and what else the layer says: arithmetic, reproducible."""
+        shown = named(super().extra_repr(), self.arithmetic)
+        return f"{shown}, reproducible=True" if self.reproducible else shown
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input`; in training, move the running statistics."""
@@ -57,12 +68,12 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     ) -> Tensor:
         mean, variance, training, share = self._statistics()
         settings = mean, variance, self.weight, self.bias, training, share, self.eps
-        arithmetic = self.arithmetic
+        how: Any = {"arithmetic": self.arithmetic, "reproducible": self.reproducible}
         if not relu:
-            return functional.batch_norm(input, *settings, arithmetic=arithmetic)
+            return functional.batch_norm(input, *settings, **how)
         if residual is None:
-            return functional.batch_norm_relu(input, *settings, arithmetic=arithmetic)
-        return functional.batch_norm_add_relu(input, residual, *settings, arithmetic=arithmetic)
+            return functional.batch_norm_relu(input, *settings, **how)
+        return functional.batch_norm_add_relu(input, residual, *settings, **how)
 
     def _check_input_dim(self, input: Tensor) -> None:
         # PyTorch's looks at the rank before all else.
@@ -160,6 +171,11 @@ class SyncBatchNorm(_BatchNorm):
         As of `torch.nn.SyncBatchNorm`; inputs are of shape (N, C, ...).
     arithmetic : {"float32", "float64"}, optional
         What elements are computed in.
+    reproducible : bool
+        Whether y, statistics and gradients have the same bits on any number of processes, however
+        the batch is cut, in every layout. The gradients of weight and bias are then those of the
+        whole batch in the first process, and zero in the others, so that what
+        DistributedDataParallel adds up is rounded once.
     """
 
     #: What an error calls this layer.
@@ -177,9 +193,11 @@ class SyncBatchNorm(_BatchNorm):
         dtype: torch.dtype | None = None,
         *,
         arithmetic: Arithmetic | None = None,
+        reproducible: bool = False,
     ) -> None:
         settings = eps, momentum, affine, track_running_stats, device, dtype
-        super().__init__(num_features, *settings, arithmetic=arithmetic)
+        how: Any = {"arithmetic": arithmetic, "reproducible": reproducible}
+        super().__init__(num_features, *settings, **how)
         self.process_group = process_group
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -197,7 +215,12 @@ class SyncBatchNorm(_BatchNorm):
         mean, variance, _, share = self._statistics()
         given = input, residual, mean, variance, self.weight, self.bias, share, self.eps
         return synchronised.batch_norm(
-            *given, relu=relu, arithmetic=self.arithmetic, group=group, layer=self.name
+            *given,
+            relu=relu,
+            arithmetic=self.arithmetic,
+            reproducible=self.reproducible,
+            group=group,
+            layer=self.name,
         )
 
 

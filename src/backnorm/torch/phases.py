@@ -4,6 +4,10 @@ What one phase tells the next is a tensor of 2C + 1 float64 numbers, on x's devi
 channel, and the number of elements of a channel. `torch.compile` sees these operators, and the
 collectives between them (`exchange`).
 
+Of reproducible sums a message is integers, as `binned` has them, and their number of elements; when
+those of all processes are added up, `rounded_moments` and `rounded_sums` make it the other one, by
+PyTorch's own operators.
+
 They have no derivatives of their own: `synchronised` has that of the whole.
 """
 
@@ -17,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from backnorm.binned import moments_of, sums_of
+from backnorm.cpu.scratch import bin_rows
 from backnorm.errors import BacknormError
 from backnorm.layout import mask_size
 from backnorm.torch import kernels, state
@@ -31,11 +37,24 @@ from backnorm.torch.operations import (
     whole_mask,
 )
 
-__all__ = ["SecondOrderError", "apply_moments", "apply_sums", "moments", "sums"]
+__all__ = [
+    "SecondOrderError",
+    "apply_moments",
+    "apply_sums",
+    "binned_moments",
+    "binned_sums",
+    "moments",
+    "rounded_moments",
+    "rounded_sums",
+    "sums",
+]
 
 
 class SecondOrderError(BacknormError, NotImplementedError):
-    """The second derivative of batch normalisation over several processes was asked for."""
+    """The second derivative of normalisation in phases was asked for.
+
+    That is over several processes, or with reproducible sums.
+    """
 
 
 def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -83,15 +102,29 @@ def _checked(name: str, message: Tensor, x: Tensor) -> Tensor:
     return contiguous(message)
 
 
+def _message(bins: Tensor, count: int) -> Tensor:
+    return torch.cat((bins.flatten(), bins.new_full((1,), count)))
+
+
+def _bins_of(message: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bins and the number of elements from the message they came in."""
+    return message[:-1].view(bin_rows(x.element_size()), x.shape[1]), message[-1:]
+
+
 def _refused(*_: Any) -> NoReturn:
     raise SecondOrderError(
-        "batch normalisation over several processes is differentiable once, not twice; "
-        "backnorm.torch.revert(model) gives a model its layers of one process back"
+        "batch normalisation over several processes, or with reproducible sums, is differentiable "
+        "once, not twice; backnorm.torch.revert(model) gives a model its layers of one process back"
     )
 
 
 def _fake_message(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(2 * x.shape[1] + 1, dtype=torch.float64)
+
+
+def _fake_bins(x: Tensor, *_: Any) -> Tensor:
+    rows = bin_rows(x.element_size())
+    return x.new_empty(rows * x.shape[1] + 1, dtype=torch.int64)
 
 
 def _fake_normalised(
@@ -114,6 +147,36 @@ def moments(x: Tensor, arithmetic: str | None = None) -> Tensor:
     """Return means and biased variances of x, and the number of elements of a channel."""
     engine = kernels.engine_of(x)
     return engine.message(*engine.reduce_forward(x, "NCX", own(x.dtype, arithmetic)))
+
+
+@_operator(_fake_bins)
+def binned_moments(x: Tensor, arithmetic: str | None = None) -> Tensor:
+    """Return the reproducible sums of x and of x^2, and the number of elements of a channel."""
+    bins, count = kernels.engine_of(x).reduce_forward_bins(x, own(x.dtype, arithmetic))
+    return _message(bins, count)
+
+
+def rounded_moments(x: Tensor, bins: Tensor) -> Tensor:
+    """Return what `moments` does from what `binned_moments` does, added up over all processes."""
+    rows, count = _bins_of(bins, x)
+    # A tensor on a GPU is not waited for.
+    return torch.cat((*moments_of(rows, count.double(), torch), count.double()))
+
+
+@_operator(_fake_bins)
+def binned_sums(
+    x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str | None = None
+) -> Tensor:
+    """Return the reproducible sums of dy and dy * (x - mean), and the elements of a channel."""
+    computed_in = own(x.dtype, arithmetic)
+    bins, count = kernels.engine_of(x).reduce_bins(x, dy, mask, mean, computed_in)
+    return _message(bins, count)
+
+
+def rounded_sums(x: Tensor, bins: Tensor) -> Tensor:
+    """Return what `sums` does from what `binned_sums` does, added up over all processes."""
+    rows, count = _bins_of(bins, x)
+    return torch.cat((*sums_of(rows, torch), count.double()))
 
 
 @_operator(_fake_normalised)

@@ -1,4 +1,4 @@
-"""Batch normalisation of a batch that lies in several processes, with the statistics of it all."""
+"""Batch normalisation in phases: of a batch that lies in several processes, or reproducibly."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from torch.autograd import Function
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.torch import arithmetics, checks, settings
-from backnorm.torch.exchange import moments_of_all, sums_of_all
+from backnorm.torch.exchange import bins_of_all, is_first, moments_of_all, sums_of_all
 from backnorm.torch.memory import check_moved
-from backnorm.torch.phases import apply_moments, apply_sums, moments, sums
+from backnorm.torch.phases import (
+    apply_moments,
+    apply_sums,
+    binned_moments,
+    binned_sums,
+    moments,
+    rounded_moments,
+    rounded_sums,
+    sums,
+)
 
 __all__ = ["batch_norm"]
 
@@ -29,6 +38,7 @@ def batch_norm(
     *,
     relu: bool,
     arithmetic: Arithmetic | None,
+    reproducible: bool,
     group: Any,
     layer: str,
 ) -> Tensor:
@@ -36,7 +46,8 @@ def batch_norm(
 
     Every process of the group must call it, and go backward through it, in the same order; parts
     may differ in size, and be empty. The gradients of weight and bias are those of this part, as
-    DistributedDataParallel wants them.
+    DistributedDataParallel wants them. If they are to be reproducible those of all parts are the
+    first process's, and the others' are zero: what is added up is then rounded once.
 
     Parameters
     ----------
@@ -44,8 +55,10 @@ def batch_norm(
         As of `functional.batch_norm_add_relu`, in training; all but `input` and `residual` the same
         in all processes.
     relu : bool
-    group : ProcessGroup
-        Of more than one process.
+    reproducible : bool
+        Whether results have the same bits however the batch is cut.
+    group : ProcessGroup or None
+        Of more than one process; None: of this one.
     layer : str
         What to call the layer in an error.
 
@@ -60,7 +73,7 @@ def batch_norm(
     checks.check(input, running_mean, running_var, weight, bias, True, residual)
     settings.check_eps(True, eps)
     computed_in = arithmetics.of_call(input.dtype, arithmetic)
-    how = eps, relu, computed_in, group, layer
+    how = eps, relu, computed_in, reproducible, group, layer
     y, whole = _Synchronised.apply(input, residual, weight, bias, *how)
     if running_mean is not None and running_var is not None:
         check_moved(running_mean=running_mean, running_var=running_var)
@@ -82,38 +95,55 @@ class _Synchronised(Function):
         eps: float,
         relu: bool,
         arithmetic: str,
+        reproducible: bool,
         group: Any,
         layer: str,
     ) -> tuple[Tensor, Tensor]:
-        whole = moments_of_all(moments(x, arithmetic), group, layer)
+        if reproducible:
+            bins = binned_moments(x, arithmetic)
+            if group is not None:
+                bins = bins_of_all(bins, x.shape[1], group, layer)
+            whole = rounded_moments(x, bins)
+        else:
+            whole = moments_of_all(moments(x, arithmetic), group, layer)
         given = x, residual, weight, bias, whole
         y, mean, variance, mask = apply_moments(*given, eps, relu, arithmetic)
         ctx.save_for_backward(x, weight, mean, variance, mask, whole)
-        ctx.how = eps, relu, arithmetic, group, layer
+        ctx.how = eps, relu, arithmetic, reproducible, group, layer
         ctx.mark_non_differentiable(whole)
         return y, whole
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
         x, weight, mean, variance, mask, whole = ctx.saved_tensors
-        eps, relu, arithmetic, group, layer = ctx.how
+        eps, relu, arithmetic, reproducible, group, layer = ctx.how
         needs_x, needs_residual, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         bits, channels = mask if relu else None, x.shape[1]
-        own = sums(x, dy, bits, mean, arithmetic)
+        operands, of_all = (x, dy, bits, mean), None
+        if reproducible:
+            bins = binned_sums(*operands, arithmetic)
+            if group is not None:
+                bins = bins_of_all(bins, channels, group, layer)
+            of_all = rounded_sums(x, bins)
+            own = of_all if is_first(group) else torch.zeros_like(of_all)
+        else:
+            own = sums(*operands, arithmetic)
         dx = dresidual = dweight = dbias = None
         if needs_x or needs_residual:
-            of_all = torch.cat((sums_of_all(own[:-1], group, layer), whole[-1:]))
+            if of_all is None:
+                of_all = torch.cat((sums_of_all(own[:-1], group, layer), whole[-1:]))
             dx, dresidual = apply_sums(
                 x, dy, bits, mean, variance, weight, of_all, eps, needs_residual, arithmetic
             )
         if needs_weight:
             assert weight is not None
-            inverse = torch.rsqrt(variance.double() + eps)
+            # Not by `rsqrt`, which is not rounded in the same way everywhere.
+            inverse = 1.0 / torch.sqrt(variance.double() + eps)
             dweight = (own[channels:-1] * inverse).to(weight.dtype)
         if needs_bias:
             dbias = own[:channels].to(mean.dtype if weight is None else weight.dtype)
         found = dx if needs_x else None, dresidual if needs_residual else None, dweight, dbias
-        return *found, None, None, None, None, None
+        return *found, None, None, None, None, None, None
 
 
 def _move(running_mean: Tensor, running_var: Tensor, whole: Tensor, momentum: float) -> None:

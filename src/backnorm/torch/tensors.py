@@ -16,6 +16,7 @@ from torch import Tensor
 
 from backnorm.binding import Code
 from backnorm.cpu import engine
+from backnorm.cpu.scratch import bin_rows
 from backnorm.layout import Order, mask_size
 from backnorm.problem import Problem, problem_of
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
@@ -66,6 +67,7 @@ class Tensors:
             "mask_bytes",
             "channels",
             "count",
+            "rows",
         ),
         new={
             "data": "empty_like(x)",
@@ -74,6 +76,7 @@ class Tensors:
             "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
             "coefficients": "empty_like(table)",
+            "bins": "empty((rows, channels), dtype=integers)",
             # Arrays: a stage copies sums out of its record.
             "sums": "empty_array(channels)",
             "count": "count",
@@ -84,6 +87,7 @@ class Tensors:
         "empty": torch.empty,
         "empty_array": np.empty,
         "empty_like": torch.empty_like,
+        "integers": torch.int64,
         "is_beyond": is_beyond,
         "reuse": empty_like,
     }
@@ -150,7 +154,7 @@ class Tensors:
         data_bytes = problem.size * problem.dtype.itemsize
         channel_bytes = problem.channels * problem.statistics_dtype.itemsize
         sizes = data_bytes, channel_bytes, mask_size(problem.size), problem.channels, problem.count
-        return statistics, table, *sizes
+        return statistics, table, *sizes, bin_rows(problem.dtype.itemsize)
 
     def ready(
         self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order

@@ -74,3 +74,33 @@ def test_parts_are_normalised_as_the_whole(shape, channels_last, relu):
     for k in (0, 3) if relu else (0,):
         together = torch.cat([each[min(k, 1)].cpu() for each in results])
         torch.testing.assert_close(together, gradients[k], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("shape", "channels_last"), CASES, ids=str)
+def test_reproducible_sums_are_those_of_the_cpu(shape, channels_last, relu):
+    x, dy = torch.randn(shape) + 3, torch.randn(shape)
+    mean = torch.rand(shape[1])
+    mask = None
+    if relu:
+        given = x, None, None, None, None, None, EPS, "NCX", True, HOW
+        mask = cpu.forward(*given)[3]
+    expected = cpu.reduce_forward_bins(x, HOW), cpu.reduce_bins(x, dy, mask, mean, HOW)
+    mine = x.to(DEVICE), dy.to(DEVICE), None if mask is None else mask.to(DEVICE), mean.to(DEVICE)
+    if channels_last and not relu:
+        kind = torch.channels_last
+        mine = (*(each.contiguous(memory_format=kind) for each in mine[:2]), *mine[2:])
+    message = phases.binned_moments(mine[0], HOW)
+    assert torch.equal(message[:-1].cpu(), expected[0][0].flatten())
+    assert message[-1] == expected[0][1]
+    message = phases.binned_sums(*mine, HOW)
+    assert torch.equal(message[:-1].cpu(), expected[1][0].flatten())
+    rounded = phases.rounded_sums(mine[0], message)
+    plain = phases.sums(*mine, HOW)
+    torch.testing.assert_close(rounded, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_no_elements_have_bins_of_nothing():
+    x = torch.empty(0, 5, 3, device=DEVICE)
+    (expected, _), found = cpu.reduce_forward_bins(x.cpu(), HOW), phases.binned_moments(x, HOW)
+    assert torch.equal(found[:-1].cpu(), expected.flatten())

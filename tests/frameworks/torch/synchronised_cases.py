@@ -43,6 +43,7 @@ class Case(NamedTuple):
     offset: float = 0.5
     gathered: bool = True
     space: tuple[int, ...] = (7, 6)
+    reproducible: bool = False
 
     def data(self):
         """Return x, dy and the residual of the whole batch."""
@@ -60,7 +61,8 @@ class Case(NamedTuple):
 
     def layer(self, make):
         wide = torch.float32 if self.dtype.itemsize == 2 else self.dtype
-        layer = make(CHANNELS, affine=self.affine, arithmetic=self.arithmetic, dtype=wide)
+        how = {"affine": self.affine, "arithmetic": self.arithmetic, "dtype": wide}
+        layer = make(CHANNELS, **how, reproducible=self.reproducible)
         if self.affine:
             with torch.no_grad():
                 layer.weight.copy_(torch.linspace(-1.5, 2, CHANNELS))
@@ -107,6 +109,11 @@ CASES = {
     "rank 2": Case((7, 4), space=()),
     "nothing anywhere": Case((0, 0)),
 }
+
+# Of the same bits as in one process.
+CASES |= {
+    f"reproducible, {name}": case._replace(reproducible=True) for name, case in CASES.items()
+} | {"reproducible, far apart": Case((3, 4), offset=1e7, reproducible=True)}
 
 
 def part_of(case, rank):
@@ -214,7 +221,8 @@ def trained(kind):
     """Train a network in this process's part of a batch; return what its parameters become."""
     torch._dynamo.reset()
     batches = batches_of(kind, dist.get_rank(), dist.get_world_size())
-    model = backnorm.torch.convert(network(), sync=True, fuse="fused" in kind)
+    how = {"fuse": "fused" in kind, "reproducible": "reproducible" in kind}
+    model = backnorm.torch.convert(network(), sync=True, **how)
     if kind.startswith("one graph"):
         model = torch.compile(model, backend="aot_eager", fullgraph=True)
     no_sync = None
@@ -254,6 +262,8 @@ KINDS = (
     "DDP", "DDP, fused", "DDP, recomputed", "one graph", "one graph, fused",
     "DDP, compiled", "DDP, compiled by inductor",
     "DDP, bfloat16", "DDP, in halves", "FSDP2", "FSDP2, fused",
+    "DDP, reproducible", "DDP, reproducible, fused, compiled by inductor",
+    "one graph, reproducible",
 )  # fmt: skip
 
 

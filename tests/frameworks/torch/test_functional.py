@@ -243,11 +243,12 @@ def test_subclasses_of_tensors_are_heard():
     assert torch.equal(y.as_subclass(torch.Tensor), expected)
 
 
-def test_the_signature_is_pytorchs_and_one_keyword_of_ours():
+def test_the_signature_is_pytorchs_and_two_keywords_of_ours():
     import inspect
 
     ours, theirs = map(inspect.signature, (backnorm.torch.batch_norm, functional.batch_norm))
-    (*names, last) = [(p.name, p.default) for p in ours.parameters.values()]
+    (*names, one, two) = [(p.name, p.default) for p in ours.parameters.values()]
     assert names == [(p.name, p.default) for p in theirs.parameters.values()]
-    assert last == ("arithmetic", None)
-    assert ours.parameters["arithmetic"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert (one, two) == (("arithmetic", None), ("reproducible", False))
+    for name in ("arithmetic", "reproducible"):
+        assert ours.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY

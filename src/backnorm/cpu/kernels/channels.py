@@ -10,6 +10,13 @@ import math
 from numba import types
 from numba.extending import overload
 
+from backnorm.cpu.kernels.bins import (
+    clear_bins,
+    digits_of,
+    merge_bins,
+    pairs_of_bins,
+    write_bins,
+)
 from backnorm.cpu.kernels.formulas import solve_backward, solve_forward
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.memory import (
@@ -22,6 +29,7 @@ from backnorm.cpu.kernels.memory import (
     store_one,
     store_some,
 )
+from backnorm.cpu.kernels.record import doubles_at
 from backnorm.cpu.kernels.sums import merge_pairs, pair_add, value
 from backnorm.cpu.kernels.vector import (
     any_not_positive,
@@ -47,6 +55,7 @@ from backnorm.cpu.scratch import (
 
 __all__ = [
     "combine",
+    "combine_bins",
     "finish_backward",
     "finish_forward",
     "prepare",
@@ -55,6 +64,7 @@ __all__ = [
     "row_pitch",
     "settle",
     "settle_forward",
+    "settle_means",
     "solve",
     "solve_columns",
     "wrap",
@@ -260,6 +270,58 @@ def combine(dy, partial, blocks, far, inner, repeats, total, table, pitch, chann
     ends = (0, channels, channels)
     solve_columns(dy, partial, far, inner, repeats, ends, total, table, pitch, epsilon)
     wrap(table, pitch, channels)
+
+
+@outlined
+def combine_bins(kind, head, x, dy, partial, grid, total, table, pitch, channels):
+    """Add up the bins (blocks, rows, far) of columns, solve every channel; write bins if asked to.
+
+    `grid` is how many blocks there are, how far apart rows are, and a channel's neighbouring
+    columns and how often it has them. After the bins there is room for those of channels, and for
+    their pairs.
+    """
+    blocks, far, inner, repeats = grid
+    digits = digits_of(x)
+    rows = 2 * (digits + 1)
+    totals = offset(partial, blocks * rows * far)
+    sums = offset(totals, rows * pitch)
+    clear_bins(totals, pitch, channels, digits)
+    for b in range(blocks):
+        bins = offset(partial, b * rows * far)
+        for repeat in range(repeats):
+            for c in range(channels):
+                column = (repeat * channels + c) * inner
+                for k in range(inner):
+                    merge_bins(totals, c, pitch, bins, column + k, far, digits)
+    if head.coefficients != 0:
+        write_bins(totals, pitch, digits, channels, doubles_at(kind, head.coefficients))
+    for c in range(channels):
+        pairs_of_bins(totals, c, pitch, digits, sums, c, pitch)
+    ends = (0, channels, channels)
+    solve_columns(dy, sums, pitch, 1, 1, ends, total, table, pitch, head.epsilon)
+    settle_means(dy, table, pitch, 0, channels)
+    wrap(table, pitch, channels)
+
+
+def settle_means(dy, table, pitch, first, stop):
+    """Round means to float64, which is what phases tell each other.
+
+    So reproducible results are the same of one call and of two.
+    """
+
+
+@overload(settle_means)
+def _settle_means(dy, table, pitch, first, stop):
+    if not isinstance(dy, types.NoneType):
+        return lambda dy, table, pitch, first, stop: None
+
+    def forward(dy, table, pitch, first, stop):
+        for c in range(first, stop, LANES):
+            count = stop - c
+            store_some(table, MEAN * pitch + c, count, load(table, FIRST * pitch + c))
+            store_some(table, SHIFT * pitch + c, count, splat(0.0))
+
+    return forward
 
 
 @outlined

@@ -17,7 +17,8 @@ from __future__ import annotations
 from numba import types
 from numba.extending import overload
 
-from backnorm.cpu.kernels.channels import combine, row_pitch, solve_columns, wrap
+from backnorm.cpu.kernels.bins import clear_bins, digits_of, put_columns
+from backnorm.cpu.kernels.channels import combine, combine_bins, row_pitch, solve_columns, wrap
 from backnorm.cpu.kernels.cursor import (
     arrive,
     await_second,
@@ -83,7 +84,7 @@ from backnorm.cpu.kernels.vector import (
     where_finite,
 )
 from backnorm.cpu.record import JOINED
-from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, whole
+from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
 __all__ = ["run"]
 
@@ -91,7 +92,7 @@ __all__ = ["run"]
 # of the bits of the result.
 _RUN = 64
 
-_whole = inlined(whole)
+_whole, _bins_own = inlined(whole), inlined(bins_own)
 
 
 @outlined
@@ -101,7 +102,8 @@ def run(kind, record, index):
     See `record`. An item of the sums is `block` rows (if rest > 0, the last block is the
     rest) of `tile` columns, `depth` rows side by side; one of the output `share` rows, `abreast`
     side by side, of all columns or, where there are as many items, of a tile. Partial sums are
-    (blocks, 4, pitch of `width` columns): the pairs of every block of every column.
+    (blocks, 4, pitch of `width` columns): the pairs of every block of every column; of reproducible
+    sums the bins: see `channels.combine_bins`.
 
     Returns
     -------
@@ -117,7 +119,7 @@ def run(kind, record, index):
     table = scratch_of(kind, head, record)
     if index == JOINED:
         return after(kind, head, table, pitch, channels)
-    place = own_of(kind, head, record, index)
+    terms = own_of(kind, head, record, index)
     # Columns are channels: what is known of the channels need not be spread over columns.
     plain = width == channels
     wide_pitch = pitch if plain else row_pitch(width)
@@ -129,7 +131,9 @@ def run(kind, record, index):
         other_of(kind, head, cells),
     )
     seen_, out_ = seen_of(kind, head), output_of(kind, head, cells)
-    epsilon = head.epsilon
+    epsilon, binned = head.epsilon, head.binned != 0
+    # What bins take comes first, where there are any.
+    place = offset(terms, _bins_own(0, 2 * (digits_of(x_) + 1))) if binned else terms
     streaming = head.streaming != 0 and same_line(out_)
     pairs = offset(table, ROWS * pitch)
     total = (rows * width + rest) // max(1, channels * inner)
@@ -143,12 +147,15 @@ def run(kind, record, index):
     parts = max(1, (rows + cut[3] - 1) // max(1, cut[3]))
     by_tile = items - summed > parts
     # Whoever has summed all rows of a tile solves its channels, while the sums are in the cache.
-    alone = blocks == 1 and repeats == 1 and cut[1] % inner == 0
+    alone = blocks == 1 and repeats == 1 and cut[1] % inner == 0 and not binned
     count = total * inner
     item = claim(cells, summed, items, index)
     while item < items:
         if item < summed:
-            _reduce_item(kind, head, x_, dy_, grid, cut, table, plain, pairs, far, place, item)
+            if binned:
+                _reduce_bins(x_, dy_, grid, cut, table, plain, pairs, far, place, terms, item)
+            else:
+                _reduce_item(kind, head, x_, dy_, grid, cut, table, plain, pairs, far, place, item)
             if alone:
                 start = item * cut[1] // inner
                 ends = (start, min(channels, start + cut[1] // inner), channels)
@@ -156,6 +163,11 @@ def run(kind, record, index):
             if arrive(cells, summed):
                 if alone:
                     wrap(table, pitch, channels)
+                elif binned:
+                    cells_of_all = (blocks, far, inner, repeats)
+                    combine_bins(
+                        kind, head, x_, dy_, pairs, cells_of_all, count, table, pitch, channels
+                    )
                 else:
                     combine(
                         dy_, pairs, blocks, far, inner, repeats, count, table, pitch, channels,
@@ -210,6 +222,28 @@ def _reduce_item(kind, head, x, dy, grid, cut, table, plain, partial, far, place
     elif first < rest:
         cells = (rows * width + first, width, 1, min(w, rest - first))
         _sum_block(kind, head, x, dy, cells, depth, pivot, run, pitch, sums, far)
+
+
+@outlined
+def _reduce_bins(x, dy, grid, cut, table, plain, partial, far, place, terms, item):
+    """Put the terms of an item into bins of their columns."""
+    rows, width, rest, inner, channels = grid
+    block, tile = cut[0], cut[1]
+    digits = digits_of(x)
+    b, t = divmod(item, (width + tile - 1) // tile)
+    first = t * tile
+    w = min(tile, width - first)
+    bins = offset(partial, 2 * (digits + 1) * b * far + first)
+    clear_bins(bins, far, _whole(w), digits)
+    pivot = offset(table, MEAN + first) if plain else place
+    if not plain:
+        _spread(table, pivot, first, w, inner, channels)
+    if b * block < rows:
+        part = (b * block * width + first, width, min(block, rows - b * block), w)
+        put_columns(x, dy, part, pivot, bins, far, terms)
+    elif first < rest:
+        part = (rows * width + first, width, 1, min(w, rest - first))
+        put_columns(x, dy, part, pivot, bins, far, terms)
 
 
 @outlined

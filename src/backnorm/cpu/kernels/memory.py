@@ -13,7 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 from backnorm.cpu.kernels.jit import inlined
 from backnorm.cpu.kernels.relu import Addresses, after_store, base_of, masked
@@ -46,6 +47,7 @@ __all__ = [
     "load_singles_some",
     "load_some",
     "offset",
+    "prefetch",
     "singles_within",
     "store",
     "store_first",
@@ -55,6 +57,7 @@ __all__ = [
 ]
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+_BYTES = ir.IntType(8).as_pointer()
 
 
 def _pointer(context: Any, builder: Any, kind: Any, value: Any, index: Any) -> Any:
@@ -116,6 +119,36 @@ def _loading(array: Any, index: Any, count: Any, kind: Any) -> Any:
 def load(typingctx, array, index):
     """Return elements index .. index+7 as a Vec."""
     return _loading(array, index, None, Vec)
+
+
+def prefetch(array, index):
+    """Let the cache line of element `index`, which need not exist, be read soon; of None nothing.
+
+    For rows that are far apart: of those processors do not read ahead by themselves.
+    """
+
+
+@overload(prefetch)
+def _prefetch_of(array, index):
+    if isinstance(array, types.NoneType):
+        return lambda array, index: None
+    return lambda array, index: _prefetch(array, index)
+
+
+@intrinsic
+def _prefetch(typingctx, array, index):
+    if not accepts(array):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        pointer = builder.bitcast(_pointer(context, builder, array, *arguments), _BYTES)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # To read, into all caches, data.
+        builder.call(call, [pointer, *(ir.Constant(_I32, number) for number in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp), codegen
 
 
 @intrinsic

@@ -9,7 +9,7 @@ piece of `length` elements. Within a chunk sums are plain vectors (gradients of 
 added up in float32, four vectors at a time); `block` chunks at a time are
 added up as pairs, and blocks are added up in order. Chunks and blocks depend on the shape alone
 and a channel's sums on nothing but the channel, so they have the same bits however the work is
-shared out.
+shared out. Terms of reproducible sums are put into `bins`, and have the same bits in any order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ import math
 from numba import types
 from numba.extending import overload
 
-from backnorm.cpu.kernels.channels import combine, row_pitch, solve
+from backnorm.cpu.kernels.bins import (
+    clear_bins,
+    digits_of,
+    merge_bins,
+    pairs_of_bins,
+    put_segment,
+)
+from backnorm.cpu.kernels.channels import combine, combine_bins, row_pitch, settle_means, solve
 from backnorm.cpu.kernels.cursor import (
     arrive,
     await_second,
@@ -94,12 +101,14 @@ from backnorm.cpu.scratch import (
     SINGLES,
     SLOPE,
     SUMS,
+    TERMS,
+    bins_own,
     whole,
 )
 
 __all__ = ["run"]
 
-_whole = inlined(whole)
+_whole, _bins_own = inlined(whole), inlined(bins_own)
 
 
 @outlined
@@ -108,7 +117,8 @@ def run(kind, record, index):
 
     Items of the first phase are sums: of `batch` groups of channels, of one block of theirs
     unless grouped. The others write `share` elements of memory each. Partial sums are
-    (blocks, 4, pitch): the pairs of every block of every channel, none if grouped.
+    (blocks, 4, pitch): the pairs of every block of every channel, none if grouped; of reproducible
+    sums the bins of every block: see `channels.combine_bins`.
 
     Returns
     -------
@@ -122,7 +132,7 @@ def run(kind, record, index):
     table = scratch_of(kind, head, record)
     if index == JOINED:
         return after(kind, head, table, pitch, channels)
-    own = own_of(kind, head, record, index)
+    terms = own_of(kind, head, record, index)
     chunk = (head.rows, head.length, head.chunks, head.block)
     blocks, group, batch, share = head.blocks, head.group, head.batch, head.share
     batches = (channels + group * batch - 1) // (group * batch)
@@ -133,7 +143,11 @@ def run(kind, record, index):
         other_of(kind, head, cells),
     )
     seen_, out_ = seen_of(kind, head), output_of(kind, head, cells)
-    epsilon, grouped = head.epsilon, head.grouped != 0
+    epsilon, grouped, binned = head.epsilon, head.grouped != 0, head.binned != 0
+    rows = 2 * (digits_of(x_) + 1)
+    # What bins take comes first, where there are any.
+    own = offset(terms, _bins_own(row_pitch(group), rows)) if binned else terms
+    totals = offset(terms, 3 * TERMS * LANES)
     streaming = head.streaming != 0 and same_line(out_)
     running, part = own, offset(own, far * SUMS)
     sums, alone = offset(part, 4 * far), offset(part, 8 * far)
@@ -152,14 +166,24 @@ def run(kind, record, index):
             first, end_batch = b * batch * group, min(channels, (b + 1) * batch * group)
             while first < end_batch:
                 stop = min(end_batch, first + group)
-                clear(sums, 4 * far)
-                for block in range(start, stop_block):
-                    clear(part, 4 * far)
-                    summing = (block, first, stop)
-                    places = (running, part, far, alone)
-                    _sum_block(kind, head, x_, dy_, extents, chunk, summing, table, places)
-                    for j in range(0, stop - first, LANES):
-                        merge_pairs(offset(sums, j), far, offset(part, j), far)
+                if binned:
+                    held, wide = totals, row_pitch(group)
+                    if not grouped:
+                        held, wide = offset(pairs, rows * start * pitch + first), pitch
+                    span = (start, stop_block, first, stop)
+                    lanes = offset(totals, rows * row_pitch(group))
+                    _sum_bins(x_, dy_, extents, chunk, span, table, terms, lanes, held, wide)
+                    for j in range(stop - first if grouped else 0):
+                        pairs_of_bins(held, j, wide, digits_of(x_), sums, j, far)
+                else:
+                    clear(sums, 4 * far)
+                    for block in range(start, stop_block):
+                        clear(part, 4 * far)
+                        summing = (block, first, stop)
+                        places = (running, part, far, alone)
+                        _sum_block(kind, head, x_, dy_, extents, chunk, summing, table, places)
+                        for j in range(0, stop - first, LANES):
+                            merge_pairs(offset(sums, j), far, offset(part, j), far)
                 if grouped:
                     for j in range(0, stop - first, LANES):
                         solve(
@@ -173,13 +197,15 @@ def run(kind, record, index):
                             stop,
                             epsilon,
                         )
+                    if binned:
+                        settle_means(dy_, table, pitch, first, stop)
                     narrow_coefficients(head, seen_, dy_, table, pitch, first, stop, coefficients)
                     # Backwards: what was summed last is in the nearest cache.
                     for n in range(outer - 1, -1, -1):
                         i = (n * channels + first) * inner
                         span = (i, i + (stop - first) * inner, first, i + inner)
                         _write(seen_, other_, out_, span, extents, exact, coefficients, streaming)
-                else:
+                elif not binned:
                     for k in range(4):
                         to = offset(pairs, (4 * start + k) * pitch)
                         for j in range(0, stop - first, LANES):
@@ -188,7 +214,11 @@ def run(kind, record, index):
                 first = stop
             if not grouped and arrive(cells, summed):
                 count = outer * inner
-                combine(dy_, pairs, blocks, pitch, 1, 1, count, table, pitch, channels, epsilon)
+                if binned:
+                    grid = (blocks, pitch, 1, 1)
+                    combine_bins(kind, head, x_, dy_, pairs, grid, count, table, pitch, channels)
+                else:
+                    combine(dy_, pairs, blocks, pitch, 1, 1, count, table, pitch, channels, epsilon)
                 open_second(cells)
         else:
             if summed > 0:
@@ -265,6 +295,37 @@ def _add_block(add, x, dy, extents, chunk, span, table, running, sums, far):
                 i += inner
         for j in range(0, end - first, LANES):
             add_totals(x, offset(running, j * SUMS), SUMS, offset(sums, j), far)
+
+
+@outlined
+def _sum_bins(x, dy, extents, chunk, span, table, terms, lanes, totals, wide):
+    """Put blocks of channels, which `span` says, into bins: of every lane, and then into `totals`.
+
+    Those are rows of `wide` channels.
+    """
+    start, stop, first, end = span
+    outer, channels, inner = extents
+    height, length, chunks, size = chunk
+    digits = digits_of(x)
+    apart = 2 * (digits + 1) * LANES
+    pieces = (inner + length - 1) // length
+    for k in range(end - first):
+        clear_bins(offset(lanes, k * apart), LANES, LANES, digits)
+    for index in range(start * size, min(chunks, stop * size)):
+        row, piece = divmod(index, pieces)
+        row *= height
+        begin = piece * length
+        extent = min(length, inner - begin)
+        for n in range(row, min(outer, row + height)):
+            i = (n * channels + first) * inner + begin
+            for c in range(first, end):
+                bins = offset(lanes, (c - first) * apart)
+                put_segment(x, dy, i, i + extent, load_one(table, c), bins, terms)
+                i += inner
+    clear_bins(totals, wide, end - first, digits)
+    for k in range(end - first):
+        for of_lane in range(LANES):
+            merge_bins(totals, k, wide, offset(lanes, k * apart), of_lane, LANES, digits)
 
 
 @inlined

@@ -6,6 +6,7 @@ from numba import types
 from numba.extending import overload
 
 from backnorm.cpu.kernels import channels as of_channels
+from backnorm.cpu.kernels.bins import digits_of, write_no_bins
 from backnorm.cpu.kernels.cursor import await_flag, raise_flag
 from backnorm.cpu.kernels.jit import inlined
 from backnorm.cpu.kernels.memory import clear, load, offset, store_some
@@ -42,6 +43,9 @@ def before(kind, head, cells, index, table, pitch, extents):
     elif head.items == 0:
         # Nothing will be summed: the sums of no elements are zero.
         clear(offset(table, FIRST * pitch), 2 * pitch)
+        if head.binned != 0 and head.coefficients != 0:
+            x, out = values_at(kind, head.x), doubles_at(kind, head.coefficients)
+            write_no_bins(digits_of(x), extents[1], out)
     raise_flag(cells, _READY)
 
 
@@ -51,7 +55,7 @@ def after(kind, head, table, pitch, channels):
     if head.refused != 0:
         return ended(head.refused - 1)
     refused = _finish(kind, head, table, pitch, channels) if head.finishes != 0 else -1
-    if head.coefficients != 0:
+    if head.coefficients != 0 and head.binned == 0:
         _write_coefficients(kind, head, table, pitch, channels)
     return ended(refused)
 
@@ -98,6 +102,9 @@ def _prepare_from(at, kind, head, table, pitch, extents):
     if head.prepares == FROM_DATA:
         x = values_at(kind, head.x)
         of_channels.prepare_forward(table, pitch, x, extents, gamma, beta, present)
+        if head.binned != 0:
+            # Of what lies elsewhere nothing is known: there is no pivot.
+            clear(offset(table, MEAN * pitch), pitch)
         return -1
     mean = at(kind, head.mean)
     if head.prepares == MEANS_ALONE:

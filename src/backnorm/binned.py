@@ -1,0 +1,170 @@
+"""Reproducible sums outside the kernels: adding up, and rounding, for NumPy's arrays and tensors.
+
+What a kernel writes (`cpu.kernels.bins`) is an int64 array of shape (2 * (digits + 1), C): for each
+of the two sums of a channel its top bin, and digits from the top down. A digit counts multiples of
+2^(32 j), j being the top bin and less by one for each digit after it. A top bin of `SPECIAL` says
+that digits count terms that were NaN, plus infinity and minus infinity.
+
+Adding up is exact, so its order does not matter. Rounding follows the kernel operation by
+operation, so that it gives the same bits. Functions take the namespace of the arrays, `numpy` or
+`torch`, as their last argument.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backnorm.errors import ArgumentValueError
+
+__all__ = [
+    "SPECIAL",
+    "added",
+    "check_count",
+    "moments_of",
+    "raised",
+    "sums_of",
+    "tops_of",
+    "two_product",
+    "with_tops",
+]
+
+# Elements of a channel that a digit holds the sum of: each adds up to 2^31 to an int64.
+_MOST = 1 << 32
+
+#: The top bin of a sum that counts what is not finite.
+SPECIAL = 1 << 20
+
+_HALF, _BELOW = 1 << 31, (1 << 32) - 1
+
+# An array of int64 or float64, of any framework with a namespace like NumPy's.
+Array = Any
+
+
+def check_count(name: str, count: int) -> None:
+    """Raise if there are too many elements of a channel to add up reproducibly."""
+    if count >= _MOST:
+        raise ArgumentValueError(
+            name,
+            "has more elements in a channel than reproducible sums hold",
+            came=count,
+            accepted=f"fewer than {_MOST}, in all parts of the batch",
+        )
+
+
+def added(one: Array, other: Array, xp: Any) -> Array:
+    """Return the bins of all terms of two arrays of bins."""
+    tops = xp.maximum(tops_of(one), tops_of(other))
+    return with_tops(raised(one, tops, xp) + raised(other, tops, xp), tops)
+
+
+def tops_of(bins: Array) -> Array:
+    """Return the top bins of both sums, shape (2, C)."""
+    return bins[:: bins.shape[0] // 2]
+
+
+def raised(bins: Array, tops: Array, xp: Any) -> Array:
+    """Return bins as they are for higher top bins, but with zero in the place of those.
+
+    What is `raised` to the same top bins adds up as integers, and gets them `with_tops`.
+    """
+    rows = bins.shape[0] // 2
+    result = xp.zeros_like(bins)
+    for part in range(2):
+        moved = tops[part] - bins[part * rows]
+        for digit in range(1, rows):
+            row = part * rows + digit
+            for above in range(digit):
+                result[row] += xp.where(moved == above, bins[row - above], 0)
+    return result
+
+
+def with_tops(bins: Array, tops: Array) -> Array:
+    """Return bins with these top bins, which are put into them."""
+    tops_of(bins)[:] = tops
+    return bins
+
+
+def sums_of(bins: Array, xp: Any) -> tuple[Array, Array]:
+    """Return both sums, float64, shape (C,) each, rounded once (but for halfway cases)."""
+    first, second = _pairs(bins, xp)
+    return _value(first, xp), _value(second, xp)
+
+
+def moments_of(bins: Array, count: Array, xp: Any) -> tuple[Array, Array]:
+    """Return mean and biased variance of `count` elements from the sums of x and of x^2.
+
+    As `cpu.kernels.formulas.solve_forward`, with 0 for the pivot; `count` is float64, shape (1,).
+    """
+    (total, rest_of_total), (squares, rest_of_squares) = _pairs(bins, xp)
+    elements = xp.where(count > 0.0, count, xp.ones_like(count))
+    mean = _value((total, rest_of_total), xp) / elements
+    product, cut = two_product(mean, elements)
+    rest = ((total - product) + (rest_of_total - cut)) / elements
+    low = xp.where(xp.isfinite(mean), rest, xp.zeros_like(rest))
+    square, cut = two_product(total, mean)
+    cut = cut + (total * rest + rest_of_total * mean)
+    variance = ((squares - square) + (rest_of_squares - cut)) / elements
+    return mean + low, xp.where(variance < 0.0, xp.zeros_like(variance), variance)
+
+
+def _pairs(bins: Array, xp: Any) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    rows = bins.shape[0] // 2
+    return _pair(bins[:rows], xp), _pair(bins[rows:], xp)
+
+
+def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
+    """Return a sum as two float64, of which the second is what the first cannot hold."""
+    special = bins[0] == SPECIAL
+    top = xp.where(special, xp.zeros_like(bins[0]), bins[0])
+    unit = ((32 * top + 1023) << 52).view(xp.float64)
+    zero = xp.zeros_like(unit)
+    carry = xp.zeros_like(top)
+    # Digits of -2^31 to 2^31, the last first, and in the end what they carry.
+    parts = []
+    for digit in range(bins.shape[0] - 1, 0, -1):
+        value = bins[digit] + carry
+        left = ((value + _HALF) & _BELOW) - _HALF
+        carry = (value - left) >> 32
+        parts.append(zero + left)
+    first, second, third, *fourth = reversed(parts)
+    last = (fourth[0] if fourth else zero) * 2.0**-96
+    high, low = _two_sum((zero + carry) * 2.0**32, first)
+    other, rest = _two_sum(second * 2.0**-32, third * 2.0**-64)
+    high, lost = _two_sum(high, other)
+    high, low = _two_sum(high, (low + lost) + (rest + last))
+    infinite = _infinite(bins[1:], zero, xp)
+    return xp.where(special, infinite, high * unit), xp.where(special, zero, low * unit)
+
+
+def _infinite(counts: Array, zero: Array, xp: Any) -> Array:
+    """Return what the terms come to that are not finite."""
+    infinity, nan = zero + float("inf"), zero + float("nan")
+    value = xp.where(counts[1] > 0, infinity, zero)
+    value = xp.where(counts[2] > 0, xp.where(counts[1] > 0, nan, -infinity), value)
+    return xp.where(counts[0] > 0, nan, value)
+
+
+def _value(pair: tuple[Array, Array], xp: Any) -> Array:
+    high, low = pair
+    return xp.where(xp.isfinite(high), high + low, high)
+
+
+def _two_sum(left: Array, right: Array) -> tuple[Array, Array]:
+    total = left + right
+    moved = total - left
+    return total, (left - (total - moved)) + (right - moved)
+
+
+def two_product(left: Array, right: Array) -> tuple[Array, Array]:
+    """Return a product and its error, after Dekker and Veltkamp."""
+    product = left * right
+    upper, lower = _split(left)
+    upper_right, lower_right = _split(right)
+    error = (upper * upper_right - product) + upper * lower_right + lower * upper_right
+    return product, error + lower * lower_right
+
+
+def _split(value: Array) -> tuple[Array, Array]:
+    moved = value * 134217729.0
+    upper = moved - (moved - value)
+    return upper, value - upper

@@ -1,0 +1,644 @@
+"""Reproducible sums: the same bits in whatever order, and however cut, terms are added up.
+
+A sum is kept as integers. A *bin* holds 32 binary digits at a fixed place: bin j counts multiples
+of 2^(32 j), for any integer j. Each term is taken apart at those places, by rounding it to a
+multiple of the unit of a bin and going on with what is left; a bin then adds up integers, which no
+order changes. Of a sum three bins are kept (four where elements are float64), from the one that
+holds the largest magnitude downwards; what is left of a term below them is rounded to the last. How
+a term is taken apart depends on the term and on the places alone, so bins that turn out to lie too
+low, because a larger term comes, are dropped without a trace.
+
+A sum is a *limit* and its *digits*, from the top down. The limit is 2^(32 j + 31), j being the top
+bin: all magnitudes are below it. The error of a sum is at most half the last unit a term, 2^-66 of
+the largest magnitude of all terms (2^-98 with four bins). A digit holds the sum of 2^32 terms.
+
+A term that is not finite, or 2^991 or more (which only float64 has), counts as infinite: the limit
+is then 0, and the digits are how many terms were NaN, plus and minus infinity.
+
+The idea is that of Demmel and Nguyen, "Parallel Reproducible Summation", 2015, and of Ahrens,
+Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020; bins of
+integers, instead of floating-point numbers with carries, make adding up exact without a count.
+
+Bins of columns are rows of float64 memory, `pitch` apart: limit and digits of the first sum, limit
+and digits of the second. A lane has its own limit.
+"""
+
+from __future__ import annotations
+
+from numba import types
+from numba.extending import overload
+
+from backnorm.cpu.kernels.bits import (
+    all_below,
+    integers_at,
+    larger,
+    number_of,
+    pattern_of,
+    patterns_added,
+    patterns_less,
+    without,
+)
+from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.memory import (
+    load,
+    load_first,
+    load_one,
+    offset,
+    prefetch,
+    store,
+    store_one,
+)
+from backnorm.cpu.kernels.sums import gradient, gradient_first
+from backnorm.cpu.kernels.vector import (
+    blend,
+    lane,
+    magnitude,
+    multiply_add,
+    negated,
+    splat,
+    two_product,
+    two_sum,
+    where_finite,
+)
+from backnorm.cpu.scratch import LANES, TERMS
+
+__all__ = [
+    "clear_bins",
+    "digits_of",
+    "merge_bins",
+    "pairs_of_bins",
+    "put_columns",
+    "put_segment",
+    "write_bins",
+    "write_no_bins",
+]
+
+# The least top bin, with three digits and with four: the unit of the last is one that rounding by
+# an addition can still make.
+_LEAST, _LEAST_OF_FOUR = -31, -30
+
+# What stands for the top bin of a sum that counts what is not finite.
+_SPECIAL = 1 << 20
+
+# Magnitudes from here on count as infinite: there are no bins for them.
+_HUGE = 2.0**991
+
+# What a term is rounded to a multiple of u by adding and taking away: 1.5 * 2^52 * u. As a multiple
+# of the limit, where u is the unit of the top bin; and of the one before for each bin below.
+_TO_TOP = 1.5 * 2.0**21
+_DOWN = 2.0**-32
+
+# The place of the exponent in a pattern, and what it is of 2^0.
+_EXPONENT, _BIAS = 52, 1023
+
+_SIZE = TERMS * LANES
+
+# Rows whose terms are put into bins before the next columns' are, and vectors of a segment.
+_STRIP, _VISIT = 16, 64
+
+
+def digits_of(x):
+    """Return how many digits the sums of elements of x have."""
+
+
+@overload(digits_of)
+def _digits_of(x):
+    return (lambda x: 4) if x.dtype == types.float64 else (lambda x: 3)
+
+
+@inlined
+def _limit(top):
+    """Return the limit of a top bin."""
+    return number_of((32 * top + 31 + _BIAS) << _EXPONENT)
+
+
+@inlined
+def _top(limit):
+    """Return the top bin of a limit."""
+    return ((pattern_of(limit) >> _EXPONENT) - _BIAS - 31) >> 5
+
+
+@outlined
+def clear_bins(bins, pitch, columns, digits):
+    """Make both sums of some columns zero."""
+    least = _limit(_LEAST if digits == 3 else _LEAST_OF_FOUR)
+    for part in range(2):
+        row = part * (digits + 1)
+        for k in range(columns):
+            store_one(bins, row * pitch + k, least)
+            for digit in range(1, digits + 1):
+                store_one(bins, (row + digit) * pitch + k, 0.0)
+
+
+@inlined
+def _widen(bins, at, pitch, digits, limit):
+    """Move the bins of a sum up to a higher limit: the lowest are dropped."""
+    numbers = integers_at(bins)
+    moved = _top(limit) - _top(load_one(bins, at))
+    for digit in range(digits, 0, -1):
+        value = 0
+        if digit > moved:
+            value = numbers[at + (digit - moved) * pitch]
+        numbers[at + digit * pitch] = value
+    store_one(bins, at, limit)
+
+
+@inlined
+def _give_up(bins, at, pitch, digits):
+    """Let a sum count what is not finite."""
+    numbers = integers_at(bins)
+    for row in range(digits + 1):
+        numbers[at + row * pitch] = 0
+
+
+@outlined
+def _make_room(bins, at, pitch, digits, most):
+    """Raise the limits of eight columns above magnitudes; return whether all are finite."""
+    finite = True
+    for k in range(LANES):
+        limit, value = load_one(bins, at + k), lane(most, k)
+        if limit == 0.0:
+            finite = False
+        elif not value < _HUGE:
+            _give_up(bins, at + k, pitch, digits)
+            finite = False
+        elif value >= limit:
+            # The magnitude is below 2^exponent.
+            exponent = (pattern_of(value) >> _EXPONENT) - _BIAS + 1
+            _widen(bins, at + k, pitch, digits, _limit(exponent >> 5))
+    return finite
+
+
+@outlined
+def _put_slowly(bins, at, pitch, digits, terms, count):
+    """Put vectors of terms into the bins of eight columns, of which some are not finite."""
+    numbers = integers_at(bins)
+    for k in range(LANES):
+        limit, place = load_one(bins, at + k), at + k
+        for row in range(count):
+            term = load_one(terms, row * LANES + k)
+            if limit == 0.0:
+                if term != term:
+                    numbers[place + pitch] += 1
+                elif term >= _HUGE:
+                    numbers[place + 2 * pitch] += 1
+                elif term <= -_HUGE:
+                    numbers[place + 3 * pitch] += 1
+                continue
+            unit = limit * _TO_TOP
+            for digit in range(1, digits + 1):
+                total = term + unit
+                numbers[place + digit * pitch] += pattern_of(total) - pattern_of(unit)
+                term = term - (total - unit)
+                unit = unit * _DOWN
+
+
+@inlined
+def _put(x, bins, at, pitch, terms, count):
+    """Put vectors of terms into the bins of eight columns, a lane being a column."""
+    digits = digits_of(x)
+    most = magnitude(load(terms, 0))
+    for row in range(1, count):
+        most = larger(most, magnitude(load(terms, row * LANES)))
+    finite = all_below(most, load(bins, at)) or _make_room(bins, at, pitch, digits, most)
+    if not finite:
+        _put_slowly(bins, at, pitch, digits, terms, count)
+        return
+    units = _units(x, load(bins, at))
+    held = _load_digits(x, bins, at, pitch)
+    for row in range(count):
+        held = _take_apart(held, load(terms, row * LANES), units)
+    _store_digits(held, units, count, bins, at, pitch)
+
+
+def _units(x, limit):
+    """Return what rounds to multiples of the units of all bins, by an addition; and then 1.
+
+    Namely as the quotient of limits, which no compiler takes for a constant: see `without`.
+    """
+
+
+@overload(_units)
+def _units_of(x, limit):
+    if x.dtype == types.float64:
+        return lambda x, limit: (
+            *_down(_down(_down((limit * splat(_TO_TOP),)))),
+            limit / limit,
+        )
+    return lambda x, limit: (*_down(_down((limit * splat(_TO_TOP),))), limit / limit)
+
+
+@inlined
+def _down(units):
+    return (*units, units[-1] * splat(_DOWN))
+
+
+def _load_digits(x, bins, at, pitch):
+    """Return the digits of eight columns."""
+
+
+@overload(_load_digits)
+def _load_digits_of(x, bins, at, pitch):
+    def three(x, bins, at, pitch):
+        return load(bins, at + pitch), load(bins, at + 2 * pitch), load(bins, at + 3 * pitch)
+
+    def four(x, bins, at, pitch):
+        return (
+            load(bins, at + pitch),
+            load(bins, at + 2 * pitch),
+            load(bins, at + 3 * pitch),
+            load(bins, at + 4 * pitch),
+        )
+
+    return four if x.dtype == types.float64 else three
+
+
+def _take_apart(held, term, units):
+    """Add what each bin has of a term to its digit, and the pattern of its unit with it."""
+
+
+@overload(_take_apart)
+def _take_apart_of(held, term, units):
+    def three(held, term, units):
+        first = term + units[0]
+        term = term - without(first, units[0], units[3])
+        second = term + units[1]
+        term = term - without(second, units[1], units[3])
+        third = term + units[2]
+        return (
+            patterns_added(held[0], first),
+            patterns_added(held[1], second),
+            patterns_added(held[2], third),
+        )
+
+    def four(held, term, units):
+        first = term + units[0]
+        term = term - without(first, units[0], units[4])
+        second = term + units[1]
+        term = term - without(second, units[1], units[4])
+        third = term + units[2]
+        term = term - without(third, units[2], units[4])
+        fourth = term + units[3]
+        return (
+            patterns_added(held[0], first),
+            patterns_added(held[1], second),
+            patterns_added(held[2], third),
+            patterns_added(held[3], fourth),
+        )
+
+    return three if len(held) == 3 else four
+
+
+@inlined
+def _store_digits(held, units, count, bins, at, pitch):
+    """Write digits of which each has the pattern of its unit `count` times."""
+    for k in range(len(held)):
+        store(bins, at + (k + 1) * pitch, patterns_less(held[k], units[k], count))
+
+
+@inlined
+def _put_all(x, bins, pitch, at, terms, count):
+    """Put `count` vectors of each buffer into both sums of eight columns."""
+    second = at + (digits_of(x) + 1) * pitch
+    _put(x, bins, at, pitch, terms, count)
+    _put(x, bins, second, pitch, offset(terms, _SIZE), count)
+    _put_errors(x, bins, second, pitch, offset(terms, 2 * _SIZE), count)
+
+
+def _put_errors(x, bins, at, pitch, terms, count):
+    """Put what products were rounded by into bins, too, where elements are float64."""
+
+
+@overload(_put_errors)
+def _put_errors_of(x, bins, at, pitch, terms, count):
+    if x.dtype == types.float64:
+        return lambda x, bins, at, pitch, terms, count: _put(x, bins, at, pitch, terms, count)
+    return lambda x, bins, at, pitch, terms, count: None
+
+
+def _hold(x, slope, centred, terms, at):
+    """Write the terms of both sums to the buffers."""
+
+
+@overload(_hold)
+def _hold_of(x, slope, centred, terms, at):
+    def hold(x, slope, centred, terms, at):
+        store(terms, at, slope)
+        store(terms, _SIZE + at, slope * centred)
+
+    def hold_exactly(x, slope, centred, terms, at):
+        product, error = two_product(slope, centred)
+        store(terms, at, slope)
+        store(terms, _SIZE + at, product)
+        store(terms, 2 * _SIZE + at, where_finite(product, error, splat(0.0)))
+
+    return hold_exactly if x.dtype == types.float64 else hold
+
+
+@outlined
+def _put_with_care(x, dy, i, stride, count, lanes, m, bins, at, pitch, terms):
+    """Put the terms of `count` vectors of `lanes` elements each into bins, whatever they are.
+
+    Terms go to the buffers first, and are looked at before they are taken apart.
+    """
+    row = 0
+    while row < count:
+        stop, kept = min(count, row + TERMS), 0
+        while row < stop:
+            index = i + row * stride
+            centred = blend(lanes, _centred(dy, load_first(x, index, lanes), m), splat(0.0))
+            _hold(x, gradient_first(dy, index, lanes, centred), centred, terms, kept * LANES)
+            row += 1
+            kept += 1
+        _put_all(x, bins, pitch, at, terms, kept)
+
+
+@inlined
+def _begin(x, bins, at, pitch):
+    """Take up both sums of eight columns: limits, units, digits, and the largest terms of each."""
+    place = at + (digits_of(x) + 1) * pitch
+    limits = load(bins, at), load(bins, place)
+    units = _units(x, limits[0]), _units(x, limits[1])
+    digits = _load_digits(x, bins, at, pitch), _load_digits(x, bins, place, pitch)
+    return limits, units, digits, (splat(0.0), splat(0.0))
+
+
+@inlined
+def _step(x, dy, slope, centred, units, digits, most):
+    """Take the terms of a vector apart, as if they were below the limits."""
+    product = slope * centred
+    first = _take_apart(digits[0], slope, units[0])
+    second = _take_apart(digits[1], product, units[1])
+    second = _take_error_apart(x, second, slope, centred, product, units[1])
+    largest = larger(most[0], magnitude(slope)), _larger_product(dy, most[1], product)
+    return (first, second), largest
+
+
+def _larger_product(dy, most, product):
+    """Return the largest product so far; of squares it is known in the end: see `_end`."""
+
+
+@overload(_larger_product)
+def _larger_product_of(dy, most, product):
+    if isinstance(dy, types.NoneType):
+        return lambda dy, most, product: most
+    return lambda dy, most, product: larger(most, magnitude(product))
+
+
+def _largest_product(dy, most):
+    """Return the largest product of all."""
+
+
+@overload(_largest_product)
+def _largest_product_of(dy, most):
+    if isinstance(dy, types.NoneType):
+        return lambda dy, most: most[0] * most[0]
+    return lambda dy, most: most[1]
+
+
+def _centred(dy, value, mean):
+    """Return value - mean, or in a forward pass, where there is no mean yet, the value."""
+
+
+@overload(_centred)
+def _centred_of(dy, value, mean):
+    if isinstance(dy, types.NoneType):
+        return lambda dy, value, mean: value
+    return lambda dy, value, mean: value - mean
+
+
+@inlined
+def _end(x, dy, limits, units, digits, most, count, bins, at, pitch):
+    """Put down both sums, of `count` vectors, and return True if all was below the limits."""
+    product = _largest_product(dy, most)
+    if not (all_below(most[0], limits[0]) and all_below(product, limits[1])):
+        return False
+    place = at + (digits_of(x) + 1) * pitch
+    _store_digits(digits[0], units[0], count, bins, at, pitch)
+    _store_digits(digits[1], units[1], count * terms_of(x), bins, place, pitch)
+    return True
+
+
+@inlined
+def _visit(x, dy, i, stride, count, left, m, bins, at, pitch, terms):
+    """Put the terms of `count` whole vectors, `stride` elements apart, into bins of eight columns.
+
+    After them those of `left` elements. If terms are not below the limits, what came of taking them
+    apart is forgotten.
+    """
+    limits, units, digits, most = _begin(x, bins, at, pitch)
+    index, ahead = i, count * stride
+    for _ in range(count):
+        prefetch(x, index + ahead)
+        prefetch(dy, index + ahead)
+        centred = _centred(dy, load(x, index), m)
+        slope = gradient(dy, index, centred)
+        digits, most = _step(x, dy, slope, centred, units, digits, most)
+        index += stride
+    if left > 0:
+        centred = blend(left, _centred(dy, load_first(x, index, left), m), splat(0.0))
+        slope = gradient_first(dy, index, left, centred)
+        digits, most = _step(x, dy, slope, centred, units, digits, most)
+    every = count + (left > 0)
+    if not _end(x, dy, limits, units, digits, most, every, bins, at, pitch):
+        _put_with_care(x, dy, i, stride, count, LANES, m, bins, at, pitch, terms)
+        if left > 0:
+            _put_with_care(x, dy, index, stride, 1, left, m, bins, at, pitch, terms)
+
+
+@inlined
+def _visit_first(x, dy, i, stride, count, lanes, m, bins, at, pitch, terms):
+    """Put the terms of `count` vectors of `lanes` elements into bins of as many columns."""
+    limits, units, digits, most = _begin(x, bins, at, pitch)
+    index = i
+    for _ in range(count):
+        centred = blend(lanes, _centred(dy, load_first(x, index, lanes), m), splat(0.0))
+        slope = gradient_first(dy, index, lanes, centred)
+        digits, most = _step(x, dy, slope, centred, units, digits, most)
+        index += stride
+    if not _end(x, dy, limits, units, digits, most, count, bins, at, pitch):
+        _put_with_care(x, dy, i, stride, count, lanes, m, bins, at, pitch, terms)
+
+
+def terms_of(x):
+    """Return how many terms a product of elements of x is: float64 rounds it, and has the rest."""
+
+
+@overload(terms_of)
+def _terms_of(x):
+    return (lambda x: 2) if x.dtype == types.float64 else (lambda x: 1)
+
+
+def _take_error_apart(x, held, slope, centred, product, units):
+    """Take apart what a product was rounded by, too, where elements are float64."""
+
+
+@overload(_take_error_apart)
+def _take_error_apart_of(x, held, slope, centred, product, units):
+    def nothing(x, held, slope, centred, product, units):
+        return held
+
+    def error(x, held, slope, centred, product, units):
+        return _take_apart(held, multiply_add(slope, centred, negated(product)), units)
+
+    return error if x.dtype == types.float64 else nothing
+
+
+@inlined
+def put_segment(x, dy, i, end, mean, bins, terms):
+    """Put the terms of a segment into bins of its channel, one for each lane.
+
+    Parameters
+    ----------
+    x, dy : addresses
+        Without dy, the terms are x and its square.
+    i, end : int
+    mean : float
+    bins : address
+        Rows of eight.
+    terms : address
+        Buffers: three times `TERMS` vectors.
+    """
+    m = splat(mean)
+    while i < end:
+        stop = min(end, i + _VISIT * LANES)
+        count = (stop - i) // LANES
+        _visit(x, dy, i, LANES, count, stop - i - count * LANES, m, bins, 0, LANES, terms)
+        i = stop
+
+
+@inlined
+def put_columns(x, dy, part, pivot, bins, pitch, terms):
+    """Put the terms of some rows into bins of their columns.
+
+    A part is its first element, the distance of rows, their number, and that of columns; `pivot`
+    are the columns' means, `bins` rows of `pitch` columns, `terms` buffers.
+    """
+    start, stride, rows, width = part
+    row = 0
+    while row < rows:
+        count, origin, k = min(_STRIP, rows - row), start + row * stride, 0
+        while k + LANES <= width:
+            m = load(pivot, k)
+            _visit(x, dy, origin + k, stride, count, 0, m, bins, k, pitch, terms)
+            k += LANES
+        if k < width:
+            m, left = load(pivot, k), width - k
+            _visit_first(x, dy, origin + k, stride, count, left, m, bins, k, pitch, terms)
+        row += count
+
+
+@outlined
+def merge_bins(bins, at, pitch, others, place, other_pitch, digits):
+    """Add both sums of one column to those of another."""
+    for _ in range(2):
+        _merge(bins, at, pitch, others, place, other_pitch, digits)
+        at += (digits + 1) * pitch
+        place += (digits + 1) * other_pitch
+
+
+@inlined
+def _merge(bins, at, pitch, others, place, other_pitch, digits):
+    numbers, added = integers_at(bins), integers_at(others)
+    limit, other = load_one(bins, at), load_one(others, place)
+    moved = 0
+    if limit == 0.0 or other == 0.0:
+        if limit != 0.0:
+            _give_up(bins, at, pitch, digits)
+        if other != 0.0:
+            return
+    else:
+        if other > limit:
+            _widen(bins, at, pitch, digits, other)
+        moved = _top(load_one(bins, at)) - _top(other)
+    for digit in range(moved + 1, digits + 1):
+        numbers[at + digit * pitch] += added[place + (digit - moved) * other_pitch]
+
+
+@outlined
+def pairs_of_bins(bins, at, pitch, digits, sums, to, far):
+    """Write both sums of a column as pairs, the parts of which are `far` apart."""
+    for _ in range(2):
+        high, low = _pair(bins, at, pitch, digits)
+        store_one(sums, to, high)
+        store_one(sums, to + far, low)
+        at += (digits + 1) * pitch
+        to += 2 * far
+
+
+@inlined
+def _pair(bins, at, pitch, digits):
+    """Return a sum as a pair: `backnorm.binned` does the same, operation by operation."""
+    numbers, limit = integers_at(bins), load_one(bins, at)
+    if limit == 0.0:
+        return _special(numbers[at + pitch], numbers[at + 2 * pitch], numbers[at + 3 * pitch]), 0.0
+    # Digits of -2^31 to 2^31, and what they carry.
+    fourth, carry = 0.0, 0
+    if digits == 4:
+        digit, carry = _carried(numbers[at + 4 * pitch], 0)
+        fourth = float(digit)
+    digit, carry = _carried(numbers[at + 3 * pitch], carry)
+    third = float(digit)
+    digit, carry = _carried(numbers[at + 2 * pitch], carry)
+    second = float(digit)
+    digit, carry = _carried(numbers[at + pitch], carry)
+    first, above = float(digit), float(carry)
+    high, low = two_sum(above * 2.0**32, first)
+    other, rest = two_sum(second * 2.0**-32, third * 2.0**-64)
+    high, lost = two_sum(high, other)
+    high, low = two_sum(high, (low + lost) + (rest + fourth * 2.0**-96))
+    unit = limit * 2.0**-31
+    return high * unit, low * unit
+
+
+@inlined
+def _carried(digit, carry):
+    value = digit + carry
+    left = ((value + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+    return left, (value - left) >> 32
+
+
+@inlined
+def _special(nans, positive, negative):
+    value = 0.0
+    if positive > 0:
+        value = value + _infinity()
+    if negative > 0:
+        value = value - _infinity()
+    if nans > 0:
+        value = value + (_infinity() - _infinity())
+    # Of one pattern, whatever processor and order.
+    return value if value == value else number_of(0x7FF8000000000000)
+
+
+@inlined
+def _infinity():
+    return number_of(0x7FF0000000000000)
+
+
+@outlined
+def write_no_bins(digits, channels, out):
+    """Write what `write_bins` does of sums of nothing."""
+    to = integers_at(out)
+    for place in range(2 * (digits + 1) * channels):
+        to[place] = 0
+    for c in range(channels):
+        least = _LEAST if digits == 3 else _LEAST_OF_FOUR
+        to[c] = least
+        to[(digits + 1) * channels + c] = least
+
+
+@outlined
+def write_bins(bins, pitch, digits, channels, out):
+    """Write the sums of every channel as integers: a row each of top bins and of digits.
+
+    In the place of the top bin of a sum that counts what is not finite there is 2^20.
+    """
+    numbers, to = integers_at(bins), integers_at(out)
+    for part in range(2):
+        row = part * (digits + 1)
+        for c in range(channels):
+            limit = load_one(bins, row * pitch + c)
+            to[row * channels + c] = _SPECIAL if limit == 0.0 else _top(limit)
+            for digit in range(row + 1, row + digits + 1):
+                to[digit * channels + c] = numbers[digit * pitch + c]

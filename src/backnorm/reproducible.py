@@ -1,0 +1,86 @@
+"""What reproducible phases return: sums that have the same bits however a batch is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from backnorm import binned
+from backnorm.errors import ArgumentValueError
+from backnorm.results import ChannelMoments, ChannelSums
+
+__all__ = ["ReproducibleMoments", "ReproducibleSums"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reproducible:
+    """Two sums of every channel as integers, and how many elements they are over."""
+
+    bins: np.ndarray
+    count: int
+
+    def rounded(self) -> ChannelSums | ChannelMoments:
+        """Return what it comes to, as float64."""
+        raise NotImplementedError
+
+    def __add__(self, other: object) -> Self:
+        """Return the same of both sets of elements."""
+        if type(other) is not type(self):
+            return NotImplemented
+        assert isinstance(other, _Reproducible)
+        if other.bins.shape != self.bins.shape:
+            raise ArgumentValueError(
+                "sums",
+                "only sums over the same channels, of elements of one type, add up",
+                came=f"bins of shapes {self.bins.shape} and {other.bins.shape}",
+            )
+        count = self.count + other.count
+        binned.check_count("sums", count)
+        return type(self)(binned.added(self.bins, other.bins, np), count)
+
+
+class ReproducibleSums(_Reproducible):
+    """The two sums of the backward pass, as `ChannelSums`, but the same however parts are cut.
+
+    ``backnorm.reduce(..., reproducible=True)`` returns them, ``backnorm.apply`` takes them. Two of
+    them add up exactly (``a + b``), in any order.
+
+    Attributes
+    ----------
+    bins : numpy.ndarray
+        int64, shape (8, C), or (10, C) of float64 elements: what `backnorm.binned` describes.
+    count : int
+        Number of elements per channel, M; below 2^32 in all.
+    """
+
+    __slots__ = ()
+
+    def rounded(self) -> ChannelSums:
+        """Return the sums as float64."""
+        with np.errstate(all="ignore"):
+            return ChannelSums(*binned.sums_of(self.bins, np), self.count)
+
+
+class ReproducibleMoments(_Reproducible):
+    """What mean and variance follow from, as `ChannelMoments`, but the same however parts are cut.
+
+    ``backnorm.reduce_forward(..., reproducible=True)`` returns them, ``backnorm.apply_forward``
+    takes them. Two of them add up exactly (``a + b``), in any order.
+
+    Attributes
+    ----------
+    bins : numpy.ndarray
+        int64, shape (8, C), or (10, C) of float64 elements: what `backnorm.binned` describes.
+    count : int
+        Number of elements per channel, M; below 2^32 in all.
+    """
+
+    __slots__ = ()
+
+    def rounded(self) -> ChannelMoments:
+        """Return mean and biased variance, float64."""
+        with np.errstate(all="ignore"):
+            count = np.array([float(self.count)])
+            return ChannelMoments(*binned.moments_of(self.bins, count, np), self.count)

@@ -1,0 +1,83 @@
+"""Reproducible sums by PyTorch's own operators, for devices whose kernels have none.
+
+The same integers as `cpu.kernels.bins` writes, bit for bit: terms are taken apart by the same
+operations, and integers add up in any order. All in float64, some forty passes over memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from backnorm.binned import SPECIAL, two_product
+from backnorm.cpu.scratch import bin_rows
+
+__all__ = ["of_backward", "of_forward"]
+
+# As in `cpu.kernels.bins`, where they are explained.
+_LEAST, _HUGE = {3: -31, 4: -30}, 2.0**991
+
+
+def of_forward(x: Tensor) -> tuple[Tensor, int]:
+    """Return the sums of x and of x^2, int64 (rows, C), and the number of elements."""
+    wide = _channels_first(x).double()
+    return _both(wide, wide, x)
+
+
+def of_backward(x: Tensor, dy: Tensor, counts: Tensor | None, mean: Tensor) -> tuple[Tensor, int]:
+    """Return the sums of dy and of dy * (x - mean), as `of_forward`.
+
+    dy is taken for 0 where `counts` is False.
+    """
+    if counts is not None:
+        dy = torch.where(counts, dy, torch.zeros_like(dy))
+    centred = _channels_first(x).double() - mean.double()[:, None]
+    return _both(_channels_first(dy).double(), centred, x)
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).reshape(x.shape[1], -1)
+
+
+def _both(slope: Tensor, centred: Tensor, x: Tensor) -> tuple[Tensor, int]:
+    digits = bin_rows(x.element_size()) // 2 - 1
+    product = slope * centred
+    parts = [product]
+    if digits == 4:
+        # What the product of float64 elements is rounded by.
+        _, error = two_product(slope, centred)
+        parts.append(torch.where(product.isfinite(), error, torch.zeros_like(error)))
+    rows = [*_bins([slope], digits), *_bins(parts, digits)]
+    return torch.stack(rows), slope.shape[1]
+
+
+def _bins(parts: list[Tensor], digits: int) -> list[Tensor]:
+    """Return the top bins and the digits of sums of terms (C, M); the first are the largest."""
+    terms = parts[0]
+    channels, count = terms.shape
+    most = terms.abs().amax(1) if count else terms.new_zeros(channels)
+    special = ~(most < _HUGE)
+    exponents = torch.frexp(torch.where(special, 0.0, most))[1].to(torch.int64)
+    top = torch.where(most == 0.0, _LEAST[digits], exponents >> 5).clamp(min=_LEAST[digits])
+    unit = 1.5 * _power(32 * top + 52)[:, None]
+    rows = [torch.where(special, SPECIAL, top)]
+    for digit in range(digits):
+        number = torch.zeros_like(top)
+        for k, part in enumerate(parts):
+            total = part + unit
+            number += (total.view(torch.int64) - unit.view(torch.int64)).sum(1)
+            parts[k] = part - (total - unit)
+        counted = _special(terms, digit)
+        rows.append(torch.where(special, counted, number))
+        unit = unit * 2.0**-32
+    return rows
+
+
+def _special(terms: Tensor, digit: int) -> Tensor:
+    """Return how many terms are NaN, plus infinity or minus infinity, and then 0."""
+    tests = (terms.isnan(), terms >= _HUGE, terms <= -_HUGE)
+    return tests[digit].sum(1) if digit < len(tests) else torch.zeros_like(terms[:, 0].long())
+
+
+def _power(exponent: Tensor) -> Tensor:
+    return ((exponent + 1023) << 52).view(torch.float64)
