@@ -250,7 +250,7 @@ def _geometry(
     extents: Extents, threads: int, share: int, memory: _Memory, machine: Machine
 ) -> Segments | Columns:
     if extents.inner >= _SHORT or extents.channels == 1:
-        together = _together(extents, memory, machine)
+        together = _together(extents, machine)
         return _segments(extents, threads, share, together, memory)
     return _columns(extents, threads, share, memory)
 
@@ -277,7 +277,7 @@ def _segments(
     return Segments(rows, length, chunks, block, blocks, group, batch, share)
 
 
-def _together(extents: Extents, memory: _Memory, machine: Machine) -> int:
+def _together(extents: Extents, machine: Machine) -> int:
     """Return how many channels to take together: a run of memory, and what a cache keeps of them.
 
     Nanoseconds an element with runs of 4096 elements and of 16,384, 2 threads (AMD Zen 5, 1 MiB of
@@ -292,16 +292,15 @@ def _together(extents: Extents, memory: _Memory, machine: Machine) -> int:
 
     A segment of several pieces is read a piece at a time: channels beside it break the run, and
     (50, 64, 56, 56) in float32 takes 0.55 with eight channels instead of 0.43. Where a core's own
-    cache is large, what fits in it is not made larger.
+    cache is large, short runs are as good, and leave more groups to share out: with 8 to 16
+    channels instead of 40 to 62 (32, 864, 15, 15) and (8, 512, 20, 20) take 0.80 to 0.95 of the
+    time (Intel Xeon, 2 MiB of L2); the mean of 14 shapes, forward and backward, is 0.97.
     """
     inner = max(1, extents.inner)
     least = max(1, min(_MOST_GROUP, _GROUP // inner))
-    if inner > _CHUNK:
+    if inner > _CHUNK or machine.cache_per_core >= _OWN_CACHE:
         return least
-    most = min(_MOST_GROUP, round_up(_LARGE_GROUP // inner, 8))
-    if machine.cache_per_core >= _OWN_CACHE:
-        most = min(most, machine.cache_per_core // max(1, memory.channel))
-    return max(least, most)
+    return max(least, min(_MOST_GROUP, round_up(_LARGE_GROUP // inner, 8)))
 
 
 def _columns(extents: Extents, threads: int, share: int, memory: _Memory) -> Columns:
