@@ -4,8 +4,9 @@
 of 8 images of 160 x 160 of each of ResNet-50's layers. In turns: our layer of one process, ours
 synchronised, the same with reproducible sums, and one of PyTorch's operators that does what
 PyTorch's SyncBatchNorm does where that runs (not on the CPU). With ``--errors`` the gradients of
-those, of parts of a batch of different sizes, beside the exact ones of the batch. Tables in
-Markdown go to standard output.
+those, of parts of a batch of different sizes, beside the exact ones of the batch. With
+``--messages`` the messages alone, of processes that do nothing else. Tables in Markdown go to
+standard output.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ LAYERS = (
 )  # fmt: skip
 _SAMPLES = 8
 _ROUNDS = 15
+
+# Of messages alone.
+_CHANNELS = (64, 2048)
+_MESSAGES = 200
 
 
 class _OfOperators(Function):
@@ -98,13 +103,13 @@ def _step(layer: nn.Module, x: Tensor, dy: Tensor) -> Callable[[], Tensor]:
     return step
 
 
-def _worker(rank: int, size: int, store: str, threads: int, errors: bool) -> None:
+def _worker(rank: int, size: int, store: str, threads: int, what: str) -> None:
     torch.set_num_threads(threads)
     dist.init_process_group(
         "gloo", rank=rank, world_size=size, store=dist.FileStore(store, size),
         timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
-    (_errors if errors else _times)(rank, size)
+    {"times": _times, "errors": _errors, "messages": _messages}[what](rank, size)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -183,6 +188,32 @@ def _errors(rank: int, size: int) -> None:
                 print(f"| {ratio:g} | {name} | " + " | ".join(texts) + " |", flush=True)
 
 
+def _messages(rank: int, size: int) -> None:
+    """Print how long a message of the forward pass and one of the backward pass take."""
+    if rank == 0:
+        print("| processes | channels | forward | backward | reproducible | PyTorch's forward |")
+        print("|---|---|---|---|---|---|")
+    for channels in _CHANNELS:
+        moments = torch.ones(2 * channels + 1, dtype=torch.float64)
+        bins = torch.ones(8 * channels + 1, dtype=torch.int64)
+        narrow = moments.float()
+        calls: tuple[Callable[[], Any], ...] = (
+            functools.partial(dist.all_gather_single, moments.repeat(size), moments),
+            functools.partial(dist.all_reduce, moments[:-1].clone()),
+            functools.partial(dist.all_gather_single, bins.repeat(size), bins),
+            functools.partial(dist.all_gather_single, narrow.repeat(size), narrow),
+        )
+        samples: list[list[float]] = [[] for _ in calls]
+        for _ in range(_MESSAGES):
+            for call, times in zip(calls, samples, strict=True):
+                dist.barrier()
+                begun = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - begun)
+        if rank == 0:
+            _print(f"{size} | {channels}", [statistics.median(times) for times in samples])
+
+
 def _gradients(layer: nn.Module, data: LayerData, part: np.ndarray) -> list[np.ndarray]:
     """Return dx, dgamma and dbeta of a part of a batch."""
     parameters = [layer.weight, layer.bias]
@@ -194,9 +225,9 @@ def _gradients(layer: nn.Module, data: LayerData, part: np.ndarray) -> list[np.n
     return [each.grad.numpy() for each in (x, *parameters)]
 
 
-def _print(name: str, seconds: list[float], number: str) -> None:
+def _print(name: str, seconds: list[float], *rest: str) -> None:
     times = [f"{1e6 * each:.0f} µs" for each in seconds]
-    print("| " + " | ".join([name, *times, number]) + " |", flush=True)
+    print("| " + " | ".join([name, *times, *rest]) + " |", flush=True)
 
 
 def main() -> None:
@@ -204,10 +235,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What it costs to normalise in several processes.")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--errors", action="store_true", help="how exact it is, and not how fast")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--errors", action="store_true", help="how exact it is, and not how fast")
+    what.add_argument("--messages", action="store_true", help="the messages alone")
     given = parser.parse_args()
+    table = "errors" if given.errors else "messages" if given.messages else "times"
     with tempfile.TemporaryDirectory() as folder:
-        arguments = given.processes, str(Path(folder) / "store"), given.threads, given.errors
+        arguments = given.processes, str(Path(folder) / "store"), given.threads, table
         torch.multiprocessing.spawn(_worker, arguments, nprocs=given.processes)
 
 
