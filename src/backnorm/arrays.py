@@ -39,7 +39,6 @@ class NumPy:
         # Kernels read those of one axis: 0.05 us an operand less than its shape.
         channel_facts="(type({}), {}.size, {}.ndim, {}.dtype, {}.flags.num)",
         address="id({})" if addresses.HEADER else "address_of({})",
-        elements="address_of({})",
         header=addresses.HEADER,
         stage="stage.__call__",
         constants=("shape", "dtype", "channels", "statistics", "mask_bytes", "count", "rows"),
@@ -48,7 +47,7 @@ class NumPy:
             "large data": "allocate(shape, dtype)",
             "channel": "empty(channels, statistics)",
             "mask": "allocate((mask_bytes,), byte)",
-            "sums": "empty(channels, double)",
+            "sums": "empty((2, channels), double)",
             "coefficients": "empty((4, channels), double)",
             "bins": "empty((rows, channels), integer)",
             "count": "count",

@@ -50,8 +50,6 @@ class Code(NamedTuple):
         away from an array; ``{0}`` is its name, ``{1}`` its kind.
     held : str
         The address of an operand, where `lost` has looked it up.
-    elements : str
-        Where the elements begin, for what is none of a record's `ADDRESSES`; empty: `address`.
     constants : tuple of str
         Names of the values that an executable provides for `new`.
     new : mapping of str to str
@@ -70,7 +68,6 @@ class Code(NamedTuple):
     channel_facts: str = ""
     lost: str = ""
     held: str = ""
-    elements: str = ""
 
 
 def facts(code: Code, name: str, kind: str = "data", *, given: bool = False) -> str:
@@ -206,18 +203,13 @@ def _runner(
         if large and f"large {kind}" in code.new:
             kind = f"large {kind}"
         new = code.new.get(result.name) or code.new[kind]
-        to_out = " if out is None else out" if number == 0 and result.field else ""
+        to_out = " if out is None else out" if number == 0 and result.kind == "data" else ""
         if result.name != new:
             body.append(f"{result.name} = {new}{to_out}")
         places[result.field] = code.address.format(result.name)
     places = given | places
     found = [places.get(field, code.absent) for field in ADDRESSES]
-    sums = ", ".join(result.name for result in signature.results if result.kind == "sums")
-    passed = _passed(numbers) + (f", summed=({sums})" if sums else "")
-    for result in signature.results:
-        if result.kind in ("coefficients", "bins"):
-            passed += f", coefficients={(code.elements or code.address).format(result.name)}"
-    passed += f", header={code.header}" if code.header else ""
+    passed = _passed(numbers) + (f", header={code.header}" if code.header else "")
     body.append(f"refused = stage({', '.join(found)}{passed})")
     results = [result.name for result in signature.results]
     if "variance" in (*signature.names, *results):

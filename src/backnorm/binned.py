@@ -7,7 +7,8 @@ that digits count terms that were NaN, plus infinity and minus infinity.
 
 Adding up is exact, so its order does not matter. Rounding follows the kernel operation by
 operation, so that it gives the same bits. Functions take the namespace of the arrays, `numpy` or
-`torch`, as their last argument.
+`torch`, as their last argument; those that add up, `jax.numpy` too, whose compiler may join
+operations that round.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def check_count(name: str, count: int) -> None:
 def added(one: Array, other: Array, xp: Any) -> Array:
     """Return the bins of all terms of two arrays of bins."""
     tops = xp.maximum(tops_of(one), tops_of(other))
-    return with_tops(raised(one, tops, xp) + raised(other, tops, xp), tops)
+    return with_tops(raised(one, tops, xp) + raised(other, tops, xp), tops, xp)
 
 
 def tops_of(bins: Array) -> Array:
@@ -67,21 +68,22 @@ def raised(bins: Array, tops: Array, xp: Any) -> Array:
 
     What is `raised` to the same top bins adds up as integers, and gets them `with_tops`.
     """
-    rows = bins.shape[0] // 2
-    result = xp.zeros_like(bins)
+    rows, found = bins.shape[0] // 2, []
     for part in range(2):
-        moved = tops[part] - bins[part * rows]
-        for digit in range(1, rows):
-            row = part * rows + digit
-            for above in range(digit):
-                result[row] += xp.where(moved == above, bins[row - above], 0)
-    return result
+        own = bins[part * rows : (part + 1) * rows]
+        moved = tops[part] - own[0]
+        found.append(xp.zeros_like(moved))
+        found += [
+            sum(xp.where(moved == k, own[digit - k], 0) for k in range(digit))
+            for digit in range(1, rows)
+        ]
+    return xp.stack(found)
 
 
-def with_tops(bins: Array, tops: Array) -> Array:
-    """Return bins with these top bins, which are put into them."""
-    tops_of(bins)[:] = tops
-    return bins
+def with_tops(bins: Array, tops: Array, xp: Any) -> Array:
+    """Return bins with these top bins."""
+    rows = bins.shape[0] // 2
+    return xp.concatenate((tops[:1], bins[1:rows], tops[1:], bins[rows + 1 :]))
 
 
 def sums_of(bins: Array, xp: Any) -> tuple[Array, Array]:

@@ -57,7 +57,8 @@ def backward(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
     known = problem.shape, problem.channel_axes, problem.dtype, problem.statistics_dtype
     reduction = Problem("reduce", *known, arithmetic=problem.arithmetic)
     whole = executable(reduction, x, exchanged=True)
-    sums = ChannelSums(*whole.run(x, dy, None, mean))
+    (sum_dy, sum_dy_xmu), count = whole.run(x, dy, None, mean)
+    sums = ChannelSums(sum_dy, sum_dy_xmu, count)
     total = variance.astype(np.float64)
     with np.errstate(all="ignore"):
         # As in a kernel, an infinite one makes no NaN of differences of zero.

@@ -31,13 +31,16 @@ _STAGES = {
     "apply": "apply",
     "reduce": "sum_all",
     "reduce_forward": "sum_all",
-    "apply_forward": "apply_moments",
+    "apply_forward": "finish",
+    "apply_backward": "finish",
     "forward_coefficients": "reduce",
     "backward_coefficients": "reduce",
     "forward_reproducible": "complete",
     "backward_reproducible": "complete",
     "reduce_reproducible": "sum_all",
     "reduce_forward_reproducible": "sum_all",
+    "apply_forward_reproducible": "finish",
+    "apply_backward_reproducible": "finish",
 }
 
 # More than the layers of any model.

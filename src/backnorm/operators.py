@@ -410,8 +410,10 @@ def reduce_forward(
     """
     usual = _reduce_forward
     run = usual if reproducible is False else _asked(usual, "reduce_forward", reproducible)
-    found = run(x, data_format, arithmetic)
-    return ChannelMoments(*found) if run is usual else ReproducibleMoments(*found)
+    found, count = run(x, data_format, arithmetic)
+    if run is usual:
+        return ChannelMoments(found[0], found[1], count)
+    return ReproducibleMoments(found, count)
 
 
 def apply_forward(
@@ -526,8 +528,10 @@ def reduce(
         As `batch_norm_backward`.
     """
     run = _reduce if reproducible is False else _asked(_reduce, "reduce", reproducible)
-    found = run(x, dy, mask, mean, data_format, arithmetic)
-    return ChannelSums(*found) if run is _reduce else ReproducibleSums(*found)
+    found, count = run(x, dy, mask, mean, data_format, arithmetic)
+    if run is _reduce:
+        return ChannelSums(found[0], found[1], count)
+    return ReproducibleSums(found, count)
 
 
 @overload

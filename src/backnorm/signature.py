@@ -38,10 +38,13 @@ Operation = Literal[
     "backward_reproducible",
     "reduce_reproducible",
     "reduce_forward_reproducible",
+    "apply_backward",
+    "apply_forward_reproducible",
+    "apply_backward_reproducible",
 ]
 
 #: data: of the shape and type of x. channel: one value per channel. mask: one bit per element, set
-#: where the output of a ReLU is positive. sums: one float64 per channel. count: the number of
+#: where the output of a ReLU is positive. sums: two float64 per channel. count: the number of
 #: elements of a channel. coefficients: four float64 per channel, see `cpu.kernels.formulas`. bins:
 #: reproducible sums, see `binned`.
 Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients", "bins"]
@@ -97,11 +100,14 @@ class Number:
     default : object
     operand : str or None
         The operand that it belongs to; without that it is not passed.
+    field : str
+        The field of a kernel's record that holds its address, if it is arrays.
     """
 
     name: str
     default: object = None
     operand: str | None = None
+    field: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,8 +167,13 @@ _MASK_OF_Y = Result("mask", "mask", "mask", option="relu")
 _DGAMMA, _DBETA = Result("dgamma", "channel", "result"), Result("dbeta", "channel", "result_2")
 _MEAN_OF_X = Result("mean", "channel", "result")
 _VARIANCE_OF_X = Result("variance", "channel", "result_2")
-_COEFFICIENTS = Result("coefficients", "coefficients", "")
-_BINS = (Result("bins", "bins", ""), Result("count", "count", ""))
+_COEFFICIENTS = Result("coefficients", "coefficients", "exchanged")
+_COUNTED = Result("count", "count", "")
+# Both in one array: sum_dy and sum_dy_xmu, or mean and variance.
+_SUMMED = (Result("sums", "sums", "exchanged"), _COUNTED)
+_BINS = (Result("bins", "bins", "exchanged"), _COUNTED)
+# The same two, and the number of elements that they are over.
+_SUMS, _COUNT = Number("sums", field="exchanged"), Number("count")
 
 _ALL = (
     Signature(
@@ -207,11 +218,7 @@ _ALL = (
     Signature(
         "reduce",
         (_X, _DY, _MASK, _MEAN),
-        (
-            Result("sum_dy", "sums", ""),
-            Result("sum_dy_xmu", "sums", ""),
-            Result("count", "count", ""),
-        ),
+        _SUMMED,
         ("data_format", "arithmetic"),
     ),
     Signature(
@@ -220,14 +227,13 @@ _ALL = (
         (_DX, _DRESIDUAL),
         ("epsilon", "data_format", "training", "residual", "arithmetic"),
         overwrites="dy",
-        # Two arrays, and the number of elements that they are sums over.
-        numbers=(Number("sums"), Number("count")),
+        numbers=(_SUMS, _COUNT),
     ),
     # See `results.ChannelMoments`.
     Signature(
         "reduce_forward",
         (_X,),
-        (Result("mean", "sums", ""), Result("variance", "sums", ""), Result("count", "count", "")),
+        _SUMMED,
         ("data_format", "arithmetic"),
     ),
     Signature(
@@ -235,8 +241,16 @@ _ALL = (
         (_X, _RESIDUAL, _GAMMA, _BETA),
         (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
         ("epsilon", "data_format", "relu", "arithmetic"),
-        # The two arrays of `reduce_forward`.
-        numbers=(Number("sums"),),
+        numbers=(_SUMS,),
+    ),
+    # `apply` with all results, for a compiler that tells sums by itself.
+    Signature(
+        "apply_backward",
+        (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
+        (_DX, _DGAMMA, _DBETA),
+        ("epsilon", "data_format", "training", "arithmetic"),
+        numbers=(_SUMS, _COUNT),
+        public=False,
     ),
     # What a compiler needs that computes the elements itself, with what stands around them.
     Signature(
@@ -276,16 +290,18 @@ REPRODUCIBLE: Mapping[Operation, Operation] = {
     "backward": "backward_reproducible",
     "reduce": "reduce_reproducible",
     "reduce_forward": "reduce_forward_reproducible",
+    # Of sums that are not rounded yet.
+    "apply_forward": "apply_forward_reproducible",
+    "apply_backward": "apply_backward_reproducible",
 }
 
 
 def _reproducible(signature: Signature, name: Operation) -> Signature:
     """Return the same with reproducible sums; a phase that sums returns those themselves."""
-    summing = any(result.kind == "sums" for result in signature.results)
     return replace(
         signature,
         operation=name,
-        results=_BINS if summing else signature.results,
+        results=_BINS if signature.results is _SUMMED else signature.results,
         public=False,
         reproducible=True,
     )

@@ -48,7 +48,7 @@ JUDGED, LARGEST = 16, 4096
 CHUNK = 20_000
 
 # Shares of the problems.
-_DIALECTS, _XLA = 0.15, 0.04
+_DIALECTS, _XLA = 0.15, 0.06
 _COUNTED = (
     "operation", "type", "statistics", "layout", "format", "rank", "values", "threads", "out",
     "dialect", "plan", "outcome", "arithmetic", "sums",

@@ -18,13 +18,15 @@ from operands import Operand, data_values, some_shape
 from problems import Maker, Problem, some_arithmetic
 
 import backnorm
+from backnorm.binned import SPECIAL
 from backnorm.cpu.record import SLOTS
+from backnorm.cpu.scratch import bin_rows
 from backnorm.cpu.xla import introduce
 from backnorm.cpu.xla_structures import ELEMENTS
-from backnorm.dtypes import ELEMENT_TYPES, statistics_types
+from backnorm.dtypes import ELEMENT_TYPES, rounded, statistics_types
 from backnorm.executable import executable
 from backnorm.problem import Problem as Asked
-from backnorm.signature import SIGNATURES
+from backnorm.signature import REPRODUCIBLE, SIGNATURES
 
 __all__ = ["of_xla"]
 
@@ -32,7 +34,15 @@ _PARAMETERS = {
     "forward": ("gamma", "beta"),
     "inference": ("mean", "variance", "gamma", "beta"),
     "backward": ("mean", "variance", "gamma"),
+    "reduce_forward": (),
+    "apply_forward": ("gamma", "beta"),
+    "reduce": ("mean",),
+    "apply_backward": ("mean", "variance", "gamma"),
 }
+_WHOLE = ("forward", "inference", "backward")
+_FORWARD = ("forward", "inference", "reduce_forward", "apply_forward")
+# What there is one of for every instance.
+_OF_INSTANCES = {"x", "dy", "exchanged"}
 
 
 @functools.cache
@@ -44,13 +54,19 @@ def _frames() -> Any:
         """A call frame of a stage, with the arrays of its fields."""
 
         def __init__(
-            self, stage: Any, instances: int, given: dict[str, Any], results: dict[str, Any]
+            self,
+            stage: Any,
+            instances: int,
+            count: int,
+            given: dict[str, Any],
+            results: dict[str, Any],
         ) -> None:
             self.kept, self.errors, self.destroyed, self.tasks = [], [], [], []
             self.threads, self.schedule = stage.participants, self._begin
             self.given, self.results = list(given.values()), list(results.values())
-            # Every instance has them.
-            shared = given.keys() - {"x", "dy"}
+            shared = given.keys() - _OF_INSTANCES
+            record = stage.template.copy()
+            record[SLOTS["count"]] = count
             described = [
                 [SLOTS[field], ELEMENTS[one.dtype.name], one.ndim, one.size, one.nbytes,
                  one.nbytes // instances if field not in shared else 0]
@@ -60,7 +76,7 @@ def _frames() -> Any:
             self.attributes = {
                 "buffers": np.array(described).ravel(),
                 "call": np.array(call),
-                "record": stage.template,
+                "record": record,
             }
 
         def _begin(self, task: Any) -> None:
@@ -78,6 +94,46 @@ def _frames() -> Any:
     return Frame
 
 
+def _sums(rnd: random.Random, shape: tuple[int, ...], *, reproducible: bool) -> Operand:
+    """Return sums, or moments, of all parts of a batch, whatever these are."""
+    rng = np.random.default_rng(rnd.randrange(1 << 30))
+    if not reproducible:
+        content = np.abs(rng.standard_normal(shape)) * 100
+        return Operand(shape, np.dtype(np.float64), content.ravel())
+    bins = rng.integers(-(1 << 50), 1 << 50, shape)
+    tops = rng.integers(-4, 4, (shape[0], 2, shape[2]))
+    special = rng.random(tops.shape) < 0.05
+    bins[:, :: shape[1] // 2] = np.where(special, SPECIAL, tops)
+    return Operand(shape, np.dtype(np.int64), bins.ravel())
+
+
+def _phase(
+    operation: str, one: dict[str, Any], count: int, reproducible: bool, how: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Return the results of a phase by the package's own functions."""
+    if operation.startswith("reduce"):
+        how = {"arithmetic": how["arithmetic"], "reproducible": reproducible}
+        found = getattr(backnorm, operation)(**one, **how)
+        if reproducible:
+            return (found.bins,)
+        return (np.stack([getattr(found, name) for name in type(found).__slots__[:2]]),)
+    told = one.pop("exchanged")
+    if operation == "apply_forward":
+        moments = (
+            backnorm.ReproducibleMoments(told, count)
+            if reproducible
+            else backnorm.ChannelMoments(*told, count)
+        )
+        return backnorm.apply_forward(moments=moments, **one, **how)
+    sums = backnorm.ReproducibleSums(told, count).rounded() if reproducible else None
+    sums = sums or backnorm.ChannelSums(*told, count)
+    dx = backnorm.apply(sums=sums, **one, **how)
+    with np.errstate(all="ignore"):
+        s = 1.0 / np.sqrt(one["variance"].astype(np.float64) + how["epsilon"])
+        dgamma = s * sums.sum_dy_xmu
+    return dx, *(rounded(each, one["mean"].dtype) for each in (dgamma, sums.sum_dy))
+
+
 def of_xla(seed: int, rnd: random.Random) -> Problem:
     """Return the problem of a custom call, of one instance or of several."""
     make = Maker(rnd)
@@ -85,7 +141,9 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
     make.values = make.tags["values"] = "wide" if make.often(0.2) else "usual"
     make.layout = make.tags["layout"] = "rows"
     operation = rnd.choice(tuple(_PARAMETERS))
-    training = operation == "forward" or (operation == "backward" and make.often(0.7))
+    backward = operation not in _FORWARD
+    training = operation != "inference" and (not backward or make.often(0.7))
+    reproducible = operation in REPRODUCIBLE and make.often(0.5)
     lengths = some_shape(rnd)[0] or (1,)
     if 0 in lengths:
         # Arrays without elements are no custom call.
@@ -95,7 +153,7 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
     instances = rnd.choice((1, 1, 2, 3)) if math.prod(shape) < 1 << 17 else 1
     dtype = rnd.choice(ELEMENT_TYPES)
     statistics = rnd.choice(statistics_types(dtype))
-    for name in ("x", "dy") if operation == "backward" else ("x",):
+    for name in ("x", "dy") if backward else ("x",):
         content = data_values(rnd, dtype, instances * math.prod(shape), make.values)
         make.operands[name] = Operand((instances, *shape), dtype, content)
     for name in _PARAMETERS[operation]:
@@ -103,40 +161,55 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
         make.channels(name, (shape[1],), statistics, positive=name == "variance")
         one = make.operands[name]
         make.operands[name] = Operand(one.shape, one.dtype, one.content[: shape[1]])
-    results = [each for each in SIGNATURES[operation].results if each.option is None]
+    name = REPRODUCIBLE[operation] if reproducible else operation
+    of_sums = (instances, bin_rows(dtype.itemsize) if reproducible else 2, shape[1])
+    # Of a batch of which this is a part.
+    count = (shape[0] * shape[2]) * (3 if operation.startswith("apply") else 1)
+    if operation.startswith("apply"):
+        make.operands["exchanged"] = _sums(rnd, of_sums, reproducible=reproducible)
+    results = [r for r in SIGNATURES[name].results if r.option is None and r.field]
     for each in results:
-        data = each.kind == "data"
-        whole = (instances, *shape) if data else (instances, shape[1])
+        data, told = each.kind == "data", each.field == "exchanged"
+        whole = (instances, *shape) if data else of_sums if told else (instances, shape[1])
         kind = dtype if data else statistics
+        if told:
+            kind = np.dtype(np.int64 if reproducible else np.float64)
+            initial = np.zeros(math.prod(whole))
+            make.memory(f"result {each.name}", Operand(whole, kind, initial))
+            continue
         make.memory(f"result {each.name}", Operand(whole, kind, np.full(math.prod(whole), np.nan)))
     epsilon = rnd.choice((1e-5, 1e-3))
     arithmetic = some_arithmetic(make, dtype)
     asked = Asked(
-        operation, shape, (1,), dtype, statistics, has_gamma=True,
-        has_beta=operation != "backward", epsilon=epsilon, training=training,
-        arithmetic=arithmetic,
+        name, shape, (1,), dtype, statistics, has_gamma=True, has_beta=not backward,
+        epsilon=epsilon, training=training, arithmetic=arithmetic,
     )  # fmt: skip
     make.tags |= {
         "operation": f"xla {operation}", "type": str(dtype), "statistics": str(statistics),
         "format": "NCX", "rank": "3", "dialect": "xla", "out": "xla",
+        "sums": "reproducible" if reproducible else "usual",
     }  # fmt: skip
 
     def call(given: dict[str, Any]) -> tuple[Any, ...]:
         operands = {name: one for name, one in given.items() if not name.startswith("result")}
         written = {each.field: given[f"result {each.name}"] for each in results}
-        _frames()(executable(asked).stage, instances, operands, written).run()
+        stage = executable(asked, exchanged=operation not in _WHOLE).stage
+        _frames()(stage, instances, count, operands, written).run()
         return tuple(written.values())
 
     def expected(given: dict[str, Any]) -> tuple[Any, ...]:
-        function = getattr(backnorm, f"batch_norm_{operation}")
-        how = {"training": training} if operation == "backward" else {}
-        how["arithmetic"] = arithmetic
+        how: dict[str, Any] = {"epsilon": epsilon, "arithmetic": arithmetic}
+        how |= {"training": training} if backward else {}
         operands = {name: one for name, one in given.items() if not name.startswith("result")}
         found = []
         for k in range(instances):
-            one = {n: a[k] if n in ("x", "dy") else a for n, a in operands.items()}
-            result = function(**one, epsilon=epsilon, **how)
-            found.append(result if isinstance(result, tuple) else (result,))
+            one = {n: a[k] if n in _OF_INSTANCES else a for n, a in operands.items()}
+            if operation in _WHOLE:
+                how |= {"reproducible": True} if reproducible else {}
+                result = getattr(backnorm, f"batch_norm_{operation}")(**one, **how)
+                found.append(result if isinstance(result, tuple) else (result,))
+            else:
+                found.append(_phase(operation, one, count, reproducible, how))
         return tuple(np.stack(each) for each in zip(*found, strict=True))
 
     problem = make.finished(seed, call)

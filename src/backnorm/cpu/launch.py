@@ -103,8 +103,8 @@ class Launch:
         return self._of(0, self._written, **source)
 
     @functools.cached_property
-    def apply_moments(self) -> Stage:
-        """Write the output and the results of a forward pass from moments."""
+    def finish(self) -> Stage:
+        """Write the output and the results, forward from moments, backward from sums."""
         how = {"prepares": self._source, "settles": True, "finishes": True}
         return self._of(0, self._written, **how)
 

@@ -72,6 +72,9 @@ _CALL = (
         result_2="dbeta, or the variance, which is written",
         running_mean="running statistics, which are moved",
         running_variance="running statistics, which are moved",
+        exchanged="what phases tell each other of every channel: sums, or moments, two rows of"
+        " float64, or the bins of reproducible sums; written, or read where it `settles`. Where it"
+        " sums and `finishes`, the coefficients of every channel, four rows, which are written",
     ),
     *_described(
         "int",
@@ -83,14 +86,6 @@ _CALL = (
     *_described("int", count="elements of a channel, all those that its sums are over"),
 )
 ADDRESSES = tuple(field.name for field in _CALL if field.kind == "address")
-_CALL = (
-    *_CALL,
-    *_described(
-        "address",
-        coefficients="those of every channel, which are written: four rows; or the bins of"
-        " reproducible sums",
-    ),
-)
 
 #: What is the same in every call of a problem.
 _PROBLEM = (
@@ -116,7 +111,7 @@ _PROBLEM = (
         grouped="0 or 1: a group of channels is written while it is in the cache",
         prepares="how the table is filled first: 0 not at all, 1 from statistics, 2 from the means"
         " alone (for sums), 3 from the data",
-        settles="0 or 1: sums, or mean and variance, are in the table already",
+        settles="0 or 1: sums, or moments, are not computed but read",
         finishes="0 or 1: results of channels are written at the end",
         inverse="0 or 1: `variance`, or what is written for it, holds 1/sqrt(variance + epsilon)",
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",

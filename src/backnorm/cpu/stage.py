@@ -20,7 +20,7 @@ from backnorm.cpu import library
 from backnorm.cpu.addresses import address_of
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.record import ADDRESSES, SLOTS, head_of, template
-from backnorm.cpu.scratch import FIRST, ROWS, SECOND, table_pitch
+from backnorm.cpu.scratch import ROWS, table_pitch
 from backnorm.cpu.threads import region, runner
 
 __all__ = ["Stage"]
@@ -29,7 +29,7 @@ __all__ = ["Stage"]
 # In the machine's own format ("n"): one of a fixed size ("q") takes 25 ns longer for each.
 _fill = struct.Struct(f"{len(ADDRESSES) + 3}n").pack_into
 _weigh = struct.Struct("d").pack_into
-_MOMENTUM, _COUNT, _COEFFICIENTS = map(SLOTS.__getitem__, ("momentum", "count", "coefficients"))
+_MOMENTUM, _COUNT, _EXCHANGED = map(SLOTS.__getitem__, ("momentum", "count", "exchanged"))
 
 # Nanoseconds until Python may run signal handlers.
 _LIMIT = 100_000_000
@@ -119,13 +119,12 @@ class Stage:
         **fields: float,
     ) -> None:
         self.kind, self.participants = kind, participants
-        self._channels, self._step = channels, table_pitch(channels)
-        scratch = 8 * (ROWS * self._step + partial)
+        scratch = 8 * (ROWS * table_pitch(channels) + partial)
         self.template = template(kind.geometry, participants, 8 * own, scratch)
         head = head_of(self.template, kind.geometry)
         for name, value in {**numbers, **fields, "limit": _LIMIT}.items():
             head[name] = value
-        self._size, self._table = int(head["bytes"][0]), int(head["scratch"][0]) // 8
+        self._size = int(head["bytes"][0])
         self._function = 0
         self._spare: list[_Record] = []
         self._keeps = self._size <= _KEPT
@@ -145,12 +144,11 @@ class Stage:
         result_2: int,
         running_mean: int,
         running_variance: int,
+        exchanged: int,
         *,
         momentum: float | None = None,
         count: int | None = None,
         sums: tuple[np.ndarray, np.ndarray] | None = None,
-        summed: tuple[np.ndarray, np.ndarray] | None = None,
-        coefficients: int = 0,
         header: int = 0,
     ) -> int:
         """Run the kernel; return the channel that was refused, or -1.
@@ -165,12 +163,7 @@ class Stage:
         count : int, optional
             Elements of a channel that `sums` are over, instead of those here.
         sums : (float64 array, float64 array), optional
-            Sums of every channel that came from elsewhere.
-        summed : (float64 array, float64 array), optional
-            Where to copy the sums of every channel.
-        coefficients : int
-            The address of an array of shape (4, C), of the type that elements are computed in, to
-            write the coefficients of every channel to. All calls of a stage have one, or none.
+            Sums, or moments, of every channel that came from elsewhere, instead of `exchanged`.
         header : int
             0, or `addresses.HEADER` where the addresses are those of NumPy's array objects.
         """
@@ -185,24 +178,19 @@ class Stage:
         team = 0 if self.participants == 1 else region()
         _fill(
             record.view, 0, x, dy, out, residual, mask, mean, variance, gamma, beta, result,
-            result_2, running_mean, running_variance, 0, team, function,
+            result_2, running_mean, running_variance, exchanged, 0, team, function,
         )  # fmt: skip
         if momentum is not None:
             _weigh(record.view, 8 * _MOMENTUM, momentum)
         if count is not None:
             record.view[_COUNT] = count
-        if coefficients:
-            record.view[_COEFFICIENTS] = coefficients
         if sums is not None:
-            for row, values in zip((FIRST, SECOND), sums, strict=True):
-                self._row(record, row)[...] = values
+            rows = np.array(sums, np.float64)
+            record.view[_EXCHANGED] = id(rows) if header else address_of(rows)
         run = runner()
         ended = run(record.address, header)
         while not ended:
             ended = run(record.address, 0)
-        if summed is not None:
-            for row, values in zip((FIRST, SECOND), summed, strict=True):
-                values[...] = self._row(record, row)
         if ended > 0:
             # Not one whose count is another than the stage's own. (A weight that is left over has
             # no meaning without running statistics.)
@@ -212,8 +200,3 @@ class Stage:
                 _large.append(record)
             return -1
         return -1 - ended
-
-    def _row(self, record: _Record, row: int) -> Any:
-        """Return a row of the table of channels."""
-        start = self._table + row * self._step
-        return record.cells[start : start + self._channels].view(np.float64)

@@ -150,7 +150,8 @@ def batch_norm_backward_reduce(
     arrays = _checked(_REDUCE, grad_out, input, mean, invstd, weight)
     x, dy, center = arrays["input"], arrays["grad_out"], arrays["mean"]
     found = _executable("reduce", x, center.dtype, arithmetic)
-    sums = ChannelSums(*found.run(x, dy, None, center))
+    (sum_dy, sum_dy_xmu), count = found.run(x, dy, None, center)
+    sums = ChannelSums(sum_dy, sum_dy_xmu, count)
     sum_type = element_type(center.dtype)
     parameter_type = element_type(arrays.get("weight", center).dtype)
     assert sum_type is not None

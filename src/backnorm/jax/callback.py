@@ -30,9 +30,14 @@ def call(
     *,
     instances: int | None,
     spread: Sequence[bool],
+    count: int,
 ) -> Sequence[jax.Array]:
-    """Return the results of a problem, or of several instances of it: see `ffi.call`."""
+    """Return the results of a problem, or of several instances of it: see `ffi.call`.
+
+    Of a whole batch: parts of one are not computed this way.
+    """
     _warn()
+    assert count == problem.count
     kinds = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     function = functools.partial(_computed, problem, tuple(operands), instances, tuple(spread))
     found: Sequence[jax.Array] = jax.pure_callback(function, kinds, *operands.values())

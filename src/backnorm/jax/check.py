@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,10 @@ import numpy as np
 from backnorm import problem
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
+from backnorm.jax.problems import is_known
 from backnorm.problem import Metadata
-from backnorm.scalars import check_integer
-from backnorm.signature import SIGNATURES, Operation
+from backnorm.scalars import check_flag, check_integer
+from backnorm.signature import REPRODUCIBLE, SIGNATURES, Operation
 
 __all__ = [
     "Groups",
@@ -21,7 +22,9 @@ __all__ = [
     "check_axis_index_groups",
     "check_axis_name",
     "check_epsilon",
+    "check_not_reproducible",
     "check_operands",
+    "check_reproducible",
     "read",
     "read_mask",
 ]
@@ -184,11 +187,51 @@ def _is_name(name: object) -> bool:
 def check_operands(operation: Operation, setting: Any, **given: Any) -> np.dtype:
     """Check the operands of an operation, by their names; return the type of per-channel results.
 
-    `setting` has epsilon and the channel axis, not negative.
+    `setting` has epsilon and the channel axis, not negative, and whether sums are reproducible.
     """
     operands = [_read(each) for each in SIGNATURES[operation].arranged(given)]
     options = {"epsilon": setting.epsilon, "data_format": (setting.axis,)}
+    # Of how many elements they may be is not known of a symbolic shape.
+    if setting.reproducible and is_known(given["x"].shape):
+        operation = REPRODUCIBLE[operation]
     return problem.problem_of(operation, *operands, **options).statistics_dtype
+
+
+def check_reproducible(asked: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:
+    """Return whether sums are to be reproducible, or raise.
+
+    `names` are the mapped axes that the batch is spread over.
+    """
+    if not check_flag("reproducible", asked):
+        return False
+    if names:
+        raise ArgumentValueError(
+            "reproducible",
+            "is not for parts on mapped axes: JAX adds up gradients there, in floating point",
+            came=f"True with axis_name {', '.join(map(shown, names))}",
+            accepted="True without axis_name, or False",
+            hint="lay the batch over a mesh, and let jax.jit split the function: no axis_name",
+        )
+    if mask is not None:
+        raise ArgumentValueError(
+            "reproducible",
+            "is not for statistics with a mask, which jax.numpy computes",
+            came="True with a mask",
+            accepted="True without mask, or False",
+        )
+    return True
+
+
+def check_not_reproducible(shape: Sequence[Any]) -> None:
+    """Raise where jax.numpy is to compute reproducible sums of arrays of a shape: it has none."""
+    if 0 in shape:
+        return
+    raise ArgumentValueError(
+        "reproducible",
+        "what is computed here by jax.numpy, not by the kernels of a CPU, has no such sums",
+        came=f"True for a shape {tuple(shape)}",
+        accepted="True on CPUs, for shapes that are known while tracing, or False",
+    )
 
 
 def _read(array: Any) -> Metadata | None:

@@ -31,11 +31,18 @@ class Setting(NamedTuple):
         Where the channels are, not negative.
     arithmetic : {"float32", "float64"} or None
         What is asked for. None: what kernels and formulas have without that.
+    reproducible : bool
+        Whether sums do not depend on how the batch is cut.
     """
 
     epsilon: float
     axis: int
     arithmetic: Arithmetic | None
+    reproducible: bool = False
+
+    def of_elements(self) -> dict[str, Any]:
+        """Return what counts where nothing is summed."""
+        return {"epsilon": self.epsilon, "axis": self.axis, "arithmetic": self.arithmetic}
 
 
 @partial(_compiled, static_argnames=("setting", "axis_name", "axis_index_groups"))
@@ -70,7 +77,7 @@ def batch_norm(
             mean, variance = mean + nothing, variance + nothing
         work = working_type(x.dtype)
         inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
-        (y,) = derivatives.normalize(*inputs, **setting._asdict())
+        (y,) = derivatives.normalize(*inputs, **setting.of_elements())
     return y, mean.astype(dtype), variance.astype(dtype)
 
 
@@ -84,7 +91,7 @@ def batch_norm_inference(
     work = working_type(x.dtype)
     gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
     inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
-    (y,) = derivatives.normalize(*inputs, **setting._asdict())
+    (y,) = derivatives.normalize(*inputs, **setting.of_elements())
     return y
 
 

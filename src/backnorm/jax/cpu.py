@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from backnorm.jax import callback, ffi
 from backnorm.jax.deviations import is_refused
 from backnorm.jax.problems import OPERANDS, is_known, problem_of
-from backnorm.signature import Operation
+from backnorm.signature import REPRODUCIBLE, Operation
 
 __all__ = ["call", "computed"]
 
@@ -26,17 +26,23 @@ def computed(
     like: Sequence[int],
     elsewhere: Callable[..., Sequence[jax.Array]],
     *operands: jax.Array,
+    reproducible: bool = False,
     **how: Any,
 ) -> Sequence[jax.Array]:
     """Return the results of an operation; `like` has for each the operand of its shape and type."""
     kinds = [operands[k] for k in like]
     if not is_known(kinds[0].shape):
-        return elsewhere(*operands, **how)
-    return call(operation, operands, kinds, **how)
+        return elsewhere(*operands, reproducible=reproducible, **how)
+    return call(REPRODUCIBLE[operation] if reproducible else operation, operands, kinds, **how)
 
 
 def call(
-    operation: Operation, operands: Sequence[jax.Array], kinds: Sequence[Any], **how: Any
+    operation: Operation,
+    operands: Sequence[jax.Array],
+    kinds: Sequence[Any],
+    *,
+    parts: int = 1,
+    **how: Any,
 ) -> Sequence[jax.Array]:
     """Return the results of an operation by its kernel.
 
@@ -47,15 +53,19 @@ def call(
         Those of `problems.OPERANDS`.
     kinds : sequence
         For every result that a kernel writes, an array, or another value, of its shape and type.
+    parts : int
+        How many parts like x a batch has, which the sums among the operands are over.
     **how
         The parameters of the primitive.
     """
     given = dict(zip(OPERANDS[operation], operands, strict=True))
-    problem = problem_of(operation, given["x"], given.get("mean", kinds[-1]), **how)
+    statistics = given.get("mean", given.get("gamma", given["x"]))
+    problem = problem_of(operation, given["x"], statistics, **how)
     if "variance" in given:
         given["variance"] = _not_refused(given["variance"], how["epsilon"])
     run = ffi.call if ffi.reason_against() is None else callback.call
-    return run(problem, given, kinds, instances=how["instances"], spread=how["spread"])
+    several = {"instances": how["instances"], "spread": how["spread"]}
+    return run(problem, given, kinds, count=parts * problem.count, **several)
 
 
 def _not_refused(variance: jax.Array, epsilon: float) -> jax.Array:

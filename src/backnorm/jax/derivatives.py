@@ -26,10 +26,16 @@ from backnorm.jax.primitives import BACKWARD, FORWARD, NORMALIZE, STATISTICS, bi
 __all__ = ["backward", "forward", "normalize", "statistics"]
 
 
-#: From x, gamma and beta to y, mean and variance.
-forward = partial(bind, FORWARD)
-#: From x, dy, mean, variance and gamma to dx, dgamma and dbeta.
-backward = partial(bind, BACKWARD)
+def forward(*operands: jax.Array, reproducible: bool = False, **how: Any) -> Arrays:
+    """Return y, mean and variance from x, gamma and beta."""
+    return bind(FORWARD, *operands, reproducible=reproducible, **how)
+
+
+def backward(*operands: jax.Array, reproducible: bool = False, **how: Any) -> Arrays:
+    """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
+    return bind(BACKWARD, *operands, reproducible=reproducible, **how)
+
+
 #: From x, mean, variance, gamma and beta to y, in a tuple.
 normalize = partial(bind, NORMALIZE)
 #: From x to mean and variance.
@@ -88,8 +94,8 @@ def _backward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
 
 def _backward_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
     _, dy, _, _, gamma = kept
-    # The second order has an arithmetic of its own.
-    del how["arithmetic"]
+    # The second order has an arithmetic of its own, and no reproducible sums.
+    del how["arithmetic"], how["reproducible"]
     given = zip((dy, gamma, gamma), cotangents, strict=True)
     each = (_zeros_like(array) if each is None else each for array, each in given)
     return formulas.second_order(*kept, *each, **how)
@@ -176,6 +182,7 @@ def _with_parameters(
     variance: jax.Array,
     dgamma: Any,
     dbeta: Any,
+    reproducible: bool = False,
     **how: Any,
 ) -> Any:
     """Return the tangent dy with what those of gamma and beta add: y is linear in these."""

@@ -9,10 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["inverse_deviation", "is_refused", "narrowed", "widened"]
-
-# The smallest subnormal number of float32, which is a normal one of float64.
-_SMALLEST = 2.0**-149
+__all__ = ["inverse_deviation", "is_refused"]
 
 
 def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
@@ -49,29 +46,6 @@ def inverse_deviation(variance: jax.Array, epsilon: float, dtype: Any = None) ->
         # Beyond that only where no number of this type is as small as epsilon.
         of_small = jnp.minimum(of_small, min(epsilon**-0.5, float(jnp.finfo(wide.dtype).max)))
     return jnp.where(is_small, of_small, jax.lax.rsqrt(jnp.where(is_small, 1, wide) + epsilon))
-
-
-def widened(array: jax.Array) -> jax.Array:
-    """Return float32 or float64 numbers as float64, subnormal ones too."""
-    wide = array.astype(jnp.float64)
-    if array.dtype == jnp.float64:
-        return wide
-    sign, magnitude = _bits(array)
-    small = magnitude.astype(jnp.float64) * _SMALLEST
-    is_small = magnitude < _bits(jnp.asarray(jnp.finfo(array.dtype).tiny))[1]
-    return jnp.where(is_small, jnp.where(sign, -small, small), wide)
-
-
-def narrowed(array: jax.Array, dtype: Any) -> jax.Array:
-    """Return float64 numbers as float32 or float64, each rounded once, subnormal ones too."""
-    if dtype == jnp.float64:
-        return array
-    magnitude = jnp.abs(array)
-    is_small = magnitude < float(jnp.finfo(dtype).tiny)
-    bits = jnp.rint(jnp.where(is_small, magnitude, 0) / _SMALLEST).astype(jnp.int32)
-    bits = jnp.where(array < 0, bits | jnp.iinfo(jnp.int32).min, bits)
-    small = jax.lax.bitcast_convert_type(bits, dtype)
-    return jnp.where(is_small, small, array.astype(dtype))
 
 
 def _bits(array: jax.Array) -> tuple[jax.Array, jax.Array]:

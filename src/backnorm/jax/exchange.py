@@ -1,4 +1,4 @@
-"""What the parts of a batch tell each other: the moments of each become those of all."""
+"""What the parts of a batch tell each other: the moments or sums of each become those of all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from backnorm import binned
 from backnorm.jax.mapped import alike
 
-__all__ = ["moments_of_all"]
+__all__ = ["bins_of_all", "moments_of_all"]
 
 
 def moments_of_all(
@@ -48,3 +49,18 @@ def moments_of_all(
     whole = of_all(weighed(mean))
     apart = mean - alike(whole, mean)[0]
     return whole, of_all(weighed(variance + apart * apart)), total
+
+
+def bins_of_all(own: jax.Array, **groups: Any) -> jax.Array:
+    """Return the reproducible sums of all parts from those of this part: see `binned`.
+
+    Parameters
+    ----------
+    own : array, shape (rows, C) or (instances, rows, C)
+    **groups
+        Arguments of `jax.lax.psum`.
+    """
+    bins = jnp.moveaxis(own, -2, 0)
+    tops = jax.lax.pmax(binned.tops_of(bins), **groups)
+    total = jax.lax.psum(binned.raised(bins, tops, jnp), **groups)
+    return jnp.moveaxis(binned.with_tops(total, tops, jnp), 0, -2)

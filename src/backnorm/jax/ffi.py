@@ -31,8 +31,8 @@ __all__ = ["TARGET", "call", "reason_against", "register"]
 #: The name of the handler, in the text of compiled functions too.
 TARGET = "backnorm_kernel"
 
-# What is told to other devices before anything is written, which is planned in another way.
-_EXCHANGED = ("forward_coefficients", "backward_coefficients")
+# Of these phases sums are told to other devices in between, which is planned in another way.
+_PHASES = ("reduce", "apply")
 
 _lock = threading.Lock()
 _registered: list[Any] = []
@@ -57,6 +57,7 @@ def call(
     *,
     instances: int | None,
     spread: Sequence[bool],
+    count: int,
 ) -> Sequence[jax.Array]:
     """Return the results of a problem, or of several instances of it.
 
@@ -72,12 +73,15 @@ def call(
         How many instances there are.
     spread : sequence of bool
         Which operands have a leading axis of instances; results have one if there are any.
+    count : int
+        Elements of a channel that sums are over: those of the problem, or more.
     """
     register()
     stage = _stage(problem)
     name = xla.introduce(stage.kind)
     signature = SIGNATURES[problem.operation]
     fields = {operand.name: operand.field for operand in signature.operands}
+    fields |= {number.name: number.field for number in signature.numbers}
     described = [
         _described(operand, fields[name], instances if each else None)
         for (name, operand), each in zip(operands.items(), spread, strict=True)
@@ -87,11 +91,13 @@ def call(
         _described(result, field, instances) for result, field in zip(results, written, strict=True)
     ]
     kinds = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
+    record = stage.template.copy()
+    record[SLOTS["count"]] = count
     found: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, kinds)(
         *operands.values(),
         buffers=np.concatenate(described),
         call=np.array([name, instances or 1, stage.participants - 1], np.int64),
-        record=stage.template,
+        record=record,
     )
     return found
 
@@ -108,7 +114,7 @@ def _described(array: jax.Array, field: str, instances: int | None) -> np.ndarra
 
 def _stage(problem: Problem) -> Any:
     """Return the kernel of a problem on arrays in row-major order, as XLA gives them."""
-    return executable(problem, exchanged=problem.operation in _EXCHANGED).stage
+    return executable(problem, exchanged=problem.operation.startswith(_PHASES)).stage
 
 
 def register() -> None:

@@ -20,7 +20,13 @@ _Fields = list[tuple[str, int | str]]
 # What would be changed without a new number, is a field at the end of a structure.
 _MAJOR = 0
 _SIZES = {"size_t": 8, "int64_t": 8, "int32_t": 4, "uint32_t": 4, "int": 4}
-_SAME_AS = {"float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16"}
+_SAME_AS = {
+    "int64": "S64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "bfloat16": "BF16",
+}
 
 
 class Version(NamedTuple):

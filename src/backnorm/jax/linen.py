@@ -21,7 +21,7 @@ __all__ = ["BatchNorm"]
 class BatchNorm(linen.BatchNorm):
     """flax's `flax.linen.BatchNorm`, computed by `backnorm.jax`.
 
-    Same fields and one more, same parameters (``scale``, ``bias``) and ``batch_stats`` (``mean``,
+    Same fields and two more, same parameters (``scale``, ``bias``) and ``batch_stats`` (``mean``,
     ``var``), so a model's variables fit either layer. The statistics are those of x before any
     rounding to `dtype`, exact whatever `use_fast_variance` says; running statistics keep their
     type.
@@ -30,6 +30,8 @@ class BatchNorm(linen.BatchNorm):
     ----------
     arithmetic : {"float32", "float64"}, optional
         As of `backnorm.jax.batch_norm`; flax's layer has no such field.
+    reproducible : bool
+        As of `backnorm.jax.batch_norm`, in training; flax's layer has no such field, either.
 
     Raises
     ------
@@ -38,6 +40,7 @@ class BatchNorm(linen.BatchNorm):
     """
 
     arithmetic: Arithmetic | None = None
+    reproducible: bool = False
 
     @linen.compact
     def __call__(
@@ -74,6 +77,7 @@ class BatchNorm(linen.BatchNorm):
             mask,
             axes=axes,
             **how,
+            reproducible=self.reproducible,
             axis_name=mapped,
             axis_index_groups=None if mapped is None else self.axis_index_groups,
         )

@@ -20,7 +20,7 @@ __all__ = ["BatchNorm"]
 class BatchNorm(nnx.BatchNorm):
     """flax's `flax.nnx.BatchNorm`, computed by `backnorm.jax`.
 
-    Same arguments and one more, same parameters (``scale``, ``bias``) and statistics (``mean``,
+    Same arguments and two more, same parameters (``scale``, ``bias``) and statistics (``mean``,
     ``var``), so a model's state fits either layer. The statistics are exact whatever
     `use_fast_variance` says, and keep their type.
 
@@ -30,6 +30,8 @@ class BatchNorm(nnx.BatchNorm):
         As of `flax.nnx.BatchNorm`.
     arithmetic : {"float32", "float64"}, optional
         As of `backnorm.jax.batch_norm`.
+    reproducible : bool
+        As of `backnorm.jax.batch_norm`, in training.
 
     Raises
     ------
@@ -38,10 +40,17 @@ class BatchNorm(nnx.BatchNorm):
     """
 
     arithmetic: Arithmetic | None = None
+    reproducible: bool = False
 
-    def __init__(self, *args: Any, arithmetic: Arithmetic | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        arithmetic: Arithmetic | None = None,
+        reproducible: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.arithmetic = arithmetic
+        self.arithmetic, self.reproducible = arithmetic, reproducible
 
     def __call__(
         self, x: Any, use_running_average: bool | None = None, *, mask: Any = None
@@ -73,6 +82,7 @@ class BatchNorm(nnx.BatchNorm):
             mask,
             axes=axes,
             **how,
+            reproducible=self.reproducible,
             axis_name=self.axis_name,
             axis_index_groups=self.axis_index_groups,
         )

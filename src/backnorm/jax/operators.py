@@ -28,6 +28,7 @@ def batch_norm(
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise a batch with its own statistics.
 
@@ -63,6 +64,10 @@ def batch_norm(
         the first order. None: what holds when the function is traced (`backnorm.arithmetic`). Where
         formulas run instead of kernels, "float64" needs ``jax_enable_x64``, and float32 elements
         are computed in float32 if nothing is asked for.
+    reproducible : bool
+        Whether y, mean, variance and gradients in reverse mode are to have the same bits however
+        the batch is cut over devices, ordered or laid out, and those of NumPy's operators. On CPUs,
+        without `axis_name` and `mask`.
 
     Returns
     -------
@@ -86,9 +91,10 @@ def batch_norm(
     """
     (x,) = _read(x=x)
     gamma, beta = _read_optional(gamma=gamma, beta=beta)
-    setting = _setting(x, epsilon, axis, arithmetic)
     names = check.check_axis_name(axis_name)
     groups = check.check_axis_index_groups(axis_index_groups, names)
+    reproducible = check.check_reproducible(reproducible, names, mask)
+    setting = _setting(x, epsilon, axis, arithmetic, reproducible)
     how = {"setting": setting, "axis_name": names, "axis_index_groups": groups}
     y, mean, variance = compiled.batch_norm(x, gamma, beta, check.read_mask(mask, x), **how)
     return y, mean, variance
@@ -151,6 +157,7 @@ def batch_norm_backward(
     axis: int = -1,
     training: bool = True,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the gradients of batch normalisation.
 
@@ -183,6 +190,9 @@ def batch_norm_backward(
         True: the statistics depended on x. False: they were constants.
     arithmetic : {"float32", "float64"}, optional
         As of `batch_norm`.
+    reproducible : bool
+        Whether dx, dgamma and dbeta are to have the same bits however the batch is cut over
+        devices, ordered or laid out, and those of NumPy's operators. On CPUs.
 
     Returns
     -------
@@ -202,18 +212,21 @@ def batch_norm_backward(
     """
     x, dy, mean, variance = _read(x=x, dy=dy, mean=mean, variance=variance)
     (gamma,) = _read_optional(gamma=gamma)
-    setting = _setting(x, epsilon, axis, arithmetic)
+    reproducible = check.check_reproducible(reproducible)
+    setting = _setting(x, epsilon, axis, arithmetic, reproducible)
     training = check_flag("training", training)
     given = (x, dy, mean, variance, gamma)
     dx, dgamma, dbeta = compiled.batch_norm_backward(*given, setting=setting, training=training)
     return dx, dgamma, dbeta
 
 
-def _setting(x: Any, epsilon: Any, axis: Any, arithmetic: Any) -> Setting:
+def _setting(
+    x: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: bool = False
+) -> Setting:
     epsilon, axis = check.check_epsilon(epsilon), check.check_axis(axis, x)
     # NumPy's float64 is what JAX makes of it.
     dtype = jnp.result_type(float) if x.dtype == FLOAT64 else x.dtype
-    return Setting(epsilon, axis, asked(dtype, arithmetic))
+    return Setting(epsilon, axis, asked(dtype, arithmetic), reproducible)
 
 
 def _read(**given: Any) -> list[Any]:

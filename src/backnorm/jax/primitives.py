@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from backnorm.jax import choice, cpu, cuda, formulas, launches, sharding
+from backnorm.jax import check, choice, cpu, cuda, formulas, launches, sharding
 from backnorm.jax.instances import new_primitive, of_instances, one_by_one
 from backnorm.signature import Operation
 
@@ -51,7 +51,15 @@ def _primitive(
 
     made = new_primitive(f"backnorm_{name}", results, like)
 
-    def elsewhere(*operands: jax.Array, instances: int | None, spread: Any, **setting: Any) -> Any:
+    def elsewhere(
+        *operands: jax.Array,
+        instances: int | None,
+        spread: Any,
+        reproducible: bool = False,
+        **setting: Any,
+    ) -> Any:
+        if reproducible:
+            check.check_not_reproducible(operands[like[0]].shape)
         return of_instances(partial(formula, **setting), instances, spread)(*operands)
 
     by_formulas = mlir.lower_fun(elsewhere, multiple_results=True)
@@ -63,10 +71,13 @@ def _primitive(
     on_cuda = partial(cuda.computed, operation, like)
     by_kernels = mlir.lower_fun(on_cuda, multiple_results=True)
 
-    def lowered_for_cuda(context: Any, *operands: Any, **how: Any) -> Any:
+    def lowered_for_cuda(
+        context: Any, *operands: Any, reproducible: bool = False, **how: Any
+    ) -> Any:
         shape, devices = context.avals_in[like[0]].shape, context.module_context.axis_context
-        if not choice.by_kernels(shape, devices):
-            return by_formulas(context, *operands, **how)
+        # Kernels on these devices have no reproducible sums, either.
+        if reproducible or not choice.by_kernels(shape, devices):
+            return by_formulas(context, *operands, reproducible=reproducible, **how)
         with launches.compiling():
             return by_kernels(context, *operands, **how)
 

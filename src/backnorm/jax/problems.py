@@ -11,18 +11,24 @@ import numpy as np
 
 from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.problem import Problem
-from backnorm.signature import Operation
+from backnorm.signature import REPRODUCIBLE, Operation
 
 __all__ = ["OPERANDS", "is_known", "problem_of"]
 
-#: The operands of the primitives: those of an operation's signature that JAX's formulas know.
-OPERANDS: dict[Operation, tuple[str, ...]] = {
+_OPERANDS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),
     "backward": ("x", "dy", "mean", "variance", "gamma"),
-    # What is summed up of a part of a batch: mean and variance, dgamma and dbeta.
-    "forward_coefficients": ("x",),
-    "backward_coefficients": ("x", "dy", "mean", "variance"),
+    # The phases of a part of a batch.
+    "reduce_forward": ("x",),
+    "apply_forward": ("x", "gamma", "beta", "sums"),
+    "reduce": ("x", "dy", "mean"),
+    "apply_backward": ("x", "dy", "mean", "variance", "gamma", "sums"),
+}
+#: The operands of the primitives, and of the kernels in their place: those of an operation's
+#: signature that JAX's formulas know, and sums of all parts of a batch.
+OPERANDS = _OPERANDS | {
+    REPRODUCIBLE[name]: names for name, names in _OPERANDS.items() if name in REPRODUCIBLE
 }
 
 

@@ -55,6 +55,7 @@ def batch_norm_with_state(
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
 ) -> tuple[jax.Array, RunningStatistics]:
     """Normalise a batch as a layer does, and return its state after that.
 
@@ -81,7 +82,7 @@ def batch_norm_with_state(
         Added to the variance; finite, not negative, and known when the function is traced.
     momentum : float
         From 0 to 1, how much of the running statistics stays, as in flax and equinox.
-    axis, axis_name, axis_index_groups, mask, arithmetic
+    axis, axis_name, axis_index_groups, mask, arithmetic, reproducible
         As of `batch_norm`; only `axis` and `arithmetic` count where it is not training.
 
     Returns
@@ -96,6 +97,7 @@ def batch_norm_with_state(
         As `batch_norm`; for a state that is none, and a momentum that is no number from 0 to 1.
     """
     training = check_flag("training", training)
+    check_flag("reproducible", reproducible)
     momentum = _check_momentum(momentum)
     if not isinstance(state, RunningStatistics):
         raise ArgumentTypeError(
@@ -122,6 +124,7 @@ def batch_norm_with_state(
         axis_index_groups=axis_index_groups,
         mask=mask,
         arithmetic=arithmetic,
+        reproducible=reproducible,
     )
     pairs = zip(state, batch, strict=True)
     return y, RunningStatistics(*(moved(old, new, momentum) for old, new in pairs))

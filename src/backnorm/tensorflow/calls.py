@@ -125,7 +125,7 @@ def double_backward(*given: Any) -> _Arrays:
 
 def moments(x: np.ndarray, options: Options) -> _Arrays:
     """Return means and biased variances of x, float64; 0 without elements."""
-    return _reduce_forward(x, (options.axis,), options.of_kernels(x.dtype))[:2]
+    return tuple(_reduce_forward(x, (options.axis,), options.of_kernels(x.dtype))[0])
 
 
 def apply_moments(
@@ -146,7 +146,7 @@ def apply_moments(
 
 def sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
     """Return sums of dy and of dy * (x - mean), float64."""
-    return _reduce(x, dy, None, mean, (options.axis,), options.of_kernels(x.dtype))[:2]
+    return tuple(_reduce(x, dy, None, mean, (options.axis,), options.of_kernels(x.dtype))[0])
 
 
 def apply_sums(

@@ -51,9 +51,9 @@ _of_forward = operation("forward_coefficients", TENSORS, exchanged=True)
 _of_backward = operation("backward_coefficients", TENSORS, exchanged=True)
 
 
-def message(one: np.ndarray, other: np.ndarray, count: int) -> Tensor:
+def message(sums: Tensor, count: int) -> Tensor:
     """Return what a phase tells the next as one tensor."""
-    return torch.from_numpy(np.concatenate((one, other, (count,))))
+    return torch.cat((sums.flatten(), sums.new_full((1,), count)))
 
 
 def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:

@@ -144,7 +144,7 @@ def bins_of_all(own: Tensor, channels: int, group: Any, layer: str) -> Tensor:
         sums = torch.cat((raised(bins, tops, torch).flatten(), own[-1:]))
         _exchange(dist.all_reduce, sums, group=group, layer=layer)
         total, count = sums[:-1].view(rows, channels), sums[-1]
-    return torch.cat((with_tops(total, tops).flatten(), count.view(1)))
+    return torch.cat((with_tops(total, tops, torch).flatten(), count.view(1)))
 
 
 def _exchange(

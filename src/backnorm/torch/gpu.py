@@ -102,23 +102,21 @@ class _Launches(Launches):
                 return super().apply(*places, sums=row)
         return -1
 
-    def sum_all(self, *places: Any, summed: tuple[Tensor, Tensor]) -> int:
+    def sum_all(self, *places: Any) -> int:
         """Write the sums of every channel, or its mean and variance."""
-        x, (one, other) = places[0], summed
+        x, *_, sums = places
         if not x.numel():
-            one.zero_(), other.zero_()
+            sums.zero_()
             return -1
         with on(x):
             if self._forward is None:
-                row = self.sums(*places)
-                one.copy_(row[: one.numel()])
-                other.copy_(row[one.numel() : -1])
+                sums.view(-1).copy_(self.sums(*places)[:-1])
             else:
                 # The mean's rest is less than float64 holds beside it.
-                self.moments(x, summed)
+                self.moments(x, tuple(sums))
         return -1
 
-    def apply_moments(self, *places: Any, sums: tuple[Tensor, Tensor]) -> int:
+    def finish(self, *places: Any, sums: tuple[Tensor, Tensor]) -> int:
         """Write the output of a forward pass, and mean and variance, from those of all parts."""
         for result, value in zip(places[_FIRST_RESULT:_AFTER_RESULTS], sums, strict=True):
             result.copy_(value)
@@ -147,7 +145,7 @@ class _Tensors(Tensors):
             "data": "empty_like(x)",
             "channel": "x.new_empty(channels, dtype=statistics)",
             "mask": "x.new_empty(mask_bytes, dtype=bits)",
-            "sums": "x.new_empty(channels, dtype=double)",
+            "sums": "x.new_empty((2, channels), dtype=double)",
             "count": "count",
             # A kernel writes whichever of the accepted types they are of.
             "dgamma": "empty_like(mean if gamma is None else gamma)",
@@ -218,9 +216,9 @@ def reduce_bins(
     return bins.of_backward(x, dy, counts, mean)
 
 
-def message(one: Tensor, other: Tensor, count: int) -> Tensor:
+def message(sums: Tensor, count: int) -> Tensor:
     """Return what a phase tells the next as one tensor; the count, too, without a wait."""
-    return torch.cat((one, other, one.new_full((1,), count)))
+    return torch.cat((sums.flatten(), sums.new_full((1,), count)))
 
 
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:

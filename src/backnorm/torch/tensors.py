@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,15 +76,14 @@ class Tensors:
             "mask": "empty(mask_bytes, dtype=bits)",
             "coefficients": "empty_like(table)",
             "bins": "empty((rows, channels), dtype=integers)",
-            # Arrays: a stage copies sums out of its record.
-            "sums": "empty_array(channels)",
+            "sums": "empty((2, channels), dtype=double)",
             "count": "count",
         },
     )
     names: ClassVar[dict[str, Any]] = {
         "bits": torch.uint8,
+        "double": torch.float64,
         "empty": torch.empty,
-        "empty_array": np.empty,
         "empty_like": torch.empty_like,
         "integers": torch.int64,
         "is_beyond": is_beyond,

@@ -38,8 +38,8 @@ def blocks(word):
 def test_every_block_is_run():
     assert pages_of("jax") == [SEVERAL, PAGE]
     flax, of_equinox, others = blocks("flax"), blocks("equinox"), plain()
-    assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 8]
-    assert len(BLOCKS) == 11
+    assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 9]
+    assert len(BLOCKS) == 12
 
 
 def test_several_devices():
@@ -59,6 +59,11 @@ def test_functions(tmp_path):
     y, mean, _ = names["normalize"](names["x"], *names["parameters"])
     assert y.shape == names["x"].shape
     agree(mean, names["x"].mean((0, 1, 2)), 1e-6)
+    target, channels = names["x"][::-1], names["parameters"]
+    one = names["gradients"](names["x"], *channels, target)
+    several = names["gradients"](names["sharded"], *channels, target)
+    for mine, other in zip(one, several, strict=True):
+        np.testing.assert_array_equal(mine, other)
     state = names["state"]
     agree(state.mean, 0.01 * names["x"].mean((0, 1, 2)), 1e-6)
 

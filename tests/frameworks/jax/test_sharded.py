@@ -202,6 +202,17 @@ def test_numbers_that_xla_takes_for_zero(normal):
             np.testing.assert_allclose(each, other, rtol=1e-5, atol=0)
 
 
+def test_elements_of_dx_that_xla_takes_for_zero(normal):
+    with jax.enable_x64(False):
+        x, dy = np.asarray(normal(64, 6), np.float32), np.asarray(normal(64, 6), np.float32)
+        gamma, mean = np.full(6, 1e-39, np.float32), np.zeros(6, np.float32)
+        backward = jax.jit(partial(batch_norm_backward, epsilon=1e-5))
+        one = np.asarray(backward(x, dy, mean, mean + 1, gamma)[0])
+        found = np.asarray(backward(*placed(P("d"), x, dy), mean, mean + 1, gamma)[0])
+        assert 0 < np.abs(found).max() < np.finfo(np.float32).tiny
+        assert np.abs(found.view(np.int32) - one.view(np.int32)).max() <= 1
+
+
 @pytest.mark.parametrize("spec", [P("a", "b"), P(None, "b", None, None, "a"), P("b", None, "a")])
 def test_instances(spec, normal):
     """Under `jax.vmap`, instances, the batch and the channels being cut."""

@@ -69,6 +69,7 @@ __all__ = [
     "pairs_of_bins",
     "put_columns",
     "put_segment",
+    "read_bins",
     "write_bins",
     "write_no_bins",
 ]
@@ -642,3 +643,15 @@ def write_bins(bins, pitch, digits, channels, out):
             to[row * channels + c] = _SPECIAL if limit == 0.0 else _top(limit)
             for digit in range(row + 1, row + digits + 1):
                 to[digit * channels + c] = numbers[digit * pitch + c]
+
+
+@outlined
+def read_bins(given, channel, channels, digits, bins, at, pitch):
+    """Fill a column with both sums of a channel as `write_bins` writes them."""
+    numbers, to = integers_at(given), integers_at(bins)
+    for part in range(2):
+        row = part * (digits + 1)
+        top = numbers[row * channels + channel]
+        store_one(bins, row * pitch + at, 0.0 if top == _SPECIAL else _limit(top))
+        for digit in range(row + 1, row + digits + 1):
+            to[digit * pitch + at] = numbers[digit * channels + channel]

@@ -15,11 +15,13 @@ from backnorm.cpu.kernels.bins import (
     digits_of,
     merge_bins,
     pairs_of_bins,
+    read_bins,
     write_bins,
 )
 from backnorm.cpu.kernels.formulas import solve_backward, solve_forward
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.memory import (
+    clear,
     load,
     load_apart,
     load_one,
@@ -63,10 +65,12 @@ __all__ = [
     "prepare_means",
     "row_pitch",
     "settle",
+    "settle_bins",
     "settle_forward",
     "settle_means",
     "solve",
     "solve_columns",
+    "take",
     "wrap",
 ]
 
@@ -234,10 +238,40 @@ def _set_backward(total, table, pitch, c, count):
 
 
 @outlined
+def take(table, pitch, channels, rows):
+    """Fill the sums, or mean and variance, of every channel from two rows of an array."""
+    for c in range(0, channels, LANES):
+        count = channels - c
+        store_some(table, FIRST * pitch + c, count, load_some(rows, c, count))
+        store_some(table, SECOND * pitch + c, count, load_some(rows, channels + c, count))
+
+
+@outlined
 def settle(table, pitch, channels, total):
     """Fill the coefficients of every channel from sums that came from elsewhere."""
     for c in range(0, channels, LANES):
         _set_backward(total, table, pitch, c, channels - c)
+    wrap(table, pitch, channels)
+
+
+@outlined
+def settle_bins(x, dy, given, total, table, pitch, channels, epsilon):
+    """Fill results and coefficients of every channel from bins that came from elsewhere.
+
+    `given` are those, as `write_bins` writes them, and room for the bins and pairs of eight
+    channels. It is what `combine_bins` does with its own, operation by operation.
+    """
+    bins, room = given
+    digits = digits_of(x)
+    sums = offset(room, 2 * (digits + 1) * LANES)
+    clear(sums, 4 * LANES)
+    for c in range(0, channels, LANES):
+        stop = min(channels, c + LANES)
+        for k in range(stop - c):
+            read_bins(bins, c + k, channels, digits, room, k, LANES)
+            pairs_of_bins(room, k, LANES, digits, sums, k, LANES)
+        solve(dy, sums, LANES, total, table, pitch, c, channels, epsilon)
+    settle_means(dy, table, pitch, 0, channels)
     wrap(table, pitch, channels)
 
 
@@ -293,8 +327,8 @@ def combine_bins(kind, head, x, dy, partial, grid, total, table, pitch, channels
                 column = (repeat * channels + c) * inner
                 for k in range(inner):
                     merge_bins(totals, c, pitch, bins, column + k, far, digits)
-    if head.coefficients != 0:
-        write_bins(totals, pitch, digits, channels, doubles_at(kind, head.coefficients))
+    if head.exchanged != 0:
+        write_bins(totals, pitch, digits, channels, doubles_at(kind, head.exchanged))
     for c in range(channels):
         pairs_of_bins(totals, c, pitch, digits, sums, c, pitch)
     ends = (0, channels, channels)

@@ -137,7 +137,7 @@ def run(kind, record, index):
     streaming = head.streaming != 0 and same_line(out_)
     pairs = offset(table, ROWS * pitch)
     total = (rows * width + rest) // max(1, channels * inner)
-    before(kind, head, cells, index, table, pitch, (total, channels, inner))
+    before(kind, head, cells, index, table, pitch, (total, channels, inner), terms)
     summed, items = head.summed, head.items
     place_of_wide = offset(place, 12 * row_pitch(cut[1]))
     wide = table if plain else place_of_wide

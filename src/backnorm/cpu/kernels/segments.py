@@ -153,7 +153,7 @@ def run(kind, record, index):
     sums, alone = offset(part, 4 * far), offset(part, 8 * far)
     place = offset(alone, 4 * LANES)
     pairs = offset(table, ROWS * pitch)
-    before(kind, head, cells, index, table, pitch, extents)
+    before(kind, head, cells, index, table, pitch, extents, terms)
     summed, items = head.summed, head.items
     exact = (table, pitch)
     coefficients = coefficients_for(kind, table, pitch, place, channels)

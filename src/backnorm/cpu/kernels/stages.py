@@ -10,10 +10,17 @@ from backnorm.cpu.kernels.bins import digits_of, write_no_bins
 from backnorm.cpu.kernels.cursor import await_flag, raise_flag
 from backnorm.cpu.kernels.jit import inlined
 from backnorm.cpu.kernels.memory import clear, load, offset, store_some
-from backnorm.cpu.kernels.record import call_off, doubles_at, ended, singles_at, values_at
+from backnorm.cpu.kernels.record import (
+    call_off,
+    doubles_at,
+    ended,
+    gradient_of,
+    singles_at,
+    values_at,
+)
 from backnorm.cpu.kernels.singles import about_rounded
 from backnorm.cpu.record import FROM_DATA, MEANS_ALONE, SLOTS
-from backnorm.cpu.scratch import FIRST, GAIN, LANES, MEAN, SHIFT, SLOPE
+from backnorm.cpu.scratch import FIRST, GAIN, LANES, MEAN, SECOND, SHIFT, SLOPE
 
 __all__ = ["after", "before"]
 
@@ -21,7 +28,7 @@ _READY = SLOTS["ready"]
 
 
 @inlined
-def before(kind, head, cells, index, table, pitch, extents):
+def before(kind, head, cells, index, table, pitch, extents, own):
     """Fill the table of channels as the record asks, or, all but the caller, wait until it is.
 
     If a channel is refused, all is called off. The second time that a caller enters, all that is
@@ -38,13 +45,17 @@ def before(kind, head, cells, index, table, pitch, extents):
     if refused >= 0:
         call_off(head, cells, refused)
         return
-    if head.settles != 0:
-        _settle(kind, head, table, pitch, extents[1])
+    if head.settles != 0 and head.exchanged != 0:
+        if head.binned != 0:
+            _settle_bins(kind, head, cells, table, pitch, extents[1], own)
+        else:
+            of_channels.take(table, pitch, extents[1], doubles_at(kind, head.exchanged))
+            _settle(kind, head, table, pitch, extents[1])
     elif head.items == 0:
         # Nothing will be summed: the sums of no elements are zero.
         clear(offset(table, FIRST * pitch), 2 * pitch)
-        if head.binned != 0 and head.coefficients != 0:
-            x, out = values_at(kind, head.x), doubles_at(kind, head.coefficients)
+        if head.binned != 0 and head.exchanged != 0:
+            x, out = values_at(kind, head.x), doubles_at(kind, head.exchanged)
             write_no_bins(digits_of(x), extents[1], out)
     raise_flag(cells, _READY)
 
@@ -55,8 +66,11 @@ def after(kind, head, table, pitch, channels):
     if head.refused != 0:
         return ended(head.refused - 1)
     refused = _finish(kind, head, table, pitch, channels) if head.finishes != 0 else -1
-    if head.coefficients != 0 and head.binned == 0:
-        _write_coefficients(kind, head, table, pitch, channels)
+    if head.exchanged != 0 and head.settles == 0 and head.binned == 0:
+        if head.finishes != 0:
+            _write_coefficients(kind, head, table, pitch, channels)
+        else:
+            _write_sums(kind, head, table, pitch, channels)
     return ended(refused)
 
 
@@ -68,6 +82,14 @@ def wider(kind, bits):
 def _wider(kind, bits):
     own = kind.element.bitwidth
     return lambda kind, bits: bits > own
+
+
+@inlined
+def _settle_bins(kind, head, cells, table, pitch, channels, own):
+    """Fill the coefficients from reproducible sums that came from elsewhere."""
+    x, dy, bins = values_at(kind, head.x), gradient_of(kind, head, cells), head.exchanged
+    given = (doubles_at(kind, bins), own)
+    of_channels.settle_bins(x, dy, given, head.count, table, pitch, channels, head.epsilon)
 
 
 def _settle(kind, head, table, pitch, channels):
@@ -126,6 +148,16 @@ def _finish(kind, head, table, pitch, channels):
     return _finish_to(values_at, kind, head, table, pitch, channels)
 
 
+@inlined
+def _write_sums(kind, head, table, pitch, channels):
+    """Write the sums, or mean and variance, of every channel."""
+    out = doubles_at(kind, head.exchanged)
+    for c in range(0, channels, LANES):
+        count = channels - c
+        store_some(out, c, count, load(table, FIRST * pitch + c))
+        store_some(out, channels + c, count, load(table, SECOND * pitch + c))
+
+
 def _write_coefficients(kind, head, table, pitch, channels):
     """Write the coefficients of every channel, in the type that elements are computed in."""
 
@@ -133,7 +165,7 @@ def _write_coefficients(kind, head, table, pitch, channels):
 @overload(_write_coefficients)
 def _write_coefficients_of(kind, head, table, pitch, channels):
     def wide(kind, head, table, pitch, channels):
-        out = doubles_at(kind, head.coefficients)
+        out = doubles_at(kind, head.exchanged)
         for c in range(0, channels, LANES):
             _put(out, channels, c, _coefficients(table, pitch, c))
 
@@ -144,7 +176,7 @@ def _write_coefficients_of(kind, head, table, pitch, channels):
         if head.in_float64 != 0:
             wide(kind, head, table, pitch, channels)
             return
-        out = singles_at(kind, head.coefficients)
+        out = singles_at(kind, head.exchanged)
         for c in range(0, channels, LANES):
             _put(out, channels, c, about_rounded(kind, _coefficients(table, pitch, c)))
 

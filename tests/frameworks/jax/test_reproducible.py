@@ -1,0 +1,368 @@
+"""Reproducible sums: the bits of NumPy's operators, on any number of devices, however cut."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import backnorm
+import backnorm.jax.linen
+import backnorm.jax.nnx
+from backnorm.dtypes import ELEMENT_TYPES
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.jax import batch_norm, batch_norm_backward, batch_norm_with_state, callback, ffi
+from backnorm.jax.running import RunningStatistics
+
+from .test_sharded import gathered, shardy, told  # noqa: F401  (fixtures)
+
+HOW = {"epsilon": 1e-5, "reproducible": True}
+SHAPE, CHANNELS = (12, 4, 5, 8), 8
+# How many devices there are, and how x is cut: the batch, space, channels, several of them.
+CUTS = {
+    "batch by 2": (2, P("d")),
+    "batch by 3": (3, P("d")),
+    "batch by 4": (4, P("d")),
+    "space": (4, P(None, "d")),
+    "channels": (4, P(None, None, None, "d")),
+    "batch and space": (4, P("a", "b")),
+    "batch and channels": (4, P("a", None, None, "b")),
+    "batch, unequal": (4, P(None, None, "d")),
+}
+
+
+def data(dtype, shape=SHAPE, seed=0):
+    """Return x, dy, gamma and beta, of which sums depend on their order."""
+    rng = np.random.default_rng(seed)
+    wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+    scale = np.exp2(rng.integers(-6, 6, shape[-1]))
+    x = ((rng.standard_normal(shape) + 1) * scale).astype(dtype)
+    dy = (rng.standard_normal(shape) * np.exp2(rng.integers(-9, 9, shape))).astype(dtype)
+    gamma, beta = rng.standard_normal((2, shape[-1])).astype(wide)
+    return x, dy, gamma, beta
+
+
+def placed(devices, spec, *arrays):
+    """Return arrays, those of x's rank cut over so many devices, where their axis can be."""
+    names = ("d",) if "d" in str(spec) else ("a", "b")
+    sizes = (devices,) if len(names) == 1 else (2, devices // 2)
+    mesh = jax.make_mesh(
+        sizes, names, axis_types=(AxisType.Auto,) * len(names), devices=jax.devices()[:devices]
+    )
+    where = NamedSharding(mesh, spec)
+    return [jax.device_put(each, where) if each.ndim > 1 else each for each in arrays]
+
+
+def by_numpy(x, dy, gamma, beta, axis=-1, **more):
+    """Return y, mean, variance, dx, dgamma and dbeta of the operators on arrays."""
+    how = HOW | {"data_format": (axis % x.ndim,)} | more
+    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **how)
+    return y, mean, variance, *backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **how)
+
+
+def both(x, dy, gamma, beta, **more):
+    """Return the same of the functions on JAX's arrays, the backward pass by `jax.vjp`."""
+    how = HOW | more
+    y, pull, (mean, variance) = jax.vjp(
+        lambda *given: (lambda y, *others: (y, others))(*batch_norm(*given, **how)),
+        x, gamma, beta, has_aux=True,
+    )  # fmt: skip
+    dx, dgamma, dbeta = pull(dy)
+    return y, mean, variance, dx, dgamma, dbeta
+
+
+def differences(found, expected):
+    """Return which results do not have the same bits, a sign of zero included."""
+    different = []
+    for k, (one, other) in enumerate(zip(found, expected, strict=True)):
+        one, other = (np.ascontiguousarray(each) for each in (one, other))
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        if one.tobytes() != other.tobytes():
+            different.append(k)
+    return different
+
+
+@contextlib.contextmanager
+def width(dtype):
+    """Have JAX without 64 bits for all but elements of that type."""
+    with jax.enable_x64(np.dtype(dtype) == np.float64):
+        yield
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_one_device_has_the_bits_of_arrays(dtype, x64):
+    if dtype.itemsize == 8 and not x64:
+        pytest.skip("there are none")
+    x, dy, gamma, beta = data(dtype)
+    with jax.enable_x64(x64):
+        for axis in (-1, 0, 2):
+            given = [np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in (x, dy)]
+            found = both(*given, gamma, beta, axis=axis)
+            assert differences(found, by_numpy(*given, gamma, beta, axis)) == []
+        # And in any layout.
+        back = [np.moveaxis(np.asarray(each), 2, -1) if each.ndim > 1 else each for each in found]
+        assert differences(back, by_numpy(x, dy, gamma, beta)) == []
+        for more in ({"arithmetic": "float64"}, {"training": False}):
+            _, mean, variance, *_ = by_numpy(x, dy, gamma, beta)
+            given = (x, dy, mean, variance, gamma)
+            found = batch_norm_backward(*given, **HOW, **more)
+            expected = backnorm.batch_norm_backward(*given, **HOW, data_format="NXC", **more)
+            assert differences(found, expected) == []
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_any_cut_has_the_bits_of_one_device(cut, shardy):  # noqa: F811
+    devices, spec = CUTS[cut]
+    x, dy, gamma, beta = data(np.float32, (12, 4, 6 if "unequal" in cut else 5, 8))
+    if "unequal" in cut:
+        # Of 6 rows on 4 devices JAX takes none as an argument.
+        function = jax.jit(lambda x, dy, *rest: both(x[:, :, :6], dy[:, :, :6], *rest))
+        given = [np.pad(each, ((0, 0), (0, 0), (0, 2), (0, 0))) for each in (x, dy)]
+    else:
+        function, given = jax.jit(both), [x, dy]
+    expected = by_numpy(x, dy, gamma, beta)
+    with width(np.float32):
+        spread = placed(devices, spec, *given, gamma, beta)
+        assert len(spread[0].sharding.device_set) == devices
+        assert differences(function(*spread), expected) == []
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_every_type_and_what_is_told(dtype, devices):
+    """Of x nothing is told, of every channel its top bins and its bins, in each pass."""
+    x, dy, gamma, beta = data(dtype)
+    with width(dtype):
+        spread = placed(devices, P("d"), x, dy, gamma, beta)
+        function = jax.jit(partial(both, arithmetic="float64"))
+        compiled = function.lower(*spread).compile()
+        expected = by_numpy(x, dy, gamma, beta, arithmetic="float64")
+        assert differences(compiled(*spread), expected) == []
+    rows = 10 if dtype.itemsize == 8 else 8
+    assert told(compiled) == {"all-reduce": 2 * (2 + rows) * 8 * CHANNELS}
+
+
+def test_plain_sums_depend_on_the_cut():
+    """So the tests above can fail."""
+    different = set()
+    for seed in range(5):
+        given = data(np.float64, seed=seed)
+        one = jax.jit(partial(both, reproducible=False))
+        whole = one(*given)
+        for devices in (2, 3, 4):
+            different |= set(differences(one(*placed(devices, P("d"), *given)), whole))
+    assert different == set(range(6))
+
+
+def test_samples_in_another_order():
+    x, dy, gamma, beta = data(np.float32)
+    order = np.random.default_rng(1).permutation(12)
+    spread = placed(4, P("d"), x[order], dy[order], gamma, beta)
+    y, mean, variance, dx, dgamma, dbeta = by_numpy(x, dy, gamma, beta)
+    expected = y[order], mean, variance, dx[order], dgamma, dbeta
+    assert differences(jax.jit(both)(*spread), expected) == []
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("seed", range(3))
+def test_values_far_apart_and_not_finite(dtype, seed):
+    """Where the highest bins are in another part; subnormal numbers; NaN and infinities."""
+    rng = np.random.default_rng(seed)
+    x, dy, gamma, beta = data(dtype, (12, 40, 24), seed)
+    limits = np.finfo(dtype)
+    for each in (x, dy):
+        each *= np.exp2(rng.integers(-60, 60, (12, 1, 24))).astype(dtype)
+        each[:, :, 1] = rng.choice(np.array([0.0, -0.0, limits.smallest_subnormal], dtype))
+        each[:, :, 2] = limits.tiny * rng.random((12, 40))
+        each[:, :, 3] = 0.0
+        each[rng.integers(12), 0, 4:8] = [np.nan, np.inf, -np.inf, limits.max]
+        each[rng.integers(12), 1, 6] = np.inf
+    with width(dtype), np.errstate(all="ignore"):
+        expected = by_numpy(x, dy, gamma, beta)
+        for devices in (2, 4):
+            spread = placed(devices, P("d"), x, dy, gamma, beta)
+            # NaN has many patterns.
+            found, other = (
+                [np.where(np.isnan(each), np.array(np.nan, dtype), each) for each in results]
+                for results in (jax.jit(both)(*spread), expected)
+            )
+            assert differences(found, other) == []
+
+
+def test_instances_of_vmap():
+    pairs = zip(data(np.float32), data(np.float32, seed=1), strict=True)
+    x, dy, *_ = (np.stack(each) for each in pairs)
+    gamma, beta = data(np.float32)[2:]
+    expected = [by_numpy(*each, gamma, beta) for each in zip(x, dy, strict=True)]
+    mapped = jax.vmap(partial(batch_norm, **HOW), (0, None, None))
+    backward = jax.vmap(partial(batch_norm_backward, **HOW), (0, 0, 0, 0, None))
+    y, mean, variance, *gradients = (np.stack(each) for each in zip(*expected, strict=True))
+    for spec in (None, P(None, "d"), P("a", "b"), P(None, "a", None, None, "b")):
+        given = (x, dy) if spec is None else placed(4, spec, x, dy)
+        assert differences(jax.jit(mapped)(given[0], gamma, beta), (y, mean, variance)) == []
+        found = jax.jit(backward)(*given, mean, variance, gamma)
+        assert differences(found, gradients) == []
+
+
+def test_gradients_by_grad():
+    """Of a loss in y alone; a residual block in float32 around the layer."""
+    x, dy, gamma, beta = data(np.float32)
+
+    def loss(x, gamma, beta, dy):
+        return jnp.sum(batch_norm(x, gamma, beta, **HOW)[0] * dy)
+
+    gradients = jax.jit(jax.grad(loss, (0, 1, 2)))
+    expected = by_numpy(x, dy, gamma, beta)[3:]
+    assert differences(gradients(x, gamma, beta, dy), expected) == []
+    x, dy = placed(4, P("d"), x, dy)
+    assert differences(gradients(x, gamma, beta, dy), expected) == []
+    assert differences(jax.jit(jax.checkpoint(gradients))(x, gamma, beta, dy), expected) == []
+
+
+def test_other_derivatives_are_as_ever():
+    """Forward mode and the second order, of which the bits are not promised."""
+    x, dy, gamma, beta = data(np.float64, (6, 3, 4))
+
+    def every(reproducible):
+        def function(*given):
+            return batch_norm(*given, epsilon=1e-5, reproducible=reproducible)
+
+        def loss(*given):
+            return jnp.sum(function(*given)[0] ** 3 * dy)
+
+        def slope(*given):
+            return sum(jnp.sum(jnp.sin(g)) for g in jax.grad(loss, (0, 1, 2))(*given))
+
+        given = (x, gamma, beta)
+        return jax.jvp(function, given, (dy, beta, gamma)), jax.grad(slope, (0, 1, 2))(*given)
+
+    found, expected = (jax.tree.leaves(jax.jit(every, static_argnums=0)(r)) for r in (True, False))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9 * np.abs(other).max())
+
+
+def test_a_function_with_state():
+    x, _, gamma, beta = data(np.float32)
+    state = RunningStatistics.start(CHANNELS)
+    function = jax.jit(
+        partial(batch_norm_with_state, training=True, **HOW), static_argnames="training"
+    )
+    y, after = function(*placed(3, P("d"), x), state, gamma, beta)
+    expected, same = function(x, state, gamma, beta)
+    assert differences([y, *after], [expected, *same]) == []
+    with pytest.raises(ArgumentTypeError, match=r"^reproducible: "):
+        batch_norm_with_state(x, state, training=False, epsilon=1e-5, reproducible="yes")
+
+
+def test_flax():
+    """Both layers: y and gradients do not depend on the cut."""
+    x, dy, *_ = data(np.float32)
+    spread = placed(4, P("d"), x, dy)
+    layer = backnorm.jax.linen.BatchNorm(use_running_average=False, reproducible=True)
+    assert isinstance(layer, linen.BatchNorm)
+    variables = layer.init(jax.random.key(0), x)
+
+    @jax.jit
+    def by_linen(x, dy):
+        def loss(params, x):
+            y, _ = layer.apply({**variables, "params": params}, x, mutable=["batch_stats"])
+            return jnp.sum(y * dy), y
+
+        return jax.grad(loss, (0, 1), has_aux=True)(variables["params"], x)
+
+    @nnx.jit
+    def by_nnx(x, dy):
+        layer = backnorm.jax.nnx.BatchNorm(8, rngs=nnx.Rngs(0), reproducible=True)
+        return nnx.grad(lambda layer, x: jnp.sum(layer(x) * dy), argnums=(0, 1))(layer, x)
+
+    ones, zeros = np.ones(8, np.float32), np.zeros(8, np.float32)
+    y, *_, dx, dgamma, dbeta = by_numpy(x, dy, ones, zeros)
+    for function in (by_linen, by_nnx):
+        for given in ((x, dy), spread):
+            found = [np.asarray(each) for each in jax.tree.leaves(function(*given))]
+            expected = [dbeta, dgamma, dx, y][: len(found)]
+            assert differences(found, expected) == []
+
+
+@pytest.mark.usefixtures("gathered")
+def test_where_the_compiler_cannot_split_kernels():
+    """X is gathered, and so the bits are the same."""
+    x, dy, gamma, beta = data(np.float32)
+    spread = placed(4, P("d"), x, dy, gamma, beta)
+    assert differences(jax.jit(both)(*spread), by_numpy(x, dy, gamma, beta)) == []
+
+
+class TestRefusals:
+    def test_mapped_axes(self):
+        x = np.ones((4, 3, 2), np.float32)
+        for mapped in (partial(jax.vmap, axis_name="i"), partial(jax.pmap, axis_name="i")):
+            with pytest.raises(ArgumentValueError, match=r"^reproducible: .*axis_name.*mesh"):
+                mapped(lambda x: batch_norm(x, axis_name="i", **HOW))(x)
+
+    def test_a_mask(self):
+        x = np.ones((4, 3), np.float32)
+        with pytest.raises(ArgumentValueError, match=r"^reproducible: .*mask"):
+            batch_norm(x, mask=x > 0, **HOW)
+
+    @pytest.mark.parametrize("wrong", ["yes", 2, None, np.float32(1)])
+    def test_what_is_no_flag(self, wrong):
+        x, dy, gamma, _ = data(np.float32)
+        with pytest.raises(ArgumentTypeError, match=r"^reproducible: "):
+            batch_norm(x, epsilon=1e-5, reproducible=wrong)
+        with pytest.raises(ArgumentTypeError, match=r"^reproducible: "):
+            batch_norm_backward(x, dy, gamma, gamma, epsilon=1e-5, reproducible=wrong)
+
+    @pytest.mark.parametrize("platform", ["cuda", "tpu"])
+    def test_other_devices(self, platform):
+        x, dy, gamma, _ = data(np.float32)
+        traced = jax.jit(partial(batch_norm, **HOW)).trace(x)
+        with pytest.raises(ArgumentValueError, match=r"^reproducible: .*CPUs"):
+            traced.lower(lowering_platforms=(platform,))
+        traced = jax.jit(partial(batch_norm_backward, **HOW)).trace(x, dy, gamma, gamma)
+        with pytest.raises(ArgumentValueError, match=r"^reproducible: .*CPUs"):
+            traced.lower(lowering_platforms=(platform,))
+
+    def test_shapes_that_are_not_known(self):
+        (size,) = jax.export.symbolic_shape("n")
+        kind = jax.ShapeDtypeStruct((size, 3), np.float32)
+        with pytest.raises(ArgumentValueError, match=r"^reproducible: .*known"):
+            jax.export.export(jax.jit(partial(batch_norm, **HOW)))(kind)
+
+    def test_too_many_elements(self):
+        kind = jax.ShapeDtypeStruct((1 << 16, 1 << 16, 1), np.float32)
+        with pytest.raises(ArgumentValueError, match=r"^x: has more elements"):
+            jax.eval_shape(partial(batch_norm, **HOW), kind)
+
+
+def test_without_elements():
+    x = np.ones((0, 3), np.float32)
+    y, mean, variance = batch_norm(x, **HOW)
+    assert y.shape == (0, 3)
+    assert not np.any([mean, variance])
+
+
+def test_through_python(monkeypatch):
+    """Where XLA's interface is not known, on one device."""
+    monkeypatch.setattr(ffi, "reason_against", lambda: "a test")
+    jax.clear_caches()
+    x, dy, gamma, beta = data(np.float32)
+    callback._warn.cache_clear()
+    with pytest.warns(RuntimeWarning, match="through Python"):
+        found = jax.jit(both)(x, dy, gamma, beta)
+    jax.clear_caches()
+    assert differences(found, by_numpy(x, dy, gamma, beta)) == []
+
+
+def test_one_call_of_a_kernel_on_one_device():
+    x, _, gamma, beta = data(np.float32)
+    text = jax.jit(partial(batch_norm, **HOW)).lower(x, gamma, beta).as_text()
+    assert len(re.findall(ffi.TARGET, text)) == 1
