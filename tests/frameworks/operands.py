@@ -56,6 +56,7 @@ def options_of(function):
         "epsilon": lambda plain: is_number(plain) and plain >= 0,
         "axis": lambda plain: is_integer(plain) and -len(SHAPE) <= plain < len(SHAPE),
         "training": lambda plain: type(plain) is bool,
+        "reproducible": lambda plain: type(plain) is bool,
         # No axis is mapped here.
         "axis_name": lambda plain: type(plain) in (tuple, list) and len(plain) == 0,
         # None of these is a word that is known.

@@ -72,7 +72,7 @@ def batch_norm(
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> Normalized:
-    r"""Normalise a batch with its own statistics; differentiable twice.
+    r"""Normalise a batch with its own statistics; differentiable twice, or once if reproducible.
 
     With M elements per channel::
 
@@ -112,8 +112,8 @@ def batch_norm(
         For a wrong type, shape, axis or epsilon; and, if it is to be reproducible, where XLA
         compiles the function, and in forward mode.
     BacknormError
-        For a gradient of the third order, or of the second if it is reproducible. A tensor of another function is an error of TensorFlow's
-        own (TypeError).
+        For a gradient of the third order, or of the second if it is reproducible. A tensor of
+        another function is an error of TensorFlow's own (TypeError).
 
     Notes
     -----

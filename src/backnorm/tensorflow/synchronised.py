@@ -86,8 +86,8 @@ def _normalised(
         operands = [x, gamma, beta, bins_of_all(bins, x, replica)]
         name = "batch_norm_apply_binned_moments"
         return compute(name, calls.apply_binned_moments, operands, *how, kinds)
-    moments = compute("batch_norm_moments", calls.moments, [x], options, [], _WIDE)
-    mean, exact, count = moments_of_all(*moments, x, replica)
+    mean, variance = compute("batch_norm_moments", calls.moments, [x], options, [], _WIDE)
+    mean, exact, count = moments_of_all(mean, variance, x, replica)
     operands = [x, gamma, beta, mean, exact]
     results = compute("batch_norm_apply_moments", calls.apply_moments, operands, *how, kinds)
     return [*results, exact, count]
