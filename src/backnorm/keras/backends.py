@@ -33,7 +33,8 @@ def _function() -> Callable[..., tuple[Any, Any, Any]]:
     )
 
 
-#: batch_norm(x, gamma, beta, *, epsilon, axis, arithmetic) -> (y, mean, variance)
+#: batch_norm(x, gamma, beta, *, epsilon, axis, arithmetic, reproducible=False)
+#: -> (y, mean, variance)
 batch_norm = _function()
 
 

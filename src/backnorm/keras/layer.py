@@ -7,7 +7,9 @@ from typing import Any
 import keras
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
+from backnorm.errors import ArgumentValueError
 from backnorm.keras.backends import batch_norm, batch_norm_synchronised
+from backnorm.scalars import check_flag
 
 __all__ = ["BatchNormalization"]
 
@@ -17,7 +19,7 @@ _NUMBERS = ("float", "bfloat", "int", "uint", "bool")
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization`, its training step computed by backnorm.
 
-    Arguments (with one more), weights, configuration, moving statistics and results are those of
+    Arguments (with two more), weights, configuration, moving statistics and results are those of
     Keras's layer; the weights of one are those of the other. What is computed here is the forward
     and the backward pass of a training step (``training=True``, and the layer trainable): to one
     rounding unless `arithmetic` asks for less, in one pass over the input each, and of an input of
@@ -45,30 +47,60 @@ class BatchNormalization(keras.layers.BatchNormalization):
         What a training step computes elements in, and short runs of sums adds up in. None: what
         holds when it is run, or traced (`backnorm.arithmetic`). It is part of the configuration
         if it is given.
+    reproducible : bool
+        Whether outputs, statistics and gradients of a training step have the same bits however
+        samples are ordered, and if it is synchronized on any number of replicas, however they share
+        the batch: sums are added up as integers, which takes longer. The gradients of gamma and
+        beta are then those of the whole batch in the first replica, and zero in the others, so that
+        what an optimizer adds up is rounded once. Such a layer is differentiable once. It is part
+        of the configuration if it is True.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For another arithmetic; and when it is called, for float32 beside inputs of float64.
+        For another arithmetic, and for `reproducible` that is no boolean. When it is called, for
+        float32 beside inputs of float64; and of a reproducible layer in training for what has no
+        reproducible sums: a mask, ``renorm=True``, and with TensorFlow a step that XLA compiles.
     """
 
     # A layer that `convert` made has not been through `__init__`.
     arithmetic: Arithmetic | None = None
+    reproducible: bool = False
 
-    def __init__(self, *args: Any, arithmetic: Arithmetic | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        arithmetic: Arithmetic | None = None,
+        reproducible: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         if arithmetic is not None:
             self.arithmetic = check_arithmetic(arithmetic)
+        if check_flag("reproducible", reproducible):
+            self.reproducible = True
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, which is that of Keras's layer if no arithmetic is given."""
+        """Return the configuration, which is that of Keras's layer but for what is given beside."""
         config: dict[str, Any] = super().get_config()
-        return config if self.arithmetic is None else config | {"arithmetic": self.arithmetic}
+        if self.arithmetic is not None:
+            config["arithmetic"] = self.arithmetic
+        if self.reproducible:
+            config["reproducible"] = True
+        return config
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Return the normalised inputs, and in training update the moving statistics."""
         given = keras.backend.standardize_dtype(inputs.dtype)
         special = mask is not None or self.renorm
+        if self.reproducible and special and training and self.trainable:
+            raise ArgumentValueError(
+                "reproducible",
+                "there are no reproducible sums of a layer with a mask or renorm=True, which Keras "
+                "computes",
+                came=True,
+                accepted="False there",
+            )
         # Of what is no real number Keras's layer says what it has to say.
         special = special or not given.startswith(_NUMBERS)
         # A replica without elements has to meet the others. Of no elements anywhere the statistics
@@ -87,6 +119,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if there is not None and gamma is not None:
             gamma = gamma * there
         how = {"epsilon": self.epsilon, "axis": self.axis, "arithmetic": self.arithmetic}
+        how |= {"reproducible": True} if self.reproducible else {}
         normalise = batch_norm_synchronised if self.synchronized else batch_norm
         y, mean, variance = normalise(inputs, gamma, beta, **how)
         for moving, current in ((self.moving_mean, mean), (self.moving_variance, variance)):

@@ -10,6 +10,7 @@ import keras
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentTypeError
 from backnorm.keras.layer import BatchNormalization
+from backnorm.scalars import check_flag
 
 __all__ = ["ConversionWarning", "convert", "revert"]
 
@@ -22,7 +23,9 @@ class ConversionWarning(UserWarning):
     """A model has nothing that `convert` can convert."""
 
 
-def convert(model: Any, *, arithmetic: Arithmetic | None = None) -> Any:
+def convert(
+    model: Any, *, arithmetic: Arithmetic | None = None, reproducible: bool | None = None
+) -> Any:
     """Have backnorm compute the batch normalisation of a model.
 
     Every layer of the class `keras.layers.BatchNormalization` that Keras finds in `model`, itself
@@ -39,6 +42,9 @@ def convert(model: Any, *, arithmetic: Arithmetic | None = None) -> Any:
     arithmetic : {"float32", "float64"}, optional
         That of all layers of `backnorm.keras` that there are then, also of those that were there
         before (`BatchNormalization.arithmetic`). None: they keep theirs.
+    reproducible : bool, optional
+        Whether a training step of all these layers has the same bits however the batch is ordered
+        and cut (`BatchNormalization.reproducible`). None: they do what they did.
 
     Returns
     -------
@@ -48,7 +54,8 @@ def convert(model: Any, *, arithmetic: Arithmetic | None = None) -> Any:
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is no layer of Keras, and for another arithmetic.
+        If it is no layer of Keras, for another arithmetic, and for `reproducible` that is no
+        boolean.
 
     Warns
     -----
@@ -63,10 +70,13 @@ def convert(model: Any, *, arithmetic: Arithmetic | None = None) -> Any:
     """
     if arithmetic is not None:
         arithmetic = check_arithmetic(arithmetic)
+    if reproducible is not None:
+        reproducible = check_flag("reproducible", reproducible)
     layers = _exchange(model, _THEIRS, BatchNormalization)
     ours = _ours(layers)
-    for layer in ours if arithmetic is not None else ():
-        layer.arithmetic = arithmetic
+    for name, value in (("arithmetic", arithmetic), ("reproducible", reproducible)):
+        for layer in ours if value is not None else ():
+            setattr(layer, name, value)
     if not ours:
         kinds = {type(layer) for layer in layers}
         derived = sorted(kind.__name__ for kind in kinds if issubclass(kind, _THEIRS))
@@ -87,8 +97,9 @@ def revert(model: Any) -> Any:
     those of `convert`.
     """
     for layer in _ours(_layers(model)):
-        # Keras's layer has no such attribute.
-        vars(layer).pop("arithmetic", None)
+        # Keras's layer has no such attributes.
+        for name in ("arithmetic", "reproducible"):
+            vars(layer).pop(name, None)
     _exchange(model, BatchNormalization, _THEIRS)
     return model
 

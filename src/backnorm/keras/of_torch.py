@@ -6,7 +6,8 @@ from typing import Any
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
-from backnorm.torch import arithmetics, operations
+from backnorm.torch import arithmetics, operations, synchronised
+from backnorm.torch.statistics import statistics_type
 
 __all__ = ["batch_norm"]
 
@@ -19,6 +20,7 @@ def batch_norm(
     epsilon: float,
     axis: int,
     arithmetic: Arithmetic | None,
+    reproducible: bool = False,
 ) -> tuple[Any, Any, Any]:
     """Return y, mean and biased variance; y lies in memory as x does, gradients are those of y."""
     # Keras traces shapes with tensors on PyTorch's meta device.
@@ -33,5 +35,11 @@ def batch_norm(
     # With the channels last this is a view of a kind that the kernels take as it is.
     x = x.movedim(axis, 1)
     how = epsilon, False, arithmetics.of_call(x.dtype, arithmetic)
-    y, mean, variance, _ = operations.batch_norm(x, None, gamma, beta, *how)
+    if reproducible:
+        whole = None, "a layer of backnorm.keras"
+        y, moments = synchronised.batch_norm_with_moments(x, None, gamma, beta, *how, True, *whole)
+        moments = moments[:-1].to(statistics_type(x.dtype))
+        mean, variance = moments.chunk(2)
+    else:
+        y, mean, variance, _ = operations.batch_norm(x, None, gamma, beta, *how)
     return y.movedim(1, axis), mean, variance

@@ -5,21 +5,31 @@ Arrays that are new begin where TensorFlow takes them without a copy.
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.arrays import NumPy
+from backnorm.cpu.scratch import bin_rows
+from backnorm.dtypes import FLOAT64, rounded
 from backnorm.executable import operation
+from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
 from backnorm.second_order import arrays
+from backnorm.signature import REPRODUCIBLE, Operation
 from backnorm.tensorflow.memory import empty
 
 __all__ = [
     "Options",
+    "apply_binned_moments",
+    "apply_binned_sums",
     "apply_moments",
     "apply_sums",
     "backward",
+    "binned_moments",
+    "binned_sums",
     "double_backward",
     "forward",
     "inference",
@@ -43,12 +53,15 @@ class Options(NamedTuple):
         What was asked for when the call was made, or traced; it holds for its gradients, too.
         None: what kernels and formulas have without that.
     training : bool
+    reproducible : bool
+        Whether sums have the same bits however the batch is cut, ordered and laid out.
     """
 
     epsilon: float
     axis: int
     arithmetic: Arithmetic | None
     training: bool = True
+    reproducible: bool = False
 
     def of_kernels(self, dtype: np.dtype) -> Arithmetic:
         """Return the arithmetic of kernels for elements of a type, whatever holds by now."""
@@ -76,10 +89,18 @@ _reduce = operation("reduce", _ALIGNED, exchanged=True)
 _apply = operation("apply", _ALIGNED, exchanged=True)
 
 
+@functools.cache
+def _reproducible(name: Operation) -> Any:
+    """Return the function of an operation's reproducible form, made when it is first asked for."""
+    return operation(REPRODUCIBLE[name], _ALIGNED, exchanged=name.startswith("reduce"))
+
+
 def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:
     """Return y, mean and variance."""
     how = options.epsilon, (options.axis,), False, options.of_kernels(x.dtype)
-    return _forward(x, None, gamma, beta, None, None, *how)[:3]
+    run = _reproducible("forward") if options.reproducible else _forward
+    found: _Arrays = run(x, None, gamma, beta, None, None, *how)
+    return found[:3]
 
 
 def inference(
@@ -105,7 +126,9 @@ def backward(
 ) -> _Arrays:
     """Return dx, dgamma and dbeta."""
     how = options.epsilon, (options.axis,), options.training, False, options.of_kernels(x.dtype)
-    return _backward(x, dy, None, mean, variance, gamma, *how)[:3]
+    run = _reproducible("backward") if options.reproducible else _backward
+    found: _Arrays = run(x, dy, None, mean, variance, gamma, *how)
+    return found[:3]
 
 
 def double_backward(*given: Any) -> _Arrays:
@@ -128,6 +151,13 @@ def moments(x: np.ndarray, options: Options) -> _Arrays:
     return tuple(_reduce_forward(x, (options.axis,), options.of_kernels(x.dtype))[0])
 
 
+def binned_moments(x: np.ndarray, options: Options) -> _Arrays:
+    """Return what `ReproducibleMoments` calls bins, of x."""
+    how = (options.axis,), options.of_kernels(x.dtype)
+    found: _Arrays = _reproducible("reduce_forward")(x, *how)
+    return found[:1]
+
+
 def apply_moments(
     x: np.ndarray,
     gamma: _Optional,
@@ -144,9 +174,27 @@ def apply_moments(
     return _apply_forward(x, None, gamma, beta, *how, sums=(mean, variance))[:3]
 
 
+def apply_binned_moments(
+    x: np.ndarray, gamma: _Optional, beta: _Optional, parts: np.ndarray, options: Options
+) -> _Arrays:
+    """Return y of a part, and mean and variance of the whole, each rounded once.
+
+    `parts` has a row for each part of the whole: its bins, and its elements of a channel.
+    """
+    whole = _whole(ReproducibleMoments, parts, x)
+    return apply_moments(x, gamma, beta, whole.mean, whole.variance, options)
+
+
 def sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
     """Return sums of dy and of dy * (x - mean), float64."""
     return tuple(_reduce(x, dy, None, mean, (options.axis,), options.of_kernels(x.dtype))[0])
+
+
+def binned_sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
+    """Return what `ReproducibleSums` calls bins, of dy and of dy * (x - mean)."""
+    how = (options.axis,), options.of_kernels(x.dtype)
+    found: _Arrays = _reproducible("reduce")(x, dy, None, mean, *how)
+    return found[:1]
 
 
 def apply_sums(
@@ -164,3 +212,32 @@ def apply_sums(
     how = options.epsilon, (options.axis,), True, False, options.of_kernels(x.dtype)
     whole = {"sums": (sum_dy, sum_dy_xmu), "count": int(count)}
     return _apply(x, dy, None, mean, variance, gamma, *how, **whole)[:1]
+
+
+def apply_binned_sums(
+    x: np.ndarray,
+    dy: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    gamma: _Optional,
+    parts: np.ndarray,
+    options: Options,
+) -> _Arrays:
+    """Return dx of a part, and dgamma and dbeta of the whole, each rounded once.
+
+    `parts` has a row for each part of the whole: its bins, and its elements of a channel.
+    """
+    whole = _whole(ReproducibleSums, parts, x)
+    given = whole.sum_dy, whole.sum_dy_xmu, np.array(whole.count)
+    (dx,) = apply_sums(x, dy, mean, variance, gamma, *given, options)
+    with np.errstate(all="ignore"):
+        # As the kernel of the backward pass does.
+        dgamma = whole.sum_dy_xmu * (1.0 / np.sqrt(variance.astype(FLOAT64) + options.epsilon))
+        return dx, rounded(dgamma, mean.dtype), rounded(whole.sum_dy, mean.dtype)
+
+
+def _whole(kind: type[Any], parts: np.ndarray, x: np.ndarray) -> Any:
+    """Return the sums of all parts, rounded."""
+    rows = bin_rows(x.itemsize)
+    each = (kind(part[:-1].reshape(rows, -1), int(part[-1])) for part in parts)
+    return functools.reduce(operator.add, each).rounded()

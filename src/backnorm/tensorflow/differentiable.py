@@ -1,8 +1,9 @@
 """The operators on tensors, with their gradients.
 
 Each has the gradient of its mathematics, not of its operations: that of the forward is the backward
-pass, that of the backward pass is `backnorm.batch_norm_double_backward`, and there it ends. Where
-Python cannot be called (`modes.py`), they are formulas, which TensorFlow differentiates.
+pass, that of the backward pass is `backnorm.batch_norm_double_backward`, and there it ends; with
+reproducible sums it ends before. Where Python cannot be called (`modes.py`), they are formulas,
+which TensorFlow differentiates.
 """
 
 from __future__ import annotations
@@ -99,6 +100,11 @@ def backward(
         )
 
         def gradient(*cotangents: Any) -> Any:
+            if options.reproducible:
+                raise BacknormError(
+                    "backnorm: batch normalisation with reproducible sums is differentiable once, "
+                    "not twice; leave out reproducible=True"
+                )
             cotangents = tuple(map(tf.convert_to_tensor, cotangents))
             of_x, of_dy, of_gamma = _double_backward([*tensors, *cotangents], options)
             of_mean = of_variance = None

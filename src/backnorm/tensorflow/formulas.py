@@ -35,6 +35,7 @@ def forward(
 
     `exchange` makes the mean and variance of a whole batch, (C,), of those of its part x.
     """
+    _check(options)
     # Once: a gradient that has two ways back to x would be rounded to x's type on each.
     wide = _wide(x, options)
     mean, variance = _statistics(wide, options)
@@ -65,6 +66,7 @@ def backward(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, options: Options
 ) -> tuple[Any, Any, Any]:
     """Return dx, dgamma and dbeta (`backnorm.batch_norm_backward` has the formulas)."""
+    _check(options)
     kinds, x = (x.dtype, mean.dtype), _wide(x, options)
     given = [_spread(each, x, options) for each in (mean, variance)]
     if options.training:
@@ -81,6 +83,19 @@ def backward(
     dx = dx * s if gamma is None else dx * s * _over(_spread(gamma, x, options), x, options)
     of_x, kind = kinds
     return tf.cast(dx, of_x), _per_channel(dgamma, kind), _per_channel(dbeta, kind)
+
+
+def _check(options: Options) -> None:
+    """Raise if sums are asked for that only kernels have."""
+    if options.reproducible:
+        raise ArgumentValueError(
+            "reproducible",
+            "there are no reproducible sums in forward mode (tf.autodiff.ForwardAccumulator), nor "
+            "where XLA compiles the function",
+            came=True,
+            accepted="False there",
+            hint="use a tf.GradientTape, and jit_compile=False",
+        )
 
 
 def _wide(x: Any, options: Options) -> Any:

@@ -22,6 +22,7 @@ def compute(
     options: Options,
     like: Sequence[Any],
     per_channel: Sequence[Any],
+    rows: Sequence[int] = (),
 ) -> list[Any]:
     """Return what `call` makes of the tensors: at once, or while tracing as a node of the graph.
 
@@ -35,7 +36,8 @@ def compute(
     like : sequence of tensors
         The first results have their shapes and types.
     per_channel : sequence of tf.DType
-        The types of the other results, of shape (C,).
+        The types of the other results, of shape (*rows, C).
+    rows : sequence of int
     """
     given = [tensor is not None for tensor in tensors]
     present = pick(tensors, given)
@@ -58,7 +60,7 @@ def compute(
         name=f"backnorm_{name}_not_for_XLA",
     )
     channels = None if rank is None else x.shape[options.axis]
-    shapes = [*(tensor.shape for tensor in like), *[[channels]] * len(per_channel)]
+    shapes = [*(tensor.shape for tensor in like), *[[*rows, channels]] * len(per_channel)]
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)

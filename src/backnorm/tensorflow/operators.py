@@ -70,8 +70,9 @@ def batch_norm(
     epsilon: float,
     axis: int = -1,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
 ) -> Normalized:
-    r"""Normalise a batch with its own statistics; differentiable twice.
+    r"""Normalise a batch with its own statistics; differentiable twice, or once if reproducible.
 
     With M elements per channel::
 
@@ -92,6 +93,10 @@ def batch_norm(
     arithmetic : {"float32", "float64"}, optional
         What elements are computed in, and short runs of sums added up, by the gradient, too. None:
         what holds when the function is called, or traced (`backnorm.arithmetic`).
+    reproducible : bool
+        Whether y, statistics and gradients have the same bits in every layout, and however the
+        elements of a channel are ordered: sums are added up as integers, which takes longer. It is
+        then differentiable once.
 
     Returns
     -------
@@ -104,10 +109,11 @@ def batch_norm(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For a wrong type, shape, axis or epsilon.
+        For a wrong type, shape, axis or epsilon; and, if it is to be reproducible, where XLA
+        compiles the function, and in forward mode.
     BacknormError
-        For a gradient of the third order. A tensor of another function is an error of TensorFlow's
-        own (TypeError).
+        For a gradient of the third order, or of the second if it is reproducible. A tensor of
+        another function is an error of TensorFlow's own (TypeError).
 
     Notes
     -----
@@ -117,7 +123,7 @@ def batch_norm(
     forward mode, it is formulas of TensorFlow's operators, whose elements are computed in float64
     unless float32 is asked for.
     """
-    given = _of_forward(x, gamma, beta, epsilon, axis, arithmetic)
+    given = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
     return Normalized(*differentiable.forward(**given))
 
 
@@ -130,6 +136,7 @@ def batch_norm_synchronised(
     epsilon: float,
     axis: int = -1,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
 ) -> Normalized:
     """Normalise this replica's part of a batch with the statistics of all replicas' parts.
 
@@ -141,13 +148,18 @@ def batch_norm_synchronised(
     ----------
     x, gamma, beta, epsilon, axis, arithmetic
         As of `batch_norm`; parts may differ in size, and be empty.
+    reproducible : bool
+        Whether y, statistics and gradients have the same bits on any number of replicas, however
+        the batch is cut, ordered and laid out.
 
     Returns
     -------
     Normalized
         As of `batch_norm`; mean and variance are those of the whole batch, the same bits in all
         replicas, and 0 if it is empty. The gradient of x is that of the sum of all replicas'
-        losses; those of gamma and beta are this part's, which optimizers add up.
+        losses; those of gamma and beta are this part's, which optimizers add up. If they are to be
+        reproducible those of the whole batch are the first replica's, and the others' are zero:
+        what is added up is then rounded once.
 
     Raises
     ------
@@ -161,8 +173,9 @@ def batch_norm_synchronised(
     """
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
-        return batch_norm(x, gamma, beta, epsilon=epsilon, axis=axis, arithmetic=arithmetic)
-    given = _of_forward(x, gamma, beta, epsilon, axis, arithmetic)
+        how: Any = {"axis": axis, "arithmetic": arithmetic, "reproducible": reproducible}
+        return batch_norm(x, gamma, beta, epsilon=epsilon, **how)
+    given = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
     return Normalized(*synchronised.forward(**given, replica=replica))
 
 
@@ -224,6 +237,7 @@ def batch_norm_backward(
     axis: int = -1,
     training: bool = True,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
 ) -> Gradients:
     r"""Return the gradients of batch normalisation; differentiable once more.
 
@@ -256,6 +270,9 @@ def batch_norm_backward(
         them. False: they are constants, with gradients like any other argument.
     arithmetic : {"float32", "float64"}, optional
         As of `batch_norm`.
+    reproducible : bool
+        Whether the gradients have the same bits, as of `batch_norm`; they then have none of their
+        own.
 
     Returns
     -------
@@ -274,18 +291,18 @@ def batch_norm_backward(
     """
     tensors = as_tensors(x=x, dy=dy, mean=mean, variance=variance, gamma=gamma)
     training = check_flag("training", training)
-    options = _options(tensors, epsilon, axis, arithmetic, training)
+    options = _options(tensors, epsilon, axis, arithmetic, training, reproducible)
     if not tf.executing_eagerly():
         _problem("backward", tensors, options)
     return Gradients(*differentiable.backward(**tensors, options=options))
 
 
 def _of_forward(
-    x: Any, gamma: Any, beta: Any, epsilon: Any, axis: Any, arithmetic: Any
+    x: Any, gamma: Any, beta: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: Any
 ) -> dict[str, Any]:
     """Return what a training forward is called with, checked."""
     tensors = as_tensors(x=x, gamma=gamma, beta=beta)
-    options = _options(tensors, epsilon, axis, arithmetic)
+    options = _options(tensors, epsilon, axis, arithmetic, reproducible=reproducible)
     statistics = None
     if not tf.executing_eagerly():
         problem = _problem("forward", tensors, options)
@@ -294,11 +311,17 @@ def _of_forward(
 
 
 def _options(
-    tensors: dict[str, Any], epsilon: Any, axis: Any, arithmetic: Any, training: bool = True
+    tensors: dict[str, Any],
+    epsilon: Any,
+    axis: Any,
+    arithmetic: Any,
+    training: bool = True,
+    reproducible: Any = False,
 ) -> Options:
     epsilon, x = check_epsilon(epsilon), tensors["x"]
     axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)
-    return Options(epsilon, axis, asked(dtype, arithmetic), training)
+    reproducible = check_flag("reproducible", reproducible)
+    return Options(epsilon, axis, asked(dtype, arithmetic), training, reproducible)
 
 
 def _problem(operation: Operation, tensors: dict[str, Any], options: Options) -> Problem:

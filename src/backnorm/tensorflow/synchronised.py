@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from backnorm.cpu.scratch import bin_rows
 from backnorm.errors import BacknormError
 from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options
-from backnorm.tensorflow.exchange import moments_of_all, sums_of_all
+from backnorm.tensorflow.exchange import bins_of_all, moments_of_all, sums_of_all
 from backnorm.tensorflow.modes import has_tangent, is_for_xla
 from backnorm.tensorflow.nodes import compute, here, pick, place
 
@@ -45,23 +46,13 @@ def forward(
 
     def operation(x: Any, *parameters: Any) -> Any:
         x, gamma, beta = here([x, *place(parameters, given)])
-        mean, variance = compute("batch_norm_moments", calls.moments, [x], options, [], _WIDE)
-        mean, exact, count = moments_of_all(mean, variance, x, replica)
-        operands = [x, gamma, beta, mean, exact]
-        y, mean, variance = compute(
-            "batch_norm_apply_moments",
-            calls.apply_moments,
-            operands,
-            options,
-            [x],
-            [statistics] * 2,
-        )
+        y, mean, variance, *whole = _normalised(x, gamma, beta, options, statistics, replica)
 
         # The statistics are behind stop_gradient: their cotangents are zero.
         def gradient(dy: Any, *of_statistics: Any) -> Any:
             # What comes may be tf.IndexedSlices, as of tf.gather.
             dy = tf.convert_to_tensor(dy)
-            known = [x, dy, mean, variance, gamma, exact, count]
+            known = [x, dy, mean, variance, gamma, *whole]
             dx, dgamma, dbeta = _backward(known, options, replica)
             return [dx, *pick([dgamma, dbeta], given)]
 
@@ -72,25 +63,79 @@ def forward(
 
 
 def _backward(known: list[Any], options: Options, replica: Any) -> tuple[Any, ...]:
-    """Return dx, and dgamma and dbeta of this part; they have no gradients themselves.
+    """Return what `_gradients` does; they have no gradients themselves.
 
-    `known` are x, dy, mean, variance and gamma; the variance in float64; and the number of elements
-    of a channel of all replicas.
+    `known` are its tensors.
     """
     given = [tensor is not None for tensor in known]
 
     def operation(*present: Any) -> Any:
-        *tensors, exact, count = here(place(present, given))
-        x, dy, mean, *_ = tensors
-        dbeta, sum_dy_xmu = compute(
-            "batch_norm_sums", calls.sums, [x, dy, mean], options, [], _WIDE
-        )
-        operands = [*tensors, *sums_of_all(dbeta, sum_dy_xmu, replica), count]
-        (dx,) = compute("batch_norm_apply_sums", calls.apply_sums, operands, options, [x], [])
-        dgamma = sum_dy_xmu / tf.sqrt(exact + options.epsilon)
-        return (dx, *(tf.cast(each, mean.dtype) for each in (dgamma, dbeta))), _refused
+        tensors = here(place(present, given))
+        return _gradients(*tensors, options=options, replica=replica), _refused
 
     return tuple(tf.custom_gradient(operation)(*pick(known, given)))
+
+
+def _normalised(
+    x: Any, gamma: Any, beta: Any, options: Options, statistics: Any, replica: Any
+) -> list[Any]:
+    """Return y of this part, mean and variance of the whole, and what else `_gradients` takes."""
+    how, kinds = (options, [x]), [statistics] * 2
+    if options.reproducible:
+        bins = _bins("batch_norm_binned_moments", calls.binned_moments, [x], options)
+        operands = [x, gamma, beta, bins_of_all(bins, x, replica)]
+        name = "batch_norm_apply_binned_moments"
+        return compute(name, calls.apply_binned_moments, operands, *how, kinds)
+    mean, variance = compute("batch_norm_moments", calls.moments, [x], options, [], _WIDE)
+    mean, exact, count = moments_of_all(mean, variance, x, replica)
+    operands = [x, gamma, beta, mean, exact]
+    results = compute("batch_norm_apply_moments", calls.apply_moments, operands, *how, kinds)
+    return [*results, exact, count]
+
+
+def _gradients(
+    x: Any,
+    dy: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any,
+    exact: Any = None,
+    count: Any = None,
+    *,
+    options: Options,
+    replica: Any,
+) -> tuple[Any, ...]:
+    """Return dx, and dgamma and dbeta of this part.
+
+    With reproducible sums dgamma and dbeta are those of the whole in the first replica, and zero in
+    the others.
+
+    Parameters
+    ----------
+    exact, count : tf.Tensor, optional
+        The variance in float64, and the number of elements of a channel of all replicas; not for
+        reproducible sums.
+    """
+    tensors, summed = [x, dy, mean, variance, gamma], [x, dy, mean]
+    if options.reproducible:
+        bins = _bins("batch_norm_binned_sums", calls.binned_sums, summed, options)
+        operands, kinds = [*tensors, bins_of_all(bins, x, replica)], [mean.dtype] * 2
+        name = "batch_norm_apply_binned_sums"
+        dx, *of_all = compute(name, calls.apply_binned_sums, operands, options, [x], kinds)
+        is_first = tf.equal(replica.replica_id_in_sync_group, 0)
+        return (dx, *(tf.where(is_first, each, tf.zeros_like(each)) for each in of_all))
+    dbeta, sum_dy_xmu = compute("batch_norm_sums", calls.sums, summed, options, [], _WIDE)
+    operands = [*tensors, *sums_of_all(dbeta, sum_dy_xmu, replica), count]
+    (dx,) = compute("batch_norm_apply_sums", calls.apply_sums, operands, options, [x], [])
+    dgamma = sum_dy_xmu / tf.sqrt(exact + options.epsilon)
+    return (dx, *(tf.cast(each, mean.dtype) for each in (dgamma, dbeta)))
+
+
+def _bins(name: str, call: Any, tensors: list[Any], options: Options) -> Any:
+    """Return reproducible sums of this part."""
+    rows = [bin_rows(tensors[0].dtype.size)]
+    (bins,) = compute(name, call, tensors, options, [], [tf.int64], rows)
+    return bins
 
 
 def _refused(*_: Any) -> NoReturn:

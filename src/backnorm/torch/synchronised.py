@@ -23,7 +23,7 @@ from backnorm.torch.phases import (
     sums,
 )
 
-__all__ = ["batch_norm"]
+__all__ = ["batch_norm", "batch_norm_with_moments"]
 
 
 def batch_norm(
@@ -74,12 +74,32 @@ def batch_norm(
     settings.check_eps(True, eps)
     computed_in = arithmetics.of_call(input.dtype, arithmetic)
     how = eps, relu, computed_in, reproducible, group, layer
-    y, whole = _Synchronised.apply(input, residual, weight, bias, *how)
+    y, whole = batch_norm_with_moments(input, residual, weight, bias, *how)
     if running_mean is not None and running_var is not None:
         check_moved(running_mean=running_mean, running_var=running_var)
         _move(running_mean, running_var, whole.detach(), momentum)
-    normalised: Tensor = y
-    return normalised
+    return y
+
+
+def batch_norm_with_moments(
+    input: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    relu: bool,
+    arithmetic: str | None,
+    reproducible: bool,
+    group: Any,
+    layer: str,
+) -> tuple[Tensor, Tensor]:
+    """Return what `batch_norm` does, and what `phases.moments` does of all elements.
+
+    Arguments have been checked, and the arithmetic chosen.
+    """
+    how = eps, relu, arithmetic, reproducible, group, layer
+    found: tuple[Tensor, Tensor] = _Synchronised.apply(input, residual, weight, bias, *how)
+    return found
 
 
 class _Synchronised(Function):

@@ -45,6 +45,7 @@ class Case(NamedTuple):
     offset: float = 0.5
     affine: bool = True
     arithmetic: str | None = None
+    reproducible: bool = False
 
     @property
     def dtype(self):
@@ -69,7 +70,7 @@ class Case(NamedTuple):
     def layer(self, kind=BatchNormalization, **options):
         """Return a layer whose moving statistics become those of the batch."""
         if kind is BatchNormalization:
-            options["arithmetic"] = self.arithmetic
+            options |= {"arithmetic": self.arithmetic, "reproducible": self.reproducible}
         layer = kind(
             axis=self.axis, momentum=0.0, epsilon=EPSILON, center=self.affine, scale=self.affine,
             dtype=self.policy, **{"synchronized": True, **options},
@@ -94,6 +95,9 @@ CASES = {
     "bfloat16": Case((4, 3), "mixed_bfloat16"),
     "float16": Case((4, 3), "mixed_float16", axis=1),
     "float32 arithmetic": Case((4, 3), arithmetic="float32"),
+    "reproducible": Case((1, 11), reproducible=True),
+    "reproducible, bfloat16": Case((5, 2), "mixed_bfloat16", axis=1, reproducible=True),
+    "reproducible, one of three empty": Case((4, 0, 7), "float64", reproducible=True),
 }
 
 

@@ -89,6 +89,25 @@ def test_parts_are_normalised_as_the_whole(name, traced, replicas):
     assert wrong(case, replicas(len(case.parts))[name, traced]) == []
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].reproducible])
+def test_reproducible_parts_have_the_bits_of_the_whole(name, traced, replicas):
+    case = CASES[name]
+    y, dx, of_parameters, moved = replicas(len(case.parts))[name, traced]
+    x, dy = map(tf.constant, case.data())
+    layer = case.layer(synchronized=False)
+    expected = gradients(layer, x, dy)
+    # Gradients of parameters are the first replica's, and whatever adds them up has the same bits.
+    for each in of_parameters:
+        assert not np.any(each[1:])
+    found = y, dx, *(each[0] for each in of_parameters)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, np.asarray(other), strict=True)
+    for parts, whole in zip(moved, layer.get_weights()[2:], strict=True):
+        for part in parts:
+            np.testing.assert_array_equal(part, whole, strict=True)
+
+
 def test_a_layer_that_is_not_synchronized_has_statistics_of_its_part(two):
     y, _, _, ((one, other), _) = two["not synchronized"]
     part = CASES["uneven"].data()[0][:1].astype("d")

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from backnorm.tensorflow import calls
 
-# Before TensorFlow makes its devices: a tensor can be on another one.
+# Before TensorFlow makes its devices: a tensor can be on another one, and each of four replicas.
 tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
 
 

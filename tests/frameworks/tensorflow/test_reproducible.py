@@ -1,0 +1,253 @@
+"""Reproducible sums: the same bits in any order and layout, and however replicas cut a batch."""
+
+from __future__ import annotations
+
+import functools
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import backnorm
+from backnorm import ArgumentTypeError, ArgumentValueError, BacknormError
+from backnorm import tensorflow as ours
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from backnorm.tensorflow import exchange
+from backnorm.tensorflow.operators import batch_norm_synchronised
+
+EPSILON = 1e-3
+SHAPE = (12, 9, 7, 6)
+CHANNELS = SHAPE[-1]
+TYPES = pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32, FLOAT16, BFLOAT16], ids=str)
+# Samples of each replica.
+PARTS = [(5, 7), (1, 11), (4, 0, 8), (0, 2, 9, 1)]
+
+
+def data(dtype, seed=0):
+    """Return x, dy, gamma and beta; gamma and beta of x's type, of which float32 is one."""
+    rng = np.random.default_rng(seed)
+    x, dy = rng.normal(size=(2, *SHAPE)) * np.linspace(0.5, 3, CHANNELS)
+    x += np.linspace(-2, 2, len(x)).reshape(-1, 1, 1, 1) + 7.3
+    gamma, beta = np.linspace(-1.5, 2, CHANNELS), np.linspace(1, -1, CHANNELS)
+    return [each.astype(dtype) for each in (x, dy, gamma, beta)]
+
+
+def step(x, dy, gamma, beta, normalise=ours.batch_norm, **how):
+    """Return y, dx, mean, variance, dgamma and dbeta."""
+    with tf.GradientTape() as tape:
+        tape.watch([x, gamma, beta])
+        y, mean, variance = normalise(x, gamma, beta, **{"epsilon": EPSILON, **how})
+    dx, *of_parameters = tape.gradient(y, [x, gamma, beta], output_gradients=dy)
+    return y, dx, mean, variance, *of_parameters
+
+
+def canonical(x, dy, gamma, beta, **how):
+    """Return the same from NumPy's functions."""
+    how = {"epsilon": EPSILON, "data_format": "NXC", "reproducible": True, **how}
+    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **how)
+    dx, dgamma, dbeta = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **how)
+    return y, dx, mean, variance, dgamma, dbeta
+
+
+reproducibly = functools.partial(step, reproducible=True)
+
+
+def same(found, expected):
+    assert len(found) == len(expected) > 0
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(own), np.asarray(other), strict=True)
+
+
+def differ(found, others):
+    pairs = zip(found, others, strict=True)
+    assert any((np.asarray(own) != np.asarray(other)).any() for own, other in pairs)
+
+
+@TYPES
+def test_bits_are_those_of_numpys_functions(run, dtype):
+    given = data(dtype)
+    expected = canonical(*given)
+    same(run(reproducibly, *given), expected)
+    x, dy, gamma, _ = given
+    _, dx, mean, variance, *of_parameters = expected
+    backward = functools.partial(ours.batch_norm_backward, epsilon=EPSILON, reproducible=True)
+    same(run(backward, x, dy, mean, variance, gamma), (dx, *of_parameters))
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "float64"])
+def test_there_are_bits_of_each_arithmetic(run, arithmetic):
+    given = data(FLOAT32)
+    found = run(functools.partial(reproducibly, arithmetic=arithmetic), *given)
+    same(found, canonical(*given, arithmetic=arithmetic))
+
+
+@TYPES
+def test_the_order_of_samples_and_the_layout_change_no_bit(run, dtype):
+    x, dy, *parameters = data(dtype)
+    order = np.random.default_rng(1).permutation(len(x))
+    y, dx, *channels = run(reproducibly, x, dy, *parameters)
+    mixed = run(reproducibly, x[order], dy[order], *parameters)
+    same(mixed, (np.asarray(y)[order], np.asarray(dx)[order], *channels))
+    first = [np.moveaxis(each, -1, 1) for each in (x, dy)]
+    moved = run(functools.partial(reproducibly, axis=1), *first, *parameters)
+    same(moved, (*(np.moveaxis(np.asarray(each), -1, 1) for each in (y, dx)), *channels))
+    if dtype == FLOAT64:
+        # Other sums have others.
+        plain = run(step, x, dy, *parameters)[2:]
+        differ(run(step, x[order], dy[order], *parameters)[2:], plain)
+
+
+def test_what_is_not_finite_is_so_in_any_order(run):
+    x, dy, *parameters = data(FLOAT32)
+    x[3, 1, 2, 0], x[5, 2, 2, 1], dy[0, 0, 0, 2], dy[1, 0, 0, 3] = np.nan, np.inf, -np.inf, np.nan
+    same(run(reproducibly, x, dy, *parameters), canonical(x, dy, *parameters))
+
+
+@functools.cache
+def strategy(size):
+    # TensorFlow's collectives of a process are of one size.
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{place}" for place in range(size)],
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
+
+
+def in_replicas(parts, given, traced=True, function=step, **how):
+    """Return what each replica finds for its part of a batch."""
+    x, dy, *parameters = given
+    mirrored = strategy(len(parts))
+    function = functools.partial(function, normalise=batch_norm_synchronised, **how)
+
+    def call(*large):
+        if traced:
+            # Of shapes that are not known.
+            large = (tf.compat.v1.placeholder_with_default(t, [None] * x.ndim) for t in large)
+        return function(*large, *map(tf.constant, parameters))
+
+    call = tf.function(call, autograph=False) if traced else call
+    cuts = np.cumsum(parts)[:-1]
+    each = list(zip(*(np.split(large, cuts) for large in (x, dy)), strict=True))
+    values = [
+        mirrored.experimental_distribute_values_from_function(
+            lambda context, k=k: tf.constant(each[context.replica_id_in_sync_group][k])
+        )
+        for k in range(2)
+    ]
+    return [[np.asarray(one) for one in value.values] for value in mirrored.run(call, args=values)]
+
+
+def joined(found):
+    """Return what all replicas have found as one would, gradients of parameters added up."""
+    y, dx, mean, variance, *of_parameters = found
+    for statistic in (mean, variance):
+        same(statistic, statistic[:1] * len(statistic))
+    dtype = of_parameters[0][0].dtype
+    total = (np.sum(each, 0, "d").astype(dtype) for each in of_parameters)
+    return np.concatenate(y), np.concatenate(dx), mean[0], variance[0], *total
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_replicas_have_the_bits_of_one(parts):
+    given = data(FLOAT64)
+    alone = step(*map(tf.constant, given), reproducible=True)
+    found = in_replicas(parts, given, reproducible=True)
+    same(joined(found), alone)
+    # Whatever adds them up.
+    for each in found[-2:]:
+        assert np.abs(each[0]).min() > 0
+        assert not np.any(each[1:])
+    differ(joined(in_replicas(parts, given)), step(*map(tf.constant, given)))
+
+
+@TYPES
+def test_replicas_have_the_bits_of_numpys_functions(dtype):
+    given = data(dtype)
+    same(joined(in_replicas((4, 0, 8), given, reproducible=True)), canonical(*given))
+
+
+def test_replicas_need_no_graph():
+    given = data(FLOAT32)
+    found = in_replicas((0, 2, 9, 1), given, traced=False, reproducible=True)
+    same(joined(found), canonical(*given))
+
+
+def test_what_is_not_finite_in_one_replica_is_so_in_all():
+    given = data(FLOAT32)
+    x, dy, *_ = given
+    x[3, 1, 2, 0], x[5, 2, 2, 1], dy[0, 0, 0, 2], dy[11, 0, 0, 2] = np.nan, np.inf, np.inf, -np.inf
+    same(joined(in_replicas((5, 7), given, reproducible=True)), canonical(*given))
+
+
+def test_no_replica_has_elements():
+    x, dy, *parameters = data(FLOAT32)
+    given = x[:0], dy[:0], *parameters
+    same(joined(in_replicas((0, 0), given, reproducible=True)), canonical(*given))
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(FLOAT64, 10), (BFLOAT16, 8)], ids=str)
+def test_what_replicas_tell_each_other(dtype, rows):
+    messages, original = [], exchange._sum
+
+    def told(tensor, replica):
+        messages.append((tensor.dtype, int(tf.size(tensor))))
+        return original(tensor, replica)
+
+    with mock.patch.object(exchange, "_sum", told):
+        in_replicas((4, 0, 8), data(dtype), traced=False, reproducible=True)
+    # By each of three, forth and back.
+    assert messages == [(tf.int64, 3 * (rows * CHANNELS + 1))] * 6
+
+
+def squared(*given, **how):
+    """Return the gradient of dx squared."""
+    x, *_ = given
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        _, dx, *_ = reproducibly(*given, **how)
+    return [tape.gradient(dx, x, output_gradients=dx)]
+
+
+def test_a_second_derivative_is_refused(run):
+    with pytest.raises(BacknormError, match=r"reproducible sums is differentiable once, not twice"):
+        run(squared, *data(FLOAT32))
+    with pytest.raises(BacknormError, match=r"over several replicas is differentiable once"):
+        in_replicas((5, 7), data(FLOAT32), function=squared)
+
+
+NO_SUMS = r"^reproducible: there are no reproducible sums in forward mode.*XLA.*got True"
+
+
+def test_forward_mode_is_refused(run):
+    def forward_mode(function, x, *others):
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
+            return function(x, *others)
+
+    given = data(FLOAT32)
+    x, dy, gamma, _ = given
+    backward = functools.partial(ours.batch_norm_backward, epsilon=EPSILON, reproducible=True)
+    for function, tensors in ((reproducibly, given), (backward, (x, dy, gamma, gamma, gamma))):
+        with pytest.raises(ArgumentValueError, match=NO_SUMS):
+            run(functools.partial(forward_mode, function), *tensors)
+
+
+def test_xla_is_refused():
+    given = list(map(tf.constant, data(FLOAT32)))
+    inner = tf.function(lambda *tensors: reproducibly(*tensors))
+    for function in (reproducibly, inner):
+        compiled = tf.function(lambda *tensors, call=function: call(*tensors), jit_compile=True)
+        with pytest.raises(ArgumentValueError, match=NO_SUMS):
+            compiled(*given)
+
+    def in_each():
+        return batch_norm_synchronised(given[0], epsilon=EPSILON, reproducible=True)
+
+    with pytest.raises(ArgumentValueError, match=NO_SUMS):
+        strategy(2).run(tf.function(in_each, autograph=False, jit_compile=True))
+
+
+@pytest.mark.parametrize("normalise", [ours.batch_norm, batch_norm_synchronised])
+def test_what_is_no_flag_is_refused(run, normalise):
+    for value in ("yes", 1, None):
+        with pytest.raises(ArgumentTypeError, match=r"^reproducible: must be a boolean"):
+            run(functools.partial(normalise, epsilon=EPSILON, reproducible=value), np.ones((3, 2)))
