@@ -297,11 +297,12 @@ REPRODUCIBLE: Mapping[Operation, Operation] = {
 
 
 def _reproducible(signature: Signature, name: Operation) -> Signature:
-    """Return the same with reproducible sums; a phase that sums returns those themselves."""
+    """Return the same with reproducible sums, which phases return and take as they are."""
     return replace(
         signature,
         operation=name,
         results=_BINS if signature.results is _SUMMED else signature.results,
+        numbers=(_SUMS, _COUNT) if _SUMS in signature.numbers else signature.numbers,
         public=False,
         reproducible=True,
     )

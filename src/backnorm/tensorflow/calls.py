@@ -6,17 +6,16 @@ Arrays that are new begin where TensorFlow takes them without a copy.
 from __future__ import annotations
 
 import functools
-import operator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from backnorm import binned
 from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.arrays import NumPy
 from backnorm.cpu.scratch import bin_rows
-from backnorm.dtypes import FLOAT64, rounded
+from backnorm.dtypes import FLOAT64
 from backnorm.executable import operation
-from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
 from backnorm.second_order import arrays
 from backnorm.signature import REPRODUCIBLE, Operation
 from backnorm.tensorflow.memory import empty
@@ -92,7 +91,7 @@ _apply = operation("apply", _ALIGNED, exchanged=True)
 @functools.cache
 def _reproducible(name: Operation) -> Any:
     """Return the function of an operation's reproducible form, made when it is first asked for."""
-    return operation(REPRODUCIBLE[name], _ALIGNED, exchanged=name.startswith("reduce"))
+    return operation(REPRODUCIBLE[name], _ALIGNED, exchanged=name.startswith(("reduce", "apply")))
 
 
 def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:
@@ -181,8 +180,10 @@ def apply_binned_moments(
 
     `parts` has a row for each part of the whole: its bins, and its elements of a channel.
     """
-    whole = _whole(ReproducibleMoments, parts, x)
-    return apply_moments(x, gamma, beta, whole.mean, whole.variance, options)
+    how = options.epsilon, (options.axis,), False, options.of_kernels(x.dtype)
+    found: _Arrays
+    found = _reproducible("apply_forward")(x, None, gamma, beta, *how, **_whole(parts, x))
+    return found[:3]
 
 
 def sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
@@ -227,17 +228,20 @@ def apply_binned_sums(
 
     `parts` has a row for each part of the whole: its bins, and its elements of a channel.
     """
-    whole = _whole(ReproducibleSums, parts, x)
-    given = whole.sum_dy, whole.sum_dy_xmu, np.array(whole.count)
-    (dx,) = apply_sums(x, dy, mean, variance, gamma, *given, options)
-    with np.errstate(all="ignore"):
-        # As the kernel of the backward pass does.
-        dgamma = whole.sum_dy_xmu * (1.0 / np.sqrt(variance.astype(FLOAT64) + options.epsilon))
-        return dx, rounded(dgamma, mean.dtype), rounded(whole.sum_dy, mean.dtype)
+    how = options.epsilon, (options.axis,), True, options.of_kernels(x.dtype)
+    given = x, dy, mean, variance, gamma
+    found: _Arrays = _reproducible("apply_backward")(*given, *how, **_whole(parts, x))
+    return found
 
 
-def _whole(kind: type[Any], parts: np.ndarray, x: np.ndarray) -> Any:
-    """Return the sums of all parts, rounded."""
-    rows = bin_rows(x.itemsize)
-    each = (kind(part[:-1].reshape(rows, -1), int(part[-1])) for part in parts)
-    return functools.reduce(operator.add, each).rounded()
+def _whole(parts: np.ndarray, x: np.ndarray) -> dict[str, Any]:
+    """Return the sums of all parts, and over how many elements, as a phase takes them.
+
+    Kernels round them: NumPy would take small numbers for 0 on TensorFlow's threads.
+    """
+    bins = parts[:, :-1].reshape(len(parts), bin_rows(x.itemsize), -1)
+    whole = functools.reduce(functools.partial(binned.added, xp=np), bins)
+    count = int(parts[:, -1].sum())
+    binned.check_count("x", count)
+    # Sums of no elements are zero, whatever they are divided by.
+    return {"sums": whole.view(FLOAT64), "count": max(count, 1)}

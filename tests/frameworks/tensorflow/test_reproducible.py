@@ -166,6 +166,17 @@ def test_replicas_have_the_bits_of_numpys_functions(dtype):
     same(joined(in_replicas((4, 0, 8), given, reproducible=True)), canonical(*given))
 
 
+@pytest.mark.parametrize(("dtype", "factor"), [(FLOAT32, 1e-41), (FLOAT64, 1e-309)], ids=str)
+def test_replicas_keep_numbers_below_the_normal_range(dtype, factor):
+    x, dy, *parameters = data(dtype)
+    # Functions that are compiled run where such numbers are taken for zero.
+    for given in ((x, factor * dy, *parameters), (factor * x, dy, *parameters)):
+        given = [each.astype(dtype) for each in given]
+        found = joined(in_replicas((4, 0, 8), given, reproducible=True))
+        same(found, canonical(*given))
+        assert any(0 < np.abs(each).max() < np.finfo(dtype).tiny for each in found)
+
+
 def test_replicas_need_no_graph():
     given = data(FLOAT32)
     found = in_replicas((0, 2, 9, 1), given, traced=False, reproducible=True)
