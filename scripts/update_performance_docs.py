@@ -45,6 +45,11 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 BEGIN_MODELS, END_MODELS = "<!-- models:begin -->", "<!-- models:end -->"
 BEGIN_MACHINES, END_MACHINES = "<!-- machines:begin -->", "<!-- machines:end -->"
 
+# Said before the table of limits.
+_BELOW = (
+    "Behind a count stands in how many of those cells the limit is less than the floor's time.\n"
+)
+
 # What the tables show: the operator that the project is about, and the type that most train in.
 _OP, _DTYPE = "backward", "float32"
 # The README's is the one that can be read at its size.
@@ -190,7 +195,8 @@ def _machines(results: Mapping[str, Result]) -> str:
             f"All {len(cells(result))} cells: [bench/{name}](bench/{name}).\n",
             *map(markdown, layout_tables(frame)),
         ]
-    return "\n".join([*parts, "### Cells above the limits\n", markdown(limits_table(frames))])
+    parts += ["### Cells above the limits\n", _BELOW, markdown(limits_table(frames))]
+    return "\n".join(parts)
 
 
 def _where(result: Result) -> str:

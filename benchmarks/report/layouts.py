@@ -68,8 +68,9 @@ def layout_cells(result: Result) -> pd.DataFrame:
     """Return the distinct cells of float32 and 16 bits whose x is above 64 KiB.
 
     Columns are those of `cells`; `kind`, "float32" or "16 bits"; for each of `PEERS` our time over
-    its; and our time over the floor's where all arrays together exceed 48 MB, `far` without a
-    choice of arithmetic and `far_in_float32`. NaN where there is none.
+    its; our time over the floor's, `to_floor` without a choice of arithmetic and
+    `floor_in_float32`; and the same where all arrays together exceed 48 MB, `far` and
+    `far_in_float32`. NaN where there is none.
     """
     frame = cells(result)
     kinds = pd.Categorical(frame.dtype.astype(str).map(_KINDS), dict.fromkeys(_KINDS.values()))
@@ -78,11 +79,11 @@ def layout_cells(result: Result) -> pd.DataFrame:
     far = [row.cell.least_traffic > _FAR for row in frame.row]
     figures = {
         **{peer: [row.ratio(peer=peer) for row in frame.row] for peer in PEERS},
-        "far_in_float32": [row.ratio_to_floor(OURS_IN_FLOAT32) for row in frame.row],
+        "floor_in_float32": [row.ratio_to_floor(OURS_IN_FLOAT32) for row in frame.row],
     }
     frame = frame.assign(**{name: pd.Series(v, frame.index, float) for name, v in figures.items()})
     return frame.assign(
-        far=frame.to_floor.where(far), far_in_float32=frame.far_in_float32.where(far)
+        far=frame.to_floor.where(far), far_in_float32=frame.floor_in_float32.where(far)
     )
 
 
@@ -103,16 +104,22 @@ def layout_tables(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def limits_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return in how many of some machines' `layout_cells` each of `LIMITS` is exceeded."""
+    """Return in how many of some machines' `layout_cells` each of `LIMITS` is exceeded.
+
+    And in how many of those it asks for less time than the floor takes.
+    """
     lines = [
-        (str(limit), *(_above(_limited(frame, limit), limit.most) for frame in frames.values()))
-        for limit in LIMITS
+        (str(limit), *(_exceeded(frame, limit) for frame in frames.values())) for limit in LIMITS
     ]
     return pd.DataFrame(lines, columns=["float32 cells", *frames], dtype=str)
 
 
-def _limited(frame: pd.DataFrame, limit: Limit) -> pd.Series:
-    return frame[(frame.kind == "float32") & (frame.op == limit.op)][limit.column]
+def _exceeded(frame: pd.DataFrame, limit: Limit) -> str:
+    frame = frame[(frame.kind == "float32") & (frame.op == limit.op)]
+    ratios = frame[limit.column]
+    to_floor = frame.floor_in_float32 if limit.column == "in_float32" else frame.to_floor
+    below = ((ratios > limit.most) & (limit.most * to_floor < ratios)).sum()
+    return _above(ratios, limit.most) + (f"; {below} below the floor" if below else "")
 
 
 def _of_float32(frame: pd.DataFrame) -> dict[str, str]:

@@ -114,3 +114,12 @@ def test_limits_are_counted_machine_by_machine():
         "forward, above 0.9 of the best peer": (DASH, "1 of 1"),
         "inference, slower than the best peer": ("0 of 1", DASH),
     }
+
+
+@pytest.mark.parametrize(("floor", "below"), [(0.44, 0), (0.46, 1), (0.64, 2)])
+def test_limits_that_lie_below_the_floor_are_counted(floor, below):
+    # oneDNN takes 0.5: 0.9 of that is 0.45, and 1.25 times as much 0.625.
+    table = limits_table({"one": found(row(onednn=0.5, floor=floor))})
+    texts = [line.one for _, line in table.iterrows() if line.one.startswith("1 of 1")]
+    expected = ["1 of 1; 1 below the floor"] * below + ["1 of 1"] * (2 - below)
+    assert texts == expected

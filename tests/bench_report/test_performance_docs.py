@@ -170,7 +170,7 @@ def test_a_machine_is_told_with_its_tables(script, checkout, result):
     frame = layout_cells(result)
     (table,) = layout_tables(frame)
     assert squeezed(markdown(table)) in found[where]
-    assert squeezed(markdown(limits_table({where: frame}))) == found[limits]
+    assert squeezed(markdown(limits_table({where: frame}))) in found[limits]
 
 
 def test_results_of_one_machine_and_day_are_told_apart(script, checkout, result):
