@@ -18,10 +18,18 @@ from backnorm.arrays import NUMPY
 from backnorm.binding import caller, runner
 from backnorm.layout import Order, adjacent, extents_of
 from backnorm.problem import Problem, problem_of, variance_error
-from backnorm.signature import SIGNATURES, Operation
+from backnorm.signature import REPRODUCIBLE, SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
-__all__ = ["CALLS", "Calls", "Executable", "executable", "forget", "operation"]
+__all__ = [
+    "CALLS",
+    "Calls",
+    "Executable",
+    "executable",
+    "forget",
+    "operation",
+    "reproducible_operation",
+]
 
 # The stage that gives all results of an operation.
 _STAGES = {
@@ -234,3 +242,10 @@ def operation(
     make = caller(signature, arrays.code, arrays.names)
     made: Callable[..., tuple[Any, ...]] = make(CALLS, first, get_num_threads, chosen)
     return made
+
+
+@functools.cache
+def reproducible_operation(name: Operation, arrays: Any = NUMPY) -> Callable[..., tuple[Any, ...]]:
+    """Return the function of an operation's reproducible form, made when it is first asked for."""
+    exchanged = name.startswith(("reduce", "apply"))
+    return operation(REPRODUCIBLE[name], arrays, exchanged=exchanged)

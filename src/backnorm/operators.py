@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -12,7 +11,7 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.arrays import NUMPY
 from backnorm.cpu.plan import Plan
 from backnorm.errors import ArgumentValueError
-from backnorm.executable import executable, operation
+from backnorm.executable import executable, operation, reproducible_operation
 from backnorm.problem import Format, Problem, problem_of
 from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (
@@ -28,7 +27,7 @@ from backnorm.results import (
     check_whole,
 )
 from backnorm.scalars import check_flag
-from backnorm.signature import REPRODUCIBLE, SIGNATURES, Operation
+from backnorm.signature import SIGNATURES, Operation
 
 __all__ = [
     "apply",
@@ -662,13 +661,8 @@ def explain(
 
 def _asked(usual: Any, name: Operation, reproducible: object) -> Any:
     """Return the function of an operation: the usual one, or if asked for the reproducible one."""
-    return _reproducible(name) if check_flag("reproducible", reproducible) else usual
-
-
-@functools.cache
-def _reproducible(name: Operation) -> Any:
-    """Return the function of an operation's reproducible form, made when it is first asked for."""
-    return operation(REPRODUCIBLE[name], exchanged=name.startswith("reduce"))
+    asked = check_flag("reproducible", reproducible)
+    return reproducible_operation(name) if asked else usual
 
 
 def _checked(

@@ -15,9 +15,8 @@ from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.arrays import NumPy
 from backnorm.cpu.scratch import bin_rows
 from backnorm.dtypes import FLOAT64
-from backnorm.executable import operation
+from backnorm.executable import operation, reproducible_operation
 from backnorm.second_order import arrays
-from backnorm.signature import REPRODUCIBLE, Operation
 from backnorm.tensorflow.memory import empty
 
 __all__ = [
@@ -86,12 +85,7 @@ _reduce_forward = operation("reduce_forward", _ALIGNED, exchanged=True)
 _apply_forward = operation("apply_forward", _ALIGNED, exchanged=True)
 _reduce = operation("reduce", _ALIGNED, exchanged=True)
 _apply = operation("apply", _ALIGNED, exchanged=True)
-
-
-@functools.cache
-def _reproducible(name: Operation) -> Any:
-    """Return the function of an operation's reproducible form, made when it is first asked for."""
-    return operation(REPRODUCIBLE[name], _ALIGNED, exchanged=name.startswith(("reduce", "apply")))
+_reproducible = functools.partial(reproducible_operation, arrays=_ALIGNED)
 
 
 def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:

@@ -15,6 +15,8 @@ from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
+from .bits import differ, same
+
 BOTH = ("float32", "float64")
 OTHER = {"float32": "float64", "float64": "float32"}
 # So many elements that some of float16, too, depend on the arithmetic.
@@ -27,17 +29,6 @@ ARITHMETICS = pytest.mark.parametrize("arithmetic", BOTH)
 def data(rng):
     """Return a function that makes realistic data of a type, far from a mean of 0."""
     return lambda dtype: realistic_data(SHAPE, dtype, data_format="NXC", rng=rng, ratio=30.0)
-
-
-def same(found, expected):
-    assert len(found) == len(expected) > 0
-    for own, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(np.asarray(own), np.asarray(other), strict=True)
-
-
-def differ(found, others):
-    pairs = zip(found, others, strict=True)
-    assert any((np.asarray(own) != np.asarray(other)).any() for own, other in pairs)
 
 
 def everything(x, dy, mean, variance, gamma, beta, **how):

@@ -16,6 +16,8 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from backnorm.tensorflow import exchange
 from backnorm.tensorflow.operators import batch_norm_synchronised
 
+from .bits import differ, same
+
 EPSILON = 1e-3
 SHAPE = (12, 9, 7, 6)
 CHANNELS = SHAPE[-1]
@@ -51,17 +53,6 @@ def canonical(x, dy, gamma, beta, **how):
 
 
 reproducibly = functools.partial(step, reproducible=True)
-
-
-def same(found, expected):
-    assert len(found) == len(expected) > 0
-    for own, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(np.asarray(own), np.asarray(other), strict=True)
-
-
-def differ(found, others):
-    pairs = zip(found, others, strict=True)
-    assert any((np.asarray(own) != np.asarray(other)).any() for own, other in pairs)
 
 
 @TYPES
