@@ -114,6 +114,15 @@ def test_only_exchanged_sums_take_two_passes():
     assert not plan(_problem(extents), extents, _MACHINE, exchanged=True).grouped
 
 
+@pytest.mark.parametrize(("columns", "many"), [(1024, 4), (2048, 4), (128, 1)])
+def test_without_much_cache_of_its_own_a_core_writes_rows_in_order(columns, many):
+    small = dataclasses.replace(_MACHINE, cache_per_core=1 << 19)
+    rows = (64 << 20) // columns
+    one, other = (_plan(rows, columns, 1, machine=each).geometry for each in (small, _MACHINE))
+    assert (one.abreast, other.abreast) == (1, many)
+    assert one.depth == (1 if columns == 128 else 4)
+
+
 def test_small_problems_are_serial():
     assert _plan(8, 16, 64).threads == 1
     assert _plan(50, 64, 3136).threads == 8

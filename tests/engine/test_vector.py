@@ -9,6 +9,8 @@ import ml_dtypes
 import numba
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backnorm.cpu.kernels.memory import (
     aligned_head,
@@ -24,6 +26,7 @@ from backnorm.cpu.kernels.memory import (
 )
 from backnorm.cpu.kernels.vector import (
     blend,
+    both_sound,
     high_half,
     low_half,
     marked,
@@ -115,6 +118,11 @@ def _marked(source, target):
     value = load_singles(source, 0)
     store(target, 0, marked(value))
     return sound(value)
+
+
+@compiled
+def _both_sound(left, right):
+    return both_sound(load_singles(left, 0), load_singles(right, 0))
 
 
 @compiled
@@ -312,7 +320,8 @@ def test_halves_of_singles():
 
 def test_what_is_not_zero_or_normal_is_not_sound():
     least, most = np.finfo(np.float32).tiny, np.finfo(np.float32).max
-    good = np.array([0.0, -0.0, 1.0, -1.0, least, -least, most, -most] * 2, np.float32)
+    above = np.nextafter(np.float32(least), np.float32(1))
+    good = np.array([0.0, -0.0, 2.0, -2.0, above, -above, most, -most] * 2, np.float32)
     target = np.zeros(16, np.float32)
     assert _marked(good, target)
     np.testing.assert_array_equal(target.view(np.uint32), good.view(np.uint32))
@@ -322,6 +331,36 @@ def test_what_is_not_zero_or_normal_is_not_sound():
             values[place] = bad
             assert not _marked(values, target)
             np.testing.assert_array_equal(np.isnan(target), np.arange(16) == place)
+            assert not _both_sound(values, good)
+            assert not _both_sound(good, values)
+
+
+def test_the_least_normal_number_is_kept_though_it_may_be_doubted():
+    values, target = np.full(16, np.finfo(np.float32).tiny), np.zeros(16, np.float32)
+    _marked(values, target)
+    np.testing.assert_array_equal(target, values)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_of_every_pattern_no_lane_is_sound_that_should_not_be(pattern):
+    values = np.full(16, pattern, np.uint32).view(np.float32)
+    size = abs(values[0].astype(np.float64))
+    good = size == 0 or np.finfo(np.float32).tiny <= size <= np.finfo(np.float32).max
+    told = _marked(values, np.zeros(16, np.float32))
+    assert told == good or (good and size == np.finfo(np.float32).tiny)
+    assert _both_sound(values, values) == told
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("count", [-70, -1, *range(18), 1 << 40])
+def test_first_lanes_of_any_count(dtype, count, rng):
+    """Also fewer than none, and of 16 bits odd numbers of lanes, which some load as pairs."""
+    source = rng.standard_normal(min(max(count, 0), 8)).astype(dtype)
+    target = np.full(8, np.nan)
+    _widen_first(stored(source), 0, count, target)
+    expected = np.zeros(8)
+    expected[: len(source)] = source
+    np.testing.assert_array_equal(target, expected)
 
 
 @pytest.mark.parametrize("count", [0, 5, 16])

@@ -59,6 +59,7 @@ from backnorm.cpu.kernels.relu import same_line
 from backnorm.cpu.kernels.singles import (
     add_strip,
     add_strip_first,
+    both_hold,
     coefficients_for,
     end_strip,
     holds,
@@ -501,7 +502,7 @@ def _write_lines(x, dy, out, i, rows, width, columns, exact, used, streaming):
         while j < below:
             left = elements(x, dy, j, mean, shift, slope, gain)
             right = elements(x, dy, j + lanes, mean1, shift1, slope1, gain1)
-            if not (holds(left, lanes) and holds(right, lanes)):
+            if not both_hold(left, right):
                 _write_anew(x, dy, out, j, lanes, width, exact, k, left)
                 _write_anew(x, dy, out, j + lanes, lanes, width, exact, k + lanes, right)
             elif streaming:

@@ -47,6 +47,7 @@ from backnorm.cpu.kernels.sums import add, pair_add
 from backnorm.cpu.kernels.vector import (
     Singles,
     blend,
+    both_sound,
     high_half,
     low_half,
     magnitude,
@@ -65,6 +66,7 @@ __all__ = [
     "about_rounded",
     "add_strip",
     "add_strip_first",
+    "both_hold",
     "coefficients_for",
     "end_strip",
     "holds",
@@ -148,6 +150,17 @@ def _holds(value, count):
         return sound(value)
 
     return single
+
+
+def both_hold(left, right):
+    """Return whether all lanes of two vectors of an output do."""
+
+
+@overload(both_hold)
+def _both_hold(left, right):
+    if left != Singles:
+        return lambda left, right: True
+    return lambda left, right: both_sound(left, right)
 
 
 def narrow_coefficients(head, x, dy, table, pitch, first, end, coefficients):
