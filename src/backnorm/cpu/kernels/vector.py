@@ -40,6 +40,7 @@ __all__ = [
     "sound",
     "splat",
     "splat_single",
+    "spread",
     "square_root",
     "store_lanes",
     "sums_of_lanes",
@@ -79,7 +80,7 @@ class _VecModel(models.PrimitiveModel):
 
 def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
     """Emit a mask of the first `count` lanes."""
-    counts = _spread(builder, count, lanes)
+    counts = spread(builder, count, lanes)
     return builder.icmp_signed("<", ir.Constant(counts.type, list(range(lanes))), counts)
 
 
@@ -113,7 +114,8 @@ def _masked(builder: Any, verb: str, vector: Any, parameters: list[Any], result:
     return cgutils.get_or_insert_function(builder.module, kind, name)
 
 
-def _spread(builder: Any, value: Any, lanes: int) -> Any:
+def spread(builder: Any, value: Any, lanes: int) -> Any:
+    """Emit a vector with `value` in every lane."""
     vector = ir.VectorType(value.type, lanes)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
     mask = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
@@ -125,7 +127,7 @@ def splat(typingctx, value):
     """Return a Vec with `value` in every lane."""
 
     def codegen(context, builder, signature, arguments):
-        return _spread(builder, arguments[0], LANES)
+        return spread(builder, arguments[0], LANES)
 
     return Vec(types.float64), codegen
 
@@ -135,7 +137,7 @@ def splat_single(typingctx, value):
     """Return Singles with `value`, rounded to float32, in every lane."""
 
     def codegen(context, builder, signature, arguments):
-        return _spread(builder, builder.fptrunc(arguments[0], _SINGLE), SINGLES)
+        return spread(builder, builder.fptrunc(arguments[0], _SINGLE), SINGLES)
 
     return Singles(types.float64), codegen
 
