@@ -227,6 +227,7 @@ def batch_norm_forward(
     data_format: Format = ...,
     relu: bool,
     residual: Any = ...,
+    ceiling: float | None = ...,
     arithmetic: Arithmetic | None = ...,
     reproducible: bool = ...,
     out: np.ndarray | None = ...,
@@ -242,6 +243,7 @@ def batch_norm_forward(
     data_format: Format = "NCX",
     relu: bool = False,
     residual: Any = None,
+    ceiling: float | None = None,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
     out: np.ndarray | None = None,
@@ -251,7 +253,7 @@ def batch_norm_forward(
     mean and variance are those of each channel of x, the variance being the biased one
     (divided by M), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, computed from
     the mean and variance before they are rounded to their output type. With ``relu=True`` y is
-    max(0, that + residual).
+    max(0, that + residual), and no more than the ceiling, if there is one.
 
     Parameters
     ----------
@@ -267,6 +269,8 @@ def batch_norm_forward(
         Whether y is max(0, ...); NaN stays NaN.
     residual : array, optional
         What is added before the ReLU, of x's shape and type; 0 if absent.
+    ceiling : float, optional
+        What y is at most, rounded to x's type: 6.0 makes the ReLU a ReLU6.
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
     reproducible : bool
@@ -281,16 +285,17 @@ def batch_norm_forward(
         y of x's shape, type and memory order; mean and variance, (C,), of gamma's type (without
         gamma and beta: x's, or float32 beside a 16-bit x), 0 for an empty batch. mask,
         one-dimensional uint8: bit ``i % 8`` of byte ``i // 8`` says whether element i of y, in the
-        order of memory, is more than zero; for `batch_norm_backward`.
+        order of memory, is more than zero and less than the ceiling; for `batch_norm_backward`.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `batch_norm_backward`, and for a residual without a ReLU.
+        As `batch_norm_backward`, for a residual or a ceiling without a ReLU, and for a ceiling
+        that is not more than 0.
     """
     run = _forward if reproducible is False else _asked(_forward, "forward", reproducible)
     y, mean, variance, mask = run(
-        x, residual, gamma, beta, None, None, epsilon, data_format, relu, arithmetic, out
+        x, residual, gamma, beta, None, None, epsilon, data_format, relu, ceiling, arithmetic, out
     )
     if mask is None:
         return _new(Normalized, (y, mean, variance))
@@ -308,12 +313,13 @@ def batch_norm_inference(
     data_format: Format = "NCX",
     relu: bool = False,
     residual: Any = None,
+    ceiling: float | None = None,
     arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
 
-    With ``relu=True`` y is max(0, that + residual).
+    With ``relu=True`` y is max(0, that + residual), and no more than the ceiling, if there is one.
 
     Parameters
     ----------
@@ -331,6 +337,8 @@ def batch_norm_inference(
         Whether y is max(0, ...); NaN stays NaN.
     residual : array, optional
         What is added before the ReLU, of x's shape and type; 0 if absent.
+    ceiling : float, optional
+        What y is at most, rounded to x's type: 6.0 makes the ReLU a ReLU6.
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
     out : array, optional
@@ -344,11 +352,23 @@ def batch_norm_inference(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `batch_norm_backward`, and for a residual without a ReLU.
+        As `batch_norm_backward`, for a residual or a ceiling without a ReLU, and for a ceiling
+        that is not more than 0.
     """
     y: np.ndarray
     (y,) = _inference(
-        x, residual, mean, variance, gamma, beta, epsilon, data_format, relu, arithmetic, out
+        x,
+        residual,
+        mean,
+        variance,
+        gamma,
+        beta,
+        epsilon,
+        data_format,
+        relu,
+        ceiling,
+        arithmetic,
+        out,
     )
     return y
 
@@ -425,6 +445,7 @@ def apply_forward(
     data_format: Format = "NCX",
     relu: bool = False,
     residual: Any = None,
+    ceiling: float | None = None,
     arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> Normalized | NormalizedWithMask:
@@ -432,7 +453,7 @@ def apply_forward(
 
     Parameters
     ----------
-    x, gamma, beta, epsilon, data_format, relu, residual, arithmetic, out
+    x, gamma, beta, epsilon, data_format, relu, residual, ceiling, arithmetic, out
         As `batch_norm_forward`.
     moments : ChannelMoments or ReproducibleMoments
         From `reduce_forward`, added up over all parts of the batch, this one among them.
@@ -450,7 +471,7 @@ def apply_forward(
     """
     moments = moments.rounded() if type(moments) is ReproducibleMoments else moments
     moments = check_of_channels(moments, ChannelMoments)
-    operands, how = (x, residual, gamma, beta), (epsilon, data_format, relu, arithmetic)
+    operands, how = (x, residual, gamma, beta), (epsilon, data_format, relu, ceiling, arithmetic)
     problem, _ = _checked("apply_forward", operands, *how)
     check_whole(moments, problem.channels, problem.count)
     given = moments.mean, moments.variance

@@ -15,7 +15,14 @@ import numpy as np
 
 from backnorm import binned
 from backnorm.arithmetics import Arithmetic, resolved
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
+from backnorm.dtypes import (
+    ELEMENT_TYPES,
+    FLOAT32,
+    FLOAT64,
+    element_type,
+    is_16_bit,
+    statistics_types,
+)
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
 from backnorm.scalars import check_flag, check_number
@@ -27,6 +34,7 @@ __all__ = [
     "Problem",
     "as_array",
     "channel_axis_of",
+    "check_ceiling",
     "check_epsilon",
     "check_mask",
     "problem_of",
@@ -79,7 +87,7 @@ class Problem:
         True: the statistics are functions of x; False: they are constants ("frozen").
     relu : bool
         Whether a ReLU follows: y = max(0, ...), and the backward pass takes dy for 0 where y is not
-        positive.
+        positive, or has reached the ceiling.
     residual : bool
         Whether an array of x's shape and type is added before the ReLU.
     inverse : bool
@@ -90,6 +98,8 @@ class Problem:
     biased : bool
         Whether the running variance is one of biased variances; else of those with Bessel's
         correction.
+    ceiling : float
+        Of the ReLU: y = min(ceiling, max(0, ...)); a number of `dtype`, infinity without a ceiling.
     arithmetic : {"float32", "float64"}
         What elements are computed in, and short runs of sums added up.
     """
@@ -108,6 +118,7 @@ class Problem:
     inverse: bool = False
     running: bool = False
     biased: bool = False
+    ceiling: float = math.inf
     arithmetic: Arithmetic = field(kw_only=True)
 
     @property
@@ -141,6 +152,7 @@ def problem_of(
     training: object = True,
     relu: object = False,
     residual: object = False,
+    ceiling: object = None,
     arithmetic: object = None,
 ) -> Problem:
     """Validate a call and return its Problem.
@@ -157,6 +169,8 @@ def problem_of(
         backward pass whether the gradient of a residual is wanted.
     data_format : {"NCX", "NXC"} or tuple of int
         Or the channel axes, ascending.
+    ceiling : float, optional
+        Of the ReLU; rounded to x's type.
     arithmetic : {"float32", "float64"}, optional
         None: see `arithmetics.resolved`. Without this option it is float64.
 
@@ -200,6 +214,13 @@ def problem_of(
     added = bool(flags.get("residual", "residual" in given))
     if added and not relu:
         raise _residual_alone(operation)
+    if ceiling is not None and not relu:
+        raise ArgumentValueError(
+            "ceiling",
+            "is that of a ReLU, and none is asked for",
+            came=shown(ceiling),
+            accepted="a ceiling with relu=True",
+        )
     assert axes is not None
     default = FLOAT32 if is_16_bit(dtype) else dtype
     problem = Problem(
@@ -215,6 +236,7 @@ def problem_of(
         relu=relu,
         residual=added,
         running="running_mean" in given,
+        ceiling=math.inf if ceiling is None else check_ceiling(ceiling, dtype),
         arithmetic=resolved(dtype, arithmetic) if "arithmetic" in options else "float64",
     )
     if problem.reproducible:
@@ -301,6 +323,22 @@ def check_epsilon(epsilon: object) -> float:
             "epsilon", "must be finite and not negative", came=shown(epsilon), accepted=accepted
         )
     return value
+
+
+def check_ceiling(ceiling: object, dtype: np.dtype = FLOAT64) -> float:
+    """Return the ceiling of a ReLU as an element has it, or raise if that is not more than 0."""
+    accepted = "a number more than 0, or None"
+    value = check_number("ceiling", ceiling, accepted=accepted)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(np.float64(value).astype(dtype))
+    if not rounded > 0.0:
+        raise ArgumentValueError(
+            "ceiling",
+            f"must be more than 0, also when rounded to {dtype}",
+            came=shown(ceiling),
+            accepted=accepted,
+        )
+    return rounded
 
 
 def _check_axes(axes: tuple[object, ...], rank: int) -> None:

@@ -44,9 +44,9 @@ Operation = Literal[
 ]
 
 #: data: of the shape and type of x. channel: one value per channel. mask: one bit per element, set
-#: where the output of a ReLU is positive. sums: two float64 per channel. count: the number of
-#: elements of a channel. coefficients: four float64 per channel, see `cpu.kernels.formulas`. bins:
-#: reproducible sums, see `binned`.
+#: where the output of a ReLU is positive and below its ceiling. sums: two float64 per channel.
+#: count: the number of elements of a channel. coefficients: four float64 per channel, see
+#: `cpu.kernels.formulas`. bins: reproducible sums, see `binned`.
 Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients", "bins"]
 
 
@@ -204,7 +204,7 @@ _ALL = (
             _VARIANCE_OF_X,
             _MASK_OF_Y,
         ),
-        ("epsilon", "data_format", "relu", "arithmetic"),
+        ("epsilon", "data_format", "relu", "ceiling", "arithmetic"),
         # The weight of the batch in the running statistics.
         numbers=(Number("momentum", 0.0, "running_mean"),),
     ),
@@ -212,7 +212,7 @@ _ALL = (
         "inference",
         (_X, _RESIDUAL, _MEAN, _VARIANCE, _GAMMA, _BETA),
         (_Y,),
-        ("epsilon", "data_format", "relu", "arithmetic"),
+        ("epsilon", "data_format", "relu", "ceiling", "arithmetic"),
     ),
     # See `results.ChannelSums`.
     Signature(
@@ -240,7 +240,7 @@ _ALL = (
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
         (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
-        ("epsilon", "data_format", "relu", "arithmetic"),
+        ("epsilon", "data_format", "relu", "ceiling", "arithmetic"),
         numbers=(_SUMS,),
     ),
     # `apply` with all results, for a compiler that tells sums by itself.

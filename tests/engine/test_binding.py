@@ -98,8 +98,8 @@ def test_what_is_no_array_has_no_key():
         {}, lambda key, *_: keys.append(key), lambda: 1, chosen
     )
     array = np.ones(3)
-    call([1.0], None, array, array, None, None, 1e-5, "NCX", False, None)
-    call(array, None, array, array, None, None, [1e-5], "NCX", False, None)
+    call([1.0], None, array, array, None, None, 1e-5, "NCX", False, None, None)
+    call(array, None, array, array, None, None, [1e-5], "NCX", False, None, None)
     assert keys == [None, None]
 
 
@@ -145,7 +145,9 @@ def test_frameworks_do_not_find_each_others_calls():
     x, ones = np.ones((2, 3, 4), np.float32), np.ones(3, np.float32)
     found = []
     for arrays in (NUMPY, Others()):
-        operation("inference", arrays)(x, None, ones, ones, None, None, 1e-5, "NCX", False, None)
+        operation("inference", arrays)(
+            x, None, ones, ones, None, None, 1e-5, "NCX", False, None, None
+        )
         found.append(len(CALLS))
     assert found == [1, 2]
     assert {each._arrays for each in CALLS.values()} > {NUMPY}

@@ -18,9 +18,13 @@ class WithRelu:
     """The right operators."""
 
     wrong: ClassVar[str] = ""
+    # Whether it is right without a ceiling.
+    needs_ceiling: ClassVar[bool] = False
 
     @np.errstate(all="ignore")
-    def forward(self, x, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"):
+    def forward(
+        self, x, gamma=None, beta=None, *, residual=None, ceiling=None, epsilon, data_format="NCX"
+    ):
         axis = 1 if data_format == "NCX" else x.ndim - 1
         others = tuple(k for k in range(x.ndim) if k != axis)
         v = x.astype(Wide)
@@ -28,7 +32,7 @@ class WithRelu:
         c = v - np.expand_dims(mean, others)
         variance = (c * c).mean(others) if v.size else mean
         z = self.normalized(x, mean, variance, gamma, beta, epsilon, axis)
-        y, positive = self.output(z, residual, x.dtype)
+        y, positive = self.output(z, residual, ceiling, x.dtype)
         given = beta if gamma is None else gamma
         statistics = FLOAT32 if is_16_bit(x.dtype) else x.dtype
         statistics = statistics if given is None else given.dtype
@@ -37,11 +41,12 @@ class WithRelu:
 
     @np.errstate(all="ignore")
     def inference(
-        self, x, mean, variance, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"
-    ):
+        self, x, mean, variance, gamma=None, beta=None, *,
+        residual=None, ceiling=None, epsilon, data_format="NCX",
+    ):  # fmt: skip
         axis = 1 if data_format == "NCX" else x.ndim - 1
         z = self.normalized(x, mean, variance, gamma, beta, epsilon, axis)
-        return self.output(z, residual, x.dtype)[0]
+        return self.output(z, residual, ceiling, x.dtype)[0]
 
     @np.errstate(all="ignore")
     def backward(
@@ -67,11 +72,11 @@ class WithRelu:
         s = 1 / np.sqrt(column(variance, 0) + Wide(epsilon))
         return column(gamma, 1.0) * s * (x.astype(Wide) - column(mean, 0)) + column(beta, 0.0)
 
-    def output(self, z, residual, dtype):
+    def output(self, z, residual, ceiling, dtype):
         """Return y and where its bits are set."""
-        total = self.joined(z, residual)
-        y = self.relu(total).astype(dtype)
-        return y, self.positive(z, total, y)
+        total, ceiling = self.joined(z, residual), np.inf if ceiling is None else ceiling
+        y = self.below(self.relu(total), ceiling).astype(dtype)
+        return y, self.positive(z, total, y) & self.unbounded(total, y, ceiling)
 
     def joined(self, z, residual):
         return z if residual is None else z + residual.astype(Wide)
@@ -79,8 +84,14 @@ class WithRelu:
     def relu(self, total):
         return np.maximum(total, 0)
 
+    def below(self, y, ceiling):
+        return np.minimum(y, ceiling)
+
     def positive(self, z, total, y):
         return y.astype(Wide) > 0
+
+    def unbounded(self, total, y, ceiling):
+        return ~(y.astype(Wide) >= ceiling) | np.isinf(ceiling)
 
     def pack(self, positive, x):
         return reference.pack_mask(positive, x)
@@ -251,7 +262,7 @@ class MaskOfNaN(WithRelu):
 class ReluBeforeAddition(WithRelu):
     wrong = "the residual is added after the ReLU"
 
-    def output(self, z, residual, dtype):
+    def output(self, z, residual, ceiling, dtype):
         y = self.relu(z) if residual is None else self.relu(z) + residual.astype(Wide)
         return y.astype(dtype), y.astype(dtype).astype(Wide) > 0
 
@@ -268,6 +279,38 @@ class ReluOfNaNIsZero(WithRelu):
 
     def relu(self, total):
         return np.where(total > 0, total, 0)
+
+
+class CeilingIgnored(WithRelu):
+    wrong = "y has no ceiling"
+    needs_ceiling = True
+
+    def below(self, y, ceiling):
+        return y
+
+
+class CeilingOfNaN(WithRelu):
+    wrong = "NaN becomes the ceiling"
+    needs_ceiling = True
+
+    def below(self, y, ceiling):
+        return y if np.isinf(ceiling) else np.where(y < ceiling, y, ceiling)
+
+
+class MaskIgnoresCeiling(WithRelu):
+    wrong = "the bit is set where y has reached the ceiling"
+    needs_ceiling = True
+
+    def unbounded(self, total, y, ceiling):
+        return np.ones(y.shape, bool)
+
+
+class CeilingBeforeRounding(WithRelu):
+    wrong = "the bit is set where y was below the ceiling before it was rounded to it"
+    needs_ceiling = True
+
+    def unbounded(self, total, y, ceiling):
+        return total < ceiling
 
 
 class ResidualIgnored(WithRelu):

@@ -69,7 +69,7 @@ class Subject:
         self.name = f"{name}({', '.join([*self.names, *given])}) in {self.dtype}"
         self.blends = "blend" in options
         options = ["epsilon", "data_format", "training", "relu", "residual", "blend", "out"]
-        options += ["arithmetic", "reproducible"]
+        options += ["arithmetic", "reproducible", "ceiling"]
         self.changeable = [
             option
             for option in options
@@ -202,7 +202,7 @@ def kinds_of_whole(sums):
             yield Kind(f"with array {place} {kind.label}", made, expected, refused=not accepted)
 
 
-def kinds_of_option(option, warm):
+def kinds_of_option(option, subject):
     """Yield what may stand in the place of an option."""
     if option == "blend":
         yield Kind("a plain tuple", ((0.5, 0.25), (2.0, 0.5)), None, refused=True)
@@ -217,22 +217,35 @@ def kinds_of_option(option, warm):
                 label = f"with {kind.label} at {place}"
                 yield Kind(label, made, plain, refused=not is_number(kind.plain))
         return
-    yield Kind("absent", None, None, refused=option not in ("out", "arithmetic"))
+    absent = option in ("out", "arithmetic", "ceiling")
+    yield Kind("absent", None, None, refused=not absent)
     for kind in values():
-        yield kind._replace(refused=kind.refused or not accepts(option, kind.plain, warm))
+        yield kind._replace(refused=kind.refused or not accepts(option, kind.plain, subject))
 
 
-def accepts(option, plain, warm):
+def accepts(option, plain, subject):
     """Whether an option may have a plain value."""
+    if option == "ceiling":
+        return subject.options["relu"] and is_number(plain) and is_positive(plain, subject.dtype)
     if option == "epsilon":
         return is_number(plain) and plain >= 0
     if option == "data_format":
-        rank = len(SHAPES[warm])
+        rank = len(subject.shape)
         return plain in ("NCX", "NXC") if isinstance(plain, str) else (
             type(plain) is tuple
             and all(type(axis) is int and 0 <= axis < rank for axis in plain)
         )  # fmt: skip
     return option not in ("out", "arithmetic") and type(plain) is bool
+
+
+def is_positive(plain, dtype):
+    """Whether a number is more than 0 when it is an element."""
+    try:
+        value = float(plain)
+    except OverflowError:
+        return plain > 0
+    with np.errstate(over="ignore"):
+        return np.float64(value).astype(dtype) > 0
 
 
 def renewed(value):
@@ -279,7 +292,7 @@ def cases(subject):
         for kind in found:
             yield name, kind, good
     for option in subject.changeable:
-        for kind in kinds_of_option(option, subject.options["data_format"]):
+        for kind in kinds_of_option(option, subject):
             yield option, kind, good
 
 

@@ -37,8 +37,9 @@ def battery():
 
 def relu_battery():
     for name in ARITHMETICS:
-        for case in relu_cases(arithmetic=name):
-            yield pytest.param(case, id=f"{case.name}-{name}")
+        for ceiling in (None, 1.0):
+            for case in relu_cases(arithmetic=name, ceiling=ceiling):
+                yield pytest.param(case, id=f"{case.name}-{name}-{ceiling}")
 
 
 def assert_passed(*groups):

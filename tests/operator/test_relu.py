@@ -19,6 +19,7 @@ from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statisti
 from backnorm.layout import mask_size
 
 BATTERY = {case.name: case for case in relu_cases()}
+BATTERY |= {f"ceiling-{case.name}": case for case in relu_cases(ceiling=1.0)}
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
 # Tails that are no multiple of 8, segments shorter and longer than vectors and bytes, and enough
 # elements for several threads (32768 and more).

@@ -31,6 +31,9 @@ __all__ = ["ReluCase", "ReluOperators", "examine_relu", "random_mask", "relu_cas
 # Odd sizes: the last byte of a mask is not full.
 _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
+# Binary digits of an element.
+_DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+
 
 class ReluOperators(Protocol):
     """The three operators, called as those of backnorm."""
@@ -64,6 +67,8 @@ class ReluCase:
         Of the backward pass.
     affine : bool
         Whether gamma and beta are passed.
+    ceiling : float or None
+        Of the ReLU, a number of x's type.
     arithmetic : {"float32", "float64"} or None
         What the operators compute in, by which they are judged; None: see :func:`judge.budget`.
     """
@@ -74,6 +79,7 @@ class ReluCase:
     mask: np.ndarray
     training: bool = True
     affine: bool = True
+    ceiling: float | None = None
     arithmetic: Arithmetic | None = None
 
 
@@ -94,6 +100,7 @@ def relu_case(
     with_residual: bool = True,
     training: bool = True,
     affine: bool = True,
+    ceiling: float | None = None,
 ) -> ReluCase:
     """Return a case on `data` with a random mask and residual."""
     residual = (rng.standard_normal(data.x.shape) - 0.3).astype(data.x.dtype)
@@ -104,23 +111,31 @@ def relu_case(
         random_mask(data.x, rng),
         training=training,
         affine=affine,
+        ceiling=ceiling,
     )
 
 
-def relu_cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[ReluCase]:
+def relu_cases(
+    seed: int = 0, arithmetic: Arithmetic | None = None, ceiling: float | None = None
+) -> Iterator[ReluCase]:
     """Yield the battery, small cases for every type and layout; the same for the same seed.
 
-    `arithmetic` is as in :func:`backnorm.conformance.battery.cases`.
+    `arithmetic` is as in :func:`backnorm.conformance.battery.cases`. With a `ceiling`, which every
+    type has to have exactly, the operators' forward and inference get an option of that name.
     """
-    return computed_in(_all_cases(seed), arithmetic)
+    return computed_in(_all_cases(seed, ceiling), arithmetic)
 
 
-def _all_cases(seed: int) -> Iterator[ReluCase]:
+def _all_cases(seed: int, ceiling: float | None) -> Iterator[ReluCase]:
     rng = np.random.default_rng(seed)
     for dtype in ELEMENT_TYPES:
         for statistics in statistics_types(dtype):
             for data_format in _SHAPES:
-                yield from _of_types(dtype, statistics, data_format, rng)
+                for case in _of_types(dtype, statistics, data_format, rng):
+                    yield replace(case, ceiling=ceiling)
+                if ceiling is not None:
+                    how = f"{dtype}-{statistics}-{data_format}"
+                    yield _about(ceiling, how, dtype, statistics, data_format, rng)
 
 
 def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]:
@@ -134,6 +149,8 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]
     mask = _read_only(case.mask)
 
     added = options | {"residual": residual}
+    if case.ceiling is not None:
+        added |= {"ceiling": case.ceiling}
     result = operators.forward(x, gamma, beta, **added)
     how: dict[str, Any] = {"arithmetic": case.arithmetic}
     forward = check_relu_forward(x, gamma, beta, result, **added, **how)
@@ -175,6 +192,25 @@ def _of_types(
         vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
         yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)
     yield _with_nan(f"nan-{types}", plain, rng)
+
+
+def _about(
+    ceiling: float,
+    types: str,
+    dtype: np.dtype,
+    statistics: np.dtype,
+    data_format: str,
+    rng: np.random.Generator,
+) -> ReluCase:
+    """Return a case of values that are the ceiling, or not, as they are rounded."""
+    how: dict[str, Any] = {"data_format": data_format, "rng": rng, "statistics_dtype": statistics}
+    data = realistic_data(_SHAPES[data_format], dtype, **how)
+    near = ceiling * float(2.0 ** -_DIGITS[dtype.name])
+    data = replace(
+        data, gamma=np.full_like(data.gamma, near), beta=np.full_like(data.beta, ceiling)
+    )
+    name = f"about-the-ceiling-{types}"
+    return relu_case(name, data, rng, with_residual=False, ceiling=ceiling)
 
 
 def _turned(data: LayerData) -> LayerData:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
+
+import numpy as np
 
 from backnorm.cpu.geometry import Segments
 from backnorm.cpu.kinds import Kind
@@ -74,6 +77,8 @@ class Launch:
             in_float64=problem.arithmetic != compiled,
             binned=binned,
             inverse=problem.inverse,
+            ceiling=problem.ceiling,
+            beyond=_beyond(problem.ceiling, dtype),
             correction=1.0 if problem.biased else count / max(count - 1, 1),
             statistics=0 if statistics == dtype else 8 * statistics.itemsize,
         )
@@ -114,3 +119,9 @@ class Launch:
         return self._stage(
             partial=partial, participants=participants, summed=summed, items=items, **fields
         )
+
+
+def _beyond(ceiling: float, dtype: np.dtype) -> int:
+    """Return what the bits of all elements that a ReLU lets pass are less than: see `record`."""
+    (bits,) = np.array([ceiling]).astype(dtype).view(f"i{dtype.itemsize}")
+    return int(bits) + math.isinf(ceiling)

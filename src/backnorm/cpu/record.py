@@ -63,7 +63,7 @@ _CALL = (
         dy="gradient of the output",
         out="y or dx, which is written",
         residual="residual of a forward pass; its gradient, which is written, in a backward pass",
-        mask="bits of a ReLU: whether y > 0",
+        mask="bits of a ReLU: whether 0 < y < ceiling",
         mean="statistics",
         variance="statistics",
         gamma="scale",
@@ -102,6 +102,7 @@ _PROBLEM = (
         "float",
         epsilon="added to the variance",
         correction="of the batch's variance, before the running one is moved towards it: a factor",
+        ceiling="of a ReLU: what y is at most; infinity where there is none",
     ),
     *_described(
         "int",
@@ -117,6 +118,8 @@ _PROBLEM = (
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",
         in_float64="0 or 1: what a kernel of float32 arithmetic does, it does in float64",
         binned="0 or 1: sums are reproducible",
+        beyond="the ceiling's bits, as an integer: those of every positive element below it are"
+        " less; 1 + infinity's where there is no ceiling",
     ),
 )
 #: Values of `prepares`.

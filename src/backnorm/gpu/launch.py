@@ -338,6 +338,7 @@ def _form(problem: Problem, tiling: Tiling, arithmetic: Arithmetic) -> Form:
         has_gamma=problem.has_gamma,
         has_beta=problem.has_beta,
         epsilon=problem.epsilon,
+        ceiling=problem.ceiling,
     )
     # Older compilers take what is in a constant for a variable.
     return Form(*map(tl.constexpr, values))

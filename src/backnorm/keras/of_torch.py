@@ -36,8 +36,11 @@ def batch_norm(
     x = x.movedim(axis, 1)
     how = epsilon, False, arithmetics.of_call(x.dtype, arithmetic)
     if reproducible:
-        whole = None, "a layer of backnorm.keras"
-        y, moments = synchronised.batch_norm_with_moments(x, None, gamma, beta, *how, True, *whole)
+        epsilon, relu, computed_in = how
+        y, moments = synchronised.batch_norm_with_moments(
+            x, None, gamma, beta, epsilon, relu, None, computed_in,
+            True, None, "a layer of backnorm.keras",
+        )  # fmt: skip
         moments = moments[:-1].to(statistics_type(x.dtype))
         mean, variance = moments.chunk(2)
     else:

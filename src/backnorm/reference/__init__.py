@@ -20,6 +20,7 @@ float64 evaluation of the same formula decides between infinity and NaN.
 from backnorm._doubledouble import Exact
 from backnorm.reference._passes import backward, forward, inference
 from backnorm.reference._relu import (
+    counting,
     masked,
     pack_mask,
     relu_backward,
@@ -42,6 +43,7 @@ __all__ = [
     "ExactOutput",
     "ExactSecondGradients",
     "backward",
+    "counting",
     "double_backward",
     "forward",
     "inference",

@@ -1,7 +1,8 @@
-"""The oracle of y = relu(batch norm + residual), and the bits that say where y is positive.
+"""The oracle of y = relu(batch norm + residual), and the bits that say where y counts.
 
-relu(v) is v where v > 0, NaN where v is NaN, and else 0; its derivative is 1 where y > 0, and else
-0, at NaN too. So a mask of bits, y > 0, is all that the backward pass needs of y: bit i % 8 of byte
+relu(v) is v where v > 0, NaN where v is NaN, and else 0; where it has a ceiling, a number of x's
+type, it is that where v is more. Its derivative is 1 where 0 < y < ceiling, and else 0, at NaN too.
+So a mask of bits, whether it is 1, is all that the backward pass needs of y: bit i % 8 of byte
 i // 8 belongs to the element i in the order in which x lies in memory.
 """
 
@@ -15,6 +16,7 @@ from backnorm.reference._passes import backward, forward, inference
 from backnorm.reference._results import ExactGradients, ExactNormalized, ExactOutput
 
 __all__ = [
+    "counting",
     "masked",
     "pack_mask",
     "relu_backward",
@@ -25,6 +27,13 @@ __all__ = [
 
 # Elements that ReLU is applied to at a time.
 _BLOCK = 1 << 16
+
+
+def counting(y: np.ndarray, ceiling: float | None = None) -> np.ndarray:
+    """Return where the derivative of a ReLU is 1, given its result y."""
+    # Not in y's own type: ml_dtypes warns of NaN.
+    values = y.astype(np.float64)
+    return values > 0 if ceiling is None else (values > 0) & (values < ceiling)
 
 
 def unpack_mask(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -54,6 +63,7 @@ def relu_forward(
     beta: np.ndarray | None = None,
     *,
     residual: np.ndarray | None = None,
+    ceiling: float | None = None,
     epsilon: float,
     data_format: str = "NCX",
 ) -> ExactNormalized:
@@ -65,15 +75,17 @@ def relu_forward(
         As in :func:`forward`.
     residual : numpy.ndarray, optional
         Of x's shape; absent, 0.
+    ceiling : float, optional
+        A number of x's type; absent, infinity.
 
     Returns
     -------
     ExactNormalized
         T of y is that of :func:`forward` plus ``|residual|``, also of elements that become 0:
-        relu does not enlarge an error.
+        relu, with a ceiling or without, does not enlarge an error.
     """
     plain = forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
-    _apply_relu(plain.y, plain.y_terms, residual)
+    _apply_relu(plain.y, plain.y_terms, residual, ceiling)
     return plain
 
 
@@ -85,6 +97,7 @@ def relu_inference(
     beta: np.ndarray | None = None,
     *,
     residual: np.ndarray | None = None,
+    ceiling: float | None = None,
     epsilon: float,
     data_format: str = "NCX",
 ) -> ExactOutput:
@@ -96,6 +109,8 @@ def relu_inference(
         As in :func:`inference`.
     residual : numpy.ndarray, optional
         Of x's shape; absent, 0.
+    ceiling : float, optional
+        A number of x's type; absent, infinity.
 
     Returns
     -------
@@ -103,7 +118,7 @@ def relu_inference(
         T of y is that of :func:`inference` plus ``|residual|``.
     """
     plain = inference(x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format)
-    _apply_relu(plain.y, plain.y_terms, residual)
+    _apply_relu(plain.y, plain.y_terms, residual, ceiling)
     return plain
 
 
@@ -140,7 +155,9 @@ def relu_backward(
     )
 
 
-def _apply_relu(y: Exact, terms: FloatArray, residual: np.ndarray | None) -> None:
+def _apply_relu(
+    y: Exact, terms: FloatArray, residual: np.ndarray | None, ceiling: float | None
+) -> None:
     """Add the residual to y and apply the ReLU, in place; the arrays are C-contiguous."""
     flat, flat_terms = Exact(y.hi.reshape(-1), y.lo.reshape(-1)), terms.reshape(-1)
     other = None if residual is None else residual.reshape(-1)
@@ -155,3 +172,7 @@ def _apply_relu(y: Exact, terms: FloatArray, residual: np.ndarray | None) -> Non
             stays = (value.hi > 0) | np.isnan(value.hi)
             flat.hi[part] = np.where(stays, value.hi, 0.0)
             flat.lo[part] = np.where(stays, value.lo, 0.0)
+            if ceiling is not None:
+                # Of a pair, the low part says whether it is more than its high part.
+                more = (value.hi > ceiling) | ((value.hi == ceiling) & (value.lo > 0))
+                flat.hi[part][more], flat.lo[part][more] = ceiling, 0.0

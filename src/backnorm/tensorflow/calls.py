@@ -90,7 +90,7 @@ _reproducible = functools.partial(reproducible_operation, arrays=_ALIGNED)
 
 def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:
     """Return y, mean and variance."""
-    how = options.epsilon, (options.axis,), False, options.of_kernels(x.dtype)
+    how = options.epsilon, (options.axis,), False, None, options.of_kernels(x.dtype)
     run = _reproducible("forward") if options.reproducible else _forward
     found: _Arrays = run(x, None, gamma, beta, None, None, *how)
     return found[:3]
@@ -105,7 +105,7 @@ def inference(
     options: Options,
 ) -> _Arrays:
     """Return y."""
-    how = options.epsilon, (options.axis,), False, options.of_kernels(x.dtype)
+    how = options.epsilon, (options.axis,), False, None, options.of_kernels(x.dtype)
     return _inference(x, None, mean, variance, gamma, beta, *how)
 
 
@@ -163,7 +163,7 @@ def apply_moments(
 
     `mean` and `variance` are float64, those of the whole.
     """
-    how = options.epsilon, (options.axis,), False, options.of_kernels(x.dtype)
+    how = options.epsilon, (options.axis,), False, None, options.of_kernels(x.dtype)
     return _apply_forward(x, None, gamma, beta, *how, sums=(mean, variance))[:3]
 
 
@@ -174,7 +174,7 @@ def apply_binned_moments(
 
     `parts` has a row for each part of the whole: its bins, and its elements of a channel.
     """
-    how = options.epsilon, (options.axis,), False, options.of_kernels(x.dtype)
+    how = options.epsilon, (options.axis,), False, None, options.of_kernels(x.dtype)
     found: _Arrays
     found = _reproducible("apply_forward")(x, None, gamma, beta, *how, **_whole(parts, x))
     return found[:3]

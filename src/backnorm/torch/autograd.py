@@ -22,6 +22,7 @@ from backnorm.torch import events, kernels, operations, state
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
 from backnorm.torch.memory import check_before_pytorch
+from backnorm.torch.rectifiers import derivative, rectified
 from backnorm.torch.statistics import Running
 
 __all__ = ["freeze", "rectify", "train", "train_add_relu", "train_relu"]
@@ -63,7 +64,7 @@ class _Normalised(Function):
             gradients = asked(operations.backward, *given, dy=dy, input=x, weight=weight)
         except ArgumentError as error:
             raise in_words(error, _WORDS) from None
-        return *operations.in_order_of_inputs(needed, *gradients), None, None, None, None
+        return *operations.in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
 
 
 @_shown_as("batch_norm")
@@ -80,11 +81,12 @@ class BatchNorm(_Normalised):
         eps: float,
         running: Running | None,
         relu: bool,
+        ceiling: float | None,
         arithmetic: Arithmetic,
     ) -> Tensor:
         """Return y."""
         y, mean, variance, mask = kernels.forward(
-            x, residual, weight, bias, eps, running, relu, arithmetic
+            x, residual, weight, bias, eps, running, relu, ceiling, arithmetic
         )
         ctx.save_for_backward(x, mask, weight)
         ctx.known = mean, variance, eps, True, arithmetic
@@ -118,7 +120,8 @@ class BatchNormInference(_Normalised):
         arithmetic: Arithmetic,
     ) -> Tensor:
         """Return y."""
-        y = kernels.inference(x, residual, weight, bias, mean, variance, eps, False, arithmetic)
+        given, how = (x, residual, weight, bias, mean, variance), (eps, False, None, arithmetic)
+        y = kernels.inference(*given, *how)
         ctx.save_for_backward(x, None, weight)
         # A later batch in training updates the running statistics without telling autograd.
         known = mean.detach().clone(), variance.detach().clone()
@@ -131,19 +134,20 @@ class Relu(Function):
     """PyTorch's ReLU, which looks whether what it reads in the backward pass is in memory."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return relu(x)."""
-        y = torch.relu(x)
+    def forward(ctx: Any, x: Tensor, ceiling: float | None) -> Tensor:
+        """Return relu(x), no more than the ceiling."""
+        y = rectified(x, ceiling)
         ctx.save_for_backward(y)
+        ctx.ceiling = ceiling
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         """Return the gradient of x."""
         (y,) = ctx.saved_tensors
         check_before_pytorch(dy=dy, y=y)
-        dx: Tensor = asked(torch.ops.aten.threshold_backward, dy, y, 0, dy=dy, y=y)
-        return dx
+        dx: Tensor = asked(derivative, dy, y, ctx.ceiling, dy=dy, y=y)
+        return dx, None
 
 
 # Without what `Function.apply` does for transforms before: there are none where these are called.

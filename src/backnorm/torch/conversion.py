@@ -66,7 +66,9 @@ def convert(
     model : torch.nn.Module
     fuse : bool
         Whether to compute normalisation, a following addition and a following ReLU
-        (`torch.nn.ReLU`, `relu` as function or method) in one pass each way. They are looked for in
+        (`torch.nn.ReLU`, `relu` as function or method; `torch.nn.ReLU6`, `relu6`, and `Hardtanh` or
+        `hardtanh` from 0 to a number of at most eight binary digits) in one pass each way. They are
+        looked for in
         `torch.nn.Sequential` and in the forward of every module that holds normalisation, by
         `torch.fx`. The module's forward is then replaced by a graph, which runs as long as what
         the forward looks at (plain attributes, training or not) is what it was, and only for

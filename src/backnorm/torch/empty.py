@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backnorm.torch.rectifiers import rectified
+
 __all__ = ["result"]
 
 
-def result(arguments: tuple[Any, ...], relu: bool) -> Tensor | None:
+def result(arguments: tuple[Any, ...], relu: bool, ceiling: float | None = None) -> Tensor | None:
     """Return y of an empty input, or None if the input is another, or PyTorch would raise.
 
     PyTorch multiplies with the first weight and adds the first bias, whatever the types, lengths
@@ -22,6 +24,8 @@ def result(arguments: tuple[Any, ...], relu: bool) -> Tensor | None:
         As in `checks.check`.
     relu : bool
         Whether there is a ReLU behind.
+    ceiling : float, optional
+        Of the ReLU.
     """
     input, running_mean, running_var, weight, bias, _, residual = arguments
     given = input, running_mean, running_var, weight, bias, residual
@@ -39,7 +43,7 @@ def result(arguments: tuple[Any, ...], relu: bool) -> Tensor | None:
             y = y + bias[0]
         if residual is not None:
             y = y + residual
-        return torch.relu(y) if relu else y
+        return rectified(y, ceiling) if relu else y
     except (RuntimeError, IndexError, TypeError, AttributeError):
         return None
 

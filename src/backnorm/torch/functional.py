@@ -31,6 +31,7 @@ from backnorm.torch import (
 )
 from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
 from backnorm.torch.memory import check_before_pytorch
+from backnorm.torch.rectifiers import rectified, settled
 from backnorm.torch.scripting import unscriptable
 
 __all__ = ["batch_norm", "batch_norm_add_relu", "batch_norm_relu"]
@@ -124,17 +125,21 @@ def batch_norm_relu(
     momentum: float = 0.1,
     eps: float = 1e-5,
     *,
+    ceiling: float | None = None,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> Tensor:
     """Return relu(batch_norm(input, ...)), without the normalised values in between.
 
-    For the backward pass of training a bit an element is kept, beside input. With gradients of
-    given statistics (training=False), and under `torch.func`, it is computed in two steps.
+    With a ceiling it is min(that, ceiling): with 6.0, relu6. For the backward pass of training a
+    bit an element is kept, beside input. With gradients of given statistics (training=False), and
+    under `torch.func`, it is computed in two steps.
 
     Parameters
     ----------
     input, running_mean, running_var, weight, bias, training, momentum, eps
+    ceiling : float, optional
+        What y is at most, more than 0; rounded to input's type.
     arithmetic, reproducible
         As in `batch_norm`.
 
@@ -150,10 +155,10 @@ def batch_norm_relu(
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         tensors = input, running_mean, running_var, weight, bias
-        how = training, momentum, eps, arithmetic, reproducible
+        how = training, momentum, eps, arithmetic, reproducible, ceiling
         return _overridden(batch_norm_relu, tensors, *how)
     arguments = input, running_mean, running_var, weight, bias, training, None
-    return _normalise(arguments, momentum, eps, True, arithmetic, reproducible)
+    return _normalise(arguments, momentum, eps, True, arithmetic, reproducible, ceiling)
 
 
 @unscriptable
@@ -168,6 +173,7 @@ def batch_norm_add_relu(
     momentum: float = 0.1,
     eps: float = 1e-5,
     *,
+    ceiling: float | None = None,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> Tensor:
@@ -176,8 +182,8 @@ def batch_norm_add_relu(
     Parameters
     ----------
     input, running_mean, running_var, weight, bias, training, momentum, eps
-    arithmetic, reproducible
-        As in `batch_norm`.
+    ceiling, arithmetic, reproducible
+        As in `batch_norm_relu`.
     residual : Tensor, shape (N, C, ...)
         What is added before the ReLU, of input's shape and type.
 
@@ -195,10 +201,10 @@ def batch_norm_add_relu(
         raise checks.not_a_tensor("residual", residual)
     if has_torch_function_variadic(input, residual, running_mean, running_var, weight, bias):
         tensors = input, residual, running_mean, running_var, weight, bias
-        how = training, momentum, eps, arithmetic, reproducible
+        how = training, momentum, eps, arithmetic, reproducible, ceiling
         return _overridden(batch_norm_add_relu, tensors, *how)
     arguments = input, running_mean, running_var, weight, bias, training, residual
-    return _normalise(arguments, momentum, eps, True, arithmetic, reproducible)
+    return _normalise(arguments, momentum, eps, True, arithmetic, reproducible, ceiling)
 
 
 def _overridden(
@@ -209,6 +215,7 @@ def _overridden(
     eps: float,
     arithmetic: Arithmetic | None,
     reproducible: bool,
+    ceiling: float | None = None,
 ) -> Tensor:
     """Call what a class of tensors has in the place of one of the functions above."""
     options: dict[str, Any] = {"training": training, "momentum": momentum, "eps": eps}
@@ -217,6 +224,8 @@ def _overridden(
         options["arithmetic"] = arithmetic
     if reproducible is not False:
         options["reproducible"] = reproducible
+    if ceiling is not None:
+        options["ceiling"] = ceiling
     result: Tensor = handle_torch_function(function, tensors, *tensors, **options)
     return result
 
@@ -228,6 +237,7 @@ def _normalise(
     relu: bool,
     arithmetic: Arithmetic | None,
     reproducible: bool = False,
+    ceiling: float | None = None,
 ) -> Tensor:
     """Compute on the tensors' memory, through autograd if a gradient may be asked for.
 
@@ -237,14 +247,17 @@ def _normalise(
     if not (type(training) is bool and type(momentum) is float and type(eps) is float):
         training, momentum, eps = settings.read(training, momentum, eps)
         arguments = (*arguments[:5], training, residual)
+    if ceiling is not None and isinstance(input, Tensor):
+        ceiling = settled(ceiling, input.dtype)
     if reproducible is not False and check_flag("reproducible", reproducible) and training:
         settings.check_settings(input, training, eps)
         return synchronised.batch_norm(
             input, residual, running_mean, running_var, weight, bias, momentum, eps,
-            relu=relu, arithmetic=arithmetic, reproducible=True, group=None, layer="",
+            relu=relu, ceiling=ceiling, arithmetic=arithmetic, reproducible=True,
+            group=None, layer="",
         )  # fmt: skip
     if state.watched(input):
-        return _by_operators(arguments, momentum, eps, relu, arithmetic)
+        return _by_operators(arguments, momentum, eps, relu, ceiling, arithmetic)
     settings.check_settings(input, training, eps)
     computed_in = arithmetics.decided(input.dtype, arithmetic)
     try:
@@ -256,36 +269,45 @@ def _normalise(
                 train = autograd.train
                 if relu:
                     train = autograd.train_relu if residual is None else autograd.train_add_relu
-                return train(input, residual, weight, bias, eps, running, relu, computed_in)
+                return train(
+                    input, residual, weight, bias, eps, running, relu, ceiling, computed_in
+                )
             forward = kernels.forward
             if profiler._is_profiler_enabled:
                 forward = events.shown(forward, events.name_of(relu, residual, training))
-            return forward(input, residual, weight, bias, eps, running, relu, computed_in)[0]
+            return forward(input, residual, weight, bias, eps, running, relu, ceiling, computed_in)[
+                0
+            ]
         assert statistics is not None
         if not wanted:
             inference = kernels.inference
             if profiler._is_profiler_enabled:
                 inference = events.shown(inference, events.name_of(relu, residual, training))
             given = input, residual, weight, bias, *statistics
-            return inference(*given, eps, relu, computed_in)
+            return inference(*given, eps, relu, ceiling, computed_in)
         if residual is not None:
             if not _are_memory(arguments):
-                return _by_operators(arguments, momentum, eps, relu, arithmetic)
+                return _by_operators(arguments, momentum, eps, relu, ceiling, arithmetic)
             # The addition would take others.
             checks.check(*arguments)
         y = autograd.freeze(input, None, weight, bias, eps, *statistics, computed_in)
-        return _add_and_relu(y, residual, autograd.rectify) if relu else y
+        return _add_and_relu(y, residual, ceiling, autograd.rectify) if relu else y
     except checks.REFUSALS as error:
         if any(isinstance(each, Tensor) and is_opaque(each) for each in arguments):
-            return _by_operators(arguments, momentum, eps, relu, arithmetic)
-        nothing = empty.result(arguments, relu)
+            return _by_operators(arguments, momentum, eps, relu, ceiling, arithmetic)
+        nothing = empty.result(arguments, relu, ceiling)
         if nothing is not None:
             return nothing
         checks.refuse(error, arguments)
 
 
 def _by_operators(
-    arguments: _Arguments, momentum: float, eps: float, relu: bool, arithmetic: Arithmetic | None
+    arguments: _Arguments,
+    momentum: float,
+    eps: float,
+    relu: bool,
+    ceiling: float | None,
+    arithmetic: Arithmetic | None,
 ) -> Tensor:
     """Compute where something watches the operators, or tensors are no memory."""
     is_compiling = torch.compiler.is_compiling()
@@ -293,19 +315,19 @@ def _by_operators(
         plain: Any = tuple(as_plain(each) for each in arguments)
         if any(one is not other for one, other in zip(plain, arguments, strict=True)):
             # What a class that is memory says of itself is not asked.
-            return _normalise(plain, momentum, eps, relu, arithmetic)
+            return _normalise(plain, momentum, eps, relu, arithmetic, ceiling=ceiling)
     input, *_, training, _ = arguments
     try:
         checks.check(*arguments)
     except ArgumentError:
-        nothing = empty.result(arguments, relu)
+        nothing = empty.result(arguments, relu, ceiling)
         if nothing is None:
             raise
         return nothing
     settings.check_settings(input, training, eps)
     named = {} if is_compiling else dict(zip(_NAMES, arguments, strict=True))
     computed_in = arithmetics.of_call(input.dtype, arithmetic)
-    y: Tensor = asked(_watched, arguments, momentum, eps, relu, computed_in, **named)
+    y: Tensor = asked(_watched, arguments, momentum, eps, relu, ceiling, computed_in, **named)
     return y
 
 
@@ -316,21 +338,26 @@ def _are_memory(arguments: _Arguments) -> bool:
 
 
 def _watched(
-    arguments: _Arguments, momentum: float, eps: float, relu: bool, arithmetic: Arithmetic | None
+    arguments: _Arguments,
+    momentum: float,
+    eps: float,
+    relu: bool,
+    ceiling: float | None,
+    arithmetic: Arithmetic | None,
 ) -> Tensor:
     """Call operators that the dispatcher knows, or functions that transforms know."""
     input, running_mean, running_var, weight, bias, training, residual = arguments
     if state.exporting_to_onnx():
         # What knows PyTorch's operators alone gets those.
         y = torch.nn.functional.batch_norm(*arguments[:6], momentum, eps)
-        return _add_and_relu(y, residual) if relu else y
+        return _add_and_relu(y, residual, ceiling) if relu else y
     if torch.compiler.is_compiling():
         lowering.register()
     transformed = state.transformed()
     # torch.func cannot transform the bits of a mask, nor can they be distributed.
     if relu and (transformed or sharding.is_distributed(input)):
-        y = _watched((*arguments[:6], None), momentum, eps, False, arithmetic)
-        return _add_and_relu(y, residual)
+        y = _watched((*arguments[:6], None), momentum, eps, False, None, arithmetic)
+        return _add_and_relu(y, residual, ceiling)
     if transformed and torch.compiler.is_compiling():
         transforms.allow_in_graph()
     if not training:
@@ -340,25 +367,29 @@ def _watched(
             given = input, running_mean, running_var, weight, bias
             return transforms.inference(*given, eps, arithmetic)
         normalised: Tensor = operations.batch_norm_inference(
-            input, residual, weight, bias, running_mean, running_var, eps, relu, arithmetic
-        )
+            input, residual, weight, bias, running_mean, running_var, eps, relu, arithmetic,
+            ceiling,
+        )  # fmt: skip
         return normalised
     if transformed:
         y, mean, variance = transforms.forward(input, weight, bias, eps, arithmetic)
     else:
         y, mean, variance, _ = operations.batch_norm(
-            input, residual, weight, bias, eps, relu, arithmetic
+            input, residual, weight, bias, eps, relu, arithmetic, ceiling
         )
     moving.move(running_mean, running_var, mean, variance, momentum, input)
     return y
 
 
 def _add_and_relu(
-    y: Tensor, residual: Tensor | None, relu: Callable[[Tensor], Tensor] = torch.relu
+    y: Tensor,
+    residual: Tensor | None,
+    ceiling: float | None,
+    relu: Callable[[Tensor, float | None], Tensor] = rectified,
 ) -> Tensor:
     """Add and apply the ReLU by PyTorch's operators, which have derivatives of every kind."""
     check_before_pytorch(residual=residual)
-    return relu(y if residual is None else y + residual)
+    return relu(y if residual is None else y + residual, ceiling)
 
 
 def _statistics_of(

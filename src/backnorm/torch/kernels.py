@@ -4,7 +4,8 @@ Nothing here knows autograd. Every function takes tensors of strided layout on o
 their memory where it is, and returns new tensors that lie in memory as `x` does
 (`torch.empty_like(x)`: the same strides, if `x` is dense in some order of its axes).
 
-A residual comes only with `relu`: it is added before the ReLU. What elements are computed in,
+A residual and a ceiling come only with `relu`: the one is added before the ReLU, the other is the
+most that it returns, None without one. What elements are computed in,
 `arithmetic`, is decided by the caller (`arithmetics`).
 """
 
@@ -49,17 +50,19 @@ def forward(
     eps: float,
     running: Running | None,
     relu: bool,
+    ceiling: float | None,
     arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return y, mean and biased variance of the batch, and the mask.
 
     Mean and variance are of `statistics_type(x.dtype)`. With `relu`, the mask says which elements
-    of y are positive: a bit an element in x's order in memory, `mask_size(x.numel())` bytes.
+    of y are positive, and below the ceiling: a bit an element in x's order in memory,
+    `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
     Autograd is not told, as in PyTorch: a graph that needs the old values has a copy.
     """
-    run, how = engine_of(x).forward, (eps, "NCX", relu, arithmetic)
+    run, how = engine_of(x).forward, (eps, "NCX", relu, ceiling, arithmetic)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None]
     if running is None:
         result = run(x, residual, weight, bias, None, None, *how)
@@ -78,10 +81,11 @@ def inference(
     variance: Tensor,
     eps: float,
     relu: bool,
+    ceiling: float | None,
     arithmetic: str,
 ) -> Tensor:
     """Return y, normalised with given statistics."""
-    run, how = engine_of(x).inference, (eps, "NCX", relu, arithmetic)
+    run, how = engine_of(x).inference, (eps, "NCX", relu, ceiling, arithmetic)
     y: Tensor
     (y,) = run(x, residual, mean, variance, weight, bias, *how)
     return y

@@ -9,6 +9,7 @@ from torch.fx import Proxy
 from backnorm.arithmetics import Arithmetic
 from backnorm.torch import functional
 from backnorm.torch.arithmetics import named
+from backnorm.torch.rectifiers import ceiling_of
 from backnorm.torch.steps import is_observed
 
 __all__ = ["Activated", "Frozen", "has_relu_alone"]
@@ -17,7 +18,8 @@ __all__ = ["Activated", "Frozen", "has_relu_alone"]
 def has_relu_alone(layer: torch.nn.Module) -> bool:
     """Whether a layer applies a ReLU to what it normalises, and nothing else."""
     drop, act = getattr(layer, "drop", None), getattr(layer, "act", None)
-    return type(act) is torch.nn.ReLU and type(drop) is torch.nn.Identity
+    is_relu = isinstance(act, torch.nn.Module) and ceiling_of(act) is not None
+    return is_relu and type(drop) is torch.nn.Identity
 
 
 class Activated:
@@ -29,7 +31,7 @@ class Activated:
     def why_not_fused(self) -> str | None:
         """Return why the activation has to be a step of its own, or None."""
         drop, act = self.drop, self.act
-        if type(act) is not torch.nn.ReLU:
+        if ceiling_of(act) is None:
             return f"its activation is {type(act).__name__}"
         if type(drop) is not torch.nn.Identity:
             return f"{type(drop).__name__} comes before its ReLU"

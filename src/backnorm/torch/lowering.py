@@ -34,6 +34,7 @@ from backnorm.torch.operations import (
     like_parameter,
     like_statistics,
 )
+from backnorm.torch.rectifiers import rectified, settled
 
 __all__ = ["register"]
 
@@ -130,16 +131,20 @@ def _forward(
     eps: float,
     relu: bool,
     arithmetic: str | None = None,
+    ceiling: float | None = None,
 ) -> Any:
     if not _is_lowered(x):
-        return _forward_whole(x, residual, weight, bias, eps, relu, arithmetic)
+        return _forward_whole(x, residual, weight, bias, eps, relu, arithmetic, ceiling)
     computed_in = arithmetic or "float32"
     mean, variance, coefficients = torch.ops.backnorm.forward_coefficients(
         x, weight, bias, eps, computed_in
     )
-    y = _normalised(x, coefficients, residual, relu)
+    ceiling = settled(ceiling, x.dtype)
+    y = _normalised(x, coefficients, residual, relu, ceiling)
     # In the place of its bits: backward passes below take either.
     mask = y > 0 if relu else x.new_empty(0, dtype=torch.uint8)
+    if ceiling is not None:
+        mask = mask & (y < ceiling)
     return y, mean, variance, mask
 
 
@@ -153,14 +158,15 @@ def _inference(
     eps: float,
     relu: bool,
     arithmetic: str | None = None,
+    ceiling: float | None = None,
 ) -> Any:
     if not _is_lowered(x):
         given = x, residual, weight, bias, mean, variance
-        return _inference_whole(*given, eps, relu, arithmetic)
+        return _inference_whole(*given, eps, relu, arithmetic, ceiling)
     coefficients = torch.ops.backnorm.inference_coefficients(
         x, weight, bias, mean, variance, eps, arithmetic or "float32"
     )
-    return _normalised(x, coefficients, residual, relu)
+    return _normalised(x, coefficients, residual, relu, settled(ceiling, x.dtype))
 
 
 def _backward(
@@ -191,7 +197,9 @@ def _backward(
     return dx, dweight, dbias, dy if has_residual else x.new_empty(0)
 
 
-def _normalised(x: Tensor, coefficients: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+def _normalised(
+    x: Tensor, coefficients: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None
+) -> Tensor:
     center, shift, slope, gain = _of_channels(coefficients, x)
     y = x.to(gain.dtype) - center
     if gain.dtype == torch.float64:
@@ -200,7 +208,7 @@ def _normalised(x: Tensor, coefficients: Tensor, residual: Tensor | None, relu: 
     if residual is not None:
         y = y + residual.to(gain.dtype)
     y = y.to(x.dtype)
-    return torch.relu(y) if relu else y
+    return rectified(y, ceiling) if relu else y
 
 
 def _of_channels(coefficients: Tensor, x: Tensor) -> tuple[Tensor, ...]:

@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
+from backnorm.problem import check_ceiling
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, scripting, synchronised
 from backnorm.torch.arithmetics import named
 from backnorm.torch.checks import not_a_tensor
+from backnorm.torch.rectifiers import settled
 
 __all__ = [
     "BatchNorm1d",
@@ -64,13 +66,19 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return self._normalised(input)
 
     def _normalised(
-        self, input: Tensor, relu: bool = False, residual: Tensor | None = None
+        self,
+        input: Tensor,
+        relu: bool = False,
+        residual: Tensor | None = None,
+        ceiling: float | None = None,
     ) -> Tensor:
         mean, variance, training, share = self._statistics()
         settings = mean, variance, self.weight, self.bias, training, share, self.eps
         how: Any = {"arithmetic": self.arithmetic, "reproducible": self.reproducible}
         if not relu:
             return functional.batch_norm(input, *settings, **how)
+        if ceiling is not None:
+            how["ceiling"] = ceiling
         if residual is None:
             return functional.batch_norm_relu(input, *settings, **how)
         return functional.batch_norm_add_relu(input, residual, *settings, **how)
@@ -81,10 +89,15 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             raise not_a_tensor("input", input)
         super()._check_input_dim(input)
 
-    def with_relu(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return relu(self(input) + residual) in one pass; hooks of the module are not called."""
+    def with_relu(
+        self, input: Tensor, residual: Tensor | None = None, ceiling: float | None = None
+    ) -> Tensor:
+        """Return relu(self(input) + residual) in one pass; hooks of the module are not called.
+
+        It is no more than the ceiling, if there is one.
+        """
         self._check_input_dim(input)
-        return self._normalised(input, True, residual)
+        return self._normalised(input, True, residual, ceiling)
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
         """Count a batch, and return running statistics, training and momentum of the function.
@@ -120,11 +133,24 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
 class _BatchNormReLU(_BatchNorm):
     """What the modules with a ReLU have in common."""
 
+    #: What they return at most: 6.0 makes the ReLU a ReLU6.
+    ceiling: float | None = None
+
+    def __init__(self, *arguments: Any, ceiling: float | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        if ceiling is not None:
+            self.ceiling = check_ceiling(ceiling)
+
+    def extra_repr(self) -> str:
+        """Return what that of `BatchNorm2d` does, and the ceiling, if there is one."""
+        shown = super().extra_repr()
+        return shown if self.ceiling is None else f"{shown}, ceiling={self.ceiling}"
+
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return relu(normalised input + residual)."""
+        """Return relu(normalised input + residual), no more than the ceiling."""
         if isinstance(input, Proxy):
             return self._as_node(input, *(() if residual is None else (residual,)))
-        return self.with_relu(input, residual)
+        return self.with_relu(input, residual, self.ceiling)
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -140,15 +166,24 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
 
 
 class BatchNormReLU1d(_BatchNormReLU, torch.nn.BatchNorm1d):
-    """relu(`BatchNorm1d`(input) + residual) in one pass; the residual may be absent."""
+    """relu(`BatchNorm1d`(input) + residual) in one pass; the residual may be absent.
+
+    With ``ceiling=6.0`` the ReLU is a ReLU6.
+    """
 
 
 class BatchNormReLU2d(_BatchNormReLU, torch.nn.BatchNorm2d):
-    """relu(`BatchNorm2d`(input) + residual) in one pass; the residual may be absent."""
+    """relu(`BatchNorm2d`(input) + residual) in one pass; the residual may be absent.
+
+    With ``ceiling=6.0`` the ReLU is a ReLU6.
+    """
 
 
 class BatchNormReLU3d(_BatchNormReLU, torch.nn.BatchNorm3d):
-    """relu(`BatchNorm3d`(input) + residual) in one pass; the residual may be absent."""
+    """relu(`BatchNorm3d`(input) + residual) in one pass; the residual may be absent.
+
+    With ``ceiling=6.0`` the ReLU is a ReLU6.
+    """
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -207,16 +242,21 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def _normalised(
-        self, input: Tensor, relu: bool = False, residual: Tensor | None = None
+        self,
+        input: Tensor,
+        relu: bool = False,
+        residual: Tensor | None = None,
+        ceiling: float | None = None,
     ) -> Tensor:
         group = exchange.group_of(self.process_group) if self.training else None
         if group is None:
-            return super()._normalised(input, relu, residual)
+            return super()._normalised(input, relu, residual, ceiling)
         mean, variance, _, share = self._statistics()
         given = input, residual, mean, variance, self.weight, self.bias, share, self.eps
         return synchronised.batch_norm(
             *given,
             relu=relu,
+            ceiling=settled(ceiling, input.dtype),
             arithmetic=self.arithmetic,
             reproducible=self.reproducible,
             group=group,

@@ -36,6 +36,7 @@ from backnorm.torch.arithmetics import own
 from backnorm.torch.checks import check_device, in_words, not_a_tensor
 from backnorm.torch.classes import in_memory
 from backnorm.torch.memory import check_before_pytorch
+from backnorm.torch.rectifiers import derivative, settled
 from backnorm.torch.statistics import statistics_type
 
 __all__ = [
@@ -303,7 +304,7 @@ class _Normalisation(_Operation):
         if tweight is not None or tbias is not None:
             # What is absent is 0, rather than 1.
             tweight = torch.zeros_like(tbias) if tweight is None else tweight
-            how = ctx.eps, False, ctx.arithmetic
+            how = ctx.eps, False, ctx.arithmetic, None
             if ctx.training:
                 scaled = BatchNorm.apply(x, None, tweight, tbias, *how)[0]
             else:
@@ -318,9 +319,9 @@ class _Normalisation(_Operation):
 
 @_operation("batch_norm", has_mask=lambda *inputs: inputs[5], of_x=(1, 2))
 class BatchNorm(_Normalisation):
-    """y, mean and biased variance of the batch, and the mask of y's positive elements.
+    """y, mean and biased variance of the batch, and the mask of y's elements that count.
 
-    The mask is empty without ReLU.
+    Those are the positive ones below the ceiling. The mask is empty without ReLU.
     """
 
     @staticmethod
@@ -332,8 +333,9 @@ class BatchNorm(_Normalisation):
         eps: float,
         relu: bool,
         arithmetic: str | None = None,
+        ceiling: float | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        given, how = (x, residual, weight, bias, eps), (relu, own(x.dtype, arithmetic))
+        given, how = (x, residual, weight, bias, eps), (relu, ceiling, own(x.dtype, arithmetic))
         y, mean, variance, mask = kernels.forward(*given, None, *how)
         return y, mean, variance, whole_mask(mask, x)
 
@@ -346,7 +348,7 @@ class BatchNorm(_Normalisation):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, _, weight, _, ctx.eps, relu, ctx.arithmetic = inputs
+        x, _, weight, _, ctx.eps, relu, ctx.arithmetic, _ = inputs
         _, mean, variance, mask = output
         ctx.training = True
         ctx.mark_non_differentiable(mean, variance, mask)
@@ -369,8 +371,9 @@ class BatchNormInference(_Normalisation):
         eps: float,
         relu: bool,
         arithmetic: str | None = None,
+        ceiling: float | None = None,
     ) -> Tensor:
-        how = eps, relu, own(x.dtype, arithmetic)
+        how = eps, relu, ceiling, own(x.dtype, arithmetic)
         return kernels.inference(x, residual, weight, bias, mean, variance, *how)
 
     @staticmethod
@@ -379,10 +382,10 @@ class BatchNormInference(_Normalisation):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, _, weight, _, mean, variance, ctx.eps, relu, ctx.arithmetic = inputs
-        ctx.training = False
+        x, _, weight, _, mean, variance, ctx.eps, relu, ctx.arithmetic, ceiling = inputs
+        ctx.training, ctx.ceiling = False, settled(ceiling, x.dtype)
         ctx.set_materialize_grads(False)
-        # What is positive in y is what a mask would say.
+        # What is between the bounds in y is what a mask would say.
         _save(ctx, x, output if relu else None, mean, variance, weight)
 
     @staticmethod
@@ -393,7 +396,7 @@ class BatchNormInference(_Normalisation):
         x, y, mean, variance, weight = ctx.saved_tensors
         if y is not None:
             check_before_pytorch(dy=dy, y=y)
-            dy = torch.ops.aten.threshold_backward(dy, y, 0)
+            dy = derivative(dy, y, ctx.ceiling)
         how = ctx.eps, False, False, ctx.arithmetic
         dx, dweight, dbias, _ = BatchNormBackward.apply(x, dy, None, mean, variance, weight, *how)
         return *in_order_of_inputs(needed, dx, dweight, dbias, dy), *[None] * (len(needed) - 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.nn import functional
 from backnorm.torch import steps
 from backnorm.torch.effects import Effects
 from backnorm.torch.modules import LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d
+from backnorm.torch.rectifiers import ceiling_of, is_exact
 from backnorm.torch.steps import NORMS
 
 __all__ = ["FUSABLE", "Outcome", "fuse"]
@@ -21,7 +23,8 @@ __all__ = ["FUSABLE", "Outcome", "fuse"]
 FUSABLE = (*NORMS, LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d)
 
 _RELU_FUNCTIONS = (functional.relu, functional.relu_, torch.relu, torch.relu_)
-_RELU_IN_PLACE = (functional.relu_, torch.relu_, "relu_")
+_HARDTANH = (functional.hardtanh, functional.hardtanh_)
+_RELU_IN_PLACE = (functional.relu_, torch.relu_, functional.hardtanh_, "relu_")
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 _ADD_IN_PLACE = (operator.iadd, "add_")
 
@@ -36,13 +39,15 @@ class Outcome(NamedTuple):
 class _Match(NamedTuple):
     """Nodes that can be one: a layer, the addition of a residual if there is one, the ReLU.
 
-    The layer may be followed by modules that do nothing.
+    The layer may be followed by modules that do nothing. The ReLU's ceiling is infinity if it has
+    none.
     """
 
     passed: tuple[fx.Node, ...]
     residual: fx.Node | None
     source: fx.Node
     relu: fx.Node
+    ceiling: float
 
     @property
     def norm(self) -> fx.Node:
@@ -62,14 +67,16 @@ def fuse(graph: fx.Graph, root: torch.nn.Module) -> dict[str, Outcome]:
     effects = Effects(graph, root)
     found = []
     for relu in graph.nodes:
-        if not _is_relu(relu, root):
+        ceiling = _ceiling(relu, root)
+        if ceiling is None:
             continue
-        for match in _candidates(relu, root):
+        for match in _candidates(relu, ceiling, root):
             name, reason = str(match.norm.target), _refusal(match, effects)
             if reason is None:
                 found.append(match)
-                what = "a ReLU" if match.residual is None else "an addition and a ReLU"
-                outcomes[name] = Outcome(True, what)
+                what = "a ReLU" if ceiling == math.inf else f"a ReLU with the ceiling {ceiling}"
+                added = "" if match.residual is None else "an addition and "
+                outcomes[name] = Outcome(True, added + what)
                 break
             if not outcomes[name].fused:
                 outcomes[name] = Outcome(False, reason)
@@ -78,14 +85,14 @@ def fuse(graph: fx.Graph, root: torch.nn.Module) -> dict[str, Outcome]:
     return outcomes
 
 
-def _candidates(relu: fx.Node, root: torch.nn.Module) -> list[_Match]:
+def _candidates(relu: fx.Node, ceiling: float, root: torch.nn.Module) -> list[_Match]:
     source = relu.args[0]
     assert isinstance(source, fx.Node)
     pairs = []
     for value, residual in _normalised(source):
         passed = _passed(value, root)
         if _is_norm(passed[0], root):
-            pairs.append(_Match(passed, residual, source, relu))
+            pairs.append(_Match(passed, residual, source, relu, ceiling))
     # Where both operands are normalised, the later one has its residual when it is called.
     return sorted(pairs, key=lambda match: -list(match.norm.graph.nodes).index(match.norm))
 
@@ -97,7 +104,7 @@ def _refusal(match: _Match, effects: Effects) -> str | None:
     Nothing that happens between the old places and the new one may change what is read there, or
     read the running statistics.
     """
-    passed, residual, source, relu = match
+    passed, residual, source, relu, _ = match
     norm = match.norm
     chain = [*passed, *([] if source is passed[-1] else [source]), relu]
     if any(list(node.users) != [user] for node, user in itertools.pairwise(chain)):
@@ -116,7 +123,7 @@ def _refusal(match: _Match, effects: Effects) -> str | None:
 
 
 def _replace(graph: fx.Graph, match: _Match, effects: Effects) -> None:
-    passed, residual, source, relu = match
+    passed, residual, source, relu, ceiling = match
     norm = match.norm
     x = norm.args[0]
     late = residual is not None and norm < residual
@@ -133,7 +140,7 @@ def _replace(graph: fx.Graph, match: _Match, effects: Effects) -> None:
         return graph.get_attr(str(node.target)) if node.op == "call_module" else None
 
     with graph.inserting_before(norm):
-        layers = tuple(map(module, passed)), module(relu)
+        layers = tuple(map(module, passed)), module(relu) or ceiling
         if late:
             called = tuple(graph.get_attr(name) for name in dict.fromkeys(calls))
             begun = graph.call_function(steps.defer, (*layers, x, called, inputs))
@@ -147,14 +154,28 @@ def _replace(graph: fx.Graph, match: _Match, effects: Effects) -> None:
         graph.erase_node(node)
 
 
-def _is_relu(node: fx.Node, root: torch.nn.Module) -> bool:
-    if len(node.args) != 1 or not isinstance(node.args[0], fx.Node):
-        return False
+def _ceiling(node: fx.Node, root: torch.nn.Module) -> float | None:
+    """Return the ceiling of a ReLU, infinity without one; None of another node."""
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    if node.op == "call_function" and node.target in _HARDTANH:
+        return _ceiling_of_hardtanh(*node.args, **node.kwargs)
+    if len(node.args) != 1:
+        return None
     if node.op == "call_module":
-        return type(root.get_submodule(str(node.target))) is torch.nn.ReLU
-    if node.op == "call_function":
-        return node.target in _RELU_FUNCTIONS and set(node.kwargs) <= {"inplace"}
-    return node.op == "call_method" and node.target in ("relu", "relu_")
+        return ceiling_of(root.get_submodule(str(node.target)))
+    if node.op == "call_function" and set(node.kwargs) <= {"inplace"}:
+        ceilings = {functional.relu6: 6.0} | dict.fromkeys(_RELU_FUNCTIONS, math.inf)
+        return ceilings.get(node.target)
+    plain = node.op == "call_method" and node.target in ("relu", "relu_")
+    return math.inf if plain else None
+
+
+def _ceiling_of_hardtanh(
+    _: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False
+) -> float | None:
+    """Return the same of a call of `hardtanh` with these arguments."""
+    return float(max_val) if is_exact(min_val, max_val) else None
 
 
 def _is_norm(node: Any, root: torch.nn.Module) -> bool:

@@ -189,9 +189,10 @@ def apply_moments(
     eps: float,
     relu: bool,
     arithmetic: str | None = None,
+    ceiling: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y, mean and variance, each rounded once, and the mask, empty without a ReLU."""
-    engine, how = kernels.engine_of(x), (eps, "NCX", relu, own(x.dtype, arithmetic))
+    engine, how = kernels.engine_of(x), (eps, "NCX", relu, ceiling, own(x.dtype, arithmetic))
     whole = engine.parts(_checked("moments", moments, x))[:2]
     operands = x, residual, weight, bias
     y, mean, variance, mask = engine.apply_forward(*operands, *how, sums=whole)

@@ -3,7 +3,8 @@
 A graph calls `begin` in the layer's place and `finish` in the ReLU's. Normally `begin` computes
 everything. Where something has changed since the graph was made (hooks, layers), it calls the layer
 alone, and `finish` does the rest. `passed` are the layer and what comes between it and the ReLU
-and does nothing, `torch.nn.Identity`; `relu` is None where it is a function.
+and does nothing, `torch.nn.Identity`; `relu` is a module, or where it is a function its ceiling,
+which is infinity for a ReLU without one.
 
 If the residual is computed after the layer, the graph calls `defer` instead, and `finish` computes
 everything; running statistics then move later than they would. So `defer` sees to it that nothing
@@ -12,6 +13,7 @@ that is called meanwhile looks at them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from backnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
+from backnorm.torch.rectifiers import ceiling_of, rectified
 
 __all__ = [
     "NORMS", "begin", "defer", "finish", "is_observed", "keeps_to_itself", "share_memory",
@@ -56,17 +59,17 @@ _HARMLESS = frozenset(
 
 
 def begin(
-    passed: Layers, relu: torch.nn.Module | None, x: Tensor, residual: Tensor | None
+    passed: Layers, relu: torch.nn.Module | float, x: Tensor, residual: Tensor | None
 ) -> tuple[Tensor, int]:
     """Return relu(norm(x) + residual), or norm(x) alone."""
     if _can_be_one(passed, relu) and (residual is None or _can_be_added(residual, x)):
-        return _with_relu(passed, x, residual), _FINISHED
+        return _with_relu(passed, relu, x, residual), _FINISHED
     return _call(passed, x), _NORMALISED
 
 
 def defer(
     passed: Layers,
-    relu: torch.nn.Module | None,
+    relu: torch.nn.Module | float,
     x: Tensor,
     called: Layers,
     inputs: tuple[Tensor, ...],
@@ -87,7 +90,7 @@ def defer(
 
 def finish(
     passed: Layers,
-    relu: torch.nn.Module | None,
+    relu: torch.nn.Module | float,
     begun: tuple[Tensor, int],
     residual: Tensor | None,
     in_place: bool,
@@ -100,13 +103,13 @@ def finish(
     if stage == _DEFERRED:
         assert residual is not None
         if _can_be_added(residual, y):
-            return _with_relu(passed, y, residual)
+            return _with_relu(passed, relu, y, residual)
         y = _call(passed, y)
     if residual is not None:
         y = y.add_(residual) if in_place else y + residual
-    if relu is not None:
+    if isinstance(relu, torch.nn.Module):
         return relu(y)
-    return torch.relu_(y) if relu_in_place else torch.relu(y)
+    return rectified(y, _finite(relu), in_place=relu_in_place)
 
 
 def is_observed(module: torch.nn.Module) -> bool:
@@ -164,18 +167,31 @@ def _call(passed: Layers, x: Tensor) -> Tensor:
     return x
 
 
-def _with_relu(passed: Layers, x: Tensor, residual: Tensor | None) -> Tensor:
-    norm = passed[0]
+def _with_relu(
+    passed: Layers, relu: torch.nn.Module | float, x: Tensor, residual: Tensor | None
+) -> Tensor:
+    norm, ceiling = passed[0], _ceiling(relu)
     assert isinstance(norm, NORMS)
-    return norm.with_relu(x, residual)
+    assert ceiling is not None
+    return norm.with_relu(x, residual, _finite(ceiling))
 
 
-def _can_be_one(passed: Layers, relu: torch.nn.Module | None) -> bool:
+def _ceiling(relu: torch.nn.Module | float) -> float | None:
+    """Return the ceiling of a ReLU, infinity without one; None of a module that is none."""
+    return ceiling_of(relu) if isinstance(relu, torch.nn.Module) else relu
+
+
+def _finite(ceiling: float) -> float | None:
+    return None if ceiling == math.inf else ceiling
+
+
+def _can_be_one(passed: Layers, relu: torch.nn.Module | float) -> bool:
     norm, *nothing = passed
     return (
         type(norm) in NORMS
         and not is_observed(norm)
-        and (relu is None or (type(relu) is torch.nn.ReLU and not is_observed(relu)))
+        and _ceiling(relu) is not None
+        and not (isinstance(relu, torch.nn.Module) and is_observed(relu))
         and all(type(each) is torch.nn.Identity and not is_observed(each) for each in nothing)
     )
 

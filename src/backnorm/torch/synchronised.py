@@ -37,6 +37,7 @@ def batch_norm(
     eps: float,
     *,
     relu: bool,
+    ceiling: float | None,
     arithmetic: Arithmetic | None,
     reproducible: bool,
     group: Any,
@@ -55,6 +56,8 @@ def batch_norm(
         As of `functional.batch_norm_add_relu`, in training; all but `input` and `residual` the same
         in all processes.
     relu : bool
+    ceiling : float or None
+        Of the ReLU, as `rectifiers.settled` returns it.
     reproducible : bool
         Whether results have the same bits however the batch is cut.
     group : ProcessGroup or None
@@ -73,7 +76,7 @@ def batch_norm(
     checks.check(input, running_mean, running_var, weight, bias, True, residual)
     settings.check_eps(True, eps)
     computed_in = arithmetics.of_call(input.dtype, arithmetic)
-    how = eps, relu, computed_in, reproducible, group, layer
+    how = eps, relu, ceiling, computed_in, reproducible, group, layer
     y, whole = batch_norm_with_moments(input, residual, weight, bias, *how)
     if running_mean is not None and running_var is not None:
         check_moved(running_mean=running_mean, running_var=running_var)
@@ -88,6 +91,7 @@ def batch_norm_with_moments(
     bias: Tensor | None,
     eps: float,
     relu: bool,
+    ceiling: float | None,
     arithmetic: str | None,
     reproducible: bool,
     group: Any,
@@ -97,7 +101,7 @@ def batch_norm_with_moments(
 
     Arguments have been checked, and the arithmetic chosen.
     """
-    how = eps, relu, arithmetic, reproducible, group, layer
+    how = eps, relu, ceiling, arithmetic, reproducible, group, layer
     found: tuple[Tensor, Tensor] = _Synchronised.apply(input, residual, weight, bias, *how)
     return found
 
@@ -114,6 +118,7 @@ class _Synchronised(Function):
         bias: Tensor | None,
         eps: float,
         relu: bool,
+        ceiling: float | None,
         arithmetic: str,
         reproducible: bool,
         group: Any,
@@ -127,7 +132,7 @@ class _Synchronised(Function):
         else:
             whole = moments_of_all(moments(x, arithmetic), group, layer)
         given = x, residual, weight, bias, whole
-        y, mean, variance, mask = apply_moments(*given, eps, relu, arithmetic)
+        y, mean, variance, mask = apply_moments(*given, eps, relu, arithmetic, ceiling)
         ctx.save_for_backward(x, weight, mean, variance, mask, whole)
         ctx.how = eps, relu, arithmetic, reproducible, group, layer
         ctx.mark_non_differentiable(whole)
@@ -163,7 +168,7 @@ class _Synchronised(Function):
         if needs_bias:
             dbias = own[:channels].to(mean.dtype if weight is None else weight.dtype)
         found = dx if needs_x else None, dresidual if needs_residual else None, dweight, dbias
-        return *found, None, None, None, None, None, None
+        return *found, *[None] * 7
 
 
 def _move(running_mean: Tensor, running_var: Tensor, whole: Tensor, momentum: float) -> None:

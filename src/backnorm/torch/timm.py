@@ -9,6 +9,7 @@ from torch.fx import Proxy
 
 from backnorm.torch import modules
 from backnorm.torch.kinds import Activated, Frozen
+from backnorm.torch.rectifiers import ceiling_of
 
 __all__ = ["BatchNormAct2d", "FrozenBatchNormAct2d", "FusedBatchNormAct2d"]
 
@@ -32,7 +33,7 @@ class FusedBatchNormAct2d(BatchNormAct2d):
         if isinstance(x, Proxy) or self.why_not_fused() is not None:
             return super().forward(x)
         torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
-        return self.with_relu(x)
+        return self.with_relu(x, None, ceiling_of(self.act))
 
     def _get_name(self) -> str:
         return BatchNormAct2d.__name__

@@ -16,7 +16,7 @@ def forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, arithmetic: Arithmetic | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and biased variance of the batch, which are constants."""
-    y, mean, variance, _ = operations.forward(x, None, weight, bias, eps, False, arithmetic)
+    y, mean, variance, _ = operations.forward(x, None, weight, bias, eps, False, arithmetic, None)
     return y, mean, variance
 
 
@@ -35,7 +35,7 @@ def inference(
     # their tangents, which the operation refuses.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
-    given = x, None, weight, bias, mean, variance, eps, False, arithmetic
+    given = x, None, weight, bias, mean, variance, eps, False, arithmetic, None
     y: Tensor = operations.inference(*given)
     return y
 

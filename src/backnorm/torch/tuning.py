@@ -14,6 +14,7 @@ from backnorm.errors import ArgumentValueError
 from backnorm.gpu.plan import Knobs, candidates
 from backnorm.torch import cpu, kernels
 from backnorm.torch.arithmetics import decided
+from backnorm.torch.rectifiers import settled
 
 __all__ = ["Trial", "tune"]
 
@@ -41,6 +42,7 @@ def tune(
     *,
     residual: Tensor | None = None,
     relu: bool = False,
+    ceiling: float | None = None,
     eps: float = 1e-5,
     arithmetic: Arithmetic | None = None,
 ) -> list[Trial]:
@@ -61,6 +63,8 @@ def tune(
         Of input's shape, for `batch_norm_add_relu`.
     relu : bool
         Whether for `batch_norm_relu`; a residual is always followed by one.
+    ceiling : float, optional
+        Of the ReLU.
     eps : float
     arithmetic : {"float32", "float64"}, optional
         As in `batch_norm`.
@@ -83,14 +87,14 @@ def tune(
             came=f"device {input.device}",
             accepted="cuda",
         )
-    computed_in = decided(input.dtype, arithmetic)
+    computed_in, ceiling = decided(input.dtype, arithmetic), settled(ceiling, input.dtype)
     has_residual = residual is not None
     relu = relu or has_residual
     with torch.no_grad(), gpu.on(input):
         given = input, residual, weight, bias, None, None
 
         def forward() -> Any:
-            return gpu.forward(*given, eps, "NCX", relu, computed_in)
+            return gpu.forward(*given, eps, "NCX", relu, ceiling, computed_in)
 
         _, mean, variance, mask = forward()
         dy = torch.empty_like(input).copy_(input)
@@ -100,7 +104,7 @@ def tune(
             return gpu.backward(*taken, eps, "NCX", True, has_residual, computed_in)
 
         how = {"epsilon": eps, "arithmetic": computed_in}
-        ahead = gpu.place_of("forward", *given, relu=relu, **how)
+        ahead = gpu.place_of("forward", *given, relu=relu, ceiling=ceiling, **how)
         back = gpu.place_of("backward", *taken, residual=has_residual, **how)
         return [*_tried(gpu.use, ahead, forward), *_tried(gpu.use, back, backward)]
 

@@ -52,7 +52,7 @@ def backward(x, dy, mean, variance, gamma=None, *, epsilon, data_format="NCX", t
 def forward(x, gamma=None, beta=None, *, epsilon, data_format="NCX"):
     affine = tensor(gamma), tensor(beta)
     y, mean, variance, _ = gpu.forward(
-        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", False, None
+        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", False, None, None
     )
     return Normalized(array(y, data_format), array(mean), array(variance))
 
@@ -66,6 +66,7 @@ def inference(x, mean, variance, gamma=None, beta=None, *, epsilon, data_format=
         "NCX",
         False,
         None,
+        None,
     )
     return array(y, data_format)
 
@@ -74,7 +75,9 @@ class WithRelu:
     """The operators with a ReLU, as `conformance.relu_battery` calls them."""
 
     @staticmethod
-    def forward(x, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"):
+    def forward(
+        x, gamma=None, beta=None, *, residual=None, ceiling=None, epsilon, data_format="NCX"
+    ):
         y, mean, variance, mask = gpu.forward(
             tensor(x, data_format),
             tensor(residual, data_format),
@@ -85,13 +88,23 @@ class WithRelu:
             epsilon,
             "NCX",
             True,
+            ceiling,
             None,
         )
         return NormalizedWithMask(array(y, data_format), array(mean), array(variance), array(mask))
 
     @staticmethod
     def inference(
-        x, mean, variance, gamma=None, beta=None, *, residual=None, epsilon, data_format="NCX"
+        x,
+        mean,
+        variance,
+        gamma=None,
+        beta=None,
+        *,
+        residual=None,
+        ceiling=None,
+        epsilon,
+        data_format="NCX",
     ):
         (y,) = gpu.inference(
             tensor(x, data_format),
@@ -100,6 +113,7 @@ class WithRelu:
             epsilon,
             "NCX",
             True,
+            ceiling,
             None,
         )
         return array(y, data_format)

@@ -47,7 +47,7 @@ def test_parts_are_normalised_as_the_whole(shape, channels_last, relu):
     x[: shape[0] // 2] -= 2
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     given = x, residual if relu else None, weight, bias
-    expected = cpu.forward(*given, None, None, EPS, "NCX", relu, HOW)
+    expected = cpu.forward(*given, None, None, EPS, "NCX", relu, None, HOW)
     y, mean, variance, mask = expected
     xs, dys, residuals = (parts_of(each, channels_last) for each in (x, dy, residual))
     whole = moments_of_all([phases.moments(each, HOW) for each in xs])
@@ -83,7 +83,7 @@ def test_reproducible_sums_are_those_of_the_cpu(shape, channels_last, relu):
     mean = torch.rand(shape[1])
     mask = None
     if relu:
-        given = x, None, None, None, None, None, EPS, "NCX", True, HOW
+        given = x, None, None, None, None, None, EPS, "NCX", True, None, HOW
         mask = cpu.forward(*given)[3]
     expected = cpu.reduce_forward_bins(x, HOW), cpu.reduce_bins(x, dy, mask, mean, HOW)
     mine = x.to(DEVICE), dy.to(DEVICE), None if mask is None else mask.to(DEVICE), mean.to(DEVICE)

@@ -77,8 +77,8 @@ def test_results_are_those_of_the_cpu(shape, schedule, layout, relu, scheduled):
         residual = None
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     given = x, residual, weight, bias, None, None
-    *ours, mask = gpu.forward(*there(given), 1e-5, "NCX", relu, None)
-    *theirs, bits = cpu.forward(*given, 1e-5, "NCX", relu, None)
+    *ours, mask = gpu.forward(*there(given), 1e-5, "NCX", relu, None, None)
+    *theirs, bits = cpu.forward(*given, 1e-5, "NCX", relu, None, None)
     compare(ours, theirs)
     if relu:
         positive = cpu.unpack_mask(bits, x)

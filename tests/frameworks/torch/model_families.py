@@ -116,6 +116,7 @@ QUICK = [
     ("timm", "efficientvit_m0", SMALL),
     ("torchvision", "resnet18", TINY),
     ("torchvision", "shufflenet_v2_x0_5", TINY),
+    ("torchvision", "mobilenet_v2", TINY),
     ("torchvision", "detection.resnet18", TINY),
 ]
 #: Compiled ones.
@@ -123,5 +124,6 @@ FEW = [
     ("timm", "test_resnet", SMALL),
     ("timm", "mobilenetv3_small_050", SMALL),
     ("torchvision", "resnet18", SMALL),
+    ("torchvision", "mobilenet_v2", SMALL),
     ("torchvision", "detection.resnet18", SMALL),
 ]

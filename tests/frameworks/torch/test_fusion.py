@@ -176,7 +176,9 @@ class Forward(nn.Module):
 
     def __init__(self, forward):
         super().__init__()
-        self.bn, self.relu, self.act = nn.BatchNorm1d(3), nn.ReLU(), nn.ReLU6()
+        self.bn, self.relu, self.act = nn.BatchNorm1d(3), nn.ReLU(), nn.Hardswish()
+        self.relu6, self.short = nn.ReLU6(inplace=True), nn.Hardtanh(0, 0.75)
+        self.odd, self.both = nn.Hardtanh(0, 0.1), nn.Hardtanh()
         self.other = nn.BatchNorm1d(3)
         self._forward = forward
 
@@ -202,12 +204,24 @@ FUSED = {
     "method add": lambda self, x: torch.relu(self.bn(x).add(x)),
     "method add in place": lambda self, x: torch.relu(self.bn(x).add_(x)),
     "two": lambda self, x: torch.relu(self.bn(x) + self.other(2 * x)),
+    "module with a ceiling": lambda self, x: self.short(self.bn(x)),
+    "ReLU6": lambda self, x: self.relu6(self.bn(x)),
+    "relu6": lambda self, x: functional.relu6(self.bn(x)),
+    "relu6 in place": lambda self, x: functional.relu6(self.bn(x), inplace=True),
+    "hardtanh": lambda self, x: functional.hardtanh(self.bn(x), 0, 0.5),
+    "hardtanh in place": lambda self, x: functional.hardtanh_(self.bn(x), max_val=0.5, min_val=0),
+    "add with a ceiling": lambda self, x: self.short(self.bn(x) + x),
     "dropout": lambda self, x: functional.dropout(self.relu(self.bn(x)), 0.0, self.training),
     "mode": lambda self, x: self.relu(self.bn(x)) if self.training else self.bn(x).relu() + 1,
 }
 NOT_FUSED = {
     "used twice": lambda self, x: (lambda y: torch.relu(y) + y)(self.bn(x)),
     "other activation": lambda self, x: self.act(self.bn(x)),
+    "ceiling that types round": lambda self, x: self.odd(self.bn(x)),
+    "two bounds": lambda self, x: self.both(self.bn(x)),
+    "bound below": lambda self, x: functional.hardtanh(self.bn(x), 0.25, 6.0),
+    # Its gradient is 1 where y is 0 or 6.
+    "clamp": lambda self, x: self.bn(x).clamp(0, 6),
     "scaled": lambda self, x: torch.relu(torch.add(self.bn(x), x, alpha=2)),
     "constant": lambda self, x: torch.relu(self.bn(x) + 1),
     "added to itself": lambda self, x: (lambda y: torch.relu(y + y))(self.bn(x)),

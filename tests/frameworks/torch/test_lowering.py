@@ -9,7 +9,7 @@ import torch
 
 import backnorm.torch
 from backnorm.conformance import judge
-from backnorm.reference import pack_mask
+from backnorm.reference import counting, pack_mask
 from backnorm.torch import cpu
 from backnorm.torch.memory import array_of
 from benchmarks.models import errors
@@ -31,12 +31,14 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def normalise(x, residual, running, weight, bias, training, relu, arithmetic):
-    given = *running, weight, bias, training, 0.1, EPS
+def normalise(x, residual, running, weight, bias, training, relu, arithmetic, ceiling=None):
+    given, how = (*running, weight, bias, training, 0.1, EPS), {"arithmetic": arithmetic}
+    if not relu:
+        return backnorm.torch.batch_norm(x, *given, **how)
+    how["ceiling"] = ceiling
     if residual is not None:
-        return backnorm.torch.batch_norm_add_relu(x, residual, *given, arithmetic=arithmetic)
-    function = backnorm.torch.batch_norm_relu if relu else backnorm.torch.batch_norm
-    return function(x, *given, arithmetic=arithmetic)
+        return backnorm.torch.batch_norm_add_relu(x, residual, *given, **how)
+    return backnorm.torch.batch_norm_relu(x, *given, **how)
 
 
 def compiled(backend, graphs=None):
@@ -76,13 +78,14 @@ def assert_passed(verdicts):
 def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
     """Judge y, its gradients and the statistics that moved."""
     x, residual, dy, weight, bias = operands(dtype, layout, ratio)
-    added, relu = kind == "add_relu", kind != ""
+    added, relu, ceiling = kind == "add_relu", kind != "", 1.0 if kind == "relu6" else None
     wanted = [x, weight, bias, *([residual] if added else [])]
     for tensor in wanted:
         tensor.requires_grad_()
     running = torch.randn(SHAPE[1]), torch.rand(SHAPE[1]) + 0.5
     statistics = [array_of(each.clone()) for each in running]
-    y = function(x, residual if added else None, running, weight, bias, training, relu, arithmetic)
+    given = x, residual if added else None, running, weight, bias, training, relu, arithmetic
+    y = function(*given, ceiling)
     gradients = torch.autograd.grad(y, wanted, dy)
     x, residual, dy, weight, bias, y = (
         array_of(each.detach()) for each in (x, residual, dy, weight, bias, y)
@@ -94,9 +97,11 @@ def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
     how = {"epsilon": EPS, "arithmetic": arithmetic}
     found = judge.check_relu_inference if relu else judge.check_inference
     extra = {"residual": residual} if added else {}
+    if ceiling is not None:
+        extra["ceiling"] = ceiling
     if not training:
         assert_passed(found(x, *statistics, weight, bias, y, **extra, **how))
-    mask = pack_mask(y.astype(float) > 0, x)
+    mask = pack_mask(counting(y, ceiling), x)
     results = x, weight, bias
     if training and relu:
         made = y, *statistics, mask
@@ -115,7 +120,7 @@ def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
 
 
 @pytest.mark.parametrize("arithmetic", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["", "relu", "add_relu"])
+@pytest.mark.parametrize("kind", ["", "relu", "relu6", "add_relu"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_formulas_are_within_the_budgets_of_kernels(dtype, training, kind, arithmetic):
@@ -165,6 +170,7 @@ def test_code_of_inductor(training, dtype, arithmetic):
     for kind, memory_format in (
         ("", torch.contiguous_format),
         ("relu", torch.channels_last),
+        ("relu6", torch.channels_last),
         ("add_relu", torch.channels_last),
     ):
         torch._dynamo.reset()

@@ -20,27 +20,31 @@ def array(tensor):
     return tensor.numpy()
 
 
-def call(x, residual, running, weight, bias, training=True):
+def call(x, residual, running, weight, bias, training=True, **how):
     if residual is None:
-        return backnorm.torch.batch_norm_relu(x, *running, weight, bias, training)
-    return backnorm.torch.batch_norm_add_relu(x, residual, *running, weight, bias, training)
+        return backnorm.torch.batch_norm_relu(x, *running, weight, bias, training, **how)
+    return backnorm.torch.batch_norm_add_relu(x, residual, *running, weight, bias, training, **how)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("has_residual", [True, False])
-def test_has_the_bits_of_the_operator(dtype, has_residual, layout, parameters, step):
+@pytest.mark.parametrize("ceiling", [None, 0.8])
+def test_has_the_bits_of_the_operator(dtype, has_residual, ceiling, layout, parameters, step):
     x, dy = (layout(torch.randn(6, 3, 4, 4).to(dtype)) for _ in range(2))
     residual = torch.randn(6, 3, 4, 4).to(dtype) if has_residual else None
     wide = torch.float32 if dtype.itemsize == 2 else dtype
     weight, bias, mean, variance = parameters(3, wide)
     y, dx, dresidual, dweight, dbias = step(
-        lambda x, residual, weight, bias: call(x, residual, (None, None), weight, bias),
+        lambda x, residual, weight, bias: call(
+            x, residual, (None, None), weight, bias, ceiling=ceiling
+        ),
         x, residual, weight, bias, dy=dy,
     )  # fmt: skip
 
     side = array(residual) if has_residual else None
     w, b = array(weight), array(bias)
-    forward = backnorm.batch_norm_forward(array(x), w, b, relu=True, residual=side, epsilon=1e-5)
+    how = {"relu": True, "residual": side, "ceiling": ceiling, "epsilon": 1e-5}
+    forward = backnorm.batch_norm_forward(array(x), w, b, **how)
     gradients = backnorm.batch_norm_backward(
         array(x), array(dy), forward.mean, forward.variance, w,
         mask=forward.mask, residual=has_residual, epsilon=1e-5,
@@ -55,10 +59,8 @@ def test_has_the_bits_of_the_operator(dtype, has_residual, layout, parameters, s
     assert y.stride() == dx.stride() == torch.empty_like(x).stride()
 
     with torch.no_grad():
-        y = call(x, residual, (mean, variance), weight, bias, False)
-    expected = backnorm.batch_norm_inference(
-        array(x), array(mean), array(variance), w, b, residual=side, epsilon=1e-5, relu=True
-    )
+        y = call(x, residual, (mean, variance), weight, bias, False, ceiling=ceiling)
+    expected = backnorm.batch_norm_inference(array(x), array(mean), array(variance), w, b, **how)
     np.testing.assert_array_equal(array(y), expected)
     assert y.stride() == torch.empty_like(x).stride()
 

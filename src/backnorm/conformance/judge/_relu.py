@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from backnorm import reference
@@ -20,22 +22,23 @@ def check_relu_forward(
     result: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None],
     *,
     residual: np.ndarray | None = None,
+    ceiling: float | None = None,
     epsilon: float,
     data_format: str = "NCX",
     arithmetic: Arithmetic | None = None,
 ) -> dict[str, Verdict]:
     """Judge `result` (y, mean, variance, mask); see :func:`reference.relu_forward`.
 
-    The mask is judged by the y that came, not by the exact one: a bit is set exactly where y > 0.
+    The mask is judged by the y that came, not by the exact one: a bit is set exactly where y > 0,
+    and less than the ceiling.
     """
-    exact = reference.relu_forward(
-        x, gamma, beta, residual=residual, epsilon=epsilon, data_format=data_format
-    )
+    how: Any = {"residual": residual, "ceiling": ceiling}
+    exact = reference.relu_forward(x, gamma, beta, **how, epsilon=epsilon, data_format=data_format)
     y, mean, variance, mask = result
     return {
-        "y": _judge_y(y, exact, x, arithmetic),
+        "y": _judge_y(y, exact, x, ceiling, arithmetic),
         **judge_statistics(mean, variance, exact, x.dtype, arithmetic),
-        "mask": _judge_mask(mask, y, x),
+        "mask": _judge_mask(mask, y, x, ceiling),
     }
 
 
@@ -48,15 +51,17 @@ def check_relu_inference(
     y: np.ndarray,
     *,
     residual: np.ndarray | None = None,
+    ceiling: float | None = None,
     epsilon: float,
     data_format: str = "NCX",
     arithmetic: Arithmetic | None = None,
 ) -> dict[str, Verdict]:
     """Judge `y` = relu(batch norm + residual); see :func:`reference.relu_inference`."""
+    how: Any = {"residual": residual, "ceiling": ceiling}
     exact = reference.relu_inference(
-        x, mean, variance, gamma, beta, residual=residual, epsilon=epsilon, data_format=data_format
+        x, mean, variance, gamma, beta, **how, epsilon=epsilon, data_format=data_format
     )
-    return {"y": _judge_y(y, exact, x, arithmetic)}
+    return {"y": _judge_y(y, exact, x, ceiling, arithmetic)}
 
 
 def check_relu_backward(
@@ -104,16 +109,24 @@ def _judge_y(
     y: np.ndarray,
     exact: reference.ExactNormalized | reference.ExactOutput,
     x: np.ndarray,
+    ceiling: float | None,
     arithmetic: Arithmetic | None,
 ) -> Verdict:
     verdict = judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype, arithmetic=arithmetic)
-    # Beside an exact 0 the budget has room on both sides; a result of ReLU has none below.
-    if verdict.passed and (y.astype(np.float64) < 0).any():
-        return refused(f"y is negative {int((y.astype(np.float64) < 0).sum())} times")
+    if not verdict.passed:
+        return verdict
+    # Beside a bound the budget has room on both sides; a result of ReLU has none beyond it.
+    values = y.astype(np.float64)
+    if (values < 0).any():
+        return refused(f"y is negative {int((values < 0).sum())} times")
+    if ceiling is not None and (values > ceiling).any():
+        return refused(f"y is more than {ceiling} {int((values > ceiling).sum())} times")
     return verdict
 
 
-def _judge_mask(mask: np.ndarray | None, y: np.ndarray, x: np.ndarray) -> Verdict:
+def _judge_mask(
+    mask: np.ndarray | None, y: np.ndarray, x: np.ndarray, ceiling: float | None
+) -> Verdict:
     if mask is None:
         return refused("mask is absent")
     if mask.dtype != np.uint8 or mask.ndim != 1 or mask.size < mask_size(x.size):
@@ -123,8 +136,7 @@ def _judge_mask(mask: np.ndarray | None, y: np.ndarray, x: np.ndarray) -> Verdic
         )
     if y.shape != x.shape:
         return refused(f"y has shape {y.shape}, not {x.shape}")
-    # Not y > 0 in y's own type: ml_dtypes warns of NaN.
-    return _judge_equal("mask", reference.unpack_mask(mask, x), y.astype(np.float64) > 0)
+    return _judge_equal("mask", reference.unpack_mask(mask, x), reference.counting(y, ceiling))
 
 
 def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> Verdict:

@@ -8,7 +8,7 @@ backward, training              dx = gain * ((dy - shift) - (x - mean) * slope)
 backward, frozen statistics     dx = gain * dy
 forward and inference           y  = gain * ((x - mean) - shift) + slope
 the same in float32             y  = gain * (x - mean) + slope
-with a ReLU                     max(0, y), or max(0, y + residual)
+with a ReLU                     max(0, y), or max(0, y + residual); at most its ceiling
 ==============================  =========================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
@@ -66,7 +66,7 @@ def _elements(x, dy, index, mean, shift, slope, gain):
         )
     if isinstance(dy, ReLU):
         return lambda x, dy, index, mean, shift, slope, gain: relu(
-            _plus_residual(dy, index, normalised(take(x, index), mean, shift, slope, gain))
+            dy, _plus_residual(dy, index, normalised(take(x, index), mean, shift, slope, gain))
         )
     return lambda x, dy, index, mean, shift, slope, gain: _derivative(
         take(x, index), take(dy, index), mean, shift, slope, gain
@@ -86,9 +86,10 @@ def _first_elements(x, dy, index, count, mean, shift, slope, gain):
         )
     if isinstance(dy, ReLU):
         return lambda x, dy, index, count, mean, shift, slope, gain: relu(
+            dy,
             _plus_residual_first(
                 dy, index, count, normalised(take(x, index, count), mean, shift, slope, gain)
-            )
+            ),
         )
     return lambda x, dy, index, count, mean, shift, slope, gain: _derivative(
         take(x, index, count), take(dy, index, count), mean, shift, slope, gain

@@ -54,7 +54,7 @@ class Kind(types.Type):
     operation : {"forward", "backward", "frozen"}
         Forward: y from x, by sums of x or not. Backward: dx from x and dy; frozen: from dy alone.
     relu : bool
-        Whether a ReLU follows: y is not less than zero, dy counts where y was more.
+        Whether a ReLU follows: y is from zero to the ceiling, dy counts where y was between.
     """
 
     def __init__(self, element: Any, arithmetic: Any, operation: str, relu: bool) -> None:
@@ -144,8 +144,15 @@ def call_off(head, cells, refused):
     raise_flag(cells, _READY)
 
 
+def _taken_as(kind: Any, context: Any, builder: Any, number: Any) -> Any:
+    """Emit a cell as what it holds: an address, a float64, or an integer."""
+    if isinstance(kind, types.CPointer):
+        return builder.inttoptr(number, context.get_value_type(kind))
+    return builder.bitcast(number, context.get_value_type(kind))
+
+
 def _gathering(model_of: Any, **slots: str) -> Any:
-    """Return an intrinsic (kind, cells) that gathers the addresses of a structure from fields."""
+    """Return an intrinsic (kind, cells) that gathers the parts of a structure from fields."""
 
     @intrinsic
     def gather(typingctx, kind, cells):
@@ -156,8 +163,7 @@ def _gathering(model_of: Any, **slots: str) -> Any:
             for name, field in slots.items():
                 at = ir.Constant(_I64, SLOTS[field])
                 number = builder.load(builder.gep(arguments[1], [at]))
-                kept = builder.inttoptr(number, context.get_value_type(model.parts[name]))
-                setattr(made, name, kept)
+                setattr(made, name, _taken_as(model.parts[name], context, builder, number))
             return made._getvalue()
 
         return model(kind, cells), codegen
@@ -166,8 +172,10 @@ def _gathering(model_of: Any, **slots: str) -> Any:
 
 
 _masked = _gathering(lambda kind: Masked(kind.element), values="dy", bits="mask")
-_relu = _gathering(lambda kind: ReLU(kind.element), values="residual")
-_marking = _gathering(lambda kind: Marking(kind.element), values="out", bits="mask")
+_relu = _gathering(lambda kind: ReLU(kind.element), values="residual", ceiling="ceiling")
+_marking = _gathering(
+    lambda kind: Marking(kind.element), values="out", bits="mask", beyond="beyond"
+)
 _with_residual = _gathering(
     lambda kind: WithResidual(kind.element), values="out", residual="residual", dy="dy", bits="mask"
 )

@@ -1,4 +1,4 @@
-"""Addresses with a ReLU: what is read or written at them depends on y > 0.
+"""Addresses with a ReLU: what is read or written at them depends on 0 < y < ceiling.
 
 Kernels are written for addresses of elements. Where a ReLU follows the normalisation, they
 are given one of these in its place, and loads and stores (see `memory`) do what it asks for:
@@ -6,11 +6,14 @@ are given one of these in its place, and loads and stores (see `memory`) do what
 ============  ===================================================================================
 Masked        dy: an element is zero where its bit is not set
 ReLU          in the place of dy in a forward pass: the residual, if any, to be added before the
-              ReLU
+              ReLU, and its ceiling
 Marking       y: a store also writes a bit an element, whether what was stored is more than zero
+              and below the ceiling
 WithResidual  dx, and the gradient of the residual, if that is wanted: a store also writes the
               masked dy there
 ============  ===================================================================================
+
+A ReLU without a ceiling is one whose ceiling is infinity, which is not taken for reached.
 
 The mask has a bit for each element, in the order of memory. Threads write whole bytes of it, so
 vectors begin at multiples of eight elements wherever a Marking is written.
@@ -26,7 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 from backnorm.cpu.kernels.storage import has_feature
-from backnorm.cpu.kernels.vector import Singles, Vec, first_lanes, load_lanes
+from backnorm.cpu.kernels.vector import Singles, Vec, first_lanes, load_lanes, spread
 
 __all__ = [
     "Addresses",
@@ -44,19 +47,25 @@ __all__ = [
 ]
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
-_BITS = types.CPointer(types.uint8)
+# What is no address of elements.
+_PARTS = {
+    "bits": types.CPointer(types.uint8),
+    "ceiling": types.float64,
+    "beyond": types.int64,
+}
 
 
 class Addresses(types.Type):
-    """Several addresses; `parts` are their names and types, and `dtype` is the elements' type."""
+    """Several addresses, and numbers that go with them.
+
+    `parts` are their names and types, and `dtype` is the elements' type.
+    """
 
     is_address = True
 
     def __init__(self, dtype: Any, *parts: str) -> None:
         self.dtype = dtype
-        self.parts = {
-            name: _BITS if name == "bits" else types.CPointer(dtype) for name in ("values", *parts)
-        }
+        self.parts = {name: _PARTS.get(name, types.CPointer(dtype)) for name in ("values", *parts)}
         super().__init__(name=f"{type(self).__name__}({dtype})")
 
 
@@ -68,14 +77,17 @@ class Masked(Addresses):
 
 
 class ReLU(Addresses):
-    """The residual, if there is one (its address may be 0)."""
+    """The residual, if there is one (its address may be 0), and the ceiling."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__(dtype, "ceiling")
 
 
 class Marking(Addresses):
     """Elements to write, and a mask, if it is wanted (its address may be 0)."""
 
     def __init__(self, dtype: Any) -> None:
-        super().__init__(dtype, "bits")
+        super().__init__(dtype, "bits", "beyond")
 
 
 class WithResidual(Addresses):
@@ -179,28 +191,24 @@ def _is_there(builder: Any, place: Any) -> Any:
     return builder.icmp_unsigned("!=", builder.ptrtoint(place, _I64), ir.Constant(_I64, 0))
 
 
-# Patterns of infinity: as integers, more than zero and not NaN are 1 .. infinity.
-_INFINITY = {
-    types.float64: 0x7FF0000000000000,
-    types.float32: 0x7F800000,
-    types.uint16: 0x7C00,
-    types.int16: 0x7F80,
-}
-
-
 def _mark(
     context: Any, builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
 ) -> None:
-    bits = _parts(context, builder, kind, target).bits
-    lanes = raw.type.count
-    integer = ir.VectorType(ir.IntType(kind.dtype.bitwidth), lanes)
-    pattern = builder.bitcast(raw, integer)
-    one = ir.Constant(integer, [1] * lanes)
-    limit = ir.Constant(integer, [_INFINITY[kind.dtype]] * lanes)
-    positive = builder.icmp_unsigned("<", builder.sub(pattern, one), limit)
+    parts = _parts(context, builder, kind, target)
+    bits, lanes = parts.bits, raw.type.count
+    element = ir.IntType(kind.dtype.bitwidth)
+    # As integers elements are in the order of their values, NaN beyond infinity.
+    pattern = builder.bitcast(raw, ir.VectorType(element, lanes))
+    beyond = parts.beyond
+    if element != beyond.type:
+        beyond = builder.trunc(beyond, element)
+    passes = builder.and_(
+        builder.icmp_signed(">", pattern, ir.Constant(pattern.type, None)),
+        builder.icmp_signed("<", pattern, spread(builder, beyond, lanes)),
+    )
     if count is not None:
-        positive = builder.and_(positive, first_lanes(builder, count, lanes))
-    word = builder.bitcast(positive, ir.IntType(lanes))
+        passes = builder.and_(passes, first_lanes(builder, count, lanes))
+    word = builder.bitcast(passes, ir.IntType(lanes))
     place = builder.gep(bits, [builder.lshr(index, ir.Constant(_I64, 3))])
     with builder.if_then(_is_there(builder, bits)):
         if count is None:
@@ -236,24 +244,34 @@ def has_residual(typingctx, relu):
 
 
 @intrinsic
-def relu(typingctx, value):
-    """Return a vector with 0 in the place of what is less; NaN is kept.
+def relu(typingctx, how, value):
+    """Return a vector with 0 in the place of what is less, and its ceiling of what is more.
 
-    Of Singles, minus infinity is kept too: it may come of an overflow that float64 has not, and
-    shows that its lane is not sound.
+    NaN is kept. Of Singles, infinities are kept too: they may come of an overflow that float64 has
+    not, and show that their lanes are not sound.
     """
-    if value not in (Vec, Singles):
+    if not isinstance(how, ReLU) or value not in (Vec, Singles):
         return None
 
     def codegen(context, builder, signature, arguments):
-        zero = ir.Constant(arguments[0].type, None)
-        less = builder.fcmp_ordered("<=", arguments[0], zero)
+        vector, kind = arguments[1], arguments[1].type
+        zero = ir.Constant(kind, None)
+        ceiling = _parts(context, builder, how, arguments[0]).ceiling
         if value == Singles:
-            lowest = ir.Constant(arguments[0].type, [float("-inf")] * arguments[0].type.count)
-            less = builder.and_(less, builder.fcmp_ordered(">", arguments[0], lowest))
-        return builder.select(less, zero, arguments[0])
+            ceiling = builder.fptrunc(ceiling, kind.element)
+        ceiling = spread(builder, ceiling, kind.count)
+        # In these forms a minimum and a maximum are one instruction each, on x86-64.
+        below = builder.select(builder.fcmp_ordered("<", ceiling, vector), ceiling, vector)
+        if value == Vec:
+            return builder.select(builder.fcmp_ordered("<=", below, zero), zero, below)
+        within = builder.select(builder.fcmp_ordered(">", below, zero), below, zero)
+        integer = ir.VectorType(ir.IntType(32), kind.count)
+        signless = ir.Constant(integer, [0x7FFFFFFF] * kind.count)
+        size = builder.and_(builder.bitcast(vector, integer), signless)
+        infinity = ir.Constant(integer, [0x7F800000] * kind.count)
+        return builder.select(builder.icmp_signed("<", size, infinity), within, vector)
 
-    return value(value), codegen
+    return value(how, value), codegen
 
 
 def same_line(out):

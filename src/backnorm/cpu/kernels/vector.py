@@ -42,6 +42,7 @@ __all__ = [
     "sound",
     "splat",
     "splat_single",
+    "spread",
     "square_root",
     "store_lanes",
     "sums_of_lanes",
@@ -87,7 +88,7 @@ def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
     least, most = ir.Constant(count.type, 0), ir.Constant(count.type, lanes)
     count = builder.select(builder.icmp_signed("<", count, most), count, most)
     count = builder.select(builder.icmp_signed(">", count, least), count, least)
-    counts = _spread(builder, builder.trunc(count, _I32), lanes)
+    counts = spread(builder, builder.trunc(count, _I32), lanes)
     return builder.icmp_signed("<", ir.Constant(counts.type, list(range(lanes))), counts)
 
 
@@ -121,8 +122,8 @@ def _load_pairs(builder: Any, pointer: Any, vector: Any, count: Any) -> Any:
     some = builder.icmp_signed(">=", last, ir.Constant(count.type, 0))
     one = builder.load(builder.select(some, builder.gep(pointer, [last]), nothing), typ=_I16)
     places = ir.Constant(vector, list(range(lanes)))
-    here = builder.icmp_signed("==", places, _spread(builder, builder.trunc(last, _I16), lanes))
-    return builder.select(here, _spread(builder, one, lanes), builder.bitcast(loaded, vector))
+    here = builder.icmp_signed("==", places, spread(builder, builder.trunc(last, _I16), lanes))
+    return builder.select(here, spread(builder, one, lanes), builder.bitcast(loaded, vector))
 
 
 def store_lanes(builder: Any, raw: Any, pointer: Any, count: Any, size: int) -> None:
@@ -144,7 +145,8 @@ def _masked(builder: Any, verb: str, vector: Any, parameters: list[Any], result:
     return cgutils.get_or_insert_function(builder.module, kind, name)
 
 
-def _spread(builder: Any, value: Any, lanes: int) -> Any:
+def spread(builder: Any, value: Any, lanes: int) -> Any:
+    """Emit a vector with `value` in every lane."""
     vector = ir.VectorType(value.type, lanes)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
     mask = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
@@ -156,7 +158,7 @@ def splat(typingctx, value):
     """Return a Vec with `value` in every lane."""
 
     def codegen(context, builder, signature, arguments):
-        return _spread(builder, arguments[0], LANES)
+        return spread(builder, arguments[0], LANES)
 
     return Vec(types.float64), codegen
 
@@ -166,7 +168,7 @@ def splat_single(typingctx, value):
     """Return Singles with `value`, rounded to float32, in every lane."""
 
     def codegen(context, builder, signature, arguments):
-        return _spread(builder, builder.fptrunc(arguments[0], _SINGLE), SINGLES)
+        return spread(builder, builder.fptrunc(arguments[0], _SINGLE), SINGLES)
 
     return Singles(types.float64), codegen
 

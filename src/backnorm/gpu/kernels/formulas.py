@@ -4,7 +4,7 @@
 backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
 backward, frozen statistics  dx = gain * dy
 forward and inference        y  = gain * ((x - mean) - shift) + slope
-with a ReLU                  max(0, y), or max(0, y + residual)
+with a ReLU                  max(0, y), or max(0, y + residual); at most its ceiling
 ==========================  =============================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
@@ -80,9 +80,13 @@ def normalised(b_x, b_residual, mean, shift, slope, gain, FORM: tl.constexpr):
 
 
 @triton.jit
-def relu(b_y):
-    """Return y, and 0 in the place of what is less; NaN is kept."""
-    return tl.where(b_y <= 0.0, tl.zeros_like(b_y), b_y)
+def relu(b_y, FORM: tl.constexpr):
+    """Return y, 0 in the place of what is less, the ceiling of what is more; NaN is kept."""
+    b_y = tl.where(b_y <= 0.0, tl.zeros_like(b_y), b_y)
+    if FORM.ceiling != float("inf"):
+        b_ceiling = tl.full(b_y.shape, FORM.ceiling, b_y.dtype)
+        b_y = tl.where(b_y > b_ceiling, b_ceiling, b_y)
+    return b_y
 
 
 @triton.jit

@@ -369,9 +369,12 @@ def _write(
             b_residual = widen(tl.load(p_residual + o_elements, mask=m_there, other=0.0), FORM)
         b_y = normalised(b_x, b_residual, mean, shift, slope, gain, FORM)
         if FORM.relu:
-            b_y = relu(b_y)
+            b_y = relu(b_y, FORM)
         b_y = narrow(b_y, p_y)
         if FORM.relu and FORM.training:
-            # What is rounded to 0 has no bit.
-            store_bits(p_bits, i_tile, i_unit, b_y.to(tl.float32) > 0.0, frame, FORM)
+            # What is rounded to 0, or to the ceiling, has no bit.
+            m_counts = b_y.to(tl.float32) > 0.0
+            if FORM.ceiling != float("inf"):
+                m_counts = m_counts & (b_y < tl.full(b_y.shape, FORM.ceiling, b_y.dtype))
+            store_bits(p_bits, i_tile, i_unit, m_counts, frame, FORM)
         tl.store(p_y + o_elements, b_y, mask=m_there)

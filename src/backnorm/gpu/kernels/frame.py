@@ -57,6 +57,8 @@ class Form(NamedTuple):
     arithmetic : Arithmetic
     relu, residual : bool
         Whether there is a ReLU, and a residual before it.
+    ceiling : float
+        Of the ReLU; infinity without one.
     whole_bytes : bool
         Whether every row of a tile begins with a byte of the ReLU's mask.
     training : bool
@@ -79,3 +81,4 @@ class Form(NamedTuple):
     has_gamma: bool
     has_beta: bool
     epsilon: float
+    ceiling: float

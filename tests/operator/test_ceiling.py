@@ -1,0 +1,152 @@
+"""A ReLU with a ceiling: y is that of the plain ReLU, cut off, and the mask says where it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import backnorm
+from backnorm import reference
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.relu_battery import examine_relu, relu_case
+from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32, FLOAT64
+
+from .test_relu import LARGE, LAYOUTS, Ours, assert_passed
+
+BY_TYPE = pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+
+
+@BY_TYPE
+@pytest.mark.parametrize("with_residual", [True, False])
+@pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
+def test_sizes_around_those_of_vectors_bytes_and_tiles(
+    dtype, data_format, shape, with_residual, rng
+):
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
+    case = relu_case("", data, rng, with_residual=with_residual, ceiling=0.75)
+    assert_passed(examine_relu(Ours, case))
+
+
+def assert_cut_off(result, plain, ceiling, x):
+    """Assert that a result is the one without the ceiling, cut off; return how often it is."""
+    values = np.minimum(plain.y.astype(np.float64), ceiling)
+    np.testing.assert_array_equal(result.y.astype(np.float64), values)
+    np.testing.assert_array_equal(result.mean, plain.mean)
+    np.testing.assert_array_equal(result.variance, plain.variance)
+    # What an infinite ceiling lets pass has none.
+    counts = (values > 0) & ((values < ceiling) | np.isinf(ceiling))
+    np.testing.assert_array_equal(reference.unpack_mask(result.mask, x), counts)
+    return int((values == ceiling).sum())
+
+
+@BY_TYPE
+@pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
+@pytest.mark.parametrize(("data_format", "shape"), LARGE)
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_y_is_that_without_a_ceiling_cut_off(
+    dtype, arithmetic, data_format, shape, with_residual, rng
+):
+    """Rounding and the ceiling commute, so the bits are known."""
+    if dtype == FLOAT64 and arithmetic == "float32":
+        pytest.skip("there is none")
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
+    residual = relu_case("", data, rng, with_residual=with_residual).residual
+    how = data.options | {"relu": True, "residual": residual, "arithmetic": arithmetic}
+    given = data.x, data.gamma, data.beta
+    plain = backnorm.batch_norm_forward(*given, **how)
+    result = backnorm.batch_norm_forward(*given, **how, ceiling=1.5)
+    assert 0 < assert_cut_off(result, plain, 1.5, data.x) < data.x.size // 2
+    whole = backnorm.reduce_forward(data.x, data_format=data_format, arithmetic=arithmetic)
+    phases = backnorm.apply_forward(data.x, whole, *given[1:], **how, ceiling=1.5)
+    known = backnorm.batch_norm_inference(
+        data.x, data.mean, data.variance, *given[1:], **how, ceiling=1.5
+    )
+    for y in (phases.y, known):
+        assert y.astype(np.float64).max() == 1.5
+
+
+@given(
+    ceiling=st.floats(min_value=0, exclude_min=True),
+    dtype=st.sampled_from(ELEMENT_TYPES),
+    data_format=st.sampled_from(["NCX", "NXC"]),
+    seed=st.integers(0, 100),
+)
+def test_any_ceiling_is_rounded_to_the_type_of_x(ceiling, dtype, data_format, seed):
+    rng = np.random.default_rng(seed)
+    data = realistic_data((3, 5, 7, 3), dtype, data_format=data_format, rng=rng)
+    with np.errstate(over="ignore"):
+        rounded = float(np.float64(ceiling).astype(dtype))
+    given, how = (data.x, data.gamma, data.beta), data.options | {"relu": True}
+    if rounded == 0:
+        with pytest.raises(backnorm.ArgumentValueError, match=r"^ceiling: "):
+            backnorm.batch_norm_forward(*given, **how, ceiling=ceiling)
+        return
+    results = [backnorm.batch_norm_forward(*given, **how, ceiling=c) for c in (ceiling, None)]
+    assert_cut_off(*results, rounded, data.x)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_an_overflow_of_float32_arithmetic_is_not_taken_for_the_ceiling(dtype):
+    """x - mean has no float32, and y is below the ceiling all the same."""
+    x = np.full((2, 3, 32), 3e38, dtype)
+    ones = np.ones(3, np.float32)
+    y = backnorm.batch_norm_inference(
+        x, -3e38 * ones, ones, 1e-30 * ones, epsilon=0.0, relu=True, ceiling=2.0**30,
+        arithmetic="float32" if dtype == FLOAT32 else None,
+    )  # fmt: skip
+    np.testing.assert_allclose(y.astype(np.float64), 6e8, rtol=2.0**-7)
+
+
+@BY_TYPE
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 40)])
+def test_what_is_not_finite(dtype, shape, rng):
+    residual = np.zeros(shape, dtype)
+    residual[0, :, :4] = np.inf, -np.inf, np.nan, 6.0
+    x = rng.standard_normal(shape).astype(dtype)
+    zeros = np.zeros(3, dtype)
+    result = backnorm.batch_norm_forward(
+        x, zeros, zeros, residual=residual, epsilon=1e-3, relu=True, ceiling=6
+    )
+    np.testing.assert_array_equal(result.y[0, 0, :4].astype(np.float64), [6.0, 0.0, np.nan, 6.0])
+    assert not reference.unpack_mask(result.mask, x).any()
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1.0, np.nan, -np.inf, 1e-60])
+def test_a_ceiling_that_is_not_more_than_0_is_refused(value):
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^ceiling: .*float32"):
+        backnorm.batch_norm_forward(x, epsilon=1e-5, relu=True, ceiling=value)
+
+
+@pytest.mark.parametrize("value", [True, "6", [6.0], np.ones(3), 6j])
+def test_a_ceiling_that_is_no_number_is_refused(value):
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(backnorm.ArgumentTypeError, match=r"^ceiling: "):
+        backnorm.batch_norm_forward(x, epsilon=1e-5, relu=True, ceiling=value)
+
+
+def test_a_ceiling_without_a_relu_is_refused():
+    x, ones = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    calls = (
+        lambda: backnorm.batch_norm_forward(x, epsilon=1e-5, ceiling=6.0),
+        lambda: backnorm.batch_norm_inference(x, ones, ones, epsilon=1e-5, ceiling=6.0),
+        lambda: backnorm.apply_forward(x, backnorm.reduce_forward(x), epsilon=1e-5, ceiling=6.0),
+    )
+    for call in calls:
+        with pytest.raises(backnorm.ArgumentValueError, match=r"^ceiling: .*relu=True"):
+            call()
+
+
+def test_a_ceiling_is_part_of_what_a_call_is_known_by(rng):
+    x = rng.standard_normal((4, 3, 50)).astype(np.float16)
+
+    def most(ceiling):
+        y = backnorm.batch_norm_forward(x, epsilon=1e-5, relu=True, ceiling=ceiling).y
+        return float(y.max())
+
+    for _ in range(2):
+        found = [most(ceiling) for ceiling in (None, 1, 1.5, np.float32(0.5), np.inf)]
+        assert found[1:4] == [1.0, 1.5, 0.5]
+        assert found[0] == found[4] > 1.5
