@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import ml_dtypes
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit
+from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 from backnorm.gpu.device import KNOWN
 from backnorm.gpu.plan import candidates, plan_gpu
 from backnorm.layout import extents_of
@@ -19,11 +17,19 @@ from backnorm.problem import Metadata, problem_of
 H200, L40S = KNOWN["h200"], KNOWN["l40s"]
 
 
-def problem(shape, data_format="NCX", dtype=FLOAT32, *, operation="backward", relu=False):
+def problem(
+    shape,
+    data_format="NCX",
+    dtype=FLOAT32,
+    *,
+    operation="backward",
+    relu=False,
+    arithmetic=None,
+):
     axis = 1 if data_format == "NCX" else -1
     statistics = FLOAT32 if is_16_bit(dtype) else dtype
     x, channel = Metadata(shape, dtype), Metadata((shape[axis],), statistics)
-    given = {"epsilon": 1e-5, "data_format": data_format}
+    given = {"epsilon": 1e-5, "data_format": data_format, "arithmetic": arithmetic}
     made = (
         problem_of("backward", x, x, None, channel, channel, channel, **given)
         if operation == "backward"
@@ -44,6 +50,48 @@ def test_arithmetic_is_what_the_device_is_fast_at():
         assert planned(problem((8, 4, 9), dtype=FLOAT64), gpu).arithmetic == "compensated"
     text = str(planned(problem((8, 4, 9)), L40S))
     assert "pairs of float32: NVIDIA L40S is slow at float64" in text
+
+
+class TestFloat32Arithmetic:
+    def test_is_what_float32_elements_are_computed_in_if_asked_for(self):
+        for gpu in KNOWN.values():
+            plan = planned(problem((8, 4, 9), arithmetic="float32"), gpu)
+            assert plan.arithmetic == "float32"
+            assert plan.reasons[0] == "float32: asked for"
+            assert "  arithmetic float32\n" in str(plan)
+
+    @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+    def test_is_that_of_16_bits_without_a_choice(self, dtype):
+        for gpu in KNOWN.values():
+            plan = planned(problem((8, 4, 9), dtype=dtype), gpu)
+            assert plan.arithmetic == "float32"
+            assert plan.reasons[0] == "float32: elements of 16 bits need no more"
+            assert plan == planned(problem((8, 4, 9), dtype=dtype, arithmetic="float32"), gpu)
+        for gpu, expected in ((H200, "float64"), (L40S, "pairs")):
+            plan = planned(problem((8, 4, 9), dtype=dtype, arithmetic="float64"), gpu)
+            assert plan.arithmetic == plan.moments == expected
+
+    @pytest.mark.parametrize(
+        ("gpu", "moments", "reason"),
+        [
+            (H200, "float64", "float64: NVIDIA H200 does it at memory speed"),
+            (L40S, "pairs", "pairs of float32: NVIDIA L40S is slow at float64"),
+        ],
+        ids=["h200", "l40s"],
+    )
+    def test_leaves_mean_and_variance_to_what_is_wider(self, gpu, moments, reason):
+        plan = planned(problem((8, 4, 9), operation="forward", arithmetic="float32"), gpu)
+        assert (plan.arithmetic, plan.moments) == ("float32", moments)
+        assert plan.reasons[1] == f"mean and variance in {reason}"
+        assert f"  arithmetic float32, mean and variance {moments}\n" in str(plan)
+
+    def test_changes_nothing_else(self):
+        for operation in ("forward", "backward"):
+            made = problem((256, 64, 56, 56), operation=operation)
+            plan = planned(made)
+            other = planned(dataclasses.replace(made, arithmetic="float32"))
+            assert (other.tiling, other.schedule) == (plan.tiling, plan.schedule)
+            assert other.reasons[-1] == plan.reasons[-1]
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
@@ -147,6 +195,6 @@ def test_tiles_hold_every_element(shape, scale, data_format, dtype, operation, r
 
 
 def test_bfloat16_is_read_16_bytes_at_a_time():
-    tiling = planned(problem((256, 56, 56, 256), "NXC", np.dtype(ml_dtypes.bfloat16))).tiling
+    tiling = planned(problem((256, 56, 56, 256), "NXC", BFLOAT16)).tiling
     assert tiling.align * 2 >= 16
     assert tiling.tile_rows * tiling.tile_columns == tiling.warps * 32 * 8

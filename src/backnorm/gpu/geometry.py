@@ -7,8 +7,8 @@ from typing import Literal
 
 __all__ = ["Arithmetic", "Tiling", "power_of_two"]
 
-#: What elements are computed in: see `arithmetic`.
-Arithmetic = Literal["float64", "compensated", "pairs"]
+#: What elements are computed in: see `kernels.arithmetic`.
+Arithmetic = Literal["float64", "compensated", "pairs", "float32"]
 
 
 @dataclass(frozen=True, slots=True)

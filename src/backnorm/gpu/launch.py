@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import triton.language as tl
 
-from backnorm.gpu.geometry import Arithmetic, Tiling, power_of_two
+from backnorm.gpu.geometry import Tiling, power_of_two
 from backnorm.gpu.kernels import backward, forward
 from backnorm.gpu.kernels.frame import Form
 from backnorm.layout import Extents
@@ -146,7 +146,7 @@ class _Launch:
         completing: dict[str, Any],
     ) -> None:
         functions, extents, tiling = self._functions, plan.extents, plan.tiling
-        form = {"FORM": _form(problem, tiling, plan.arithmetic)}
+        form = {"FORM": _form(problem, plan)}
         sizes = _sizes(problem, extents, tiling)
 
         def kernel(function: Any, **constants: Any) -> Any:
@@ -322,7 +322,8 @@ def _sizes(problem: Problem, extents: Extents, tiling: Tiling) -> tuple[int, ...
     )
 
 
-def _form(problem: Problem, tiling: Tiling, arithmetic: Arithmetic) -> Form:
+def _form(problem: Problem, plan: Any) -> Form:
+    tiling = plan.tiling
     values = Form(
         columns=tiling.columns,
         partial=tiling.partial,
@@ -330,7 +331,8 @@ def _form(problem: Problem, tiling: Tiling, arithmetic: Arithmetic) -> Form:
         tile_columns=tiling.tile_columns,
         stages=tiling.stages,
         align=tiling.align,
-        arithmetic=arithmetic,
+        arithmetic=plan.arithmetic,
+        moments=plan.moments,
         relu=problem.relu,
         residual=problem.residual,
         whole_bytes=tiling.width % 8 == 0,

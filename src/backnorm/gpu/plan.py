@@ -2,7 +2,7 @@
 
 A plan is a pure function of metadata, as those of `plan` are. What the bits of a result depend on,
 tiles, blocks and schedule, comes from shape and type alone: every device that computes in the same
-arithmetic returns the same bits. Only that arithmetic looks at the device.
+arithmetic returns the same bits. Only that arithmetic looks at the device, and not all of them do.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from backnorm.arithmetics import own_arithmetic
-from backnorm.dtypes import FLOAT64
-from backnorm.errors import ArgumentValueError
+from backnorm.dtypes import FLOAT64, is_16_bit
 from backnorm.gpu.device import Gpu
 from backnorm.gpu.geometry import Arithmetic, Tiling, power_of_two
 from backnorm.layout import Extents
@@ -25,6 +23,9 @@ from backnorm.problem import Problem
 __all__ = ["GpuPlan", "Knobs", "Schedule", "candidates", "plan_gpu"]
 
 Schedule = Literal["complete", "two passes"]
+
+# Operations that find mean and variance.
+_OF_MOMENTS = ("forward", "reduce_forward")
 
 # Threads of a warp, bytes that one of them reads at once, and bytes of a run of memory that are
 # read as fast as longer ones.
@@ -111,6 +112,9 @@ class GpuPlan:
     schedule : {"complete", "two passes"}
         A program reduces and writes all elements of its channels, or these are separate launches.
     arithmetic : Arithmetic
+        Of elements, and of the sums of a backward pass.
+    moments : Arithmetic
+        Of the sums that mean and variance are made of: of twice the digits in float32, too.
     reasons : tuple of str
         Why, for people.
     """
@@ -120,6 +124,7 @@ class GpuPlan:
     tiling: Tiling
     schedule: Schedule
     arithmetic: Arithmetic
+    moments: Arithmetic
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -128,6 +133,8 @@ class GpuPlan:
         shape = "x".join(map(str, problem.shape))
         axes = ", ".join(map(str, problem.channel_axes))
         kind = "columns" if tiling.columns else "segments"
+        apart = self.moments != self.arithmetic and problem.operation in _OF_MOMENTS
+        moments = f", mean and variance {self.moments}" if apart else ""
         lines = [
             f"{problem.operation} {problem.dtype} {shape}, channel axis {axes}, "
             f"statistics {problem.statistics_dtype}",
@@ -137,7 +144,7 @@ class GpuPlan:
             f"{tiling.units} units of {tiling.blocks} programs of {tiling.per_block} tiles, "
             f"{tiling.warps} warps, {tiling.stages} stages",
             f"  schedule   {self.schedule}",
-            f"  arithmetic {self.arithmetic}",
+            f"  arithmetic {self.arithmetic}{moments}",
         ]
         return "\n".join(lines + [f"  because    {reason}" for reason in self.reasons])
 
@@ -158,44 +165,42 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
     Returns
     -------
     GpuPlan
-
-    Raises
-    ------
-    ArgumentValueError
-        If the problem's arithmetic is another than its elements' own.
     """
-    _check_arithmetic(problem)
-    reasons = []
-    arithmetic: Arithmetic
-    if problem.dtype == FLOAT64:
-        arithmetic = "compensated"
-        reasons.append("compensated: nothing is wider than float64")
-    elif gpu.fast_float64:
-        arithmetic = "float64"
-        reasons.append(f"float64: {gpu.name} does it at memory speed")
-    else:
-        arithmetic = "pairs"
-        reasons.append(f"pairs of float32: {gpu.name} is slow at float64")
+    arithmetic, moments, reasons = _arithmetics(problem, gpu)
     if knobs is None:
         knobs, reason = _choice(problem, extents)
     elif knobs.schedule == "complete" and not _holds_channels(problem, extents):
         raise ValueError("no program can hold a channel: its elements are in several units")
     else:
         reason = "asked for"
-    reasons.append(f"{knobs.schedule}: {reason}")
+    reasons = (*reasons, f"{knobs.schedule}: {reason}")
     tiling = _tiling(problem, extents, knobs)
-    return GpuPlan(problem, extents, tiling, knobs.schedule, arithmetic, tuple(reasons))
+    return GpuPlan(problem, extents, tiling, knobs.schedule, arithmetic, moments, reasons)
 
 
-def _check_arithmetic(problem: Problem) -> None:
-    own = own_arithmetic(problem.dtype)
-    if problem.arithmetic != own:
-        raise ArgumentValueError(
-            "arithmetic",
-            f"there is no choice on a GPU, beside elements of {problem.dtype}",
-            came=repr(problem.arithmetic),
-            accepted=f"{own!r} or None",
-        )
+def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tuple[str, ...]]:
+    """Return the arithmetic of elements, that of mean and variance, and why.
+
+    Float32 does without float64 in every loop but that of mean and variance, and so needs no device
+    that is fast at it: its sums are compensated in float32, in the registers of one float64. Mean
+    and variance are sums about something else than the mean, in which squares may cancel.
+    """
+    wide, reason = _wide(problem, gpu)
+    if problem.arithmetic == "float64":
+        return wide, wide, (reason,)
+    why = "elements of 16 bits need no more" if is_16_bit(problem.dtype) else "asked for"
+    if problem.operation not in _OF_MOMENTS:
+        return "float32", wide, (f"float32: {why}",)
+    return "float32", wide, (f"float32: {why}", f"mean and variance in {reason}")
+
+
+def _wide(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, str]:
+    """Return the arithmetic that loses nothing that shows, and why."""
+    if problem.dtype == FLOAT64:
+        return "compensated", "compensated: nothing is wider than float64"
+    if gpu.fast_float64:
+        return "float64", f"float64: {gpu.name} does it at memory speed"
+    return "pairs", f"pairs of float32: {gpu.name} is slow at float64"
 
 
 def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
@@ -217,11 +222,12 @@ def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
 def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     """Return the heuristic's knobs of a schedule.
 
-    A program of two passes is small: a reduction keeps two float64 for every element of its tile,
-    64 to 86 registers a thread with 8 elements (compiled for compute capability 9.0), so that six
-    to eight programs share a multiprocessor's 65,536, and two tiles of each are on their way: more
-    than the 26 KiB a multiprocessor that an H200 needs to hide 0.8 microseconds at 4.3 TB/s. A
-    program that does all of its channels' work may be alone on its multiprocessor: more warps.
+    A program of two passes is small: a reduction keeps two float64, or as much, for every element
+    of its tile, 64 to 86 registers a thread with 8 elements (compiled for compute capability 9.0;
+    in float32, whose sums have more steps, up to 95), so that five to eight programs share a
+    multiprocessor's 65,536, and two tiles of each are on their way: more than the 26 KiB a
+    multiprocessor that an H200 needs to hide 0.8 microseconds at 4.3 TB/s. A program that does all
+    of its channels' work may be alone on its multiprocessor: more warps.
     """
     vectors = 1 if problem.dtype.itemsize == 2 else 2
     if schedule == "complete":

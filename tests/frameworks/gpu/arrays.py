@@ -32,7 +32,18 @@ def array(value, data_format="NCX"):
     return array_of(value.movedim(1, -1) if data_format == "NXC" and value.dim() > 1 else value)
 
 
-def backward(x, dy, mean, variance, gamma=None, *, epsilon, data_format="NCX", training=True):
+def backward(
+    x,
+    dy,
+    mean,
+    variance,
+    gamma=None,
+    *,
+    epsilon,
+    data_format="NCX",
+    training=True,
+    arithmetic=None,
+):
     dx, dgamma, dbeta, _ = gpu.backward(
         tensor(x, data_format),
         tensor(dy, data_format),
@@ -44,20 +55,22 @@ def backward(x, dy, mean, variance, gamma=None, *, epsilon, data_format="NCX", t
         "NCX",
         training,
         False,
-        None,
+        arithmetic,
     )
     return Gradients(array(dx, data_format), array(dgamma), array(dbeta))
 
 
-def forward(x, gamma=None, beta=None, *, epsilon, data_format="NCX"):
+def forward(x, gamma=None, beta=None, *, epsilon, data_format="NCX", arithmetic=None):
     affine = tensor(gamma), tensor(beta)
     y, mean, variance, _ = gpu.forward(
-        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", False, None, None
+        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", False, None, arithmetic
     )
     return Normalized(array(y, data_format), array(mean), array(variance))
 
 
-def inference(x, mean, variance, gamma=None, beta=None, *, epsilon, data_format="NCX"):
+def inference(
+    x, mean, variance, gamma=None, beta=None, *, epsilon, data_format="NCX", arithmetic=None
+):
     (y,) = gpu.inference(
         tensor(x, data_format),
         None,
@@ -66,7 +79,7 @@ def inference(x, mean, variance, gamma=None, beta=None, *, epsilon, data_format=
         "NCX",
         False,
         None,
-        None,
+        arithmetic,
     )
     return array(y, data_format)
 
@@ -74,9 +87,11 @@ def inference(x, mean, variance, gamma=None, beta=None, *, epsilon, data_format=
 class WithRelu:
     """The operators with a ReLU, as `conformance.relu_battery` calls them."""
 
-    @staticmethod
+    def __init__(self, arithmetic=None):
+        self.arithmetic = arithmetic
+
     def forward(
-        x, gamma=None, beta=None, *, residual=None, ceiling=None, epsilon, data_format="NCX"
+        self, x, gamma=None, beta=None, *, residual=None, ceiling=None, epsilon, data_format="NCX"
     ):
         y, mean, variance, mask = gpu.forward(
             tensor(x, data_format),
@@ -89,12 +104,12 @@ class WithRelu:
             "NCX",
             True,
             ceiling,
-            None,
+            self.arithmetic,
         )
         return NormalizedWithMask(array(y, data_format), array(mean), array(variance), array(mask))
 
-    @staticmethod
     def inference(
+        self,
         x,
         mean,
         variance,
@@ -114,12 +129,12 @@ class WithRelu:
             "NCX",
             True,
             ceiling,
-            None,
+            self.arithmetic,
         )
         return array(y, data_format)
 
-    @staticmethod
     def backward(
+        self,
         x,
         dy,
         mean,
@@ -144,7 +159,7 @@ class WithRelu:
             "NCX",
             training,
             residual,
-            None,
+            self.arithmetic,
         )
         return GradientsWithResidual(
             array(dx, data_format),

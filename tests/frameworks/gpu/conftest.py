@@ -45,6 +45,7 @@ def pytest_collection_modifyitems(items):
             continue
         given = item.callspec.params
         rare = "float32-float32" not in given.get("name", "float32-float32")
+        rare |= str(given.get("dtype", "float32")) != "float32"
         if "schedule" in given:
             rare |= (given["layout"] == "NXC") is (given["schedule"] == "complete")
         if given.get("gpu") == "l40s" and rare:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import backnorm.torch
 from backnorm.errors import ArgumentError
 from backnorm.gpu import launch
 from backnorm.gpu.device import KNOWN
+from backnorm.gpu.plan import plan_gpu
 from backnorm.torch import gpu, kernels
 
 from .. import interpreter
@@ -264,20 +266,61 @@ def test_calls_are_planned_once(launched):
     assert launched == ["forward", "backward"]
 
 
-def test_another_arithmetic_is_refused():
-    for dtype, other in ((torch.float32, "float32"), (torch.bfloat16, "float64")):
-        x = torch.randn(5, 3, 4).to(dtype)
-        expected = torch.nn.functional.batch_norm(x.float(), None, None, training=True)
-        layer = backnorm.torch.BatchNorm1d(3, dtype=dtype, arithmetic=other)
-        for call in (layer, layer.eval()):
-            with pytest.raises(ArgumentError, match=r"^arithmetic: there is no choice on a GPU"):
-                call(x)
-        with backnorm.arithmetic(other), pytest.raises(ArgumentError, match="no choice on a GPU"):
-            backnorm.torch.batch_norm(x, None, None, training=True)
-        own = "float64" if other == "float32" else "float32"
-        with backnorm.arithmetic(other):
-            y = backnorm.torch.batch_norm(x, None, None, training=True, arithmetic=own)
-        torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)
+@pytest.fixture
+def computed(monkeypatch):
+    """Return a list of what was planned, and the arithmetic."""
+    seen = []
+
+    def plan(*given):
+        made = plan_gpu(*given)
+        seen.append((made.problem.operation, made.arithmetic))
+        return made
+
+    monkeypatch.setattr(gpu, "plan_gpu", plan)
+    return seen
+
+
+TRAINED = ["forward", "backward"]
+#: Elements, what is asked for, what an H200 computes in.
+CHOICES = [
+    (torch.float32, None, "float64"),
+    (torch.float32, "float64", "float64"),
+    (torch.float32, "float32", "float32"),
+    (torch.bfloat16, None, "float32"),
+    (torch.bfloat16, "float32", "float32"),
+    (torch.float16, "float64", "float64"),
+    (torch.float64, None, "compensated"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "asked", "expected"), CHOICES, ids=str)
+class TestArithmetic:
+    def test_of_a_call_and_its_backward_pass(self, dtype, asked, expected, computed):
+        x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
+        y = backnorm.torch.batch_norm(x, None, None, training=True, arithmetic=asked)
+        torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
+        assert computed == [(operation, expected) for operation in TRAINED]
+
+    def test_of_a_block_that_has_ended(self, dtype, asked, expected, computed):
+        x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
+        with nullcontext() if asked is None else backnorm.arithmetic(asked):
+            y = backnorm.torch.batch_norm_relu(x, None, None, training=True)
+        torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
+        assert computed == [(operation, expected) for operation in TRAINED]
+
+    def test_of_layers(self, dtype, asked, expected, computed):
+        layer = nn.Sequential(nn.BatchNorm1d(3, dtype=dtype))
+        layer = backnorm.torch.convert(layer, arithmetic=asked)
+        x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
+        layer(x).backward(torch.randn(5, 3, 4).to(dtype))
+        layer.eval()(x)
+        assert computed == [(operation, expected) for operation in [*TRAINED, "inference"]]
+
+
+def test_float64_elements_have_no_choice():
+    x = torch.randn(5, 3, 4, dtype=torch.float64)
+    with pytest.raises(ArgumentError, match=r"^arithmetic: float64 elements are computed in"):
+        backnorm.torch.batch_norm(x, None, None, training=True, arithmetic="float32")
 
 
 def test_the_same_bits_again():

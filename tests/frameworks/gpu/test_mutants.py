@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
+
+import numpy as np
 import pytest
 import triton
 import triton.language as tl
 
-from backnorm.conformance.battery import cases, examine
+from backnorm.conformance.battery import Case, cases, examine
+from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
 from backnorm.conformance.relu_battery import examine_relu, relu_cases
+from backnorm.dtypes import FLOAT32
+from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
-from backnorm.gpu.kernels import backward, forward, tiles
+from backnorm.gpu.kernels import backward, formulas, forward, tiles
+from backnorm.gpu.plan import Knobs, plan_gpu
+from backnorm.torch import gpu
 
 from .. import interpreter
 from . import arrays
@@ -20,6 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 TYPES = "float32-float32"
+ARITHMETICS = "float64", "float32"
 
 
 @triton.jit
@@ -100,9 +110,29 @@ def elements_of_whole_tiles(i_tile, i_unit, frame, FORM: tl.constexpr):
     return tiles_elements_of(i_tile, i_unit, frame, FORM) * 0 + FORM.tile_rows
 
 
+@triton.jit
+def nothing_beside(b_mean):
+    return b_mean * 0.0
+
+
+@triton.jit
+def turned(b_mean):
+    return -formulas_beside(b_mean)
+
+
+@triton.jit
+def lost(b_sum, b_low, b_term):
+    return b_sum + b_term, b_low
+
+
+@triton.jit
+def left_out(b_high, b_low, HOW: tl.constexpr):
+    return b_high.to(tl.float64)
+
+
 tiles_collect, tiles_channels_of = tiles.collect, tiles.channels_of
 tiles_load_bits, tiles_elements_of = tiles.load_bits, tiles.elements_of
-forward_pivot = forward._pivot
+forward_pivot, formulas_beside = forward._pivot, formulas._beside
 
 BACKWARD = [
     ("solve_backward", no_shift),
@@ -129,6 +159,12 @@ OF_RELU = [
 ]
 
 
+# Of float32 arithmetic: what is left of the mean.
+OF_THE_MEAN = [nothing_beside, turned]
+# And of its sums: the rounding errors.
+OF_SUMS = [("add_compensated", lost), ("join", left_out)]
+
+
 @pytest.fixture(autouse=True)
 def h200():
     with interpreter.standing_in_for(KNOWN["h200"]):
@@ -140,46 +176,130 @@ def name_of(value):
 
 
 def few(battery):
-    return [case for case in battery if TYPES in case.name and "many" not in case.name]
+    """Return cases of every arithmetic that are enough."""
+    return {
+        arithmetic: [
+            case
+            for case in battery(arithmetic=arithmetic)
+            if TYPES in case.name and "many" not in case.name
+        ]
+        for arithmetic in ARITHMETICS
+    }
 
 
-CASES, RELU_CASES = few(cases()), few(relu_cases())
+CASES, RELU_CASES = few(cases), few(relu_cases)
 
 
+def rejected(verdicts):
+    """Whether one has not passed."""
+    return any(not verdict.passed for verdict in verdicts.values())
+
+
+def backward_verdicts(case):
+    return examine(partial(arrays.backward, arithmetic=case.arithmetic), case)
+
+
+def forward_verdicts(case):
+    data, how = case.data, {**case.data.options, "arithmetic": case.arithmetic}
+    given = data.x, data.gamma, data.beta
+    return check_forward(*given, arrays.forward(*given, **how), **how)
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("name", "broken"), BACKWARD, ids=name_of)
-def test_backward(name, broken, monkeypatch):
+def test_backward(name, broken, arithmetic, monkeypatch):
     monkeypatch.setattr(backward, name, broken)
-    assert any(
-        not verdict.passed for case in CASES for verdict in examine(arrays.backward, case).values()
-    )
+    assert any(rejected(backward_verdicts(case)) for case in CASES[arithmetic])
 
 
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("name", "broken"), FORWARD, ids=name_of)
-def test_forward(name, broken, monkeypatch):
+def test_forward(name, broken, arithmetic, monkeypatch):
     monkeypatch.setattr(forward, name, broken)
-
-    def verdicts(data):
-        given = data.x, data.gamma, data.beta
-        result = arrays.forward(*given, **data.options)
-        return check_forward(*given, result, **data.options).values()
-
-    assert any(not verdict.passed for case in CASES for verdict in verdicts(case.data))
+    assert any(rejected(forward_verdicts(case)) for case in CASES[arithmetic])
 
 
 def test_a_pivot_of_zero_loses_digits(monkeypatch):
     # With a mean far from zero, sums of squares would be differences of large numbers.
     monkeypatch.setattr(forward, "_pivot", pivot_of_zero)
-    data = next(case.data for case in cases() if "mean-over-deviation-1e+06" in case.name)
-    given = data.x, data.gamma, data.beta
-    result = arrays.forward(*given, **data.options)
-    assert not check_forward(*given, result, **data.options)["variance"].passed
+    case = next(case for case in cases() if "mean-over-deviation-1e+06" in case.name)
+    assert not forward_verdicts(case)["variance"].passed
 
 
+def worst(data):
+    """Return the largest error of y in float32, in the magnitudes of its terms about the mean."""
+    y, *_ = arrays.forward(data.x, data.gamma, data.beta, **data.options, arithmetic="float32")
+    x, axes = data.x.astype(np.float64), (0, *range(2, data.x.ndim))
+    gamma, beta = (each[:, None, None].astype(np.float64) for each in (data.gamma, data.beta))
+    centred = x - x.mean(axes, keepdims=True)
+    scaled = gamma * centred / np.sqrt(centred.var(axes, keepdims=True) + data.epsilon)
+    return (np.abs(y - (scaled + beta)) / (np.abs(scaled) + np.abs(beta))).max()
+
+
+# The judge allows for the magnitude of the mean itself.
+def test_what_float32_does_not_hold_of_the_mean(monkeypatch):
+    rng = np.random.default_rng(4)
+    data = realistic_data((6, 5, 3, 4), FLOAT32, data_format="NCX", rng=rng, ratio=1e4)
+    assert worst(data) <= 2.0**-20
+    for broken in OF_THE_MEAN:
+        with monkeypatch.context() as patch:
+            patch.setattr(formulas, "_beside", broken)
+            assert worst(data) > 2.0**-20, broken.fn.__name__
+
+
+def in_128_tiles(monkeypatch, **changed):
+    """Let a program add up 128 tiles of what `long_data` returns, by a plan that is changed."""
+    knobs = Knobs("complete", warps=8, vectors=1, stages=1, share=0)
+
+    def plan(*given):
+        return dataclasses.replace(plan_gpu(*given[:3], knobs), **changed)
+
+    monkeypatch.setattr(gpu, "plan_gpu", plan)
+    forget()
+
+
+def long_data():
+    rng = np.random.default_rng(4)
+    return realistic_data((8192, 32), FLOAT32, data_format="NXC", rng=rng)
+
+
+@pytest.mark.parametrize("name", ["h200", "l40s"])
+def test_squares_about_what_is_not_the_mean(name, monkeypatch):
+    data = long_data()
+    # The first tile, whose mean is the pivot. What float32 does to one of the others, it does to
+    # all.
+    data.x[:64] += 1000.0
+    data.x[64:] = 0.1
+    case = Case("", data, arithmetic="float32")
+    with interpreter.standing_in_for(KNOWN[name]):
+        in_128_tiles(monkeypatch)
+        assert not rejected(forward_verdicts(case))
+        in_128_tiles(monkeypatch, moments="float32")
+        assert not forward_verdicts(case)["variance"].passed
+
+
+@pytest.fixture
+def long_sums(monkeypatch):
+    """Return a case in float32 whose sums lose half of the last bits, unless they are kept."""
+    in_128_tiles(monkeypatch)
+    data = long_data()
+    data.dy[:] = 1.0 + 2.0**-19
+    return Case("", data, arithmetic="float32")
+
+
+def test_long_sums_in_float32(long_sums):
+    assert not rejected(backward_verdicts(long_sums))
+
+
+@pytest.mark.parametrize(("name", "broken"), OF_SUMS, ids=name_of)
+def test_rounding_errors_of_long_sums(name, broken, long_sums, monkeypatch):
+    monkeypatch.setattr(backward, name, broken)
+    assert not backward_verdicts(long_sums)["dbeta"].passed
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("module", "name", "broken"), OF_RELU, ids=name_of)
-def test_relu(module, name, broken, monkeypatch):
+def test_relu(module, name, broken, arithmetic, monkeypatch):
     monkeypatch.setattr(module, name, broken)
-    assert any(
-        not verdict.passed
-        for case in RELU_CASES
-        for verdict in examine_relu(arrays.WithRelu, case).values()
-    )
+    operators = arrays.WithRelu(arithmetic)
+    assert any(rejected(examine_relu(operators, case)) for case in RELU_CASES[arithmetic])

@@ -12,6 +12,7 @@ from ..interpreter import DEVICE
 
 EPS = 1e-5
 HOW = "float64"
+ARITHMETICS = "float64", "float32"
 # Shape, and whether it lies in memory as channels_last.
 CASES = [((40, 6, 9), False), ((8, 5, 6, 7), False), ((8, 5, 6, 7), True), ((70, 3), False)]
 
@@ -40,35 +41,36 @@ def moments_of_all(every):
     return torch.cat((mean, variance, counts.sum().view(1)))
 
 
+@pytest.mark.parametrize("how", ARITHMETICS)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("shape", "channels_last"), CASES, ids=str)
-def test_parts_are_normalised_as_the_whole(shape, channels_last, relu):
+def test_parts_are_normalised_as_the_whole(shape, channels_last, relu, how):
     x, dy, residual = torch.randn(shape) + 3, torch.randn(shape), torch.randn(shape)
     x[: shape[0] // 2] -= 2
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     given = x, residual if relu else None, weight, bias
-    expected = cpu.forward(*given, None, None, EPS, "NCX", relu, None, HOW)
+    expected = cpu.forward(*given, None, None, EPS, "NCX", relu, None, how)
     y, mean, variance, mask = expected
     xs, dys, residuals = (parts_of(each, channels_last) for each in (x, dy, residual))
-    whole = moments_of_all([phases.moments(each, HOW) for each in xs])
+    whole = moments_of_all([phases.moments(each, how) for each in xs])
     assert whole[-1] == x.numel() // shape[1]
     weight, bias = weight.to(DEVICE), bias.to(DEVICE)
     found = [
-        phases.apply_moments(part, other if relu else None, weight, bias, whole, EPS, relu, HOW)
+        phases.apply_moments(part, other if relu else None, weight, bias, whole, EPS, relu, how)
         for part, other in zip(xs, residuals, strict=True)
     ]
     torch.testing.assert_close(torch.cat([each[0].cpu() for each in found]), y)
     for each in found:
         torch.testing.assert_close(each[1].cpu(), mean)
         torch.testing.assert_close(each[2].cpu(), variance)
-    gradients = cpu.backward(x, dy, mask, mean, variance, weight.cpu(), EPS, "NCX", True, relu, HOW)
+    gradients = cpu.backward(x, dy, mask, mean, variance, weight.cpu(), EPS, "NCX", True, relu, how)
     mean, variance = mean.to(DEVICE), variance.to(DEVICE)
     masks = [each[3] if relu else None for each in found]
     every = zip(xs, dys, masks, strict=True)
-    total = sum(phases.sums(*each, mean, HOW) for each in every)
+    total = sum(phases.sums(*each, mean, how) for each in every)
     assert total[-1] == x.numel() // shape[1]
     results = [
-        phases.apply_sums(*each, mean, variance, weight, total, EPS, relu, HOW)
+        phases.apply_sums(*each, mean, variance, weight, total, EPS, relu, how)
         for each in zip(xs, dys, masks, strict=True)
     ]
     for k in (0, 3) if relu else (0,):

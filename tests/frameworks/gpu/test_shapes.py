@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from backnorm.conformance.battery import Case, examine
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import check_forward
+from backnorm.conformance.relu_battery import examine_relu, relu_case
+from backnorm.dtypes import BFLOAT16, FLOAT32
+from backnorm.gpu.device import KNOWN
 from backnorm.gpu.plan import candidates, plan_gpu
 from backnorm.layout import extents_of
 from backnorm.torch import cpu, gpu
 
+from .. import interpreter
 from ..interpreter import DEVICE
+from . import arrays
 
 # What a plan can be made of: segments and columns, one tile and many, rows joined, a last row that
 # is not full, more columns than a tile, runs that are not aligned, one channel, one sample.
@@ -105,8 +114,60 @@ def compare(ours, theirs):
         assert count <= max(1, one.numel() // 1000)
 
 
+def in_float32(shape, dtype, layout):
+    """Return data of a shape, and what asks for it and judges it."""
+    if layout == "NXC":
+        shape = (shape[0], *shape[2:], shape[1])
+    rng = np.random.default_rng(5)
+    data = realistic_data(shape, dtype, data_format=layout, rng=rng, ratio=10.0)
+    return data, {"arithmetic": "float32"}
+
+
+# The CPU's float32 adds up in another order: here the judge decides, by the same budget.
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [FLOAT32, pytest.param(BFLOAT16, marks=pytest.mark.long)], ids=str
+)
+def test_float32_arithmetic_keeps_its_budget(dtype, shape, schedule, layout, scheduled):
+    scheduled(schedule)
+    data, how = in_float32(shape, dtype, layout)
+    verdicts = examine(partial(arrays.backward, **how), Case("", data, **how))
+    given, how = (data.x, data.gamma, data.beta), {**data.options, **how}
+    verdicts |= check_forward(*given, arrays.forward(*given, **how), **how)
+    assert [str(verdict) for verdict in verdicts.values() if not verdict.passed] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_float32_arithmetic_keeps_its_budget_with_relu(shape, schedule, layout, scheduled):
+    scheduled(schedule)
+    data, how = in_float32(shape, FLOAT32, layout)
+    case = dataclasses.replace(relu_case("", data, np.random.default_rng(6)), **how)
+    verdicts = examine_relu(arrays.WithRelu(**how), case)
+    assert [str(verdict) for verdict in verdicts.values() if not verdict.passed] == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(8, 5, 6, 7), (300, 7)], ids=str)
+def test_float32_arithmetic_has_the_same_bits_on_every_device(shape, layout):
+    x, dy = (laid_out(torch.randn(shape), layout).to(DEVICE) for _ in range(2))
+    weight, bias, mean = torch.randn(3, shape[1]).to(DEVICE)
+    variance, results = mean**2 + 0.5, []
+    for name in ("h200", "l40s"):
+        with interpreter.standing_in_for(KNOWN[name]):
+            how = 1e-5, "NCX", False, "float32"
+            (y,) = gpu.inference(x, None, mean, variance, weight, bias, *how)
+            how = 1e-5, "NCX", True, False, "float32"
+            results.append((y, *gpu.backward(x, dy, None, mean, variance, weight, *how)[:3]))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_the_shapes_make_every_kind_of_plan():
-    from backnorm.gpu.device import KNOWN
     from backnorm.problem import problem_of
     from backnorm.torch.memory import order_of
     from backnorm.torch.metadata import metadata

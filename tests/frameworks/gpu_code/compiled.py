@@ -45,11 +45,15 @@ class Code:
     spilled: int
 
 
-def problem_of(operation, shape, axis, dtype, *, relu=False):
+def problem_of(operation, shape, axis, dtype, *, relu=False, arithmetic=None):
     dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     statistics = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
     x, channel = Metadata(shape, dtype), Metadata((shape[axis],), statistics)
-    options = {"epsilon": 1e-5, "data_format": "NCX" if axis == 1 else "NXC"}
+    options = {
+        "epsilon": 1e-5,
+        "data_format": "NCX" if axis == 1 else "NXC",
+        "arithmetic": arithmetic,
+    }
     if operation == "backward":
         made = problem.problem_of("backward", x, x, None, channel, channel, channel, **options)
     else:

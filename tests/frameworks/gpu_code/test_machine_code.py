@@ -25,20 +25,35 @@ COMPLETE = {
 WIDE = ("v4.b32", "v2.b64")
 
 
+# Elements, and what they are computed in where that is not their own.
+COMPUTED = [
+    ("float32", None),
+    ("bfloat16", None),
+    ("float64", None),
+    ("float32", "float32"),
+    ("bfloat16", "float64"),
+]
+
+
 def large_problems():
     """Yield every combination; the sweep has those that are least apart from the others."""
-    for operation, layout, dtype, relu in itertools.product(
-        ["forward", "backward"], LARGE, ["float32", "bfloat16", "float64"], [False, True]
+    for operation, layout, (dtype, arithmetic), relu in itertools.product(
+        ["forward", "backward"], LARGE, COMPUTED, [False, True]
     ):
         rare = relu != (dtype == "bfloat16") or (dtype == "float64" and layout != "NXC")
+        rare |= arithmetic is not None and layout == "NCX, rows of 1225"
         name = f"{operation}-{layout}-{dtype}-{'relu' if relu else 'plain'}"
+        if arithmetic is not None:
+            name += f"-in-{arithmetic}"
         marks = [pytest.mark.sweep] if rare else []
-        yield pytest.param(operation, layout, dtype, relu, id=name, marks=marks)
+        yield pytest.param(operation, layout, dtype, arithmetic, relu, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("operation", "layout", "dtype", "relu"), list(large_problems()))
-def test_large_problems(operation, layout, dtype, relu, tmp_path):
-    problem = problem_of(operation, *LARGE[layout], dtype, relu=relu)
+@pytest.mark.parametrize(
+    ("operation", "layout", "dtype", "arithmetic", "relu"), list(large_problems())
+)
+def test_large_problems(operation, layout, dtype, arithmetic, relu, tmp_path):
+    problem = problem_of(operation, *LARGE[layout], dtype, relu=relu, arithmetic=arithmetic)
     codes = {code.name: code for code in compiled(problem, "h200", tmp_path)}
     assert len(codes) == 3
     for name, code in codes.items():
@@ -58,11 +73,20 @@ def test_large_problems(operation, layout, dtype, relu, tmp_path):
     assert any(f"st.global.{wide}" in apply for wide in WIDE)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "arithmetic"),
+    [
+        ("float32", None),
+        ("bfloat16", None),
+        ("float32", "float32"),
+        pytest.param("bfloat16", "float64", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("layout", COMPLETE)
 @pytest.mark.parametrize("operation", ["forward", "backward"])
-def test_one_kernel_where_that_is_enough(operation, layout, dtype, tmp_path):
-    (code,) = compiled(problem_of(operation, *COMPLETE[layout], dtype), "h200", tmp_path)
+def test_one_kernel_where_that_is_enough(operation, layout, dtype, arithmetic, tmp_path):
+    problem = problem_of(operation, *COMPLETE[layout], dtype, arithmetic=arithmetic)
+    (code,) = compiled(problem, "h200", tmp_path)
     assert code.name == f"{operation}_complete"
     assert code.spilled <= 8
     assert ("ld.global.v4.b32" in code.ptx) is ("49" not in layout)
@@ -72,12 +96,49 @@ def test_one_kernel_where_that_is_enough(operation, layout, dtype, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 def test_pairs_are_not_contracted(operation, dtype, tmp_path):
-    problem = problem_of(operation, *LARGE["NCX"], dtype)
+    problem = problem_of(operation, *LARGE["NCX"], dtype, arithmetic="float64")
     for code in compiled(problem, "l40s", tmp_path):
         assert code.spilled <= 8
         # Every contraction is one that is written: a product's rounding error.
         products = len(re.findall(r"mul(?:\.rn)?\.f32", code.ptx))
         assert len(re.findall(r"fma\.rn\.f32", code.ptx)) <= products
+
+
+# A contraction takes the rounding error away that a compensated sum is to find.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+def test_sums_in_float32_are_not_contracted(layout, dtype, tmp_path):
+    problem = problem_of("backward", *LARGE[layout], dtype, arithmetic="float32")
+    for device in ("h200", "l40s"):
+        codes = {code.name: code.ptx for code in compiled(problem, device, tmp_path)}
+        assert not re.search(r"fma\.rn\.f32", codes["backward_sums"])
+        # Every element has one that is written.
+        assert re.search(r"fma\.rn\.f32", codes["backward_apply"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+def test_loops_in_float32_do_without_float64(layout, dtype, tmp_path):
+    found = {}
+    for arithmetic in ("float32", "float64"):
+        problem = problem_of("backward", *LARGE[layout], dtype, arithmetic=arithmetic)
+        for code in compiled(problem, "h200", tmp_path):
+            found[code.name, arithmetic] = loops(code.ptx)
+    for name in ("backward_sums", "backward_apply"):
+        assert "f64" in found[name, "float64"]
+        assert found[name, "float32"]
+        assert "f64" not in found[name, "float32"]
+
+
+def loops(ptx):
+    """Return the text of all loops: from a label to the last branch back to it."""
+    lines, starts, inside = ptx.splitlines(), {}, set()
+    for number, line in enumerate(lines):
+        if label := re.match(r"(\$\w+):", line):
+            starts[label[1]] = number
+        elif branch := re.search(r"\bbra(?:\.uni)?\s+(\$\w+)", line):
+            inside |= set(range(starts.get(branch[1], number), number))
+    return "\n".join(lines[number] for number in sorted(inside))
 
 
 @pytest.mark.parametrize("device", ["a100", "t4"])

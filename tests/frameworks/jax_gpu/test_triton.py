@@ -12,9 +12,10 @@ import backnorm.jax
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.dtypes import ELEMENT_TYPES
-from backnorm.errors import ArgumentValueError
+from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
-from backnorm.jax import choice, launches
+from backnorm.gpu.plan import plan_gpu
+from backnorm.jax import choice, cuda, launches
 
 from .. import interpreter
 from ..jax.conftest import EPSILON, SHAPES, agree, textbook, weighed
@@ -216,12 +217,51 @@ class TestInstances:
         assert library.calls == [f"backward_{step}" for step in STEPS] * 7
 
 
-@pytest.mark.parametrize(("dtype", "other"), [("float32", "float32"), ("float16", "float64")])
-def test_another_arithmetic_is_refused(gpu, dtype, other):
-    x = jnp.ones(ONE, dtype)
-    with pytest.raises(
-        ArgumentValueError, match=rf"^arithmetic: there is no choice on a GPU.*{dtype}"
-    ):
-        backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1, arithmetic=other)
-    own = "float64" if other == "float32" else "float32"
-    backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1, arithmetic=own)
+@pytest.fixture
+def computed(monkeypatch):
+    """Return a list of the arithmetics of what was planned."""
+    seen = []
+
+    def plan(*given):
+        made = plan_gpu(*given)
+        seen.append((made.problem.operation, made.arithmetic))
+        return made
+
+    monkeypatch.setattr(cuda, "plan_gpu", plan)
+    forget()
+    return seen
+
+
+class TestArithmetic:
+    """What a call, or its block, asks for is what its kernels compute in; see `gpu` for those."""
+
+    @pytest.mark.parametrize(("dtype", "other"), [("float32", "float32"), ("bfloat16", "float64")])
+    def test_another_keeps_its_own_budget(self, dtype, other, gpu, computed, rng):
+        kind = np.dtype(jnp.dtype(dtype))
+        data = realistic_data(SEVERAL, kind, data_format="NCX", rng=rng, ratio=10.0)
+        how, judged = {"epsilon": data.epsilon, "axis": 1}, {**data.options, "arithmetic": other}
+        given = (data.x, data.gamma, data.beta)
+        found = backnorm.jax.batch_norm(*given, **how, arithmetic=other)
+        assert_passed(check_forward(*given, arrays(found), **judged))
+        given = (data.x, data.dy, data.mean, data.variance, data.gamma)
+        with backnorm.arithmetic(other):
+            found = backnorm.jax.batch_norm_backward(*given, **how)
+        assert_passed(check_backward(*given, arrays(found), **judged, training=True))
+        given = (data.x, data.mean, data.variance, data.gamma, data.beta)
+        y = backnorm.jax.batch_norm_inference(*given, **how, arithmetic=other)
+        assert_passed(check_inference(*given, np.asarray(y), **judged))
+        wide = "float64" if gpu.fast_float64 else "pairs"
+        expected = "float32" if other == "float32" else wide
+        operations = ("forward", "backward", "inference")
+        assert computed == [(operation, expected) for operation in operations]
+
+    def test_a_backward_pass_has_that_of_its_call(self, gpu, computed, layer, normal):
+        inputs = [each.astype(jnp.float32) for each in layer(ONE, 1)]
+
+        def normalised(*inputs):
+            return backnorm.jax.batch_norm(*inputs, epsilon=EPSILON, axis=1)[0]
+
+        with backnorm.arithmetic("float32"):
+            y, pull_back = jax.vjp(normalised, *inputs)
+        pull_back(normal(*ONE).astype(y.dtype))
+        assert computed == [("forward", "float32"), ("backward", "float32")]

@@ -1,10 +1,16 @@
-"""Arithmetic that loses nothing that shows, in what the device is fast at.
+"""Arithmetics: three that lose nothing that shows, and float32, within the budget of that.
 
 ==============  ==================================================================================
 "float64"       elements of up to 32 bits in float64, where the device does it at memory speed
 "compensated"   float64 elements: the rounding errors of their sums are added up beside them
 "pairs"         elements of up to 32 bits as sums of two float32, where float64 is slow
+"float32"       elements of up to 32 bits in float32; sums are compensated, too: of a term it is
+                the difference and the product that are rounded
 ==============  ==================================================================================
+
+What takes one of them as HOW takes FORM.arithmetic, that of the elements, or FORM.moments, that of
+the sums that mean and variance are made of. They are the same but in float32: squares about
+something else than the mean cancel, and are to lose nothing then.
 
 A pair (high, low) stands for high + low, with |low| at most half an ulp of high: 48 bits, in
 float32's range. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
@@ -31,13 +37,13 @@ __all__ = [
 
 
 @triton.jit
-def widen(b_value, FORM: tl.constexpr):
+def widen(b_value, HOW: tl.constexpr):
     """Return elements in the type that they are computed in."""
     # Elements of 16 bits by way of float32: one instruction each.
-    if FORM.arithmetic == "pairs":
+    if HOW != "compensated":
         b_value = b_value.to(tl.float32)
-    elif FORM.arithmetic == "float64":
-        b_value = b_value.to(tl.float32).to(tl.float64)
+    if HOW == "float64":
+        b_value = b_value.to(tl.float64)
     return b_value
 
 
@@ -51,9 +57,9 @@ def narrow(b_value, p_target):
 
 
 @triton.jit
-def zeros(FORM: tl.constexpr):
+def zeros(FORM: tl.constexpr, HOW: tl.constexpr):
     """Return a tile of zeros of the type that elements are computed in."""
-    if FORM.arithmetic == "pairs":
+    if HOW == "pairs" or HOW == "float32":
         b_zeros = tl.zeros((FORM.tile_rows, FORM.tile_columns), tl.float32)
     else:
         b_zeros = tl.zeros((FORM.tile_rows, FORM.tile_columns), tl.float64)
@@ -61,24 +67,26 @@ def zeros(FORM: tl.constexpr):
 
 
 @triton.jit
-def split(b_value, FORM: tl.constexpr):
-    """Return a float64 in what elements are computed in: as a pair, or as it is, twice."""
-    if FORM.arithmetic == "pairs":
+def split(b_value, HOW: tl.constexpr):
+    """Return a float64 in what elements are computed in: as a pair, or as one number, twice."""
+    if HOW == "pairs":
         b_high = b_value.to(tl.float32)
         b_low = (b_value - b_high.to(tl.float64)).to(tl.float32)
         # What float32 does not hold has no rest.
         b_low = tl.where(tl.abs(b_high) < float("inf"), b_low, 0.0)
     else:
         b_high = b_value
-        b_low = b_value
+        if HOW == "float32":
+            b_high = b_value.to(tl.float32)
+        b_low = b_high
     return b_high, b_low
 
 
 @triton.jit
-def join(b_high, b_low, FORM: tl.constexpr):
+def join(b_high, b_low, HOW: tl.constexpr):
     """Return a running sum, with its rest unless it is a plain one, as float64."""
     b_value = b_high.to(tl.float64)
-    if FORM.arithmetic != "float64":
+    if HOW != "float64":
         b_both = b_value + b_low.to(tl.float64)
         # The rest of an infinity is not a number.
         b_value = tl.where(b_both == b_both, b_both, b_value)

@@ -204,16 +204,16 @@ def backward_complete(
 @triton.jit
 def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
     """Return sum_dy and sum_dy_xmu over tiles of a unit, per column or of all, in float64."""
-    b_mean_high, b_mean_low = split(per_column(b_mean, FORM), FORM)
-    b_sum = zeros(FORM)
+    b_mean_high, b_mean_low = split(per_column(b_mean, FORM), FORM.arithmetic)
+    b_sum = zeros(FORM, FORM.arithmetic)
     b_low = b_sum
     b_sum_xmu = b_sum
     b_low_xmu = b_sum
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_first + i_step
         o_elements, m_there = place(i_tile, i_unit, frame, FORM)
-        b_x = widen(tl.load(p_x + o_elements, mask=m_there, other=0.0), FORM)
-        b_dy = widen(tl.load(p_dy + o_elements, mask=m_there, other=0.0), FORM)
+        b_x = widen(tl.load(p_x + o_elements, mask=m_there, other=0.0), FORM.arithmetic)
+        b_dy = widen(tl.load(p_dy + o_elements, mask=m_there, other=0.0), FORM.arithmetic)
         if FORM.relu:
             b_dy = tl.where(load_bits(p_bits, i_tile, i_unit, frame, FORM), b_dy, 0.0)
         # Where there is no element dy is 0, and so is the product.
@@ -223,13 +223,16 @@ def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.
             b_term, b_term_low = multiply_pairs(b_part, b_part_low, b_dy, b_none)
             b_sum, b_low = add_pair(b_sum, b_low, b_dy, b_none)
             b_sum_xmu, b_low_xmu = add_pair(b_sum_xmu, b_low_xmu, b_term, b_term_low)
-        elif FORM.arithmetic == "compensated":
-            b_sum, b_low = add_compensated(b_sum, b_low, b_dy)
-            b_sum_xmu, b_low_xmu = add_compensated(b_sum_xmu, b_low_xmu, (b_x - b_mean_high) * b_dy)
-        else:
+        elif FORM.arithmetic == "float64":
             b_sum += b_dy
             b_sum_xmu = tl.fma(b_x - b_mean_high, b_dy, b_sum_xmu)
-    return collect(join(b_sum, b_low, FORM), FORM), collect(join(b_sum_xmu, b_low_xmu, FORM), FORM)
+        else:
+            b_sum, b_low = add_compensated(b_sum, b_low, b_dy)
+            b_sum_xmu, b_low_xmu = add_compensated(b_sum_xmu, b_low_xmu, (b_x - b_mean_high) * b_dy)
+    return (
+        collect(join(b_sum, b_low, FORM.arithmetic), FORM),
+        collect(join(b_sum_xmu, b_low_xmu, FORM.arithmetic), FORM),
+    )
 
 
 @triton.jit
@@ -258,10 +261,10 @@ def _write(
     if FORM.has_gamma:
         b_gain = tl.load(p_gamma + i_channels).to(tl.float64) * b_scale
     b_shift, b_slope = solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count)
-    mean = split(per_column(b_mean, FORM), FORM)
-    shift = split(per_column(b_shift, FORM), FORM)
-    slope = split(per_column(b_slope, FORM), FORM)
-    gain = split(per_column(b_gain, FORM), FORM)
+    mean = split(per_column(b_mean, FORM), FORM.arithmetic)
+    shift = split(per_column(b_shift, FORM), FORM.arithmetic)
+    slope = split(per_column(b_slope, FORM), FORM.arithmetic)
+    gain = split(per_column(b_gain, FORM), FORM.arithmetic)
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_last - 1 - i_step
         o_elements, m_there = place(i_tile, i_unit, frame, FORM)
@@ -271,10 +274,11 @@ def _write(
             b_dy = tl.where(b_bits, b_dy, tl.zeros_like(b_dy))
             if FORM.residual:
                 tl.store(p_dresidual + o_elements, b_dy, mask=m_there)
-        b_dy = widen(b_dy, FORM)
+        b_dy = widen(b_dy, FORM.arithmetic)
         if FORM.training:
             b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0, eviction_policy="evict_first")
-            b_dx = derivative(widen(b_x, FORM), b_dy, mean, shift, slope, gain, FORM)
+            b_x = widen(b_x, FORM.arithmetic)
+            b_dx = derivative(b_x, b_dy, mean, shift, slope, gain, FORM)
         else:
             b_dx = scaled(b_dy, gain, FORM)
         tl.store(p_dx + o_elements, narrow(b_dx, p_dx), mask=m_there)

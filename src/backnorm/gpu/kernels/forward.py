@@ -26,7 +26,7 @@ from backnorm.gpu.kernels.arithmetic import (
     widen,
     zeros,
 )
-from backnorm.gpu.kernels.formulas import inverse_deviation, normalised, relu
+from backnorm.gpu.kernels.formulas import fold_forward, inverse_deviation, normalised, relu
 from backnorm.gpu.kernels.frame import CHANNELS, NUMBERS, PARTS, SIZES, Frame
 from backnorm.gpu.kernels.tiles import (
     channels_of,
@@ -235,8 +235,8 @@ def forward_complete(
 def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
     """Return pivot, sums of x - pivot and its square, and count; per column or of all, float64."""
     b_pivot = _pivot(p_x, i_unit, i_first, frame, FORM)
-    pivot = split(per_column(b_pivot, FORM), FORM)
-    b_sum = zeros(FORM)
+    pivot = split(per_column(b_pivot, FORM), FORM.moments)
+    b_sum = zeros(FORM, FORM.moments)
     b_low = b_sum
     b_squares = b_sum
     b_squares_low = b_sum
@@ -244,9 +244,9 @@ def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_first + i_step
         o_elements, m_there = place(i_tile, i_unit, frame, FORM)
-        b_x = widen(tl.load(p_x + o_elements, mask=m_there, other=0.0), FORM)
+        b_x = widen(tl.load(p_x + o_elements, mask=m_there, other=0.0), FORM.moments)
         b_elements += elements_of(i_tile, i_unit, frame, FORM)
-        if FORM.arithmetic == "pairs":
+        if FORM.moments == "pairs":
             b_part, b_part_low = subtract_pair(b_x, pivot[0], pivot[1])
             b_part = tl.where(m_there, b_part, 0.0)
             b_part_low = tl.where(m_there, b_part_low, 0.0)
@@ -255,7 +255,7 @@ def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
             b_squares, b_squares_low = add_pair(b_squares, b_squares_low, b_square, b_square_low)
         else:
             b_part = tl.where(m_there, b_x - pivot[0], 0.0)
-            if FORM.arithmetic == "compensated":
+            if FORM.moments == "compensated":
                 b_sum, b_low = add_compensated(b_sum, b_low, b_part)
                 b_squares, b_squares_low = add_compensated(
                     b_squares, b_squares_low, b_part * b_part
@@ -265,8 +265,8 @@ def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
                 b_squares = tl.fma(b_part, b_part, b_squares)
     return (
         b_pivot,
-        collect(join(b_sum, b_low, FORM), FORM),
-        collect(join(b_squares, b_squares_low, FORM), FORM),
+        collect(join(b_sum, b_low, FORM.moments), FORM),
+        collect(join(b_squares, b_squares_low, FORM.moments), FORM),
         b_elements.to(tl.float64),
     )
 
@@ -276,12 +276,12 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
     """Return the mean of a tile, per column or of all."""
     o_elements, m_there = place(i_tile, i_unit, frame, FORM)
     b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0)
-    if FORM.arithmetic != "compensated":
+    if FORM.moments != "compensated":
         b_x = b_x.to(tl.float32)
     # A column may have no element in the tile.
     b_count = tl.maximum(elements_of(i_tile, i_unit, frame, FORM), 1).to(tl.float64)
     b_pivot = collect(b_x.to(tl.float64), FORM) / b_count
-    if FORM.arithmetic != "compensated":
+    if FORM.moments != "compensated":
         # Any number near the mean will do; one that float32 holds is no pair.
         b_pivot = b_pivot.to(tl.float32).to(tl.float64)
     # An infinity would hide what is finite: the sums find it by themselves.
@@ -355,18 +355,20 @@ def _write(
     b_beta = tl.zeros_like(b_mean)
     if FORM.has_beta:
         b_beta = tl.load(p_beta + i_channels).to(tl.float64)
-    mean = split(per_column(b_mean, FORM), FORM)
-    shift = split(per_column(b_rest, FORM), FORM)
-    slope = split(per_column(b_beta, FORM), FORM)
-    gain = split(per_column(b_gain, FORM), FORM)
+    b_shift, b_slope = fold_forward(b_mean, b_rest, b_beta, b_gain, FORM)
+    mean = split(per_column(b_mean, FORM), FORM.arithmetic)
+    shift = split(per_column(b_shift, FORM), FORM.arithmetic)
+    slope = split(per_column(b_slope, FORM), FORM.arithmetic)
+    gain = split(per_column(b_gain, FORM), FORM.arithmetic)
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_last - 1 - i_step
         o_elements, m_there = place(i_tile, i_unit, frame, FORM)
         b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0, eviction_policy="evict_first")
-        b_x = widen(b_x, FORM)
+        b_x = widen(b_x, FORM.arithmetic)
         b_residual = b_x
         if FORM.residual:
-            b_residual = widen(tl.load(p_residual + o_elements, mask=m_there, other=0.0), FORM)
+            b_residual = tl.load(p_residual + o_elements, mask=m_there, other=0.0)
+            b_residual = widen(b_residual, FORM.arithmetic)
         b_y = normalised(b_x, b_residual, mean, shift, slope, gain, FORM)
         if FORM.relu:
             b_y = relu(b_y, FORM)

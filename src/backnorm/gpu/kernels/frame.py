@@ -54,7 +54,8 @@ class Form(NamedTuple):
     ----------
     columns, partial, tile_rows, tile_columns, stages, align
         See `geometry.Tiling`.
-    arithmetic : Arithmetic
+    arithmetic, moments : Arithmetic
+        Of elements, and of the sums that mean and variance are made of; see `arithmetic`.
     relu, residual : bool
         Whether there is a ReLU, and a residual before it.
     ceiling : float
@@ -74,6 +75,7 @@ class Form(NamedTuple):
     stages: int
     align: int
     arithmetic: Arithmetic
+    moments: Arithmetic
     relu: bool
     residual: bool
     whole_bytes: bool

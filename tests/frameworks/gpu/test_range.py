@@ -1,0 +1,91 @@
+"""Float32's range: near its ends the budget is kept, and what is beyond is not hidden."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pytest
+
+from backnorm.conformance.battery import Case, examine
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import check_forward
+from backnorm.dtypes import BFLOAT16, FLOAT32
+
+from . import arrays
+
+IN_FLOAT32 = {"arithmetic": "float32"}
+SHAPES = {"NCX": (6, 5, 3, 4), "NXC": (6, 3, 4, 5)}
+
+
+def data_of(dtype, data_format, *, x=1.0, dy=1.0):
+    """Return data whose x and dy are multiplied by powers of two."""
+    rng = np.random.default_rng(8)
+    data = realistic_data(SHAPES[data_format], dtype, data_format=data_format, rng=rng)
+    kind = data.x.dtype.type
+    return dataclasses.replace(
+        data,
+        x=data.x * kind(x),
+        dy=data.dy * kind(dy),
+        mean=data.mean * data.mean.dtype.type(x),
+        variance=data.variance * data.variance.dtype.type(x) ** 2,
+        epsilon=0.0,
+    )
+
+
+def failed(data):
+    """Return what is not within the budget, of a forward and a backward pass."""
+    verdicts = examine(partial(arrays.backward, **IN_FLOAT32), Case("", data, **IN_FLOAT32))
+    how = {**data.options, **IN_FLOAT32}
+    given = data.x, data.gamma, data.beta
+    verdicts |= check_forward(*given, arrays.forward(*given, **how), **how)
+    return [
+        f"{quantity}: {verdict}" for quantity, verdict in verdicts.items() if not verdict.passed
+    ]
+
+
+@pytest.mark.parametrize("data_format", SHAPES)
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+@pytest.mark.parametrize(
+    ("x", "dy"),
+    [(1.0, 2.0**-90), (1.0, 2.0**110), (2.0**-45, 2.0**-45), (2.0**50, 2.0**60), (2.0**50, 1.0)],
+    ids=["small dy", "large dy", "small products", "large products", "large x"],
+)
+def test_within_the_range(x, dy, dtype, data_format, gpu):
+    assert failed(data_of(dtype, data_format, x=x, dy=dy)) == []
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_products_beyond_the_range_are_not_hidden(dtype, gpu):
+    data = data_of(dtype, "NCX", x=2.0**40, dy=2.0**100)
+    given, options = data.backward_inputs, data.options
+    dx, dgamma, dbeta = arrays.backward(*given, **options, training=True, **IN_FLOAT32)
+    for each in (dx, dgamma):
+        assert not np.isfinite(each.astype(np.float64)).any()
+    # Nothing is multiplied for it.
+    assert np.isfinite(dbeta.astype(np.float64)).all()
+
+
+def test_squares_are_in_what_mean_and_variance_are_computed_in(gpu):
+    data = data_of(BFLOAT16, "NCX", x=2.0**65)
+    how = {**data.options, **IN_FLOAT32}
+    given = data.x, data.gamma, data.beta
+    y, mean, variance = arrays.forward(*given, **how)
+    assert np.isfinite(mean).all()
+    # Float32 holds no such variance; float64 has normalised by it before it was rounded.
+    assert not np.isfinite(variance).any()
+    assert np.isfinite(y.astype(np.float64)).all() == gpu.fast_float64
+
+
+@pytest.mark.parametrize("data_format", SHAPES)
+def test_what_is_less_than_the_range_is_off_by_little(data_format, gpu):
+    data = data_of(FLOAT32, data_format, dy=2.0**-130)
+    how = {**data.options, "training": True}
+    found = arrays.backward(*data.backward_inputs, **how, **IN_FLOAT32)
+    data = dataclasses.replace(data, dy=data.dy.astype(np.float64) * 2.0**130)
+    wide = (each.astype(np.float64) for each in data.backward_inputs)
+    exact = arrays.backward(*wide, **how)
+    for each, other in zip(found, exact, strict=True):
+        # A term that underflows is off by half of the least number there is.
+        assert np.abs(each.astype(np.float64) - other * 2.0**-130).max() <= 2.0**-149 * 64
