@@ -80,8 +80,18 @@ def bits_turned(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
 
 
 @triton.jit
-def keeps_what_is_negative(b_y):
+def keeps_what_is_negative(b_y, FORM: tl.constexpr):
     return b_y
+
+
+@triton.jit
+def without_a_ceiling(b_y, FORM: tl.constexpr):
+    return tl.where(b_y <= 0.0, tl.zeros_like(b_y), b_y)
+
+
+@triton.jit
+def passed_at_the_ceiling(b_y, FORM: tl.constexpr):
+    return b_y.to(tl.float32) > 0.0
 
 
 @triton.jit
@@ -126,6 +136,8 @@ OF_RELU = [
     (backward, "load_bits", every_bit),
     (backward, "load_bits", bits_turned),
     (forward, "relu", keeps_what_is_negative),
+    (forward, "relu", without_a_ceiling),
+    (forward, "passed", passed_at_the_ceiling),
 ]
 
 
@@ -143,7 +155,7 @@ def few(battery):
     return [case for case in battery if TYPES in case.name and "many" not in case.name]
 
 
-CASES, RELU_CASES = few(cases()), few(relu_cases())
+CASES, RELU_CASES = few(cases()), few([*relu_cases(), *relu_cases(ceiling=1.0)])
 
 
 @pytest.mark.parametrize(("name", "broken"), BACKWARD, ids=name_of)

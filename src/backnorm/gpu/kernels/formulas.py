@@ -20,7 +20,15 @@ import triton.language as tl
 
 from backnorm.gpu.kernels.arithmetic import add_pair, multiply_pairs, subtract_pair
 
-__all__ = ["derivative", "inverse_deviation", "normalised", "relu", "scaled", "solve_backward"]
+__all__ = [
+    "derivative",
+    "inverse_deviation",
+    "normalised",
+    "passed",
+    "relu",
+    "scaled",
+    "solve_backward",
+]
 
 
 @triton.jit
@@ -87,6 +95,15 @@ def relu(b_y, FORM: tl.constexpr):
         b_ceiling = tl.full(b_y.shape, FORM.ceiling, b_y.dtype)
         b_y = tl.where(b_y > b_ceiling, b_ceiling, b_y)
     return b_y
+
+
+@triton.jit
+def passed(b_y, FORM: tl.constexpr):
+    """Return which elements of y a ReLU has left as they were."""
+    m_passed = b_y.to(tl.float32) > 0.0
+    if FORM.ceiling != float("inf"):
+        m_passed = m_passed & (b_y < tl.full(b_y.shape, FORM.ceiling, b_y.dtype))
+    return m_passed
 
 
 @triton.jit
