@@ -32,7 +32,7 @@ def check_flag(name: str, value: object) -> bool:
 def check_number(
     name: str, value: Any, *, accepted: str, problem: str = "must be a real number"
 ) -> float:
-    """Return `value` as a float, infinity for one that is too large; or raise if it is no number.
+    """Return `value` as a float, infinity for one that is too large; or raise if it is none.
 
     A boolean is none, nor is an array.
     """
@@ -40,9 +40,10 @@ def check_number(
         return value
     if issubclass(type(value), Real) and type(value) not in _FLAGS:
         try:
-            return float(value)
-        except OverflowError:
-            return math.inf
+            try:
+                return float(value)
+            except OverflowError:
+                return -math.inf if value < 0 else math.inf
         except Exception as error:
             raise _no_value(name, problem, value, accepted) from error
     raise _no_value(name, problem, value, accepted)

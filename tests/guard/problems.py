@@ -226,11 +226,17 @@ def _parameters(make: Maker, channels: tuple[int, ...], dtype: np.dtype, *names:
 def _relu(
     make: Maker, kind: str, shape: tuple[int, ...], dtype: np.dtype, options: dict[str, Any]
 ) -> None:
-    """Let a ReLU follow, with or without a residual."""
+    """Let a ReLU follow, with or without a residual and a ceiling."""
     if kind.startswith("relu"):
         options["relu"] = True
+        options["ceiling"] = _some_ceiling(make)
         if make.often(0.5):
             make.data("residual", shape, dtype, like_x=True)
+
+
+def _some_ceiling(make: Maker) -> float | None:
+    """Return a ceiling that every type has exactly, or none."""
+    return make.rnd.choice((None, None, 0.5, 6.0))
 
 
 def _forward(
@@ -272,6 +278,7 @@ def _running(
     relu = make.often(0.4)
     if relu and make.often(0.5):
         make.data("residual", shape, dtype, like_x=True)
+    ceiling = _some_ceiling(make) if relu else None
     for name in ("running_mean", "running_variance"):
         values = channel_values(
             make.rnd, statistics, channels[0], make.values, positive=name != "running_mean"
@@ -283,7 +290,7 @@ def _running(
 
     def call(given: Arrays) -> tuple[Any, ...]:
         operands = (given.get(name) for name in names)
-        how = options["epsilon"], options["data_format"], relu, options["arithmetic"]
+        how = options["epsilon"], options["data_format"], relu, ceiling, options["arithmetic"]
         results = _forward_of_layer(*operands, *how, given.get(OUT), momentum=momentum)
         moved = given["running_mean"], given["running_variance"]
         return (*(one for one in results if one is not None), *moved)
@@ -291,9 +298,8 @@ def _running(
     def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
         inputs = given["x"], given.get("gamma"), given.get("beta")
         if relu:
-            return judge.check_relu_forward(
-                *inputs, results[:4], residual=given.get("residual"), **options
-            )
+            added = {"residual": given.get("residual"), "ceiling": ceiling}
+            return judge.check_relu_forward(*inputs, results[:4], **added, **options)
         return judge.check_forward(*inputs, results[:3], **options)
 
     return call, verdicts

@@ -226,7 +226,9 @@ def kinds_of_option(option, subject):
 def accepts(option, plain, subject):
     """Whether an option may have a plain value."""
     if option == "ceiling":
-        return subject.options["relu"] and is_number(plain) and is_positive(plain, subject.dtype)
+        # Infinity, too, as is what no float64 can hold.
+        number = type(plain) in (int, float)
+        return subject.options["relu"] and number and is_positive(plain, subject.dtype)
     if option == "epsilon":
         return is_number(plain) and plain >= 0
     if option == "data_format":
@@ -245,7 +247,7 @@ def is_positive(plain, dtype):
     except OverflowError:
         return plain > 0
     with np.errstate(over="ignore"):
-        return np.float64(value).astype(dtype) > 0
+        return bool(np.float64(value).astype(dtype) > 0)
 
 
 def renewed(value):

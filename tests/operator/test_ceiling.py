@@ -113,7 +113,7 @@ def test_what_is_not_finite(dtype, shape, rng):
     assert not reference.unpack_mask(result.mask, x).any()
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -1.0, np.nan, -np.inf, 1e-60])
+@pytest.mark.parametrize("value", [0, 0.0, -1.0, np.nan, -np.inf, -(10**400), 1e-60])
 def test_a_ceiling_that_is_not_more_than_0_is_refused(value):
     x = np.ones((2, 3), np.float32)
     with pytest.raises(backnorm.ArgumentValueError, match=r"^ceiling: .*float32"):

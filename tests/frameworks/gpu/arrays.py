@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
+from backnorm.conformance import relu_battery
 from backnorm.layout import mask_size
 from backnorm.results import Gradients, GradientsWithResidual, Normalized, NormalizedWithMask
 from backnorm.torch import gpu
@@ -167,3 +170,10 @@ class WithRelu:
             array(dbeta),
             array(dresidual, data_format),
         )
+
+
+def relu_cases(arithmetic=None):
+    """Yield the battery of ReLUs, and again with a ceiling."""
+    yield from relu_battery.relu_cases(arithmetic=arithmetic)
+    for case in relu_battery.relu_cases(arithmetic=arithmetic, ceiling=1.0):
+        yield dataclasses.replace(case, name=f"ceiling-{case.name}")

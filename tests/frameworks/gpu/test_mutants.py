@@ -13,7 +13,7 @@ import triton.language as tl
 from backnorm.conformance.battery import Case, cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
-from backnorm.conformance.relu_battery import examine_relu, relu_cases
+from backnorm.conformance.relu_battery import examine_relu
 from backnorm.dtypes import FLOAT32
 from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
@@ -90,8 +90,18 @@ def bits_turned(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
 
 
 @triton.jit
-def keeps_what_is_negative(b_y):
+def keeps_what_is_negative(b_y, FORM: tl.constexpr):
     return b_y
+
+
+@triton.jit
+def without_a_ceiling(b_y, FORM: tl.constexpr):
+    return tl.where(b_y <= 0.0, tl.zeros_like(b_y), b_y)
+
+
+@triton.jit
+def passed_at_the_ceiling(b_y, FORM: tl.constexpr):
+    return b_y.to(tl.float32) > 0.0
 
 
 @triton.jit
@@ -156,6 +166,8 @@ OF_RELU = [
     (backward, "load_bits", every_bit),
     (backward, "load_bits", bits_turned),
     (forward, "relu", keeps_what_is_negative),
+    (forward, "relu", without_a_ceiling),
+    (forward, "passed", passed_at_the_ceiling),
 ]
 
 
@@ -187,7 +199,7 @@ def few(battery):
     }
 
 
-CASES, RELU_CASES = few(cases), few(relu_cases)
+CASES, RELU_CASES = few(cases), few(arrays.relu_cases)
 
 
 def rejected(verdicts):

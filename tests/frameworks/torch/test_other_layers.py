@@ -31,6 +31,7 @@ OURS = {
 }
 ACTIVATED = {
     "relu": {},
+    "relu6": {"act_layer": nn.ReLU6},
     "silu": {"act_layer": nn.SiLU},
     "gelu": {"act_layer": nn.GELU, "inplace": False},
     "hardswish": {"act_layer": "hard_swish"},
@@ -78,7 +79,7 @@ def test_timms_layers_with_an_activation(kind, fuse, close):
     assert mine.__dict__ == before
     assert isinstance(mine, layers.BatchNormAct2d)
     assert repr(mine) == repr(theirs)
-    can_be_one = kind in ("relu", "cumulative", "untracked", "not affine")
+    can_be_one = kind in ("relu", "relu6", "cumulative", "untracked", "not affine")
     cls = timm.FusedBatchNormAct2d if fuse and can_be_one else timm.BatchNormAct2d
     assert type(mine) is cls
     assert [each.fused for each in reports] == [fuse and can_be_one]

@@ -32,6 +32,7 @@ __all__ = [
     "fold_forward",
     "inverse_deviation",
     "normalised",
+    "passed",
     "relu",
     "scaled",
     "solve_backward",
@@ -111,6 +112,15 @@ def relu(b_y, FORM: tl.constexpr):
         b_ceiling = tl.full(b_y.shape, FORM.ceiling, b_y.dtype)
         b_y = tl.where(b_y > b_ceiling, b_ceiling, b_y)
     return b_y
+
+
+@triton.jit
+def passed(b_y, FORM: tl.constexpr):
+    """Return which elements of y a ReLU has left as they were."""
+    m_passed = b_y.to(tl.float32) > 0.0
+    if FORM.ceiling != float("inf"):
+        m_passed = m_passed & (b_y < tl.full(b_y.shape, FORM.ceiling, b_y.dtype))
+    return m_passed
 
 
 @triton.jit

@@ -26,7 +26,13 @@ from backnorm.gpu.kernels.arithmetic import (
     widen,
     zeros,
 )
-from backnorm.gpu.kernels.formulas import fold_forward, inverse_deviation, normalised, relu
+from backnorm.gpu.kernels.formulas import (
+    fold_forward,
+    inverse_deviation,
+    normalised,
+    passed,
+    relu,
+)
 from backnorm.gpu.kernels.frame import CHANNELS, NUMBERS, PARTS, SIZES, Frame
 from backnorm.gpu.kernels.tiles import (
     channels_of,
@@ -375,8 +381,5 @@ def _write(
         b_y = narrow(b_y, p_y)
         if FORM.relu and FORM.training:
             # What is rounded to 0, or to the ceiling, has no bit.
-            m_counts = b_y.to(tl.float32) > 0.0
-            if FORM.ceiling != float("inf"):
-                m_counts = m_counts & (b_y < tl.full(b_y.shape, FORM.ceiling, b_y.dtype))
-            store_bits(p_bits, i_tile, i_unit, m_counts, frame, FORM)
+            store_bits(p_bits, i_tile, i_unit, passed(b_y, FORM), frame, FORM)
         tl.store(p_y + o_elements, b_y, mask=m_there)
