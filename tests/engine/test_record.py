@@ -106,6 +106,8 @@ def _named_in(path):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
             named = node.value.id == "SLOTS" and isinstance(node.slice, ast.Constant)
             slots |= {node.slice.value} if named else set()
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "_gathering":
+            slots |= {keyword.value.value for keyword in node.keywords}
     return heads, slots
 
 
