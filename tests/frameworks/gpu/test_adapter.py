@@ -252,7 +252,7 @@ def test_tuning_wants_a_gpu(monkeypatch):
 
 def plain_step(x, dy):
     """Return y, and the gradients of x, weight and bias, without autograd."""
-    y, mean, variance, *_ = kernels.forward(x, None, None, None, 1e-5, None, False, "float64")
+    y, mean, variance, *_ = kernels.forward(x, None, None, None, 1e-5, None, False, None, "float64")
     *gradients, _ = kernels.backward(
         x, dy, None, mean, variance, None, 1e-5, True, False, "float64"
     )
