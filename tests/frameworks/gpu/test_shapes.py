@@ -159,7 +159,7 @@ def test_float32_arithmetic_has_the_same_bits_on_every_device(shape, layout):
     variance, results = mean**2 + 0.5, []
     for name in ("h200", "l40s"):
         with interpreter.standing_in_for(KNOWN[name]):
-            how = 1e-5, "NCX", False, "float32"
+            how = 1e-5, "NCX", False, None, "float32"
             (y,) = gpu.inference(x, None, mean, variance, weight, bias, *how)
             how = 1e-5, "NCX", True, False, "float32"
             results.append((y, *gpu.backward(x, dy, None, mean, variance, weight, *how)[:3]))
