@@ -32,7 +32,7 @@ def check_flag(name: str, value: object) -> bool:
 def check_number(
     name: str, value: Any, *, accepted: str, problem: str = "must be a real number"
 ) -> float:
-    """Return `value` as a float, infinity for one that is too large; or raise if it is none.
+    """Return `value` as a float, infinity for one that is too large; or raise if it is no number.
 
     A boolean is none, nor is an array.
     """

@@ -72,3 +72,18 @@ def for_every_tensor(device):
         if INTERPRETED:
             patch.setattr(kernels, "engine_of", lambda x: gpu)
         yield
+
+
+def arithmetics_planned(monkeypatch, module):
+    """Return a list, to which a module's plans then add their operation and arithmetic."""
+    from backnorm.gpu.plan import plan_gpu
+
+    seen = []
+
+    def plan(*given):
+        made = plan_gpu(*given)
+        seen.append((made.problem.operation, made.arithmetic))
+        return made
+
+    monkeypatch.setattr(module, "plan_gpu", plan)
+    return seen

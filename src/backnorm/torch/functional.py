@@ -275,9 +275,8 @@ def _normalise(
             forward = kernels.forward
             if profiler._is_profiler_enabled:
                 forward = events.shown(forward, events.name_of(relu, residual, training))
-            return forward(input, residual, weight, bias, eps, running, relu, ceiling, computed_in)[
-                0
-            ]
+            given = input, residual, weight, bias, eps, running
+            return forward(*given, relu, ceiling, computed_in)[0]
         assert statistics is not None
         if not wanted:
             inference = kernels.inference

@@ -13,7 +13,6 @@ import backnorm.torch
 from backnorm.errors import ArgumentError
 from backnorm.gpu import launch
 from backnorm.gpu.device import KNOWN
-from backnorm.gpu.plan import plan_gpu
 from backnorm.torch import gpu, kernels
 
 from .. import interpreter
@@ -269,15 +268,7 @@ def test_calls_are_planned_once(launched):
 @pytest.fixture
 def computed(monkeypatch):
     """Return a list of what was planned, and the arithmetic."""
-    seen = []
-
-    def plan(*given):
-        made = plan_gpu(*given)
-        seen.append((made.problem.operation, made.arithmetic))
-        return made
-
-    monkeypatch.setattr(gpu, "plan_gpu", plan)
-    return seen
+    return interpreter.arithmetics_planned(monkeypatch, gpu)
 
 
 TRAINED = ["forward", "backward"]

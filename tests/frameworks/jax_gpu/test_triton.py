@@ -14,7 +14,6 @@ from backnorm.conformance.judge import check_backward, check_forward, check_infe
 from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
-from backnorm.gpu.plan import plan_gpu
 from backnorm.jax import choice, cuda, launches
 
 from .. import interpreter
@@ -219,15 +218,8 @@ class TestInstances:
 
 @pytest.fixture
 def computed(monkeypatch):
-    """Return a list of the arithmetics of what was planned."""
-    seen = []
-
-    def plan(*given):
-        made = plan_gpu(*given)
-        seen.append((made.problem.operation, made.arithmetic))
-        return made
-
-    monkeypatch.setattr(cuda, "plan_gpu", plan)
+    """Return a list of what was planned, and the arithmetic."""
+    seen = interpreter.arithmetics_planned(monkeypatch, cuda)
     forget()
     return seen
 
