@@ -57,6 +57,8 @@ class Backnorm:
             given = x, dy, None, mean, variance, weight
             return lambda: kernels.backward(*given, epsilon, True, False, arithmetic)
         if cell.op == "forward":
-            return lambda: kernels.forward(x, None, weight, bias, epsilon, None, False, arithmetic)
+            return lambda: kernels.forward(
+                x, None, weight, bias, epsilon, None, False, None, arithmetic
+            )
         given = x, None, weight, bias, mean, variance
-        return lambda: kernels.inference(*given, epsilon, False, arithmetic)
+        return lambda: kernels.inference(*given, epsilon, False, None, arithmetic)
