@@ -1,4 +1,4 @@
-"""Float32's range: near its ends the budget is kept, and what is beyond is not hidden."""
+"""Float32's range: near its ends the budget is kept, and what is beyond is not hidden; one rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from backnorm.conformance.battery import Case, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
-from backnorm.dtypes import BFLOAT16, FLOAT32
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from . import arrays
 
@@ -89,3 +89,17 @@ def test_what_is_less_than_the_range_is_off_by_little(data_format, gpu):
     for each, other in zip(found, exact, strict=True):
         # A term that underflows is off by half of the least number there is.
         assert np.abs(each.astype(np.float64) - other * 2.0**-130).max() <= 2.0**-149 * 64
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
+def test_16_bits_are_rounded_once_in_float64(dtype, gpu):
+    # A step from the middle between two neighbours that float32 does not see.
+    half, step = (2.0**-8, 2.0**-40) if dtype == BFLOAT16 else (2.0**-11, 2.0**-40)
+    middle = 1.0 + half * np.array([1.0, 3.0, 1.0, 3.0])
+    sign = np.array([1.0, 1.0, -1.0, -1.0])
+    x = np.array([[1.0], [-1.0]]).repeat(4, axis=1).astype(dtype)
+    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    given = zeros, ones, np.full(4, step, np.float32), (sign * middle).astype(np.float32)
+    y = arrays.inference(x, *given, epsilon=0.0, arithmetic="float64").astype(float)
+    np.testing.assert_array_equal(y[0], sign * middle + half)
+    np.testing.assert_array_equal(y[1], sign * middle - half)

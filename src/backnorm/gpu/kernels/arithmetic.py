@@ -29,6 +29,7 @@ __all__ = [
     "join",
     "multiply_pairs",
     "narrow",
+    "narrow_pair",
     "split",
     "subtract_pair",
     "widen",
@@ -50,10 +51,24 @@ def widen(b_value, HOW: tl.constexpr):
 @triton.jit
 def narrow(b_value, p_target):
     """Return values rounded to the type that a pointer points to."""
-    # bfloat16 by way of float32, which is within 2**-25 of it.
-    if p_target.dtype.element_ty == tl.bfloat16:
-        b_value = b_value.to(tl.float32)
+    # bfloat16 by way of float32: not every device has an instruction for both at once.
+    if p_target.dtype.element_ty == tl.bfloat16 and b_value.dtype == tl.float64:
+        b_nearest = b_value.to(tl.float32)
+        b_back = b_nearest.to(tl.float64)
+        b_value = _to_odd(b_nearest, b_back != b_value, tl.abs(b_back) > tl.abs(b_value))
     return b_value.to(p_target.dtype.element_ty)
+
+
+@triton.jit
+def narrow_pair(b_high, b_low, p_target):
+    """Return a pair as the float32 that `narrow` rounds as it would the pair."""
+    # Where an infinity came in, the rest is not a number.
+    b_sum = b_high + b_low
+    b_sum = tl.where(b_sum == b_sum, b_sum, b_high)
+    if p_target.dtype.element_ty.primitive_bitwidth == 16:
+        m_rest = (b_low == b_low) & (b_low != 0.0) & (tl.abs(b_high) < float("inf"))
+        b_sum = _to_odd(b_sum, m_rest, (b_high > 0.0) != (b_low > 0.0))
+    return b_sum
 
 
 @triton.jit
@@ -135,3 +150,18 @@ def _quick_two_sum(b_a, b_b):
     """Return the rounded sum and its rounding error, where |a| >= |b|."""
     b_sum = b_a + b_b
     return b_sum, b_b - (b_sum - b_a)
+
+
+@triton.jit
+def _to_odd(b_nearest, m_inexact, m_beyond):
+    """Return the neighbour with an odd last bit of what is not a float32: 16 bits of it are exact.
+
+    Of the two float32 about a value one has an odd last bit, and it is neither in the middle
+    between two numbers of 16 bits nor one of them. So it is rounded to the same as the value,
+    where the nearest may be that middle, and be rounded to the wrong side (S. Boldo and
+    G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding
+    to odd", 2008). What is beyond is larger in magnitude than the value.
+    """
+    b_pattern = b_nearest.to(tl.int32, bitcast=True)
+    b_pattern = tl.where(m_inexact, (b_pattern - m_beyond.to(tl.int32)) | 1, b_pattern)
+    return b_pattern.to(tl.float32, bitcast=True)

@@ -278,7 +278,7 @@ def _write(
         if FORM.training:
             b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0, eviction_policy="evict_first")
             b_x = widen(b_x, FORM.arithmetic)
-            b_dx = derivative(b_x, b_dy, mean, shift, slope, gain, FORM)
+            b_dx = derivative(b_x, b_dy, mean, shift, slope, gain, p_dx, FORM)
         else:
-            b_dx = scaled(b_dy, gain, FORM)
+            b_dx = scaled(b_dy, gain, p_dx, FORM)
         tl.store(p_dx + o_elements, narrow(b_dx, p_dx), mask=m_there)

@@ -25,7 +25,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from backnorm.gpu.kernels.arithmetic import add_pair, multiply_pairs, subtract_pair
+from backnorm.gpu.kernels.arithmetic import (
+    add_pair,
+    multiply_pairs,
+    narrow_pair,
+    subtract_pair,
+)
 
 __all__ = [
     "derivative",
@@ -63,7 +68,7 @@ def fold_forward(b_mean, b_shift, b_slope, b_gain, FORM: tl.constexpr):
 
 
 @triton.jit
-def derivative(b_x, b_dy, mean, shift, slope, gain, FORM: tl.constexpr):
+def derivative(b_x, b_dy, mean, shift, slope, gain, p_target, FORM: tl.constexpr):
     """Return dx in training."""
     if FORM.arithmetic == "pairs":
         b_part, b_part_low = subtract_pair(b_x, mean[0], mean[1])
@@ -71,24 +76,24 @@ def derivative(b_x, b_dy, mean, shift, slope, gain, FORM: tl.constexpr):
         b_value, b_low = subtract_pair(b_dy, shift[0], shift[1])
         b_value, b_low = add_pair(b_value, b_low, -b_part, -b_part_low)
         b_value, b_low = multiply_pairs(b_value, b_low, gain[0], gain[1])
-        b_dx = _rounded(b_value, b_low)
+        b_dx = narrow_pair(b_value, b_low, p_target)
     else:
         b_dx = gain[0] * tl.fma(mean[0] - b_x, slope[0], b_dy - shift[0])
     return b_dx
 
 
 @triton.jit
-def scaled(b_dy, gain, FORM: tl.constexpr):
+def scaled(b_dy, gain, p_target, FORM: tl.constexpr):
     """Return dx of frozen statistics."""
     b_dx = gain[0] * b_dy
     if FORM.arithmetic == "pairs":
         b_value, b_low = multiply_pairs(b_dy, tl.zeros_like(b_dy), gain[0], gain[1])
-        b_dx = _rounded(b_value, b_low)
+        b_dx = narrow_pair(b_value, b_low, p_target)
     return b_dx
 
 
 @triton.jit
-def normalised(b_x, b_residual, mean, shift, slope, gain, FORM: tl.constexpr):
+def normalised(b_x, b_residual, mean, shift, slope, gain, p_target, FORM: tl.constexpr):
     """Return y, with the residual added if there is one."""
     if FORM.arithmetic == "pairs":
         b_value, b_low = subtract_pair(b_x, mean[0], mean[1])
@@ -96,7 +101,7 @@ def normalised(b_x, b_residual, mean, shift, slope, gain, FORM: tl.constexpr):
         b_value, b_low = add_pair(b_value, b_low, slope[0], slope[1])
         if FORM.residual:
             b_value, b_low = add_pair(b_value, b_low, b_residual, tl.zeros_like(b_residual))
-        b_y = _rounded(b_value, b_low)
+        b_y = narrow_pair(b_value, b_low, p_target)
     else:
         b_y = tl.fma(gain[0], (b_x - mean[0]) - shift[0], slope[0])
         if FORM.residual:
@@ -128,10 +133,3 @@ def _beside(b_mean):
     """Return what is left of a mean beside its nearest float32; nothing beside an infinity."""
     b_nearest = b_mean.to(tl.float32).to(tl.float64)
     return tl.where(tl.abs(b_nearest) < float("inf"), b_mean - b_nearest, 0.0)
-
-
-@triton.jit
-def _rounded(b_value, b_low):
-    """Return a pair as one number. Where an infinity came in, the rest is not a number."""
-    b_sum = b_value + b_low
-    return tl.where(b_sum == b_sum, b_sum, b_value)

@@ -375,7 +375,7 @@ def _write(
         if FORM.residual:
             b_residual = tl.load(p_residual + o_elements, mask=m_there, other=0.0)
             b_residual = widen(b_residual, FORM.arithmetic)
-        b_y = normalised(b_x, b_residual, mean, shift, slope, gain, FORM)
+        b_y = normalised(b_x, b_residual, mean, shift, slope, gain, p_y, FORM)
         if FORM.relu:
             b_y = relu(b_y, FORM)
         b_y = narrow(b_y, p_y)
