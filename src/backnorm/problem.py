@@ -213,7 +213,7 @@ def problem_of(
     relu = bool(flags.get("relu", "mask" in given))
     added = bool(flags.get("residual", "residual" in given))
     if added and not relu:
-        raise _residual_alone(operation)
+        raise residual_alone(operation)
     if ceiling is not None and not relu:
         raise ArgumentValueError(
             "ceiling",
@@ -357,7 +357,8 @@ def _missing(name: str) -> ArgumentTypeError:
     return ArgumentTypeError(name, "is required", came="None", accepted="an array")
 
 
-def _residual_alone(operation: Operation) -> ArgumentValueError:
+def residual_alone(operation: Operation) -> ArgumentValueError:
+    """Return the error for a residual without a ReLU behind it."""
     if operation.startswith(("backward", "apply")) and operation != "apply_forward":
         return ArgumentValueError(
             "residual",

@@ -26,7 +26,7 @@ ENVIRONMENT = range(5)
 ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256
 
 #: Codes of element types, by NumPy's names.
-ELEMENTS = {"int64": 5, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
+ELEMENTS = {"int64": 5, "uint8": 6, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
 #: The structures that are read or made: their fields in order, of 8 bytes unless it says
 #: otherwise, or the structures that they are. Fields that begin with an underscore are not used;

@@ -184,13 +184,16 @@ def _is_name(name: object) -> bool:
         return False
 
 
-def check_operands(operation: Operation, setting: Any, **given: Any) -> np.dtype:
+def check_operands(
+    operation: Operation, setting: Any, *, relu: bool = False, **given: Any
+) -> np.dtype:
     """Check the operands of an operation, by their names; return the type of per-channel results.
 
     `setting` has epsilon and the channel axis, not negative, and whether sums are reproducible.
     """
     operands = [_read(each) for each in SIGNATURES[operation].arranged(given)]
-    options = {"epsilon": setting.epsilon, "data_format": (setting.axis,)}
+    options: dict[str, Any] = {"epsilon": setting.epsilon, "data_format": (setting.axis,)}
+    options["relu"] = relu
     # Of how many elements they may be is not known of a symbolic shape.
     if setting.reproducible and is_known(given["x"].shape):
         operation = REPRODUCIBLE[operation]

@@ -15,6 +15,7 @@ from backnorm.jax.check import Groups
 from backnorm.jax.exchange import moments_of_all
 from backnorm.jax.formulas import working_type
 from backnorm.jax.mapped import alike
+from backnorm.jax.relu import add_and_relu, forward_relu
 
 __all__ = ["Setting", "batch_norm", "batch_norm_backward", "batch_norm_inference"]
 
@@ -45,23 +46,30 @@ class Setting(NamedTuple):
         return {"epsilon": self.epsilon, "axis": self.axis, "arithmetic": self.arithmetic}
 
 
-@partial(_compiled, static_argnames=("setting", "axis_name", "axis_index_groups"))
+@partial(_compiled, static_argnames=("setting", "relu", "axis_name", "axis_index_groups"))
 def batch_norm(
     x: Any,
     gamma: Any,
     beta: Any,
     mask: Any,
+    residual: Any,
     *,
     setting: Setting,
+    relu: bool,
     axis_name: tuple[Hashable, ...],
     axis_index_groups: Groups | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, mean and variance."""
-    dtype = check.check_operands("forward", setting, x=x, gamma=gamma, beta=beta)
+    given = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
+    dtype = check.check_operands("forward", setting, relu=relu, **given)
     gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
     x, gamma, beta = alike(x, gamma, beta)
     if not axis_name and mask is None:
-        y, mean, variance = derivatives.forward(x, gamma, beta, **setting._asdict())
+        if relu:
+            inputs = alike(x, gamma, beta, *([] if residual is None else [residual]))
+            y, mean, variance = forward_relu(*inputs, **setting._asdict())
+        else:
+            y, mean, variance = derivatives.forward(x, gamma, beta, **setting._asdict())
     else:
         where: dict[str, Any] = {"axis": setting.axis, "arithmetic": setting.arithmetic}
         if mask is None:
@@ -78,6 +86,7 @@ def batch_norm(
         work = working_type(x.dtype)
         inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
         (y,) = derivatives.normalize(*inputs, **setting.of_elements())
+        y = add_and_relu(y, residual) if relu else y
     return y, mean.astype(dtype), variance.astype(dtype)
 
 

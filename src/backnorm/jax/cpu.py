@@ -50,7 +50,7 @@ def call(
     ----------
     operation : str
     operands : sequence of arrays
-        Those of `problems.OPERANDS`.
+        Those of `problems.OPERANDS`, and the residual if there is one.
     kinds : sequence
         For every result that a kernel writes, an array, or another value, of its shape and type.
     parts : int
@@ -58,7 +58,8 @@ def call(
     **how
         The parameters of the primitive.
     """
-    given = dict(zip(OPERANDS[operation], operands, strict=True))
+    names = (*OPERANDS[operation], *(("residual",) if how.get("residual") else ()))
+    given = dict(zip(names, operands, strict=True))
     statistics = given.get("mean", given.get("gamma", given["x"]))
     problem = problem_of(operation, given["x"], statistics, **how)
     if "variance" in given:

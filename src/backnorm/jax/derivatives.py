@@ -23,7 +23,14 @@ from backnorm.jax.differentiable import Arrays, Rule, give_derivative
 from backnorm.jax.mapped import alike
 from backnorm.jax.primitives import BACKWARD, FORWARD, NORMALIZE, STATISTICS, bind
 
-__all__ = ["backward", "forward", "normalize", "statistics"]
+__all__ = [
+    "backward",
+    "forward",
+    "forward_pulled",
+    "forward_pushed",
+    "normalize",
+    "statistics",
+]
 
 
 def forward(*operands: jax.Array, reproducible: bool = False, **how: Any) -> Arrays:
@@ -42,7 +49,8 @@ normalize = partial(bind, NORMALIZE)
 statistics = partial(bind, STATISTICS)
 
 
-def _forward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
+def forward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
+    """Return the tangents of y, mean and variance; that of y None if it is zero."""
     x, mean, variance, gamma = kept
     dx, dgamma, dbeta = tangents
     dy, dmean, dvariance = None, _zeros_like(mean), _zeros_like(mean)
@@ -54,7 +62,8 @@ def _forward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
     return _with_parameters(dy, x, mean, variance, dgamma, dbeta, **how), dmean, dvariance
 
 
-def _forward_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
+def forward_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
+    """Return the cotangents of x, gamma and beta."""
     x, mean, variance, gamma = kept
     dy, dmean, dvariance = cotangents
     dy = _zeros_like(x) if dy is None else dy
@@ -70,8 +79,8 @@ give_derivative(
     FORWARD,
     Rule(
         keep=lambda operands, results: (operands[0], *results[1:], operands[1]),
-        push=_forward_pushed,
-        pull=_forward_pulled,
+        push=forward_pushed,
+        pull=forward_pulled,
         like=(0, 1, 1),
     ),
 )

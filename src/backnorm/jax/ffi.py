@@ -23,6 +23,7 @@ from backnorm.cpu.xla_structures import ELEMENTS
 from backnorm.errors import ArgumentValueError, MachineCodeError
 from backnorm.executable import executable
 from backnorm.jax import header
+from backnorm.layout import mask_size
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
 
@@ -91,6 +92,11 @@ def call(
         _described(result, field, instances) for result, field in zip(results, written, strict=True)
     ]
     kinds = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
+    if problem.relu:
+        # Nobody asks for it: what is positive in y says the same.
+        mask = jax.ShapeDtypeStruct(((instances or 1) * mask_size(problem.size),), np.uint8)
+        kinds.append(mask)
+        described.append(_described(mask, "mask", instances))
     record = stage.template.copy()
     record[SLOTS["count"]] = count
     found: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, kinds)(
@@ -99,7 +105,7 @@ def call(
         call=np.array([name, instances or 1, stage.participants - 1], np.int64),
         record=record,
     )
-    return found
+    return found[: len(results)]
 
 
 def _described(array: jax.Array, field: str, instances: int | None) -> np.ndarray:

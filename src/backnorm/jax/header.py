@@ -21,6 +21,7 @@ _Fields = list[tuple[str, int | str]]
 _MAJOR = 0
 _SIZES = {"size_t": 8, "int64_t": 8, "int32_t": 4, "uint32_t": 4, "int": 4}
 _SAME_AS = {
+    "uint8": "U8",
     "int64": "S64",
     "float16": "F16",
     "float32": "F32",

@@ -12,6 +12,9 @@ import jax.numpy as jnp
 from backnorm.errors import ArgumentValueError
 from backnorm.jax.formulas import working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
+from backnorm.jax.relu import add_and_relu
+from backnorm.problem import residual_alone
+from backnorm.scalars import check_flag
 
 __all__ = ["feature_axes", "trained", "with_running_statistics"]
 
@@ -29,7 +32,15 @@ def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
 
 
 def trained(
-    x: jax.Array, scale: Any, bias: Any, mask: Any, *, axes: tuple[int, ...], **how: Any
+    x: jax.Array,
+    scale: Any,
+    bias: Any,
+    mask: Any,
+    *,
+    axes: tuple[int, ...],
+    relu: bool,
+    residual: Any,
+    **how: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, and mean and variance of the batch, a value for each feature in row-major order.
 
@@ -38,6 +49,10 @@ def trained(
     if mask is not None:
         # A number says as much to flax.
         mask = _at_one_axis(jnp.broadcast_to(jnp.asarray(mask, bool), x.shape), axes)[0]
+    residual = _checked(residual, x)
+    if residual is not None:
+        residual = _at_one_axis(residual, axes)[0]
+    how |= {"relu": relu, "residual": residual}
     joined, axis, back = _at_one_axis(x, axes)
     y, mean, variance = batch_norm(joined, *_channels(x, scale, bias), axis=axis, mask=mask, **how)
     return back(y), mean, variance
@@ -51,12 +66,28 @@ def with_running_statistics(
     bias: Any,
     *,
     axes: tuple[int, ...],
+    relu: bool,
+    residual: Any,
     **how: Any,
 ) -> jax.Array:
     """Return y. `how` has epsilon, and what else `batch_norm_inference` takes."""
     joined, axis, back = _at_one_axis(x, axes)
     channels = _channels(x, mean, variance, scale, bias)
-    return back(batch_norm_inference(joined, *channels, axis=axis, **how))
+    y = back(batch_norm_inference(joined, *channels, axis=axis, **how))
+    if residual is not None and not check_flag("relu", relu):
+        raise residual_alone("forward")
+    return add_and_relu(y, _checked(residual, x)) if relu else y
+
+
+def _checked(residual: Any, x: jax.Array) -> Any:
+    """Return a residual in x's type, or raise."""
+    if residual is None:
+        return None
+    if residual.shape != x.shape:
+        raise ArgumentValueError(
+            "residual", "must have x's shape", came=tuple(residual.shape), accepted=tuple(x.shape)
+        )
+    return residual.astype(x.dtype)
 
 
 def _channels(x: jax.Array, *arrays: Any) -> list[Any]:

@@ -44,9 +44,18 @@ class BatchNorm(linen.BatchNorm):
 
     @linen.compact
     def __call__(
-        self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
+        self,
+        x: jax.Array,
+        use_running_average: bool | None = None,
+        *,
+        mask: Any = None,
+        relu: bool = False,
+        residual: Any = None,
     ) -> jax.Array:
-        """Normalise x, of any rank, as flax's layer does; see `flax.linen.BatchNorm`."""
+        """Normalise x, of any rank, as flax's layer does; see `flax.linen.BatchNorm`.
+
+        With `relu` the result is max(0, that + residual), as of `backnorm.jax.batch_norm`.
+        """
         axes = layers.feature_axes(self.axis, x.ndim)
         frozen = linen.merge_param(
             "use_running_average", self.use_running_average, use_running_average
@@ -64,6 +73,7 @@ class BatchNorm(linen.BatchNorm):
         out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         x = x.astype(jnp.promote_types(x.dtype, out))
         how: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
+        how |= {"relu": relu, "residual": residual}
         if frozen:
             given = (x, mean.value, variance.value, scale, bias)
             y = layers.with_running_statistics(*given, axes=axes, **how)

@@ -53,9 +53,18 @@ class BatchNorm(nnx.BatchNorm):
         self.arithmetic, self.reproducible = arithmetic, reproducible
 
     def __call__(
-        self, x: Any, use_running_average: bool | None = None, *, mask: Any = None
+        self,
+        x: Any,
+        use_running_average: bool | None = None,
+        *,
+        mask: Any = None,
+        relu: bool = False,
+        residual: Any = None,
     ) -> jax.Array:
-        """Normalise x, of any rank, as flax's layer does; see `flax.nnx.BatchNorm`."""
+        """Normalise x, of any rank, as flax's layer does; see `flax.nnx.BatchNorm`.
+
+        With `relu` the result is max(0, that + residual), as of `backnorm.jax.batch_norm`.
+        """
         frozen = self.use_running_average if use_running_average is None else use_running_average
         if frozen is None:
             raise ArgumentValueError(
@@ -71,6 +80,7 @@ class BatchNorm(nnx.BatchNorm):
         out = dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         x = x.astype(jnp.promote_types(x.dtype, out))
         how: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
+        how |= {"relu": relu, "residual": residual}
         if frozen:
             given = (x, mean, variance, scale, bias)
             y = layers.with_running_statistics(*given, axes=axes, **how)

@@ -27,13 +27,16 @@ def batch_norm(
     axis_name: Hashable | tuple[Hashable, ...] | None = None,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
+    relu: bool = False,
+    residual: Any = None,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise a batch with its own statistics.
 
     mean and variance are those of each channel of x, the variance being the biased one (divided
-    by the number of elements), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
+    by the number of elements), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta; with
+    ``relu=True`` y = max(0, that + residual), in the same pass where a kernel for CPUs computes it.
 
     Differentiable in x, gamma and beta in reverse and in forward mode (`jax.grad`, `jax.jvp`,
     `jax.linearize`, `jax.hessian`), to any order; mean and variance have derivatives, too. Under
@@ -59,6 +62,10 @@ def batch_norm(
         Which elements of x the statistics are of, in a shape that broadcasts to x's. y is that of
         all elements. Without any in a channel, its statistics and its y are NaN. With `axis_name`
         they are of the elements of all parts, however many each has.
+    relu : bool
+        Whether a ReLU follows. Its derivative is 0 where y is.
+    residual : array, optional
+        What is added before the ReLU, of x's shape and type; only with `relu`.
     arithmetic : {"float32", "float64"}, optional
         What elements are computed in, and short runs of sums added up, here and in derivatives of
         the first order. None: what holds when the function is traced (`backnorm.arithmetic`). Where
@@ -90,13 +97,15 @@ def batch_norm(
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
     (x,) = _read(x=x)
-    gamma, beta = _read_optional(gamma=gamma, beta=beta)
+    gamma, beta, residual = _read_optional(gamma=gamma, beta=beta, residual=residual)
     names = check.check_axis_name(axis_name)
     groups = check.check_axis_index_groups(axis_index_groups, names)
     reproducible = check.check_reproducible(reproducible, names, mask)
     setting = _setting(x, epsilon, axis, arithmetic, reproducible)
-    how = {"setting": setting, "axis_name": names, "axis_index_groups": groups}
-    y, mean, variance = compiled.batch_norm(x, gamma, beta, check.read_mask(mask, x), **how)
+    how: dict[str, Any] = {"setting": setting, "axis_name": names, "axis_index_groups": groups}
+    how["relu"] = check_flag("relu", relu)
+    given = (x, gamma, beta, check.read_mask(mask, x), residual)
+    y, mean, variance = compiled.batch_norm(*given, **how)
     return y, mean, variance
 
 

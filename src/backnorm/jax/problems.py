@@ -47,6 +47,8 @@ def problem_of(
     arithmetic: Arithmetic | None,
     spread: tuple[bool, ...],
     training: bool = True,
+    relu: bool = False,
+    residual: bool = False,
     instances: int | None,
 ) -> Problem:
     """Return the problem of one instance, as (outer, channels, inner).
@@ -64,5 +66,7 @@ def problem_of(
         has_beta="beta" in OPERANDS[operation],
         epsilon=epsilon,
         training=training and operation != "inference",
+        relu=relu,
+        residual=residual,
         arithmetic=arithmetic or own_arithmetic(np.dtype(x.dtype)),
     )

@@ -24,7 +24,7 @@ from backnorm.jax.parts import PARTS
 from backnorm.jax.problems import OPERANDS, is_known
 from backnorm.signature import SIGNATURES, Operation
 
-__all__ = ["splitting"]
+__all__ = ["devices_of", "splitting"]
 
 # Older ones (0.5.3 was tried) give numbers of a function without 64 bits another type in places.
 _OLDEST = (0, 7, 2)
@@ -49,7 +49,7 @@ def splitting(operation: Operation, kernel: _Kernel, lowered: Any) -> Any:
     """
 
     def rule(context: Any, *operands: Any, **how: Any) -> Any:
-        devices = _devices(context)
+        devices = devices_of(context)
         if not devices or not is_known(context.avals_in[0].shape):
             return lowered(context, *operands, **how)
 
@@ -66,7 +66,7 @@ def splitting(operation: Operation, kernel: _Kernel, lowered: Any) -> Any:
     return rule
 
 
-def _devices(context: Any) -> tuple[Any, ...]:
+def devices_of(context: Any) -> tuple[Any, ...]:
     """Return as many devices as arrays of a function may be spread over, if there are any."""
     module = context.module_context
     place, parameters = module.axis_context, getattr(module, "lowering_parameters", None)

@@ -1,0 +1,186 @@
+"""A ReLU, and an addition before it, in the pass of the normalisation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import flax.nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import backnorm.jax.linen
+import backnorm.jax.nnx
+from backnorm import jax as bn
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.jax.ffi import TARGET
+
+from .conftest import EPSILON, SHAPES, agree, gradient_of_gradient, textbook, weighed
+
+ADDED = pytest.mark.parametrize("added", [False, True], ids=["alone", "residual"])
+
+
+def ours(x, gamma, beta, residual=None, **how):
+    return bn.batch_norm(x, gamma, beta, epsilon=EPSILON, relu=True, residual=residual, **how)
+
+
+def composed(x, gamma, beta, residual=None, **how):
+    y, *statistics = textbook(x, gamma, beta, **how)
+    return jax.nn.relu(y if residual is None else y + residual), *statistics
+
+
+def operands(normal, shape, axis, added):
+    channels = shape[axis]
+    given = 3.0 * normal(*shape) + 1.0, normal(channels), normal(channels)
+    return (*given, normal(*shape)) if added else given
+
+
+@ADDED
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_values_and_derivatives(shape, axis, added, normal):
+    given = operands(normal, shape, axis, added)
+    functions = [partial(each, axis=axis) for each in (ours, composed)]
+    agree(*(function(*given) for function in functions))
+    weights = normal(*shape), normal(shape[axis])
+    losses = [weighed(function, weights) for function in functions]
+    every = tuple(range(len(given)))
+    agree(*(jax.grad(loss, every)(*given) for loss in losses))
+    tangents = tuple(normal(*each.shape) for each in given)
+    agree(*(jax.jvp(function, given, tangents)[1] for function in functions))
+    # One that moves alone: all others have no tangent.
+    for k in every:
+        alone = [
+            jax.jvp(lambda each, f=f, k=k: f(*given[:k], each, *given[k + 1 :]), given[k : k + 1],
+                    tangents[k : k + 1])[1]
+            for f in functions
+        ]  # fmt: skip
+        agree(*alone)
+
+
+@ADDED
+def test_the_second_order(added, normal):
+    given = operands(normal, (6, 3, 4, 5), -1, added)
+    weights = normal(6, 3, 4, 5), normal(5)
+    again = [normal(*each.shape) for each in given]
+    seconds = [
+        gradient_of_gradient(weighed(function, weights), len(given), again)
+        for function in (ours, composed)
+    ]
+    agree(*(jax.grad(second, range(len(given)))(*given) for second in seconds))
+
+
+@ADDED
+def test_every_instance_has_its_own(added, normal):
+    x, gamma, beta, *residual = operands(normal, (3, 6, 4, 5), -1, added)
+
+    def mapped(function):
+        if added:
+            # What all instances share, too.
+            shared = jax.vmap(lambda x: function(x, gamma, beta, residual[0][0]))(x)
+            return shared, jax.vmap(lambda x, r: function(x, gamma, beta, r))(x, residual[0])
+        return jax.vmap(lambda x: function(x, gamma, beta))(x)
+
+    agree(mapped(ours), mapped(composed))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
+def test_without_a_residual_bits_are_those_of_two_passes(dtype, arithmetic, normal):
+    x, dy = (normal(4, 5, 6, 40).astype(dtype) for _ in range(2))
+    gamma, beta = (normal(40).astype(jnp.float32) for _ in range(2))
+    how = {"epsilon": EPSILON, "arithmetic": arithmetic}
+
+    def two(*given):
+        y, *_ = bn.batch_norm(*given, **how)
+        return jax.nn.relu(y)
+
+    def one(*given):
+        return bn.batch_norm(*given, **how, relu=True)[0]
+
+    for mine, other in zip(
+        jax.tree.leaves([(y, pull(dy)) for y, pull in [jax.vjp(one, x, gamma, beta)]]),
+        jax.tree.leaves([(y, pull(dy)) for y, pull in [jax.vjp(two, x, gamma, beta)]]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_it_is_one_call_of_a_kernel(normal):
+    x, gamma, beta, residual = operands(normal, (6, 3, 4, 5), -1, True)
+    compiled = jax.jit(ours).lower(x, gamma, beta, residual).compile().as_text()
+    assert compiled.count(f'custom_call_target="{TARGET}"') == 1
+    assert "maximum" not in compiled
+
+
+def test_an_infinity_and_nan_pass(normal):
+    x = normal(4, 3).at[0, 0].set(jnp.nan).at[1, 1].set(jnp.inf)
+    gamma = jnp.ones(3)
+    agree_as_bits = [np.asarray(f(x, gamma, gamma)[0]) for f in (ours, composed)]
+    np.testing.assert_array_equal(*map(np.isnan, agree_as_bits))
+
+
+@pytest.mark.parametrize("how", [{"reproducible": True}, {"mask": True}], ids=str)
+def test_where_no_kernel_has_it(how, normal):
+    x, gamma, beta, residual = operands(normal, (6, 3, 4, 5), -1, True)
+    how = {name: (x > 0 if name == "mask" else value) for name, value in how.items()}
+    y, *_ = bn.batch_norm(x, gamma, beta, epsilon=EPSILON, **how)
+    agree(ours(x, gamma, beta, residual, **how)[0], jax.nn.relu(y + residual))
+
+
+@pytest.mark.long
+def test_of_mapped_and_of_sharded_batches(normal):
+    x, gamma, beta, residual = operands(normal, (8, 3, 4, 5), -1, True)
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
+    weights = normal(8, 3, 4, 5), normal(5)
+    gradients = jax.jit(jax.grad(weighed(ours, weights), (0, 1, 2, 3)))
+    where = NamedSharding(mesh, P("batch"))
+    cut = [jax.device_put(each, where) for each in (x, residual)]
+    exact = gradients(x, gamma, beta, residual)
+    agree(gradients(cut[0], gamma, beta, cut[1]), exact)
+    parts = P("batch"), P(), P(), P("batch")
+    mapped = jax.shard_map(
+        partial(ours, axis_name="batch"), mesh=mesh, in_specs=parts, out_specs=(parts[0], P(), P())
+    )
+    agree(mapped(x, gamma, beta, residual), composed(x, gamma, beta, residual))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("axis", [-1, (1, -1)])
+def test_layers(frozen, axis, normal):
+    x, residual = normal(4, 3, 5, 2), normal(4, 3, 5, 2)
+    count = 6 if isinstance(axis, tuple) else 2
+    layer = backnorm.jax.nnx.BatchNorm(count, axis=axis, rngs=nnx.Rngs(0))
+    if not isinstance(axis, tuple) or not frozen:
+        y = layer(x, frozen)
+        assert type(layer) is not flax.nnx.BatchNorm
+        agree(layer(x, frozen, relu=True), jax.nn.relu(y))
+        agree(layer(x, frozen, relu=True, residual=residual), jax.nn.relu(y + residual), 1e-6)
+    how = {"use_running_average": frozen, "axis": axis, "param_dtype": jnp.float64}
+    ours, theirs = (kind(**how) for kind in (backnorm.jax.linen.BatchNorm, linen.BatchNorm))
+    variables = theirs.init(jax.random.key(0), x)
+    y, _ = theirs.apply(variables, x, mutable="batch_stats")
+    z, _ = ours.apply(variables, x, relu=True, residual=residual, mutable="batch_stats")
+    agree(z, jax.nn.relu(y + residual), 1e-6)
+
+
+def test_what_is_refused(normal):
+    x, gamma, beta, residual = operands(normal, (6, 3, 4, 5), -1, True)
+    given = {"epsilon": EPSILON, "residual": residual}
+    with pytest.raises(ArgumentValueError, match="a residual with relu=True"):
+        bn.batch_norm(x, gamma, beta, **given)
+    with pytest.raises(ArgumentTypeError, match="relu"):
+        bn.batch_norm(x, gamma, beta, epsilon=EPSILON, relu=1)
+    with pytest.raises(ArgumentValueError, match="residual"):
+        ours(x, gamma, beta, residual[:3])
+    with pytest.raises(ArgumentTypeError, match="residual"):
+        ours(x, gamma, beta, residual.astype(jnp.float32))
+    layer = backnorm.jax.nnx.BatchNorm(5, rngs=nnx.Rngs(0))
+    for frozen in (False, True):
+        with pytest.raises(ArgumentValueError, match="a residual with relu=True"):
+            layer(x, frozen, residual=residual)
+        with pytest.raises(ArgumentValueError, match="residual"):
+            layer(x, frozen, relu=True, residual=residual[:3])
