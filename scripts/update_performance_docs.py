@@ -1,8 +1,9 @@
 """Write the tables and plots of README.md and docs/performance.md from the results in docs/bench.
 
-Those are result.json, and models.json of whole models. By layout all results of the CPU are shown
-that lie beside result.json, those of other machines. Text between the markers is replaced, all
-other text stays. With --check: say what is not current, and write nothing.
+Those are result.json, models.json of whole models, and models-frameworks-*.json of models of other
+frameworks. By layout all results of the CPU are shown that lie beside result.json, those of other
+machines. Text between the markers is replaced, all other text stays. With --check: say what is not
+current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.model import OURS, Result, Row
-from benchmarks.models.page import models_page
+from benchmarks.models.page import frameworks_page, models_page
 from benchmarks.report import read_result
 from benchmarks.report.figures import SWEEP, cells, losing, mean, summary
 from benchmarks.report.layouts import layout_cells, layout_tables, limits_table
@@ -40,9 +41,12 @@ from benchmarks.report.words import (
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT, MODELS = Path("docs/bench/result.json"), Path("docs/bench/models.json")
+# Of other frameworks than PyTorch, a file for each number of threads.
+FRAMEWORKS = "models-frameworks-*.json"
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 BEGIN_MODELS, END_MODELS = "<!-- models:begin -->", "<!-- models:end -->"
+BEGIN_FRAMEWORKS, END_FRAMEWORKS = "<!-- frameworks:begin -->", "<!-- frameworks:end -->"
 BEGIN_MACHINES, END_MACHINES = "<!-- machines:begin -->", "<!-- machines:end -->"
 
 # Said before the table of limits.
@@ -91,6 +95,10 @@ def pages(result: Result, root: Path) -> dict[Path, str]:
             text = _between(path, text, models_page(root / MODELS), BEGIN_MODELS, END_MODELS)
         found[path] = _between(path, text, "\n".join([part, *shown]), BEGIN, END)
     path = root / "docs/performance.md"
+    paths = sorted((root / folder).glob(FRAMEWORKS))
+    if paths:
+        part, between = frameworks_page(paths), (BEGIN_FRAMEWORKS, END_FRAMEWORKS)
+        found[path] = _between(path, found[path], part, *between)
     part = _machines(_results(result, root / folder))
     found[path] = _between(path, found[path], part, BEGIN_MACHINES, END_MACHINES)
     return found

@@ -1,1 +1,1 @@
-"""Whole training steps of models: PyTorch's layers beside ours, eager and compiled."""
+"""Whole training steps of models: a framework's layers beside ours."""

@@ -9,11 +9,13 @@ from typing import Literal, get_args
 from benchmarks.model import Timing
 
 __all__ = [
+    "FRAMEWORKS",
     "LAYOUTS",
     "MODELS",
     "PRECISIONS",
     "VARIANTS",
     "Case",
+    "Framework",
     "Layout",
     "Outcome",
     "Precision",
@@ -25,7 +27,8 @@ __all__ = [
 Layout = Literal["contiguous", "channels_last"]
 Precision = Literal["float32", "bfloat16"]
 
-#: Whose layers, and whether `torch.compile` compiled the model. Fused: `convert(fuse=True)`.
+#: Whose layers, and whether `torch.compile` compiled the model. Fused: with ReLU and addition in
+#: the layer (`convert(fuse=True)`, or `relu=True`). float32: with ``arithmetic="float32"``.
 Variant = Literal[
     "torch",
     "backnorm",
@@ -33,14 +36,70 @@ Variant = Literal[
     "torch-compiled",
     "backnorm-compiled",
     "backnorm-fused-compiled",
+    "flax",
+    "keras",
+    "backnorm-float32",
+    "backnorm-fused-float32",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """Who trains.
+
+    Attributes
+    ----------
+    module : str
+        Its training steps: `Trainer` (see `steps`), and `start`.
+    variants : tuple of str
+        What is compared in it; the first is its own layers, which all others are beside.
+    layouts, precisions : tuple of str
+        What its models are trained in.
+    """
+
+    module: str
+    variants: tuple[Variant, ...]
+    layouts: tuple[Layout, ...]
+    precisions: tuple[Precision, ...]
+
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
-#: Library, and shapes of inputs: batches of 8 at 160 x 160 and of 16 at 224 x 224; of videos and of
-#: segmentation, which take longer, fewer.
+FRAMEWORKS: dict[str, Framework] = {
+    "torch": Framework(
+        "benchmarks.models.of_torch",
+        (
+            "torch",
+            "backnorm",
+            "backnorm-fused",
+            "torch-compiled",
+            "backnorm-compiled",
+            "backnorm-fused-compiled",
+        ),
+        LAYOUTS,
+        PRECISIONS,
+    ),
+    # Compiled as a whole by XLA, and by TensorFlow without it.
+    "flax": Framework(
+        "benchmarks.models.of_flax",
+        ("flax", "backnorm", "backnorm-fused", "backnorm-float32", "backnorm-fused-float32"),
+        ("channels_last",),
+        ("float32",),
+    ),
+    "keras": Framework(
+        "benchmarks.models.of_keras",
+        ("keras", "backnorm", "backnorm-float32"),
+        ("channels_last",),
+        ("float32",),
+    ),
+}
+
+_FRAMEWORK_OF = {"torchvision": "torch", "timm": "torch", "flax": "flax", "keras": "keras"}
+
+#: Library, and shapes of inputs as (N, C, ...), whatever their layout: batches of 8 at 160 x 160
+#: and of 16 at 224 x 224; of videos and of segmentation, which take longer, fewer.
 MODELS: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
     "resnet18": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
     "resnet50": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
@@ -52,6 +111,9 @@ MODELS: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
     "deeplabv3_resnet50": ("torchvision", ((2, 3, 160, 160),)),
     "efficientnet_b0": ("timm", ((8, 3, 160, 160), (16, 3, 224, 224))),
     "regnety_008": ("timm", ((8, 3, 160, 160), (16, 3, 224, 224))),
+    # Those of small images have a stem without a stride, as for CIFAR.
+    "flax-resnet18": ("flax", ((16, 3, 32, 32), (8, 3, 160, 160))),
+    "keras-resnet50": ("keras", ((4, 3, 96, 96), (8, 3, 160, 160))),
 }
 
 
@@ -75,6 +137,19 @@ class Case:
     layout: Layout
     precision: Precision
 
+    @property
+    def framework(self) -> Framework:
+        """Who trains it."""
+        return FRAMEWORKS[_FRAMEWORK_OF[MODELS[self.model][0]]]
+
+    def variants(self, wanted: Sequence[Variant]) -> tuple[Variant, ...]:
+        """Return which of these there are in its framework, its own layers first, asked for or not.
+
+        Nobody is judged or timed without those.
+        """
+        own, *others = self.framework.variants
+        return (own, *(each for each in wanted if each in others))
+
     def __str__(self) -> str:
         """Return the case as a short line."""
         shape = "x".join(map(str, self.shape))
@@ -93,7 +168,7 @@ class Outcome:
     step : Timing, optional
         Seconds of a training step.
     ratio : float, optional
-        Of the time of a step to that of "torch" in the same turns: the median.
+        Of the time of a step to that of the framework's own in the same turns: the median.
     normalization : float, optional
         Seconds of a step in batch normalisation, activations and additions; of eager ones.
     error : float, optional
@@ -131,8 +206,9 @@ def cases(
 ) -> Iterator[Case]:
     """Yield the cases of models; `small`: of their first shapes alone."""
     for model in models:
-        shapes = MODELS[model][1]
+        library, shapes = MODELS[model]
+        framework = FRAMEWORKS[_FRAMEWORK_OF[library]]
         for shape in shapes[:1] if small else shapes:
-            for layout in layouts:
-                for precision in precisions:
+            for layout in (each for each in layouts if each in framework.layouts):
+                for precision in (each for each in precisions if each in framework.precisions):
                     yield Case(model, shape, layout, precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from benchmarks.model import geometric_mean
 from benchmarks.report.tables import markdown
 from benchmarks.report.words import DASH, TIMES, ratio_text
 
-__all__ = ["models_page"]
+__all__ = ["frameworks_page", "models_page"]
 
 # Heading, the variant, what of it, and the variant that it is beside.
 _COLUMNS = (
@@ -21,6 +22,14 @@ _COLUMNS = (
     ("ours compiled", "backnorm-compiled", "ratio", "torch-compiled"),
     ("normalisation", "backnorm-fused", "normalization", "torch"),
     ("memory", "backnorm-fused", "memory", "torch"),
+)
+
+# The same where the framework's own is the first variant.
+_VARIANTS = (
+    ("ours", "backnorm"),
+    ("ours, float32", "backnorm-float32"),
+    ("fused", "backnorm-fused"),
+    ("fused, float32", "backnorm-fused-float32"),
 )
 
 
@@ -42,6 +51,55 @@ def models_page(path: Path) -> str:
             markdown(table),
         ]
     )
+
+
+def frameworks_page(paths: Sequence[Path]) -> str:
+    """Return the text and the table of files of other frameworks: one for each number of threads.
+
+    They are of one machine.
+    """
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    lines = [
+        [_name(row), str(file["environment"]["threads"]), *_beside_own(row)]
+        for file in files
+        for row in file["rows"]
+    ]
+    headings = ["model, batch", "threads", "own layers", *(name for name, _ in _VARIANTS)]
+    where = files[0]["environment"]
+    versions = {
+        name: text for file in files for name, text in file["environment"]["versions"].items()
+    }
+    named = ", ".join(f"{name} {text}" for name, text in versions.items())
+    return "\n".join(
+        [
+            f"{where['cpu']}, {where['date'][:10]}; {named}. Training steps in float32, channels "
+            "last, in turns; our time over that of the same step with the framework's own layers, "
+            "below 1 we are faster, and in brackets the middle three fifths of a step's times over "
+            "their median.\n",
+            markdown(pd.DataFrame(lines, columns=headings, dtype=str)),
+        ]
+    )
+
+
+def _name(row: dict[str, Any]) -> str:
+    count, _, *space = row["case"]["shape"]
+    return f"{row['case']['model']}, {TIMES.join(map(str, (count, *space)))}"
+
+
+def _beside_own(row: dict[str, Any]) -> list[str]:
+    """Return the time of a step with a framework's own layers, and what ours take of it."""
+    known, own = _known(row), row["outcomes"][0]["variant"]
+    ratios = [_ratio(known, variant, "ratio", own) for _, variant in _VARIANTS]
+    texts = [DASH if ratio is None else ratio_text(ratio) for ratio in ratios]
+    return [f"{_milliseconds(known.get(own))}{_spread(known.get(own))}", *texts]
+
+
+def _spread(outcome: Any) -> str:
+    if outcome is None:
+        return ""
+    step = outcome["step"]
+    low, high = (step[each] / step["median"] for each in ("p20", "p80"))
+    return f" ({low:.2f} to {high:.2f})"
 
 
 def _headings() -> list[str]:

@@ -46,7 +46,8 @@ class Run:
             try:
                 row: Row = self._answer("measure", case, self._variants, self._settings)
             except ChildEndedError as error:
-                row = Row(case, tuple(Outcome(each, str(error)) for each in self._variants))
+                every = case.variants(self._variants)
+                row = Row(case, tuple(Outcome(each, str(error)) for each in every))
             self.rows.append(Row(case, tuple(map(self._with_memory(case), row.outcomes))))
 
     def _with_memory(self, case: Case) -> Callable[[Outcome], Outcome]:
@@ -82,8 +83,9 @@ def models_table(rows: Sequence[Row], where: Environment) -> Table:
     """Return a row for each variant of each case."""
     caption = (
         f"{where.cpu}, {counted(where.threads, 'thread')}. A training step: its time, and the "
-        "median of its ratio to a step of PyTorch's in the same turns; the same of normalisation, "
-        "activations and additions, and of memory; how far the gradients are off those of float64."
+        "median of its ratio to a step with the framework's own layers in the same turns; the same "
+        "of normalisation, activations and additions, and of memory; how far the gradients are "
+        "off those of float64."
     )
     table = captioned_table("Models", plain(caption), (0, 1, 0, 0))
     table.add_column("case", overflow="fold")
@@ -91,10 +93,10 @@ def models_table(rows: Sequence[Row], where: Environment) -> Table:
     for heading in ("step", "ratio", "normalization", "memory", "error", "layers"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        torch = row.outcomes[0]
+        own = row.outcomes[0]
         for number, outcome in enumerate(row.outcomes):
             case = plain(str(row.case)) if number == 0 else ""
-            table.add_row(case, outcome.variant, *_texts(outcome, torch))
+            table.add_row(case, outcome.variant, *_texts(outcome, own))
     return table
 
 
@@ -102,9 +104,10 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     """Return a line for each variant: geometric mean and largest of its ratios."""
     found: dict[str, list[float]] = {}
     for row in rows:
-        known = {each.variant: each for each in row.outcomes}
+        known: dict[str, Outcome] = {each.variant: each for each in row.outcomes}
+        own = row.case.framework.variants[0]
         for outcome in row.outcomes:
-            base = known.get("torch-compiled" if "compiled" in outcome.variant else "torch")
+            base = known.get(f"{own}-compiled" if "compiled" in outcome.variant else own)
             if outcome.variant.startswith("backnorm") and base and base.ratio and outcome.ratio:
                 name = f"{outcome.variant} beside {base.variant}"
                 found.setdefault(name, []).append(outcome.ratio / base.ratio)
@@ -115,15 +118,15 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _texts(outcome: Outcome, torch: Outcome) -> list[str]:
+def _texts(outcome: Outcome, own: Outcome) -> list[str]:
     if outcome.step is None:
         return [outcome.detail, *[""] * 5]
     time, _ = number_texts(outcome.step.median, 0.0)
     return [
         time,
         _text(outcome.ratio, 1.0),
-        _text(outcome.normalization, torch.normalization),
-        _text(outcome.memory, torch.memory),
+        _text(outcome.normalization, own.normalization),
+        _text(outcome.memory, own.memory),
         "" if outcome.error is None else f"{outcome.error:.1e}",
         str(outcome.layers),
     ]

@@ -17,9 +17,11 @@ def serve(connection: Connection) -> None:
             threads, what, arguments = connection.recv()
         except EOFError:
             return
-        versions = steps.start(threads)
-        found = steps.memory(*arguments) if what == "memory" else steps.measure(*arguments)
-        connection.send((versions, found))
+        case, *others = arguments
+        trains = steps.module_of(case)
+        versions = trains.start(threads)
+        run = trains.memory if what == "memory" else steps.measure
+        connection.send((versions, run(case, *others)))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,19 @@ from benchmarks.child import Child
 from benchmarks.environment import environment, now, write_rows
 from benchmarks.model import Timing
 from benchmarks.models import run as run_module
-from benchmarks.models.cases import LAYOUTS, MODELS, PRECISIONS, Case, Outcome, Row, cases
+from benchmarks.models.cases import (
+    FRAMEWORKS,
+    LAYOUTS,
+    MODELS,
+    PRECISIONS,
+    VARIANTS,
+    Case,
+    Outcome,
+    Row,
+    cases,
+)
 from benchmarks.models.options import run_models
-from benchmarks.models.page import models_page
+from benchmarks.models.page import frameworks_page, models_page
 from benchmarks.models.run import Run, models_table, summary_lines
 from benchmarks.report.words import DASH, TIMES
 from benchmarks.turns import Settings
@@ -42,9 +52,25 @@ ROW = Row(
 
 def test_every_model_has_cases_in_all_layouts_and_precisions():
     every = list(cases(tuple(MODELS), LAYOUTS, PRECISIONS, small=False))
-    assert len(set(every)) == len(every) == sum(4 * len(shapes) for _, shapes in MODELS.values())
+    assert len(set(every)) == len(every)
+    counts = {name: sum(case.model == name for case in every) for name in MODELS}
+    for name, (library, shapes) in MODELS.items():
+        each = 1 if library in ("flax", "keras") else 4
+        assert counts[name] == each * len(shapes)
     few = list(cases(("resnet50",), LAYOUTS[:1], PRECISIONS[:1], small=True))
     assert few == [Case("resnet50", (8, 3, 160, 160), "contiguous", "float32")]
+
+
+def test_variants_are_those_of_the_framework_and_its_own_come_first():
+    flax = Case("flax-resnet18", (2, 3, 32, 32), "channels_last", "float32")
+    assert CASE.variants(("backnorm", "flax", "torch-compiled")) == (
+        "torch",
+        "backnorm",
+        "torch-compiled",
+    )
+    assert flax.variants(("backnorm", "torch-compiled")) == ("flax", "backnorm")
+    assert flax.variants(VARIANTS) == flax.framework.variants
+    assert {each for one in FRAMEWORKS.values() for each in one.variants} == set(VARIANTS)
 
 
 def test_ratios_are_to_what_was_compiled_if_a_variant_was():
@@ -92,6 +118,30 @@ def test_the_documentation_has_a_line_a_case_and_the_means(tmp_path):
     assert lines[3][5:] == ["**0.80**", DASH, "**0.80**", DASH, DASH]
 
 
+def test_the_documentation_has_other_frameworks_by_threads(tmp_path):
+    shapes, paths = ((4, 3, 96, 96), (8, 3, 160, 160)), []
+    for threads in (1, 2):
+        rows = [
+            Row(
+                Case("keras-resnet50", shape, "channels_last", "float32"),
+                (outcome("keras", 1.0), outcome("backnorm", 0.8), Outcome("backnorm-float32", "-")),
+            )
+            for shape in shapes
+        ]
+        paths.append(tmp_path / f"models-frameworks-{threads}.json")
+        where = environment(threads, {"keras": "3"}, now())
+        write_rows(list(map(dataclasses.asdict, rows)), where, paths[-1])
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in frameworks_page(paths).splitlines()
+        if line.startswith("|")
+    ]
+    name = f"keras-resnet50, 8{TIMES}160{TIMES}160"
+    own = "1000 ms (1.00 to 1.00)"
+    assert lines[-1] == [name, "2", own, "0.80", DASH, DASH, DASH]
+    assert [line[1] for line in lines[2:]] == ["1", "1", "2", "2"]
+
+
 @pytest.mark.parametrize("place", range(4))
 def test_what_is_not_known_is_named(place):
     wanted = ["resnet18", "contiguous", "float32", "torch"]
@@ -116,6 +166,30 @@ def test_a_model_is_trained_in_a_process_of_its_own():
         assert each.error < 0.1
     assert [each.layers for each in row.outcomes] == [0, 20, 20]
     assert {"backnorm", "torch", "torchvision"} <= run.environment().versions.keys()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "shape", "packages"),
+    [
+        ("flax-resnet18", (2, 3, 32, 32), {"jax", "flax"}),
+        # Smaller ones leave a number or two for each of the last channels.
+        ("keras-resnet50", (4, 3, 64, 64), {"tensorflow"}),
+    ],
+)
+def test_other_frameworks_train_too(model, shape, packages):
+    case = Case(model, shape, "channels_last", "float32")
+    run = Run([case], ("backnorm-float32",), 1, HASTY)
+    run.measure(lambda _: None)
+    own, ours = run.rows[0].outcomes
+    assert (own.detail, ours.detail) == ("", "")
+    assert own.layers == 0
+    assert ours.layers == {"flax-resnet18": 20, "keras-resnet50": 53}[model]
+    for each in (own, ours):
+        assert each.step.median > 0
+        assert each.error < 0.5
+        assert each.normalization is each.memory is None
+    assert {"backnorm", *packages} <= run.environment().versions.keys()
 
 
 @pytest.mark.long

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.child import serve_parent
-from benchmarks.models import steps, worker
+from benchmarks.models import of_torch, worker
 
 
-class _Step(steps._Step):
+class _Step(of_torch._Step):
     def __init__(self, case, variant, model, x):
         if variant == "torch":
             raise RuntimeError("no memory")
@@ -14,5 +14,5 @@ class _Step(steps._Step):
 
 
 if __name__ == "__main__":
-    steps._Step = _Step
+    of_torch._Step = _Step
     serve_parent(worker.serve)

@@ -1,4 +1,4 @@
-"""Float32's range: near its ends the budget is kept, and what is beyond is not hidden; one rounding."""
+"""Float32's range, near whose ends the budget is kept; 16 bits, which are rounded once."""
 
 from __future__ import annotations
 

@@ -1,0 +1,179 @@
+"""Training steps with PyTorch: eager and compiled, profiled, and how much memory they take."""
+
+from __future__ import annotations
+
+import copy
+import resource
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+
+import backnorm
+import backnorm.torch
+from backnorm.torch.modules import _BatchNorm
+from benchmarks.models import libraries
+from benchmarks.models.cases import MODELS, Case, Variant
+from benchmarks.models.steps import CLASSES, MOMENTUM, RATE
+
+__all__ = ["Trainer", "memory", "start"]
+
+# What a profiler calls normalisation, activations and additions, without what calls those.
+_OF_NORMALIZATION = (
+    "backnorm::", "aten::native_batch_norm", "aten::relu", "aten::clamp_min", "aten::threshold",
+    "aten::hardtanh", "aten::hardswish", "aten::silu", "aten::add",
+)  # fmt: skip
+
+
+def start(threads: int) -> dict[str, str]:
+    """Limit everything to so many threads; return versions."""
+    torch.set_num_threads(threads)
+    backnorm.set_num_threads(threads)
+    torchvision, timm = libraries.torchvision(), libraries.timm()
+    return {
+        "backnorm": backnorm.__version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "timm": timm.__version__,
+    }
+
+
+class Trainer:
+    """See `steps.Trainer`."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._model, self._x = _made(case)
+
+    def step(self, variant: Variant) -> _Step:
+        """Return a step of a variant."""
+        return _Step(self._case, variant, copy.deepcopy(self._model), self._x)
+
+    def exact(self) -> list[np.ndarray]:
+        """Return the gradients of all parameters in float64."""
+        wide = copy.deepcopy(self._model).double()
+        return _gradients(wide, list(wide.parameters()), self._x.double(), "float32")
+
+    def normalization(self, variant: Variant, step: Callable[[], object]) -> float | None:
+        """Return the seconds of an eager step in normalisation, activations and additions."""
+        return None if "compiled" in variant else _normalization(step)
+
+
+class _Step:
+    """A training step: gradients of a loss, and a change of the parameters."""
+
+    def __init__(self, case: Case, variant: Variant, model: nn.Module, x: Tensor) -> None:
+        if variant.startswith("backnorm"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", backnorm.torch.FusionWarning)
+                backnorm.torch.convert(model, fuse="fused" in variant)
+        self.layers = sum(isinstance(each, _BatchNorm) for each in model.modules())
+        self._x, self._precision = x, case.precision
+        self._parameters = list(model.parameters())
+        self._run: Callable[[Tensor], Any] = model
+        if variant.endswith("compiled"):
+            self._run = torch.compile(model)
+        self._optimizer = torch.optim.SGD(self._parameters, lr=RATE, momentum=MOMENTUM)
+
+    def __call__(self) -> None:
+        """Make a step."""
+        self._optimizer.zero_grad()
+        _backward(self._run, self._x, self._precision)
+        self._optimizer.step()
+
+    def gradients(self) -> list[np.ndarray]:
+        """Return the gradients of all parameters."""
+        return _gradients(self._run, self._parameters, self._x, self._precision)
+
+
+def memory(case: Case, variant: Variant) -> int:
+    """Return the bytes by which resident memory grows in steps of a variant: once in a process."""
+    step = _Step(case, variant, *_made(case))
+    before = _resident()
+    for _ in range(3):
+        step()
+    return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def _made(case: Case) -> tuple[nn.Module, Tensor]:
+    """Return a model in training mode and a batch, the same in every process."""
+    torch.manual_seed(0)
+    library, _ = MODELS[case.model]
+    if library == "timm":
+        model = libraries.timm().create_model(case.model, num_classes=CLASSES)
+    else:
+        models = libraries.torchvision().models
+        options: dict[str, Any] = {"weights": None, "num_classes": CLASSES}
+        if case.model == "inception_v3":
+            # PyTorch draws these for a minute.
+            options["init_weights"] = False
+        if case.model.startswith("deeplab"):
+            models, options["weights_backbone"] = models.segmentation, None
+        models = models.video if case.model.startswith("r3d") else models
+        model = getattr(models, case.model)(**options)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            # Random numbers would be others in each variant.
+            module.p = 0.0
+        if type(module).__name__ in ("StochasticDepth", "DropPath"):
+            module.p = module.drop_prob = 0.0
+    model.train()
+    x = torch.randn(case.shape)
+    if case.layout == "channels_last":
+        model, x = (each.to(memory_format=_format(case)) for each in (model, x))
+    return model, x
+
+
+def _format(case: Case) -> torch.memory_format:
+    return torch.channels_last if len(case.shape) == 4 else torch.channels_last_3d
+
+
+def _backward(run: Callable[[Tensor], Any], x: Tensor, precision: str) -> None:
+    """Compute the gradients of a loss."""
+    context: Any = nullcontext()
+    if precision == "bfloat16":
+        context = torch.autocast("cpu", torch.bfloat16)
+    with context:
+        found = run(x)
+        # Of segmentation a dictionary, of Inception a pair of which the second is an auxiliary.
+        outputs = found.values() if isinstance(found, dict) else found
+        outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        losses = [functional.cross_entropy(each, _labels(each)) for each in outputs]
+        loss = torch.stack(losses).sum()
+    loss.backward()
+
+
+def _labels(output: Tensor) -> Tensor:
+    shape = (output.shape[0], *output.shape[2:])
+    return torch.arange(int(np.prod(shape))).reshape(shape) % CLASSES
+
+
+def _gradients(
+    run: Callable[[Tensor], Any], parameters: Sequence[Tensor], x: Tensor, precision: str
+) -> list[np.ndarray]:
+    _backward(run, x, precision)
+    return [each.grad.numpy() for each in parameters if each.grad is not None]
+
+
+def _normalization(step: Callable[[], object]) -> float:
+    """Return the seconds of a step in normalisation, activations and additions."""
+    found = []
+    for _ in range(3):
+        with profile(activities=[ProfilerActivity.CPU]) as watched:
+            step()
+        events = watched.key_averages()
+        spent = [e.self_cpu_time_total for e in events if e.key.startswith(_OF_NORMALIZATION)]
+        found.append(sum(spent) * 1e-6)
+    return float(np.median(found))
