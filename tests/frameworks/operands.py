@@ -26,8 +26,11 @@ CANONICAL = {
 }
 
 
-def good(function):
-    """Return good operands of a function by name, and its counterpart on NumPy's arrays."""
+def good(function, relu=False):
+    """Return good operands of a function by name, and its counterpart on NumPy's arrays.
+
+    The mask of a ReLU, which is the last result there, is none of a framework's.
+    """
     canonical, operation = CANONICAL[function.__name__]
     taken = inspect.signature(function).parameters
     rng = np.random.default_rng(0)
@@ -36,9 +39,14 @@ def good(function):
             np.float32
         )
         for operand in SIGNATURES[operation].operands
-        if operand.name in taken
+        if operand.name in taken and (relu or operand.name != "residual")
     }
-    return made, canonical
+
+    def without_mask(**given):
+        results = canonical(**given)
+        return results[:-1] if given.get("relu") else results
+
+    return made, without_mask
 
 
 def of_framework(array, tensor_of):
@@ -57,6 +65,7 @@ def options_of(function):
         "axis": lambda plain: is_integer(plain) and -len(SHAPE) <= plain < len(SHAPE),
         "training": lambda plain: type(plain) is bool,
         "reproducible": lambda plain: type(plain) is bool,
+        "relu": lambda plain: type(plain) is bool,
         # No axis is mapped here.
         "axis_name": lambda plain: type(plain) in (tuple, list) and len(plain) == 0,
         # None of these is a word that is known.
@@ -71,7 +80,9 @@ def options_of(function):
                 yield name, kind._replace(refused=kind.refused or not good)
 
 
-def failures(function, tensor_of, least_rank=2, more=None, theirs=None, of_lists=np.float64):
+def failures(
+    function, tensor_of, least_rank=2, more=None, theirs=None, of_lists=np.float64, relu=False
+):
     """Return what is wrong, and the number of cases.
 
     Parameters
@@ -87,14 +98,17 @@ def failures(function, tensor_of, least_rank=2, more=None, theirs=None, of_lists
         What the framework's own error says, by the label of a kind, where that is documented.
     of_lists : type
         What a list of numbers is made of.
+    relu : bool
+        Whether there is a ReLU in all calls, and a residual before it.
     """
-    operands, canonical = good(function)
+    operands, canonical = good(function, relu)
+    always = {"epsilon": 1e-3, "relu": True} if relu else {"epsilon": 1e-3}
     tensors = {name: tensor_of(array) for name, array in operands.items()}
     wrong, count, seen = [], 0, set()
 
     def check(name, kind, called, meant):
         nonlocal count
-        function(**tensors, epsilon=1e-3)
+        function(**tensors, **always)
         seen.add(kind.label)
         for _ in range(2):
             count += 1
@@ -112,21 +126,20 @@ def failures(function, tensor_of, least_rank=2, more=None, theirs=None, of_lists
                 kind = kind._replace(plain=array.astype(of_lists))
             if name == "x" and least_rank <= np.ndim(kind.plain) < 2 and not kind.refused:
                 continue
-            called = {**tensors, name: kind.value, "epsilon": 1e-3}
+            called = {**tensors, name: kind.value, **always}
             if kind.refused:
                 check(name, kind, called, None)
                 continue
             try:
-                how = {"epsilon": 1e-3, "data_format": "NXC"}
-                wanted = canonical(**operands | {name: kind.plain}, **how)
+                wanted = canonical(**operands | {name: kind.plain}, **always, data_format="NXC")
             except backnorm.ArgumentError:
                 wanted = None
             check(name, kind, called, wanted)
     for name, kind in options_of(function):
-        called = {**tensors, "epsilon": 1e-3, name: kind.value}
+        called = {**tensors, **always, name: kind.value}
         wanted = None
         if not kind.refused:
-            how = {"epsilon": 1e-3, "axis": -1, name: kind.plain}
+            how = {**always, "axis": -1, name: kind.plain}
             how.pop("axis_name", None)
             how["data_format"] = (int(how.pop("axis")) % len(SHAPE),)
             try:

@@ -38,8 +38,8 @@ def blocks(word):
 def test_every_block_is_run():
     assert pages_of("jax") == [SEVERAL, PAGE]
     flax, of_equinox, others = blocks("flax"), blocks("equinox"), plain()
-    assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 9]
-    assert len(BLOCKS) == 12
+    assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 10]
+    assert len(BLOCKS) == 13
 
 
 def test_several_devices():

@@ -55,7 +55,7 @@ def shardy(request):
 def gathered(monkeypatch):
     """Take the rule away."""
     jax.clear_caches()
-    monkeypatch.setattr(sharding, "_devices", lambda context: ())
+    monkeypatch.setattr(sharding, "devices_of", lambda context: ())
     yield
     jax.clear_caches()
 
