@@ -121,6 +121,8 @@ def test_without_much_cache_of_its_own_a_core_writes_rows_in_order(columns, many
     one, other = (_plan(rows, columns, 1, machine=each).geometry for each in (small, _MACHINE))
     assert (one.abreast, other.abreast) == (1, many)
     assert one.depth == (1 if columns == 128 else 4)
+    # But short ones, which lie beside one another.
+    assert _plan(1 << 20, 64, 1, machine=small).geometry.abreast == 4
 
 
 def test_small_problems_are_serial():

@@ -220,7 +220,8 @@ class _Memory(NamedTuple):
     reproducible : bool
         Whether sums are the same however they are cut: blocks are then for sharing out alone.
     in_order : bool
-        Whether rows are to be written one after another, whatever their coefficients take.
+        Whether rows are to be written one after another, whatever their coefficients take, unless
+        they are short.
     """
 
     inputs: int
@@ -428,15 +429,21 @@ def _abreast(width: int, memory: _Memory, *, by_tile: bool) -> int:
     inference    9800, 1024       0.27   0.45   1.11   1.25
     inference    2450, 2048       0.31   0.40   1.05   1.15
     inference    7200, 864        0.25   0.30   0.22   0.20
+    inference    156800, 256      0.27   0.42   0.41   0.34
+    inference    511584, 80       0.26   0.26   0.25   0.29
+    inference    156800, 64       0.24   0.21   0.21   0.24
+    bfloat16     627200, 64       0.22   0.24   0.20   0.19
     backward     9800, 1024       0.63   0.82   1.67   1.85
     backward     2450, 2048       0.73   1.78   1.66   1.42
     backward     7200, 864        0.67   0.72   0.68   0.73
+    backward     511584, 80       0.65   0.66   0.75   0.88
+    backward     627200, 64       0.64   0.62   0.61   0.65
     ===========  ==============  =====  =====  =====  =====
     """
     if not memory.streaming:
         return 8 if by_tile else 4
     if memory.in_order:
-        return 1
+        return 4 if width <= 64 else 1
     # Means, shifts and gains; slopes, too, where there is dy.
     coefficients = (2 + memory.inputs) * memory.coefficient * width
     if coefficients <= _COEFFICIENTS:

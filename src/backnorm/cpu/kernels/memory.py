@@ -38,6 +38,7 @@ from backnorm.cpu.scratch import LANES, SINGLES
 __all__ = [
     "aligned_head",
     "clear",
+    "line_head",
     "load",
     "load_apart",
     "load_first",
@@ -58,6 +59,9 @@ __all__ = [
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
+
+# Bytes; of all x86-64 processors, and of most others.
+_CACHE_LINE = 64
 
 
 def _pointer(context: Any, builder: Any, kind: Any, value: Any, index: Any) -> Any:
@@ -321,6 +325,16 @@ def aligned_head(typingctx, array, index, step):
         return builder.udiv(builder.and_(builder.neg(address), mask), size)
 
     return types.intp(array, types.intp, types.intp), codegen
+
+
+def line_head(array, index):
+    """Return how many elements from `index` on precede the first that begins a cache line."""
+
+
+@overload(line_head)
+def _line_head(array, index):
+    elements = _CACHE_LINE // (array.dtype.bitwidth // 8)
+    return lambda array, index: aligned_head(array, index, elements)
 
 
 @inlined
