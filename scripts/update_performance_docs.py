@@ -1,9 +1,9 @@
 """Write the tables and plots of README.md and docs/performance.md from the results in docs/bench.
 
-Those are result.json, models.json of whole models, and models-frameworks-*.json of models of other
-frameworks. By layout all results of the CPU are shown that lie beside result.json, those of other
-machines. Text between the markers is replaced, all other text stays. With --check: say what is not
-current, and write nothing.
+Those are result.json, models.json of whole models, models-of-*.json of the same on other machines,
+and models-frameworks-*.json of models of other frameworks. By layout all results of the CPU are
+shown that lie beside result.json, those of other machines. Text between the markers is replaced,
+all other text stays. With --check: say what is not current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
@@ -41,6 +41,7 @@ from benchmarks.report.words import (
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT, MODELS = Path("docs/bench/result.json"), Path("docs/bench/models.json")
+OTHER_MODELS = "models-of-*.json"
 # Of other frameworks than PyTorch, a file for each number of threads.
 FRAMEWORKS = "models-frameworks-*.json"
 
@@ -91,8 +92,12 @@ def pages(result: Result, root: Path) -> dict[Path, str]:
             if image in plots
         ]
         text = path.read_text(encoding="utf-8")
+        # The README has one machine.
+        of_models = [root / MODELS, *sorted((root / folder).glob(OTHER_MODELS))]
         if (root / MODELS).exists():
-            text = _between(path, text, models_page(root / MODELS), BEGIN_MODELS, END_MODELS)
+            shown_models = of_models[:1] if path.parent == root else of_models
+            part_of_models = "\n".join(map(models_page, shown_models))
+            text = _between(path, text, part_of_models, BEGIN_MODELS, END_MODELS)
         found[path] = _between(path, text, "\n".join([part, *shown]), BEGIN, END)
     path = root / "docs/performance.md"
     paths = sorted((root / folder).glob(FRAMEWORKS))

@@ -117,8 +117,8 @@ def _made(case: Case) -> tuple[nn.Module, Tensor]:
         models = libraries.torchvision().models
         options: dict[str, Any] = {"weights": None, "num_classes": CLASSES}
         if case.model == "inception_v3":
-            # PyTorch draws these for a minute.
-            options["init_weights"] = False
+            # PyTorch draws these for a minute; and the auxiliary classifier takes images of 299.
+            options["init_weights"] = options["aux_logits"] = False
         if case.model.startswith("deeplab"):
             models, options["weights_backbone"] = models.segmentation, None
         models = models.video if case.model.startswith("r3d") else models
@@ -147,9 +147,8 @@ def _backward(run: Callable[[Tensor], Any], x: Tensor, precision: str) -> None:
         context = torch.autocast("cpu", torch.bfloat16)
     with context:
         found = run(x)
-        # Of segmentation a dictionary, of Inception a pair of which the second is an auxiliary.
-        outputs = found.values() if isinstance(found, dict) else found
-        outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        # Of segmentation it is a dictionary.
+        outputs = list(found.values()) if isinstance(found, dict) else [found]
         losses = [functional.cross_entropy(each, _labels(each)) for each in outputs]
         loss = torch.stack(losses).sum()
     loss.backward()

@@ -42,7 +42,7 @@ def models_page(path: Path) -> str:
     table = pd.DataFrame([*lines, _means(rows)], columns=_headings(), dtype=str)
     return "\n".join(
         [
-            f"{where['cpu']}, {where['threads']} threads, {where['date'][:10]}; {versions}. "
+            f"{_processor(where)}, {where['threads']} threads, {where['date'][:10]}; {versions}. "
             "Training steps in float32, in turns; our time over that of the same step with "
             "PyTorch's layers, below 1 we are faster: `convert(model)`; with `fuse=True`; and "
             "`convert(model)` beside PyTorch's, both under `torch.compile`. Normalisation is the "
@@ -72,13 +72,18 @@ def frameworks_page(paths: Sequence[Path]) -> str:
     named = ", ".join(f"{name} {text}" for name, text in versions.items())
     return "\n".join(
         [
-            f"{where['cpu']}, {where['date'][:10]}; {named}. Training steps in float32, channels "
-            "last, in turns; our time over that of the same step with the framework's own layers, "
-            "below 1 we are faster, and in brackets the middle three fifths of a step's times over "
-            "their median.\n",
+            f"{_processor(where)}, {where['date'][:10]}; {named}. Training steps in float32, "
+            "channels last, in turns; our time over that of the same step with the framework's own "
+            "layers, below 1 we are faster, and in brackets the middle three fifths of a step's "
+            "times over their median.\n",
             markdown(pd.DataFrame(lines, columns=headings, dtype=str)),
         ]
     )
+
+
+def _processor(where: dict[str, Any]) -> str:
+    kind = where.get("microarchitecture")
+    return f"{where['cpu']} ({kind})" if kind else str(where["cpu"])
 
 
 def _name(row: dict[str, Any]) -> str:
