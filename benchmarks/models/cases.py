@@ -29,18 +29,19 @@ Precision = Literal["float32", "bfloat16"]
 
 #: Whose layers, and whether `torch.compile` compiled the model. Fused: with ReLU and addition in
 #: the layer (`convert(fuse=True)`, or `relu=True`). float32: with ``arithmetic="float32"``.
-Variant = Literal[
+_OfTorch = Literal[
     "torch",
     "backnorm",
     "backnorm-fused",
     "torch-compiled",
     "backnorm-compiled",
     "backnorm-fused-compiled",
-    "flax",
-    "keras",
-    "backnorm-float32",
-    "backnorm-fused-float32",
 ]
+_OfFlax = Literal[
+    "flax", "backnorm", "backnorm-fused", "backnorm-float32", "backnorm-fused-float32"
+]
+_OfKeras = Literal["keras", "backnorm", "backnorm-float32"]
+Variant = Literal[_OfTorch, _OfFlax, _OfKeras]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +69,13 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 FRAMEWORKS: dict[str, Framework] = {
-    "torch": Framework(
-        "benchmarks.models.of_torch",
-        (
-            "torch",
-            "backnorm",
-            "backnorm-fused",
-            "torch-compiled",
-            "backnorm-compiled",
-            "backnorm-fused-compiled",
-        ),
-        LAYOUTS,
-        PRECISIONS,
-    ),
+    "torch": Framework("benchmarks.models.of_torch", get_args(_OfTorch), LAYOUTS, PRECISIONS),
     # Compiled as a whole by XLA, and by TensorFlow without it.
     "flax": Framework(
-        "benchmarks.models.of_flax",
-        ("flax", "backnorm", "backnorm-fused", "backnorm-float32", "backnorm-fused-float32"),
-        ("channels_last",),
-        ("float32",),
+        "benchmarks.models.of_flax", get_args(_OfFlax), ("channels_last",), ("float32",)
     ),
     "keras": Framework(
-        "benchmarks.models.of_keras",
-        ("keras", "backnorm", "backnorm-float32"),
-        ("channels_last",),
-        ("float32",),
+        "benchmarks.models.of_keras", get_args(_OfKeras), ("channels_last",), ("float32",)
     ),
 }
 
@@ -140,7 +123,7 @@ class Case:
     @property
     def framework(self) -> Framework:
         """Who trains it."""
-        return FRAMEWORKS[_FRAMEWORK_OF[MODELS[self.model][0]]]
+        return _framework_of(self.model)
 
     def variants(self, wanted: Sequence[Variant]) -> tuple[Variant, ...]:
         """Return which of these there are in its framework, its own layers first, asked for or not.
@@ -206,9 +189,14 @@ def cases(
 ) -> Iterator[Case]:
     """Yield the cases of models; `small`: of their first shapes alone."""
     for model in models:
-        library, shapes = MODELS[model]
-        framework = FRAMEWORKS[_FRAMEWORK_OF[library]]
+        _, shapes = MODELS[model]
+        framework = _framework_of(model)
         for shape in shapes[:1] if small else shapes:
             for layout in (each for each in layouts if each in framework.layouts):
                 for precision in (each for each in precisions if each in framework.precisions):
                     yield Case(model, shape, layout, precision)
+
+
+def _framework_of(model: str) -> Framework:
+    library, _ = MODELS[model]
+    return FRAMEWORKS[_FRAMEWORK_OF[library]]

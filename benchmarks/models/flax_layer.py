@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.models.cases import FRAMEWORKS, Variant
 from benchmarks.models.of_flax import start
 from benchmarks.turns import HOST, Settings, summary, take_turns
 
@@ -21,7 +22,7 @@ __all__ = ["SHAPES", "measured"]
 #: Of ResNet-18 with 16 images of 32 x 32 and with 8 of 160 x 160.
 SHAPES = ((16, 32, 32, 64), (16, 8, 8, 256), (8, 80, 80, 64), (8, 20, 20, 128))
 
-NAMES = ("flax", "backnorm", "backnorm-float32", "backnorm-fused", "backnorm-fused-float32")
+NAMES = FRAMEWORKS["flax"].variants
 
 _SETTINGS = Settings(rounds=12, samples=5, warm=0.02, least=0.005, limit=10.0)
 
@@ -39,18 +40,14 @@ def measured(shapes: tuple[tuple[int, ...], ...] = SHAPES, settings: Settings = 
     return found
 
 
-def _call(name: str, shape: tuple[int, ...]) -> Callable[[], object]:
+def _call(name: Variant, shape: tuple[int, ...]) -> Callable[[], object]:
     """Return what is timed."""
     import jax
     from flax import nnx
 
-    import backnorm.jax.nnx
-    from benchmarks.models.flax_models import activated
+    from benchmarks.models.flax_models import activated, norm_of
 
-    own = name == "flax"
-    how: dict[str, Any] = {"arithmetic": "float32"} if name.endswith("float32") else {}
-    kind = nnx.BatchNorm if own else backnorm.jax.nnx.BatchNorm
-    layer = kind(shape[-1], rngs=nnx.Rngs(0), **how)
+    layer = norm_of(name)(shape[-1], rngs=nnx.Rngs(0))
     graph, parameters, others = nnx.split(layer, nnx.Param, ...)
     rng = np.random.default_rng(0)
     x, residual, dy = (jax.numpy.asarray(rng.standard_normal(shape, np.float32)) for _ in range(3))

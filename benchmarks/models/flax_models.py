@@ -11,7 +11,7 @@ from flax import nnx
 from backnorm.jax.nnx import BatchNorm
 from benchmarks.models.cases import Variant
 
-__all__ = ["activated", "resnet18"]
+__all__ = ["activated", "norm_of", "resnet18"]
 
 # As in PyTorch's and Keras's models.
 _MOMENTUM = 0.9
@@ -28,6 +28,13 @@ def activated(norm: Any, x: jax.Array, residual: Any = None, *, fused: bool) -> 
         return y
     y = norm(x)
     return nnx.relu(y if residual is None else y + residual)
+
+
+def norm_of(variant: Variant) -> Any:
+    """Return what makes the layer of a variant."""
+    if variant == "flax":
+        return nnx.BatchNorm
+    return partial(BatchNorm, arithmetic="float32") if variant.endswith("float32") else BatchNorm
 
 
 class _Block(nnx.Module):
@@ -84,11 +91,7 @@ class _ResNet(nnx.Module):
 def resnet18(variant: Variant, *, classes: int, small: bool) -> nnx.Module:
     """Return the network in training mode with a variant's layers, and the same weights in all."""
     rngs = nnx.Rngs(0)
-    how: dict[str, Any] = {"momentum": _MOMENTUM, "rngs": rngs}
-    kind = nnx.BatchNorm if variant == "flax" else BatchNorm
-    if variant.endswith("float32"):
-        how["arithmetic"] = "float32"
-    fused, norm = "fused" in variant, partial(kind, **how)
-    model = _ResNet(norm, rngs, classes=classes, small=small, fused=fused)
+    norm = partial(norm_of(variant), momentum=_MOMENTUM, rngs=rngs)
+    model = _ResNet(norm, rngs, classes=classes, small=small, fused="fused" in variant)
     model.train()
     return model

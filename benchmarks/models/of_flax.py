@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +9,14 @@ import numpy as np
 
 import backnorm
 from benchmarks.models.cases import Case, Variant
-from benchmarks.models.steps import CLASSES, MOMENTUM, RATE
+from benchmarks.models.steps import CLASSES, MOMENTUM, RATE, limit_processors
 
 __all__ = ["Trainer", "start"]
 
 
 def start(threads: int) -> dict[str, str]:
     """Limit everything to so many threads; return versions."""
-    # XLA makes a thread for each processor that it finds when JAX is imported.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    backnorm.set_num_threads(threads)
+    limit_processors(threads)
     import flax
     import jax
 

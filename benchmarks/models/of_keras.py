@@ -10,7 +10,7 @@ import numpy as np
 
 import backnorm
 from benchmarks.models.cases import Case, Variant
-from benchmarks.models.steps import CLASSES, MOMENTUM, RATE
+from benchmarks.models.steps import CLASSES, MOMENTUM, RATE, limit_processors
 
 __all__ = ["Trainer", "start"]
 
@@ -18,9 +18,8 @@ __all__ = ["Trainer", "start"]
 def start(threads: int) -> dict[str, str]:
     """Limit everything to so many threads; return versions."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    # TensorFlow's threads are as many as it is told; what oneDNN and Eigen make follow processors.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    backnorm.set_num_threads(threads)
+    # TensorFlow's own threads are as many as it is told; those of oneDNN and Eigen are not.
+    limit_processors(threads)
     import keras
     import tensorflow as tf
 

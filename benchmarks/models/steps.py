@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+import backnorm
 from benchmarks.models.cases import Case, Outcome, Row, Variant
 from benchmarks.turns import HOST, Settings, summary, take_turns
 
-__all__ = ["Step", "Trainer", "measure", "module_of"]
+__all__ = ["Step", "Trainer", "limit_processors", "measure", "module_of"]
 
 #: How many classes a model tells apart.
 CLASSES = 100
@@ -55,6 +57,15 @@ class Trainer(Protocol):
 
     def normalization(self, variant: Variant, step: Step) -> float | None:
         """Return the seconds of a step in normalisation, activations and additions, if known."""
+
+
+def limit_processors(threads: int) -> None:
+    """Let this process have so many processors, and our kernels so many threads.
+
+    Call it before XLA or TensorFlow are imported: they make threads for all that they find then.
+    """
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    backnorm.set_num_threads(threads)
 
 
 def module_of(case: Case) -> Any:
