@@ -63,7 +63,7 @@ def no_epsilon(b_variance, EPSILON: tl.constexpr):
 
 
 @triton.jit
-def mean_folded(b_x, b_dy, mean, shift, slope, gain, FORM: tl.constexpr):
+def mean_folded(b_x, b_dy, mean, shift, slope, gain, p_target, FORM: tl.constexpr):
     offset = (mean[0] * slope[0] - shift[0]).to(tl.float32)
     return gain[0] * (b_dy.to(tl.float32) - b_x.to(tl.float32) * slope[0].to(tl.float32) + offset)
 
