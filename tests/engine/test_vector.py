@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from backnorm.cpu.kernels.memory import (
     aligned_head,
     load,
+    load_even_odd,
     load_first,
     load_one,
     load_singles,
@@ -22,12 +23,15 @@ from backnorm.cpu.kernels.memory import (
     store,
     store_first,
     store_one,
+    stored_sound,
     stream,
 )
 from backnorm.cpu.kernels.vector import (
     blend,
     both_sound,
+    even_odd,
     high_half,
+    in_order,
     low_half,
     marked,
     multiply_add,
@@ -97,6 +101,20 @@ def _copy_singles(source, target):
 
 
 @compiled
+def _copy_even_odd(source, target):
+    """Load pairs of bfloat16."""
+    for i in range(0, source.shape[0] - 15, 16):
+        store(target, i, in_order(load_even_odd(source, i)))
+
+
+@compiled
+def _store_even_odd(source, target):
+    """Store pairs of bfloat16."""
+    for i in range(0, source.shape[0] - 15, 16):
+        store(target, i, even_odd(load_singles(source, i)))
+
+
+@compiled
 def _stream_singles(source, target):
     for i in range(0, source.shape[0] - 15, 16):
         stream(target, i, load_singles(source, i))
@@ -123,6 +141,17 @@ def _marked(source, target):
 @compiled
 def _both_sound(left, right):
     return both_sound(load_singles(left, 0), load_singles(right, 0))
+
+
+@compiled
+def _told_by_what_is_stored(target, left, right):
+    return stored_sound(target, load_singles(left, 0), load_singles(right, 0))
+
+
+@compiled
+def _told_by_pairs(target, left, right):
+    left, right = load_singles(left, 0), load_singles(right, 0)
+    return stored_sound(target, even_odd(left), even_odd(right))
 
 
 @compiled
@@ -263,21 +292,33 @@ def test_operators_on_vectors(rng):
     np.testing.assert_allclose(target, (left - right) * (left + 2.0), rtol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
-def test_every_16_bit_value_becomes_float32_exactly_and_back(dtype):
+# In order, or the even ones of pairs before the odd ones.
+both_orders = pytest.mark.parametrize(
+    ("dtype", "take", "give"),
+    [
+        (np.float16, _copy_singles, _copy_singles),
+        (ml_dtypes.bfloat16, _copy_singles, _copy_singles),
+        (ml_dtypes.bfloat16, _copy_even_odd, _store_even_odd),
+    ],
+    ids=["float16", "bfloat16", "bfloat16-even_odd"],
+)
+
+
+@both_orders
+def test_every_16_bit_value_becomes_float32_exactly_and_back(dtype, take, give):
     values, exact = _all_16_bit_values(dtype)
     wide = np.full(values.size, np.nan, np.float32)
-    _copy_singles(stored(values), wide)
+    take(stored(values), wide)
     np.testing.assert_array_equal(wide, exact)
     back = np.zeros_like(values)
-    _copy_singles(wide, stored(back))
+    give(wide, stored(back))
     # What is not zero or normal in float32 is not stored this way.
     kept = (exact == 0) | (np.isfinite(exact) & (np.abs(exact) >= 2.0**-126))
     np.testing.assert_array_equal(back[kept].view(np.uint16), values[kept].view(np.uint16))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
-def test_float32_is_rounded_to_16_bits_to_nearest_even(dtype):
+@both_orders
+def test_float32_is_rounded_to_16_bits_to_nearest_even(dtype, take, give):
     _, values = _all_16_bit_values(dtype)
     finite = np.unique(np.abs(values[np.isfinite(values)]))
     middle = ((finite[:-1] + finite[1:]) / 2).astype(np.float32)
@@ -286,7 +327,7 @@ def test_float32_is_rounded_to_16_bits_to_nearest_even(dtype):
     singles = np.concatenate([sign * each for each in every for sign in (1, -1)])
     singles = np.resize(singles[np.abs(singles) >= 2.0**-126], -(-singles.size // 16) * 16)
     got = np.zeros(singles.size, dtype)
-    _copy_singles(singles, stored(got))
+    give(singles, stored(got))
     with np.errstate(over="ignore"):
         expected = singles.astype(dtype)
     np.testing.assert_array_equal(got.view(np.uint16), expected.view(np.uint16))
@@ -371,3 +412,36 @@ def test_operators_on_singles(count, rng):
     expected = ((left - right).astype(float) * left + right).astype(np.float32)
     expected[count:] = np.float32(0.1)
     np.testing.assert_allclose(target, expected, rtol=2e-7)
+
+
+# Of float32: signs, exponents and the last bits of the least and the largest numbers of each type.
+_patterns = st.builds(
+    lambda sign, exponent, low: (sign << 31) + (exponent << 23) + low,
+    st.integers(0, 1),
+    st.sampled_from([0, 1, 2, 101, 102, 103, 127, 142, 143, 253, 254, 255]),
+    st.one_of(st.integers(0, 2**16), st.integers(2**23 - 2**16, 2**23 - 1)),
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [
+        (np.float16, _told_by_what_is_stored),
+        (ml_dtypes.bfloat16, _told_by_what_is_stored),
+        (ml_dtypes.bfloat16, _told_by_pairs),
+    ],
+    ids=["float16", "bfloat16", "bfloat16-even_odd"],
+)
+@given(pattern=_patterns, place=st.integers(0, 15))
+def test_16_bits_show_that_their_float32_was_sound_or_leave_it_open(dtype, told, pattern, place):
+    value = np.array(pattern, np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        size = abs(value.astype(dtype).astype(np.float64))
+    # Of float16 what was rounded to zero is in doubt, of bfloat16 subnormal numbers are, too.
+    least = 0.0 if dtype == np.float16 else 2.0**-126
+    good, values = np.full(16, np.float32(-1.5)), np.full(16, np.float32(1.0))
+    values[place] = value
+    target = stored(np.zeros(16, dtype))
+    expected = bool(least < size < np.inf)
+    assert (told(target, values, good), told(target, good, values)) == (expected, expected)
+    assert not expected or np.finfo(np.float32).tiny <= abs(value) < np.inf

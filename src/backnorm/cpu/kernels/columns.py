@@ -60,12 +60,14 @@ from backnorm.cpu.kernels.relu import same_line
 from backnorm.cpu.kernels.singles import (
     add_strip,
     add_strip_first,
+    as_singles,
     both_hold,
     coefficients_for,
     end_strip,
     holds,
     lanes_of,
     narrow_coefficients,
+    ordered_for,
     recentre,
     repeat_first,
     vector_of,
@@ -504,15 +506,17 @@ def _write_lines(x, dy, out, i, rows, width, columns, exact, used, streaming):
     lanes = lanes_of(used[0])
     line = 2 * lanes
     for k in range(columns[0], columns[1], line):
-        mean, shift, slope, gain = _coefficients(used, k)
-        mean1, shift1, slope1, gain1 = _coefficients(used, k + lanes)
+        mean, shift, slope, gain = ordered_for(out, _coefficients(used, k))
+        mean1, shift1, slope1, gain1 = ordered_for(out, _coefficients(used, k + lanes))
         j, below = i + k, i + k + rows * width
         while j < below:
             left = elements(x, dy, j, mean, shift, slope, gain)
             right = elements(x, dy, j + lanes, mean1, shift1, slope1, gain1)
-            if not both_hold(left, right):
-                _write_anew(x, dy, out, j, lanes, width, exact, k, left)
-                _write_anew(x, dy, out, j + lanes, lanes, width, exact, k + lanes, right)
+            if not both_hold(x, dy, out, left, right):
+                _write_anew(x, dy, out, j, lanes, width, exact, k, as_singles(left))
+                _write_anew(
+                    x, dy, out, j + lanes, lanes, width, exact, k + lanes, as_singles(right)
+                )
             elif streaming:
                 stream(out, j, left)
                 stream(out, j + lanes, right)
@@ -543,6 +547,21 @@ def _write_whole(put, x, dy, out, i, k, end, period, exact, used):
     A loop for each way to `put` them: of one for both LLVM does not always make two.
     """
     lanes = lanes_of(used[0])
+    # Of float64, two at a time gain nothing.
+    while lanes == SINGLES and i + 2 * lanes <= end:
+        mean, shift, slope, gain = _coefficients(used, k)
+        left = elements(x, dy, i, mean, shift, slope, gain)
+        other, more = _along(k, lanes, period), i + lanes
+        mean, shift, slope, gain = _coefficients(used, other)
+        right = elements(x, dy, more, mean, shift, slope, gain)
+        if both_hold(x, dy, out, left, right):
+            put(out, i, left)
+            put(out, more, right)
+        else:
+            _write_anew(x, dy, out, i, lanes, period, exact, k, left)
+            _write_anew(x, dy, out, more, lanes, period, exact, other, right)
+        i += 2 * lanes
+        k = _along(other, lanes, period)
     while i + lanes <= end:
         mean, shift, slope, gain = _coefficients(used, k)
         value = elements(x, dy, i, mean, shift, slope, gain)
@@ -551,8 +570,14 @@ def _write_whole(put, x, dy, out, i, k, end, period, exact, used):
         else:
             _write_anew(x, dy, out, i, lanes, period, exact, k, value)
         i += lanes
-        k = k + lanes - period if k + lanes >= period else k + lanes
+        k = _along(k, lanes, period)
     return i, k
+
+
+@inlined
+def _along(k, lanes, period):
+    """Return the column of the vector after that of column k."""
+    return k + lanes - period if k + lanes >= period else k + lanes
 
 
 @inlined
@@ -588,7 +613,7 @@ def _write_anew_of(x, dy, out, i, count, period, exact, k, value):
 def _write_halves(x, dy, out, i, count, period, exact, k, value):
     value = marked(value)
     _write_half(x, dy, out, i, count, exact, k, low_half(value))
-    k = k + LANES - period if k + LANES >= period else k + LANES
+    k = _along(k, LANES, period)
     _write_half(x, dy, out, i + LANES, count - LANES, exact, k, high_half(value))
 
 

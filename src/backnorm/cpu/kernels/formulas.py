@@ -28,11 +28,19 @@ from numba import types
 from numba.extending import overload
 
 from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.memory import load, load_first, load_singles, load_singles_first
+from backnorm.cpu.kernels.memory import (
+    load,
+    load_even_odd,
+    load_first,
+    load_singles,
+    load_singles_first,
+)
 from backnorm.cpu.kernels.relu import ReLU, has_residual, relu, residual_of
 from backnorm.cpu.kernels.sums import value
 from backnorm.cpu.kernels.vector import (
+    EvenOdd,
     Singles,
+    Vec,
     at_least_zero,
     multiply_add,
     splat,
@@ -45,8 +53,12 @@ from backnorm.cpu.kernels.vector import (
 __all__ = ["elements", "first_elements", "solve_backward", "solve_forward"]
 
 
+# How a vector of the type of the coefficients is loaded.
+_TAKE = {Vec: load, Singles: load_singles, EvenOdd: load_even_odd}
+
+
 def elements(x, dy, index, mean, shift, slope, gain):
-    """Return a vector of the output, from `index` on; coefficients are Vec, or Singles."""
+    """Return a vector of the output, from `index` on, of the type of the coefficients."""
 
 
 def first_elements(x, dy, index, count, mean, shift, slope, gain):
@@ -55,9 +67,8 @@ def first_elements(x, dy, index, count, mean, shift, slope, gain):
 
 @overload(elements)
 def _elements(x, dy, index, mean, shift, slope, gain):
-    take, normalised = load, _normalised
-    if mean == Singles:
-        take, normalised = load_singles, _normalised_single
+    take = _TAKE[mean]
+    normalised = _normalised if mean == Vec else _normalised_single
     if isinstance(x, types.NoneType):
         return lambda x, dy, index, mean, shift, slope, gain: gain * take(dy, index)
     if isinstance(dy, types.NoneType):
@@ -102,7 +113,7 @@ def _plus_residual(relu, index, value):
 
 @overload(_plus_residual)
 def _plus_residual_of(relu, index, value):
-    take = load_singles if value == Singles else load
+    take = _TAKE[value]
 
     def plus(relu, index, value):
         if has_residual(relu):

@@ -3,7 +3,7 @@
 Kernels take addresses. Arrays would do as well (in tests they do), but for every array that a
 function takes, even one that is inlined, Numba counts references, which costs as much as a short
 run of elements. Memory is contiguous; `storage` has the forms that elements take.
-Loading is exact, and storing is one rounding. Singles are not stored to float64, and to 16 bits
+Loading is exact, and storing is one rounding. Float32 is not stored to float64, and to 16 bits
 only lanes that are zero or normal (see `vector.sound`).
 """
 
@@ -22,11 +22,15 @@ from backnorm.cpu.kernels.storage import (
     accepts,
     narrow,
     narrow_sound,
+    split_narrow,
+    split_widen,
     stored_type,
+    surely_sound,
     widen,
     widen_to_single,
 )
 from backnorm.cpu.kernels.vector import (
+    EvenOdd,
     Singles,
     Vec,
     load_lanes,
@@ -41,6 +45,7 @@ __all__ = [
     "line_head",
     "load",
     "load_apart",
+    "load_even_odd",
     "load_first",
     "load_one",
     "load_singles",
@@ -54,6 +59,7 @@ __all__ = [
     "store_first",
     "store_one",
     "store_some",
+    "stored_sound",
     "stream",
 ]
 
@@ -102,7 +108,6 @@ def _loading(array: Any, index: Any, count: Any, kind: Any) -> Any:
     if not accepts(array):
         return None
     lanes = kind.lanes
-    convert = widen if kind == Vec else widen_to_single
 
     def codegen(context, builder, signature, arguments):
         pointer = _pointer(context, builder, array, *arguments[:2])
@@ -113,6 +118,9 @@ def _loading(array: Any, index: Any, count: Any, kind: Any) -> Any:
         else:
             raw = load_lanes(builder, pointer, stored, arguments[2], size)
         raw = masked(context, builder, array, arguments[0], arguments[1], raw, *arguments[2:])
+        if kind == EvenOdd:
+            return split_widen(builder, raw)
+        convert = widen if kind == Vec else widen_to_single
         return convert(builder, raw, array.dtype, lanes)
 
     counted = () if count is None else (types.intp,)
@@ -176,6 +184,12 @@ def load_singles_first(typingctx, array, index, count):
     return _loading(array, index, count, Singles)
 
 
+@intrinsic
+def load_even_odd(typingctx, array, index):
+    """Return elements index .. index+15, of bfloat16, as EvenOdd."""
+    return _loading(array, index, None, EvenOdd)
+
+
 @inlined
 def load_singles_some(values, index, count):
     """Return `count` elements from `index` on, and zero in the lanes after them, as Singles."""
@@ -237,6 +251,8 @@ def store_some(values, index, count, value):
 
 
 def _narrow(builder: Any, value: Any, kind: Any, dtype: Any) -> Any:
+    if kind == EvenOdd:
+        return split_narrow(builder, value)
     if kind == Singles:
         return narrow_sound(builder, value, dtype, SINGLES)
     return narrow(builder, value, dtype, LANES if kind == Vec else None)
@@ -278,6 +294,20 @@ def stream(typingctx, array, index, value):
     An ordinary store reads its cache line first; this one does not, and evicts nothing.
     """
     return _storing(array, value, streaming=True)
+
+
+@intrinsic
+def stored_sound(typingctx, array, left, right):
+    """Return whether two vectors of float32, as elements of 16 bits, show that they are `sound`.
+
+    What is computed for that is what `store` will write, so it is computed once.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        raws = [_narrow(builder, value, left, array.dtype) for value in arguments[1:]]
+        return surely_sound(builder, raws, array.dtype)
+
+    return types.boolean(array, left, right), codegen
 
 
 @intrinsic

@@ -29,7 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 from backnorm.cpu.kernels.storage import has_feature
-from backnorm.cpu.kernels.vector import Singles, Vec, first_lanes, load_lanes, spread
+from backnorm.cpu.kernels.vector import EvenOdd, Singles, Vec, first_lanes, load_lanes, spread
 
 __all__ = [
     "Addresses",
@@ -247,17 +247,17 @@ def has_residual(typingctx, relu):
 def relu(typingctx, how, value):
     """Return a vector with 0 in the place of what is less, and its ceiling of what is more.
 
-    NaN is kept. Of Singles, infinities are kept too: they may come of an overflow that float64 has
+    NaN is kept. Of float32, infinities are kept too: they may come of an overflow that float64 has
     not, and show that their lanes are not sound.
     """
-    if not isinstance(how, ReLU) or value not in (Vec, Singles):
+    if not isinstance(how, ReLU) or value not in (Vec, Singles, EvenOdd):
         return None
 
     def codegen(context, builder, signature, arguments):
         vector, kind = arguments[1], arguments[1].type
         zero = ir.Constant(kind, None)
         ceiling = _parts(context, builder, how, arguments[0]).ceiling
-        if value == Singles:
+        if value != Vec:
             ceiling = builder.fptrunc(ceiling, kind.element)
         ceiling = spread(builder, ceiling, kind.count)
         # In these forms a minimum and a maximum are one instruction each, on x86-64.

@@ -64,10 +64,13 @@ from backnorm.cpu.kernels.relu import same_line
 from backnorm.cpu.kernels.singles import (
     add_strip,
     add_strip_first,
+    as_singles,
+    both_hold,
     coefficients_for,
     holds,
     lanes_of,
     narrow_coefficients,
+    ordered_for,
     recentre,
     splat_of,
 )
@@ -393,12 +396,27 @@ def _write(x, dy, out, span, extents, exact, coefficients, streaming):
         if i >= border:
             border += inner
             c = _next(c, channels)
-        mean, shift, slope, gain = _coefficients(coefficients, c)
+        mean, shift, slope, gain = ordered_for(out, _coefficients(coefficients, c))
         stop = min(border, end) - lanes
+        # Of float64, two at a time gain nothing.
+        while lanes == SINGLES and i <= stop - lanes:
+            left = elements(x, dy, i, mean, shift, slope, gain)
+            right = elements(x, dy, i + lanes, mean, shift, slope, gain)
+            if not both_hold(x, dy, out, left, right):
+                _write_anew(x, dy, out, i, lanes, lanes, c, channels, exact, as_singles(left))
+                more = i + lanes
+                _write_anew(x, dy, out, more, lanes, lanes, c, channels, exact, as_singles(right))
+            elif streaming:
+                stream(out, i, left)
+                stream(out, i + lanes, right)
+            else:
+                store(out, i, left)
+                store(out, i + lanes, right)
+            i += 2 * lanes
         while i <= stop:
             value = elements(x, dy, i, mean, shift, slope, gain)
             if not holds(value, lanes):
-                _write_anew(x, dy, out, i, lanes, lanes, c, channels, exact, value)
+                _write_anew(x, dy, out, i, lanes, lanes, c, channels, exact, as_singles(value))
             elif streaming:
                 stream(out, i, value)
             else:

@@ -42,13 +42,20 @@ from backnorm.cpu.kernels.memory import (
     singles_within,
     store,
     store_one,
+    stored_sound,
 )
+from backnorm.cpu.kernels.relu import ReLU
+from backnorm.cpu.kernels.storage import splits, tells_sound
 from backnorm.cpu.kernels.sums import add, pair_add
 from backnorm.cpu.kernels.vector import (
+    EvenOdd,
     Singles,
+    Vec,
     blend,
     both_sound,
+    even_odd,
     high_half,
+    in_order,
     low_half,
     magnitude,
     multiply_add,
@@ -66,12 +73,14 @@ __all__ = [
     "about_rounded",
     "add_strip",
     "add_strip_first",
+    "as_singles",
     "both_hold",
     "coefficients_for",
     "end_strip",
     "holds",
     "lanes_of",
     "narrow_coefficients",
+    "ordered_for",
     "recentre",
     "repeat_first",
     "splat_of",
@@ -135,32 +144,67 @@ def _vector_of(coefficients, index):
     return lambda coefficients, index: load(coefficients, index)
 
 
+def ordered_for(out, coefficients):
+    """Return a vector of each of four coefficients, in the order that is best for writing `out`."""
+
+
+@overload(ordered_for)
+def _ordered_for(out, coefficients):
+    if coefficients.dtype != Singles or not splits(out.dtype):
+        return lambda out, coefficients: coefficients
+    return lambda out, coefficients: (
+        even_odd(coefficients[0]),
+        even_odd(coefficients[1]),
+        even_odd(coefficients[2]),
+        even_odd(coefficients[3]),
+    )
+
+
+def as_singles(value):
+    """Return a vector with its lanes in the order of memory."""
+
+
+@overload(as_singles)
+def _as_singles(value):
+    if value == EvenOdd:
+        return lambda value: in_order(value)
+    return lambda value: value
+
+
 def holds(value, count):
     """Return whether the first `count` lanes of an output are as good as those of float64."""
 
 
 @overload(holds)
 def _holds(value, count):
-    if value != Singles:
+    if value == Vec:
         return lambda value, count: True
+    if value == EvenOdd:
+        # Whole vectors alone are in this order.
+        return lambda value, count: sound(value)
 
     def single(value, count):
         if count < SINGLES:
-            value = blend(count, value, splat_single(0.0))
+            return sound(blend(count, value, splat_single(0.0)))
         return sound(value)
 
     return single
 
 
-def both_hold(left, right):
+def both_hold(x, dy, out, left, right):
     """Return whether all lanes of two vectors of an output do."""
 
 
 @overload(both_hold)
-def _both_hold(left, right):
-    if left != Singles:
-        return lambda left, right: True
-    return lambda left, right: both_sound(left, right)
+def _both_hold(x, dy, out, left, right):
+    if left == Vec:
+        return lambda x, dy, out, left, right: True
+    # That asks again if there are zeros, of which a ReLU makes many, and of which a gradient that
+    # came from one has many.
+    many_zeros = isinstance(x, types.NoneType) or isinstance(dy, ReLU)
+    if many_zeros or not tells_sound(out.dtype):
+        return lambda x, dy, out, left, right: both_sound(left, right)
+    return lambda x, dy, out, left, right: stored_sound(out, left, right) or both_sound(left, right)
 
 
 def narrow_coefficients(head, x, dy, table, pitch, first, end, coefficients):

@@ -1,6 +1,7 @@
 """Vectors of eight float64 or sixteen float32 as values in Numba code, and their arithmetic.
 
-A kernel stays a readable Python loop over ``Vec`` (float64) and ``Singles`` (float32) values while
+A kernel stays a readable Python loop over ``Vec`` (float64) and ``Singles`` (float32) values, or
+``EvenOdd`` ones (float32, the even lanes before the odd ones; see `storage.split_widen`), while
 the machine code is explicit:
 what is one register (or two with AVX2, four with NEON), and what is fused. The auto-vectoriser
 is not relied on: its speed changed fivefold with the shape of the arrays.
@@ -22,6 +23,7 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.scratch import LANES, SINGLES
 
 __all__ = [
+    "EvenOdd",
     "Singles",
     "Vec",
     "all_finite",
@@ -29,8 +31,10 @@ __all__ = [
     "at_least_zero",
     "blend",
     "both_sound",
+    "even_odd",
     "first_lanes",
     "high_half",
+    "in_order",
     "lane",
     "load_lanes",
     "low_half",
@@ -64,13 +68,14 @@ _UNSOUND_X86 = 0x1 | 0x80 | 0x8 | 0x10 | 0x20
 
 
 class _VecType(types.Type):
-    def __init__(self, element: str, lanes: int) -> None:
+    def __init__(self, element: str, lanes: int, order: str = "") -> None:
         self.element, self.lanes = element, lanes
-        super().__init__(name=f"Vec<{lanes} x {element}>")
+        super().__init__(name=f"Vec<{lanes} x {element}{order}>")
 
 
 Vec = _VecType("float64", LANES)
 Singles = _VecType("float32", SINGLES)
+EvenOdd = _VecType("float32", SINGLES, ", even before odd")
 
 
 @register_model(_VecType)
@@ -415,6 +420,27 @@ def _half(first: int) -> Any:
 low_half, high_half = _half(0), _half(LANES)
 
 
+def _reordering(source: Any, target: Any, lanes: list[int]) -> Any:
+    """Return an intrinsic that puts lanes in another order."""
+
+    @intrinsic
+    def reorder(typingctx, value):
+        def codegen(context, builder, signature, arguments):
+            (value,) = arguments
+            chosen = ir.Constant(ir.VectorType(_I32, SINGLES), lanes)
+            return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), chosen)
+
+        return target(source), codegen
+
+    return reorder
+
+
+#: Singles as EvenOdd; of one number in every lane that is nothing.
+even_odd = _reordering(Singles, EvenOdd, [*range(0, SINGLES, 2), *range(1, SINGLES, 2)])
+#: EvenOdd as Singles.
+in_order = _reordering(EvenOdd, Singles, [half + k for k in range(LANES) for half in (0, LANES)])
+
+
 def _unsound(builder: Any, value: Any) -> Any:
     """Emit a mask of the lanes that are NaN, infinite or subnormal."""
     mask = ir.VectorType(ir.IntType(1), SINGLES)
@@ -471,17 +497,17 @@ def _tell_sound(context: Any, builder: Any, signature: Any, arguments: Any) -> A
 
 @intrinsic
 def sound(typingctx, value):
-    """Return whether no lane of Singles is NaN, infinite or subnormal.
+    """Return whether no lane of float32 is NaN, infinite or subnormal.
 
     If one is 2^-126 the answer may be no, too: `marked` has the lanes.
     """
-    return types.boolean(Singles), _tell_sound
+    return types.boolean(value), _tell_sound
 
 
 @intrinsic
 def both_sound(typingctx, left, right):
-    """Return whether two Singles are `sound`."""
-    return types.boolean(Singles, Singles), _tell_sound
+    """Return whether two vectors of float32 are `sound`."""
+    return types.boolean(left, right), _tell_sound
 
 
 @intrinsic
