@@ -12,7 +12,12 @@ from backnorm.torch.aten import use_for_aten
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
 from backnorm.torch.conversion import ConversionWarning, FusionWarning, convert, revert
 from backnorm.torch.exchange import SynchronisationError
-from backnorm.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
+from backnorm.torch.functional import (
+    batch_norm,
+    batch_norm_activation,
+    batch_norm_add_relu,
+    batch_norm_relu,
+)
 from backnorm.torch.hooks import reproducible_hook
 from backnorm.torch.modules import (
     BatchNorm1d,
@@ -53,6 +58,7 @@ __all__ = [
     "Trial",
     "UnsupportedTensorError",
     "batch_norm",
+    "batch_norm_activation",
     "batch_norm_add_relu",
     "batch_norm_relu",
     "convert",

@@ -10,6 +10,7 @@ profiler as operators.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +20,23 @@ from torch.autograd import Function, profiler
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
 from backnorm.torch import events, kernels, operations, state
+from backnorm.torch.activations import activated
+from backnorm.torch.activations import derivative as derivative_of_activation
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
 from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.rectifiers import derivative, rectified
 from backnorm.torch.statistics import Running
 
-__all__ = ["freeze", "rectify", "train", "train_add_relu", "train_relu"]
+__all__ = [
+    "activate",
+    "freeze",
+    "rectify",
+    "train",
+    "train_activated",
+    "train_add_relu",
+    "train_relu",
+]
 
 # The names of the forward pass for what it saved.
 _WORDS = {"x": "input", "gamma": "weight"}
@@ -103,6 +114,85 @@ class BatchNormAddRelu(BatchNorm):
     """The same before the addition of a residual and a ReLU."""
 
 
+@_shown_as("batch_norm_activation")
+class BatchNormActivation(Function):
+    """The same before another activation: what that is applied to is computed again, not kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        running: Running | None,
+        activation: str,
+        arithmetic: Arithmetic,
+    ) -> Tensor:
+        """Return y."""
+        # One made in inference mode cannot be saved; PyTorch's layer, which saves none, takes it.
+        kept = bias.clone() if bias is not None and bias.is_inference() else bias
+        # Before anything moves: who is refused here is served in two steps.
+        ctx.save_for_backward(x, weight, kept)
+        how = False, None, arithmetic
+        z, mean, variance, _ = kernels.forward(x, residual, weight, bias, eps, running, *how)
+        ctx.known = mean, variance, eps, arithmetic, activation
+        return activated(z, activation, in_place=True)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias."""
+        x, weight, bias = ctx.saved_tensors
+        given = x, dy, weight, bias, *ctx.known
+        needed = ctx.needs_input_grad
+        try:
+            if torch.is_grad_enabled() or state.watched(dy):
+                gradients = asked(_through_activation, operations, *given, dy=dy)
+            else:
+                gradients = _through_activation(kernels, *given)
+        except OpaqueTensorError:
+            gradients = asked(_through_activation, operations, *given, dy=dy, input=x)
+        except ArgumentError as error:
+            raise in_words(error, _WORDS) from None
+        return *operations.in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
+
+
+def _before_activation(dy: Tensor, z: Tensor, activation: str, *, overwrite: bool) -> Tensor:
+    """Return the gradient of what an activation was applied to, which may be written to z."""
+    check_before_pytorch(dy=dy, input=z)
+    if not torch.is_grad_enabled():
+        return derivative_of_activation(dy, z, activation, overwrite=overwrite)
+    # PyTorch's operators of derivatives have no derivatives.
+    (dz,) = torch.autograd.grad(activated(z, activation), z, dy, create_graph=True)
+    return dz
+
+
+def _through_activation(
+    by: Any,
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    arithmetic: Arithmetic,
+    activation: str,
+) -> Any:
+    """Return what `kernels.backward` does, by kernels or by `operations`, which have derivatives.
+
+    To differentiate again, what the activation was applied to must be a function of x.
+    """
+    given = x, None, weight, bias
+    if by is operations:
+        z = operations.forward(*given, eps, False, arithmetic, None)[0]
+    else:
+        z = kernels.inference(*given, mean, variance, eps, False, None, arithmetic)
+    dz = _before_activation(dy, z, activation, overwrite=by is kernels)
+    return by.backward(x, dz, None, mean, variance, weight, eps, True, False, arithmetic)
+
+
 @_shown_as("batch_norm_inference")
 class BatchNormInference(_Normalised):
     """Normalisation with given statistics, which are constants; without a ReLU."""
@@ -150,9 +240,29 @@ class Relu(Function):
         return dx, None
 
 
+@_shown_as("activation")
+class Activation(Function):
+    """PyTorch's SiLU or Hardswish; as `Relu`."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, activation: str) -> Tensor:
+        """Return z with the activation applied."""
+        ctx.save_for_backward(z)
+        ctx.activation = activation
+        return activated(z, activation)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of z."""
+        (z,) = ctx.saved_tensors
+        dz = asked(partial(_before_activation, overwrite=False), dy, z, ctx.activation, dy=dy)
+        return dz, None
+
+
 # Without what `Function.apply` does for transforms before: there are none where these are called.
 train = super(Function, BatchNorm).apply
 train_relu = super(Function, BatchNormRelu).apply
 train_add_relu = super(Function, BatchNormAddRelu).apply
+train_activated = super(Function, BatchNormActivation).apply
 freeze = super(Function, BatchNormInference).apply
-rectify = super(Function, Relu).apply
+rectify, activate = super(Function, Relu).apply, super(Function, Activation).apply

@@ -16,7 +16,7 @@ from backnorm.scalars import check_flag
 from backnorm.torch import fusion
 from backnorm.torch.counterparts import Class, original_of, ours_for
 from backnorm.torch.fusion import FusionWarning
-from backnorm.torch.kinds import Activated, Frozen, has_relu_alone
+from backnorm.torch.kinds import Activated, Frozen, is_activated_alone
 from backnorm.torch.modules import (
     BatchNorm1d,
     BatchNorm2d,
@@ -73,7 +73,8 @@ def convert(
         `torch.fx`. The module's forward is then replaced by a graph, which runs as long as what
         the forward looks at (plain attributes, training or not) is what it was, and only for
         positional tensors; otherwise the forward itself does. A layer is not fused if it has
-        hooks, or where something could see its running statistics too early.
+        hooks, or where something could see its running statistics too early. Of normalisation and a
+        following SiLU or Hardswish the normalised values are not kept.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`, which says what became of it and why: ``report=print`` prints
@@ -141,7 +142,7 @@ def convert(
     layers = [(name, module) for name, module in model.named_modules() if is_batch_norm(module)]
     before = [class_name(type(module)) for _, module in layers]
     for _, module in layers:
-        _exchange(module, functools.partial(ours_for, fuse=fuse and has_relu_alone(module)))
+        _exchange(module, functools.partial(ours_for, fuse=fuse and is_activated_alone(module)))
         if arithmetic is not None and _is_ours(module):
             module.arithmetic = arithmetic
         if reproducible is not None and isinstance(module, _BatchNorm):
@@ -238,7 +239,7 @@ def _alone(module: torch.nn.Module) -> Outcome:
         return Outcome(True, "a ReLU of its own")
     if isinstance(module, Activated):
         reason = module.why_not_fused()
-        return Outcome(True, "its own ReLU") if reason is None else Outcome(False, reason)
+        return Outcome(True, "its own activation") if reason is None else Outcome(False, reason)
     if isinstance(module, Frozen):
         return Outcome(False, "its statistics are constants")
     return Outcome(False, "the module that holds it does not call it")

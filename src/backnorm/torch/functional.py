@@ -29,12 +29,13 @@ from backnorm.torch import (
     synchronised,
     transforms,
 )
+from backnorm.torch.activations import activated, check_activation
 from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
 from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.rectifiers import rectified, settled
 from backnorm.torch.scripting import unscriptable
 
-__all__ = ["batch_norm", "batch_norm_add_relu", "batch_norm_relu"]
+__all__ = ["batch_norm", "batch_norm_activation", "batch_norm_add_relu", "batch_norm_relu"]
 
 _Optional: TypeAlias = Tensor | None
 
@@ -162,6 +163,89 @@ def batch_norm_relu(
 
 
 @unscriptable
+def batch_norm_activation(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    activation: str,
+    arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
+) -> Tensor:
+    """Return activation(batch_norm(input, ...)), without keeping the normalised values.
+
+    They are overwritten by the activation, and the backward pass of training computes them again
+    from input and the batch's mean and variance, as those are kept (float32 has them rounded). With
+    gradients of given statistics (training=False), with `reproducible`, and under `torch.func` and
+    `torch.compile`, it is two steps.
+
+    Parameters
+    ----------
+    input, running_mean, running_var, weight, bias, training, momentum, eps
+    activation : {"silu", "hardswish"}
+        `torch.nn.functional.silu` or `hardswish`, whose elements and derivatives these are.
+    arithmetic, reproducible
+        As in `batch_norm`.
+
+    Returns
+    -------
+    Tensor
+        y, of input's shape and type, and in memory as input is.
+
+    Raises
+    ------
+    ArgumentValueError
+        As in `batch_norm`, and for another activation.
+    TensorValueError, TensorTypeError
+        As in `batch_norm`.
+    """
+    tensors = input, running_mean, running_var, weight, bias
+    if has_torch_function_variadic(*tensors):
+        how = training, momentum, eps, arithmetic, reproducible
+        return _overridden(batch_norm_activation, tensors, *how, activation=activation)
+    activation = check_activation(activation)
+    watched = isinstance(input, Tensor) and state.watched(input)
+    if not watched and training is True and reproducible is False:
+        y = _train_activated(tensors, momentum, eps, activation, arithmetic)
+        if y is not None:
+            return y
+    y = _normalise((*tensors, training, None), momentum, eps, False, arithmetic, reproducible)
+    if watched or not y.requires_grad:
+        return activated(y, activation, in_place=not watched)
+    return autograd.activate(y, activation)
+
+
+def _train_activated(
+    tensors: tuple[Any, ...],
+    momentum: float,
+    eps: float,
+    activation: str,
+    arithmetic: Arithmetic | None,
+) -> Tensor | None:
+    """Compute in training, if a gradient may be asked for, by kernels; None if that cannot be."""
+    input, running_mean, running_var, weight, bias = tensors
+    try:
+        if not _wants_gradient(input, weight, bias, None):
+            return None
+        _, momentum, eps = settings.read(True, momentum, eps)
+        settings.check_settings(input, True, eps)
+        computed_in = arithmetics.decided(input.dtype, arithmetic)
+        statistics = _statistics_of(input, running_mean, running_var, True)
+        running = None if statistics is None else (*statistics, momentum)
+        return autograd.train_activated(
+            input, None, weight, bias, eps, running, activation, computed_in
+        )
+    except (*checks.REFUSALS, ArgumentError):
+        # In two steps, which know more tensors, or say what is wrong.
+        return None
+
+
+@unscriptable
 def batch_norm_add_relu(
     input: Tensor,
     residual: Tensor,
@@ -216,6 +300,7 @@ def _overridden(
     arithmetic: Arithmetic | None,
     reproducible: bool,
     ceiling: float | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """Call what a class of tensors has in the place of one of the functions above."""
     options: dict[str, Any] = {"training": training, "momentum": momentum, "eps": eps}
@@ -226,6 +311,8 @@ def _overridden(
         options["reproducible"] = reproducible
     if ceiling is not None:
         options["ceiling"] = ceiling
+    if activation is not None:
+        options["activation"] = activation
     result: Tensor = handle_torch_function(function, tensors, *tensors, **options)
     return result
 

@@ -8,18 +8,18 @@ from torch.fx import Proxy
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.torch import functional
+from backnorm.torch.activations import activation_of
 from backnorm.torch.arithmetics import named
-from backnorm.torch.rectifiers import ceiling_of
 from backnorm.torch.steps import is_observed
 
-__all__ = ["Activated", "Frozen", "has_relu_alone"]
+__all__ = ["Activated", "Frozen", "is_activated_alone"]
 
 
-def has_relu_alone(layer: torch.nn.Module) -> bool:
-    """Whether a layer applies a ReLU to what it normalises, and nothing else."""
+def is_activated_alone(layer: torch.nn.Module) -> bool:
+    """Whether a layer applies an activation to what it normalises, and nothing else."""
     drop, act = getattr(layer, "drop", None), getattr(layer, "act", None)
-    is_relu = isinstance(act, torch.nn.Module) and ceiling_of(act) is not None
-    return is_relu and type(drop) is torch.nn.Identity
+    is_known = isinstance(act, torch.nn.Module) and activation_of(act) is not None
+    return is_known and type(drop) is torch.nn.Identity
 
 
 class Activated:
@@ -31,10 +31,10 @@ class Activated:
     def why_not_fused(self) -> str | None:
         """Return why the activation has to be a step of its own, or None."""
         drop, act = self.drop, self.act
-        if ceiling_of(act) is None:
+        if activation_of(act) is None:
             return f"its activation is {type(act).__name__}"
         if type(drop) is not torch.nn.Identity:
-            return f"{type(drop).__name__} comes before its ReLU"
+            return f"{type(drop).__name__} comes before its activation"
         if is_observed(act) or is_observed(drop):
             return "its activation has hooks"
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import torch
@@ -13,6 +14,7 @@ from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.problem import check_ceiling
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, scripting, synchronised
+from backnorm.torch.activations import Activation, activated
 from backnorm.torch.arithmetics import named
 from backnorm.torch.checks import not_a_tensor
 from backnorm.torch.counting import count
@@ -100,6 +102,23 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         """
         self._check_input_dim(input)
         return self._normalised(input, True, residual, ceiling)
+
+    def with_activation(
+        self, input: Tensor, residual: Tensor | None, activation: Activation
+    ) -> Tensor:
+        """Return what `with_relu` does, with any activation; only a ReLU has a residual before."""
+        if not isinstance(activation, str):
+            ceiling = None if activation == math.inf else activation
+            return self.with_relu(input, residual, ceiling)
+        assert residual is None
+        self._check_input_dim(input)
+        return self._activated(input, activation)
+
+    def _activated(self, input: Tensor, activation: str) -> Tensor:
+        mean, variance, training, share = self._statistics()
+        settings = mean, variance, *self._parameters_of_channels(), training, share, self.eps
+        how: Any = {"arithmetic": self.arithmetic, "reproducible": self.reproducible}
+        return functional.batch_norm_activation(input, *settings, activation=activation, **how)
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
         """Count a batch, and return running statistics, training and momentum of the function.
@@ -285,6 +304,11 @@ class SyncBatchNorm(_BatchNorm):
             group=group,
             layer=self.name,
         )
+
+    def _activated(self, input: Tensor, activation: str) -> Tensor:
+        if self.training and exchange.group_of(self.process_group) is not None:
+            return activated(self._normalised(input), activation)
+        return super()._activated(input, activation)
 
 
 class LazyBatchNorm1d(_BatchNorm, torch.nn.LazyBatchNorm1d):

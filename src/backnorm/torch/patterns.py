@@ -1,4 +1,4 @@
-"""Normalisation followed by ReLU, with or without an addition between, found in a graph."""
+"""Normalisation followed by an activation, or by an addition and a ReLU, found in a graph."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import fx
 from torch.nn import functional
 
 from backnorm.torch import steps
+from backnorm.torch.activations import FUNCTIONS, Activation, activation_of, in_words
 from backnorm.torch.effects import Effects
 from backnorm.torch.modules import LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d
-from backnorm.torch.rectifiers import ceiling_of, is_exact
+from backnorm.torch.rectifiers import is_exact
 from backnorm.torch.steps import NORMS
 
 __all__ = ["FUSABLE", "Outcome", "fuse"]
@@ -37,17 +38,16 @@ class Outcome(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """Nodes that can be one: a layer, the addition of a residual if there is one, the ReLU.
+    """Nodes that can be one: a layer, the addition of a residual if there is one, the activation.
 
-    The layer may be followed by modules that do nothing. The ReLU's ceiling is infinity if it has
-    none.
+    The layer may be followed by modules that do nothing.
     """
 
     passed: tuple[fx.Node, ...]
     residual: fx.Node | None
     source: fx.Node
-    relu: fx.Node
-    ceiling: float
+    act: fx.Node
+    activation: Activation
 
     @property
     def norm(self) -> fx.Node:
@@ -60,23 +60,22 @@ def fuse(graph: fx.Graph, root: torch.nn.Module) -> dict[str, Outcome]:
     Returns what became of each layer that the graph calls, by name.
     """
     outcomes = {
-        str(node.target): Outcome(False, "no ReLU follows it")
+        str(node.target): Outcome(False, "no activation that can be fused follows it")
         for node in graph.nodes
         if _is_norm(node, root)
     }
     effects = Effects(graph, root)
     found = []
-    for relu in graph.nodes:
-        ceiling = _ceiling(relu, root)
-        if ceiling is None:
+    for act in graph.nodes:
+        activation = _activation(act, root)
+        if activation is None:
             continue
-        for match in _candidates(relu, ceiling, root):
+        for match in _candidates(act, activation, root):
             name, reason = str(match.norm.target), _refusal(match, effects)
             if reason is None:
                 found.append(match)
-                what = "a ReLU" if ceiling == math.inf else f"a ReLU with the ceiling {ceiling}"
                 added = "" if match.residual is None else "an addition and "
-                outcomes[name] = Outcome(True, added + what)
+                outcomes[name] = Outcome(True, added + in_words(activation))
                 break
             if not outcomes[name].fused:
                 outcomes[name] = Outcome(False, reason)
@@ -85,14 +84,16 @@ def fuse(graph: fx.Graph, root: torch.nn.Module) -> dict[str, Outcome]:
     return outcomes
 
 
-def _candidates(relu: fx.Node, ceiling: float, root: torch.nn.Module) -> list[_Match]:
-    source = relu.args[0]
+def _candidates(act: fx.Node, activation: Activation, root: torch.nn.Module) -> list[_Match]:
+    source = act.args[0]
     assert isinstance(source, fx.Node)
     pairs = []
-    for value, residual in _normalised(source):
+    # Only a ReLU may come after an addition.
+    sources = [(source, None)] if isinstance(activation, str) else _normalised(source)
+    for value, residual in sources:
         passed = _passed(value, root)
         if _is_norm(passed[0], root):
-            pairs.append(_Match(passed, residual, source, relu, ceiling))
+            pairs.append(_Match(passed, residual, source, act, activation))
     # Where both operands are normalised, the later one has its residual when it is called.
     return sorted(pairs, key=lambda match: -list(match.norm.graph.nodes).index(match.norm))
 
@@ -100,22 +101,22 @@ def _candidates(relu: fx.Node, ceiling: float, root: torch.nn.Module) -> list[_M
 def _refusal(match: _Match, effects: Effects) -> str | None:
     """Return why nodes cannot be one, or None.
 
-    What is fused is computed in the layer's place, or, if its residual comes later, in the ReLU's.
-    Nothing that happens between the old places and the new one may change what is read there, or
-    read the running statistics.
+    What is fused is computed in the layer's place, or, if its residual comes later, in the
+    activation's. Nothing that happens between the old places and the new one may change what is
+    read there, or read the running statistics.
     """
-    passed, residual, source, relu, _ = match
+    passed, residual, source, act, _ = match
     norm = match.norm
-    chain = [*passed, *([] if source is passed[-1] else [source]), relu]
+    chain = [*passed, *([] if source is passed[-1] else [source]), act]
     if any(list(node.users) != [user] for node, user in itertools.pairwise(chain)):
         return "its output is used elsewhere, too"
     if residual is None:
         return None
-    if effects.may_change(residual, effects.between(max(norm, residual), relu, but=source)):
+    if effects.may_change(residual, effects.between(max(norm, residual), act, but=source)):
         return "the residual may change before the ReLU"
     if residual < norm:
         return None
-    between = effects.between(norm, relu, but=source)
+    between = effects.between(norm, act, but=source)
     if effects.may_change(norm.args[0], between):
         return "its input may change before the ReLU"
     reader = effects.reader(norm, between)
@@ -123,39 +124,39 @@ def _refusal(match: _Match, effects: Effects) -> str | None:
 
 
 def _replace(graph: fx.Graph, match: _Match, effects: Effects) -> None:
-    passed, residual, source, relu, ceiling = match
+    passed, residual, source, act, activation = match
     norm = match.norm
     x = norm.args[0]
     late = residual is not None and norm < residual
     calls = [
         str(node.target)
-        for node in effects.between(norm, relu, but=source)
+        for node in effects.between(norm, act, but=source)
         if late and node.op == "call_module"
     ]
     inputs = tuple(node for node in graph.nodes if node.op == "placeholder")
     in_place = source.target in _ADD_IN_PLACE
-    relu_in_place = relu.target in _RELU_IN_PLACE or bool(relu.kwargs.get("inplace"))
+    act_in_place = act.target in _RELU_IN_PLACE or bool(act.kwargs.get("inplace"))
 
     def module(node: fx.Node) -> fx.Node | None:
         return graph.get_attr(str(node.target)) if node.op == "call_module" else None
 
     with graph.inserting_before(norm):
-        layers = tuple(map(module, passed)), module(relu) or ceiling
+        layers = tuple(map(module, passed)), module(act) or activation
         if late:
             called = tuple(graph.get_attr(name) for name in dict.fromkeys(calls))
             begun = graph.call_function(steps.defer, (*layers, x, called, inputs))
         else:
             begun = graph.call_function(steps.begin, (*layers, x, residual))
-    with graph.inserting_before(relu):
-        rest = begun, residual, in_place, relu_in_place
+    with graph.inserting_before(act):
+        rest = begun, residual, in_place, act_in_place
         finished = graph.call_function(steps.finish, (*layers, *rest))
-    relu.replace_all_uses_with(finished)
-    for node in dict.fromkeys((relu, source, *reversed(passed))):
+    act.replace_all_uses_with(finished)
+    for node in dict.fromkeys((act, source, *reversed(passed))):
         graph.erase_node(node)
 
 
-def _ceiling(node: fx.Node, root: torch.nn.Module) -> float | None:
-    """Return the ceiling of a ReLU, infinity without one; None of another node."""
+def _activation(node: fx.Node, root: torch.nn.Module) -> Activation | None:
+    """Return what a node is as an activation, None if it is none."""
     if not node.args or not isinstance(node.args[0], fx.Node):
         return None
     if node.op == "call_function" and node.target in _HARDTANH:
@@ -163,10 +164,10 @@ def _ceiling(node: fx.Node, root: torch.nn.Module) -> float | None:
     if len(node.args) != 1:
         return None
     if node.op == "call_module":
-        return ceiling_of(root.get_submodule(str(node.target)))
+        return activation_of(root.get_submodule(str(node.target)))
     if node.op == "call_function" and set(node.kwargs) <= {"inplace"}:
-        ceilings = {functional.relu6: 6.0} | dict.fromkeys(_RELU_FUNCTIONS, math.inf)
-        return ceilings.get(node.target)
+        known = {functional.relu6: 6.0} | dict.fromkeys(_RELU_FUNCTIONS, math.inf) | FUNCTIONS
+        return known.get(node.target)
     plain = node.op == "call_method" and node.target in ("relu", "relu_")
     return math.inf if plain else None
 

@@ -1,10 +1,10 @@
-"""What a fused graph calls: layer, addition and ReLU in one, where nobody can tell.
+"""What a fused graph calls: layer, addition and activation in one, where nobody can tell.
 
-A graph calls `begin` in the layer's place and `finish` in the ReLU's. Normally `begin` computes
-everything. Where something has changed since the graph was made (hooks, layers), it calls the layer
-alone, and `finish` does the rest. `passed` are the layer and what comes between it and the ReLU
-and does nothing, `torch.nn.Identity`; `relu` is a module, or where it is a function its ceiling,
-which is infinity for a ReLU without one.
+A graph calls `begin` in the layer's place and `finish` in the activation's. Normally `begin`
+computes everything. Where something has changed since the graph was made (hooks, layers), it calls
+the layer alone, and `finish` does the rest. `passed` are the layer and what comes between it and
+the activation and does nothing, `torch.nn.Identity`; `act` is a module, or where it is a function
+an `Activation`.
 
 If the residual is computed after the layer, the graph calls `defer` instead, and `finish` computes
 everything; running statistics then move later than they would. So `defer` sees to it that nothing
@@ -13,7 +13,6 @@ that is called meanwhile looks at them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from backnorm.torch.activations import Activation, activated, activation_of
 from backnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
-from backnorm.torch.rectifiers import ceiling_of, rectified
 
 __all__ = [
     "NORMS", "begin", "defer", "finish", "is_observed", "keeps_to_itself", "share_memory",
@@ -59,17 +58,18 @@ _HARMLESS = frozenset(
 
 
 def begin(
-    passed: Layers, relu: torch.nn.Module | float, x: Tensor, residual: Tensor | None
+    passed: Layers, act: torch.nn.Module | Activation, x: Tensor, residual: Tensor | None
 ) -> tuple[Tensor, int]:
-    """Return relu(norm(x) + residual), or norm(x) alone."""
-    if _can_be_one(passed, relu) and (residual is None or _can_be_added(residual, x)):
-        return _with_relu(passed, relu, x, residual), _FINISHED
+    """Return act(norm(x) + residual), or norm(x) alone."""
+    added = residual is not None
+    if _can_be_one(passed, act, added) and (residual is None or _can_be_added(residual, x)):
+        return _with_activation(passed, act, x, residual), _FINISHED
     return _call(passed, x), _NORMALISED
 
 
 def defer(
     passed: Layers,
-    relu: torch.nn.Module | float,
+    act: torch.nn.Module | Activation,
     x: Tensor,
     called: Layers,
     inputs: tuple[Tensor, ...],
@@ -80,7 +80,7 @@ def defer(
     """
     norm = passed[0]
     if (
-        _can_be_one(passed, relu)
+        _can_be_one(passed, act, True)
         and all(keeps_to_itself(module, norm) for module in called)
         and not share_memory(inputs, state_of(norm))
     ):
@@ -90,11 +90,11 @@ def defer(
 
 def finish(
     passed: Layers,
-    relu: torch.nn.Module | float,
+    act: torch.nn.Module | Activation,
     begun: tuple[Tensor, int],
     residual: Tensor | None,
     in_place: bool,
-    relu_in_place: bool,
+    act_in_place: bool,
 ) -> Tensor:
     """Do what is left to do."""
     y, stage = begun
@@ -103,13 +103,13 @@ def finish(
     if stage == _DEFERRED:
         assert residual is not None
         if _can_be_added(residual, y):
-            return _with_relu(passed, relu, y, residual)
+            return _with_activation(passed, act, y, residual)
         y = _call(passed, y)
     if residual is not None:
         y = y.add_(residual) if in_place else y + residual
-    if isinstance(relu, torch.nn.Module):
-        return relu(y)
-    return rectified(y, _finite(relu), in_place=relu_in_place)
+    if isinstance(act, torch.nn.Module):
+        return act(y)
+    return activated(y, act, in_place=act_in_place)
 
 
 def is_observed(module: torch.nn.Module) -> bool:
@@ -167,31 +167,28 @@ def _call(passed: Layers, x: Tensor) -> Tensor:
     return x
 
 
-def _with_relu(
-    passed: Layers, relu: torch.nn.Module | float, x: Tensor, residual: Tensor | None
+def _with_activation(
+    passed: Layers, act: torch.nn.Module | Activation, x: Tensor, residual: Tensor | None
 ) -> Tensor:
-    norm, ceiling = passed[0], _ceiling(relu)
+    norm, activation = passed[0], _activation(act)
     assert isinstance(norm, NORMS)
-    assert ceiling is not None
-    return norm.with_relu(x, residual, _finite(ceiling))
+    assert activation is not None
+    return norm.with_activation(x, residual, activation)
 
 
-def _ceiling(relu: torch.nn.Module | float) -> float | None:
-    """Return the ceiling of a ReLU, infinity without one; None of a module that is none."""
-    return ceiling_of(relu) if isinstance(relu, torch.nn.Module) else relu
+def _activation(act: torch.nn.Module | Activation) -> Activation | None:
+    return activation_of(act) if isinstance(act, torch.nn.Module) else act
 
 
-def _finite(ceiling: float) -> float | None:
-    return None if ceiling == math.inf else ceiling
-
-
-def _can_be_one(passed: Layers, relu: torch.nn.Module | float) -> bool:
+def _can_be_one(passed: Layers, act: torch.nn.Module | Activation, added: bool) -> bool:
     norm, *nothing = passed
+    activation = _activation(act)
+    if activation is None or (added and isinstance(activation, str)):
+        return False
     return (
         type(norm) in NORMS
         and not is_observed(norm)
-        and _ceiling(relu) is not None
-        and not (isinstance(relu, torch.nn.Module) and is_observed(relu))
+        and not (isinstance(act, torch.nn.Module) and is_observed(act))
         and all(type(each) is torch.nn.Identity and not is_observed(each) for each in nothing)
     )
 

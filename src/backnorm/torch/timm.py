@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from backnorm.torch import modules
+from backnorm.torch.activations import activation_of
 from backnorm.torch.kinds import Activated, Frozen
-from backnorm.torch.rectifiers import ceiling_of
 
 __all__ = ["BatchNormAct2d", "FrozenBatchNormAct2d", "FusedBatchNormAct2d"]
 
@@ -26,14 +26,16 @@ class BatchNormAct2d(Activated, modules._BatchNorm, norm_act.BatchNormAct2d):
 
 
 class FusedBatchNormAct2d(BatchNormAct2d):
-    """The same, in one pass where the activation is a ReLU and nothing is dropped."""
+    """The same at once, where the activation is known and nothing is dropped."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x, drop some of it, and apply the activation."""
         if isinstance(x, Proxy) or self.why_not_fused() is not None:
             return super().forward(x)
         torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
-        return self.with_relu(x, None, ceiling_of(self.act))
+        activation = activation_of(self.act)
+        assert activation is not None
+        return self.with_activation(x, None, activation)
 
     def _get_name(self) -> str:
         return BatchNormAct2d.__name__
@@ -49,7 +51,7 @@ class FrozenBatchNormAct2d(Frozen, norm_act.FrozenBatchNormAct2d):
         return super().forward(x)
 
 
-#: Our classes by those that they stand for; and those with the ReLU in one pass, by those without.
+#: Our classes by those that they stand for; and those with the activation, by those without.
 OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     norm_act.BatchNormAct2d: BatchNormAct2d,
     norm_act.FrozenBatchNormAct2d: FrozenBatchNormAct2d,

@@ -180,7 +180,7 @@ class Steps(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b, self.c, self.d, self.e, self.f = (torch.nn.BatchNorm1d(3) for _ in "abcdef")
-        self.act, self.relu = torch.nn.SiLU(), torch.nn.ReLU()
+        self.act, self.relu = torch.nn.GELU(), torch.nn.ReLU()
         self.late = torch.nn.Sequential(Other1d(3))
         self.uncalled = torch.nn.ModuleList([torch.nn.BatchNorm1d(3)])
 
@@ -213,7 +213,7 @@ def test_what_became_of_each_layer():
     for text, words in zip(
         texts,
         (
-            "a ReLU", "an addition and a ReLU", "no ReLU follows", "used elsewhere",
+            "a ReLU", "an addition and a ReLU", "no activation that can be fused", "used elsewhere",
             r"read before the ReLU, by self\.late", "hooks", "may do something else",
             "does not call it",
         ),

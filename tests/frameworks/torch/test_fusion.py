@@ -176,7 +176,7 @@ class Forward(nn.Module):
 
     def __init__(self, forward):
         super().__init__()
-        self.bn, self.relu, self.act = nn.BatchNorm1d(3), nn.ReLU(), nn.Hardswish()
+        self.bn, self.relu, self.act = nn.BatchNorm1d(3), nn.ReLU(), nn.GELU()
         self.relu6, self.short = nn.ReLU6(inplace=True), nn.Hardtanh(0, 0.75)
         self.odd, self.both = nn.Hardtanh(0, 0.1), nn.Hardtanh()
         self.other = nn.BatchNorm1d(3)

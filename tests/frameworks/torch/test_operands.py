@@ -34,9 +34,11 @@ def tensors_of(function):
 
 def called(function):
     """Return how a function is called with tensors by name."""
+    has_activation = "activation" in inspect.signature(function).parameters
+    how = {"activation": "silu"} if has_activation else {}
 
     def call(given, training):
-        return function(**given, training=training, eps=EPSILON)
+        return function(**given, training=training, eps=EPSILON, **how)
 
     return call
 
@@ -54,11 +56,18 @@ def as_module(cls):
     return call
 
 
+def behind(name):
+    """Return PyTorch's function of what comes behind the normalisation, by the name of ours."""
+    if "relu" in name.lower():
+        return torch.relu
+    return functional.silu if "activation" in name else lambda y: y
+
+
 def _subjects():
     for function in PUBLIC:
         if inspect.isfunction(function) and "running_mean" in tensors_of(function):
-            rectified = "relu" in function.__name__
-            yield function.__name__, called(function), tensors_of(function), rectified, 4
+            name = function.__name__
+            yield name, called(function), tensors_of(function), behind(name), 4
     for cls in PUBLIC:
         # What is lazy becomes one of the others with its first batch.
         if inspect.isclass(cls) and issubclass(cls, torch.nn.Module) and "Lazy" not in cls.__name__:
@@ -67,7 +76,7 @@ def _subjects():
             own.remove("num_batches_tracked")
             names = [*tensors_of(cls.forward), *own]
             rank = 4 if cls is backnorm.torch.SyncBatchNorm else int(cls.__name__[-2]) + 2
-            yield cls.__name__, as_module(cls), names, "ReLU" in cls.__name__, rank
+            yield cls.__name__, as_module(cls), names, behind(cls.__name__), rank
 
 
 pytestmark = [quietly, pytest.mark.long, pytest.mark.usefixtures("one_thread")]
@@ -117,7 +126,7 @@ def values(function, given, training, wants_gradients):
     return {name: each for name, each in found.items() if each is not None}
 
 
-def expected(given, training, wants_gradients, rectified):
+def expected(given, training, wants_gradients, last):
     """Return what PyTorch makes of the same elements in float64, or None if there is nothing."""
 
     def theirs(given, training):
@@ -125,8 +134,7 @@ def expected(given, training, wants_gradients, rectified):
         plain = {name: each for name, each in given.items() if name != "residual"}
         # Whether a module's own statistics are used where it has no others.
         y = functional.batch_norm(**plain, training=training, eps=EPSILON)
-        y = y if residual is None else y + residual
-        return torch.relu(y) if rectified else y
+        return last(y if residual is None else y + residual)
 
     try:
         given = {name: elements_of(each) for name, each in given.items()}
@@ -174,7 +182,7 @@ def cases(names, rank, dtype, channels_last):
 def test_another_is_absent():
     """As many tensors as before, but others: nothing of the call before is taken for this one."""
     for function, training in itertools.product(FUNCTIONS, [False, True]):
-        call, names, rectified, rank = SUBJECTS[function]
+        call, names, last, rank = SUBJECTS[function]
         how = names, rank, torch.float32, False
         for before, now in itertools.permutations(names, 2):
             forget()
@@ -182,7 +190,7 @@ def test_another_is_absent():
                 with contextlib.suppress(backnorm.ArgumentError):
                     values(call, good(*how) | {before: None}, training, False)
             given = good(*how) | {now: None}
-            wanted = expected(good(*how) | {now: None}, training, False, rectified)
+            wanted = expected(good(*how) | {now: None}, training, False, last)
             # A residual is required where there is one.
             if wanted is None or now == "residual":
                 with pytest.raises(backnorm.ArgumentError, match=f"^{now}: "):
@@ -235,12 +243,12 @@ def test_every_tensor_of_a_module(module, training, channels_last):
 
 def check(subject, training, channels_last, wants_gradients, dtype):
     """Check all cases of a function or a module."""
-    call, names, rectified, rank = SUBJECTS[subject]
+    call, names, last, rank = SUBJECTS[subject]
     how = names, rank, dtype, channels_last
     forget()
     wrong, count = [], 0
     for name, label, make in cases(*how):
-        wanted = expected(make(), training, wants_gradients, rectified)
+        wanted = expected(make(), training, wants_gradients, last)
         for _ in range(2):
             values(call, good(*how), training, wants_gradients)
         # What the first call may have kept is there for the second.
@@ -251,7 +259,9 @@ def check(subject, training, channels_last, wants_gradients, dtype):
             except Exception as error:
                 what = judge(error, name, label)
             else:
-                what = "PyTorch has none" if wanted is None else differences(found, wanted, dtype)
+                # Two steps round what is between them to the input's type.
+                kind = found["y"].dtype if last is functional.silu else dtype
+                what = "PyTorch has none" if wanted is None else differences(found, wanted, kind)
             if what:
                 wrong.append(f"{name} {label}: {what}")
     assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(dict.fromkeys(wrong))

@@ -204,8 +204,8 @@ def test_fusing_for_evaluation(close):
 
 
 ACTIVATIONS = (
-    nn.SiLU, nn.Hardswish, nn.GELU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.Hardsigmoid, nn.PReLU,
-    nn.Tanh, nn.Mish, nn.Softplus,
+    nn.GELU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.Hardsigmoid, nn.PReLU, nn.Tanh, nn.Mish,
+    nn.Softplus,
 )  # fmt: skip
 
 
