@@ -24,6 +24,9 @@ _COLUMNS = (
     ("memory", "backnorm-fused", "memory", "torch"),
 )
 
+_STEPS = ("PyTorch", "PyTorch compiled", "share")
+_HEADINGS = ["model", "batch", "layout", *_STEPS, *(each[0] for each in _COLUMNS)]
+
 # The same where the framework's own is the first variant.
 _VARIANTS = (
     ("ours", "backnorm"),
@@ -39,15 +42,17 @@ def models_page(path: Path) -> str:
     where, rows = file["environment"], file["rows"]
     versions = ", ".join(f"{name} {text}" for name, text in where["versions"].items())
     lines = [_line(row) for row in rows]
-    table = pd.DataFrame([*lines, _means(rows)], columns=_headings(), dtype=str)
+    table = pd.DataFrame([*lines, _means(rows)], columns=_HEADINGS, dtype=str)
     return "\n".join(
         [
             f"{_processor(where)}, {where['threads']} threads, {where['date'][:10]}; {versions}. "
-            "Training steps in float32, in turns; our time over that of the same step with "
-            "PyTorch's layers, below 1 we are faster: `convert(model)`; with `fuse=True`; and "
-            "`convert(model)` beside PyTorch's, both under `torch.compile`. Normalisation is the "
-            "eager fused model's time in normalisation, activations and additions over PyTorch's, "
-            "memory what its steps add to the resident memory.\n",
+            "Training steps in float32, if the batch does not say bfloat16 (autocast), in turns; "
+            "our time over that of the same step with PyTorch's layers, below 1 we are faster: "
+            "`convert(model)`; with `fuse=True`; and `convert(model)` beside PyTorch's, both under "
+            "`torch.compile`. Share is that of normalisation, activations and additions in "
+            "PyTorch's eager step, so what a step could gain at most; normalisation is the eager "
+            "fused model's time in them over PyTorch's, memory what its steps add to the resident "
+            "memory.\n",
             markdown(table),
         ]
     )
@@ -107,21 +112,13 @@ def _spread(outcome: Any) -> str:
     return f" ({low:.2f} to {high:.2f})"
 
 
-def _headings() -> list[str]:
-    return [
-        "model",
-        "batch",
-        "layout",
-        "PyTorch",
-        "PyTorch compiled",
-        *(each[0] for each in _COLUMNS),
-    ]
-
-
 def _line(row: dict[str, Any]) -> list[str]:
     case, known = row["case"], _known(row)
     shape = TIMES.join(map(str, (case["shape"][0], *case["shape"][2:])))
+    if case["precision"] != "float32":
+        shape = f"{shape}, {case['precision']}"
     steps = [_milliseconds(known.get(name)) for name in ("torch", "torch-compiled")]
+    steps.append(_share(known.get("torch")))
     ratios = [_ratio(known, *column[1:]) for column in _COLUMNS]
     texts = [DASH if ratio is None else ratio_text(ratio) for ratio in ratios]
     return [case["model"], shape, case["layout"], *steps, *texts]
@@ -134,7 +131,7 @@ def _means(rows: list[dict[str, Any]]) -> list[str]:
         ratios = [_ratio(_known(row), *column[1:]) for row in rows]
         measured = [each for each in ratios if each is not None]
         found.append(f"**{ratio_text(geometric_mean(measured))}**" if measured else DASH)
-    return ["geometric mean", "", "", "", "", *found]
+    return ["geometric mean", "", "", *("" for _ in _STEPS), *found]
 
 
 def _known(row: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +141,13 @@ def _known(row: dict[str, Any]) -> dict[str, Any]:
 def _ratio(known: dict[str, Any], variant: str, what: str, beside: str) -> float | None:
     values = [known.get(name, {}).get(what) for name in (variant, beside)]
     return None if not all(values) else float(values[0] / values[1])
+
+
+def _share(outcome: Any) -> str:
+    """Return what part of a step is normalisation."""
+    if outcome is None or outcome["normalization"] is None:
+        return DASH
+    return f"{outcome['normalization'] / outcome['step']['median']:.2f}"
 
 
 def _milliseconds(outcome: Any) -> str:

@@ -105,7 +105,7 @@ def test_the_documentation_has_a_line_a_case_and_the_means(tmp_path):
         for line in text.splitlines()
         if "|" in line
     ]
-    columns = "PyTorch, PyTorch compiled, ours, fused, ours compiled, normalisation, memory"
+    columns = "PyTorch, PyTorch compiled, share, ours, fused, ours compiled, normalisation, memory"
     assert lines[0][3:] == columns.split(", ")
     assert lines[2][:5] == [
         "resnet18",
@@ -114,8 +114,15 @@ def test_the_documentation_has_a_line_a_case_and_the_means(tmp_path):
         "1000 ms",
         "500 ms",
     ]
-    assert lines[2][5:] == ["0.80", DASH, "0.80", DASH, DASH]
-    assert lines[3][5:] == ["**0.80**", DASH, "**0.80**", DASH, DASH]
+    assert lines[2][5:] == ["0.20", "0.80", DASH, "0.80", DASH, DASH]
+    assert lines[3][5:] == ["", "**0.80**", DASH, "**0.80**", DASH, DASH]
+
+
+def test_the_documentation_names_another_precision(tmp_path):
+    row = dataclasses.replace(ROW, case=dataclasses.replace(CASE, precision="bfloat16"))
+    path = tmp_path / "models.json"
+    write_rows([dataclasses.asdict(row)], environment(2, {"torch": "1"}, now()), path)
+    assert f"| 2{TIMES}40{TIMES}40, bfloat16 |" in models_page(path)
 
 
 def test_the_documentation_has_other_frameworks_by_threads(tmp_path):
