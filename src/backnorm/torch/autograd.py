@@ -60,22 +60,38 @@ class _Normalised(Function):
         """Return the gradients of x, residual, weight and bias."""
         x, mask, weight = ctx.saved_tensors
         mean, variance, eps, training, arithmetic = ctx.known
-        needed = ctx.needs_input_grad
-        given = x, dy, mask, mean, variance, weight, eps, training, needed[1], arithmetic
-        try:
-            if torch.is_grad_enabled() or state.watched(dy):
-                gradients = asked(operations.backward, *given, dy=dy)
-            else:
-                run = kernels.backward
-                if profiler._is_profiler_enabled:
-                    run = events.shown(run, "batch_norm_backward")
-                gradients = run(*given)
-        except OpaqueTensorError:
-            # Who packs what is saved may unpack it as something else.
-            gradients = asked(operations.backward, *given, dy=dy, input=x, weight=weight)
-        except ArgumentError as error:
-            raise in_words(error, _WORDS) from None
-        return *operations.in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
+        has_residual = ctx.needs_input_grad[1]
+        given = x, dy, mask, mean, variance, weight, eps, training, has_residual, arithmetic
+        return _gradients(ctx, kernels.backward, operations.backward, given, weight)
+
+
+def _gradients(
+    ctx: Any,
+    by_kernels: Callable[..., Any],
+    by_operations: Callable[..., Any],
+    given: tuple[Any, ...],
+    weight: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of all inputs of a function: x, residual, weight, bias, and no others.
+
+    Kernels compute them of what is `given`, x and dy first; operations where these are to be
+    differentiated again, or are no memory.
+    """
+    x, dy = given[:2]
+    needed = ctx.needs_input_grad
+    try:
+        if torch.is_grad_enabled() or state.watched(dy):
+            gradients = asked(by_operations, *given, dy=dy)
+        else:
+            if profiler._is_profiler_enabled:
+                by_kernels = events.shown(by_kernels, "batch_norm_backward")
+            gradients = by_kernels(*given)
+    except OpaqueTensorError:
+        # Who packs what is saved may unpack it as something else.
+        gradients = asked(by_operations, *given, dy=dy, input=x, weight=weight)
+    except ArgumentError as error:
+        raise in_words(error, _WORDS) from None
+    return *operations.in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
 
 
 @_shown_as("batch_norm")
@@ -144,18 +160,10 @@ class BatchNormActivation(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
         x, weight, bias = ctx.saved_tensors
+        by_kernels = partial(_through_activation, kernels)
+        by_operations = partial(_through_activation, operations)
         given = x, dy, weight, bias, *ctx.known
-        needed = ctx.needs_input_grad
-        try:
-            if torch.is_grad_enabled() or state.watched(dy):
-                gradients = asked(_through_activation, operations, *given, dy=dy)
-            else:
-                gradients = _through_activation(kernels, *given)
-        except OpaqueTensorError:
-            gradients = asked(_through_activation, operations, *given, dy=dy, input=x)
-        except ArgumentError as error:
-            raise in_words(error, _WORDS) from None
-        return *operations.in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
+        return _gradients(ctx, by_kernels, by_operations, given, weight)
 
 
 def _before_activation(dy: Tensor, z: Tensor, activation: str, *, overwrite: bool) -> Tensor:
