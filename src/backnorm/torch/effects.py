@@ -17,13 +17,11 @@ from backnorm.torch.steps import NORMS, keeps_to_itself, share_memory, state_of
 
 __all__ = ["Effects"]
 
-# What returns new memory and changes nothing.
-_PURE_FUNCTIONS = frozenset(
-    {
-        operator.add, operator.sub, operator.mul, operator.truediv, operator.neg,
-        torch.add, torch.sub, torch.mul, torch.div, torch.cat,
-    }
-)  # fmt: skip
+# What returns new memory and changes nothing; operators do of tensors.
+_PURE_OPERATORS = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg}
+)
+_PURE_FUNCTIONS = frozenset({torch.add, torch.sub, torch.mul, torch.div, torch.cat})
 _PURE_METHODS = frozenset({"add", "sub", "mul", "div", "neg", "clone"})
 _PURE_MODULES = (
     torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Linear,
@@ -39,11 +37,16 @@ _PACKAGES = frozenset(
 
 
 class Effects:
-    """What may share memory in a graph, and who may look at a layer's state."""
+    """What may share memory in a graph, and who may look at a layer's state.
 
-    def __init__(self, graph: fx.Graph, root: torch.nn.Module) -> None:
+    Where inputs are `lists` of tensors, there is no telling what is one, and the sum of two lists
+    has the tensors of both.
+    """
+
+    def __init__(self, graph: fx.Graph, root: torch.nn.Module, *, lists: bool) -> None:
         self._nodes = list(graph.nodes)
         self._root = root
+        self._pure = _PURE_FUNCTIONS if lists else _PURE_FUNCTIONS | _PURE_OPERATORS
         self._memory = {node: node for node in self._nodes}
         outside = [node for node in self._nodes if node.op in ("placeholder", "get_attr")]
         for node in self._nodes:
@@ -99,5 +102,5 @@ class Effects:
         if node.op == "call_module":
             return type(self._root.get_submodule(str(node.target))) in _PURE_MODULES
         if node.op == "call_function":
-            return node.target in _PURE_FUNCTIONS and "out" not in node.kwargs
+            return node.target in self._pure and "out" not in node.kwargs
         return node.op == "call_method" and node.target in _PURE_METHODS

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from backnorm.torch import patterns
 from backnorm.torch.patterns import Outcome
-from backnorm.torch.tracing import Trace, UntraceableError, trace
+from backnorm.torch.tracing import Trace, UntraceableError, traces
 
 __all__ = ["FusionWarning", "fuse", "is_fused", "unfuse"]
 
@@ -77,16 +77,19 @@ def fuse(module: torch.nn.Module) -> dict[str, Outcome]:
     try:
         for mode in (training, not training):
             module.__dict__["training"] = mode
-            traced = trace(module)
-            became = patterns.fuse(traced.graph, module)
-            if any(each.fused for each in became.values()):
-                graph_module = fx.GraphModule(module, traced.graph)
-                found.append(_Fused(traced, type(graph_module).forward))
-            # Of a layer that is fused in one mode alone, that is what is said.
-            outcomes |= {
-                name: each for name, each in became.items() if each.fused or name not in outcomes
-            }
-            if "training" not in traced.attributes:
+            traced = traces(module)
+            for one in traced:
+                became = patterns.fuse(one.graph, module, lists=list in one.inputs)
+                if any(each.fused for each in became.values()):
+                    graph_module = fx.GraphModule(module, one.graph)
+                    found.append(_Fused(one, type(graph_module).forward))
+                # Of a layer that is fused in one mode alone, that is what is said.
+                outcomes |= {
+                    name: each
+                    for name, each in became.items()
+                    if each.fused or name not in outcomes
+                }
+            if not any("training" in one.attributes for one in traced):
                 break
     finally:
         module.__dict__["training"] = training
@@ -126,11 +129,7 @@ def _make_class(cls: Any) -> Any:
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not kwargs:
             for fused in self.__dict__.get(_STATE, ()):
-                if (
-                    len(args) == fused.trace.inputs
-                    and all(isinstance(argument, Tensor) for argument in args)
-                    and fused.trace.holds(self)
-                ):
+                if fused.trace.takes(args) and fused.trace.holds(self):
                     return fused.run(self, *args)
         return original(self, *args, **kwargs)
 

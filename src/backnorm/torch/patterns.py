@@ -54,8 +54,10 @@ class _Match(NamedTuple):
         return self.passed[0]
 
 
-def fuse(graph: fx.Graph, root: torch.nn.Module) -> dict[str, Outcome]:
+def fuse(graph: fx.Graph, root: torch.nn.Module, *, lists: bool) -> dict[str, Outcome]:
     """Replace what can be fused in `graph`, whose modules are those of `root`.
+
+    Its inputs are tensors, or `lists` of tensors.
 
     Returns what became of each layer that the graph calls, by name.
     """
@@ -64,7 +66,7 @@ def fuse(graph: fx.Graph, root: torch.nn.Module) -> dict[str, Outcome]:
         for node in graph.nodes
         if _is_norm(node, root)
     }
-    effects = Effects(graph, root)
+    effects = Effects(graph, root, lists=lists)
     found = []
     for act in graph.nodes:
         activation = _activation(act, root)

@@ -72,17 +72,18 @@ def defer(
     act: torch.nn.Module | Activation,
     x: Tensor,
     called: Layers,
-    inputs: tuple[Tensor, ...],
+    inputs: tuple[Tensor | list[Tensor], ...],
 ) -> tuple[Tensor, int]:
     """Return x, if norm(x) can be computed later, after the modules `called`; or norm(x).
 
     `inputs` are those of the whole graph.
     """
     norm = passed[0]
+    tensors = [one for each in inputs for one in (each if isinstance(each, list) else (each,))]
     if (
         _can_be_one(passed, act, True)
         and all(keeps_to_itself(module, norm) for module in called)
-        and not share_memory(inputs, state_of(norm))
+        and not share_memory(tensors, state_of(norm))
     ):
         return x, _DEFERRED
     return _call(passed, x), _NORMALISED

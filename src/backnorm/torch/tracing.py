@@ -16,7 +16,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["CONTAINERS", "Trace", "UntraceableError", "trace"]
+__all__ = ["CONTAINERS", "Trace", "UntraceableError", "traces"]
 
 #: Modules whose forward is not called, or is a loop over their children.
 CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -60,8 +60,8 @@ class Trace:
     Attributes
     ----------
     graph : torch.fx.Graph
-    inputs : int
-        Number of tensors that the forward takes; arguments with a default are left out.
+    inputs : tuple of type
+        What the forward takes: tensors, or a list of them; arguments with a default are left out.
     attributes : dict
         Plain attributes of the module that the forward looked at, and their values.
     children : list of (str, tuple)
@@ -69,9 +69,18 @@ class Trace:
     """
 
     graph: fx.Graph
-    inputs: int
+    inputs: tuple[type, ...]
     attributes: dict[str, Any]
     children: list[tuple[str, tuple[torch.nn.Module | None, ...]]]
+
+    def takes(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether arguments are what the graph was made for."""
+        return len(arguments) == len(self.inputs) and all(
+            isinstance(argument, Tensor)
+            if kind is Tensor
+            else type(argument) is list and all(isinstance(each, Tensor) for each in argument)
+            for argument, kind in zip(arguments, self.inputs, strict=True)
+        )
 
     def holds(self, module: torch.nn.Module) -> bool:
         """Whether the graph still does what the forward of `module` does."""
@@ -85,8 +94,11 @@ class Trace:
         )
 
 
-def trace(module: torch.nn.Module) -> Trace:
-    """Return the graph of a module's forward in its present state, all children as they are.
+def traces(module: torch.nn.Module) -> list[Trace]:
+    """Return the graphs of a module's forward in its present state, all children as they are.
+
+    The first is of tensors. A forward of one argument that asks what that is has another of a list
+    of tensors, such as the layers of a DenseNet take, if that is a graph.
 
     Raises
     ------
@@ -94,7 +106,15 @@ def trace(module: torch.nn.Module) -> Trace:
         If the forward is more than a graph of its tensors, or may be.
     """
     inputs = _inputs_of(module)
-    tracer = _Tracer()
+    tracer = _Tracer(Tensor)
+    found = [_trace(module, inputs, tracer)]
+    if inputs == 1 and tracer.asked:
+        with suppress(UntraceableError):
+            found.append(_trace(module, inputs, _Tracer(list)))
+    return found
+
+
+def _trace(module: torch.nn.Module, inputs: int, tracer: _Tracer) -> Trace:
     states = _random_states()
     with _watched(module, inputs) as attributes, _NoConstants():
         try:
@@ -113,7 +133,7 @@ def trace(module: torch.nn.Module) -> Trace:
     children = [
         (name, tuple(container._modules.values())) for name, container in _containers(module)
     ]
-    return Trace(graph, inputs, attributes, children)
+    return Trace(graph, (tracer.kind,) * inputs, attributes, children)
 
 
 def _inputs_of(module: torch.nn.Module) -> int:
@@ -201,11 +221,12 @@ class _Proxy(fx.Proxy):
 
 
 class _Input(_Proxy):
-    """Stands for an input, which is a tensor to a forward that asks."""
+    """Stands for an input, which is a tensor, or a list of them, to a forward that asks."""
 
     @property
     def __class__(self) -> type:
-        return Tensor
+        self.tracer.asked = True
+        return self.tracer.kind
 
     @__class__.setter
     def __class__(self, value: type) -> None:
@@ -213,12 +234,21 @@ class _Input(_Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Takes every child as it is, and sees to it that modes stay what they were."""
+    """Takes every child as it is, and sees to it that modes stay what they were.
+
+    Attributes
+    ----------
+    kind : type
+        What inputs are: tensors, or lists of them.
+    asked : bool
+        Whether the forward asked what an input is.
+    """
 
     proxy_buffer_attributes = True
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type) -> None:
         super().__init__()
+        self.kind, self.asked = kind, False
         self._modes = _modes()
         self._proxies: list[weakref.ref[fx.Proxy]] = []
 

@@ -400,7 +400,7 @@ def test_inputs_changed_in_place_are_changed(close):
 
 
 class Optional(nn.Module):
-    """Arguments with a default, and a list where a tensor is expected."""
+    """Arguments with a default, and a tensor or a list of tensors."""
 
     def __init__(self):
         super().__init__()
@@ -415,6 +415,10 @@ class Optional(nn.Module):
         return torch.relu(y) * scale
 
 
+class Batches(list):
+    """Not what a forward was told that it gets, for all that is known of it."""
+
+
 def test_arguments_that_the_graph_does_not_know(calls, close):
     theirs = Optional()
     mine = convert(copy.deepcopy(theirs), fuse=True)
@@ -423,7 +427,9 @@ def test_arguments_that_the_graph_does_not_know(calls, close):
         ((x,), {}, (0, 1, 0)),
         ((x, residual), {}, (1, 0, 0)),
         ((x,), {"residual": residual, "scale": 2.0}, (1, 0, 0)),
-        (([x, residual],), {}, (1, 0, 0)),
+        (([x, residual],), {}, (0, 1, 0)),
+        ((Batches([x, residual]),), {}, (1, 0, 0)),
+        (([x], residual), {}, (1, 0, 0)),
         ((), {"x": x}, (1, 0, 0)),
     ):
         expected = theirs(*arguments, **keywords)
@@ -432,6 +438,105 @@ def test_arguments_that_the_graph_does_not_know(calls, close):
             close(mine(*arguments, **keywords), expected)
 
         assert calls(call) == counted
+
+
+class DenseLayer(nn.Module):
+    """The layer of torchvision's DenseNet: of a tensor, or of a list of all before it."""
+
+    def __init__(self, inputs, growth):
+        super().__init__()
+        self.norm1, self.relu1 = nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)
+        self.conv1 = nn.Conv2d(inputs, growth, 1, bias=False)
+        self.norm2, self.relu2 = nn.BatchNorm2d(growth), nn.ReLU(inplace=True)
+        self.drop_rate = 0.0
+
+    def bottleneck(self, inputs):
+        return self.conv1(self.relu1(self.norm1(torch.cat(inputs, 1))))
+
+    def forward(self, input):
+        features = [input] if isinstance(input, torch.Tensor) else input
+        found = self.relu2(self.norm2(self.bottleneck(features)))
+        if self.drop_rate > 0:
+            found = functional.dropout(found, self.drop_rate, self.training)
+        return found
+
+
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_a_forward_of_a_list_of_tensors(inputs, calls, close):
+    theirs = DenseLayer(2 * inputs, 4).double()
+    mine = convert(copy.deepcopy(theirs), fuse=True)
+    parts, dy = torch.randn(inputs, 4, 2, 5, 5).double(), torch.randn(4, 4, 5, 5).double()
+
+    def step(net):
+        given = [part.clone().requires_grad_() for part in parts]
+        net.zero_grad()
+        y = net(given)
+        y.backward(dy)
+        gradients = [each.grad for each in (*given, *net.parameters())]
+        return y.detach(), gradients, dict(net.state_dict())
+
+    found = []
+    for training in (True, False):
+        for net in (mine, theirs):
+            net.train(training)
+        assert calls(lambda: found.append(step(mine))) == (0, 2, 0)
+        close(found[-1], step(theirs))
+    if inputs == 1:
+        assert calls(lambda: found.append(mine(parts[0]))) == (0, 2, 0)
+        close(found[-1], theirs(parts[0]))
+    # What the graph depends on may change, as that of tensors.
+    mine.drop_rate = 0.5
+    assert calls(lambda: step(mine)) == (2, 0, 0)
+
+
+def with_another_list(self, inputs):
+    if isinstance(inputs, torch.Tensor):
+        inputs = [inputs, inputs + 1]
+    # Its tensors are those of the first.
+    more = inputs + inputs
+    residual = inputs[1]
+    y = self.bn(inputs[0])
+    more[3].mul_(2)
+    return torch.relu(y + residual)
+
+
+def with_more_in_a_list(self, inputs):
+    if isinstance(inputs, torch.Tensor):
+        inputs = [inputs, inputs + 1]
+    y = self.bn(inputs[0])
+    inputs += [y]
+    inputs[2].mul_(2)
+    return torch.relu(y)
+
+
+@pytest.mark.parametrize("steps", [with_another_list, with_more_in_a_list])
+def test_tensors_that_are_changed_through_a_list(steps, close):
+    theirs = block(steps).double()
+    mine = convert(copy.deepcopy(theirs), fuse=True)
+    parts = torch.randn(2, 4, 3).double()
+    with torch.no_grad():
+        close(mine(list(parts.clone())), theirs(list(parts.clone())))
+
+
+def test_a_list_that_has_the_running_mean(close):
+    """The layer moves it in its place, though its residual comes later."""
+
+    def steps(self, inputs):
+        if isinstance(inputs, torch.Tensor):
+            inputs = [inputs, inputs]
+        y = self.bn(inputs[0])
+        return torch.relu(y + self.other(inputs[1] * 2))
+
+    theirs = block(steps).double()
+    mine = convert(copy.deepcopy(theirs), fuse=True)
+    assert fusion.is_fused(mine)
+    x = torch.randn(4, 3).double()
+    found = []
+    for net in (mine, theirs):
+        statistics = net.bn.running_mean.expand(4, 3)
+        with torch.no_grad():
+            found.append((net([x, statistics]), dict(net.state_dict())))
+    close(*found)
 
 
 def test_autocast(close):
