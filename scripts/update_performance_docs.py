@@ -96,8 +96,7 @@ def pages(result: Result, root: Path) -> dict[Path, str]:
         of_models = [root / MODELS, *sorted((root / folder).glob(OTHER_MODELS))]
         if (root / MODELS).exists():
             shown_models = of_models[:1] if path.parent == root else of_models
-            part_of_models = "\n".join(map(models_page, shown_models))
-            text = _between(path, text, part_of_models, BEGIN_MODELS, END_MODELS)
+            text = _between(path, text, models_page(shown_models), BEGIN_MODELS, END_MODELS)
         found[path] = _between(path, text, "\n".join([part, *shown]), BEGIN, END)
     path = root / "docs/performance.md"
     paths = sorted((root / folder).glob(FRAMEWORKS))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from backnorm.cli.text import counted
 from benchmarks.model import geometric_mean
 from benchmarks.report.tables import markdown
 from benchmarks.report.words import DASH, TIMES, ratio_text
@@ -36,26 +37,28 @@ _VARIANTS = (
 )
 
 
-def models_page(path: Path) -> str:
-    """Return the text and the table of a file that `python -m benchmarks models` wrote."""
+def models_page(paths: Sequence[Path]) -> str:
+    """Return the text and the tables of files that `python -m benchmarks models` wrote."""
+    legend = (
+        "Training steps in float32, if the batch does not say bfloat16 (autocast), in turns; our "
+        "time over that of the same step with PyTorch's layers, below 1 we are faster: "
+        "`convert(model)`; with `fuse=True`; and `convert(model)` beside PyTorch's, both under "
+        "`torch.compile`. Share is that of normalisation, activations and additions in PyTorch's "
+        "eager step, so what a step could gain at most; normalisation is the eager fused model's "
+        "time in them over PyTorch's, memory what its steps add to the resident memory.\n"
+    )
+    return "\n".join([legend, *map(_models_table, paths)])
+
+
+def _models_table(path: Path) -> str:
     file = json.loads(path.read_text(encoding="utf-8"))
     where, rows = file["environment"], file["rows"]
     versions = ", ".join(f"{name} {text}" for name, text in where["versions"].items())
     lines = [_line(row) for row in rows]
     table = pd.DataFrame([*lines, _means(rows)], columns=_HEADINGS, dtype=str)
-    return "\n".join(
-        [
-            f"{_processor(where)}, {where['threads']} threads, {where['date'][:10]}; {versions}. "
-            "Training steps in float32, if the batch does not say bfloat16 (autocast), in turns; "
-            "our time over that of the same step with PyTorch's layers, below 1 we are faster: "
-            "`convert(model)`; with `fuse=True`; and `convert(model)` beside PyTorch's, both under "
-            "`torch.compile`. Share is that of normalisation, activations and additions in "
-            "PyTorch's eager step, so what a step could gain at most; normalisation is the eager "
-            "fused model's time in them over PyTorch's, memory what its steps add to the resident "
-            "memory.\n",
-            markdown(table),
-        ]
-    )
+    threads = counted(where["threads"], "thread")
+    caption = f"{_processor(where)}, {threads}, {where['date'][:10]}; {versions}:\n"
+    return "\n".join([caption, markdown(table)])
 
 
 def frameworks_page(paths: Sequence[Path]) -> str:

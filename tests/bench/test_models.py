@@ -98,7 +98,7 @@ def test_what_is_written_can_be_read(tmp_path):
 def test_the_documentation_has_a_line_a_case_and_the_means(tmp_path):
     path = tmp_path / "models.json"
     write_rows([dataclasses.asdict(ROW)], environment(2, {"torch": "1"}, now()), path)
-    text = models_page(path)
+    text = models_page([path])
     assert ", 2 threads, " in text
     lines = [
         [cell.strip() for cell in line.split("|")[1:-1]]
@@ -122,7 +122,7 @@ def test_the_documentation_names_another_precision(tmp_path):
     row = dataclasses.replace(ROW, case=dataclasses.replace(CASE, precision="bfloat16"))
     path = tmp_path / "models.json"
     write_rows([dataclasses.asdict(row)], environment(2, {"torch": "1"}, now()), path)
-    assert f"| 2{TIMES}40{TIMES}40, bfloat16 |" in models_page(path)
+    assert f"| 2{TIMES}40{TIMES}40, bfloat16 |" in models_page([path])
 
 
 def test_the_documentation_has_other_frameworks_by_threads(tmp_path):
