@@ -79,7 +79,7 @@ def fuse(module: torch.nn.Module) -> dict[str, Outcome]:
             module.__dict__["training"] = mode
             traced = traces(module)
             for one in traced:
-                became = patterns.fuse(one.graph, module, lists=list in one.inputs)
+                became = patterns.fuse(one.graph, module, lists=one.kind is list)
                 if any(each.fused for each in became.values()):
                     graph_module = fx.GraphModule(module, one.graph)
                     found.append(_Fused(one, type(graph_module).forward))

@@ -79,11 +79,10 @@ def defer(
     `inputs` are those of the whole graph.
     """
     norm = passed[0]
-    tensors = [one for each in inputs for one in (each if isinstance(each, list) else (each,))]
     if (
         _can_be_one(passed, act, True)
         and all(keeps_to_itself(module, norm) for module in called)
-        and not share_memory(tensors, state_of(norm))
+        and not share_memory(_tensors_in(inputs), state_of(norm))
     ):
         return x, _DEFERRED
     return _call(passed, x), _NORMALISED
@@ -160,6 +159,10 @@ def share_memory(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
             if _is_alias_of(one, other):
                 return True
     return False
+
+
+def _tensors_in(inputs: Sequence[Tensor | list[Tensor]]) -> list[Tensor]:
+    return [one for each in inputs for one in (each if isinstance(each, list) else (each,))]
 
 
 def _call(passed: Layers, x: Tensor) -> Tensor:

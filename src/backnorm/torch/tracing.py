@@ -60,8 +60,10 @@ class Trace:
     Attributes
     ----------
     graph : torch.fx.Graph
-    inputs : tuple of type
-        What the forward takes: tensors, or a list of them; arguments with a default are left out.
+    inputs : int
+        Number of arguments that the forward takes; those with a default are left out.
+    kind : type
+        What they are: tensors, or lists of tensors.
     attributes : dict
         Plain attributes of the module that the forward looked at, and their values.
     children : list of (str, tuple)
@@ -69,17 +71,20 @@ class Trace:
     """
 
     graph: fx.Graph
-    inputs: tuple[type, ...]
+    inputs: int
+    kind: type
     attributes: dict[str, Any]
     children: list[tuple[str, tuple[torch.nn.Module | None, ...]]]
 
     def takes(self, arguments: tuple[Any, ...]) -> bool:
         """Whether arguments are what the graph was made for."""
-        return len(arguments) == len(self.inputs) and all(
-            isinstance(argument, Tensor)
-            if kind is Tensor
-            else type(argument) is list and all(isinstance(each, Tensor) for each in argument)
-            for argument, kind in zip(arguments, self.inputs, strict=True)
+        if len(arguments) != self.inputs:
+            return False
+        if self.kind is Tensor:
+            return all(isinstance(each, Tensor) for each in arguments)
+        return all(
+            type(each) is list and all(isinstance(one, Tensor) for one in each)
+            for each in arguments
         )
 
     def holds(self, module: torch.nn.Module) -> bool:
@@ -133,7 +138,7 @@ def _trace(module: torch.nn.Module, inputs: int, tracer: _Tracer) -> Trace:
     children = [
         (name, tuple(container._modules.values())) for name, container in _containers(module)
     ]
-    return Trace(graph, (tracer.kind,) * inputs, attributes, children)
+    return Trace(graph, inputs, tracer.kind, attributes, children)
 
 
 def _inputs_of(module: torch.nn.Module) -> int:
