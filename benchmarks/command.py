@@ -158,16 +158,16 @@ def models(
     precision: Annotated[
         str, typer.Option(help="float32; bfloat16, which is autocast; or all.")
     ] = "float32",
+    batch: Annotated[
+        str, typer.Option(help="small, 8 of 160 x 160; large, 16 of 224 x 224; or all.")
+    ] = "all",
     variant: Annotated[
         str,
         typer.Option(
             help="torch, backnorm, backnorm-fused, and each with -compiled behind it; or all."
         ),
     ] = "all",
-    small: Annotated[
-        bool, typer.Option("--small", help="The smaller batch of each model alone.")
-    ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each variant.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each variant.")] = 9,
     threads: Threads = None,
     out: Annotated[Path | None, typer.Option(help="A JSON file for all that was measured.")] = None,
 ) -> None:
@@ -179,7 +179,7 @@ def models(
         from benchmarks.models.options import run_models
 
         begin(threads)
-        report = run_models((model, layout, precision, variant), small, rounds, out)
+        report = run_models((model, layout, precision, batch, variant), rounds, out)
     text.print_table(report.table())
     for line in report.summary():
         print(line)

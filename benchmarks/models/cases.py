@@ -9,11 +9,13 @@ from typing import Literal, get_args
 from benchmarks.model import Timing
 
 __all__ = [
+    "BATCHES",
     "FRAMEWORKS",
     "LAYOUTS",
     "MODELS",
     "PRECISIONS",
     "VARIANTS",
+    "Batch",
     "Case",
     "Framework",
     "Layout",
@@ -24,6 +26,7 @@ __all__ = [
     "cases",
 ]
 
+Batch = Literal["small", "large"]
 Layout = Literal["contiguous", "channels_last"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -64,6 +67,7 @@ class Framework:
     precisions: tuple[Precision, ...]
 
 
+BATCHES: tuple[Batch, ...] = get_args(Batch)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -81,8 +85,9 @@ FRAMEWORKS: dict[str, Framework] = {
 
 _FRAMEWORK_OF = {"torchvision": "torch", "timm": "torch", "flax": "flax", "keras": "keras"}
 
-#: Library, and shapes of inputs as (N, C, ...), whatever their layout: batches of 8 at 160 x 160
-#: and of 16 at 224 x 224; of videos and of segmentation, which take longer, fewer.
+#: Library, and shapes of inputs as (N, C, ...), whatever their layout: a small batch, of 8 at
+#: 160 x 160, and a large one, of 16 at 224 x 224; of videos and of segmentation, which take longer,
+#: a small one alone.
 MODELS: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
     "resnet18": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
     "resnet50": ("torchvision", ((8, 3, 160, 160), (16, 3, 224, 224))),
@@ -184,14 +189,15 @@ def cases(
     models: Sequence[str],
     layouts: Sequence[Layout],
     precisions: Sequence[Precision],
-    *,
-    small: bool,
+    batches: Sequence[Batch],
 ) -> Iterator[Case]:
-    """Yield the cases of models; `small`: of their first shapes alone."""
+    """Yield the cases of models."""
     for model in models:
         _, shapes = MODELS[model]
         framework = _framework_of(model)
-        for shape in shapes[:1] if small else shapes:
+        # A model of one shape has no large batch.
+        sizes = dict(zip(BATCHES, shapes, strict=False))
+        for shape in (sizes[batch] for batch in batches if batch in sizes):
             for layout in (each for each in layouts if each in framework.layouts):
                 for precision in (each for each in precisions if each in framework.precisions):
                     yield Case(model, shape, layout, precision)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,10 +49,6 @@ class Trainer:
         narrow = self._made("flax")
         with jax.enable_x64(True):
             return _Step(narrow, self._x, wide=True).gradients()
-
-    def normalization(self, variant: Variant, step: Callable[[], object]) -> float | None:
-        """Return nothing: XLA has made other functions of what a model says."""
-        return None
 
     def _made(self, variant: Variant) -> Any:
         small = self._case.shape[-1] < 64
@@ -110,3 +105,6 @@ class _Step:
 
         self()
         return [np.array(each) for each in jax.tree.leaves(self._state[1])]
+
+    def normalization(self) -> None:
+        """Return nothing: XLA has made other functions of what a model says."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,10 +63,6 @@ class Trainer:
         wide.set_weights(self._weights)
         return _Step(wide, self._x.astype(np.float64)).gradients()
 
-    def normalization(self, variant: Variant, step: Callable[[], object]) -> float | None:
-        """Return nothing: additions and activations are operators of the graph like others."""
-        return None
-
     def _made(self) -> Any:
         import keras
 
@@ -114,3 +109,6 @@ class _Step:
     def gradients(self) -> list[np.ndarray]:
         """Make a step; return the gradients of all parameters before it."""
         return [each.numpy() for each in self._step()]
+
+    def normalization(self) -> None:
+        """Return nothing: additions and activations are operators of the graph like others."""

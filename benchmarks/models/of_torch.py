@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import resource
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,10 @@ from benchmarks.models import libraries
 from benchmarks.models.cases import MODELS, Case, Variant
 from benchmarks.models.steps import CLASSES, MOMENTUM, RATE
 
-__all__ = ["Trainer", "memory", "start"]
+__all__ = ["Trainer", "start"]
+
+# Steps that the profiler sees.
+_PROFILED = 5
 
 # What a profiler calls normalisation, activations and additions, without what calls those.
 _OF_NORMALIZATION = (
@@ -61,10 +62,6 @@ class Trainer:
         wide = copy.deepcopy(self._model).double()
         return _gradients(wide, list(wide.parameters()), self._x.double(), "float32")
 
-    def normalization(self, variant: Variant, step: Callable[[], object]) -> float | None:
-        """Return the seconds of an eager step in normalisation, activations and additions."""
-        return None if "compiled" in variant else _normalization(step)
-
 
 class _Step:
     """A training step: gradients of a loss, and a change of the parameters."""
@@ -78,33 +75,39 @@ class _Step:
         self._x, self._precision = x, case.precision
         self._parameters = list(model.parameters())
         self._run: Callable[[Tensor], Any] = model
-        if variant.endswith("compiled"):
+        self._compiled = variant.endswith("compiled")
+        if self._compiled:
             self._run = torch.compile(model)
         self._optimizer = torch.optim.SGD(self._parameters, lr=RATE, momentum=MOMENTUM)
 
     def __call__(self) -> None:
         """Make a step."""
+        self._renew_gradients()
+        self._optimizer.step()
+
+    def _renew_gradients(self) -> None:
         self._optimizer.zero_grad()
         _backward(self._run, self._x, self._precision)
-        self._optimizer.step()
 
     def gradients(self) -> list[np.ndarray]:
         """Return the gradients of all parameters."""
         return _gradients(self._run, self._parameters, self._x, self._precision)
 
+    def normalization(self) -> float | None:
+        """Return the seconds of a step in normalisation, activations and additions, if eager.
 
-def memory(case: Case, variant: Variant) -> int:
-    """Return the bytes by which resident memory grows in steps of a variant: once in a process."""
-    step = _Step(case, variant, *_made(case))
-    before = _resident()
-    for _ in range(3):
-        step()
-    return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
-
-
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+        Those of the optimizer, which adds to every parameter, do not count.
+        """
+        if self._compiled:
+            return None
+        found = []
+        for _ in range(_PROFILED):
+            with profile(activities=[ProfilerActivity.CPU]) as watched:
+                self._renew_gradients()
+            events = watched.key_averages()
+            spent = [e.self_cpu_time_total for e in events if e.key.startswith(_OF_NORMALIZATION)]
+            found.append(sum(spent) * 1e-6)
+        return float(np.median(found))
 
 
 def _made(case: Case) -> tuple[nn.Module, Tensor]:
@@ -164,15 +167,3 @@ def _gradients(
 ) -> list[np.ndarray]:
     _backward(run, x, precision)
     return [each.grad.numpy() for each in parameters if each.grad is not None]
-
-
-def _normalization(step: Callable[[], object]) -> float:
-    """Return the seconds of a step in normalisation, activations and additions."""
-    found = []
-    for _ in range(3):
-        with profile(activities=[ProfilerActivity.CPU]) as watched:
-            step()
-        events = watched.key_averages()
-        spent = [e.self_cpu_time_total for e in events if e.key.startswith(_OF_NORMALIZATION)]
-        found.append(sum(spent) * 1e-6)
-    return float(np.median(found))

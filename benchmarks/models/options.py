@@ -15,7 +15,7 @@ from backnorm.files import check_writable
 from benchmarks.cells import chosen, words
 from benchmarks.environment import write_rows
 from benchmarks.model import Environment
-from benchmarks.models.cases import LAYOUTS, MODELS, PRECISIONS, VARIANTS, Row, cases
+from benchmarks.models.cases import BATCHES, LAYOUTS, MODELS, PRECISIONS, VARIANTS, Row, cases
 from benchmarks.models.run import SETTINGS, Run, models_table, summary_lines
 
 __all__ = ["ModelsReport", "run_models"]
@@ -39,23 +39,24 @@ class ModelsReport:
 
 
 def run_models(
-    wanted: tuple[str, str, str, str], small: bool, rounds: int, out: Path | None
+    wanted: tuple[str, str, str, str, str], rounds: int, out: Path | None
 ) -> ModelsReport:
-    """Measure these models, layouts, precisions and variants, as typed.
+    """Measure these models, layouts, precisions, batches and variants, as typed.
 
     Raises
     ------
     BacknormError
         For a name that is not known, or a file that cannot be written.
     """
-    model, layout, precision, variant = map(words, wanted)
+    model, layout, precision, batch, variant = map(words, wanted)
     models = chosen("--model", model, tuple(MODELS))
     layouts = chosen("--layout", layout, LAYOUTS)
     precisions = chosen("--precision", precision, PRECISIONS)
+    batches = chosen("--batch", batch, BATCHES)
     variants = chosen("--variant", variant, VARIANTS)
     if out is not None:
         check_writable(out)
-    every = list(cases(models, layouts, precisions, small=small))
+    every = list(cases(models, layouts, precisions, batches))
     settings = dataclasses.replace(SETTINGS, rounds=rounds)
     run, interrupted = Run(every, variants, backnorm.get_num_threads(), settings), False
     try:

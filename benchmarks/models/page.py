@@ -23,9 +23,11 @@ _COLUMNS = (
     ("ours compiled", "backnorm-compiled", "ratio", "torch-compiled"),
     ("normalisation", "backnorm-fused", "normalization", "torch"),
     ("memory", "backnorm-fused", "memory", "torch"),
+    ("error", "backnorm-fused", "error", "torch"),
+    ("error compiled", "backnorm-compiled", "error", "torch-compiled"),
 )
 
-_STEPS = ("PyTorch", "PyTorch compiled", "share")
+_STEPS = ("layers", "PyTorch", "PyTorch compiled", "share")
 _HEADINGS = ["model", "batch", "layout", *_STEPS, *(each[0] for each in _COLUMNS)]
 
 # The same where the framework's own is the first variant.
@@ -43,9 +45,12 @@ def models_page(paths: Sequence[Path]) -> str:
         "Training steps in float32, if the batch does not say bfloat16 (autocast), in turns; our "
         "time over that of the same step with PyTorch's layers, below 1 we are faster: "
         "`convert(model)`; with `fuse=True`; and `convert(model)` beside PyTorch's, both under "
-        "`torch.compile`. Share is that of normalisation, activations and additions in PyTorch's "
-        "eager step, so what a step could gain at most; normalisation is the eager fused model's "
-        "time in them over PyTorch's, memory what its steps add to the resident memory.\n"
+        "`torch.compile`. Layers is how many of batch normalisation are ours; share that of "
+        "normalisation, activations and additions in PyTorch's eager step, so what a step could "
+        "gain at most; normalisation the eager fused model's time in them over PyTorch's, memory "
+        "what its steps add to the resident memory, error the distance of all gradients from those "
+        "in float64: a hundred times as much or as little is an element or two on the other side "
+        "of a ReLU.\n"
     )
     return "\n".join([legend, *map(_models_table, paths)])
 
@@ -120,17 +125,21 @@ def _line(row: dict[str, Any]) -> list[str]:
     shape = TIMES.join(map(str, (case["shape"][0], *case["shape"][2:])))
     if case["precision"] != "float32":
         shape = f"{shape}, {case['precision']}"
-    steps = [_milliseconds(known.get(name)) for name in ("torch", "torch-compiled")]
-    steps.append(_share(known.get("torch")))
+    layers = max(each["layers"] for each in row["outcomes"])
+    times = [_milliseconds(known.get(name)) for name in ("torch", "torch-compiled")]
+    steps = [str(layers), *times, _share(known.get("torch"))]
     ratios = [_ratio(known, *column[1:]) for column in _COLUMNS]
     texts = [DASH if ratio is None else ratio_text(ratio) for ratio in ratios]
     return [case["model"], shape, case["layout"], *steps, *texts]
 
 
 def _means(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the line of geometric means."""
+    """Return the line of geometric means; of errors there is none, as chance decides them."""
     found = []
     for column in _COLUMNS:
+        if column[2] == "error":
+            found.append("")
+            continue
         ratios = [_ratio(_known(row), *column[1:]) for row in rows]
         measured = [each for each in ratios if each is not None]
         found.append(f"**{ratio_text(geometric_mean(measured))}**" if measured else DASH)

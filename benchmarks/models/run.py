@@ -1,11 +1,19 @@
-"""All cases one after another, each in a process of its own; what was found, as table and file."""
+"""All cases one after another, each variant in a process of its own, as who trains has it.
+
+In one process what an allocator keeps for one variant changes how many new pages another needs. So
+the processes take turns, a step each. What was found, as a table.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from backnorm.cli.render import captioned_table, number_texts
@@ -14,15 +22,20 @@ from benchmarks.child import Child, ChildEndedError
 from benchmarks.environment import environment, now
 from benchmarks.model import Environment, geometric_mean
 from benchmarks.models.cases import Case, Outcome, Row, Variant
-from benchmarks.turns import Settings
+from benchmarks.models.steps import not_compared
+from benchmarks.turns import Settings, summary, take_turns
 
 __all__ = ["SETTINGS", "Run", "models_table", "summary_lines"]
 
 #: A step takes from a tenth of a second to several.
-SETTINGS = Settings(rounds=5, samples=1, warm=0.0, least=0.0, limit=60.0)
+SETTINGS = Settings(rounds=9, samples=1, warm=0.0, least=0.0, limit=math.inf)
 
 # Seconds until a case is given up: compilers take minutes.
 _PATIENCE = 1800.0
+
+# Seconds between steps: OpenMP's threads spin for milliseconds after the last region of a process,
+# on the processors that the next one wants.
+_PAUSE = 0.05
 
 
 class Run:
@@ -44,26 +57,54 @@ class Run:
         for case in self._cases:
             advance(str(case))
             try:
-                row: Row = self._answer("measure", case, self._variants, self._settings)
+                row = self._row(case)
             except ChildEndedError as error:
                 every = case.variants(self._variants)
                 row = Row(case, tuple(Outcome(each, str(error)) for each in every))
-            self.rows.append(Row(case, tuple(map(self._with_memory(case), row.outcomes))))
+            self.rows.append(row)
 
-    def _with_memory(self, case: Case) -> Callable[[Outcome], Outcome]:
-        def measured(outcome: Outcome) -> Outcome:
-            if outcome.normalization is None:
-                return outcome
-            try:
-                memory = self._answer("memory", case, outcome.variant)
-            except ChildEndedError as error:
-                return dataclasses.replace(outcome, detail=str(error))
-            return dataclasses.replace(outcome, memory=memory)
+    def _row(self, case: Case) -> Row:
+        """Compare all variants in one process, and time each in a process of its own.
 
-        return measured
+        Raises
+        ------
+        ChildEndedError
+        """
+        own, *others = every = case.variants(self._variants)
+        with self._child(case) as child:
+            outcomes: dict[Variant, Outcome] = _answer(child, "compare", every)
+        with ExitStack() as stack:
+            children: dict[Variant, Child] = {}
+            for variant in (each for each in every if not outcomes[each].detail):
+                child = stack.enter_context(self._child(case))
+                try:
+                    memory = _answer(child, "begin", variant)
+                except ChildEndedError as error:
+                    outcomes[variant] = Outcome(variant, str(error))
+                    if variant == own:
+                        outcomes |= {each: not_compared(each, own) for each in others}
+                        break
+                    continue
+                outcomes[variant] = dataclasses.replace(outcomes[variant], memory=memory)
+                children[variant] = child
+            estimates = dict.fromkeys(children, 0.0)
+            samples = take_turns(children, self._settings, lambda _: None, estimates, _WATCH)
+            for variant, child in children.items():
+                normalization = _answer(child, "normalization")
+                known = outcomes[variant]
+                outcomes[variant] = dataclasses.replace(
+                    known,
+                    step=summary(samples[variant]),
+                    ratio=float(np.median(np.divide(samples[variant], samples[own]))),
+                    normalization=normalization,
+                    # A compiler's is not that of steps.
+                    memory=None if normalization is None else known.memory,
+                )
+        return Row(case, tuple(outcomes[each] for each in every))
 
-    def _answer(self, what: str, *arguments: Any) -> Any:
-        """Return the answer of a new process.
+    @contextmanager
+    def _child(self, case: Case) -> Iterator[Child]:
+        """Give a new process for a case.
 
         Raises
         ------
@@ -71,12 +112,38 @@ class Run:
         """
         child = Child("benchmarks.models.worker")
         try:
-            child.send((self._threads, what, arguments))
-            versions, found = child.receive(_PATIENCE)
-            self._versions |= versions
-            return found
+            child.send((self._threads, case))
+            self._versions |= child.receive(_PATIENCE)
+            yield child
         finally:
             child.stop()
+
+
+def _answer(child: Child, what: str, *arguments: Any) -> Any:
+    """Return what a process answers: see `worker.Work`.
+
+    Raises
+    ------
+    ChildEndedError
+    """
+    child.send((what, *arguments))
+    return child.receive(_PATIENCE)
+
+
+class _Watch:
+    """The clocks of processes that train."""
+
+    def warm(self, call: Child, seconds: float) -> float:
+        """Make a step."""
+        return self.sample(call, 1)
+
+    def sample(self, call: Child, loop: int) -> float:
+        """Return the seconds of a step, in the mean of so many."""
+        time.sleep(_PAUSE)
+        return float(sum(_answer(call, "step") for _ in range(loop)) / loop)
+
+
+_WATCH = _Watch()
 
 
 def models_table(rows: Sequence[Row], where: Environment) -> Table:

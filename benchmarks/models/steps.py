@@ -1,19 +1,20 @@
-"""Training steps of a model: checked, and timed in turns, whoever trains it."""
+"""Training steps of a model, whoever trains it, and whether what they compute is right."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 import backnorm
-from benchmarks.models.cases import Case, Outcome, Row, Variant
-from benchmarks.turns import HOST, Settings, summary, take_turns
+from benchmarks.models.cases import Case, Outcome, Variant
 
-__all__ = ["Step", "Trainer", "limit_processors", "measure", "module_of"]
+__all__ = ["Step", "Trainer", "compare", "growth", "limit_processors", "module_of", "not_compared"]
 
 #: How many classes a model tells apart.
 CLASSES = 100
@@ -43,6 +44,9 @@ class Step(Protocol):
     def gradients(self) -> list[np.ndarray]:
         """Return the gradients of all parameters; called once, before any step is made."""
 
+    def normalization(self) -> float | None:
+        """Return the seconds of a step in normalisation, activations and additions, if known."""
+
 
 class Trainer(Protocol):
     """A model and a batch, the same in every process. Of it there is one for each framework."""
@@ -54,9 +58,6 @@ class Trainer(Protocol):
 
     def exact(self) -> list[np.ndarray]:
         """Return the gradients of all parameters in float64."""
-
-    def normalization(self, variant: Variant, step: Step) -> float | None:
-        """Return the seconds of a step in normalisation, activations and additions, if known."""
 
 
 def limit_processors(threads: int) -> None:
@@ -73,50 +74,48 @@ def module_of(case: Case) -> Any:
     return importlib.import_module(case.framework.module)
 
 
-def measure(case: Case, variants: Sequence[Variant], settings: Settings) -> Row:
-    """Return what became of variants, and of the framework's own layers."""
-    trainer: Trainer = module_of(case).Trainer(case)
+def compare(trainer: Trainer, variants: Sequence[Variant]) -> dict[Variant, Outcome]:
+    """Return error and layers of these variants, the framework's own first, or why it has none.
+
+    One with a detail is not to be timed.
+    """
     exact = trainer.exact()
-    own, *others = case.variants(variants)
-    steps: dict[Variant, Step] = {}
-    outcomes: dict[Variant, Outcome] = {}
+    own, *others = variants
+    found: dict[Variant, Outcome] = {}
     limit = float("inf")
     for variant in (own, *others):
         try:
             step = trainer.step(variant)
             off = _distance(step.gradients(), exact)
         except Exception as error:  # Whatever a compiler raises.
-            outcomes[variant] = Outcome(variant, f"{type(error).__name__}: {error}"[:200])
+            found[variant] = Outcome(variant, f"{type(error).__name__}: {error}"[:200])
             if variant == own:
                 # Nobody is judged without it, or timed.
-                failed = (Outcome(each, f"not compared: {own} failed") for each in others)
-                return Row(case, (outcomes[own], *failed))
+                return found | {each: not_compared(each, own) for each in others}
             continue
         if variant == own:
             limit = max(_WORST * off, _CHAOS)
         detail = f"gradients are {off:.2g} off, more than {limit:.2g}" if off > limit else ""
-        outcomes[variant] = Outcome(variant, detail, error=off, layers=step.layers)
-        if not detail:
-            steps[variant] = step
-    estimates = dict.fromkeys(steps, 0.0)
-    samples = take_turns(steps, settings, lambda variant: None, estimates, HOST)
-    found = []
-    for variant, known in outcomes.items():
-        if variant not in steps:
-            found.append(known)
-            continue
-        ratios = np.divide(samples[variant], samples[own])
-        found.append(
-            Outcome(
-                variant,
-                step=summary(samples[variant]),
-                ratio=float(np.median(ratios)),
-                normalization=trainer.normalization(variant, steps[variant]),
-                error=known.error,
-                layers=known.layers,
-            )
-        )
-    return Row(case, tuple(found))
+        found[variant] = Outcome(variant, detail, error=off, layers=step.layers)
+    return found
+
+
+def not_compared(variant: Variant, own: Variant) -> Outcome:
+    """Return what becomes of a variant where the framework's own layers fail."""
+    return Outcome(variant, f"not compared: {own} failed")
+
+
+def growth(step: Callable[[], object]) -> int:
+    """Return the bytes by which resident memory grows in the first steps of a process."""
+    before = _resident()
+    for _ in range(3):
+        step()
+    return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def _distance(found: Iterable[np.ndarray], exact: Iterable[np.ndarray]) -> float:

@@ -13,6 +13,7 @@ from benchmarks.environment import environment, now, write_rows
 from benchmarks.model import Timing
 from benchmarks.models import run as run_module
 from benchmarks.models.cases import (
+    BATCHES,
     FRAMEWORKS,
     LAYOUTS,
     MODELS,
@@ -51,14 +52,18 @@ ROW = Row(
 
 
 def test_every_model_has_cases_in_all_layouts_and_precisions():
-    every = list(cases(tuple(MODELS), LAYOUTS, PRECISIONS, small=False))
+    every = list(cases(tuple(MODELS), LAYOUTS, PRECISIONS, BATCHES))
     assert len(set(every)) == len(every)
     counts = {name: sum(case.model == name for case in every) for name in MODELS}
     for name, (library, shapes) in MODELS.items():
         each = 1 if library in ("flax", "keras") else 4
         assert counts[name] == each * len(shapes)
-    few = list(cases(("resnet50",), LAYOUTS[:1], PRECISIONS[:1], small=True))
-    assert few == [Case("resnet50", (8, 3, 160, 160), "contiguous", "float32")]
+    sizes = [160, 224]
+    for batch, size, count in zip(BATCHES, sizes, (8, 16), strict=True):
+        few = list(cases(("resnet50", "r3d_18"), LAYOUTS[:1], PRECISIONS[:1], (batch,)))
+        assert few[0] == Case("resnet50", (count, 3, size, size), "contiguous", "float32")
+        # Of videos there is no large batch.
+        assert [case.model for case in few[1:]] == ["r3d_18"] * (batch == "small")
 
 
 def test_variants_are_those_of_the_framework_and_its_own_come_first():
@@ -105,17 +110,21 @@ def test_the_documentation_has_a_line_a_case_and_the_means(tmp_path):
         for line in text.splitlines()
         if "|" in line
     ]
-    columns = "PyTorch, PyTorch compiled, share, ours, fused, ours compiled, normalisation, memory"
+    columns = (
+        "layers, PyTorch, PyTorch compiled, share, ours, fused, ours compiled, normalisation, "
+        "memory, error, error compiled"
+    )
     assert lines[0][3:] == columns.split(", ")
-    assert lines[2][:5] == [
+    assert lines[2][:6] == [
         "resnet18",
         f"2{TIMES}40{TIMES}40",
         "channels_last",
+        "20",
         "1000 ms",
         "500 ms",
     ]
-    assert lines[2][5:] == ["0.20", "0.80", DASH, "0.80", DASH, DASH]
-    assert lines[3][5:] == ["", "**0.80**", DASH, "**0.80**", DASH, DASH]
+    assert lines[2][6:] == ["0.20", "0.80", DASH, "0.80", DASH, DASH, DASH, "1.00"]
+    assert lines[3][6:] == ["", "**0.80**", DASH, "**0.80**", DASH, DASH, "", ""]
 
 
 def test_the_documentation_names_another_precision(tmp_path):
@@ -149,12 +158,12 @@ def test_the_documentation_has_other_frameworks_by_threads(tmp_path):
     assert [line[1] for line in lines[2:]] == ["1", "1", "2", "2"]
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", range(5))
 def test_what_is_not_known_is_named(place):
-    wanted = ["resnet18", "contiguous", "float32", "torch"]
+    wanted = ["resnet18", "contiguous", "float32", "small", "torch"]
     wanted[place] = "nonsense"
     with pytest.raises(ArgumentValueError, match="nonsense"):
-        run_models(tuple(wanted), True, 1, None)
+        run_models(tuple(wanted), 1, None)
 
 
 @pytest.mark.long
