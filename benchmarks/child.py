@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,16 +34,18 @@ class Child:
     Parameters
     ----------
     module : str
+    variables : mapping of str to str, optional
+        Environment variables beside those of this process.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, variables: Mapping[str, str] | None = None) -> None:
         self._pipe, other = Pipe()
         # The output of frameworks is dropped, but for the last line if the process ends.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
         self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
             [sys.executable, "-m", module, str(other.fileno())],
             pass_fds=[other.fileno()],
-            env=os.environ | {"PYTHONPATH": _search_path()},
+            env=os.environ | (variables or {}) | {"PYTHONPATH": _search_path()},
             # Its end says that this process has ended, however it did.
             stdin=subprocess.PIPE,
             stdout=self._said,

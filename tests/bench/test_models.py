@@ -211,7 +211,7 @@ def test_other_frameworks_train_too(model, shape, packages):
 @pytest.mark.long
 def test_where_pytorchs_layers_fail_nothing_is_compared(monkeypatch):
     driver = "tests.bench.drivers.failing_models_worker"
-    monkeypatch.setattr(run_module, "Child", lambda module: Child(driver))
+    monkeypatch.setattr(run_module, "Child", lambda module, variables: Child(driver, variables))
     run = Run([CASE], ("backnorm", "torch", "backnorm-fused"), 1, HASTY)
     run.measure(lambda _: None)
     (row,) = run.rows
