@@ -22,7 +22,6 @@ from benchmarks.child import Child, ChildEndedError
 from benchmarks.environment import environment, now
 from benchmarks.model import Environment, geometric_mean
 from benchmarks.models.cases import Case, Outcome, Row, Variant
-from benchmarks.models.steps import not_compared
 from benchmarks.turns import Settings, summary, take_turns
 
 __all__ = ["SETTINGS", "Run", "models_table", "summary_lines"]
@@ -30,7 +29,7 @@ __all__ = ["SETTINGS", "Run", "models_table", "summary_lines"]
 #: A step takes from a tenth of a second to several.
 SETTINGS = Settings(rounds=9, samples=1, warm=0.0, least=0.0, limit=math.inf)
 
-# Seconds until a case is given up: compilers take minutes.
+# Seconds until an answer is given up: compilers take minutes.
 _PATIENCE = 1800.0
 
 # glibc's allocator keeps all memory that it was ever given, as the allocators do that PyTorch's
@@ -80,7 +79,7 @@ class Run:
         ------
         ChildEndedError
         """
-        own, *others = every = case.variants(self._variants)
+        own, *_ = every = case.variants(self._variants)
         with self._child(case) as child:
             outcomes: dict[Variant, Outcome] = _answer(child, "compare", every)
         with ExitStack() as stack:
@@ -90,10 +89,9 @@ class Run:
                 try:
                     memory = _answer(child, "begin", variant)
                 except ChildEndedError as error:
-                    outcomes[variant] = Outcome(variant, str(error))
                     if variant == own:
-                        outcomes |= {each: not_compared(each, own) for each in others}
-                        break
+                        raise
+                    outcomes[variant] = Outcome(variant, str(error))
                     continue
                 outcomes[variant] = dataclasses.replace(outcomes[variant], memory=memory)
                 children[variant] = child

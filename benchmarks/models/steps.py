@@ -14,7 +14,7 @@ import numpy as np
 import backnorm
 from benchmarks.models.cases import Case, Outcome, Variant
 
-__all__ = ["Step", "Trainer", "compare", "growth", "limit_processors", "module_of", "not_compared"]
+__all__ = ["Step", "Trainer", "compare", "growth", "limit_processors", "module_of"]
 
 #: How many classes a model tells apart.
 CLASSES = 100
@@ -91,18 +91,14 @@ def compare(trainer: Trainer, variants: Sequence[Variant]) -> dict[Variant, Outc
             found[variant] = Outcome(variant, f"{type(error).__name__}: {error}"[:200])
             if variant == own:
                 # Nobody is judged without it, or timed.
-                return found | {each: not_compared(each, own) for each in others}
+                failed = f"not compared: {own} failed"
+                return found | {each: Outcome(each, failed) for each in others}
             continue
         if variant == own:
             limit = max(_WORST * off, _CHAOS)
         detail = f"gradients are {off:.2g} off, more than {limit:.2g}" if off > limit else ""
         found[variant] = Outcome(variant, detail, error=off, layers=step.layers)
     return found
-
-
-def not_compared(variant: Variant, own: Variant) -> Outcome:
-    """Return what becomes of a variant where the framework's own layers fail."""
-    return Outcome(variant, f"not compared: {own} failed")
 
 
 def growth(step: Callable[[], object]) -> int:
