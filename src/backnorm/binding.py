@@ -53,8 +53,8 @@ class Code(NamedTuple):
     constants : tuple of str
         Names of the values that an executable provides for `new`.
     new : mapping of str to str
-        How a result is allocated, by its name or kind, from the constants and the operands; "large
-        data", if there is such an entry, in the place of "data" where an array has many pages.
+        How a result is allocated, by its name or kind, from the constants and the operands; where
+        an array has many pages first by "large" and its name or kind, if there is such an entry.
     """
 
     arrays: str
@@ -195,14 +195,13 @@ def _runner(
             "if lost:",
             f"    return again({every})",
         ]
+    sizes = ("large ", "") if large else ("",)
     for number, result in enumerate(signature.results):
         if result.option is not None and result.option not in options:
             body.append(f"{result.name} = None")
             continue
-        kind: str = result.kind
-        if large and f"large {kind}" in code.new:
-            kind = f"large {kind}"
-        new = code.new.get(result.name) or code.new[kind]
+        ways = [size + what for what in (result.name, result.kind) for size in sizes]
+        new = next(code.new[way] for way in ways if way in code.new)
         to_out = " if out is None else out" if number == 0 and result.kind == "data" else ""
         if result.name != new:
             body.append(f"{result.name} = {new}{to_out}")

@@ -24,7 +24,14 @@ from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 from backnorm.torch import bins
-from backnorm.torch.memory import contiguous, dense, is_beyond, order_of
+from backnorm.torch.memory import (
+    contiguous,
+    dense,
+    is_beyond,
+    order_of,
+    storage_of,
+    users_of,
+)
 from backnorm.torch.second_order import double_backward
 from backnorm.torch.tensors import Tensors
 
@@ -136,7 +143,7 @@ class _Tensors(Tensors):
         facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.device, {}.is_neg(), "
         f"{{}}.data_ptr() % {_ALIGNMENT} == 0)",
         lost="(not {0}.data_ptr() and {0}.numel()) "
-        "or {0}.untyped_storage().nbytes() < {0}.nbytes "
+        "or (users_of(storage_of({0})) > 1 and {0}.untyped_storage().nbytes() < {0}.nbytes) "
         "or ({0}.storage_offset() and is_beyond({0}))",
         address="{}",
         absent="None",
@@ -157,6 +164,8 @@ class _Tensors(Tensors):
         "double": torch.float64,
         "empty_like": torch.empty_like,
         "is_beyond": is_beyond,
+        "storage_of": storage_of,
+        "users_of": users_of,
     }
 
     def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:

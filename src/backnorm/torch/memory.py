@@ -7,6 +7,7 @@ of another tensor they could not be changed in place after an autograd function,
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TypeVar
 
 import ml_dtypes
@@ -30,7 +31,9 @@ __all__ = [
     "is_beyond",
     "order_of",
     "plain",
+    "storage_of",
     "tensor_of",
+    "users_of",
     "wide",
 ]
 
@@ -92,6 +95,9 @@ def check_memory(tensor: Tensor, name: str) -> int:
         )
     if tensor._is_zerotensor():
         return 0
+    address = tensor.data_ptr()
+    if address and users_of(storage_of(tensor)) == 1 and not tensor.storage_offset():
+        return address
     # What takes elements away resizes the storage, and leaves the tensor as it is.
     has, needs = tensor.untyped_storage().nbytes(), _bytes_to_the_end(tensor)
     if has < needs:
@@ -104,7 +110,7 @@ def check_memory(tensor: Tensor, name: str) -> int:
         raise TensorValueError(
             name, problem, came=f"a storage of {has} bytes", accepted=f"{needs} bytes or more"
         )
-    return tensor.data_ptr()
+    return address
 
 
 def check_before_pytorch(**tensors: Tensor | None) -> None:
@@ -130,6 +136,27 @@ def check_moved(**tensors: Tensor) -> None:
         for name, tensor in tensors.items():
             if not is_opaque(tensor):
                 check_own_memory(tensor, name)
+
+
+def _are_objects_counted() -> bool:
+    """Whether the Python object of a storage, once made, is counted among its users."""
+    tensor = torch.empty(1, device="cpu")
+    if users_of(storage_of(tensor)) != 1:
+        return False
+    tensor.untyped_storage()
+    return bool(users_of(storage_of(tensor)) > 1)
+
+
+#: ``users_of(storage_of(tensor))`` is how many hold the tensor's storage: tensors, and the storage's
+#: Python object, which stays for as long as the storage. A storage with one user has never had an
+#: object, without which Python cannot resize it: code of calls need not look at its length. Nor
+#: should it: looking makes the object, and autograd adds gradients in place only where nothing but
+#: one tensor holds the storage, such as dy of a block with a residual. Before PyTorch 2.10 objects
+#: are not counted, and do no harm.
+storage_of: Callable[[Tensor], int] = getattr(torch._C, "_storage_address", id)
+users_of: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+if not _are_objects_counted():  # pragma: no cover
+    storage_of, users_of = id, lambda _: 2
 
 
 def is_beyond(tensor: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from backnorm.allocation import LARGE, advise
 
-__all__ = ["empty_like"]
+__all__ = ["empty_like", "unkept_like"]
 
 _MOST_BYTES = 768 << 20
 
@@ -42,8 +42,7 @@ def empty_like(x: Tensor) -> Tensor:
         return torch.empty_like(x)
     storage = _free(size)
     if storage is None:
-        tensor = torch.empty_like(x)
-        advise(tensor.data_ptr(), size)
+        tensor = unkept_like(x)
         if _has_room(size):
             _keep(tensor.untyped_storage(), size)
         return tensor
@@ -51,6 +50,13 @@ def empty_like(x: Tensor) -> Tensor:
     # changed in place, as a ReLU behind the layer does.
     tensor = torch.empty(0, dtype=x.dtype).set_(storage, 0, x.shape, x.stride())
     _keep(storage, size)
+    return tensor
+
+
+def unkept_like(x: Tensor) -> Tensor:
+    """Return a new large tensor that lies in memory as the dense x does, and is not kept."""
+    tensor = torch.empty_like(x)
+    advise(tensor.data_ptr(), x.nbytes)
     return tensor
 
 

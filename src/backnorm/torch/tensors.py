@@ -30,10 +30,12 @@ from backnorm.torch.memory import (
     is_beyond,
     order_of,
     plain,
+    storage_of,
+    users_of,
     wide,
 )
 from backnorm.torch.metadata import metadata, wide_metadata
-from backnorm.torch.reuse import empty_like
+from backnorm.torch.reuse import empty_like, unkept_like
 
 __all__ = ["CPU", "Tensors"]
 
@@ -53,7 +55,7 @@ class Tensors:
         # All zero, or with less storage than when it was made. Looked at here rather than in the
         # facts, where what is known by then would be asked for once more: 0.1 us an operand.
         lost="(not (at_{0} := {0}.data_ptr()) and {1}_bytes) "
-        "or {0}.untyped_storage().nbytes() < {1}_bytes "
+        "or (users_of(storage_of({0})) > 1 and {0}.untyped_storage().nbytes() < {1}_bytes) "
         "or ({0}.storage_offset() and is_beyond({0}))",
         held="at_{}",
         address="{}.data_ptr()",
@@ -71,6 +73,8 @@ class Tensors:
         new={
             "data": "empty_like(x)",
             "large data": "reuse(x)",
+            # Autograd adds another gradient to it: in place, if nothing else holds its storage.
+            "large dresidual": "unkept(x)",
             # 0.2 us less than of a length and a type.
             "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
@@ -87,6 +91,9 @@ class Tensors:
         "empty_like": torch.empty_like,
         "integers": torch.int64,
         "is_beyond": is_beyond,
+        "storage_of": storage_of,
+        "unkept": unkept_like,
+        "users_of": users_of,
         "reuse": empty_like,
     }
 
