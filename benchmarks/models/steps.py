@@ -14,7 +14,7 @@ import numpy as np
 import backnorm
 from benchmarks.models.cases import Case, Outcome, Variant
 
-__all__ = ["Step", "Trainer", "compare", "growth", "limit_processors", "module_of"]
+__all__ = ["Step", "Trainer", "compare", "growth", "limit_processors", "module_of", "settle"]
 
 #: How many classes a model tells apart.
 CLASSES = 100
@@ -25,6 +25,9 @@ RATE, MOMENTUM = 1e-7, 0.9
 # A distance from float64 that is larger by so much than that of the framework's own layers is a
 # fault, but for what comes of a few elements on the other side of a ReLU.
 _WORST, _CHAOS = 2.0, 0.05
+
+# Steps until memory is settled at most; and pages of a step that do not count, a MiB.
+_MOST_STEPS, _FEW_PAGES = 15, 256
 
 
 class Step(Protocol):
@@ -107,6 +110,25 @@ def growth(step: Callable[[], object]) -> int:
     for _ in range(3):
         step()
     return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+
+
+def settle(step: Callable[[], object]) -> None:
+    """Make steps until two in a row take next to no new memory of the system.
+
+    An allocator that keeps all memory needs some ten until it has what every step asks for: till
+    then its new pages are a tenth of a step, of one variant earlier than of another.
+    """
+    steady = 0
+    for _ in range(_MOST_STEPS):
+        before = _new_pages()
+        step()
+        steady = steady + 1 if _new_pages() - before < _FEW_PAGES else 0
+        if steady == 2:
+            return
+
+
+def _new_pages() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _resident() -> int:

@@ -24,9 +24,14 @@ class Work:
         return steps.compare(self._trainer, variants)
 
     def begin(self, variant: Variant) -> int:
-        """Make the first steps of a variant; return by how many bytes resident memory grew."""
+        """Make the first steps of a variant, until its memory is settled.
+
+        Return by how many bytes resident memory grew in the very first.
+        """
         self._step = self._trainer.step(variant)
-        return steps.growth(self._step)
+        grown = steps.growth(self._step)
+        steps.settle(self._step)
+        return grown
 
     def step(self) -> float:
         """Return the seconds of a step."""

@@ -49,6 +49,9 @@ _STAGES = {
     "reduce_forward_reproducible": "sum_all",
     "apply_forward_reproducible": "finish",
     "apply_backward_reproducible": "finish",
+    "forward_activated": "complete",
+    "inference_activated": "apply",
+    "activation_backward": "apply",
 }
 
 # More than the layers of any model.

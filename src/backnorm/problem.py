@@ -23,17 +23,19 @@ from backnorm.dtypes import (
     is_16_bit,
     statistics_types,
 )
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
 from backnorm.layout import mask_size
 from backnorm.scalars import check_flag, check_number
 from backnorm.signature import SIGNATURES, Operand, Operation
 
 __all__ = [
+    "ACTIVATIONS",
     "Format",
     "Metadata",
     "Problem",
     "as_array",
     "channel_axis_of",
+    "check_activation",
     "check_ceiling",
     "check_epsilon",
     "check_mask",
@@ -46,6 +48,9 @@ _TYPE_NAMES = ", ".join(str(t) for t in ELEMENT_TYPES)
 
 _ALL = slice(None)
 _CHANNEL_AXES = {"NCX": 1, "NXC": -1}
+
+#: Those that are computed with the normalisation, beside a ReLU.
+ACTIVATIONS = ("silu", "hardswish")
 
 #: "NCX" or "NXC", or the axes of the channels themselves.
 Format = str | tuple[int, ...]
@@ -100,6 +105,8 @@ class Problem:
         correction.
     ceiling : float
         Of the ReLU: y = min(ceiling, max(0, ...)); a number of `dtype`, infinity without a ceiling.
+    activation : {"silu", "hardswish"} or None
+        What other activation follows than a ReLU.
     arithmetic : {"float32", "float64"}
         What elements are computed in, and short runs of sums added up.
     """
@@ -119,6 +126,7 @@ class Problem:
     running: bool = False
     biased: bool = False
     ceiling: float = math.inf
+    activation: str | None = None
     arithmetic: Arithmetic = field(kw_only=True)
 
     @property
@@ -153,6 +161,7 @@ def problem_of(
     relu: object = False,
     residual: object = False,
     ceiling: object = None,
+    activation: object = None,
     arithmetic: object = None,
 ) -> Problem:
     """Validate a call and return its Problem.
@@ -171,6 +180,8 @@ def problem_of(
         Or the channel axes, ascending.
     ceiling : float, optional
         Of the ReLU; rounded to x's type.
+    activation : {"silu", "hardswish"}
+        Of the operations that have one.
     arithmetic : {"float32", "float64"}, optional
         None: see `arithmetics.resolved`. Without this option it is float64.
 
@@ -232,11 +243,12 @@ def problem_of(
         has_gamma="gamma" in given,
         has_beta="beta" in given,
         epsilon=check_epsilon(epsilon) if "epsilon" in options else 0.0,
-        training=bool(flags.get("training", operation != "inference")),
+        training=bool(flags.get("training", not operation.startswith("inference"))),
         relu=relu,
         residual=added,
         running="running_mean" in given,
         ceiling=math.inf if ceiling is None else check_ceiling(ceiling, dtype),
+        activation=check_activation(activation) if "activation" in options else None,
         arithmetic=resolved(dtype, arithmetic) if "arithmetic" in options else "float64",
     )
     if problem.reproducible:
@@ -339,6 +351,19 @@ def check_ceiling(ceiling: object, dtype: np.dtype = FLOAT64) -> float:
             accepted=accepted,
         )
     return rounded
+
+
+def check_activation(value: object) -> str:
+    """Return the name of an activation other than a ReLU, or raise."""
+    if isinstance(value, str) and value in ACTIVATIONS:
+        return value
+    raise ArgumentValueError(
+        "activation",
+        "is none that is computed with the normalisation",
+        came=described(value),
+        accepted=" or ".join(map(repr, ACTIVATIONS)),
+        hint="for a ReLU there is batch_norm_relu",
+    )
 
 
 def _check_axes(axes: tuple[object, ...], rank: int) -> None:

@@ -41,6 +41,9 @@ Operation = Literal[
     "apply_backward",
     "apply_forward_reproducible",
     "apply_backward_reproducible",
+    "forward_activated",
+    "inference_activated",
+    "activation_backward",
 ]
 
 #: data: of the shape and type of x. channel: one value per channel. mask: one bit per element, set
@@ -148,6 +151,13 @@ class Signature:
         """The names of the operands."""
         return tuple(operand.name for operand in self.operands)
 
+    @cached_property
+    def normalises(self) -> bool:
+        """Whether what is written is made of normalised elements: in a forward pass, and where dy
+        is the gradient of an activation behind them.
+        """
+        return "dy" not in self.names or "beta" in self.names
+
     def arranged(self, given: Mapping[str, Any]) -> list[Any]:
         """Return values by the operands' names in their order, None for those that are absent."""
         return [given.get(name) for name in self.names]
@@ -175,6 +185,15 @@ _BINS = (Result("bins", "bins", "exchanged"), _COUNTED)
 # The same two, and the number of elements that they are over.
 _SUMS, _COUNT = Number("sums", field="exchanged"), Number("count")
 
+_GIVEN = (_MEAN, _VARIANCE, _GAMMA, _BETA)
+_RUNNING = (
+    Operand("running_mean", "channel", required=False, field="running_mean"),
+    Operand("running_variance", "channel", required=False, field="running_variance"),
+)
+# The weight of the batch in the running statistics.
+_MOMENTUM = Number("momentum", 0.0, "running_mean")
+_ACTIVATED = ("epsilon", "data_format", "activation", "arithmetic")
+
 _ALL = (
     Signature(
         "backward",
@@ -195,8 +214,7 @@ _ALL = (
             _RESIDUAL,
             _GAMMA,
             _BETA,
-            Operand("running_mean", "channel", required=False, field="running_mean"),
-            Operand("running_variance", "channel", required=False, field="running_variance"),
+            *_RUNNING,
         ),
         (
             _Y,
@@ -205,12 +223,11 @@ _ALL = (
             _MASK_OF_Y,
         ),
         ("epsilon", "data_format", "relu", "ceiling", "arithmetic"),
-        # The weight of the batch in the running statistics.
-        numbers=(Number("momentum", 0.0, "running_mean"),),
+        numbers=(_MOMENTUM,),
     ),
     Signature(
         "inference",
-        (_X, _RESIDUAL, _MEAN, _VARIANCE, _GAMMA, _BETA),
+        (_X, _RESIDUAL, *_GIVEN),
         (_Y,),
         ("epsilon", "data_format", "relu", "ceiling", "arithmetic"),
     ),
@@ -242,6 +259,24 @@ _ALL = (
         (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
         ("epsilon", "data_format", "relu", "ceiling", "arithmetic"),
         numbers=(_SUMS,),
+    ),
+    # Before another activation than a ReLU, whose gradient wants what it was applied to: that is
+    # not kept. `backward` goes on with dz.
+    Signature(
+        "forward_activated",
+        (_X, _GAMMA, _BETA, *_RUNNING),
+        (_Y, _MEAN_OF_X, _VARIANCE_OF_X),
+        _ACTIVATED,
+        numbers=(_MOMENTUM,),
+        public=False,
+    ),
+    Signature("inference_activated", (_X, *_GIVEN), (_Y,), _ACTIVATED, public=False),
+    Signature(
+        "activation_backward",
+        (_X, _DY, *_GIVEN),
+        (Result("dz", "data", "out"),),
+        _ACTIVATED,
+        public=False,
     ),
     # `apply` with all results, for a compiler that tells sums by itself.
     Signature(

@@ -13,7 +13,7 @@ from backnorm.conformance.data import realistic_data
 from backnorm.cpu.candidates import candidates, is_legal
 from backnorm.cpu.geometry import Columns, Segments
 from backnorm.cpu.launch import Launch
-from backnorm.cpu.plan import plan
+from backnorm.cpu.plan import AT_ONCE, plan
 from backnorm.dtypes import FLOAT16, FLOAT32
 from backnorm.executable import Executable
 from backnorm.layout import extents_of
@@ -31,7 +31,11 @@ SHAPES = {
     "one channel": ("NCX", (7, 1, 33)),
     "nothing": ("NCX", (0, 4, 5)),
 }
-OPERATIONS = ("backward", "forward", "relu forward", "inference", "relu apply_forward")
+OPERATIONS = (
+    "backward", "forward", "relu forward", "inference", "relu apply_forward",
+    "silu forward_activated", "silu inference_activated", "silu activation_backward",
+    "hardswish activation_backward",
+)  # fmt: skip
 _MACHINE = Machine(2, 1 << 21, 1 << 25, "made up")
 
 
@@ -44,9 +48,10 @@ def data(request, rng):
 
 def planned(data, operation):
     """Return the operands of an operation, its problem and the extents of its arrays."""
-    name = operation.removeprefix("relu ")
+    *follows, name = operation.split()
     operands = [getattr(data, operand.name, None) for operand in SIGNATURES[name].operands]
-    problem = problem_of(name, *operands, **data.options, relu=name != operation)
+    how = {"relu": follows == ["relu"], "activation": follows[0] if follows else None}
+    problem = problem_of(name, *operands, **data.options, **how)
     return operands, problem, extents_of(problem.shape, problem.channel_axes, axes(data))
 
 
@@ -68,7 +73,8 @@ def test_the_chosen_plan_is_the_first_and_others_differ_in_schedule_alone(data, 
             assert getattr(other.geometry, name, None) == getattr(chosen.geometry, name, None)
         assert is_legal(other)
         # Inference has no sums to group, rows of channels no groups.
-        grouped = isinstance(other.geometry, Segments) and problem.operation != "inference"
+        sums = not problem.operation.startswith(AT_ONCE)
+        grouped = isinstance(other.geometry, Segments) and sums
         assert grouped or other.grouped == chosen.grouped
         seen.add(dataclasses.replace(other, reasons=()))
     assert len(seen) == 1 + len(others)

@@ -34,20 +34,20 @@ class Kind:
         What elements are computed in, and short runs of sums are summed in.
     operation : {"forward", "backward", "frozen", "move"}
         What the output is made of; "frozen": of dy alone. The last is the floor's.
-    relu : bool
-        Whether a ReLU follows.
+    follows : {"", "relu", "activation"}
+        What follows the normalisation; another activation than a ReLU only in a forward pass.
     """
 
     geometry: str
     element: str
     arithmetic: str
     operation: str
-    relu: bool = False
+    follows: str = ""
 
     @property
     def symbol(self) -> str:
         """The name of the function."""
-        return f"bn_{self._loop}_{self.operation}{'_relu' * self.relu}"
+        return "_".join(filter(None, ("bn", self._loop, self.operation, self.follows)))
 
     @property
     def library(self) -> str:
@@ -55,7 +55,7 @@ class Kind:
         if self.geometry == "floor":
             return FLOOR
         direction = "forward" if self.operation == "forward" else "backward"
-        return f"{self._loop}_{direction}{'_relu' * self.relu}"
+        return "_".join(filter(None, (self._loop, direction, self.follows)))
 
     @property
     def _loop(self) -> str:
@@ -91,12 +91,10 @@ OF_ALL = (THREADS, PROBE)
 
 def _kinds() -> list[Kind]:
     computed = [(element, one) for element, every in _ARITHMETICS.items() for one in every]
-    operations = ("forward", "backward", "frozen")
-    of_all = itertools.product(("segments", "columns"), computed, operations, (False, True))
-    return [
-        Kind(geometry, element, arithmetic, operation, relu)
-        for geometry, (element, arithmetic), operation, relu in of_all
-    ]
+    operations = itertools.product(("forward", "backward", "frozen"), ("", "relu"))
+    passes = (*operations, ("forward", "activation"))
+    of_all = itertools.product(("segments", "columns"), computed, passes)
+    return [Kind(geometry, *elements, *each) for geometry, elements, each in of_all]
 
 
 def _libraries() -> dict[str, Library]:

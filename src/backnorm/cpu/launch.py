@@ -12,13 +12,22 @@ import numpy as np
 from backnorm.cpu.geometry import Segments
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.plan import Plan
-from backnorm.cpu.record import FROM_DATA, FROM_STATISTICS, GEOMETRIES, MEANS_ALONE
+from backnorm.cpu.record import (
+    FROM_DATA,
+    FROM_STATISTICS,
+    GEOMETRIES,
+    HARDSWISH,
+    MEANS_ALONE,
+    SILU,
+)
 from backnorm.cpu.scratch import bin_rows, bins_own, columns_own, segments_own, table_pitch
 from backnorm.cpu.stage import Stage
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
 
 __all__ = ["Launch"]
+
+_ACTIVATIONS = {None: 0, "silu": SILU, "hardswish": HARDSWISH}
 
 
 class Launch:
@@ -60,14 +69,14 @@ class Launch:
             own += bins_own(group, rows)
         if count * channels == 0:
             self._summed = self._written = 0
-        self._forward = "dy" not in SIGNATURES[problem.operation].names
+        self._forward = SIGNATURES[problem.operation].normalises
         operation = "forward" if self._forward else "backward" if problem.training else "frozen"
         name, statistics = type(geometry).__name__.lower(), problem.statistics_dtype
         known = extents._asdict() | dataclasses.asdict(geometry)
         self._source = FROM_DATA if self._forward else FROM_STATISTICS
         self._stage = functools.partial(
             Stage,
-            Kind(name, dtype.name, compiled, operation, problem.relu),
+            Kind(name, dtype.name, compiled, operation, _follows(problem)),
             {field.name: known[field.name] for field in GEOMETRIES[name]},
             channels=channels,
             own=own,
@@ -77,6 +86,7 @@ class Launch:
             in_float64=problem.arithmetic != compiled,
             binned=binned,
             inverse=problem.inverse,
+            activation=_ACTIVATIONS[problem.activation],
             ceiling=problem.ceiling,
             beyond=_beyond(problem.ceiling, dtype),
             correction=1.0 if problem.biased else count / max(count - 1, 1),
@@ -119,6 +129,13 @@ class Launch:
         return self._stage(
             partial=partial, participants=participants, summed=summed, items=items, **fields
         )
+
+
+def _follows(problem: Problem) -> str:
+    """Return what the kernels are compiled for that follows the normalisation."""
+    if problem.relu:
+        return "relu"
+    return "" if problem.activation is None else "activation"
 
 
 def _beyond(ceiling: float, dtype: np.dtype) -> int:

@@ -22,10 +22,12 @@ __all__ = [
     "FROM_DATA",
     "FROM_STATISTICS",
     "GEOMETRIES",
+    "HARDSWISH",
     "JOINED",
     "LAYOUT",
     "LINE",
     "MEANS_ALONE",
+    "SILU",
     "SLOTS",
     "Field",
     "dtype_of",
@@ -118,12 +120,16 @@ _PROBLEM = (
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",
         in_float64="0 or 1: what a kernel of float32 arithmetic does, it does in float64",
         binned="0 or 1: sums are reproducible",
+        activation="which one follows, of a kernel for other activations than a ReLU: 0 SiLU,"
+        " 1 Hardswish",
         beyond="the ceiling's bits, as an integer: those of every positive element below it are"
         " less; 1 + infinity's where there is no ceiling",
     ),
 )
 #: Values of `prepares`.
 FROM_STATISTICS, MEANS_ALONE, FROM_DATA = 1, 2, 3
+#: Values of `activation`.
+SILU, HARDSWISH = 0, 1
 
 #: How a kernel cuts the arrays; see the classes of the same names in `geometry`, and the kernels.
 GEOMETRIES: dict[str, tuple[Field, ...]] = {

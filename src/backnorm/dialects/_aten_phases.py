@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -226,7 +227,7 @@ def _executable(
     x: np.ndarray,
     statistics: np.dtype,
     arithmetic: Arithmetic | None,
-    **options: bool,
+    **options: Any,
 ) -> Executable:
     dtype, own = element_type(x.dtype), element_type(statistics)
     assert dtype is not None

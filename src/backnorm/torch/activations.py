@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backnorm.errors import ArgumentValueError, described
 from backnorm.torch.rectifiers import ceiling_of, rectified
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "Activation",
     "activated",
     "activation_of",
-    "check_activation",
     "derivative",
     "in_words",
 ]
@@ -76,19 +74,6 @@ def in_words(activation: Activation) -> str:
     if isinstance(activation, str):
         return f"a {_KINDS[activation].module.__name__}"
     return "a ReLU" if activation == math.inf else f"a ReLU with the ceiling {activation}"
-
-
-def check_activation(value: object) -> str:
-    """Return the name of an activation other than a ReLU, or raise."""
-    if isinstance(value, str) and value in _KINDS:
-        return value
-    raise ArgumentValueError(
-        "activation",
-        "is none that is computed with the normalisation",
-        came=described(value),
-        accepted=" or ".join(map(repr, _KINDS)),
-        hint="for a ReLU there is batch_norm_relu",
-    )
 
 
 def activated(z: Tensor, activation: Activation, *, in_place: bool = False) -> Tensor:

@@ -10,7 +10,6 @@ profiler as operators.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -151,54 +150,50 @@ class BatchNormActivation(Function):
         kept = bias.clone() if bias is not None and bias.is_inference() else bias
         # Before anything moves: who is refused here is served in two steps.
         ctx.save_for_backward(x, weight, kept)
-        how = False, None, arithmetic
-        z, mean, variance, _ = kernels.forward(x, residual, weight, bias, eps, running, *how)
-        ctx.known = mean, variance, eps, arithmetic, activation
-        return activated(z, activation, in_place=True)
+        y, mean, variance = kernels.forward_activated(
+            x, weight, bias, eps, running, activation, arithmetic
+        )
+        ctx.known = mean, variance, eps, activation, arithmetic
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
         x, weight, bias = ctx.saved_tensors
-        by_kernels = partial(_through_activation, kernels)
-        by_operations = partial(_through_activation, operations)
-        given = x, dy, weight, bias, *ctx.known
-        return _gradients(ctx, by_kernels, by_operations, given, weight)
+        mean, variance, *how = ctx.known
+        given = x, dy, mean, variance, weight, bias, *how
+        return _gradients(ctx, kernels.backward_activated, _by_operations, given, weight)
 
 
-def _before_activation(dy: Tensor, z: Tensor, activation: str, *, overwrite: bool) -> Tensor:
-    """Return the gradient of what an activation was applied to, which may be written to z."""
-    check_before_pytorch(dy=dy, input=z)
-    if not torch.is_grad_enabled():
-        return derivative_of_activation(dy, z, activation, overwrite=overwrite)
-    # PyTorch's operators of derivatives have no derivatives.
-    (dz,) = torch.autograd.grad(activated(z, activation), z, dy, create_graph=True)
-    return dz
-
-
-def _through_activation(
-    by: Any,
+def _by_operations(
     x: Tensor,
     dy: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
     mean: Tensor,
     variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     eps: float,
-    arithmetic: Arithmetic,
     activation: str,
+    arithmetic: Arithmetic,
 ) -> Any:
-    """Return what `kernels.backward` does, by kernels or by `operations`, which have derivatives.
+    """Return what `kernels.backward_activated` does by operations, which have derivatives.
 
     To differentiate again, what the activation was applied to must be a function of x.
     """
-    given = x, None, weight, bias
-    if by is operations:
-        z = operations.forward(*given, eps, False, arithmetic, None)[0]
-    else:
-        z = kernels.inference(*given, mean, variance, eps, False, None, arithmetic)
-    dz = _before_activation(dy, z, activation, overwrite=by is kernels)
-    return by.backward(x, dz, None, mean, variance, weight, eps, True, False, arithmetic)
+    z = operations.forward(x, None, weight, bias, eps, False, arithmetic, None)[0]
+    dz = _before_activation(dy, z, activation)
+    given, how = (x, dz, None, mean, variance, weight), (eps, True, False, arithmetic)
+    return operations.backward(*given, *how)
+
+
+def _before_activation(dy: Tensor, z: Tensor, activation: str) -> Tensor:
+    """Return the gradient of what an activation was applied to."""
+    check_before_pytorch(dy=dy, input=z)
+    if not torch.is_grad_enabled():
+        return derivative_of_activation(dy, z, activation)
+    # PyTorch's operators of derivatives have no derivatives.
+    (dz,) = torch.autograd.grad(activated(z, activation), z, dy, create_graph=True)
+    return dz
 
 
 @_shown_as("batch_norm_inference")
@@ -263,7 +258,7 @@ class Activation(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         """Return the gradient of z."""
         (z,) = ctx.saved_tensors
-        dz = asked(partial(_before_activation, overwrite=False), dy, z, ctx.activation, dy=dy)
+        dz = asked(_before_activation, dy, z, ctx.activation, dy=dy)
         return dz, None
 
 

@@ -22,9 +22,12 @@ __all__ = [
     "apply",
     "apply_forward",
     "backward",
+    "backward_activated",
     "double_backward",
     "forward",
+    "forward_activated",
     "inference",
+    "inference_activated",
     "message",
     "parts",
     "reduce",
@@ -37,6 +40,9 @@ __all__ = [
 #: See `kernels`.
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
+forward_activated = operation("forward_activated", TENSORS)
+inference_activated = operation("inference_activated", TENSORS)
+_activation_backward = operation("activation_backward", TENSORS)
 
 #: See `phases`.
 reduce_forward = operation("reduce_forward", TENSORS, exchanged=True)
@@ -49,6 +55,25 @@ _reduce_bins = operation("reduce_reproducible", TENSORS, exchanged=True)
 
 _of_forward = operation("forward_coefficients", TENSORS, exchanged=True)
 _of_backward = operation("backward_coefficients", TENSORS, exchanged=True)
+
+
+def backward_activated(
+    x: Tensor,
+    dy: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str,
+    arithmetic: str,
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    """See `kernels`. The gradient of x overwrites that of what the activation was applied to."""
+    statistics, how = (mean, variance, weight), (eps, "NCX")
+    (dz,) = _activation_backward(x, dy, *statistics, bias, *how, activation, arithmetic)
+    gradients: tuple[Tensor, Tensor, Tensor, None]
+    gradients = backward(x, dz, None, *statistics, *how, True, False, arithmetic, out=dz)
+    return gradients
 
 
 def message(sums: Tensor, count: int) -> Tensor:

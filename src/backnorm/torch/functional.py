@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
+from backnorm.problem import check_activation
 from backnorm.scalars import check_flag
 from backnorm.torch import (
     arithmetics,
@@ -29,7 +30,7 @@ from backnorm.torch import (
     synchronised,
     transforms,
 )
-from backnorm.torch.activations import activated, check_activation
+from backnorm.torch.activations import activated
 from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
 from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.rectifiers import rectified, settled
@@ -179,10 +180,10 @@ def batch_norm_activation(
 ) -> Tensor:
     """Return activation(batch_norm(input, ...)), without keeping the normalised values.
 
-    They are overwritten by the activation, and the backward pass of training computes them again
-    from input and the batch's mean and variance, as those are kept (float32 has them rounded). With
-    gradients of given statistics (training=False), with `reproducible`, and under `torch.func` and
-    `torch.compile`, it is two steps.
+    The backward pass of training computes them again from input and the batch's mean and variance,
+    as those are kept (float32 has them rounded). On the CPU kernels compute the activation with
+    them; with gradients of given statistics (training=False), with `reproducible`, and under
+    `torch.func` and `torch.compile`, it is two steps.
 
     Parameters
     ----------
@@ -210,8 +211,8 @@ def batch_norm_activation(
         return _overridden(batch_norm_activation, tensors, *how, activation=activation)
     activation = check_activation(activation)
     watched = isinstance(input, Tensor) and state.watched(input)
-    if not watched and training is True and reproducible is False:
-        y = _train_activated(tensors, momentum, eps, activation, arithmetic)
+    if not watched and type(training) is bool and reproducible is False:
+        y = _activated_at_once(tensors, training, momentum, eps, activation, arithmetic)
         if y is not None:
             return y
     y = _normalise((*tensors, training, None), momentum, eps, False, arithmetic, reproducible)
@@ -220,26 +221,38 @@ def batch_norm_activation(
     return autograd.activate(y, activation)
 
 
-def _train_activated(
+def _activated_at_once(
     tensors: tuple[Any, ...],
+    training: bool,
     momentum: float,
     eps: float,
     activation: str,
     arithmetic: Arithmetic | None,
 ) -> Tensor | None:
-    """Compute in training, if a gradient may be asked for, by kernels; None if that cannot be."""
+    """Compute by kernels with the activation; None if that cannot be."""
     input, running_mean, running_var, weight, bias = tensors
     try:
-        if not _wants_gradient(input, weight, bias, None):
+        wanted = _wants_gradient(input, weight, bias, None)
+        if wanted and not training:
             return None
-        _, momentum, eps = settings.read(True, momentum, eps)
-        settings.check_settings(input, True, eps)
+        _, momentum, eps = settings.read(training, momentum, eps)
+        settings.check_settings(input, training, eps)
         computed_in = arithmetics.decided(input.dtype, arithmetic)
-        statistics = _statistics_of(input, running_mean, running_var, True)
-        running = None if statistics is None else (*statistics, momentum)
-        return autograd.train_activated(
-            input, None, weight, bias, eps, running, activation, computed_in
-        )
+        statistics = _statistics_of(input, running_mean, running_var, training)
+        how = activation, computed_in
+        if training:
+            running = None if statistics is None else (*statistics, momentum)
+            if wanted:
+                return autograd.train_activated(input, None, weight, bias, eps, running, *how)
+            forward = kernels.forward_activated
+            if profiler._is_profiler_enabled:
+                forward = events.shown(forward, "batch_norm_activation")
+            return forward(input, weight, bias, eps, running, *how)[0]
+        assert statistics is not None
+        inference = kernels.inference_activated
+        if profiler._is_profiler_enabled:
+            inference = events.shown(inference, "batch_norm_activation_inference")
+        return inference(input, weight, bias, *statistics, eps, *how)
     except (*checks.REFUSALS, ArgumentError):
         # In two steps, which know more tensors, or say what is wrong.
         return None

@@ -24,7 +24,9 @@ from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 from backnorm.torch import bins
+from backnorm.torch.activations import activated, derivative
 from backnorm.torch.memory import (
+    check_before_pytorch,
     contiguous,
     dense,
     is_beyond,
@@ -41,10 +43,13 @@ __all__ = [
     "apply",
     "apply_forward",
     "backward",
+    "backward_activated",
     "double_backward",
     "forward",
+    "forward_activated",
     "gpu_of",
     "inference",
+    "inference_activated",
     "message",
     "on",
     "parts",
@@ -200,6 +205,64 @@ TENSORS = _Tensors()
 #: See `kernels`.
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
+
+
+def forward_activated(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    eps: float,
+    data_format: str,
+    activation: str,
+    arithmetic: str,
+    *,
+    momentum: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `kernels`; PyTorch's operator applies the activation."""
+    how = eps, data_format, False, None, arithmetic
+    moved = {"momentum": momentum}
+    z, of_batch, variance, _ = forward(x, None, weight, bias, mean, variance, *how, **moved)
+    return activated(z, activation, in_place=True), of_batch, variance
+
+
+def inference_activated(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    data_format: str,
+    activation: str,
+    arithmetic: str,
+) -> tuple[Tensor]:
+    """See `kernels`; PyTorch's operator applies the activation."""
+    how = eps, data_format, False, None, arithmetic
+    (z,) = inference(x, None, mean, variance, weight, bias, *how)
+    return (activated(z, activation, in_place=True),)
+
+
+def backward_activated(
+    x: Tensor,
+    dy: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str,
+    arithmetic: str,
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    """See `kernels`; PyTorch's operator makes the gradient of what it was applied to."""
+    how = eps, "NCX", False, None, arithmetic
+    (z,) = inference(x, None, mean, variance, weight, bias, *how)
+    check_before_pytorch(dy=dy, input=z)
+    dz = derivative(dy, z, activation, overwrite=True)
+    gradients: tuple[Tensor, Tensor, Tensor, None]
+    gradients = backward(x, dz, None, mean, variance, weight, eps, "NCX", True, False, arithmetic)
+    return gradients
 
 
 #: See `phases`.

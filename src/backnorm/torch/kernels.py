@@ -5,7 +5,8 @@ their memory where it is, and returns new tensors that lie in memory as `x` does
 (`torch.empty_like(x)`: the same strides, if `x` is dense in some order of its axes).
 
 A residual and a ceiling come only with `relu`: the one is added before the ReLU, the other is the
-most that it returns, None without one. What elements are computed in,
+most that it returns, None without one. With another activation, "silu" or "hardswish", there is
+neither. What elements are computed in,
 `arithmetic`, is decided by the caller (`arithmetics`).
 """
 
@@ -22,7 +23,17 @@ from backnorm.torch.checks import TensorValueError
 from backnorm.torch.metadata import metadata
 from backnorm.torch.statistics import Running
 
-__all__ = ["backward", "double_backward", "engine_of", "forward", "inference", "unpack_mask"]
+__all__ = [
+    "backward",
+    "backward_activated",
+    "double_backward",
+    "engine_of",
+    "forward",
+    "forward_activated",
+    "inference",
+    "inference_activated",
+    "unpack_mask",
+]
 
 
 def engine_of(x: Tensor) -> ModuleType:
@@ -72,6 +83,26 @@ def forward(
     return result
 
 
+def forward_activated(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    running: Running | None,
+    activation: str,
+    arithmetic: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y with another activation than a ReLU applied, and the rest as `forward` does."""
+    run, how = engine_of(x).forward_activated, (eps, "NCX", activation, arithmetic)
+    result: tuple[Tensor, Tensor, Tensor]
+    if running is None:
+        result = run(x, weight, bias, None, None, *how)
+    else:
+        mean, variance, momentum = running
+        result = run(x, weight, bias, mean, variance, *how, momentum=momentum)
+    return result
+
+
 def inference(
     x: Tensor,
     residual: Tensor | None,
@@ -89,6 +120,44 @@ def inference(
     y: Tensor
     (y,) = run(x, residual, mean, variance, weight, bias, *how)
     return y
+
+
+def inference_activated(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    activation: str,
+    arithmetic: str,
+) -> Tensor:
+    """Return y, normalised with given statistics, with another activation than a ReLU applied."""
+    run, how = engine_of(x).inference_activated, (eps, "NCX", activation, arithmetic)
+    y: Tensor
+    (y,) = run(x, mean, variance, weight, bias, *how)
+    return y
+
+
+def backward_activated(
+    x: Tensor,
+    dy: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str,
+    arithmetic: str,
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    """Return the gradients of x, weight and bias before an activation other than a ReLU.
+
+    What it was applied to is computed again, of x and the batch's statistics.
+    """
+    gradients: tuple[Tensor, Tensor, Tensor, None] = engine_of(x).backward_activated(
+        x, dy, mean, variance, weight, bias, eps, activation, arithmetic
+    )
+    return gradients
 
 
 def backward(

@@ -147,8 +147,8 @@ def _are_objects_counted() -> bool:
     return bool(users_of(storage_of(tensor)) > 1)
 
 
-#: ``users_of(storage_of(tensor))`` is how many hold the tensor's storage: tensors, and the storage's
-#: Python object, which stays for as long as the storage. A storage with one user has never had an
+#: ``users_of(storage_of(tensor))`` is how many hold the tensor's storage: tensors, and the Python
+#: object of the storage, which stays for as long as that. A storage with one user has never had an
 #: object, without which Python cannot resize it: code of calls need not look at its length. Nor
 #: should it: looking makes the object, and autograd adds gradients in place only where nothing but
 #: one tensor holds the storage, such as dy of a block with a residual. Before PyTorch 2.10 objects

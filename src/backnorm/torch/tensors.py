@@ -199,6 +199,14 @@ class Tensors:
         plain_classes = (*PLAIN, type(None))
         return () if all(type(one) in plain_classes for one in operands) else None
 
+    def target(self, out: Tensor, *_: Any, in_place: bool = False) -> Tensor:
+        """Return what the first result is written to, which lies in memory as x does."""
+        return out
+
+    def put(self, result: Tensor, out: Tensor) -> Tensor:
+        """Return `out`, which is the result."""
+        return out
+
     def finished(
         self,
         results: tuple[Any, ...],

@@ -6,7 +6,7 @@ for several made-up machines, that is with several schedules and numbers of thre
 arithmetic that its elements may have.
 
 ``python compute.py`` prints the digests as JSON; ``expected.json`` beside this file holds those of
-the first engine that the operator had.
+the first engine that had the operation.
 """
 
 from __future__ import annotations
@@ -28,10 +28,17 @@ from backnorm.conformance.battery import cases
 from backnorm.conformance.relu_battery import relu_cases
 from backnorm.cpu import engine, plan
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
+from backnorm.executable import operation
 from backnorm.machine import Machine
+from backnorm.problem import ACTIVATIONS
 
 #: Problems of each element type and layout.
 PROBLEMS = 25
+
+# What adapters call.
+_forward_activated = operation("forward_activated")
+_inference_activated = operation("inference_activated")
+_activation_backward = operation("activation_backward")
 
 _LAYOUTS = ("NCX", "NXC", "strided")
 _MIB = 1 << 20
@@ -201,6 +208,18 @@ def results(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
             )
             kind = "backward" if training else "frozen"
             yield f"relu {kind}{name}", tuple(g for g in gradients if g is not None)
+    yield from _activated(given)
+
+
+def _activated(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the same of operations with another activation than a ReLU."""
+    parameters, known = (given.gamma, given.beta), (given.mean, given.variance)
+    for name in ACTIVATIONS:
+        how = given.epsilon, given.data_format, name, None
+        yield f"{name} forward", _forward_activated(given.x, *parameters, None, None, *how)
+        yield f"{name} inference", _inference_activated(given.x, *known, *parameters, *how)
+        given_dy = given.x, given.dy, *known, *parameters
+        yield f"{name} gradient", _activation_backward(*given_dy, *how)
 
 
 def _arithmetics(dtype: np.dtype) -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:

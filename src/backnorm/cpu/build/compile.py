@@ -72,7 +72,7 @@ def _of(kind: Kind) -> Any:
         "bfloat16": types.int16,
     }
     arithmetic = elements[kind.arithmetic]
-    return record.Kind(elements[kind.element], arithmetic, kind.operation, kind.relu)
+    return record.Kind(elements[kind.element], arithmetic, kind.operation, kind.follows)
 
 
 def main(level: str, folder: str, *names: str) -> None:

@@ -27,7 +27,7 @@ from backnorm.cpu.kernels.cursor import (
     finish,
     open_second,
 )
-from backnorm.cpu.kernels.formulas import elements, first_elements
+from backnorm.cpu.kernels.formulas import both_elements, elements, first_elements, in_pairs
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.memory import (
     aligned_head,
@@ -506,12 +506,11 @@ def _write_lines(x, dy, out, i, rows, width, columns, exact, used, streaming):
     lanes = lanes_of(used[0])
     line = 2 * lanes
     for k in range(columns[0], columns[1], line):
-        mean, shift, slope, gain = ordered_for(out, _coefficients(used, k))
-        mean1, shift1, slope1, gain1 = ordered_for(out, _coefficients(used, k + lanes))
+        of_left = ordered_for(out, _coefficients(used, k))
+        of_right = ordered_for(out, _coefficients(used, k + lanes))
         j, below = i + k, i + k + rows * width
         while j < below:
-            left = elements(x, dy, j, mean, shift, slope, gain)
-            right = elements(x, dy, j + lanes, mean1, shift1, slope1, gain1)
+            left, right = both_elements(x, dy, j, of_left, of_right)
             if not both_hold(x, dy, out, left, right):
                 _write_anew(x, dy, out, j, lanes, width, exact, k, as_singles(left))
                 _write_anew(
@@ -547,13 +546,10 @@ def _write_whole(put, x, dy, out, i, k, end, period, exact, used):
     A loop for each way to `put` them: of one for both LLVM does not always make two.
     """
     lanes = lanes_of(used[0])
-    # Of float64, two at a time gain nothing.
-    while lanes == SINGLES and i + 2 * lanes <= end:
-        mean, shift, slope, gain = _coefficients(used, k)
-        left = elements(x, dy, i, mean, shift, slope, gain)
+    while in_pairs(dy, used[0]) and i + 2 * lanes <= end:
         other, more = _along(k, lanes, period), i + lanes
-        mean, shift, slope, gain = _coefficients(used, other)
-        right = elements(x, dy, more, mean, shift, slope, gain)
+        of_left, of_right = _coefficients(used, k), _coefficients(used, other)
+        left, right = both_elements(x, dy, i, of_left, of_right)
         if both_hold(x, dy, out, left, right):
             put(out, i, left)
             put(out, more, right)

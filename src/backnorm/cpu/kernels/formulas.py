@@ -9,6 +9,7 @@ backward, frozen statistics     dx = gain * dy
 forward and inference           y  = gain * ((x - mean) - shift) + slope
 the same in float32             y  = gain * (x - mean) + slope
 with a ReLU                     max(0, y), or max(0, y + residual); at most its ceiling
+with another activation         its value of y, or its gradient: see `activation`
 ==============================  =========================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
@@ -17,9 +18,9 @@ with |mean| much larger than the deviation that would cancel. In the forward pas
 part of the exact mean that a float64 cannot hold, slope is beta. The coefficients of float32 are
 made of those: see `singles.narrow_coefficients`.
 
-A missing array is None: without dy the kernels compute a forward pass (with a `ReLU` in its
-place, one that ends in a ReLU), without x the frozen backward pass. Which one is decided when
-a kernel is compiled.
+A missing array is None: without dy the kernels compute a forward pass (with a `ReLU` or an
+`Activation` in its place, one that ends in that), without x the frozen backward pass. Which one is
+decided when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from __future__ import annotations
 from numba import types
 from numba.extending import overload
 
+from backnorm.cpu.kernels.activation import gradient, in_singles
+from backnorm.cpu.kernels.activation import value as activated
 from backnorm.cpu.kernels.jit import inlined
 from backnorm.cpu.kernels.memory import (
     load,
@@ -35,13 +38,16 @@ from backnorm.cpu.kernels.memory import (
     load_singles,
     load_singles_first,
 )
-from backnorm.cpu.kernels.relu import ReLU, has_residual, relu, residual_of
+from backnorm.cpu.kernels.relu import Activation, ReLU, has_values, relu, values_of
 from backnorm.cpu.kernels.sums import value
 from backnorm.cpu.kernels.vector import (
     EvenOdd,
     Singles,
     Vec,
     at_least_zero,
+    high_half,
+    joined,
+    low_half,
     multiply_add,
     splat,
     square_root,
@@ -49,8 +55,16 @@ from backnorm.cpu.kernels.vector import (
     two_sum,
     where_finite,
 )
+from backnorm.cpu.scratch import LANES
 
-__all__ = ["elements", "first_elements", "solve_backward", "solve_forward"]
+__all__ = [
+    "both_elements",
+    "elements",
+    "first_elements",
+    "in_pairs",
+    "solve_backward",
+    "solve_forward",
+]
 
 
 # How a vector of the type of the coefficients is loaded.
@@ -59,6 +73,14 @@ _TAKE = {Vec: load, Singles: load_singles, EvenOdd: load_even_odd}
 
 def elements(x, dy, index, mean, shift, slope, gain):
     """Return a vector of the output, from `index` on, of the type of the coefficients."""
+
+
+def both_elements(x, dy, index, left, right):
+    """Return two neighbouring vectors of the output, given the coefficients of each."""
+
+
+def in_pairs(dy, coefficients):
+    """Return whether two vectors at a time take less time."""
 
 
 def first_elements(x, dy, index, count, mean, shift, slope, gain):
@@ -79,9 +101,41 @@ def _elements(x, dy, index, mean, shift, slope, gain):
         return lambda x, dy, index, mean, shift, slope, gain: relu(
             dy, _plus_residual(dy, index, normalised(take(x, index), mean, shift, slope, gain))
         )
+    if isinstance(dy, Activation):
+        return lambda x, dy, index, mean, shift, slope, gain: _activated(
+            dy, index, normalised(take(x, index), mean, shift, slope, gain)
+        )
     return lambda x, dy, index, mean, shift, slope, gain: _derivative(
         take(x, index), take(dy, index), mean, shift, slope, gain
     )
+
+
+@overload(both_elements)
+def _both_elements(x, dy, index, left, right):
+    kind = left.types[0]
+    if isinstance(dy, Activation) and kind == Vec and in_singles(dy.dtype):
+
+        def of_singles(x, dy, index, left, right):
+            one = _normalised(load(x, index), left[0], left[1], left[2], left[3])
+            other = load(x, index + LANES)
+            other = _normalised(other, right[0], right[1], right[2], right[3])
+            found = _activated(dy, index, joined(one, other))
+            return low_half(found), high_half(found)
+
+        return of_singles
+    lanes = kind.lanes
+    return lambda x, dy, index, left, right: (
+        elements(x, dy, index, left[0], left[1], left[2], left[3]),
+        elements(x, dy, index + lanes, right[0], right[1], right[2], right[3]),
+    )
+
+
+@overload(in_pairs)
+def _in_pairs(dy, coefficients):
+    # Of float64, two at a time gain nothing, unless they become one.
+    single = coefficients.dtype == types.float32
+    pairs = single or (isinstance(dy, Activation) and in_singles(dy.dtype))
+    return lambda dy, coefficients: pairs
 
 
 @overload(first_elements)
@@ -102,6 +156,10 @@ def _first_elements(x, dy, index, count, mean, shift, slope, gain):
                 dy, index, count, normalised(take(x, index, count), mean, shift, slope, gain)
             ),
         )
+    if isinstance(dy, Activation):
+        return lambda x, dy, index, count, mean, shift, slope, gain: _activated_first(
+            dy, index, count, normalised(take(x, index, count), mean, shift, slope, gain)
+        )
     return lambda x, dy, index, count, mean, shift, slope, gain: _derivative(
         take(x, index, count), take(dy, index, count), mean, shift, slope, gain
     )
@@ -112,12 +170,12 @@ def _plus_residual(relu, index, value):
 
 
 @overload(_plus_residual)
-def _plus_residual_of(relu, index, value):
+def _plus_values_of(relu, index, value):
     take = _TAKE[value]
 
     def plus(relu, index, value):
-        if has_residual(relu):
-            return value + take(residual_of(relu), index)
+        if has_values(relu):
+            return value + take(values_of(relu), index)
         return value
 
     return plus
@@ -132,11 +190,43 @@ def _plus_residual_first_of(relu, index, count, value):
     take = load_singles_first if value == Singles else load_first
 
     def plus_first(relu, index, count, value):
-        if has_residual(relu):
-            return value + take(residual_of(relu), index, count)
+        if has_values(relu):
+            return value + take(values_of(relu), index, count)
         return value
 
     return plus_first
+
+
+def _activated(activation, index, z):
+    """Return an activation's value of z, or its gradient if dy is given."""
+
+
+@overload(_activated)
+def _activated_of(activation, index, z):
+    take = _TAKE[z]
+
+    def of(activation, index, z):
+        if has_values(activation):
+            return gradient(activation, take(values_of(activation), index), z)
+        return activated(activation, z)
+
+    return of
+
+
+def _activated_first(activation, index, count, z):
+    """Return the same of `count` elements of dy."""
+
+
+@overload(_activated_first)
+def _activated_first_of(activation, index, count, z):
+    take = load_singles_first if z == Singles else load_first
+
+    def of_first(activation, index, count, z):
+        if has_values(activation):
+            return gradient(activation, take(values_of(activation), index, count), z)
+        return activated(activation, z)
+
+    return of_first
 
 
 @inlined

@@ -16,7 +16,7 @@ from numba.extending import intrinsic, models, overload, register_model
 
 from backnorm.cpu.kernels.cursor import raise_flag
 from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.relu import Marking, Masked, ReLU, WithResidual
+from backnorm.cpu.kernels.relu import Activation, Marking, Masked, ReLU, WithResidual
 from backnorm.cpu.record import GEOMETRIES, SLOTS, dtype_of
 
 __all__ = [
@@ -53,14 +53,20 @@ class Kind(types.Type):
         What they are computed in, float64 or float32: see `singles`.
     operation : {"forward", "backward", "frozen"}
         Forward: y from x, by sums of x or not. Backward: dx from x and dy; frozen: from dy alone.
-    relu : bool
-        Whether a ReLU follows: y is from zero to the ceiling, dy counts where y was between.
+    follows : {"", "relu", "activation"}
+        What follows: of a ReLU y is from zero to the ceiling, and dy counts where y was between; of
+        another activation, in a forward pass alone, it is what `activation` has.
     """
 
-    def __init__(self, element: Any, arithmetic: Any, operation: str, relu: bool) -> None:
+    def __init__(self, element: Any, arithmetic: Any, operation: str, follows: str) -> None:
         self.element, self.arithmetic = element, arithmetic
-        self.operation, self.relu = operation, relu
-        super().__init__(name=f"Kind({element}, {arithmetic}, {operation}, {relu})")
+        self.operation, self.follows = operation, follows
+        super().__init__(name=f"Kind({element}, {arithmetic}, {operation}, {follows})")
+
+    @property
+    def relu(self) -> bool:
+        """Whether a ReLU follows."""
+        return self.follows == "relu"
 
 
 register_model(Kind)(models.OpaqueModel)
@@ -173,6 +179,7 @@ def _gathering(model_of: Any, **slots: str) -> Any:
 
 _masked = _gathering(lambda kind: Masked(kind.element), values="dy", bits="mask")
 _relu = _gathering(lambda kind: ReLU(kind.element), values="residual", ceiling="ceiling")
+_activation = _gathering(lambda kind: Activation(kind.element), values="dy", number="activation")
 _marking = _gathering(
     lambda kind: Marking(kind.element), values="out", bits="mask", beyond="beyond"
 )
@@ -195,13 +202,15 @@ def _gradient_of(kind, head, cells):
 
 
 def other_of(kind, head, cells):
-    """Return what the output is made of beside x: dy, a ReLU, or None."""
+    """Return what the output is made of beside x: dy, a ReLU, another activation, or None."""
 
 
 @overload(other_of)
 def _other_of(kind, head, cells):
     if kind.operation == "forward" and kind.relu:
         return lambda kind, head, cells: _relu(kind, cells)
+    if kind.follows == "activation":
+        return lambda kind, head, cells: _activation(kind, cells)
     return lambda kind, head, cells: gradient_of(kind, head, cells)
 
 

@@ -1,12 +1,15 @@
 """Addresses with a ReLU: what is read or written at them depends on 0 < y < ceiling.
 
-Kernels are written for addresses of elements. Where a ReLU follows the normalisation, they
-are given one of these in its place, and loads and stores (see `memory`) do what it asks for:
+Kernels are written for addresses of elements. Where a ReLU follows the normalisation, or another
+activation, they are given one of these in its place, and loads and stores (see `memory`) do what it
+asks for:
 
 ============  ===================================================================================
 Masked        dy: an element is zero where its bit is not set
 ReLU          in the place of dy in a forward pass: the residual, if any, to be added before the
               ReLU, and its ceiling
+Activation    in the place of dy in a forward pass: which activation it is, and dy, if its gradient
+              is wanted (see `activation`)
 Marking       y: a store also writes a bit an element, whether what was stored is more than zero
               and below the ceiling
 WithResidual  dx, and the gradient of the residual, if that is wanted: a store also writes the
@@ -32,6 +35,7 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.vector import EvenOdd, Singles, Vec, first_lanes, load_lanes, spread
 
 __all__ = [
+    "Activation",
     "Addresses",
     "Marking",
     "Masked",
@@ -39,11 +43,11 @@ __all__ = [
     "WithResidual",
     "after_store",
     "base_of",
-    "has_residual",
+    "has_values",
     "masked",
     "relu",
-    "residual_of",
     "same_line",
+    "values_of",
 ]
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
@@ -52,6 +56,7 @@ _PARTS = {
     "bits": types.CPointer(types.uint8),
     "ceiling": types.float64,
     "beyond": types.int64,
+    "number": types.int64,
 }
 
 
@@ -83,6 +88,13 @@ class ReLU(Addresses):
         super().__init__(dtype, "ceiling")
 
 
+class Activation(Addresses):
+    """The gradient of its value, if that is given (its address may be 0), and its number."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__(dtype, "number")
+
+
 class Marking(Addresses):
     """Elements to write, and a mask, if it is wanted (its address may be 0)."""
 
@@ -102,7 +114,7 @@ class _AddressesModel(models.StructModel):
         super().__init__(dmm, fe_type, list(fe_type.parts.items()))
 
 
-for _kind in (Masked, ReLU, Marking, WithResidual):
+for _kind in (Masked, ReLU, Activation, Marking, WithResidual):
     register_model(_kind)(_AddressesModel)
 
 
@@ -224,23 +236,23 @@ def _mark(
 
 
 @intrinsic
-def residual_of(typingctx, relu):
-    """Return the address of a ReLU's residual."""
+def values_of(typingctx, addresses):
+    """Return the address of the elements themselves."""
 
     def codegen(context, builder, signature, arguments):
-        return base_of(context, builder, relu, arguments[0])
+        return base_of(context, builder, addresses, arguments[0])
 
-    return types.CPointer(relu.dtype)(relu), codegen
+    return types.CPointer(addresses.dtype)(addresses), codegen
 
 
 @intrinsic
-def has_residual(typingctx, relu):
-    """Return whether a ReLU has a residual."""
+def has_values(typingctx, addresses):
+    """Return whether there are elements at all."""
 
     def codegen(context, builder, signature, arguments):
-        return _is_there(builder, base_of(context, builder, relu, arguments[0]))
+        return _is_there(builder, base_of(context, builder, addresses, arguments[0]))
 
-    return types.boolean(relu), codegen
+    return types.boolean(addresses), codegen
 
 
 @intrinsic

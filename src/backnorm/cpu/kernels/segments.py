@@ -35,7 +35,7 @@ from backnorm.cpu.kernels.cursor import (
     finish,
     open_second,
 )
-from backnorm.cpu.kernels.formulas import elements, first_elements
+from backnorm.cpu.kernels.formulas import both_elements, elements, first_elements, in_pairs
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.memory import (
     aligned_head,
@@ -396,12 +396,10 @@ def _write(x, dy, out, span, extents, exact, coefficients, streaming):
         if i >= border:
             border += inner
             c = _next(c, channels)
-        mean, shift, slope, gain = ordered_for(out, _coefficients(coefficients, c))
+        used = ordered_for(out, _coefficients(coefficients, c))
         stop = min(border, end) - lanes
-        # Of float64, two at a time gain nothing.
-        while lanes == SINGLES and i <= stop - lanes:
-            left = elements(x, dy, i, mean, shift, slope, gain)
-            right = elements(x, dy, i + lanes, mean, shift, slope, gain)
+        while in_pairs(dy, coefficients[0]) and i <= stop - lanes:
+            left, right = both_elements(x, dy, i, used, used)
             if not both_hold(x, dy, out, left, right):
                 _write_anew(x, dy, out, i, lanes, lanes, c, channels, exact, as_singles(left))
                 more = i + lanes
@@ -414,7 +412,7 @@ def _write(x, dy, out, span, extents, exact, coefficients, streaming):
                 store(out, i + lanes, right)
             i += 2 * lanes
         while i <= stop:
-            value = elements(x, dy, i, mean, shift, slope, gain)
+            value = elements(x, dy, i, used[0], used[1], used[2], used[3])
             if not holds(value, lanes):
                 _write_anew(x, dy, out, i, lanes, lanes, c, channels, exact, as_singles(value))
             elif streaming:

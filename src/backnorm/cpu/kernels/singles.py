@@ -44,7 +44,7 @@ from backnorm.cpu.kernels.memory import (
     store_one,
     stored_sound,
 )
-from backnorm.cpu.kernels.relu import ReLU
+from backnorm.cpu.kernels.relu import Activation, ReLU
 from backnorm.cpu.kernels.storage import splits, tells_sound
 from backnorm.cpu.kernels.sums import add, pair_add
 from backnorm.cpu.kernels.vector import (
@@ -199,9 +199,9 @@ def both_hold(x, dy, out, left, right):
 def _both_hold(x, dy, out, left, right):
     if left == Vec:
         return lambda x, dy, out, left, right: True
-    # That asks again if there are zeros, of which a ReLU makes many, and of which a gradient that
-    # came from one has many.
-    many_zeros = isinstance(x, types.NoneType) or isinstance(dy, ReLU)
+    # That asks again if there are zeros, of which a ReLU makes many, a Hardswish some, and of which
+    # a gradient that came from one has as many.
+    many_zeros = isinstance(x, types.NoneType) or isinstance(dy, ReLU | Activation)
     if many_zeros or not tells_sound(out.dtype):
         return lambda x, dy, out, left, right: both_sound(left, right)
     return lambda x, dy, out, left, right: stored_sound(out, left, right) or both_sound(left, right)

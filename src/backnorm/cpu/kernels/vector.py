@@ -33,8 +33,10 @@ __all__ = [
     "both_sound",
     "even_odd",
     "first_lanes",
+    "fused",
     "high_half",
     "in_order",
+    "joined",
     "lane",
     "load_lanes",
     "low_half",
@@ -279,7 +281,7 @@ def where_finite(typingctx, tested, then, otherwise):
 
 
 def _where(symbol: str) -> Any:
-    """Return an intrinsic that chooses lanes by how those of two Vec compare."""
+    """Return an intrinsic that chooses lanes by how those of two vectors compare."""
 
     @intrinsic
     def where(typingctx, left, right, then, otherwise):
@@ -287,7 +289,7 @@ def _where(symbol: str) -> Any:
             left, right, then, otherwise = arguments
             return builder.select(builder.fcmp_ordered(symbol, left, right), then, otherwise)
 
-        return Vec(Vec, Vec, Vec, Vec), codegen
+        return then(left, right, then, otherwise), codegen
 
     return where
 
@@ -374,15 +376,20 @@ def multiply_add(typingctx, left, right, term):
     """
 
     def codegen(context, builder, signature, arguments):
-        kind = arguments[0].type
-        fma = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(kind, [kind] * 3),
-            "llvm.fma." + ("" if kind == _DOUBLE else f"v{kind.count}") + _suffix(kind),
-        )
-        return builder.call(fma, arguments)
+        return fused(builder, *arguments)
 
     return term(left, right, term), codegen
+
+
+def fused(builder: Any, left: Any, right: Any, term: Any) -> Any:
+    """Emit what `multiply_add` returns."""
+    kind = left.type
+    fma = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(kind, [kind] * 3),
+        "llvm.fma." + ("" if kind == _DOUBLE else f"v{kind.count}") + _suffix(kind),
+    )
+    return builder.call(fma, [left, right, term])
 
 
 def _suffix(kind: Any) -> str:
@@ -418,6 +425,19 @@ def _half(first: int) -> Any:
 
 #: The first and the last eight lanes of Singles as a Vec, exactly.
 low_half, high_half = _half(0), _half(LANES)
+
+
+@intrinsic
+def joined(typingctx, first, second):
+    """Return Singles of two Vec, each rounded to float32."""
+
+    def codegen(context, builder, signature, arguments):
+        single = ir.VectorType(_SINGLE, LANES)
+        halves = [builder.fptrunc(half, single) for half in arguments]
+        lanes = ir.Constant(ir.VectorType(_I32, SINGLES), list(range(SINGLES)))
+        return builder.shuffle_vector(*halves, lanes)
+
+    return Singles(Vec, Vec), codegen
 
 
 def _reordering(source: Any, target: Any, lanes: list[int]) -> Any:

@@ -1,0 +1,211 @@
+"""Activations behind the normalisation whose gradient wants z, what they are applied to.
+
+No z is kept, or written: a forward pass writes what comes of it, and before a backward pass the
+gradient of z is written, of an x that is normalised once more.
+
+=========  ==============================  =====================================================
+           value                           derivative
+SiLU       z * s, s = 1/(1 + e^-z)         s * (1 + z * (1 - s))
+Hardswish  z * min(max(z + 3, 0), 6) / 6   0 up to -3; (z + 3/2) / 3; 1 from 3 on
+=========  ==============================  =====================================================
+
+They are those of PyTorch's operators. SiLU is made of e^-|z| alone, so that nothing overflows.
+
+Of float64 elements they are computed in float64, of float32 ones in float32, of a z that is rounded
+to it, as PyTorch does: in float64 it would take nearly three times as long. Of 16 bits they are
+computed in what the normalisation is, so that the result is rounded once: in float32 lanes where
+e^z might be subnormal become NaN, which is not sound (see `singles`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from backnorm.cpu.kernels.jit import inlined
+from backnorm.cpu.kernels.vector import (
+    Vec,
+    fused,
+    joined,
+    low_half,
+    multiply_add,
+    spread,
+    where_less,
+)
+from backnorm.cpu.record import SILU
+
+__all__ = ["gradient", "in_singles", "value"]
+
+_SINGLE = ir.FloatType()
+
+_LN2 = math.log(2.0)
+# What a float64 lacks of it.
+_LN2_REST = 2.3190468138462996e-17
+
+# Below it e^z, and so SiLU, is taken for 0. In float32, that is before it would be subnormal.
+_LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
+
+
+def in_singles(dtype):
+    """Whether activations of elements of a type are computed of a z that is rounded to float32."""
+    return dtype == types.float32
+
+
+@intrinsic
+def _which(typingctx, how):
+    """Return which activation it is."""
+
+    def codegen(context, builder, signature, arguments):
+        return cgutils.create_struct_proxy(how)(context, builder, value=arguments[0]).number
+
+    return types.int64(how), codegen
+
+
+def value(how, z):
+    """Return a vector with the activation applied."""
+
+
+@overload(value)
+def _value_of(how, z):
+    if z == Vec and in_singles(how.dtype):
+        return lambda how, z: low_half(_value(how, joined(z, z)))
+    return lambda how, z: _value(how, z)
+
+
+def gradient(how, dy, z):
+    """Return the gradient of z, given that of the activation's value."""
+
+
+@overload(gradient)
+def _gradient_of(how, dy, z):
+    if z == Vec and in_singles(how.dtype):
+        return lambda how, dy, z: low_half(_gradient(how, joined(dy, dy), joined(z, z)))
+    return lambda how, dy, z: _gradient(how, dy, z)
+
+
+@inlined
+def _value(how, z):
+    zero, one = _filled(z, 0.0), _filled(z, 1.0)
+    if _which(how) == SILU:
+        e = _exponential(z)
+        return _within(how, z, (z * where_less(z, zero, e, one)) / (one + e))
+    ramp, six = z + _filled(z, 3.0), _filled(z, 6.0)
+    ramp = where_less(six, ramp, six, where_less(ramp, zero, zero, ramp))
+    return z * (ramp * _filled(z, 1.0 / 6.0))
+
+
+@inlined
+def _gradient(how, dy, z):
+    zero, one = _filled(z, 0.0), _filled(z, 1.0)
+    if _which(how) == SILU:
+        # With d = 1 + e^-|z|, s and 1 - s are 1/d and e^-|z|/d, or the other way round.
+        e = _exponential(z)
+        d, rising, falling = one + e, where_less(z, zero, e, one), where_less(z, zero, one, e)
+        slope = (rising * multiply_add(z, falling, d)) / (d * d)
+        return _within(how, z, dy * slope)
+    three = _filled(z, 3.0)
+    # In this order nothing is lost where the terms cancel.
+    slope = (z + _filled(z, 1.5)) * _filled(z, 1.0 / 3.0)
+    rising = where_less(z, three, dy * slope, dy)
+    # NaN stays NaN.
+    return where_less(_filled(z, -3.0), z, rising, where_less(z, three, zero, z))
+
+
+@intrinsic
+def _filled(typingctx, like, number):
+    """Return a vector of the type of another with a number in every lane."""
+
+    def codegen(context, builder, signature, arguments):
+        kind, number = arguments[0].type, arguments[1]
+        if kind.element == _SINGLE:
+            number = builder.fptrunc(number, _SINGLE)
+        return spread(builder, number, kind.count)
+
+    return like(like, types.float64), codegen
+
+
+def _within(how, z, found):
+    """Return what was found; of elements that are narrower, NaN where it may not be exact."""
+
+
+@overload(_within)
+def _within_of(how, z, found):
+    if z == Vec or in_singles(how.dtype):
+        return lambda how, z, found: found
+    least, nan = _LEAST_SINGLE, math.nan
+    return lambda how, z, found: where_less(z, _filled(z, least), _filled(z, nan), found)
+
+
+@intrinsic
+def _exponential(typingctx, z):
+    """Return e^-|z| of a vector, and 0 far from 0.
+
+    With n the integer nearest to -|z|/ln 2 it is 2^n times the Taylor series of e^r, r = -|z| - n
+    ln 2, of which so many terms are added that what is left out is less than half a bit.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        return _emit_exponential(builder, arguments[0])
+
+    return z(z), codegen
+
+
+def _emit_exponential(builder: Any, z: Any) -> Any:
+    kind = z.type
+    single = kind.element == _SINGLE
+    terms, least = (7, _LEAST_SINGLE) if single else (13, _LEAST_DOUBLE)
+    bits, digits, bias = (32, 23, 127) if single else (64, 52, 1023)
+    integer = ir.VectorType(ir.IntType(bits), kind.count)
+
+    def all_of(number: float) -> Any:
+        return ir.Constant(kind, [number] * kind.count)
+
+    def whole(number: int) -> Any:
+        return ir.Constant(integer, [number] * kind.count)
+
+    t = builder.or_(builder.bitcast(z, integer), whole(-(1 << (bits - 1))))
+    t = builder.bitcast(t, kind)
+    # Added to a number it leaves the nearest integer in the last bits.
+    magic = all_of(1.5 * 2.0**digits)
+    shifted = fused(builder, t, all_of(1.0 / _LN2), magic)
+    n = builder.fsub(shifted, magic)
+    high = float(np.float32(_LN2)) if single else _LN2
+    low = _LN2 - high if single else _LN2_REST
+    r = fused(builder, n, all_of(-low), fused(builder, n, all_of(-high), t))
+    factors = [all_of(1.0 / math.factorial(k)) for k in range(1, terms + 1)]
+    found = fused(builder, _polynomial(builder, factors, r), r, all_of(1.0))
+
+    def times_power(value: Any, power: Any) -> Any:
+        exponent = builder.shl(builder.bitcast(power, integer), whole(digits))
+        factor = builder.add(exponent, whole(bias << digits))
+        return builder.fmul(value, builder.bitcast(factor, kind))
+
+    if single:
+        found = times_power(found, shifted)
+    else:
+        # In two steps: 2^n alone may be subnormal.
+        half = builder.fadd(builder.fmul(n, all_of(0.5)), magic)
+        rest = builder.fadd(builder.fsub(n, builder.fsub(half, magic)), magic)
+        found = times_power(times_power(found, half), rest)
+    return builder.select(builder.fcmp_ordered("<", t, all_of(least)), all_of(0.0), found)
+
+
+def _polynomial(builder: Any, factors: list[Any], r: Any) -> Any:
+    """Emit a polynomial by Estrin's scheme: what does not wait for another is many times as fast.
+
+    A processor has room for the operations of a few vectors, and each of Horner's waits for the
+    one before it.
+    """
+    while len(factors) > 1:
+        pairs = zip(factors[::2], factors[1::2], strict=False)
+        last = factors[-1:] if len(factors) % 2 else []
+        factors = [fused(builder, more, r, one) for one, more in pairs] + last
+        if len(factors) > 1:
+            r = builder.fmul(r, r)
+    return factors[0]
