@@ -276,6 +276,7 @@ _ALL = (
         (_X, _DY, *_GIVEN),
         (Result("dz", "data", "out"),),
         _ACTIVATED,
+        overwrites="dy",
         public=False,
     ),
     # `apply` with all results, for a compiler that tells sums by itself.

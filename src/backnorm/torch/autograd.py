@@ -24,6 +24,7 @@ from backnorm.torch.activations import derivative as derivative_of_activation
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
 from backnorm.torch.memory import check_before_pytorch
+from backnorm.torch.ownership import Holders, holders, spare
 from backnorm.torch.rectifiers import derivative, rectified
 from backnorm.torch.statistics import Running
 
@@ -57,11 +58,14 @@ class _Normalised(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
+        held = holders(dy)
         x, mask, weight = ctx.saved_tensors
         mean, variance, eps, training, arithmetic = ctx.known
         has_residual = ctx.needs_input_grad[1]
         given = x, dy, mask, mean, variance, weight, eps, training, has_residual, arithmetic
-        return _gradients(ctx, kernels.backward, operations.backward, given, weight)
+        # The gradient of a residual is read from dy after that of x is written.
+        held = None if has_residual else held
+        return _gradients(ctx, kernels.backward, operations.backward, given, held, weight)
 
 
 def _gradients(
@@ -69,12 +73,14 @@ def _gradients(
     by_kernels: Callable[..., Any],
     by_operations: Callable[..., Any],
     given: tuple[Any, ...],
+    held: Holders | None,
     weight: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of all inputs of a function: x, residual, weight, bias, and no others.
 
     Kernels compute them of what is `given`, x and dy first; operations where these are to be
-    differentiated again, or are no memory.
+    differentiated again, or are no memory. `held` says who holds dy, None if it is not to be
+    overwritten.
     """
     x, dy = given[:2]
     needed = ctx.needs_input_grad
@@ -84,7 +90,7 @@ def _gradients(
         else:
             if profiler._is_profiler_enabled:
                 by_kernels = events.shown(by_kernels, "batch_norm_backward")
-            gradients = by_kernels(*given)
+            gradients = by_kernels(*given, spare(dy, held, x))
     except OpaqueTensorError:
         # Who packs what is saved may unpack it as something else.
         gradients = asked(by_operations, *given, dy=dy, input=x, weight=weight)
@@ -159,10 +165,11 @@ class BatchNormActivation(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
+        held = holders(dy)
         x, weight, bias = ctx.saved_tensors
         mean, variance, *how = ctx.known
         given = x, dy, mean, variance, weight, bias, *how
-        return _gradients(ctx, kernels.backward_activated, _by_operations, given, weight)
+        return _gradients(ctx, kernels.backward_activated, _by_operations, given, held, weight)
 
 
 def _by_operations(

@@ -67,10 +67,11 @@ def backward_activated(
     eps: float,
     activation: str,
     arithmetic: str,
+    out: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, None]:
     """See `kernels`. The gradient of x overwrites that of what the activation was applied to."""
     statistics, how = (mean, variance, weight), (eps, "NCX")
-    (dz,) = _activation_backward(x, dy, *statistics, bias, *how, activation, arithmetic)
+    (dz,) = _activation_backward(x, dy, *statistics, bias, *how, activation, arithmetic, out)
     gradients: tuple[Tensor, Tensor, Tensor, None]
     gradients = backward(x, dz, None, *statistics, *how, True, False, arithmetic, out=dz)
     return gradients

@@ -254,6 +254,7 @@ def backward_activated(
     eps: float,
     activation: str,
     arithmetic: str,
+    _out: None,
 ) -> tuple[Tensor, Tensor, Tensor, None]:
     """See `kernels`; PyTorch's operator makes the gradient of what it was applied to."""
     how = eps, "NCX", False, None, arithmetic

@@ -149,13 +149,15 @@ def backward_activated(
     eps: float,
     activation: str,
     arithmetic: str,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, None]:
     """Return the gradients of x, weight and bias before an activation other than a ReLU.
 
-    What it was applied to is computed again, of x and the batch's statistics.
+    What it was applied to is computed again, of x and the batch's statistics. `out` is as in
+    `backward`.
     """
     gradients: tuple[Tensor, Tensor, Tensor, None] = engine_of(x).backward_activated(
-        x, dy, mean, variance, weight, bias, eps, activation, arithmetic
+        x, dy, mean, variance, weight, bias, eps, activation, arithmetic, out
     )
     return gradients
 
@@ -171,13 +173,15 @@ def backward(
     training: bool,
     has_residual: bool,
     arithmetic: str,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight, bias and residual, those of channels of weight's type.
 
-    `mask` is that of the forward pass, None if it had no ReLU.
+    `mask` is that of the forward pass, None if it had no ReLU. `out` is where that of x is written:
+    dy, on the CPU and without a residual, or None, new memory.
     """
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
-        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic
+        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic, out
     )
     return gradients
 

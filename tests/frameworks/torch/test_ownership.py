@@ -1,0 +1,245 @@
+"""The gradient of x is written over dy where nobody else holds that, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import backnorm.torch
+from backnorm.torch import ownership
+
+LAYERS = {
+    "alone": nn.Identity,
+    "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
+    "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+}
+TYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+class Spy(torch.autograd.Function):
+    """A function that is nothing, and notes where its gradient lies."""
+
+    @staticmethod
+    def forward(ctx, x, places):
+        ctx.places = places
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        ctx.places.append(dy.data_ptr())
+        return dy, None
+
+
+def layer(activation, channels=6, dtype=torch.float64, training=True):
+    """Return a layer of ours with an activation, fused, and one of PyTorch's."""
+    made = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        norm = nn.BatchNorm2d(channels)
+        nn.init.uniform_(norm.weight)
+        nn.init.uniform_(norm.bias)
+        model = nn.Sequential(norm, LAYERS[activation]())
+        made.append(model.to(dtype).train(training))
+    backnorm.torch.convert(made[0], fuse=True)
+    return made
+
+
+def places(model, x, use):
+    """Return where dx and dy lay, and dx; `use` makes gradients of what the model gives."""
+    found = []
+    x = x.detach().clone().requires_grad_()
+    y = Spy.apply(model(Spy.apply(x, found)), found)
+    use(y)
+    dy, dx = found
+    return dx, dy, x.grad
+
+
+def squared(y):
+    (y * y).sum().backward()
+
+
+@pytest.fixture(params=[torch.contiguous_format, torch.channels_last], ids=["NCHW", "NHWC"])
+def x(request):
+    return torch.randn(5, 6, 9, 7, dtype=torch.float64).to(memory_format=request.param)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])
+@pytest.mark.parametrize("activation", LAYERS)
+def test_a_gradient_of_nobody_is_overwritten(activation, training, dtype, x):
+    x = x.to(dtype)
+    ours, theirs = layer(activation, dtype=dtype, training=training)
+    dx, dy, found = places(ours, x, squared)
+    # Of given statistics the activation is a step of its own, which has the gradient before.
+    is_one = training or activation == "alone"
+    assert dx == dy or not is_one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ownership, "_alone", lambda: None)
+        dx, dy, expected = places(ours, x, squared)
+    assert dx != dy or not is_one
+    assert torch.equal(found, expected)
+    if dtype is torch.float64:
+        torch.testing.assert_close(found, places(theirs, x, squared)[2])
+
+
+kept = []
+
+
+def by_a_hook(y):
+    y.register_hook(kept.append)
+    squared(y)
+
+
+def by_the_caller(y):
+    dy = torch.randn_like(y)
+    kept.append(dy)
+    y.backward(dy)
+
+
+def by_a_hook_of_the_node(y):
+    y.grad_fn.register_hook(lambda _, dy: kept.extend(dy))
+    squared(y)
+
+
+def by_a_view(y):
+    squared(y.flatten())
+
+
+def by_another_function(y):
+    class Keeping(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            dy = dy.clone()
+            kept.append(dy)
+            return dy
+
+    squared(Keeping.apply(y))
+
+
+def by_numpy_of_a_tensor(y):
+    def look(dy):
+        kept.append(torch.from_numpy(dy.numpy()))
+
+    y.register_hook(look)
+    squared(y)
+
+
+@pytest.fixture
+def nothing_kept():
+    kept.clear()
+    yield
+    kept.clear()
+
+
+@pytest.mark.parametrize("activation", LAYERS)
+@pytest.mark.parametrize(
+    "use",
+    [by_a_hook, by_the_caller, by_a_hook_of_the_node, by_a_view, by_another_function,
+     by_numpy_of_a_tensor],
+)  # fmt: skip
+def test_one_that_somebody_holds_is_not(use, activation, x, nothing_kept):
+    model, _ = layer(activation)
+    x.requires_grad_()
+    y = model(x)
+    torch.manual_seed(3)
+    use(y)
+    found, held = x.grad, [each.clone() for each in kept]
+    # The same once more, where nothing is overwritten at all.
+    kept.clear()
+    x.grad = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ownership, "_alone", lambda: None)
+        y = model(x)
+        torch.manual_seed(3)
+        use(y)
+    assert torch.equal(found, x.grad)
+    assert len(held) == len(kept)
+    assert all(map(torch.equal, held, kept))
+
+
+@pytest.mark.parametrize("activation", ["alone", "relu", "silu"])
+def test_retained_gradients(activation, x):
+    model, other = layer(activation)
+    found = []
+    for each in (model, other):
+        y = each(x.clone().requires_grad_())
+        y.retain_grad()
+        squared(y)
+        found.append(y.grad)
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(found[0], 2 * y.detach())
+
+
+def test_two_layers_that_share_a_gradient(x):
+    ours, theirs = layer("relu")
+    also, too = layer("silu")
+    found = []
+    for one, other in ((ours, also), (theirs, too)):
+        leaf = x.clone().requires_grad_()
+        # The addition hands one gradient to both.
+        (torch.cos(one(leaf) + other(leaf))).sum().backward()
+        found.append((leaf.grad, *(p.grad for p in (*one.parameters(), *other.parameters()))))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("activation", LAYERS)
+def test_the_graph_may_be_used_again(activation, x):
+    model, _ = layer(activation)
+    leaf = x.clone().requires_grad_()
+    loss = (model(leaf) ** 2).sum()
+    first, second = (torch.autograd.grad(loss, leaf, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+class Laying(torch.autograd.Function):
+    """A function that is nothing, and lays its gradient out in another way."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+@pytest.mark.parametrize("activation", ["alone", "relu", "silu"])
+def test_a_gradient_that_lies_in_another_way_is_not_overwritten(activation, x):
+    ours, theirs = layer(activation)
+    dx, dy, found = places(lambda leaf: Laying.apply(ours(leaf)), x, squared)
+    _, _, expected = places(theirs, x, squared)
+    torch.testing.assert_close(found, expected)
+    assert dx != dy
+
+
+def test_expanded_inputs(x):
+    ours, theirs = layer("relu")
+    wide = x[:1].expand(4, -1, -1, -1)
+    found = [places(each, wide, squared)[2] for each in (ours, theirs)]
+    torch.testing.assert_close(*found)
+
+
+def test_what_shows_who_holds_a_gradient():
+    alone = ownership._alone()
+    assert alone is not None
+    uses, objects, storages = alone
+    assert (uses, storages) == (1, 1)
+    assert objects > 1
+    found = []
+    ownership._try(found)
+    assert found[0] == alone
+    assert alone not in found[1:]
+
+
+def test_without_such_counts_nothing_is_overwritten(x, monkeypatch):
+    monkeypatch.setattr(ownership, "_has_counts", lambda: False)
+    model, _ = layer("relu")
+    dx, dy, _ = places(model, x, squared)
+    assert dx != dy
