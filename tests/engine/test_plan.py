@@ -141,17 +141,29 @@ def test_one_thread_too_finds_in_the_cache_what_it_summed_last(extents):
 
 
 def test_what_a_thread_summed_alone_it_writes():
-    geometry = _plan(200, 2048, 1).geometry
-    assert geometry.blocks == 1
-    assert geometry.by_tile
-    assert not _plan(
-        200, 2048, 1, machine=dataclasses.replace(_MACHINE, threads=1)
-    ).geometry.by_tile
+    large = dataclasses.replace(_MACHINE, cache_per_core=2 << 20)
+
+    def by_tile(rows, columns, machine=large, **changes):
+        return _plan(rows, columns, 1, machine, **changes).geometry.by_tile
+
+    assert _plan(200, 2048, 1, large).geometry.blocks == 1
+    assert by_tile(200, 2048)
+    assert not by_tile(200, 2048, dataclasses.replace(large, threads=1))
     # Several blocks are rows; others are no whole lines, or streamed.
-    assert not _plan(2000, 2048, 1).geometry.by_tile
-    assert not _plan(200, 2047, 1).geometry.by_tile
-    small_cache = dataclasses.replace(_MACHINE, cache_shared=1 << 20)
-    assert not _plan(200, 2048, 1, machine=small_cache).geometry.by_tile
+    assert not by_tile(2000, 2048)
+    assert not by_tile(200, 2047)
+    assert not by_tile(200, 2048, dataclasses.replace(large, cache_shared=1 << 20))
+    # It must find it in its own cache; and lines of a mask are those of several tiles.
+    assert not by_tile(200, 2048, _MACHINE)
+    assert by_tile(200, 2048, operation="forward")
+    assert not by_tile(200, 2048, operation="forward", relu=True)
+
+
+def test_rows_of_what_is_in_no_cache_are_written_in_order():
+    for columns in (64, 480, 2048):
+        cold = _plan(800, columns, 1, operation="activation_backward", activation="silu")
+        assert cold.geometry.abreast == 1
+        assert _plan(800, columns, 1).geometry.abreast > 1
 
 
 def test_only_outputs_that_the_cache_cannot_hold_are_streamed():
