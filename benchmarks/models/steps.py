@@ -14,7 +14,16 @@ import numpy as np
 import backnorm
 from benchmarks.models.cases import Case, Outcome, Variant
 
-__all__ = ["Step", "Trainer", "compare", "growth", "limit_processors", "module_of", "settle"]
+__all__ = [
+    "Step",
+    "Trainer",
+    "compare",
+    "growth",
+    "limit_processors",
+    "module_of",
+    "new_pages",
+    "settle",
+]
 
 #: How many classes a model tells apart.
 CLASSES = 100
@@ -120,14 +129,15 @@ def settle(step: Callable[[], object]) -> None:
     """
     steady = 0
     for _ in range(_MOST_STEPS):
-        before = _new_pages()
+        before = new_pages()
         step()
-        steady = steady + 1 if _new_pages() - before < _FEW_PAGES else 0
+        steady = steady + 1 if new_pages() - before < _FEW_PAGES else 0
         if steady == 2:
             return
 
 
-def _new_pages() -> int:
+def new_pages() -> int:
+    """Return how many pages this process has been given so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 

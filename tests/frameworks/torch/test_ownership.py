@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import backnorm.torch
 from backnorm.torch import ownership
@@ -175,6 +176,29 @@ def test_retained_gradients(activation, x):
         found.append(y.grad)
     torch.testing.assert_close(*found)
     torch.testing.assert_close(found[0], 2 * y.detach())
+
+
+@pytest.mark.parametrize("activation", LAYERS)
+def test_a_gradient_that_is_asked_for_itself(activation, x):
+    ours, theirs = layer(activation)
+    found = []
+    for model in (ours, theirs):
+        leaf = x.clone().requires_grad_()
+        y = model(leaf)
+        found.append((y, *torch.autograd.grad((y * y).sum(), (y, leaf))))
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(found[0][1], 2 * found[0][0])
+
+
+def test_checkpoints(x):
+    found = []
+    for model in layer("relu"):
+        for reentrant in (False, True):
+            leaf = x.clone().requires_grad_()
+            squared(checkpoint(model, leaf, use_reentrant=reentrant))
+            found.append(leaf.grad)
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0])
 
 
 def test_two_layers_that_share_a_gradient(x):
