@@ -177,10 +177,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight, bias and residual, those of channels of weight's type.
 
-    `mask` is that of the forward pass, None if it had no ReLU. `out` is where that of x is written:
-    dy, on the CPU and without a residual, or None, new memory.
+    `mask` is that of the forward pass, None if it had no ReLU. `out` is where that of x may be
+    written, and is on the CPU: dy, without a residual; None: in new memory.
     """
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
+    engine = engine_of(x)
+    out = out if engine is cpu else None
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
         x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic, out
     )
     return gradients

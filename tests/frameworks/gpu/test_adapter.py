@@ -318,3 +318,19 @@ def test_the_same_bits_again():
     x, dy = torch.randn(40, 3, 50), torch.randn(40, 3, 50)
     for one, other in zip(plain_step(x, dy), plain_step(x, dy), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Hardswish])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_an_activation_is_pytorchs_own(activation, training, launched):
+    torch.manual_seed(1)
+    theirs = nn.Sequential(nn.BatchNorm2d(5), activation()).train(training)
+    nn.init.uniform_(theirs[0].weight)
+    ours = copy.deepcopy(theirs)
+    backnorm.torch.convert(ours, fuse=True)
+    x = torch.randn(8, 5, 6, 7) + 1
+    close(gradients(ours, x), gradients(theirs, x))
+    assert launched.count("backward") == 1
+    close(list(ours.buffers()), list(theirs.buffers()))
+    with torch.no_grad():
+        close(ours(x), theirs(x))
