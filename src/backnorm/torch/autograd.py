@@ -58,13 +58,12 @@ class _Normalised(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
-        held = holders(dy)
+        has_residual = ctx.needs_input_grad[1]
+        # The gradient of a residual is read from dy after that of x is written.
+        held = None if has_residual else holders(dy)
         x, mask, weight = ctx.saved_tensors
         mean, variance, eps, training, arithmetic = ctx.known
-        has_residual = ctx.needs_input_grad[1]
         given = x, dy, mask, mean, variance, weight, eps, training, has_residual, arithmetic
-        # The gradient of a residual is read from dy after that of x is written.
-        held = None if has_residual else held
         return _gradients(ctx, kernels.backward, operations.backward, given, held, weight)
 
 

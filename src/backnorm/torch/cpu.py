@@ -19,10 +19,10 @@ from backnorm.torch.tensors import CPU as TENSORS
 
 __all__ = [
     "TENSORS",
+    "activation_backward",
     "apply",
     "apply_forward",
     "backward",
-    "backward_activated",
     "double_backward",
     "forward",
     "forward_activated",
@@ -42,7 +42,7 @@ forward, inference = operation("forward", TENSORS), operation("inference", TENSO
 backward = operation("backward", TENSORS)
 forward_activated = operation("forward_activated", TENSORS)
 inference_activated = operation("inference_activated", TENSORS)
-_activation_backward = operation("activation_backward", TENSORS)
+activation_backward = operation("activation_backward", TENSORS)
 
 #: See `phases`.
 reduce_forward = operation("reduce_forward", TENSORS, exchanged=True)
@@ -55,26 +55,6 @@ _reduce_bins = operation("reduce_reproducible", TENSORS, exchanged=True)
 
 _of_forward = operation("forward_coefficients", TENSORS, exchanged=True)
 _of_backward = operation("backward_coefficients", TENSORS, exchanged=True)
-
-
-def backward_activated(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
-    arithmetic: str,
-    out: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, None]:
-    """See `kernels`. The gradient of x overwrites that of what the activation was applied to."""
-    statistics, how = (mean, variance, weight), (eps, "NCX")
-    (dz,) = _activation_backward(x, dy, *statistics, bias, *how, activation, arithmetic, out)
-    gradients: tuple[Tensor, Tensor, Tensor, None]
-    gradients = backward(x, dz, None, *statistics, *how, True, False, arithmetic, out=dz)
-    return gradients
 
 
 def message(sums: Tensor, count: int) -> Tensor:

@@ -40,10 +40,10 @@ from backnorm.torch.tensors import Tensors
 __all__ = [
     "TENSORS",
     "Place",
+    "activation_backward",
     "apply",
     "apply_forward",
     "backward",
-    "backward_activated",
     "double_backward",
     "forward",
     "forward_activated",
@@ -244,7 +244,7 @@ def inference_activated(
     return (activated(z, activation, in_place=True),)
 
 
-def backward_activated(
+def activation_backward(
     x: Tensor,
     dy: Tensor,
     mean: Tensor,
@@ -252,18 +252,16 @@ def backward_activated(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
+    data_format: str,
     activation: str,
     arithmetic: str,
     _out: None,
-) -> tuple[Tensor, Tensor, Tensor, None]:
+) -> tuple[Tensor]:
     """See `kernels`; PyTorch's operator makes the gradient of what it was applied to."""
-    how = eps, "NCX", False, None, arithmetic
+    how = eps, data_format, False, None, arithmetic
     (z,) = inference(x, None, mean, variance, weight, bias, *how)
     check_before_pytorch(dy=dy, input=z)
-    dz = derivative(dy, z, activation, overwrite=True)
-    gradients: tuple[Tensor, Tensor, Tensor, None]
-    gradients = backward(x, dz, None, mean, variance, weight, eps, "NCX", True, False, arithmetic)
-    return gradients
+    return (derivative(dy, z, activation, overwrite=True),)
 
 
 #: See `phases`.

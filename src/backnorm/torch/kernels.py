@@ -6,8 +6,7 @@ their memory where it is, and returns new tensors that lie in memory as `x` does
 
 A residual and a ceiling come only with `relu`: the one is added before the ReLU, the other is the
 most that it returns, None without one. With another activation, "silu" or "hardswish", there is
-neither. What elements are computed in,
-`arithmetic`, is decided by the caller (`arithmetics`).
+neither. What elements are computed in, `arithmetic`, is decided by the caller (`arithmetics`).
 """
 
 from __future__ import annotations
@@ -150,16 +149,17 @@ def backward_activated(
     activation: str,
     arithmetic: str,
     out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight and bias before an activation other than a ReLU.
 
     What it was applied to is computed again, of x and the batch's statistics. `out` is as in
     `backward`.
     """
-    gradients: tuple[Tensor, Tensor, Tensor, None] = engine_of(x).backward_activated(
-        x, dy, mean, variance, weight, bias, eps, activation, arithmetic, out
-    )
-    return gradients
+    engine = engine_of(x)
+    out = out if engine is cpu else None
+    statistics, how = (mean, variance, weight), (activation, arithmetic, out)
+    (dz,) = engine.activation_backward(x, dy, *statistics, bias, eps, "NCX", *how)
+    return backward(x, dz, None, *statistics, eps, True, False, arithmetic, dz)
 
 
 def backward(

@@ -5,6 +5,9 @@ next finds it in a cache. Autograd itself adds to such gradients in place (`Inpu
 same conditions: nothing else holds the tensor, or its storage. A tensor of Python has a count of
 its own, too: how many hold its object, of which a call has a few itself. How many that are is
 found out once, of a gradient that is known to be nobody else's.
+
+No count tells of memory that a tensor was made around, such as an array's. PyTorch's own allocator
+aligns to 64 bytes; what lies otherwise is not written to.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from backnorm.torch.classes import PLAIN
-from backnorm.torch.memory import storage_of, users_of
+from backnorm.torch.memory import plain, storage_of, users_of
 
 __all__ = ["Holders", "holders", "spare"]
+
+# Bytes: c10's `gAlignment`.
+_ALIGNMENT = 64
 
 #: Those of a tensor, of its object, and of its storage.
 Holders = tuple[int, int, int]
@@ -49,10 +55,11 @@ def spare(dy: Tensor, held: Holders | None, x: Tensor) -> Tensor | None:
         or not (dy.is_contiguous() or _is_channels_last(dy))
         or dy.requires_grad
         or dy.is_inference()
-        or dy.is_neg()
+        or not plain(dy)
     ):
         return None
-    return dy
+    address = dy.data_ptr()
+    return dy if address and address % _ALIGNMENT == 0 else None
 
 
 def _is_channels_last(dy: Tensor) -> bool:
@@ -73,7 +80,11 @@ def _alone() -> Holders | None:
     found: list[Holders | None] = []
     # In a thread of its own, in which none of the caller's modes and hooks hold.
     thread = threading.Thread(target=_try, args=(found,), name="backnorm-ownership")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        # No more threads can be had, or the interpreter is about to end.
+        return None
     thread.join()
     if len(found) != len(_KINDS):
         return None

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import backnorm.torch
+from backnorm.problem import ACTIVATIONS
 from backnorm.torch import activations, convert
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -18,6 +19,10 @@ FUNCTIONS = {"silu": functional.silu, "hardswish": functional.hardswish}
 MODULES = {"silu": nn.SiLU, "hardswish": nn.Hardswish}
 
 every_activation = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def test_kernels_and_pytorchs_operators_are_of_the_same_activations():
+    assert set(activations.FUNCTIONS.values()) == set(ACTIVATIONS)
 
 
 def ours(name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -241,6 +242,60 @@ def test_a_gradient_that_lies_in_another_way_is_not_overwritten(activation, x):
     _, _, expected = places(theirs, x, squared)
     torch.testing.assert_close(found, expected)
     assert dx != dy
+
+
+def giving(gradient):
+    """Return a function that is nothing, and gives another gradient."""
+
+    class Giving(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            return gradient(dy)
+
+    return Giving.apply
+
+
+@pytest.mark.parametrize("activation", LAYERS)
+def test_a_gradient_without_memory_is_not_overwritten(activation, x):
+    model, _ = layer(activation)
+    zero = giving(lambda dy: torch._efficientzerotensor(dy.shape, dtype=dy.dtype))
+    leaf = x.clone().requires_grad_()
+    squared(zero(model(leaf)))
+    assert torch.equal(leaf.grad, torch.zeros_like(leaf))
+
+
+@pytest.mark.parametrize("activation", LAYERS)
+def test_memory_of_others_is_not_overwritten(activation):
+    model, _ = layer(activation)
+    x = torch.randn(5, 6, 9, 7, dtype=torch.float64)
+    room = np.zeros(x.numel() + 8)
+    # As large arrays lie: not at a cache line.
+    start = (16 - room.ctypes.data) % 64 // 8
+    given = room[start : start + x.numel()].reshape(x.shape)
+    given[...] = np.random.default_rng(0).standard_normal(given.shape)
+    before = given.copy()
+    leaf = x.requires_grad_()
+    squared(giving(lambda dy: torch.from_numpy(given))(model(leaf)))
+    np.testing.assert_array_equal(given, before)
+
+
+def test_an_empty_batch(x):
+    for model in layer("relu", training=False):
+        leaf = x[:0].clone().requires_grad_()
+        squared(model(leaf))
+        assert leaf.grad.shape == leaf.shape
+
+
+def test_where_no_thread_can_be_had_nothing_is_overwritten(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", start)
+    assert ownership._alone.__wrapped__() is None
 
 
 def test_expanded_inputs(x):
