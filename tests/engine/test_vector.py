@@ -9,7 +9,7 @@ import ml_dtypes
 import numba
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backnorm.cpu.kernels.memory import (
@@ -382,10 +382,13 @@ def test_the_least_normal_number_is_kept_though_it_may_be_doubted():
     np.testing.assert_array_equal(target, values)
 
 
+@example(0x7F800001)
 @given(st.integers(0, 2**32 - 1))
 def test_of_every_pattern_no_lane_is_sound_that_should_not_be(pattern):
     values = np.full(16, pattern, np.uint32).view(np.float32)
-    size = abs(values[0].astype(np.float64))
+    # Of a signalling NaN NumPy says that it quiets it.
+    with np.errstate(invalid="ignore"):
+        size = abs(values[0].astype(np.float64))
     good = size == 0 or np.finfo(np.float32).tiny <= size <= np.finfo(np.float32).max
     told = _marked(values, np.zeros(16, np.float32))
     assert told == good or (good and size == np.finfo(np.float32).tiny)
