@@ -27,7 +27,13 @@ from backnorm.cpu.kernels.cursor import (
     finish,
     open_second,
 )
-from backnorm.cpu.kernels.formulas import both_elements, elements, first_elements, in_pairs
+from backnorm.cpu.kernels.formulas import (
+    both_elements,
+    elements,
+    first_elements,
+    in_pairs,
+    prefetch_elements,
+)
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.memory import (
     aligned_head,
@@ -39,6 +45,7 @@ from backnorm.cpu.kernels.memory import (
     load_singles,
     load_some,
     offset,
+    prefetch_run,
     singles_within,
     store,
     store_first,
@@ -74,7 +81,7 @@ from backnorm.cpu.kernels.singles import (
 )
 from backnorm.cpu.kernels.stages import after, before
 from backnorm.cpu.kernels.sums import merge_pairs, resume, suspend
-from backnorm.cpu.kernels.tiles import add_rows
+from backnorm.cpu.kernels.tiles import add_rows, ahead_of_rows
 from backnorm.cpu.kernels.vector import (
     Singles,
     all_finite,
@@ -95,6 +102,9 @@ __all__ = ["run"]
 # Additions in a row before a sum is kept as a pair: part of the error budget (128 would do), and
 # of the bits of the result.
 _RUN = 64
+
+# Elements between what is written and what is prefetched: whole rows, at least those side by side.
+_AHEAD = 2048
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
@@ -439,10 +449,13 @@ def _end_pair(x, dy, start, width, pivot, held, far):
 @inlined
 def _add_strips(x, dy, start, stride, rows, first, width, pivot, run, pitch):
     """Add up to four rows of the columns first .. width-1, in float32 among themselves."""
+    ahead = start + ahead_of_rows(rows, width) * stride
     for k in range(first, width, SINGLES):
         mean, totals = load_singles(pivot, k), _resume_four(x, run, k, pitch)
         count = width - k
         if rows == 4 and count >= SINGLES:
+            for row in range(4):
+                prefetch_run(x, ahead + k + row * stride, SINGLES)
             totals = add_strip(x, dy, start + k, stride, mean, totals)
         else:
             counts = (count, _if(rows > 1, count), _if(rows > 2, count), _if(rows > 3, count))
@@ -505,11 +518,13 @@ def _write_lines(x, dy, out, i, rows, width, columns, exact, used, streaming):
     """Write the whole lines between two columns of rows, which begin at element i."""
     lanes = lanes_of(used[0])
     line = 2 * lanes
+    ahead = max(rows, _AHEAD // width + 1) * width
     for k in range(columns[0], columns[1], line):
         of_left = ordered_for(out, _coefficients(used, k))
         of_right = ordered_for(out, _coefficients(used, k + lanes))
         j, below = i + k, i + k + rows * width
         while j < below:
+            prefetch_elements(x, dy, out, j + ahead, line, streaming)
             left, right = both_elements(x, dy, j, of_left, of_right)
             if not both_hold(x, dy, out, left, right):
                 _write_anew(x, dy, out, j, lanes, width, exact, k, as_singles(left))

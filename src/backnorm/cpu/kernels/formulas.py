@@ -37,6 +37,7 @@ from backnorm.cpu.kernels.memory import (
     load_first,
     load_singles,
     load_singles_first,
+    prefetch_run,
 )
 from backnorm.cpu.kernels.relu import Activation, ReLU, has_values, relu, values_of
 from backnorm.cpu.kernels.sums import value
@@ -62,6 +63,7 @@ __all__ = [
     "elements",
     "first_elements",
     "in_pairs",
+    "prefetch_elements",
     "solve_backward",
     "solve_forward",
 ]
@@ -85,6 +87,39 @@ def in_pairs(dy, coefficients):
 
 def first_elements(x, dy, index, count, mean, shift, slope, gain):
     """Return `count` elements of the output; memory after them is not touched."""
+
+
+def prefetch_elements(x, dy, out, index, count, streaming):
+    """Let all that elements of a forward pass take be in a cache when they are written.
+
+    That is x, a residual, and unless they are streamed, the memory of the elements: new memory is
+    read before it is written. In a model a convolution has just written x, but to the shared cache.
+    A backward pass gains nothing: its sums have just read x and dy, and dx is often dy.
+    """
+
+
+@overload(prefetch_elements)
+def _prefetch_elements(x, dy, out, index, count, streaming):
+    if not isinstance(dy, types.NoneType | ReLU | Activation):
+        return lambda x, dy, out, index, count, streaming: None
+
+    @inlined
+    def forward(x, dy, out, index, count, streaming):
+        prefetch_run(x, index, count)
+        if not streaming:
+            prefetch_run(out, index, count)
+
+    if not isinstance(dy, ReLU):
+        return lambda x, dy, out, index, count, streaming: forward(
+            x, dy, out, index, count, streaming
+        )
+
+    def with_residual(x, dy, out, index, count, streaming):
+        forward(x, dy, out, index, count, streaming)
+        if has_values(dy):
+            prefetch_run(values_of(dy), index, count)
+
+    return with_residual
 
 
 @overload(elements)

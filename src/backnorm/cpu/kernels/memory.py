@@ -54,6 +54,7 @@ __all__ = [
     "load_some",
     "offset",
     "prefetch",
+    "prefetch_run",
     "singles_within",
     "store",
     "store_first",
@@ -145,6 +146,23 @@ def _prefetch_of(array, index):
     if isinstance(array, types.NoneType):
         return lambda array, index: None
     return lambda array, index: _prefetch(array, index)
+
+
+def prefetch_run(array, index, count):
+    """Let the cache lines of `count` elements be read soon, as `prefetch` does that of one."""
+
+
+@overload(prefetch_run)
+def _prefetch_run_of(array, index, count):
+    if isinstance(array, types.NoneType):
+        return lambda array, index, count: None
+    in_line = 8 * _CACHE_LINE // array.dtype.bitwidth
+
+    def run(array, index, count):
+        for k in range(0, count, in_line):
+            _prefetch(array, index + k)
+
+    return run
 
 
 @intrinsic

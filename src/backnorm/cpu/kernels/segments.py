@@ -35,7 +35,13 @@ from backnorm.cpu.kernels.cursor import (
     finish,
     open_second,
 )
-from backnorm.cpu.kernels.formulas import both_elements, elements, first_elements, in_pairs
+from backnorm.cpu.kernels.formulas import (
+    both_elements,
+    elements,
+    first_elements,
+    in_pairs,
+    prefetch_elements,
+)
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.memory import (
     aligned_head,
@@ -43,6 +49,7 @@ from backnorm.cpu.kernels.memory import (
     load,
     load_one,
     offset,
+    prefetch_run,
     store,
     store_first,
     store_one,
@@ -112,6 +119,11 @@ from backnorm.cpu.scratch import (
 __all__ = ["run"]
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
+
+# Elements between what is summed, or written, and what is prefetched. Processors read such runs
+# ahead, but not beyond a page of memory. Of the sums more would be of the next group of channels,
+# which another thread may take.
+_AHEAD_OF_SUMS, _AHEAD = 512, 1024
 
 
 @outlined
@@ -340,6 +352,7 @@ def _add_segment(x, dy, i, end, mean, running, place):
         resume(x, running, place + 6 * LANES, LANES),
     )
     while i + 2 * LANES <= end:
+        prefetch_run(x, i + _AHEAD_OF_SUMS, 2 * LANES)
         s0, p0 = take(x, dy, i, m, s0, p0)
         s1, p1 = take(x, dy, i + LANES, m, s1, p1)
         i += 2 * LANES
@@ -365,6 +378,7 @@ def _add_strips(x, dy, i, end, mean, running, place):
         resume(x, running, place + 6 * LANES, LANES),
     )
     while i + 4 * SINGLES <= end:
+        prefetch_run(x, i + _AHEAD_OF_SUMS, 4 * SINGLES)
         totals = add_strip(x, dy, i, SINGLES, m, totals)
         i += 4 * SINGLES
     if i < end:
@@ -399,6 +413,7 @@ def _write(x, dy, out, span, extents, exact, coefficients, streaming):
         used = ordered_for(out, _coefficients(coefficients, c))
         stop = min(border, end) - lanes
         while in_pairs(dy, coefficients[0]) and i <= stop - lanes:
+            prefetch_elements(x, dy, out, i + _AHEAD, 2 * lanes, streaming)
             left, right = both_elements(x, dy, i, used, used)
             if not both_hold(x, dy, out, left, right):
                 _write_anew(x, dy, out, i, lanes, lanes, c, channels, exact, as_singles(left))

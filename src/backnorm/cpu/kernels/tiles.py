@@ -12,12 +12,15 @@ from numba import types
 from numba.extending import overload
 
 from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.memory import load, offset
+from backnorm.cpu.kernels.memory import load, offset, prefetch_run
 from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.sums import resume, suspend, take, take_first
 from backnorm.cpu.scratch import LANES
 
-__all__ = ["add_rows"]
+__all__ = ["add_rows", "ahead_of_rows"]
+
+# Elements between what is summed and what is prefetched.
+_AHEAD = 8192
 
 
 @inlined
@@ -37,6 +40,17 @@ def add_rows(x, dy, start, stride, rows, width, pivot, run, pitch):
         suspend(s, run, k, pitch)
         suspend(p, products, k, pitch)
         k += LANES
+
+
+@inlined
+def ahead_of_rows(rows, width):
+    """Return how many rows before it is summed one of x is prefetched, `rows` being side by side.
+
+    In a model x is in no cache when its backward pass comes to it, and in the shared one, at best,
+    when its forward pass does; rows side by side, or of tiles, processors do not read ahead by
+    themselves, and where they do, not beyond a page.
+    """
+    return max(rows, _AHEAD // width + 1)
 
 
 @inlined
@@ -72,10 +86,12 @@ def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
     def add(x, dy, part, k, pivot, run, pitch):
         start, stride, rows, width = part
         products = offset(run, 2 * pitch)
+        ahead = ahead_of_rows(rows, width) * stride
         while k + lanes <= width:
             i = start + k
             s, p = resume(x, run, k, pitch), resume(x, products, k, pitch)
             for _ in range(rows):
+                prefetch_run(x, i + ahead, lanes)
                 s, p = take(x, dy, i, pivot, k, s, p)
                 i += stride
             suspend(s, run, k, pitch)
