@@ -50,6 +50,8 @@ class Code(NamedTuple):
         away from an array; ``{0}`` is its name, ``{1}`` its kind.
     held : str
         The address of an operand, where `lost` has looked it up.
+    out : str
+        The result that `out` is for where it is asked for; else it is for the first.
     constants : tuple of str
         Names of the values that an executable provides for `new`.
     new : mapping of str to str
@@ -68,6 +70,7 @@ class Code(NamedTuple):
     channel_facts: str = ""
     lost: str = ""
     held: str = ""
+    out: str = ""
 
 
 def facts(code: Code, name: str, kind: str = "data", *, given: bool = False) -> str:
@@ -134,9 +137,9 @@ def runner(
 ) -> Callable[..., Any]:
     """Return ``make(stage, refuse, *constants, again)``, which returns what runs a kernel.
 
-    That function takes the operands and, if the first result is not to be allocated, the array to
-    write it to. It returns all results, None for those that were not asked for. Where an operand is
-    `lost`, it calls ``again`` with its own arguments instead.
+    That function takes the operands and, if a result is not to be allocated (the first, or what
+    `code.out` says), the array to write it to. It returns all results, None for those that were not
+    asked for. Where an operand is `lost`, it calls ``again`` with its own arguments instead.
 
     Parameters
     ----------
@@ -196,13 +199,15 @@ def _runner(
             f"    return again({every})",
         ]
     sizes = ("large ", "") if large else ("",)
-    for number, result in enumerate(signature.results):
-        if result.option is not None and result.option not in options:
+    made = [r for r in signature.results if r.option is None or r.option in options]
+    into = next((result for result in made if result.name == code.out), made[0])
+    for result in signature.results:
+        if result not in made:
             body.append(f"{result.name} = None")
             continue
         ways = [size + what for what in (result.name, result.kind) for size in sizes]
         new = next(code.new[way] for way in ways if way in code.new)
-        to_out = " if out is None else out" if number == 0 and result.kind == "data" else ""
+        to_out = " if out is None else out" if result is into and result.kind == "data" else ""
         if result.name != new:
             body.append(f"{result.name} = {new}{to_out}")
         places[result.field] = code.address.format(result.name)
@@ -221,8 +226,8 @@ def _runner(
         *(f"        {line}" for line in body),
         "    return run",
     ]
-    made: Callable[..., Any] = written(f"run of {signature.operation}", lines, names)["make"]
-    return made
+    make: Callable[..., Any] = written(f"run of {signature.operation}", lines, names)["make"]
+    return make
 
 
 def _given(signature: Signature) -> str:

@@ -58,9 +58,7 @@ class _Normalised(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
-        has_residual = ctx.needs_input_grad[1]
-        # The gradient of a residual is read from dy after that of x is written.
-        held = None if has_residual else holders(dy)
+        held, has_residual = holders(dy), ctx.needs_input_grad[1]
         x, mask, weight = ctx.saved_tensors
         mean, variance, eps, training, arithmetic = ctx.known
         given = x, dy, mask, mean, variance, weight, eps, training, has_residual, arithmetic

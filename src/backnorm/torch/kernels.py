@@ -178,7 +178,7 @@ def backward(
     """Return the gradients of x, weight, bias and residual, those of channels of weight's type.
 
     `mask` is that of the forward pass, None if it had no ReLU. `out` is where that of x may be
-    written, and is on the CPU: dy, without a residual; None: in new memory.
+    written, or with a residual that of the residual, and is on the CPU: dy, or None: new memory.
     """
     engine = engine_of(x)
     out = out if engine is cpu else None

@@ -1,4 +1,7 @@
-"""The gradient of x is written over dy where nobody else holds that, and nowhere else."""
+"""A gradient is written over dy where nobody else holds that, and nowhere else.
+
+That of x is, or where there is a residual, that of the residual.
+"""
 
 from __future__ import annotations
 
@@ -85,6 +88,64 @@ def test_a_gradient_of_nobody_is_overwritten(activation, training, dtype, x):
     assert torch.equal(found, expected)
     if dtype is torch.float64:
         torch.testing.assert_close(found, places(theirs, x, squared)[2])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+# One that is read and written in vectors, and a large one, which is streamed.
+@pytest.mark.parametrize("shape", [(5, 6, 9, 7), (4, 24, 128, 128)], ids=str)
+def test_the_gradient_of_a_residual_is_written_over_dy(shape, dtype, x):
+    lies = {"memory_format": torch.preserve_format if x.is_contiguous() else torch.channels_last}
+    torch.manual_seed(2)
+    given = [torch.randn(shape, dtype=dtype).to(**lies) for _ in range(3)]
+    layer = backnorm.torch.BatchNormReLU2d(shape[1], dtype=dtype)
+    nn.init.uniform_(layer.weight)
+
+    def gradients():
+        layer.zero_grad()
+        one, other = (each.clone().requires_grad_() for each in given[:2])
+        found = []
+        y = layer(Spy.apply(one, found), Spy.apply(other, found))
+        (Spy.apply(y, found) * given[2]).sum().backward()
+        dy, *others = found
+        where = [place == dy for place in others]
+        return where, [each.grad for each in (one, other, *layer.parameters())]
+
+    where, found = gradients()
+    assert sorted(where) == [False, True]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ownership, "_alone", lambda: None)
+        where, expected = gradients()
+    assert not any(where)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_residual_blocks_whose_gradients_are_shared(fuse):
+    """The gradient of one block's addition is also that of the next one's, or of what is before."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+            self.relu = nn.ReLU()
+
+        def forward(self, x):
+            y = self.bn(self.conv(x))
+            y += x
+            return self.relu(y)
+
+    found = []
+    for ours in (True, False):
+        torch.manual_seed(4)
+        model = nn.Sequential(Block(), Block(), Block()).double()
+        x = torch.randn(3, 8, 10, 6, dtype=torch.float64, requires_grad=True)
+        if ours:
+            backnorm.torch.convert(model, fuse=fuse)
+        kept = []
+        x.register_hook(kept.append)
+        (torch.cos(model(x)) + x.square()).sum().backward()
+        found.append((x.grad, *kept, *(p.grad for p in model.parameters())))
+    torch.testing.assert_close(*found)
 
 
 kept = []
