@@ -366,10 +366,11 @@ def _columns(extents: Extents, threads: int, share: int, memory: _Memory) -> Col
 def _depth(width: int, memory: _Memory) -> int:
     """Return how many rows to sum side by side.
 
-    More visits the running sums less often. But memory is then read out of
-    order, which the hardware prefetcher does not follow: from the caches, four rows are as good as
-    eight, but where a row is one tile of registers (eight take 0.97 of the time: (8, 64, 80, 80)
-    on an Intel Xeon). Milliseconds of a float32 reduction on one processor (AMD Zen 4):
+    More visits the running sums less often. But memory is then read out of order, which the
+    hardware prefetcher does not follow. From the caches kernels prefetch: 16 rows take 0.9 of the
+    time of four, backward, and eight 0.94 forward, whether x is in a cache or, as in a model, in
+    none (ten shapes of 0.8 to 13 MB, AMD Zen 5, 2 threads). Beyond them prefetching does not
+    suffice. Milliseconds of a float32 reduction on one processor, without it (AMD Zen 4):
 
     ================  =====  =====  =====  =====
     rows, columns         1      2      4      8
@@ -394,19 +395,11 @@ def _depth(width: int, memory: _Memory) -> int:
     Where rows are to be written in order (see `_abreast`), narrow ones are to be read so, too: a
     backward pass of (50, 128, 28, 28) takes 0.69 ns an element with one and 1.06 with four,
     (32, 128, 57, 57) 0.83 and 0.99, but (50, 2048, 7, 7) 1.01 and 0.74 (AMD Zen 3).
-
-    In a model x is in no cache when its backward pass comes to it. In float64 arithmetic rows of
-    256 columns and more are then summed one after another: 14 shapes of 1 to 13 MB take 0.95 of the
-    time of four side by side, (8, 320, 10, 10) 0.75, all backward passes of a ResNet-50's step 0.9;
-    with x in a cache, in calls in a row, 1.04 (AMD Zen 5, 2 threads). Those of 16 bits are as good
-    with four.
     """
     if width <= 32:
         return 8
     if not memory.streaming:
-        if memory.inputs == 2 and memory.coefficient == 8 and width > 128:
-            return 1
-        return 8 if width <= 64 or (memory.small and memory.inputs == 1) else 4
+        return 8 if memory.inputs == 1 else 16
     if memory.inputs == 1:
         return 8 if memory.held or not 128 < width < 1024 else 1
     narrow = width <= (64 if memory.small else 128)

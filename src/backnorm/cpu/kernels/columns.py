@@ -456,6 +456,7 @@ def _add_strips(x, dy, start, stride, rows, first, width, pivot, run, pitch):
         if rows == 4 and count >= SINGLES:
             for row in range(4):
                 prefetch_run(x, ahead + k + row * stride, SINGLES)
+                prefetch_run(dy, ahead + k + row * stride, SINGLES)
             totals = add_strip(x, dy, start + k, stride, mean, totals)
         else:
             counts = (count, _if(rows > 1, count), _if(rows > 2, count), _if(rows > 3, count))

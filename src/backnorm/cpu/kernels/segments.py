@@ -353,6 +353,7 @@ def _add_segment(x, dy, i, end, mean, running, place):
     )
     while i + 2 * LANES <= end:
         prefetch_run(x, i + _AHEAD_OF_SUMS, 2 * LANES)
+        prefetch_run(dy, i + _AHEAD_OF_SUMS, 2 * LANES)
         s0, p0 = take(x, dy, i, m, s0, p0)
         s1, p1 = take(x, dy, i + LANES, m, s1, p1)
         i += 2 * LANES
@@ -379,6 +380,7 @@ def _add_strips(x, dy, i, end, mean, running, place):
     )
     while i + 4 * SINGLES <= end:
         prefetch_run(x, i + _AHEAD_OF_SUMS, 4 * SINGLES)
+        prefetch_run(dy, i + _AHEAD_OF_SUMS, 4 * SINGLES)
         totals = add_strip(x, dy, i, SINGLES, m, totals)
         i += 4 * SINGLES
     if i < end:

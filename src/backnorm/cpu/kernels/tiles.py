@@ -20,7 +20,7 @@ from backnorm.cpu.scratch import LANES
 __all__ = ["add_rows", "ahead_of_rows"]
 
 # Elements between what is summed and what is prefetched.
-_AHEAD = 8192
+_AHEAD = 2048
 
 
 @inlined
@@ -44,11 +44,11 @@ def add_rows(x, dy, start, stride, rows, width, pivot, run, pitch):
 
 @inlined
 def ahead_of_rows(rows, width):
-    """Return how many rows before it is summed one of x is prefetched, `rows` being side by side.
+    """Return how many rows before it is summed one is prefetched, `rows` being side by side.
 
     In a model x is in no cache when its backward pass comes to it, and in the shared one, at best,
-    when its forward pass does; rows side by side, or of tiles, processors do not read ahead by
-    themselves, and where they do, not beyond a page.
+    when its forward pass does, as dy is; rows side by side, or of tiles, processors do not read
+    ahead by themselves, and where they do, not beyond a page.
     """
     return max(rows, _AHEAD // width + 1)
 
@@ -92,6 +92,7 @@ def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
             s, p = resume(x, run, k, pitch), resume(x, products, k, pitch)
             for _ in range(rows):
                 prefetch_run(x, i + ahead, lanes)
+                prefetch_run(dy, i + ahead, lanes)
                 s, p = take(x, dy, i, pivot, k, s, p)
                 i += stride
             suspend(s, run, k, pitch)
