@@ -35,6 +35,10 @@ RATE, MOMENTUM = 1e-7, 0.9
 # fault, but for what comes of a few elements on the other side of a ReLU.
 _WORST, _CHAOS = 2.0, 0.05
 
+# Gradients so far off are none: those of an unrelated direction, as bfloat16 may give, are 1.4 off.
+# PyTorch's convolution of three dimensions gives some of 1e34, or NaN, in bfloat16 on a Zen 5.
+_LOST = 10.0
+
 # Steps until memory is settled at most; and pages of a step that do not count, a MiB.
 _MOST_STEPS, _FEW_PAGES = 15, 256
 
@@ -99,6 +103,8 @@ def compare(trainer: Trainer, variants: Sequence[Variant]) -> dict[Variant, Outc
         try:
             step = trainer.step(variant)
             off = _distance(step.gradients(), exact)
+            if not off < _LOST:
+                raise ArithmeticError(f"gradients are {off:.2g} off")
         except Exception as error:  # Whatever a compiler raises.
             found[variant] = Outcome(variant, f"{type(error).__name__}: {error}"[:200])
             if variant == own:

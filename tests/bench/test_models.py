@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from backnorm.errors import ArgumentValueError
@@ -27,6 +29,7 @@ from benchmarks.models.cases import (
 from benchmarks.models.options import run_models
 from benchmarks.models.page import frameworks_page, models_page
 from benchmarks.models.run import Run, models_table, summary_lines
+from benchmarks.models.steps import compare
 from benchmarks.report.words import DASH, TIMES
 from benchmarks.turns import Settings
 
@@ -222,6 +225,34 @@ def test_where_pytorchs_layers_fail_nothing_is_compared(monkeypatch):
     )
     assert summary_lines(run.rows) == []
     assert models_table(run.rows, run.environment()).row_count == 3
+
+
+class Steps:
+    """A trainer whose steps give one gradient each, by their variants; 1 is exact."""
+
+    def __init__(self, gradients):
+        self.gradients = gradients
+
+    def exact(self):
+        return [np.ones(3)]
+
+    def step(self, variant):
+        return SimpleNamespace(layers=2, gradients=lambda: [np.full(3, self.gradients[variant])])
+
+
+@pytest.mark.parametrize("gradient", [np.nan, np.inf, 1e34, -20.0])
+def test_gradients_that_are_none_are_not_timed(gradient):
+    own, ours = "torch", "backnorm"
+    found = compare(Steps({own: 1.001, ours: gradient}), (own, ours))
+    assert (found[own].detail, found[own].layers) == ("", 2)
+    assert "gradients are" in found[ours].detail
+    # Beside those of the framework's own layers nothing is judged.
+    found = compare(Steps({own: gradient, ours: 1.0}), (own, ours))
+    assert "gradients are" in found[own].detail
+    assert found[ours].detail == "not compared: torch failed"
+    for each in found.values():
+        assert each.step is None
+        assert each.error is None or np.isfinite(each.error)
 
 
 @pytest.mark.long
