@@ -103,9 +103,6 @@ __all__ = ["run"]
 # of the bits of the result.
 _RUN = 64
 
-# Elements between what is written and what is prefetched: whole rows, at least those side by side.
-_AHEAD = 2048
-
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
 
@@ -519,7 +516,7 @@ def _write_lines(x, dy, out, i, rows, width, columns, exact, used, streaming):
     """Write the whole lines between two columns of rows, which begin at element i."""
     lanes = lanes_of(used[0])
     line = 2 * lanes
-    ahead = max(rows, _AHEAD // width + 1) * width
+    ahead = ahead_of_rows(rows, width) * width
     for k in range(columns[0], columns[1], line):
         of_left = ordered_for(out, _coefficients(used, k))
         of_right = ordered_for(out, _coefficients(used, k + lanes))

@@ -19,7 +19,7 @@ from backnorm.cpu.scratch import LANES
 
 __all__ = ["add_rows", "ahead_of_rows"]
 
-# Elements between what is summed and what is prefetched.
+# Elements between what is summed, or written, and what is prefetched.
 _AHEAD = 2048
 
 
@@ -44,7 +44,7 @@ def add_rows(x, dy, start, stride, rows, width, pivot, run, pitch):
 
 @inlined
 def ahead_of_rows(rows, width):
-    """Return how many rows before it is summed one is prefetched, `rows` being side by side.
+    """Return how many rows before its turn one is prefetched, `rows` being side by side.
 
     In a model x is in no cache when its backward pass comes to it, and in the shared one, at best,
     when its forward pass does, as dy is; rows side by side, or of tiles, processors do not read
