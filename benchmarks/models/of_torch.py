@@ -19,13 +19,12 @@ import backnorm.torch
 from backnorm.torch.modules import _BatchNorm
 from benchmarks.models import libraries
 from benchmarks.models.cases import MODELS, Case, Variant
-from benchmarks.models.steps import CLASSES, MOMENTUM, RATE, new_pages
+from benchmarks.models.steps import CLASSES, MOMENTUM, RATE
 
 __all__ = ["Trainer", "start"]
 
-# Steps that the profiler sees, and those of them that count: what it keeps itself takes new pages,
-# which others then lack, PyTorch's layers more than ours.
-_PROFILED, _COUNTED = 12, 5
+# Steps that the profiler sees.
+_PROFILED = 7
 
 # What a profiler calls normalisation, activations and additions, without what calls those.
 _OF_NORMALIZATION = (
@@ -103,14 +102,12 @@ class _Step:
             return None
         found = []
         for _ in range(_PROFILED):
-            before = new_pages()
             with profile(activities=[ProfilerActivity.CPU]) as watched:
                 self._renew_gradients()
-            taken = new_pages() - before
             events = watched.key_averages()
             spent = [e.self_cpu_time_total for e in events if e.key.startswith(_OF_NORMALIZATION)]
-            found.append((taken, sum(spent) * 1e-6))
-        return float(np.median([spent for _, spent in sorted(found)[:_COUNTED]]))
+            found.append(sum(spent) * 1e-6)
+        return float(np.median(found))
 
 
 def _made(case: Case) -> tuple[nn.Module, Tensor]:

@@ -21,8 +21,7 @@ __all__ = [
     "growth",
     "limit_processors",
     "module_of",
-    "new_pages",
-    "settle",
+    "reserve",
 ]
 
 #: How many classes a model tells apart.
@@ -38,9 +37,6 @@ _WORST, _CHAOS = 2.0, 0.05
 # Gradients so far off are none: those of an unrelated direction, as bfloat16 may give, are 1.4 off.
 # PyTorch's convolution of three dimensions gives some of 1e34, or NaN, in bfloat16 on a Zen 5.
 _LOST = 10.0
-
-# Steps until memory is settled at most; and pages of a step that do not count, a MiB.
-_MOST_STEPS, _FEW_PAGES = 15, 256
 
 
 class Step(Protocol):
@@ -127,24 +123,18 @@ def growth(step: Callable[[], object]) -> int:
     return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
 
 
-def settle(step: Callable[[], object]) -> None:
-    """Make steps until two in a row take next to no new memory of the system.
+def reserve(step: Callable[[], object], size: int) -> None:
+    """Give the allocator so many more bytes of the system's memory, then make steps.
 
-    An allocator that keeps all memory needs some ten until it has what every step asks for: till
-    then its new pages are a tenth of a step, of one variant earlier than of another.
+    One that keeps all memory needs some ten steps until it has what every step asks for, and while
+    a profiler takes memory of its own, never does: new pages are a tenth of a step till then, and a
+    third of normalisation, of one variant more than of another. With twice what steps take, no
+    step needs any.
     """
-    steady = 0
-    for _ in range(_MOST_STEPS):
-        before = new_pages()
-        step()
-        steady = steady + 1 if new_pages() - before < _FEW_PAGES else 0
-        if steady == 2:
-            return
-
-
-def new_pages() -> int:
-    """Return how many pages this process has been given so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    # Written to, as only then it is given.
+    bytearray(b"\1") * size
+    step()
+    step()
 
 
 def _resident() -> int:

@@ -24,13 +24,13 @@ class Work:
         return steps.compare(self._trainer, variants)
 
     def begin(self, variant: Variant) -> int:
-        """Make the first steps of a variant, until its memory is settled.
+        """Make the first steps of a variant, until no step needs new memory.
 
         Return by how many bytes resident memory grew in the very first.
         """
         self._step = self._trainer.step(variant)
         grown = steps.growth(self._step)
-        steps.settle(self._step)
+        steps.reserve(self._step, grown)
         return grown
 
     def step(self) -> float:
