@@ -25,7 +25,7 @@ from backnorm.torch.modules import (
     _BatchNorm,
     _BatchNormReLU,
 )
-from backnorm.torch.patterns import FUSABLE, Outcome
+from backnorm.torch.patterns import FUSABLE, Outcome, last_norm
 from backnorm.torch.report import LayerReport, class_name, is_batch_norm, why_left
 from backnorm.torch.steps import is_observed
 from backnorm.torch.tracing import CONTAINERS, UntraceableError
@@ -69,8 +69,8 @@ def convert(
         (`torch.nn.ReLU`, `relu` as function or method; `torch.nn.ReLU6`, `relu6`, and `Hardtanh` or
         `hardtanh` from 0 to a number of at most eight binary digits) in one pass each way. They are
         looked for in
-        `torch.nn.Sequential` and in the forward of every module that holds normalisation, by
-        `torch.fx`. The module's forward is then replaced by a graph, which runs as long as what
+        `torch.nn.Sequential` and in the forward of every module that holds normalisation, or a
+        sequence that ends in it, by `torch.fx`. The module's forward is then replaced by a graph, which runs as long as what
         the forward looks at (plain attributes, training or not) is what it was, and only for
         positional tensors; otherwise the forward itself does. A layer is not fused if it has
         hooks, or where something could see its running statistics too early. Of normalisation and a
@@ -305,7 +305,7 @@ def _exchange(module: torch.nn.Module, other: Callable[[Class], Class | None]) -
 
 
 def _normalises(module: torch.nn.Module) -> bool:
-    """Whether a module's own forward calls batch normalisation: its child, or in a list of them."""
+    """Whether a module's own forward calls batch normalisation, or a sequence that ends in it."""
     return any(type(child) in FUSABLE for child in _called(module))
 
 
@@ -316,5 +316,9 @@ def _called(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     while pending:
         child = pending.pop()
         yield child
-        if isinstance(child, CONTAINERS) and not isinstance(child, torch.nn.Sequential):
+        if not isinstance(child, CONTAINERS):
+            continue
+        if not isinstance(child, torch.nn.Sequential):
             pending += child.children()
+        elif (layer := last_norm(child)) is not None:
+            yield layer

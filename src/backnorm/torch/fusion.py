@@ -77,7 +77,7 @@ def fuse(module: torch.nn.Module) -> dict[str, Outcome]:
     try:
         for mode in (training, not training):
             module.__dict__["training"] = mode
-            traced = traces(module)
+            traced = traces(module, lambda sequence: patterns.last_norm(sequence) is not None)
             for one in traced:
                 became = patterns.fuse(one.graph, module, lists=one.kind is list)
                 if any(each.fused for each in became.values()):

@@ -20,6 +20,7 @@ from backnorm.problem import check_mask
 from backnorm.torch import cpu
 from backnorm.torch.checks import TensorValueError
 from backnorm.torch.metadata import metadata
+from backnorm.torch.ownership import laid_out
 from backnorm.torch.statistics import Running
 
 __all__ = [
@@ -156,7 +157,7 @@ def backward_activated(
     `backward`.
     """
     engine = engine_of(x)
-    out = out if engine is cpu else None
+    dy, out = laid_out(dy, x, out) if engine is cpu else (dy, None)
     statistics, how = (mean, variance, weight), (activation, arithmetic, out)
     (dz,) = engine.activation_backward(x, dy, *statistics, bias, eps, "NCX", *how)
     return backward(x, dz, None, *statistics, eps, True, False, arithmetic, dz)
@@ -181,7 +182,7 @@ def backward(
     written, or with a residual that of the residual, and is on the CPU: dy, or None: new memory.
     """
     engine = engine_of(x)
-    out = out if engine is cpu else None
+    dy, out = laid_out(dy, x, out) if engine is cpu else (dy, None)
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
         x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic, out
     )

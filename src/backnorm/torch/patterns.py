@@ -18,7 +18,7 @@ from backnorm.torch.modules import LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNo
 from backnorm.torch.rectifiers import is_exact
 from backnorm.torch.steps import NORMS
 
-__all__ = ["FUSABLE", "Outcome", "fuse"]
+__all__ = ["FUSABLE", "Outcome", "fuse", "last_norm"]
 
 #: Layers that are looked for. A lazy one becomes one of the others with its first batch.
 FUSABLE = (*NORMS, LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d)
@@ -84,6 +84,14 @@ def fuse(graph: fx.Graph, root: torch.nn.Module, *, lists: bool) -> dict[str, Ou
     for match in found:
         _replace(graph, match, effects)
     return outcomes
+
+
+def last_norm(sequence: torch.nn.Sequential) -> torch.nn.Module | None:
+    """Return the layer that a sequence ends in, which may be fused with what follows it."""
+    last = next((each for each in reversed(sequence) if type(each) is not torch.nn.Identity), None)
+    if isinstance(last, torch.nn.Sequential):
+        return last_norm(last)
+    return last if type(last) in FUSABLE else None
 
 
 def _candidates(act: fx.Node, activation: Activation, root: torch.nn.Module) -> list[_Match]:

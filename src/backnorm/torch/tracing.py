@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import itertools
 import operator
 import random
 import types
@@ -18,17 +19,20 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, fx
+from torch.nn import Sequential
 from torch.overrides import TorchFunctionMode
+
+from backnorm.torch.steps import is_observed
 
 __all__ = ["CONTAINERS", "Trace", "UntraceableError", "traces"]
 
 #: Modules whose forward is not called, or is a loop over their children.
-CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+CONTAINERS = (Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 # Values of these types do not change unless the attribute is set again.
 _CONSTANTS = (
@@ -38,6 +42,8 @@ _CONSTANTS = (
 # What every module has; "training" is looked at like any attribute.
 _INTERNAL = frozenset(vars(torch.nn.Module())) - {"training"}
 _MISSING = object()
+# What a call of a sequence calls.
+_CALLED = ("__call__", "forward", "__iter__")
 # What tells of a tensor more than its metadata.
 _READS = frozenset(
     {
@@ -68,6 +74,8 @@ class Trace:
         Plain attributes of the module that the forward looked at, and their values.
     children : list of (str, tuple)
         Containers by name, and the modules that they held.
+    opened : list of str
+        Those of them, in any depth, that the graph does not call: it calls what they held.
     """
 
     graph: fx.Graph
@@ -75,6 +83,7 @@ class Trace:
     kind: type
     attributes: dict[str, Any]
     children: list[tuple[str, tuple[torch.nn.Module | None, ...]]]
+    opened: list[str]
 
     def takes(self, arguments: tuple[Any, ...]) -> bool:
         """Whether arguments are what the graph was made for."""
@@ -96,11 +105,14 @@ class Trace:
         return all(
             tuple(module.get_submodule(name)._modules.values()) == held
             for name, held in self.children
-        )
+        ) and all(_only_calls_children(module.get_submodule(name)) for name in self.opened)
 
 
-def traces(module: torch.nn.Module) -> list[Trace]:
-    """Return the graphs of a module's forward in its present state, all children as they are.
+def traces(module: torch.nn.Module, opens: Callable[[Sequential], bool]) -> list[Trace]:
+    """Return the graphs of a module's forward in its present state.
+
+    Children are called as they are, but for a sequence that `opens` is true of: the graph calls
+    what that holds, if a call of the sequence does nothing else.
 
     The first is of tensors. A forward of one argument that asks what that is has another of a list
     of tensors, such as the layers of a DenseNet take, if that is a graph.
@@ -111,11 +123,11 @@ def traces(module: torch.nn.Module) -> list[Trace]:
         If the forward is more than a graph of its tensors, or may be.
     """
     inputs = _inputs_of(module)
-    tracer = _Tracer(Tensor)
+    tracer = _Tracer(Tensor, opens)
     found = [_trace(module, inputs, tracer)]
     if inputs == 1 and tracer.asked:
         with suppress(UntraceableError):
-            found.append(_trace(module, inputs, _Tracer(list)))
+            found.append(_trace(module, inputs, _Tracer(list, opens)))
     return found
 
 
@@ -136,9 +148,10 @@ def _trace(module: torch.nn.Module, inputs: int, tracer: _Tracer) -> Trace:
         if not _is_constant(value):
             raise UntraceableError(f"its forward looks at self.{name}, which may change")
     children = [
-        (name, tuple(container._modules.values())) for name, container in _containers(module)
+        (name, tuple(container._modules.values()))
+        for name, container in itertools.chain(_containers(module), tracer.opened.items())
     ]
-    return Trace(graph, inputs, tracer.kind, attributes, children)
+    return Trace(graph, inputs, tracer.kind, attributes, children, list(tracer.opened))
 
 
 def _inputs_of(module: torch.nn.Module) -> int:
@@ -239,10 +252,12 @@ class _Input(_Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Takes every child as it is, and sees to it that modes stay what they were.
+    """Takes every child as it is, or opens it, and sees to it that modes stay what they were.
 
     Attributes
     ----------
+    opened : dict
+        Sequences that were opened, by name.
     kind : type
         What inputs are: tensors, or lists of them.
     asked : bool
@@ -251,9 +266,11 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: type, opens: Callable[[Sequential], bool]) -> None:
         super().__init__()
         self.kind, self.asked = kind, False
+        self.opened: dict[str, Sequential] = {}
+        self._opens = opens
         self._modes = _modes()
         self._proxies: list[weakref.ref[fx.Proxy]] = []
 
@@ -268,6 +285,22 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         return True
+
+    def call_module(
+        self,
+        m: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        alone = len(args) == 1 and not kwargs
+        if not (alone and _only_calls_children(m) and self._opens(m)):
+            return super().call_module(m, forward, args, kwargs)
+        self.opened[self.path_of_module(m)] = m
+        (value,) = args
+        for child in m:
+            value = child(value)
+        return value
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         proxy = _Input(node, self) if node.op == "placeholder" else _Proxy(node, self)
@@ -290,6 +323,19 @@ def _modes() -> tuple[Any, ...]:
         torch.is_autocast_enabled("cpu"),
         # What checkpointing and offloading set.
         torch._C._autograd._top_saved_tensors_default_hooks(False),
+    )
+
+
+def _only_calls_children(module: torch.nn.Module) -> TypeGuard[Sequential]:
+    """Whether a call of a module calls its children, one after another, and does nothing else."""
+    # A fused one does what its class does.
+    cls = getattr(type(module), "_backnorm_unfused", type(module))
+    return (
+        isinstance(module, Sequential)
+        and all(getattr(cls, name) is getattr(Sequential, name) for name in _CALLED)
+        and "forward" not in module.__dict__
+        and module._compiled_call_impl is None
+        and not is_observed(module)
     )
 
 

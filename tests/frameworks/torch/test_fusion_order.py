@@ -34,7 +34,9 @@ class Block(nn.Module):
         super().__init__()
         self.bn, self.other = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
         self.relu, self.linear = nn.ReLU(), nn.Linear(3, 3)
-        self.branch = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        # It does not end in normalisation, which could be fused with the addition in its own place.
+        self.branch = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Tanh())
+        self.opened = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
 
 
 def block(steps):
@@ -72,6 +74,18 @@ def behind(self, x):
     return self.relu(y + self.branch(h))
 
 
+def in_a_sequence(self, x):
+    """The normalisation ends a sequence, and its residual is computed after it."""
+    h = x * 1
+    y = self.opened(x)
+    return self.relu(y + self.branch(h))
+
+
+def last_in_a_sequence(self, x):
+    """A sequence ends in normalisation, whose residual is normalised, too."""
+    return self.relu(self.bn(x) + self.opened(x))
+
+
 def shares_buffers(net):
     net.branch[1].running_mean = net.bn.running_mean
 
@@ -82,7 +96,7 @@ def shares_memory(net):
 
 
 def holds_the_layer(net):
-    net.branch = nn.Sequential(nn.Tanh(), net.bn)
+    net.branch = nn.Sequential(nn.Tanh(), net.bn, nn.Tanh())
 
 
 def holds_a_reader(net):
@@ -177,7 +191,13 @@ UNFUSED = {
     "subclass": (behind, holds_a_subclass),
     "residual changed": (changes_the_residual,),
 }
-FUSED = {"residual": residual, "behind": behind, "result": reads_for_the_result}
+FUSED = {
+    "residual": residual,
+    "behind": behind,
+    "result": reads_for_the_result,
+    "in a sequence": in_a_sequence,
+    "last in a sequence": last_in_a_sequence,
+}
 
 
 def compared(steps, close, change=None, after=None, inputs=1):
@@ -253,7 +273,7 @@ def test_global_hooks_see_the_statistics_of_their_place(close):
             net(x)
         finally:
             handle.remove()
-    assert len(seen[mine]) == len(seen[theirs]) == 7
+    assert len(seen[mine]) == len(seen[theirs]) == 8
     close(seen[mine], seen[theirs])
 
 
@@ -274,6 +294,91 @@ def test_changes_after_the_conversion_are_noticed(change, compiled, close):
 
     torch._dynamo.reset()
     assert fusion.is_fused(compared(behind, close, after=changed))
+
+
+class Doubling(nn.Sequential):
+    """A sequence that does more than to call its children."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class Reversed(nn.Sequential):
+    """One that calls them in another order."""
+
+    def __iter__(self):
+        return reversed(tuple(self._modules.values()))
+
+
+def doubles_afterwards(net):
+    net.opened.register_forward_hook(lambda module, inputs, y: y * 2)
+
+
+def doubles_inside(net):
+    net.opened[0].register_forward_hook(lambda module, inputs, y: y * 2)
+
+
+def is_longer(net):
+    net.opened.append(nn.Tanh())
+
+
+def is_another(net):
+    net.opened[0] = nn.Tanh()
+
+
+def has_a_forward(net):
+    net.opened.forward = nn.Tanh().forward
+
+
+def doubles(net):
+    net.opened = Doubling(*net.opened)
+
+
+def is_reversed(net):
+    net.opened = Reversed(*net.opened)
+
+
+OF_A_SEQUENCE = (
+    doubles_afterwards, doubles_inside, is_longer, is_another, has_a_forward, doubles, is_reversed,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("change", OF_A_SEQUENCE)
+def test_what_becomes_of_a_sequence_after_the_conversion_is_heeded(change, compiled, close):
+    def changed(net):
+        change(net)
+        if compiled:
+            net.compile(backend="eager")
+
+    torch._dynamo.reset()
+    assert fusion.is_fused(compared(in_a_sequence, close, after=changed))
+
+
+@pytest.mark.parametrize("change", OF_A_SEQUENCE)
+def test_a_sequence_that_does_more_is_called(change, close):
+    net = compared(in_a_sequence, close, change)
+    # Where its children are called by it alone, they may be what they are.
+    assert fusion.is_fused(net) == (change in (doubles_inside, is_another))
+
+
+def test_a_fused_sequence_is_opened_as_others_are(close):
+    def steps(self, x):
+        return self.relu(self.opened(x) + x)
+
+    def change(net):
+        net.opened = nn.Sequential(
+            nn.BatchNorm1d(3), nn.ReLU(), nn.Sequential(*net.opened)
+        ).double()
+
+    net = compared(steps, close, change)
+    assert fusion.is_fused(net)
+    assert fusion.is_fused(net.opened)
+    assert len(net._backnorm_fused[0].trace.opened) == 2
+    # In a copy children may be fused before what holds them.
+    again = copy.deepcopy(net)
+    assert len(again._backnorm_fused[0].trace.opened) == 2
+    close(batches(again), batches(copy.deepcopy(net)))
 
 
 def test_an_input_that_is_the_running_mean_is_read_in_its_place(close):

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import backnorm.torch
 from backnorm.torch import ownership
+from backnorm.torch.tensors import Tensors
 
 LAYERS = {
     "alone": nn.Identity,
@@ -288,21 +289,61 @@ class Laying(torch.autograd.Function):
     """A function that is nothing, and lays its gradient out in another way."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, laid):
+        ctx.places = laid
         return x.clone()
 
     @staticmethod
     def backward(ctx, dy):
-        return dy.transpose(2, 3).contiguous().transpose(2, 3)
+        laid = dy.transpose(2, 3).contiguous().transpose(2, 3)
+        ctx.places.append(laid.data_ptr())
+        return laid, None
 
 
 @pytest.mark.parametrize("activation", ["alone", "relu", "silu"])
 def test_a_gradient_that_lies_in_another_way_is_not_overwritten(activation, x):
     ours, theirs = layer(activation)
-    dx, dy, found = places(lambda leaf: Laying.apply(ours(leaf)), x, squared)
+    laid = []
+    dx, _, found = places(lambda leaf: Laying.apply(ours(leaf), laid), x, squared)
     _, _, expected = places(theirs, x, squared)
     torch.testing.assert_close(found, expected)
-    assert dx != dy
+    assert laid != [dx]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("activation", LAYERS)
+def test_gradients_of_what_was_concatenated(activation, dtype, x, monkeypatch):
+    """They are parts of one gradient, which stays what it is; a call of a known layer copies."""
+    x = x.to(dtype)
+    (ours, _), (others, _) = (layer(activation, dtype=dtype) for _ in range(2))
+    kept = []
+
+    def pair(first, second):
+        y = torch.cat((first, second), 1)
+        y.register_hook(lambda dy: kept.append((dy, dy.clone())))
+        (y * y).sum().backward()
+
+    def gradients(combined):
+        leaf = x.clone().requires_grad_()
+        combined(ours(leaf), others(leaf.detach() + 1))
+        return leaf.grad
+
+    expected = gradients(lambda y, _: squared(y))
+    gradients(pair)
+    with monkeypatch.context() as patched:
+        # What is not known is read anew.
+        patched.setattr(Tensors, "read", None)
+        assert torch.equal(gradients(pair), expected)
+    for dy, before in kept:
+        assert torch.equal(dy, before)
+
+
+def test_a_part_of_a_gradient_that_has_lost_its_memory():
+    x, whole = torch.randn(5, 6, 4), torch.randn(5, 8, 4)
+    dy, y = whole[:, 1:7], backnorm.torch.BatchNorm1d(6)(x.requires_grad_())
+    lost = giving(lambda _: (whole.untyped_storage().resize_(64), dy)[1])
+    with pytest.raises(backnorm.ArgumentValueError, match=r"dy.*out of bounds"):
+        squared(lost(y))
 
 
 def giving(gradient):
