@@ -68,13 +68,13 @@ def convert(
         Whether to compute normalisation, a following addition and a following ReLU
         (`torch.nn.ReLU`, `relu` as function or method; `torch.nn.ReLU6`, `relu6`, and `Hardtanh` or
         `hardtanh` from 0 to a number of at most eight binary digits) in one pass each way. They are
-        looked for in
-        `torch.nn.Sequential` and in the forward of every module that holds normalisation, or a
-        sequence that ends in it, by `torch.fx`. The module's forward is then replaced by a graph, which runs as long as what
-        the forward looks at (plain attributes, training or not) is what it was, and only for
-        positional tensors; otherwise the forward itself does. A layer is not fused if it has
-        hooks, or where something could see its running statistics too early. Of normalisation and a
-        following SiLU or Hardswish the normalised values are not kept.
+        looked for in `torch.nn.Sequential` and in the forward of every module that holds
+        normalisation, or a sequence that ends in it, by `torch.fx`. The module's forward is then
+        replaced by a graph, which runs as long as what the forward looks at (plain attributes,
+        training or not) is what it was, and only for positional tensors; otherwise the forward
+        itself does. A layer is not fused if it has hooks, or where something could see its running
+        statistics too early. Of normalisation and a following SiLU or Hardswish the normalised
+        values are not kept.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`, which says what became of it and why: ``report=print`` prints
