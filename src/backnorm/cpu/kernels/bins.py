@@ -430,8 +430,8 @@ def _visit(x, dy, i, stride, count, left, m, bins, at, pitch, terms):
     limits, units, digits, most = _begin(x, bins, at, pitch)
     index, ahead = i, count * stride
     for _ in range(count):
-        prefetch(x, index + ahead)
-        prefetch(dy, index + ahead)
+        prefetch(x, index + ahead, 1)
+        prefetch(dy, index + ahead, 1)
         centred = _centred(dy, load(x, index), m)
         slope = gradient(dy, index, centred)
         digits, most = _step(x, dy, slope, centred, units, digits, most)

@@ -45,7 +45,7 @@ from backnorm.cpu.kernels.memory import (
     load_singles,
     load_some,
     offset,
-    prefetch_run,
+    prefetch,
     singles_within,
     store,
     store_first,
@@ -452,8 +452,8 @@ def _add_strips(x, dy, start, stride, rows, first, width, pivot, run, pitch):
         count = width - k
         if rows == 4 and count >= SINGLES:
             for row in range(4):
-                prefetch_run(x, ahead + k + row * stride, SINGLES)
-                prefetch_run(dy, ahead + k + row * stride, SINGLES)
+                prefetch(x, ahead + k + row * stride, SINGLES)
+                prefetch(dy, ahead + k + row * stride, SINGLES)
             totals = add_strip(x, dy, start + k, stride, mean, totals)
         else:
             counts = (count, _if(rows > 1, count), _if(rows > 2, count), _if(rows > 3, count))

@@ -37,7 +37,7 @@ from backnorm.cpu.kernels.memory import (
     load_first,
     load_singles,
     load_singles_first,
-    prefetch_run,
+    prefetch,
 )
 from backnorm.cpu.kernels.relu import Activation, ReLU, has_values, relu, values_of
 from backnorm.cpu.kernels.sums import value
@@ -105,9 +105,9 @@ def _prefetch_elements(x, dy, out, index, count, streaming):
 
     @inlined
     def forward(x, dy, out, index, count, streaming):
-        prefetch_run(x, index, count)
+        prefetch(x, index, count)
         if not streaming:
-            prefetch_run(out, index, count)
+            prefetch(out, index, count)
 
     if not isinstance(dy, ReLU):
         return lambda x, dy, out, index, count, streaming: forward(
@@ -117,7 +117,7 @@ def _prefetch_elements(x, dy, out, index, count, streaming):
     def with_residual(x, dy, out, index, count, streaming):
         forward(x, dy, out, index, count, streaming)
         if has_values(dy):
-            prefetch_run(values_of(dy), index, count)
+            prefetch(values_of(dy), index, count)
 
     return with_residual
 

@@ -54,7 +54,6 @@ __all__ = [
     "load_some",
     "offset",
     "prefetch",
-    "prefetch_run",
     "singles_within",
     "store",
     "store_first",
@@ -134,26 +133,15 @@ def load(typingctx, array, index):
     return _loading(array, index, None, Vec)
 
 
-def prefetch(array, index):
-    """Let the cache line of element `index`, which need not exist, be read soon; of None nothing.
+def prefetch(array, index, count):
+    """Let the cache lines of `count` elements, which need not exist, be read soon; of None nothing.
 
-    For rows that are far apart: of those processors do not read ahead by themselves.
+    For rows that are far apart, and beyond a page: there processors do not read ahead.
     """
 
 
 @overload(prefetch)
-def _prefetch_of(array, index):
-    if isinstance(array, types.NoneType):
-        return lambda array, index: None
-    return lambda array, index: _prefetch(array, index)
-
-
-def prefetch_run(array, index, count):
-    """Let the cache lines of `count` elements be read soon, as `prefetch` does that of one."""
-
-
-@overload(prefetch_run)
-def _prefetch_run_of(array, index, count):
+def _prefetch_of(array, index, count):
     if isinstance(array, types.NoneType):
         return lambda array, index, count: None
     in_line = 8 * _CACHE_LINE // array.dtype.bitwidth

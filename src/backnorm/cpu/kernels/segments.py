@@ -49,7 +49,7 @@ from backnorm.cpu.kernels.memory import (
     load,
     load_one,
     offset,
-    prefetch_run,
+    prefetch,
     store,
     store_first,
     store_one,
@@ -352,8 +352,8 @@ def _add_segment(x, dy, i, end, mean, running, place):
         resume(x, running, place + 6 * LANES, LANES),
     )
     while i + 2 * LANES <= end:
-        prefetch_run(x, i + _AHEAD_OF_SUMS, 2 * LANES)
-        prefetch_run(dy, i + _AHEAD_OF_SUMS, 2 * LANES)
+        prefetch(x, i + _AHEAD_OF_SUMS, 2 * LANES)
+        prefetch(dy, i + _AHEAD_OF_SUMS, 2 * LANES)
         s0, p0 = take(x, dy, i, m, s0, p0)
         s1, p1 = take(x, dy, i + LANES, m, s1, p1)
         i += 2 * LANES
@@ -379,8 +379,8 @@ def _add_strips(x, dy, i, end, mean, running, place):
         resume(x, running, place + 6 * LANES, LANES),
     )
     while i + 4 * SINGLES <= end:
-        prefetch_run(x, i + _AHEAD_OF_SUMS, 4 * SINGLES)
-        prefetch_run(dy, i + _AHEAD_OF_SUMS, 4 * SINGLES)
+        prefetch(x, i + _AHEAD_OF_SUMS, 4 * SINGLES)
+        prefetch(dy, i + _AHEAD_OF_SUMS, 4 * SINGLES)
         totals = add_strip(x, dy, i, SINGLES, m, totals)
         i += 4 * SINGLES
     if i < end:

@@ -12,7 +12,7 @@ from numba import types
 from numba.extending import overload
 
 from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.memory import load, offset, prefetch_run
+from backnorm.cpu.kernels.memory import load, offset, prefetch
 from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.sums import resume, suspend, take, take_first
 from backnorm.cpu.scratch import LANES
@@ -91,8 +91,8 @@ def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
             i = start + k
             s, p = resume(x, run, k, pitch), resume(x, products, k, pitch)
             for _ in range(rows):
-                prefetch_run(x, i + ahead, lanes)
-                prefetch_run(dy, i + ahead, lanes)
+                prefetch(x, i + ahead, lanes)
+                prefetch(dy, i + ahead, lanes)
                 s, p = take(x, dy, i, pivot, k, s, p)
                 i += stride
             suspend(s, run, k, pitch)
