@@ -88,7 +88,8 @@ def fuse(graph: fx.Graph, root: torch.nn.Module, *, lists: bool) -> dict[str, Ou
 
 def last_norm(sequence: torch.nn.Sequential) -> torch.nn.Module | None:
     """Return the layer that a sequence ends in, which may be fused with what follows it."""
-    last = next((each for each in reversed(sequence) if type(each) is not torch.nn.Identity), None)
+    held = reversed(sequence._modules.values())
+    last = next((each for each in held if type(each) is not torch.nn.Identity), None)
     if isinstance(last, torch.nn.Sequential):
         return last_norm(last)
     return last if type(last) in FUSABLE else None
