@@ -6,6 +6,7 @@ Every block is run beside its own unfused original, for several batches in train
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -277,25 +278,6 @@ def test_global_hooks_see_the_statistics_of_their_place(close):
     close(seen[mine], seen[theirs])
 
 
-# A compiler knows tensors, not their memory.
-@pytest.mark.parametrize(
-    ("change", "compiled"),
-    [
-        *((change, False) for change in (shares_buffers, holds_the_layer, holds_a_reader)),
-        *((change, True) for change in (shares_buffers, holds_the_layer, holds_a_reader)),
-        (shares_memory, False),
-    ],
-)
-def test_changes_after_the_conversion_are_noticed(change, compiled, close):
-    def changed(net):
-        change(net)
-        if compiled:
-            net.compile(backend="eager")
-
-    torch._dynamo.reset()
-    assert fusion.is_fused(compared(behind, close, after=changed))
-
-
 class Doubling(nn.Sequential):
     """A sequence that does more than to call its children."""
 
@@ -343,16 +325,26 @@ OF_A_SEQUENCE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("change", OF_A_SEQUENCE)
-def test_what_becomes_of_a_sequence_after_the_conversion_is_heeded(change, compiled, close):
+OF_MEMORY = (shares_buffers, holds_the_layer, holds_a_reader)
+
+
+@pytest.mark.parametrize(
+    ("steps", "change", "compiled"),
+    [
+        *itertools.product((behind,), OF_MEMORY, (False, True)),
+        # A compiler knows tensors, not their memory.
+        (behind, shares_memory, False),
+        *itertools.product((in_a_sequence,), OF_A_SEQUENCE, (False, True)),
+    ],
+)
+def test_changes_after_the_conversion_are_noticed(steps, change, compiled, close):
     def changed(net):
         change(net)
         if compiled:
             net.compile(backend="eager")
 
     torch._dynamo.reset()
-    assert fusion.is_fused(compared(in_a_sequence, close, after=changed))
+    assert fusion.is_fused(compared(steps, close, after=changed))
 
 
 @pytest.mark.parametrize("change", OF_A_SEQUENCE)
