@@ -75,7 +75,9 @@ def laid_out(dy: Tensor, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor 
         If there is no memory to copy from.
     """
     if (
-        dy.stride() == x.stride()
+        # Others have no strides to be asked for.
+        not (dy.layout is x.layout is torch.strided)
+        or dy.stride() == x.stride()
         or type(dy) not in PLAIN
         or type(x) not in PLAIN
         or not (dy.is_cpu and x.is_cpu)

@@ -346,6 +346,17 @@ def test_a_part_of_a_gradient_that_has_lost_its_memory():
         squared(lost(y))
 
 
+@pytest.mark.parametrize("lay", [torch.Tensor.to_sparse_csr, torch.Tensor.to_mkldnn], ids=str)
+@pytest.mark.parametrize("name", ["x", "dy"])
+def test_a_tensor_of_another_layout_is_refused(name, lay, recwarn):
+    given = {each: torch.randn(5, 6) for each in ("x", "dy")}
+    given |= {"mask": None, "mean": torch.zeros(6), "variance": torch.ones(6), "weight": None}
+    given[name] = lay(given[name])
+    how = {"eps": 1e-5, "training": True, "has_residual": False}
+    with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}"):
+        torch.ops.backnorm.batch_norm_backward(**given, **how)
+
+
 def giving(gradient):
     """Return a function that is nothing, and gives another gradient."""
 
