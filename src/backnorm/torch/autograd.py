@@ -24,7 +24,7 @@ from backnorm.torch.activations import derivative as derivative_of_activation
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
 from backnorm.torch.memory import check_before_pytorch
-from backnorm.torch.ownership import Holders, holders, spare
+from backnorm.torch.ownership import Holders, holders, released, spare
 from backnorm.torch.rectifiers import derivative, rectified
 from backnorm.torch.statistics import Running
 
@@ -58,10 +58,12 @@ class _Normalised(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
-        held, has_residual = holders(dy), ctx.needs_input_grad[1]
+        of_dy, has_residual = holders(dy), ctx.needs_input_grad[1]
         x, mask, weight = ctx.saved_tensors
+        of_x = released(ctx, x, of_dy, has_residual)
         mean, variance, eps, training, arithmetic = ctx.known
         given = x, dy, mask, mean, variance, weight, eps, training, has_residual, arithmetic
+        held = of_x, of_dy
         return _gradients(ctx, kernels.backward, operations.backward, given, held, weight)
 
 
@@ -70,13 +72,13 @@ def _gradients(
     by_kernels: Callable[..., Any],
     by_operations: Callable[..., Any],
     given: tuple[Any, ...],
-    held: Holders | None,
+    held: tuple[Holders | None, Holders | None],
     weight: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of all inputs of a function: x, residual, weight, bias, and no others.
 
     Kernels compute them of what is `given`, x and dy first; operations where these are to be
-    differentiated again, or are no memory. `held` says who holds dy, None if it is not to be
+    differentiated again, or are no memory. `held` says who holds x, and dy; None: it is not to be
     overwritten.
     """
     x, dy = given[:2]
@@ -87,7 +89,7 @@ def _gradients(
         else:
             if profiler._is_profiler_enabled:
                 by_kernels = events.shown(by_kernels, "batch_norm_backward")
-            gradients = by_kernels(*given, spare(dy, held, x))
+            gradients = by_kernels(*given, spare(x, dy, *held))
     except OpaqueTensorError:
         # Who packs what is saved may unpack it as something else.
         gradients = asked(by_operations, *given, dy=dy, input=x, weight=weight)
@@ -162,10 +164,10 @@ class BatchNormActivation(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
-        held = holders(dy)
+        of_dy = holders(dy)
         x, weight, bias = ctx.saved_tensors
         mean, variance, *how = ctx.known
-        given = x, dy, mean, variance, weight, bias, *how
+        given, held = (x, dy, mean, variance, weight, bias, *how), (None, of_dy)
         return _gradients(ctx, kernels.backward_activated, _by_operations, given, held, weight)
 
 

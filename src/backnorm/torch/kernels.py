@@ -20,7 +20,7 @@ from backnorm.problem import check_mask
 from backnorm.torch import cpu
 from backnorm.torch.checks import TensorValueError
 from backnorm.torch.metadata import metadata
-from backnorm.torch.ownership import laid_out
+from backnorm.torch.ownership import NOTHING, Spare, laid_out, places
 from backnorm.torch.statistics import Running
 
 __all__ = [
@@ -149,18 +149,20 @@ def backward_activated(
     eps: float,
     activation: str,
     arithmetic: str,
-    out: Tensor | None = None,
+    spare: Spare = NOTHING,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight and bias before an activation other than a ReLU.
 
-    What it was applied to is computed again, of x and the batch's statistics. `out` is as in
+    What it was applied to is computed again, of x and the batch's statistics. `spare` is as in
     `backward`.
     """
-    engine = engine_of(x)
-    dy, out = laid_out(dy, x, out) if engine is cpu else (dy, None)
+    engine, out = engine_of(x), None
+    if engine is cpu:
+        dy, spare = laid_out(dy, x, spare)
+        out = (spare[0],)
     statistics, how = (mean, variance, weight), (activation, arithmetic, out)
     (dz,) = engine.activation_backward(x, dy, *statistics, bias, eps, "NCX", *how)
-    return backward(x, dz, None, *statistics, eps, True, False, arithmetic, dz)
+    return backward(x, dz, None, *statistics, eps, True, False, arithmetic, (dz, None))
 
 
 def backward(
@@ -174,15 +176,17 @@ def backward(
     training: bool,
     has_residual: bool,
     arithmetic: str,
-    out: Tensor | None = None,
+    spare: Spare = NOTHING,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight, bias and residual, those of channels of weight's type.
 
-    `mask` is that of the forward pass, None if it had no ReLU. `out` is where that of x may be
-    written, or with a residual that of the residual, and is on the CPU: dy, or None: new memory.
+    `mask` is that of the forward pass, None if it had no ReLU. `spare` is what of dy and x may be
+    written over, on the CPU.
     """
-    engine = engine_of(x)
-    dy, out = laid_out(dy, x, out) if engine is cpu else (dy, None)
+    engine, out = engine_of(x), None
+    if engine is cpu:
+        dy, spare = laid_out(dy, x, spare)
+        out = places(spare, has_residual)
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
         x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic, out
     )

@@ -58,9 +58,7 @@ class Tensors:
         "or (users_of(storage_of({0})) > 1 and {0}.untyped_storage().nbytes() < {1}_bytes) "
         "or ({0}.storage_offset() and is_beyond({0}))",
         held="at_{}",
-        # Of dy the kernel makes dresidual element by element, while that of dx is read: it can be
-        # written over it, and dx cannot.
-        out="dresidual",
+        each_out=True,
         address="{}.data_ptr()",
         stage="stage.__call__",
         constants=(
@@ -202,11 +200,11 @@ class Tensors:
         plain_classes = (*PLAIN, type(None))
         return () if all(type(one) in plain_classes for one in operands) else None
 
-    def target(self, out: Tensor, *_: Any, in_place: bool = False) -> Tensor:
-        """Return what a result is written to, which lies in memory as x does: see `Code.out`."""
+    def target(self, out: Any, *_: Any, in_place: bool = False) -> Any:
+        """Return what results are written to, which lies in memory as x does."""
         return out
 
-    def put(self, result: Tensor, out: Tensor) -> Tensor:
+    def put(self, result: Tensor, out: Any) -> Tensor:
         """Return the first result, which is where it is to be."""
         return result
 

@@ -83,7 +83,7 @@ def test_a_gradient_of_nobody_is_overwritten(activation, training, dtype, x):
     is_one = training or activation == "alone"
     assert dx == dy or not is_one
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ownership, "_alone", lambda: None)
+        patch.setattr(ownership, "_alone", lambda: (None, None))
         dx, dy, expected = places(ours, x, squared)
     assert dx != dy or not is_one
     assert torch.equal(found, expected)
@@ -114,7 +114,7 @@ def test_the_gradient_of_a_residual_is_written_over_dy(shape, dtype, x):
     where, found = gradients()
     assert sorted(where) == [False, True]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ownership, "_alone", lambda: None)
+        patch.setattr(ownership, "_alone", lambda: (None, None))
         where, expected = gradients()
     assert not any(where)
     assert all(map(torch.equal, found, expected))
@@ -219,7 +219,7 @@ def test_one_that_somebody_holds_is_not(use, activation, x, nothing_kept):
     kept.clear()
     x.grad = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ownership, "_alone", lambda: None)
+        patch.setattr(ownership, "_alone", lambda: (None, None))
         y = model(x)
         torch.manual_seed(3)
         use(y)
@@ -408,7 +408,7 @@ def test_where_no_thread_can_be_had_nothing_is_overwritten(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("threading.Thread.start", start)
-    assert ownership._alone.__wrapped__() is None
+    assert ownership._alone.__wrapped__() == (None, None)
 
 
 def test_expanded_inputs(x):
@@ -418,16 +418,19 @@ def test_expanded_inputs(x):
     torch.testing.assert_close(*found)
 
 
-def test_what_shows_who_holds_a_gradient():
-    alone = ownership._alone()
-    assert alone is not None
-    uses, objects, storages = alone
-    assert (uses, storages) == (1, 1)
-    assert objects > 1
+def test_what_shows_who_holds_a_tensor():
     found = []
     ownership._try(found)
-    assert found[0] == alone
-    assert alone not in found[1:]
+    for k, alone in enumerate(ownership._alone()):
+        assert alone is not None
+        uses, objects, storages = alone
+        assert (uses, storages) == (1, 1)
+        assert objects > 1
+        assert found[0][k] == alone
+        # The first three others hold dy, the rest x.
+        others = found[1:4] if k == 0 else found[4:]
+        assert len(others) > 2
+        assert alone not in [each[k] for each in others]
 
 
 def test_without_such_counts_nothing_is_overwritten(x, monkeypatch):
