@@ -24,7 +24,7 @@ from backnorm.torch.activations import derivative as derivative_of_activation
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
 from backnorm.torch.memory import check_before_pytorch
-from backnorm.torch.ownership import Holders, holders, released, spare
+from backnorm.torch.ownership import Holders, holders, released, spare, wants_x
 from backnorm.torch.rectifiers import derivative, rectified
 from backnorm.torch.statistics import Running
 
@@ -60,7 +60,7 @@ class _Normalised(Function):
         """Return the gradients of x, residual, weight and bias."""
         of_dy, has_residual = holders(dy), ctx.needs_input_grad[1]
         x, mask, weight = ctx.saved_tensors
-        of_x = released(ctx, x, of_dy, has_residual)
+        of_x = released(ctx, x) if wants_x(of_dy, has_residual) else None
         mean, variance, eps, training, arithmetic = ctx.known
         given = x, dy, mask, mean, variance, weight, eps, training, has_residual, arithmetic
         held = of_x, of_dy

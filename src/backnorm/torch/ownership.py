@@ -30,7 +30,17 @@ from torch.autograd import Function
 from backnorm.torch.classes import PLAIN
 from backnorm.torch.memory import check_memory, plain, storage_of, users_of
 
-__all__ = ["NOTHING", "Holders", "Spare", "holders", "laid_out", "places", "released", "spare"]
+__all__ = [
+    "NOTHING",
+    "Holders",
+    "Spare",
+    "holders",
+    "laid_out",
+    "places",
+    "released",
+    "spare",
+    "wants_x",
+]
 
 # Bytes: c10's `gAlignment`.
 _ALIGNMENT = 64
@@ -57,16 +67,22 @@ def holders(tensor: Tensor) -> Holders | None:
         return None
 
 
-def released(ctx: Any, x: Tensor, dy: Holders | None, has_residual: bool) -> Holders | None:
-    """Return how many hold x but for the node that saved it, or None where dy is place enough.
+def wants_x(of_dy: Holders | None, has_residual: bool) -> bool:
+    """Whether x may have to be written over, given who holds dy, and it can be told who holds x."""
+    alone = _alone()
+    return (
+        of_dy is not None
+        and alone[1] is not None
+        and (has_residual or of_dy != alone[0])
+        and not torch.compiler.is_compiling()
+    )
 
-    The node lets go of it, unless the graph is kept. Call it in `backward`, where x is a variable
-    and nothing else holds it.
+
+def released(ctx: Any, x: Tensor) -> Holders | None:
+    """Return how many hold x but for the node that saved it, which lets go of it.
+
+    Unless the graph is kept. Call it in `backward`, where x is a variable and nothing else has it.
     """
-    if dy is None or not (has_residual or dy != _alone()[0]):
-        return None
-    if torch.compiler.is_compiling():
-        return None
     ctx.maybe_clear_saved_tensors()
     return holders(x)
 
@@ -194,7 +210,7 @@ class _Probe(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         held = holders(dy)
         (x,) = ctx.saved_tensors
-        ctx.found.append((held, released(ctx, x, held, True)))
+        ctx.found.append((held, released(ctx, x)))
         return dy.clone(), None
 
 
