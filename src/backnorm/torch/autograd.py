@@ -60,7 +60,7 @@ class _Normalised(Function):
         """Return the gradients of x, residual, weight and bias."""
         of_dy, has_residual = holders(dy), ctx.needs_input_grad[1]
         x, mask, weight = ctx.saved_tensors
-        of_x = released(ctx, x) if wants_x(of_dy, has_residual) else None
+        of_x = released(ctx, x) if wants_x(x, of_dy, has_residual) else None
         mean, variance, eps, training, arithmetic = ctx.known
         given = x, dy, mask, mean, variance, weight, eps, training, has_residual, arithmetic
         held = of_x, of_dy

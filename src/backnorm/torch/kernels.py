@@ -159,7 +159,7 @@ def backward_activated(
     engine, out = engine_of(x), None
     if engine is cpu:
         dy, spare = laid_out(dy, x, spare)
-        out = (spare[0],)
+        out = spare[:1] if spare[0] is not None else None
     statistics, how = (mean, variance, weight), (activation, arithmetic, out)
     (dz,) = engine.activation_backward(x, dy, *statistics, bias, eps, "NCX", *how)
     return backward(x, dz, None, *statistics, eps, True, False, arithmetic, (dz, None))

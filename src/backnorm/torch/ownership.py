@@ -67,13 +67,15 @@ def holders(tensor: Tensor) -> Holders | None:
         return None
 
 
-def wants_x(of_dy: Holders | None, has_residual: bool) -> bool:
-    """Whether x may have to be written over, given who holds dy, and it can be told who holds x."""
-    alone = _alone()
+def wants_x(x: Tensor, of_dy: Holders | None, has_residual: bool) -> bool:
+    """Whether x is to be written over if nobody else holds it, given who holds dy."""
+    dy_alone, x_alone = _alone()
     return (
-        of_dy is not None
-        and alone[1] is not None
-        and (has_residual or of_dy != alone[0])
+        (has_residual or of_dy != dy_alone)
+        and of_dy is not None
+        and x_alone is not None
+        # A leaf is held by what its gradient is added to.
+        and not x.is_leaf
         and not torch.compiler.is_compiling()
     )
 
@@ -89,19 +91,22 @@ def released(ctx: Any, x: Tensor) -> Holders | None:
 
 def spare(x: Tensor, dy: Tensor, of_x: Holders | None, of_dy: Holders | None) -> Spare:
     """Return which of x and dy may be written over, given who holds them."""
-    alone = _alone()
-    over_dy = of_dy is not None and of_dy == alone[0] and not dy.requires_grad and _fits(dy, x)
-    over_x = of_x is not None and of_x == alone[1] and _fits(x, x) and _is_of_pytorch(x)
-    # Not `detach`, which is a view: it would hold x.
-    return dy if over_dy else None, x.data if over_x else None
+    dy_alone, x_alone = _alone()
+    over_dy = of_dy is not None and of_dy == dy_alone and not dy.requires_grad and _fits(dy, x)
+    if of_x is not None and of_x == x_alone and _fits(x, x) and _is_of_pytorch(x):
+        # Not `detach`, which is a view: it would hold x.
+        return dy if over_dy else None, x.data
+    return (dy, None) if over_dy else NOTHING
 
 
-def places(spare: Spare, has_residual: bool) -> tuple[Tensor | None, ...]:
+def places(spare: Spare, has_residual: bool) -> tuple[Tensor | None, ...] | None:
     """Return where the gradients of x and of the residual are written, None for new memory.
 
     Of dy the kernel makes the gradient of the residual element by element, after that of x: it can
     be written over dy, and that of x cannot.
     """
+    if spare is NOTHING:
+        return None
     dy, x = spare
     return (x, dy) if has_residual else (x if dy is None else dy,)
 
@@ -118,10 +123,14 @@ def laid_out(dy: Tensor, x: Tensor, spare: Spare) -> tuple[Tensor, Spare]:
     TensorValueError
         If there is no memory to copy from.
     """
+    try:
+        if dy.stride() == x.stride():
+            return dy, spare
+    except RuntimeError:
+        # One is sparse.
+        return dy, spare
     if (
-        # Others have no strides to be asked for.
         not (dy.layout is x.layout is torch.strided)
-        or dy.stride() == x.stride()
         or type(dy) not in PLAIN
         or type(x) not in PLAIN
         or not (dy.is_cpu and x.is_cpu)
