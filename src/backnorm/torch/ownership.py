@@ -194,13 +194,13 @@ def _alone() -> tuple[Holders | None, Holders | None]:
     thread.join()
     if len(found) != len(_KINDS):
         return None, None
-    of_dy, of_x = zip(*found, strict=True)
-    return _told(of_dy, _OF_DY), _told(of_x, _OF_X)
+    (of_dy, *of_dys), (of_x, *of_xs) = zip(*found, strict=True)
+    begin = len(_DY_BY_OTHERS)
+    return _told(of_dy, of_dys[:begin]), _told(of_x, of_xs[begin:])
 
 
-def _told(found: tuple[Holders | None, ...], by_others: slice) -> Holders | None:
+def _told(alone: Holders | None, others: list[Holders | None]) -> Holders | None:
     """Return who holds what is nobody else's, if that differs from whatever others hold."""
-    alone, others = found[0], found[by_others]
     # Without a count of storages, that of nobody's is 0.
     told = alone is not None and alone[2] == 1 and alone not in others
     return alone if told else None
@@ -284,10 +284,6 @@ def _x_by_the_graph(probe: _Function) -> None:
     _differentiate(probe(_new()), retain_graph=True)
 
 
-_KINDS = (
-    _by_nobody,
-    *(_dy_by_a_hook, _dy_by_the_caller, _dy_by_a_view),
-    *(_x_by_the_caller, _x_by_a_view, _x_by_another_node, _x_by_the_graph),
-)
-# Where in those the others hold dy, and x.
-_OF_DY, _OF_X = slice(1, 4), slice(4, 8)
+_DY_BY_OTHERS = (_dy_by_a_hook, _dy_by_the_caller, _dy_by_a_view)
+_X_BY_OTHERS = (_x_by_the_caller, _x_by_a_view, _x_by_another_node, _x_by_the_graph)
+_KINDS = (_by_nobody, *_DY_BY_OTHERS, *_X_BY_OTHERS)
