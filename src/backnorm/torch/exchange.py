@@ -24,12 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from backnorm import binned
 from backnorm.binned import raised, tops_of, with_tops
 from backnorm.errors import BacknormError
 
 __all__ = [
     "SynchronisationError",
     "bins_of_all",
+    "check_count",
     "group_of",
     "is_first",
     "moments_of_all",
@@ -57,6 +59,14 @@ def group_of(group: Any) -> Any:
         return None
     group = dist.group.WORLD if group is None else group
     return group if dist.get_world_size(group) > 1 else None
+
+
+def check_count(count: int, group: Any) -> None:
+    """Raise if a part has more elements in a channel than reproducible sums of all parts hold.
+
+    Each process checks its own part, before any exchange, as if all parts were as large.
+    """
+    binned.check_count("input", dist.get_world_size(group) * count)
 
 
 def is_first(group: Any) -> bool:

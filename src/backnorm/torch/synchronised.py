@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.torch import arithmetics, checks, settings
-from backnorm.torch.exchange import bins_of_all, is_first, moments_of_all, sums_of_all
+from backnorm.torch.exchange import bins_of_all, check_count, is_first, moments_of_all, sums_of_all
 from backnorm.torch.memory import check_moved
 from backnorm.torch.phases import (
     apply_moments,
@@ -127,6 +127,7 @@ class _Synchronised(Function):
         if reproducible:
             bins = binned_moments(x, arithmetic)
             if group is not None:
+                check_count(x.numel() // max(x.shape[1], 1), group)
                 bins = bins_of_all(bins, x.shape[1], group, layer)
             whole = rounded_moments(x, bins)
         else:
