@@ -302,7 +302,7 @@ class SyncBatchNorm(_BatchNorm):
             arithmetic=self.arithmetic,
             reproducible=self.reproducible,
             group=group,
-            layer=self.name,
+            layer=exchange.name_of(self, group),
         )
 
     def _activated(self, input: Tensor, activation: str) -> Tensor:
