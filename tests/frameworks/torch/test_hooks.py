@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 import pickle
 import re
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -214,6 +216,23 @@ def states(ran, name):
     return [each for one in ran for each in one[name].values()]
 
 
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+
+
+class Beside(nn.Module):
+    """Takes something beside samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x, beside=None):
+        self.beside = beside
+        return self.linear(x)
+
+
 class TestPieces:
     def model(self):
         torch.manual_seed(0)
@@ -354,6 +373,67 @@ class TestPieces:
         ReproducibleGradients(model, 2)
         with pytest.raises(backnorm.ArgumentValueError, match=words):
             model(*inputs)
+
+    @pytest.mark.parametrize(
+        ("argument", "words"),
+        [
+            (Batch(torch.zeros(4, 2)), "Batch"),
+            ([1, 2, 3, 4], "list"),
+            ({"lengths": (4, 3, 2, 1)}, "tuple"),
+            (["a", "b", "c", "d"], "list"),
+            (np.arange(4.0), "ndarray"),
+            (4, "4"),
+            (object(), "object"),
+        ],
+    )
+    @pytest.mark.parametrize("by_name", [False, True])
+    def test_argument_of_each_sample_is_refused(self, argument, words, by_name):
+        module = Beside()
+        ReproducibleGradients(module, 2)
+        x = torch.zeros(4, 2)
+        with pytest.raises(backnorm.ArgumentValueError, match=f"'beside'.*{words}"):
+            module(x, beside=argument) if by_name else module(x, argument)
+
+    def test_dataclass_alone_is_refused(self):
+        module = Beside()
+        ReproducibleGradients(module, 2)
+        with pytest.raises(backnorm.ArgumentValueError, match=r"'x'.*Batch"):
+            module(Batch(torch.zeros(4, 2)))
+
+    @pytest.mark.parametrize(
+        "argument",
+        [None, True, 0.5, 3, "mean", torch.float32, {"size": [1, 2, 3]}, torch.device("cpu"), [1]],
+    )
+    def test_argument_of_all_samples_is_shared(self, argument):
+        module = Beside()
+        x = torch.randn(4, 2)
+        expected = module(x, argument)
+        with ReproducibleGradients(module, 2):
+            torch.testing.assert_close(module(x, argument), expected)
+        assert module.beside == argument
+
+    @pytest.mark.parametrize(
+        "result",
+        [
+            Batch,
+            lambda y: (y, bool((y > 0).any())),
+            lambda y: (y, len(y)),
+            lambda y: (y, 2.0),
+            lambda y: (y, y.detach().numpy()),
+            lambda y: (y, [1.0] * len(y)),
+            lambda y: [y] * (1 + int(y.sum() > 0)),
+        ],
+    )
+    def test_result_of_each_piece_is_refused(self, result):
+        module = nn.Linear(2, 2)
+        own = module.forward
+        module.forward = lambda x: result(own(x))
+        with torch.no_grad():
+            module.weight.copy_(torch.eye(2))
+            module.bias.zero_()
+        ReproducibleGradients(module, 2)
+        with pytest.raises(backnorm.ArgumentValueError, match="returns"):
+            module(torch.tensor([[1.0, 1], [1, 1], [-1, -1], [-1, -1]]))
 
     @pytest.mark.parametrize(
         ("arguments", "options", "words"),
