@@ -81,11 +81,11 @@ class ReproducibleGradients:
     ------
     ArgumentTypeError, ArgumentValueError
         If an argument is not as above, or a module has batches along another axis
-        (``batch_first=False``). In a call: if a batch is not a multiple of `micro_batch`; if what a
-        module takes or returns beside tensors may be different for each sample: an array, a
-        dataclass or another object, a list with an element a sample, the number of samples, or, of
-        what it returns, any number. In the hook: if a gradient came from outside of the
-        pieces.
+        (``batch_first=False``) or sparse gradients. In a call: if a batch is not a multiple of
+        `micro_batch`; if what a module takes or returns beside tensors may be different for each
+        sample: an array, a dataclass or another object, a list with an element a sample, the number
+        of samples, or, of what it returns, any number. In the hook: if a gradient came from outside
+        of the pieces.
 
     Notes
     -----
@@ -129,7 +129,7 @@ class ReproducibleGradients:
         _InPieces.__call__ = torch.compiler.disable(_InPieces.run)  # type: ignore[method-assign]
         found = list(_largest_without(module, set(apart)))
         for each in found:
-            _check_axes(each, names)
+            _check_modules(each, names)
         self._calls = [_InPieces(each, names[each], size, self._kept) for each in found]
 
     def __enter__(self) -> ReproducibleGradients:
@@ -393,9 +393,14 @@ def _largest_without(module: nn.Module, apart: set[nn.Module]) -> Iterator[nn.Mo
         yield module
 
 
-def _check_axes(module: nn.Module, names: dict[nn.Module, str]) -> None:
-    """Refuse modules whose batch is along another axis."""
+def _check_modules(module: nn.Module, names: dict[nn.Module, str]) -> None:
+    """Refuse modules whose batch is along another axis, and those with sparse gradients."""
     for each in module.modules():
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse:
+            raise ArgumentValueError(
+                "module", f"has sparse gradients, of 'weight' in {names[each]!r}",
+                came="sparse=True", accepted="sparse=False",
+            )  # fmt: skip
         if getattr(each, "batch_first", True) is False:
             raise ArgumentValueError(
                 "module", f"has a batch along axis 1 in {names[each]!r}",

@@ -139,7 +139,7 @@ class TestSums:
 
 @pytest.fixture(scope="module")
 def ran(processes):
-    return processes(cases, 4, "networks, orders, refused")
+    return processes(cases, 4, "networks, orders, refused, counts")
 
 
 class TestNetworks:
@@ -195,6 +195,21 @@ class TestHook:
     def test_refused_in_every_process(self, name, words, ran):
         for one in ran:
             assert re.search(words, one["refused"][name])
+
+    def test_most_gradients_are_added_and_more_are_refused(self, ran):
+        for one in ran:
+            counts = {key: value for key, value in one["counts"].items() if type(key) is tuple}
+            assert len(counts) == 8
+            for (_, count), (found, expected) in counts.items():
+                if count > 2048:
+                    assert re.search("up to 8196 gradients to add; accepted: at most 8192", found)
+                else:
+                    assert found == expected
+
+    def test_sparse_gradient_is_refused(self, ran):
+        for one in ran:
+            words = r"parameter of shape \(10, 4\); got torch.sparse_coo"
+            assert re.search(words, one["counts"]["sparse"])
 
 
 class TestWithBatchNormalisation:
@@ -443,6 +458,7 @@ class TestPieces:
             ((torch.zeros(2), 1), {}, "module: is no model"),
             ((object.__new__(DistributedDataParallel), 1), {}, "before it is wrapped"),
             ((nn.LSTM(2, 2), 1), {}, "batch along axis 1"),
+            ((cases.Sparse(), 1), {}, "sparse gradients, of 'weight' in 'table'"),
             ((nn.Linear(2, 2), 1), {"average": "no"}, "average: must be a boolean"),
             ((nn.Linear(2, 2), 1), {"exclude": nn.Linear(2, 2)}, "exclude: must be modules"),
             ((nn.Linear(2, 2), 1), {"exclude": ["0"]}, "exclude: must be modules"),
