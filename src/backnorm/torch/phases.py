@@ -121,9 +121,26 @@ def _message(bins: Tensor, count: int) -> Tensor:
     return torch.cat((bins.flatten(), bins.new_full((1,), count)))
 
 
-def _bins_of(message: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def _bins_of(message: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Return bins and the number of elements from the message they came in."""
-    return message[:-1].view(bin_rows(x.element_size()), x.shape[1]), message[-1:]
+    return message[:-1].view(rows, (message.shape[0] - 1) // rows), message[-1:]
+
+
+def _rounding(function: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Register a function of a message as an operator, as `_operator` does those of x."""
+    operator: Any = custom_op(f"backnorm::{function.__name__}", function, mutates_args=())
+
+    @operator.register_fake
+    def _(message: Tensor, rows: int) -> Tensor:
+        channels = (message.shape[0] - 1) // rows
+        return message.new_empty(2 * channels + 1, dtype=torch.float64)
+
+    @functools.wraps(function)
+    def call(x: Tensor, bins: Tensor) -> Tensor:
+        run: Callable[[Tensor, int], Tensor] = operator if state.watched(bins) else function
+        return run(bins, bin_rows(x.element_size()))
+
+    return call
 
 
 def refuse_second_order(*_: Any) -> NoReturn:
@@ -172,12 +189,12 @@ def binned_moments(x: Tensor, arithmetic: str | None = None) -> Tensor:
     return _message(bins, count)
 
 
-@_operator(_fake_message)
-def rounded_moments(x: Tensor, bins: Tensor) -> Tensor:
+@_rounding
+def rounded_moments(message: Tensor, rows: int) -> Tensor:
     """Return what `moments` does from what `binned_moments` does, added up over all processes."""
-    rows, count = _bins_of(bins, x)
+    bins, count = _bins_of(message, rows)
     # A tensor on a GPU is not waited for.
-    return torch.cat((*moments_of(rows, count.double(), torch), count.double()))
+    return torch.cat((*moments_of(bins, count.double(), torch), count.double()))
 
 
 @_operator(_fake_bins)
@@ -196,11 +213,11 @@ def binned_sums(
     return _message(bins, count)
 
 
-@_operator(_fake_message)
-def rounded_sums(x: Tensor, bins: Tensor) -> Tensor:
+@_rounding
+def rounded_sums(message: Tensor, rows: int) -> Tensor:
     """Return what `sums` does from what `binned_sums` does, added up over all processes."""
-    rows, count = _bins_of(bins, x)
-    return torch.cat((*sums_of(rows, torch), count.double()))
+    bins, count = _bins_of(message, rows)
+    return torch.cat((*sums_of(bins, torch), count.double()))
 
 
 @_operator(_fake_normalised)

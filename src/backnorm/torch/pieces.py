@@ -253,7 +253,7 @@ class _InPieces:
                         "tensors with the samples along axis 0, and what does not depend on them",
                     )  # fmt: skip
 
-    def _name(self, key: int | str) -> str:
+    def _name(self, key: object) -> str:
         """Return what to call an argument, of which `key` is the position or the name."""
         if isinstance(key, int):
             own = self.body.own
