@@ -9,8 +9,10 @@ a term is taken apart depends on the term and on the places alone, so bins that 
 low, because a larger term comes, are dropped without a trace.
 
 A sum is a *limit* and its *digits*, from the top down. The limit is 2^(32 j + 31), j being the top
-bin: all magnitudes are below it. The error of a sum is at most half the last unit a term, 2^-66 of
-the largest magnitude of all terms (2^-98 with four bins). A digit holds the sum of 2^32 terms.
+bin: all magnitudes are below it. The error of a sum is at most half the last unit a term, 2^-64 of
+the largest magnitude of all terms (2^-96 with four bins), of which the top bin may hold the lowest
+digit alone. A digit holds the sum of 2^31 elements, each of which adds at most 1.5 * 2^31: a
+float64 product and its rounding error.
 
 A term that is not finite, or 2^991 or more (which only float64 has), counts as infinite: the limit
 is then 0, and the digits are how many terms were NaN, plus and minus infinity.
