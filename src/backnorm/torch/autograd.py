@@ -24,7 +24,6 @@ from backnorm.torch.activations import derivative as derivative_of_activation
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
 from backnorm.torch.memory import check_before_pytorch
-from backnorm.torch.ownership import Holders, holders, released, spare, wants_x
 from backnorm.torch.rectifiers import derivative, rectified
 from backnorm.torch.statistics import Running
 
@@ -58,41 +57,37 @@ class _Normalised(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
-        of_dy, has_residual = holders(dy), ctx.needs_input_grad[1]
         x, mask, weight = ctx.saved_tensors
-        of_x = released(ctx, x) if wants_x(x, of_dy, has_residual) else None
         mean, variance, eps, training, arithmetic = ctx.known
-        given = x, dy, mask, mean, variance, weight, eps, training, has_residual, arithmetic
-        held = of_x, of_dy
-        return _gradients(ctx, kernels.backward, operations.backward, given, held, weight)
+        operands = x, dy, mask, mean, variance, weight
+        options = eps, training, ctx.needs_input_grad[1], arithmetic
+        return _gradients(ctx, kernels.backward, operations.backward, (*operands, *options), weight)
 
 
 def _gradients(
     ctx: Any,
     by_kernels: Callable[..., Any],
     by_operations: Callable[..., Any],
-    given: tuple[Any, ...],
-    held: tuple[Holders | None, Holders | None],
+    arguments: tuple[Any, ...],
     weight: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of all inputs of a function: x, residual, weight, bias, and no others.
 
-    Kernels compute them of what is `given`, x and dy first; operations where these are to be
-    differentiated again, or are no memory. `held` says who holds x, and dy; None: it is not to be
-    overwritten.
+    Both functions take `arguments`, x and dy first. Operations compute the gradients if they are to
+    be differentiated again or if dy has no memory, kernels otherwise.
     """
-    x, dy = given[:2]
+    x, dy = arguments[:2]
     needed = ctx.needs_input_grad
     try:
         if torch.is_grad_enabled() or state.watched(dy):
-            gradients = asked(by_operations, *given, dy=dy)
+            gradients = asked(by_operations, *arguments, dy=dy)
         else:
             if profiler._is_profiler_enabled:
                 by_kernels = events.shown(by_kernels, "batch_norm_backward")
-            gradients = by_kernels(*given, spare(x, dy, *held))
+            gradients = by_kernels(*arguments)
     except OpaqueTensorError:
-        # Who packs what is saved may unpack it as something else.
-        gradients = asked(by_operations, *given, dy=dy, input=x, weight=weight)
+        # A `saved_tensors_hooks` unpack hook may return a tensor subclass.
+        gradients = asked(by_operations, *arguments, dy=dy, input=x, weight=weight)
     except ArgumentError as error:
         raise in_words(error, _WORDS) from None
     return *operations.in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
@@ -164,11 +159,10 @@ class BatchNormActivation(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
-        of_dy = holders(dy)
         x, weight, bias = ctx.saved_tensors
-        mean, variance, *how = ctx.known
-        given, held = (x, dy, mean, variance, weight, bias, *how), (None, of_dy)
-        return _gradients(ctx, kernels.backward_activated, _by_operations, given, held, weight)
+        mean, variance, *options = ctx.known
+        arguments = x, dy, mean, variance, weight, bias, *options
+        return _gradients(ctx, kernels.backward_activated, _by_operations, arguments, weight)
 
 
 def _by_operations(

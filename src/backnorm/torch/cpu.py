@@ -13,8 +13,7 @@ from backnorm.errors import ArgumentValueError
 from backnorm.executable import operation
 from backnorm.second_order import arrays
 from backnorm.torch.arithmetics import own
-from backnorm.torch.memory import array_of, as_type, dense, tensor_of, wide
-from backnorm.torch.reuse import empty_like
+from backnorm.torch.memory import array_of, as_type, dense, empty_like, tensor_of, wide
 from backnorm.torch.tensors import CPU as TENSORS
 
 __all__ = [

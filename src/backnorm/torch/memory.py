@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backnorm.allocation import LARGE, advise
 from backnorm.layout import Order, by_strides
 from backnorm.torch.checks import TensorTypeError, TensorValueError
 from backnorm.torch.classes import OpaqueTensorError, dispatch_keys, in_memory, is_opaque
@@ -28,6 +29,7 @@ __all__ = [
     "check_own_memory",
     "contiguous",
     "dense",
+    "empty_like",
     "is_beyond",
     "order_of",
     "plain",
@@ -56,6 +58,18 @@ def dense(x: Tensor) -> Tensor:
     if plain(x) and (x.is_contiguous() or x.permute(order_of(x)).is_contiguous()):
         return x
     return x.detach().clone()
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """Return a new tensor of PyTorch's allocator with the strides of the dense x.
+
+    Large memory is requested in huge pages: writing to 51 MB of new memory took 23 ms in pages of
+    4 KiB and 12 ms in pages of 2 MiB (one thread, Intel Xeon).
+    """
+    tensor = torch.empty_like(x)
+    if tensor.nbytes >= LARGE:
+        advise(tensor.data_ptr(), tensor.nbytes)
+    return tensor
 
 
 def order_of(x: Tensor) -> Order:

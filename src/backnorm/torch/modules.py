@@ -17,7 +17,6 @@ from backnorm.torch import exchange, functional, scripting, synchronised
 from backnorm.torch.activations import Activation, activated
 from backnorm.torch.arithmetics import named
 from backnorm.torch.checks import not_a_tensor
-from backnorm.torch.counting import count
 from backnorm.torch.rectifiers import settled
 
 __all__ = [
@@ -133,7 +132,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         if not self.track_running_stats:
             return None, None, True, share
         if counter is not None:
-            count(counter)
+            counter.add_(1)
             if momentum is None:
                 share = 1.0 / float(counter)
         return running_mean, running_var, True, share

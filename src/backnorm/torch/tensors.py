@@ -27,6 +27,7 @@ from backnorm.torch.memory import (
     check_memory,
     check_own_memory,
     dense,
+    empty_like,
     is_beyond,
     order_of,
     plain,
@@ -35,7 +36,6 @@ from backnorm.torch.memory import (
     wide,
 )
 from backnorm.torch.metadata import metadata, wide_metadata
-from backnorm.torch.reuse import empty_like, unkept_like
 
 __all__ = ["CPU", "Tensors"]
 
@@ -58,7 +58,6 @@ class Tensors:
         "or (users_of(storage_of({0})) > 1 and {0}.untyped_storage().nbytes() < {1}_bytes) "
         "or ({0}.storage_offset() and is_beyond({0}))",
         held="at_{}",
-        each_out=True,
         address="{}.data_ptr()",
         stage="stage.__call__",
         constants=(
@@ -73,9 +72,7 @@ class Tensors:
         ),
         new={
             "data": "empty_like(x)",
-            "large data": "reuse(x)",
-            # Autograd adds another gradient to it: in place, if nothing else holds its storage.
-            "large dresidual": "unkept(x)",
+            "large data": "large_empty_like(x)",
             # 0.2 us less than of a length and a type.
             "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
@@ -92,10 +89,9 @@ class Tensors:
         "empty_like": torch.empty_like,
         "integers": torch.int64,
         "is_beyond": is_beyond,
+        "large_empty_like": empty_like,
         "storage_of": storage_of,
-        "unkept": unkept_like,
         "users_of": users_of,
-        "reuse": empty_like,
     }
 
     def read(self, operands: Sequence[Any], signature: Signature) -> Sequence[Any]:
