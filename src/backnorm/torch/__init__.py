@@ -31,7 +31,6 @@ from backnorm.torch.modules import (
     LazyBatchNorm3d,
     SyncBatchNorm,
 )
-from backnorm.torch.operations import ThirdOrderError
 from backnorm.torch.pieces import ReproducibleGradients
 from backnorm.torch.report import LayerReport
 from backnorm.torch.tuning import Trial, tune
@@ -54,7 +53,6 @@ __all__ = [
     "SynchronisationError",
     "TensorTypeError",
     "TensorValueError",
-    "ThirdOrderError",
     "Trial",
     "UnsupportedTensorError",
     "batch_norm",

@@ -23,7 +23,7 @@ from backnorm.torch.activations import activated
 from backnorm.torch.activations import derivative as derivative_of_activation
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
-from backnorm.torch.memory import check_before_pytorch
+from backnorm.torch.memory import check_before_pytorch, in_order_of
 from backnorm.torch.rectifiers import derivative, rectified
 from backnorm.torch.statistics import Running
 
@@ -52,16 +52,45 @@ def _shown_as(name: str) -> Callable[[type[Function]], type[Function]]:
 
 
 class _Normalised(Function):
-    """The backward pass that training and given statistics share."""
+    """The backward pass that training and given statistics share.
+
+    `ctx.options` are eps, training and arithmetic; `ctx.strides` are those that x had in the
+    forward pass.
+    """
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
-        x, mask, weight = ctx.saved_tensors
-        mean, variance, eps, training, arithmetic = ctx.known
-        operands = x, dy, mask, mean, variance, weight
-        options = eps, training, ctx.needs_input_grad[1], arithmetic
-        return _gradients(ctx, kernels.backward, operations.backward, (*operands, *options), weight)
+        needed = ctx.needs_input_grad
+        if dy is None:
+            return (None,) * len(needed)
+        x, mask, weight, mean, variance = ctx.saved_tensors
+        if mask is not None and x.stride() != ctx.strides:
+            # The mask's bits are in the order of x at the forward pass. A hook of saved tensors may
+            # return x in another.
+            x = in_order_of(x, ctx.strides)
+        eps, training, arithmetic = ctx.options
+        arguments = x, dy, mask, mean, variance, weight, eps, training, needed[1], arithmetic
+        return _gradients(ctx, kernels.backward, _by_operations, arguments, weight)
+
+
+def _by_operations(
+    x: Tensor,
+    dy: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    training: bool,
+    has_residual: bool,
+    arithmetic: Arithmetic,
+) -> Any:
+    """Return what `kernels.backward` does by operations, which have derivatives."""
+    if mask is not None:
+        dy = operations.masked(dy, kernels.unpack_mask(mask, x))
+    found = operations.backward(x, dy, mean, variance, weight, eps, training, arithmetic)
+    return *found, dy if has_residual else None
 
 
 def _gradients(
@@ -114,8 +143,10 @@ class BatchNorm(_Normalised):
         y, mean, variance, mask = kernels.forward(
             x, residual, weight, bias, eps, running, relu, ceiling, arithmetic
         )
-        ctx.save_for_backward(x, mask, weight)
-        ctx.known = mean, variance, eps, True, arithmetic
+        ctx.set_materialize_grads(False)
+        # The statistics as well: a checkpoint that recomputes the forward pass replaces all.
+        ctx.save_for_backward(x, mask, weight, mean, variance)
+        ctx.options, ctx.strides = (eps, True, arithmetic), x.stride()
         return y
 
 
@@ -146,26 +177,28 @@ class BatchNormActivation(Function):
         arithmetic: Arithmetic,
     ) -> Tensor:
         """Return y."""
-        # One made in inference mode cannot be saved; PyTorch's layer, which saves none, takes it.
+        # A bias made in inference mode cannot be saved. PyTorch's layer saves no bias and takes it.
         kept = bias.clone() if bias is not None and bias.is_inference() else bias
-        # Before anything moves: who is refused here is served in two steps.
-        ctx.save_for_backward(x, weight, kept)
+        ctx.set_materialize_grads(False)
         y, mean, variance = kernels.forward_activated(
             x, weight, bias, eps, running, activation, arithmetic
         )
-        ctx.known = mean, variance, eps, activation, arithmetic
+        ctx.save_for_backward(x, weight, kept, mean, variance)
+        ctx.options = eps, activation, arithmetic
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
-        x, weight, bias = ctx.saved_tensors
-        mean, variance, *options = ctx.known
-        arguments = x, dy, mean, variance, weight, bias, *options
-        return _gradients(ctx, kernels.backward_activated, _by_operations, arguments, weight)
+        if dy is None:
+            return (None,) * len(ctx.needs_input_grad)
+        x, weight, bias, mean, variance = ctx.saved_tensors
+        arguments = x, dy, mean, variance, weight, bias, *ctx.options
+        by_kernels, by_operations = kernels.backward_activated, _by_operations_activated
+        return _gradients(ctx, by_kernels, by_operations, arguments, weight)
 
 
-def _by_operations(
+def _by_operations_activated(
     x: Tensor,
     dy: Tensor,
     mean: Tensor,
@@ -178,12 +211,11 @@ def _by_operations(
 ) -> Any:
     """Return what `kernels.backward_activated` does by operations, which have derivatives.
 
-    To differentiate again, what the activation was applied to must be a function of x.
+    To differentiate again, the activation's input must be a function of x.
     """
     z = operations.forward(x, None, weight, bias, eps, False, arithmetic, None)[0]
     dz = _before_activation(dy, z, activation)
-    given, how = (x, dz, None, mean, variance, weight), (eps, True, False, arithmetic)
-    return operations.backward(*given, *how)
+    return *operations.backward(x, dz, mean, variance, weight, eps, True, arithmetic), None
 
 
 def _before_activation(dy: Tensor, z: Tensor, activation: str) -> Tensor:
@@ -213,12 +245,13 @@ class BatchNormInference(_Normalised):
         arithmetic: Arithmetic,
     ) -> Tensor:
         """Return y."""
-        given, how = (x, residual, weight, bias, mean, variance), (eps, False, None, arithmetic)
-        y = kernels.inference(*given, *how)
-        ctx.save_for_backward(x, None, weight)
+        operands, options = (x, residual, weight, bias, mean, variance), (eps, False, None)
+        y = kernels.inference(*operands, *options, arithmetic)
+        ctx.set_materialize_grads(False)
         # A later batch in training updates the running statistics without telling autograd.
-        known = mean.detach().clone(), variance.detach().clone()
-        ctx.known = *known, eps, False, arithmetic
+        statistics = mean.detach().clone(), variance.detach().clone()
+        ctx.save_for_backward(x, None, weight, *statistics)
+        ctx.options = eps, False, arithmetic
         return y
 
 
@@ -230,16 +263,20 @@ class Relu(Function):
     def forward(ctx: Any, x: Tensor, ceiling: float | None) -> Tensor:
         """Return relu(x), no more than the ceiling."""
         y = rectified(x, ceiling)
-        ctx.save_for_backward(y)
+        ctx.set_materialize_grads(False)
+        # As PyTorch's: what a ReLU6 returns may be changed in place, what a ReLU returns may not.
+        ctx.save_for_backward(y if ceiling is None else x)
         ctx.ceiling = ceiling
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, None]:
         """Return the gradient of x."""
-        (y,) = ctx.saved_tensors
-        check_before_pytorch(dy=dy, y=y)
-        dx: Tensor = asked(derivative, dy, y, ctx.ceiling, dy=dy, y=y)
+        if dy is None:
+            return None, None
+        (saved,) = ctx.saved_tensors
+        check_before_pytorch(dy=dy, y=saved)
+        dx: Tensor = asked(derivative, dy, saved, ctx.ceiling, dy=dy, y=saved)
         return dx, None
 
 
@@ -250,13 +287,16 @@ class Activation(Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, activation: str) -> Tensor:
         """Return z with the activation applied."""
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(z)
         ctx.activation = activation
         return activated(z, activation)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, None]:
         """Return the gradient of z."""
+        if dy is None:
+            return None, None
         (z,) = ctx.saved_tensors
         dz = asked(_before_activation, dy, z, ctx.activation, dy=dy)
         return dz, None

@@ -452,9 +452,10 @@ def _watched(
         return _add_and_relu(y, residual, ceiling) if relu else y
     if torch.compiler.is_compiling():
         lowering.register()
+    sharding.register()
     transformed = state.transformed()
-    # torch.func cannot transform the bits of a mask, nor can they be distributed.
-    if relu and (transformed or sharding.is_distributed(input)):
+    # Forward mode has no rule of the ReLU.
+    if relu and transformed:
         y = _watched((*arguments[:6], None), momentum, eps, False, None, arithmetic)
         return _add_and_relu(y, residual, ceiling)
     if transformed and torch.compiler.is_compiling():
@@ -473,7 +474,7 @@ def _watched(
     if transformed:
         y, mean, variance = transforms.forward(input, weight, bias, eps, arithmetic)
     else:
-        y, mean, variance, _ = operations.batch_norm(
+        y, mean, variance = operations.batch_norm(
             input, residual, weight, bias, eps, relu, arithmetic, ceiling
         )
     moving.move(running_mean, running_var, mean, variance, momentum, input)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from backnorm.layout import mask_size
@@ -209,10 +210,8 @@ def double_backward(
 
 
 def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Return a mask as booleans that lie as x does."""
-    tensors = engine_of(x).TENSORS
-    tensors.check_place(x, "x", x)
-    tensors.check_place(mask, "mask", x)
+    """Return a mask as booleans with the shape and strides of x, whose elements are not read."""
     check_mask(metadata(mask), mask_size(x.numel()))
-    positive: Tensor = engine_of(x).unpack_mask(mask, x)
+    like = torch.empty_strided(x.shape, x.stride(), device="meta")
+    positive: Tensor = engine_of(mask).unpack_mask(mask, like)
     return positive

@@ -4,8 +4,7 @@ An operator that a compiler cannot look into is a wall: what stands before and a
 memory and back. So Inductor gets, in the place of each operator on float32 and 16-bit elements in a
 CPU's memory, one that sums, and returns the four coefficients of every channel; and the formula of
 an element (see `cpu.kernels.formulas`), which it computes where it computes a ReLU or an addition.
-A ReLU and a residual are its own operators then, and its partitioner may compute y again instead of
-keeping a mask.
+A ReLU and a residual are its own operators then, and its partitioner may compute y again.
 
 Elements are computed in the arithmetic that was asked for, and else in float32: Inductor's code in
 float64 takes twice as long, and in float32 results are nearer to the exact ones than those that it
@@ -139,13 +138,8 @@ def _forward(
     mean, variance, coefficients = torch.ops.backnorm.forward_coefficients(
         x, weight, bias, eps, computed_in
     )
-    ceiling = settled(ceiling, x.dtype)
-    y = _normalised(x, coefficients, residual, relu, ceiling)
-    # In the place of its bits: backward passes below take either.
-    mask = y > 0 if relu else x.new_empty(0, dtype=torch.uint8)
-    if ceiling is not None:
-        mask = mask & (y < ceiling)
-    return y, mean, variance, mask
+    y = _normalised(x, coefficients, residual, relu, settled(ceiling, x.dtype))
+    return y, mean, variance
 
 
 def _inference(
@@ -161,8 +155,8 @@ def _inference(
     ceiling: float | None = None,
 ) -> Any:
     if not _is_lowered(x):
-        given = x, residual, weight, bias, mean, variance
-        return _inference_whole(*given, eps, relu, arithmetic, ceiling)
+        operands = x, residual, weight, bias, mean, variance
+        return _inference_whole(*operands, eps, relu, arithmetic, ceiling)
     coefficients = torch.ops.backnorm.inference_coefficients(
         x, weight, bias, mean, variance, eps, arithmetic or "float32"
     )
@@ -172,20 +166,15 @@ def _inference(
 def _backward(
     x: Tensor,
     dy: Tensor,
-    mask: Tensor | None,
     mean: Tensor,
     variance: Tensor,
     weight: Tensor | None,
     eps: float,
     training: bool,
-    has_residual: bool,
     arithmetic: str | None = None,
 ) -> Any:
-    if not _is_lowered(x) or (mask is not None and mask.dtype != torch.bool):
-        given, how = (x, dy, mask, mean, variance, weight), (eps, training, has_residual)
-        return _backward_whole(*given, *how, arithmetic)
-    if mask is not None:
-        dy = torch.where(mask, dy, 0.0)
+    if not _is_lowered(x):
+        return _backward_whole(x, dy, mean, variance, weight, eps, training, arithmetic)
     dweight, dbias, coefficients = torch.ops.backnorm.backward_coefficients(
         x, dy, mean, variance, weight, eps, training, arithmetic or "float32"
     )
@@ -194,7 +183,7 @@ def _backward(
     if training:
         dx = (dx - shift) - (x.to(gain.dtype) - center) * slope
     dx = (gain * dx).to(x.dtype)
-    return dx, dweight, dbias, dy if has_residual else x.new_empty(0)
+    return dx, dweight, dbias
 
 
 def _normalised(

@@ -30,6 +30,7 @@ __all__ = [
     "contiguous",
     "dense",
     "empty_like",
+    "in_order_of",
     "is_beyond",
     "order_of",
     "plain",
@@ -80,6 +81,13 @@ def order_of(x: Tensor) -> Order:
     if x.permute(order).is_contiguous():
         return order
     return by_strides(torch.empty_like(x, device="meta").stride())
+
+
+def in_order_of(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return x dense in the order of axes of a tensor of its shape with these strides."""
+    order = order_of(torch.empty_strided(x.shape, strides, device="meta"))
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return x.permute(order).contiguous().permute(inverse)
 
 
 def wide(tensor: Kind, x: Tensor) -> Kind:

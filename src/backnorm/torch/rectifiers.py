@@ -16,7 +16,7 @@ from torch.nn.functional import hardtanh
 from backnorm.problem import check_ceiling
 from backnorm.torch.metadata import element_type
 
-__all__ = ["ceiling_of", "derivative", "is_exact", "rectified", "settled"]
+__all__ = ["ceiling_of", "derivative", "is_exact", "passing", "rectified", "settled"]
 
 
 def settled(ceiling: object, dtype: torch.dtype) -> float | None:
@@ -49,8 +49,13 @@ def rectified(y: Tensor, ceiling: float | None, *, in_place: bool = False) -> Te
     return torch.relu_(y) if in_place else torch.relu(y)
 
 
+def passing(y: Tensor, ceiling: float | None) -> Tensor:
+    """Return which elements of a ReLU's result y pass a gradient on: those between its bounds."""
+    return y > 0 if ceiling is None else (y > 0) & (y < ceiling)
+
+
 def derivative(dy: Tensor, y: Tensor, ceiling: float | None) -> Tensor:
-    """Return the gradient of what a ReLU was applied to, given its result y."""
+    """Return the gradient of a ReLU's input, given its input or its result y."""
     dx: Tensor
     if ceiling is None:
         dx = torch.ops.aten.threshold_backward(dy, y, 0)

@@ -10,13 +10,16 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-__all__ = ["exporting_to_onnx", "transformed", "watched"]
+__all__ = ["batched", "exporting_to_onnx", "transformed", "watched"]
 
 # Looked up once: this is asked in every call.
 _functions_transformed = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
 _tracing = torch._C._get_tracing_state
+
+
+#: Whether a tensor is a batch of gradients (``is_grads_batched``).
+batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def watched(tensor: Tensor) -> bool:
@@ -34,7 +37,7 @@ def watched(tensor: Tensor) -> bool:
         or _functions_transformed()
         or _modes() > 0
         or forward_ad._current_level >= 0
-        or _is_batched(tensor)
+        or batched(tensor)
         or _tracing() is not None
     )
 
