@@ -23,7 +23,7 @@ from backnorm.torch.activations import activated
 from backnorm.torch.activations import derivative as derivative_of_activation
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
-from backnorm.torch.memory import check_before_pytorch, in_order_of
+from backnorm.torch.memory import check_before_pytorch, in_order, order_in_memory
 from backnorm.torch.rectifiers import derivative, rectified
 from backnorm.torch.statistics import Running
 
@@ -54,21 +54,19 @@ def _shown_as(name: str) -> Callable[[type[Function]], type[Function]]:
 class _Normalised(Function):
     """The backward pass that training and given statistics share.
 
-    `ctx.options` are eps, training and arithmetic; `ctx.strides` are those that x had in the
-    forward pass.
+    `ctx.options` are eps, training and arithmetic. With a mask the last saved tensor is `order`.
     """
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
         needed = ctx.needs_input_grad
+        # Unpacked without dy, too, as PyTorch's are: a checkpoint recomputes its layers then.
+        x, mask, weight, mean, variance, order = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
-        x, mask, weight, mean, variance = ctx.saved_tensors
-        if mask is not None and x.stride() != ctx.strides:
-            # The mask's bits are in the order of x at the forward pass. A hook of saved tensors may
-            # return x in another.
-            x = in_order_of(x, ctx.strides)
+        if mask is not None:
+            x = in_order(x, order)
         eps, training, arithmetic = ctx.options
         arguments = x, dy, mask, mean, variance, weight, eps, training, needed[1], arithmetic
         return _gradients(ctx, kernels.backward, _by_operations, arguments, weight)
@@ -144,9 +142,10 @@ class BatchNorm(_Normalised):
             x, residual, weight, bias, eps, running, relu, ceiling, arithmetic
         )
         ctx.set_materialize_grads(False)
-        # The statistics as well: a checkpoint that recomputes the forward pass replaces all.
-        ctx.save_for_backward(x, mask, weight, mean, variance)
-        ctx.options, ctx.strides = (eps, True, arithmetic), x.stride()
+        # A checkpoint that recomputes the forward pass replaces saved tensors, and nothing else.
+        order = None if mask is None else order_in_memory(x.stride())
+        ctx.save_for_backward(x, mask, weight, mean, variance, order)
+        ctx.options = eps, True, arithmetic
         return y
 
 
@@ -190,9 +189,9 @@ class BatchNormActivation(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
+        x, weight, bias, mean, variance = ctx.saved_tensors
         if dy is None:
             return (None,) * len(ctx.needs_input_grad)
-        x, weight, bias, mean, variance = ctx.saved_tensors
         arguments = x, dy, mean, variance, weight, bias, *ctx.options
         by_kernels, by_operations = kernels.backward_activated, _by_operations_activated
         return _gradients(ctx, by_kernels, by_operations, arguments, weight)
@@ -250,7 +249,7 @@ class BatchNormInference(_Normalised):
         ctx.set_materialize_grads(False)
         # A later batch in training updates the running statistics without telling autograd.
         statistics = mean.detach().clone(), variance.detach().clone()
-        ctx.save_for_backward(x, None, weight, *statistics)
+        ctx.save_for_backward(x, None, weight, *statistics, None)
         ctx.options = eps, False, arithmetic
         return y
 
@@ -272,9 +271,9 @@ class Relu(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, None]:
         """Return the gradient of x."""
+        (saved,) = ctx.saved_tensors
         if dy is None:
             return None, None
-        (saved,) = ctx.saved_tensors
         check_before_pytorch(dy=dy, y=saved)
         dx: Tensor = asked(derivative, dy, saved, ctx.ceiling, dy=dy, y=saved)
         return dx, None
@@ -295,9 +294,9 @@ class Activation(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, None]:
         """Return the gradient of z."""
+        (z,) = ctx.saved_tensors
         if dy is None:
             return None, None
-        (z,) = ctx.saved_tensors
         dz = asked(_before_activation, dy, z, ctx.activation, dy=dy)
         return dz, None
 

@@ -30,8 +30,9 @@ __all__ = [
     "contiguous",
     "dense",
     "empty_like",
-    "in_order_of",
+    "in_order",
     "is_beyond",
+    "order_in_memory",
     "order_of",
     "plain",
     "storage_of",
@@ -83,11 +84,24 @@ def order_of(x: Tensor) -> Order:
     return by_strides(torch.empty_like(x, device="meta").stride())
 
 
-def in_order_of(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return x dense in the order of axes of a tensor of its shape with these strides."""
-    order = order_of(torch.empty_strided(x.shape, strides, device="meta"))
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return x.permute(order).contiguous().permute(inverse)
+@functools.lru_cache(maxsize=256)
+def order_in_memory(strides: tuple[int, ...]) -> Tensor:
+    """Return strides as a tensor: what a mask of a ReLU is saved with.
+
+    The bits of a mask are in the order of x in memory. Hooks of saved tensors keep values, and may
+    return x in another order.
+    """
+    return torch.tensor(strides, device="cpu")
+
+
+def in_order(x: Tensor, order: Tensor) -> Tensor:
+    """Return x if it has the strides of `order`, else a copy that is dense in that order."""
+    strides = tuple(order.tolist())
+    if x.stride() == strides:
+        return x
+    axes = order_of(torch.empty_strided(x.shape, strides, device="meta"))
+    inverse = sorted(range(len(axes)), key=axes.__getitem__)
+    return x.permute(axes).contiguous().permute(inverse)
 
 
 def wide(tensor: Kind, x: Tensor) -> Kind:

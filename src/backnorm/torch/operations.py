@@ -280,9 +280,10 @@ class _Normalisation(_Operation):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
         needed = ctx.needs_input_grad
+        # Unpacked without dy, too, as PyTorch's are: a checkpoint recomputes its layers then.
+        x, mask, mean, variance, weight = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
-        x, mask, mean, variance, weight = ctx.saved_tensors
         if mask is not None:
             dy = masked(dy, mask)
         options = ctx.eps, ctx.training, ctx.arithmetic
