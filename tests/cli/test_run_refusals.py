@@ -173,10 +173,7 @@ def test_files_of_arrays_that_cannot_be(refused, write_json, tmp_path, shape, su
         path.write_bytes(struct.pack("<Q", len(text)) + text)
     document = {"dialect": "ngraph", "op": "BatchNormInference", "inputs": {"input": "x"}}
     line = refused("run", write_json(document), "--tensors", path)
-    if suffix == ".safetensors" and 0 not in shape:
-        assert "is damaged: Error while deserializing header: overflow" in line
-    else:
-        assert "[x]: has too many elements" in line or "contradicts the amount of data" in line
+    assert "[x]: has too many elements" in line or "contradicts the amount of data" in line
 
 
 @pytest.mark.parametrize("shape", [[HUGE, 1, 0], [2**46, 3, 0], [2**44, 2, 0, 5]])
