@@ -36,6 +36,8 @@ class Code(NamedTuple):
         A tuple of everything that validation reads: the array's part of a cache key.
     channel_facts : str
         The same of a per-channel array, where fewer do.
+    mask_facts : str
+        The same of a mask, where there are more.
     address : str
         Where the elements begin, as the kernels take it.
     absent : str
@@ -66,6 +68,7 @@ class Code(NamedTuple):
     header: int = 0
     stage: str = "stage"
     channel_facts: str = ""
+    mask_facts: str = ""
     lost: str = ""
     held: str = ""
 
@@ -76,7 +79,7 @@ def facts(code: Code, name: str, kind: str = "data", *, given: bool = False) -> 
     One, if it may be absent; else as many as there are facts, which takes half the time of a tuple
     of them.
     """
-    of_kind = code.channel_facts if kind == "channel" and code.channel_facts else code.facts
+    of_kind = {"channel": code.channel_facts, "mask": code.mask_facts}.get(kind) or code.facts
     found = of_kind.format(*[name] * of_kind.count("{}"))
     return found[1:-1] if given else f"None if {name} is None else {found}"
 
