@@ -411,6 +411,11 @@ def draw(seed: int) -> Program:
 # Layers.
 
 
+def _unflattened(y: Tensor, x: Tensor) -> Tensor:
+    """Return y in the shape of x; it is no view, as what a layer returns is none."""
+    return torch.ops.aten._unsafe_view(y, x.shape)
+
+
 class _Flat(nn.Module):
     """A layer of PyTorch of a batch of one sample, whose axes behind the channels are one.
 
@@ -423,7 +428,7 @@ class _Flat(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x.flatten(2)).view(x.shape)
+        return _unflattened(self.norm(x.flatten(2)), x)
 
 
 def _composed(x: Tensor, mean: Tensor | None, variance: Tensor | None, *affine: Any) -> Tensor:
@@ -528,7 +533,7 @@ class _Function(nn.Module):
                 y = _composed(x, *given, *tensors[2:])
             elif x.dim() > 3 and x.shape[0] == 1:
                 # As in `_Flat`.
-                y = F.batch_norm(x.flatten(2), *tensors, *settings).view(x.shape)
+                y = _unflattened(F.batch_norm(x.flatten(2), *tensors, *settings), x)
             else:
                 y = F.batch_norm(x, *tensors, *settings)
             if residual is not None:
