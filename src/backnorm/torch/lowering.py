@@ -43,13 +43,21 @@ _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
 
 def _define(
-    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], *layout: torch.Tag
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    *layout: torch.Tag,
+    reference: str = "x",
 ) -> None:
-    """Define an operator; `layout` is what Inductor is to know of its operands'."""
+    """Define an operator; `layout` is what Inductor is to know of its operands'.
+
+    All tensors must be on the device of the one called `reference`.
+    """
     name, _, _ = schema.partition("(")
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *layout))
     _LIBRARY.impl(name, in_our_words(kernel), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"backnorm::{name}", in_one_place(fake, kernel), lib=_LIBRARY)
+    fake = in_one_place(fake, kernel, reference)
+    torch.library.register_fake(f"backnorm::{name}", fake, lib=_LIBRARY)
     lazily(name)
 
 
@@ -72,10 +80,9 @@ def _fake_backward(
 
 
 def _fake_inference(
-    x: Tensor, _weight: Any, _bias: Any, _mean: Any, _variance: Any,
-    _eps: float, arithmetic: str | None = None,
-) -> Tensor:  # fmt: skip
-    return _coefficients(x, arithmetic)
+    mean: Tensor, _variance: Any, _weight: Any, _bias: Any, _eps: float, arithmetic: str
+) -> Tensor:
+    return mean.new_empty((4, mean.shape[0]), dtype=getattr(torch, arithmetic))
 
 
 _define(
@@ -93,12 +100,13 @@ _define(
     cpu.backward_coefficients,
     _fake_backward,
 )
+# Inductor's freezing computes the operator once: it takes nothing but constants then.
 _define(
-    "inference_coefficients(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance,"
-    " float eps, str? arithmetic=None) -> Tensor",
+    "inference_coefficients(Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float eps,"
+    " str arithmetic) -> Tensor",
     cpu.inference_coefficients,
     _fake_inference,
-    torch.Tag.flexible_layout,
+    reference="mean",
 )
 
 
@@ -158,7 +166,7 @@ def _inference(
         operands = x, residual, weight, bias, mean, variance
         return _inference_whole(*operands, eps, relu, arithmetic, ceiling)
     coefficients = torch.ops.backnorm.inference_coefficients(
-        x, weight, bias, mean, variance, eps, arithmetic or "float32"
+        mean, variance, weight, bias, eps, arithmetic or "float32"
     )
     return _normalised(x, coefficients, residual, relu, settled(ceiling, x.dtype))
 
@@ -190,10 +198,10 @@ def _normalised(
     x: Tensor, coefficients: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None
 ) -> Tensor:
     center, shift, slope, gain = _of_channels(coefficients, x)
-    y = x.to(gain.dtype) - center
+    y = x - center
     if gain.dtype == torch.float64:
         y = y - shift
-    y = gain * y + slope
+    y = y * gain + slope
     if residual is not None:
         y = y + residual.to(gain.dtype)
     y = y.to(x.dtype)

@@ -135,18 +135,20 @@ def in_our_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def in_one_place(fake: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a fake kernel that raises where tensors are not all on one device.
+def in_one_place(
+    fake: Callable[..., Any], kernel: Callable[..., Any], reference: str = "x"
+) -> Callable[..., Any]:
+    """Return a fake kernel that raises where tensors are not all on the device of `reference`.
 
     The dispatcher calls it for any tensor on the meta device, wherever the others are.
     """
     names = list(inspect.signature(kernel).parameters)
-    place = names.index("x")
+    place = names.index(reference)
 
     def call(*arguments: Any) -> Any:
         for name, each in zip(names, arguments, strict=False):
             if isinstance(each, Tensor):
-                check_device(name, each, "x", arguments[place])
+                check_device(name, each, reference, arguments[place])
         return fake(*arguments)
 
     return call
