@@ -27,38 +27,13 @@ from backnorm.torch.operations import (
     BatchNorm,
     BatchNormBackward,
     BatchNormInference,
-    in_one_place,
-    in_our_words,
-    lazily,
+    define,
     like_parameter,
     like_statistics,
 )
 from backnorm.torch.rectifiers import rectified, settled
 
 __all__ = ["register"]
-
-# Defined without what `torch.library.custom_op` does in every call: 23 of the 155 ms of a step of
-# MobileNetV2 were that, in code that is cold after each convolution.
-_LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
-
-
-def _define(
-    schema: str,
-    kernel: Callable[..., Any],
-    fake: Callable[..., Any],
-    *layout: torch.Tag,
-    reference: str = "x",
-) -> None:
-    """Define an operator; `layout` is what Inductor is to know of its operands'.
-
-    All tensors must be on the device of the one called `reference`.
-    """
-    name, _, _ = schema.partition("(")
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *layout))
-    _LIBRARY.impl(name, in_our_words(kernel), "CompositeExplicitAutograd")
-    fake = in_one_place(fake, kernel, reference)
-    torch.library.register_fake(f"backnorm::{name}", fake, lib=_LIBRARY)
-    lazily(name)
 
 
 def _coefficients(x: Tensor, arithmetic: str | None) -> Tensor:
@@ -85,7 +60,7 @@ def _fake_inference(
     return mean.new_empty((4, mean.shape[0]), dtype=getattr(torch, arithmetic))
 
 
-_define(
+define(
     "forward_coefficients(Tensor x, Tensor? weight, Tensor? bias, float eps, str? arithmetic=None)"
     " -> (Tensor mean, Tensor variance, Tensor coefficients)",
     cpu.forward_coefficients,
@@ -93,7 +68,7 @@ _define(
     # It takes x as it lies.
     torch.Tag.flexible_layout,
 )
-_define(
+define(
     "backward_coefficients(Tensor x, Tensor dy, Tensor mean, Tensor variance, Tensor? weight,"
     " float eps, bool training, str? arithmetic=None)"
     " -> (Tensor dweight, Tensor dbias, Tensor coefficients)",
@@ -101,7 +76,7 @@ _define(
     _fake_backward,
 )
 # Inductor's freezing computes the operator once: it takes nothing but constants then.
-_define(
+define(
     "inference_coefficients(Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float eps,"
     " str arithmetic) -> Tensor",
     cpu.inference_coefficients,
@@ -115,10 +90,8 @@ def _whole(operation: type[Any]) -> Any:
 
     Inductor refuses to call an operator that it has another form of.
     """
-    schema = str(operation.operator._opoverload._schema)
-    name = f"{operation.operator._opoverload._opname}_whole"
-    _define(name + schema[schema.index("(") :], operation.kernel, operation.fake)
-    return getattr(torch.ops.backnorm, name)
+    name, _, signature = str(operation.operator._schema).removeprefix("backnorm::").partition("(")
+    return define(f"{name}_whole({signature}", operation.kernel, operation.fake)
 
 
 _forward_whole, _inference_whole = _whole(BatchNorm), _whole(BatchNormInference)
@@ -240,14 +213,14 @@ def register() -> None:
     from torch._inductor import decomposition
 
     # Dynamo, which calls it while it traces, does not take a cached function.
-    if BatchNorm.operator._opoverload in decomposition.decompositions:
+    if BatchNorm.operator in decomposition.decompositions:
         return
     from torch._inductor.lowering import make_fallback
 
     sums = torch.ops.backnorm.backward_coefficients.default
     make_fallback(sums, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _LOWERED.items():
-        decomposition.register_decomposition([operator._opoverload])(formula)
+        decomposition.register_decomposition([operator])(formula)
     # A copy of the table, made when the first graph is compiled.
     decomposition.fast_random_decomps.cache_clear()
 

@@ -83,7 +83,7 @@ def check_validated(layer: torch.nn.Module, base: type[torch.nn.Module]) -> None
         )
 
 
-def _descendants(cls: type) -> Iterator[type]:
+def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
     yield cls
     for each in cls.__subclasses__():
         yield from _descendants(each)
