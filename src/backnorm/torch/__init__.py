@@ -33,6 +33,7 @@ from backnorm.torch.modules import (
 )
 from backnorm.torch.pieces import ReproducibleGradients
 from backnorm.torch.report import LayerReport
+from backnorm.torch.tools import UnrecognisedLayerWarning
 from backnorm.torch.tuning import Trial, tune
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "TensorTypeError",
     "TensorValueError",
     "Trial",
+    "UnrecognisedLayerWarning",
     "UnsupportedTensorError",
     "batch_norm",
     "batch_norm_activation",

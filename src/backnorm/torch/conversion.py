@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.scalars import check_flag
-from backnorm.torch import fusion
+from backnorm.torch import fusion, tools
 from backnorm.torch.counterparts import Class, original_of, ours_for
 from backnorm.torch.fusion import FusionWarning
 from backnorm.torch.kinds import Activated, Frozen, is_activated_alone
@@ -139,6 +139,7 @@ def convert(
         arithmetic = check_arithmetic(arithmetic)
     if reproducible is not None:
         reproducible = check_flag("reproducible", reproducible)
+    tools.register_with_opacus(_BatchNorm)
     layers = [(name, module) for name, module in model.named_modules() if is_batch_norm(module)]
     before = [class_name(type(module)) for _, module in layers]
     for _, module in layers:

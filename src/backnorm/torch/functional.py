@@ -446,8 +446,9 @@ def _watched(
 ) -> Tensor:
     """Call operators that the dispatcher knows, or functions that transforms know."""
     input, running_mean, running_var, weight, bias, training, residual = arguments
-    if state.exporting_to_onnx():
-        # What knows PyTorch's operators alone gets those.
+    deployed = not training and arithmetic is None and state.exporting()
+    if state.exporting_to_onnx() or (deployed and _share_a_type(*arguments[1:5])):
+        # Tools that read the program know only PyTorch's operators.
         y = torch.nn.functional.batch_norm(*arguments[:6], momentum, eps)
         return _add_and_relu(y, residual, ceiling) if relu else y
     if torch.compiler.is_compiling():
@@ -479,6 +480,11 @@ def _watched(
         )
     moving.move(running_mean, running_var, mean, variance, momentum, input)
     return y
+
+
+def _share_a_type(*parameters: Tensor | None) -> bool:
+    """Whether parameters and statistics have one element type, as PyTorch's operator requires."""
+    return len({each.dtype for each in parameters if each is not None}) == 1
 
 
 def _add_and_relu(

@@ -27,30 +27,13 @@ from backnorm.torch.operations import (
     BatchNorm,
     BatchNormBackward,
     BatchNormInference,
-    in_one_place,
-    in_our_words,
-    lazily,
+    define,
     like_parameter,
     like_statistics,
 )
 from backnorm.torch.rectifiers import rectified, settled
 
 __all__ = ["register"]
-
-# Defined without what `torch.library.custom_op` does in every call: 23 of the 155 ms of a step of
-# MobileNetV2 were that, in code that is cold after each convolution.
-_LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
-
-
-def _define(
-    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], *layout: torch.Tag
-) -> None:
-    """Define an operator; `layout` is what Inductor is to know of its operands'."""
-    name, _, _ = schema.partition("(")
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *layout))
-    _LIBRARY.impl(name, in_our_words(kernel), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"backnorm::{name}", in_one_place(fake, kernel), lib=_LIBRARY)
-    lazily(name)
 
 
 def _coefficients(x: Tensor, arithmetic: str | None) -> Tensor:
@@ -72,13 +55,12 @@ def _fake_backward(
 
 
 def _fake_inference(
-    x: Tensor, _weight: Any, _bias: Any, _mean: Any, _variance: Any,
-    _eps: float, arithmetic: str | None = None,
-) -> Tensor:  # fmt: skip
-    return _coefficients(x, arithmetic)
+    mean: Tensor, _variance: Any, _weight: Any, _bias: Any, _eps: float, arithmetic: str
+) -> Tensor:
+    return mean.new_empty((4, mean.shape[0]), dtype=getattr(torch, arithmetic))
 
 
-_define(
+define(
     "forward_coefficients(Tensor x, Tensor? weight, Tensor? bias, float eps, str? arithmetic=None)"
     " -> (Tensor mean, Tensor variance, Tensor coefficients)",
     cpu.forward_coefficients,
@@ -86,19 +68,20 @@ _define(
     # It takes x as it lies.
     torch.Tag.flexible_layout,
 )
-_define(
+define(
     "backward_coefficients(Tensor x, Tensor dy, Tensor mean, Tensor variance, Tensor? weight,"
     " float eps, bool training, str? arithmetic=None)"
     " -> (Tensor dweight, Tensor dbias, Tensor coefficients)",
     cpu.backward_coefficients,
     _fake_backward,
 )
-_define(
-    "inference_coefficients(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance,"
-    " float eps, str? arithmetic=None) -> Tensor",
+# Inductor's freezing computes the operator once: it takes nothing but constants then.
+define(
+    "inference_coefficients(Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float eps,"
+    " str arithmetic) -> Tensor",
     cpu.inference_coefficients,
     _fake_inference,
-    torch.Tag.flexible_layout,
+    reference="mean",
 )
 
 
@@ -107,10 +90,8 @@ def _whole(operation: type[Any]) -> Any:
 
     Inductor refuses to call an operator that it has another form of.
     """
-    schema = str(operation.operator._opoverload._schema)
-    name = f"{operation.operator._opoverload._opname}_whole"
-    _define(name + schema[schema.index("(") :], operation.kernel, operation.fake)
-    return getattr(torch.ops.backnorm, name)
+    name, _, signature = str(operation.operator._schema).removeprefix("backnorm::").partition("(")
+    return define(f"{name}_whole({signature}", operation.kernel, operation.fake)
 
 
 _forward_whole, _inference_whole = _whole(BatchNorm), _whole(BatchNormInference)
@@ -158,7 +139,7 @@ def _inference(
         operands = x, residual, weight, bias, mean, variance
         return _inference_whole(*operands, eps, relu, arithmetic, ceiling)
     coefficients = torch.ops.backnorm.inference_coefficients(
-        x, weight, bias, mean, variance, eps, arithmetic or "float32"
+        mean, variance, weight, bias, eps, arithmetic or "float32"
     )
     return _normalised(x, coefficients, residual, relu, settled(ceiling, x.dtype))
 
@@ -190,10 +171,10 @@ def _normalised(
     x: Tensor, coefficients: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None
 ) -> Tensor:
     center, shift, slope, gain = _of_channels(coefficients, x)
-    y = x.to(gain.dtype) - center
+    y = x - center
     if gain.dtype == torch.float64:
         y = y - shift
-    y = gain * y + slope
+    y = y * gain + slope
     if residual is not None:
         y = y + residual.to(gain.dtype)
     y = y.to(x.dtype)
@@ -232,14 +213,14 @@ def register() -> None:
     from torch._inductor import decomposition
 
     # Dynamo, which calls it while it traces, does not take a cached function.
-    if BatchNorm.operator._opoverload in decomposition.decompositions:
+    if BatchNorm.operator in decomposition.decompositions:
         return
     from torch._inductor.lowering import make_fallback
 
     sums = torch.ops.backnorm.backward_coefficients.default
     make_fallback(sums, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _LOWERED.items():
-        decomposition.register_decomposition([operator._opoverload])(formula)
+        decomposition.register_decomposition([operator])(formula)
     # A copy of the table, made when the first graph is compiled.
     decomposition.fast_random_decomps.cache_clear()
 

@@ -13,7 +13,7 @@ from torch.fx import Proxy
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.problem import check_ceiling
 from backnorm.scalars import check_flag
-from backnorm.torch import exchange, functional, scripting, synchronised
+from backnorm.torch import exchange, functional, scripting, synchronised, tools
 from backnorm.torch.activations import Activation, activated
 from backnorm.torch.arithmetics import named
 from backnorm.torch.checks import not_a_tensor
@@ -51,6 +51,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
+        tools.register_with_opacus(_BatchNorm)
         if arithmetic is not None:
             self.arithmetic = check_arithmetic(arithmetic)
         if check_flag("reproducible", reproducible):
@@ -129,6 +130,8 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         share = 0.0 if momentum is None else momentum
         if not self.training:
             return running_mean, running_var, running_mean is None and running_var is None, share
+        if not is_compiling() and self._forward_hooks:
+            tools.check_validated(self, _BatchNorm)
         if not self.track_running_stats:
             return None, None, True, share
         if counter is not None:
@@ -164,6 +167,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         It looks into modules that are not PyTorch's own; but it is PyTorch's node that tools know.
         """
         tracer = inputs[0].tracer
+        tools.warn_of_tracing(tracer, self.training)
         return tracer.create_proxy("call_module", tracer.path_of_module(self), inputs, {})
 
     def __prepare_scriptable__(self) -> NoReturn:

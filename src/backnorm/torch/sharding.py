@@ -38,8 +38,7 @@ def _register() -> None:
         (operations.batch_norm_backward, "x c c"),
         (operations.batch_norm_double_backward, "x x c"),
     ):
-        overload = operator._opoverload
-        register_sharding(overload)(functools.partial(_placements, overload, results.split()))
+        register_sharding(operator)(functools.partial(_placements, operator, results.split()))
 
 
 def _placements(

@@ -139,7 +139,8 @@ def test_exported_programs_have_the_ceiling(training, close):
     loaded = torch.export.load(kept).module()
     close(loaded(x), net(x))
     calls = [node for node in program.graph.nodes if "backnorm.batch_norm" in str(node.target)]
-    assert [CEILING in node.args for node in calls] == [True]
+    # In evaluation the program has PyTorch's operators.
+    assert [CEILING in node.args for node in calls] == [True] * training
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script", "ignore:`torch._prims_common.check` is")

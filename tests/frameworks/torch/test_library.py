@@ -180,3 +180,12 @@ def test_fake_tensors_without_their_mode(parameters):
     y = backnorm.torch.batch_norm(x, None, None, training=True)
     assert type(y) is type(x)
     assert y.shape == x.shape
+
+
+def test_the_operator_of_the_second_order_says_that_it_has_no_derivative():
+    x = torch.randn(4, 3).requires_grad_()
+    gx, *_ = torch.ops.backnorm.batch_norm_double_backward(
+        x, x.detach(), torch.zeros(3), torch.ones(3), None, x.detach(), None, None, 1e-5, True
+    )
+    with pytest.raises(NotImplementedError, match=r"backnorm\.torch\.batch_norm has derivatives"):
+        torch.autograd.grad(gx, x, torch.randn(4, 3))
