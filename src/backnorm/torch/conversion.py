@@ -76,13 +76,13 @@ def convert(
     fuse : bool or iterable of (str, str)
         Whether a layer computes the activation that follows it, in one pass each way:
         `torch.nn.ReLU`, `ReLU6`, `Hardtanh` from 0 to a number of at most eight binary digits,
-        `SiLU`, `Hardswish`. True: in every `torch.nn.Sequential`, where nothing but
-        `torch.nn.Identity` comes between, and in timm's layers, which hold their activation. Pairs
-        of names, as in `model.named_modules()`, of a layer and an activation: these. Then it is for
-        the caller to know that the forward calls the activation with the result of the layer, and
-        neither of them with or for anything else. The layer gets an `activation`, and the module of
-        the activation becomes a `torch.nn.Identity` in its place. Modules with hooks, or with more
-        than one place in the model, are not fused; a pair of such is an error.
+        `SiLU`, `Hardswish`. True: in every `torch.nn.Sequential`, and in timm's layers, which hold
+        their activation. Pairs of names, as in `model.named_modules()`, of a layer and an
+        activation: these. Then it is for the caller to know that the forward calls the activation
+        with the result of the layer, and neither of them with or for anything else. The layer gets
+        an `activation`, and the module of the activation becomes a `torch.nn.Identity` in its
+        place. Modules with hooks, or with more than one place in the model, are not fused; a pair
+        of such is an error.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`, which says what became of it and why: ``report=print`` prints

@@ -5,11 +5,11 @@ A model's structure shows a pair only in a `torch.nn.Sequential`. Elsewhere the 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
-import torch
 from torch.nn import Module, Sequential
 from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -52,18 +52,25 @@ def check_names(fuse: object) -> Names:
 def fuse_sequences(model: Module) -> dict[Module, Outcome]:
     """Fuse layers with the activation behind them in a `torch.nn.Sequential`.
 
-    Returns what became of each layer of ours in one.
+    Returns what became of each layer of ours in one, but for those that were fused before.
     """
-    counts = _counts(model)
+    places = _Places(model)
     outcomes: dict[Module, Outcome] = {}
     for sequence in model.modules():
         if not _calls_children_in_order(sequence):
             continue
-        children = list(sequence._modules.values())
-        for k, layer in enumerate(children):
+        for layer, act in itertools.pairwise([*sequence._modules.values(), None]):
             # A layer that comes again is in two places, and not fused in either.
-            if layer is not None and layer not in outcomes and _takes_activation(type(layer)):
-                outcomes[layer] = _fuse_with_next(layer, children[k + 1 :], counts)
+            if layer is None or layer in outcomes or not _takes_activation(type(layer)):
+                continue
+            if act is None or _activation(act) is None:
+                outcome = Outcome(False, "no activation that can be fused follows it")
+            elif (reason := places.why_not(layer, act)) is not None:
+                outcome = Outcome(False, reason)
+            else:
+                outcome = fuse_pair(layer, act)
+            if outcome.fused or layer.activation is None:
+                outcomes[layer] = outcome
     return outcomes
 
 
@@ -74,7 +81,7 @@ def pairs_of(
 
     `becomes` returns the class that a module has after the conversion.
     """
-    counts = _counts(model)
+    places = _Places(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     found, seen = [], set[Module]()
     for names in pairs:
@@ -89,7 +96,7 @@ def pairs_of(
             raise _refusal(
                 names, f"{names[0]!r} is a {type(layer).__name__}, not a BatchNorm layer"
             )
-        reason = _why_not([layer], act, counts)
+        reason = places.why_not(layer, act)
         if reason is not None:
             raise _refusal(names, reason)
         found.append((layer, act))
@@ -122,14 +129,42 @@ def _takes_activation(cls: type[Module]) -> bool:
     return getattr(cls, "forward", None) is BatchNorm2d.forward and cls.__call__ is Module.__call__
 
 
-def _counts(model: Module) -> Counter[Module]:
-    """Return in how many places of a model each module is."""
-    return Counter(
-        child
-        for parent in model.modules()
-        for child in parent._modules.values()
-        if child is not None
-    )
+class _Places:
+    """The places that a model has for its modules, and what was fused in it before."""
+
+    def __init__(self, model: Module) -> None:
+        self._counts = Counter(
+            child
+            for parent in model.modules()
+            for child in parent._modules.values()
+            if child is not None
+        )
+        self._fused = {
+            module.layer: module
+            for module in model.modules()
+            if isinstance(module, FusedActivation)
+        }
+
+    def why_not(self, layer: Module, act: Module) -> str | None:
+        """Return why a layer cannot compute an activation, or None."""
+        if isinstance(layer, LazyModuleMixin):
+            return "it is lazy; it can be fused after its first batch"
+        if _activation(act) is None:
+            return f"a {type(act).__name__} is not an activation that can be fused"
+        if self._fused.get(layer, act) is not act:
+            return "it is fused with another activation of the model"
+        if isinstance(act, FusedActivation) and act.layer is not layer and self._counts[act.layer]:
+            return "the activation behind it is fused with another layer"
+        for module, name in ((layer, "it"), (act, "the activation behind it")):
+            if self._counts[module] > 1:
+                return f"{name} is in {self._counts[module]} places of the model"
+            if is_observed(module):
+                return f"{name} has hooks"
+            if "forward" in module.__dict__ or module._compiled_call_impl is not None:
+                return f"{name} has a forward of its own"
+        if type(act).forward.__module__ != type(act).__module__:
+            return "the activation behind it is of a class whose forward was replaced"
+        return None
 
 
 def _calls_children_in_order(module: Module) -> bool:
@@ -138,66 +173,14 @@ def _calls_children_in_order(module: Module) -> bool:
         isinstance(module, Sequential)
         and cls.forward is Sequential.forward
         and cls.__iter__ is Sequential.__iter__
+        and cls.__call__ is Module.__call__
         and "forward" not in module.__dict__
     )
-
-
-def _fuse_with_next(
-    layer: Module, followers: Iterable[Module | None], counts: Counter[Module]
-) -> Outcome:
-    passed = [layer]
-    for act in followers:
-        if type(act) is torch.nn.Identity:
-            passed.append(act)
-            continue
-        if act is None or _activation(act) is None:
-            break
-        reason = _why_not(passed, act, counts)
-        return fuse_pair(layer, act) if reason is None else _left(layer, reason)
-    return _left(layer, "no activation that can be fused follows it")
-
-
-def _left(layer: Module, reason: str) -> Outcome:
-    """Return the outcome of a layer that is not fused now, but may have been before."""
-    activation = getattr(layer, "activation", None)
-    return Outcome(False, reason) if activation is None else Outcome(True, str(activation))
 
 
 def _activation(act: Module) -> Activation | None:
     """Return the activation that a module computes, or that its layer computes for it."""
     return activation_of(act, act.original if isinstance(act, FusedActivation) else None)
-
-
-def _why_not(passed: list[Module], act: Module, counts: Counter[Module]) -> str | None:
-    """Return why a layer, the first of `passed`, cannot compute the activation, or None.
-
-    The others are between the two.
-    """
-    layer, *_ = passed
-    if isinstance(layer, LazyModuleMixin):
-        return "it is lazy; it can be fused after its first batch"
-    if _activation(act) is None:
-        return f"a {type(act).__name__} is not an activation that can be fused"
-    if isinstance(act, FusedActivation) and act.layer is not layer and counts[act.layer]:
-        return "the activation behind it is fused with another layer"
-    for module, name in ((act, "the activation behind it"), *_named(passed)):
-        if counts[module] > 1:
-            return f"{name} is in {counts[module]} places of the model"
-        if is_observed(module):
-            return f"{name} has hooks"
-        if "forward" in module.__dict__ or module._compiled_call_impl is not None:
-            return f"{name} has a forward of its own"
-        cls = type(module)
-        if module is not layer and cls.forward.__module__ != cls.__module__:
-            return f"{name} is of a class whose forward was replaced"
-    return None
-
-
-def _named(passed: list[Module]) -> Iterator[tuple[Module, str]]:
-    layer, *others = passed
-    yield layer, "it"
-    for other in others:
-        yield other, "the Identity behind it"
 
 
 def _refusal(names: tuple[str, str], problem: str) -> ArgumentValueError:
