@@ -10,7 +10,7 @@
 from backnorm.torch import quantization
 from backnorm.torch.aten import use_for_aten
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
-from backnorm.torch.conversion import ConversionWarning, FusionWarning, convert, revert
+from backnorm.torch.conversion import ConversionWarning, convert, revert
 from backnorm.torch.exchange import SynchronisationError
 from backnorm.torch.functional import (
     batch_norm,
@@ -44,7 +44,6 @@ __all__ = [
     "BatchNormReLU2d",
     "BatchNormReLU3d",
     "ConversionWarning",
-    "FusionWarning",
     "LayerReport",
     "LazyBatchNorm1d",
     "LazyBatchNorm2d",
