@@ -29,8 +29,10 @@ __all__ = [
     "with_tops",
 ]
 
-# Elements of a channel that a digit holds the sum of: each adds up to 2^31 to an int64.
-_MOST = 1 << 32
+# A channel must have fewer elements. An element adds at most 2^31 to a digit, which is an int64; a
+# float64 product and its rounding error together add at most 1.5 * 2^31. The digits of fewer than
+# 2^31 elements, and what `_pair` carries, are below 2^63.
+_MOST = 1 << 31
 
 #: The top bin of a sum that counts what is not finite.
 SPECIAL = 1 << 20

@@ -149,7 +149,7 @@ def batch_norm_backward(
     reproducible : bool
         Whether results have the same bits in every layout, however elements are ordered in a
         channel, and by `reduce` and `apply` however the batch is cut into parts. Sums are then
-        added up as integers, which takes longer, and of fewer than 2^32 elements a channel. Not
+        added up as integers, which takes longer, and of fewer than 2^31 elements a channel. Not
         with `blend`.
     out : array, optional
         Where to write dx, of x's shape and type. ``out=dy`` works in place; any other overlap with

@@ -52,13 +52,14 @@ class ReproducibleSums(_Reproducible):
     bins : numpy.ndarray
         int64, shape (8, C), or (10, C) of float64 elements: what `backnorm.binned` describes.
     count : int
-        Number of elements per channel, M; below 2^32 in all.
+        Number of elements per channel, M; below 2^31.
     """
 
     __slots__ = ()
 
     def rounded(self) -> ChannelSums:
         """Return the sums as float64."""
+        binned.check_count("sums", self.count)
         with np.errstate(all="ignore"):
             return ChannelSums(*binned.sums_of(self.bins, np), self.count)
 
@@ -74,13 +75,14 @@ class ReproducibleMoments(_Reproducible):
     bins : numpy.ndarray
         int64, shape (8, C), or (10, C) of float64 elements: what `backnorm.binned` describes.
     count : int
-        Number of elements per channel, M; below 2^32 in all.
+        Number of elements per channel, M; below 2^31.
     """
 
     __slots__ = ()
 
     def rounded(self) -> ChannelMoments:
         """Return mean and biased variance, float64."""
+        binned.check_count("moments", self.count)
         with np.errstate(all="ignore"):
             count = np.array([float(self.count)])
             return ChannelMoments(*binned.moments_of(self.bins, count, np), self.count)

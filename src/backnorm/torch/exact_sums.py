@@ -45,6 +45,9 @@ _BITS = 40
 #: Contributions to an element, at most.
 MOST = 2 ** (53 - _BITS)
 
+# So that a digit to this base, and one more, is a byte.
+_BASE = 255
+
 # Elements that are rounded in one go on a CPU, so that what lies between stays in its caches.
 _BLOCK = 2**16
 
@@ -119,18 +122,16 @@ def sum_of_all(own: Tensor, parts: Iterable[Part], group: Any, divisor: float = 
     contributions = [Part(0, own), *parts]
     exponents = largest_exponents(contributions, own)
     of_one = 1 + max(Counter(first for first, _ in contributions[1:]).values(), default=0)
-    # In two bytes, which need not be of one process: that is no less than the largest.
-    told = exponents.new_tensor(divmod(min(of_one, 2**16 - 1), 2**8))
-    told = torch.cat((exponents, told))
-    dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
-    high, low = told[-2:].tolist()
-    of_all = dist.get_world_size(group) * (high * 2**8 + low)
+    message = torch.cat((exponents, exponents.new_tensor(_count_in_bytes(of_one))))
+    dist.all_reduce(message, dist.ReduceOp.MAX, group=group)
+    exponents, counts = message[: len(own)], message[len(own) :]
+    of_all = dist.get_world_size(group) * _largest_count(counts.tolist())
     if of_all > MOST:
         raise ArgumentValueError(
             "micro_batch", "is so small that sums of gradients would be rounded",
             came=f"up to {of_all} gradients to add", accepted=f"at most {MOST}",
         )  # fmt: skip
-    sums = rounded_sums(contributions, told[:-2], own)
+    sums = rounded_sums(contributions, exponents, own)
 
     def finish(future: Any) -> Tensor:
         # Raises if the exchange failed.
@@ -138,6 +139,24 @@ def sum_of_all(own: Tensor, parts: Iterable[Part], group: Any, divisor: float = 
         return sums_to(own, sums, divisor)
 
     return dist.all_reduce(sums, group=group, async_op=True).get_future().then(finish)
+
+
+def _count_in_bytes(count: int) -> list[int]:
+    """Return a number as bytes; their maxima over processes are those of the largest number.
+
+    The digits of the number to base 255 are the place of a byte that is not zero, and the byte
+    less one. `MOST` + 1 stands for all larger numbers.
+    """
+    high, low = divmod(min(count, MOST + 1), _BASE)
+    found = [0] * ((MOST + 1) // _BASE + 1)
+    found[high] = low + 1
+    return found
+
+
+def _largest_count(maxima: list[int]) -> int:
+    """Return the number that maxima of `_count_in_bytes` are of."""
+    high = max(k for k, byte in enumerate(maxima) if byte)
+    return high * _BASE + maxima[high] - 1
 
 
 def largest_exponents(contributions: Sequence[Part], own: Tensor) -> Tensor:

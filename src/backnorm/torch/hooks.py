@@ -39,7 +39,8 @@ def reproducible_hook(state: Any, bucket: Any) -> Any:
     Raises
     ------
     ArgumentTypeError
-        If `state` is something else, or gradients are not float32, float64, float16 or bfloat16.
+        If `state` is something else, or gradients are not float32, float64, float16 or bfloat16, or
+        are sparse.
     ArgumentValueError
         If there are more than 8192 gradients to add, pieces times processes; or what
         `ReproducibleGradients` says.
@@ -54,6 +55,16 @@ def reproducible_hook(state: Any, bucket: Any) -> Any:
     the backward pass goes on.
     """
     buffer, views = bucket.buffer(), bucket.gradients()
+    if buffer.layout is not torch.strided:
+        # A bucket of sparse gradients has one parameter, and no names.
+        (parameter,) = bucket.parameters()
+        raise ArgumentTypeError(
+            "bucket",
+            f"has a gradient that cannot be added reproducibly, of the parameter of shape "
+            f"{tuple(parameter.shape)}",
+            came=buffer.layout, accepted=str(torch.strided),
+            hint="use sparse=False in its module",
+        )  # fmt: skip
     pieces: list[list[Tensor]] = [[] for _ in views]
     if isinstance(state, ReproducibleGradients):
         group, average = state.process_group, state.average

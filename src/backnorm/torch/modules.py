@@ -341,7 +341,7 @@ class SyncBatchNorm(_BatchNorm):
             arithmetic=self.arithmetic,
             reproducible=self.reproducible,
             group=group,
-            layer=self.name,
+            layer=exchange.name_of(self, group),
         )
         return y if name in (None, "relu") else activated(y, name)
 

@@ -5,8 +5,7 @@ channel, and the number of elements of a channel. `torch.compile` sees these ope
 collectives between them (`exchange`).
 
 Of reproducible sums a message is integers, as `binned` has them, and their number of elements; when
-those of all processes are added up, `rounded_moments` and `rounded_sums` make it the other one, by
-PyTorch's own operators.
+those of all processes are added up, `rounded_moments` and `rounded_sums` make it the other one.
 
 They have no derivatives of their own: `synchronised` has that of the whole.
 """
@@ -43,8 +42,10 @@ __all__ = [
     "binned_moments",
     "binned_sums",
     "moments",
+    "refuse_second_order",
     "rounded_moments",
     "rounded_sums",
+    "strides_of_mask",
     "sums",
 ]
 
@@ -59,18 +60,20 @@ class SecondOrderError(BacknormError, NotImplementedError):
 def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     """Register a function as an operator of its own name; `fake` returns tensors like its own.
 
-    Where nobody watches the operators the function is called itself, which takes less time. Where
-    gradients are asked for autograd does: it is told that there are none.
+    A call on plain tensors is a call of the function itself, which takes less time. A tensor that
+    is watched, be it x or another one (dy of batched gradients), makes it a call of the operator.
+    Autograd, where gradients are asked for, finds that the operator has none.
     """
 
     def register(kernel: Callable[..., Any]) -> Any:
         name, plain = f"phase_{kernel.__name__}", in_our_words(kernel)
         operator = define(name + infer_schema(kernel, mutates_args=()), kernel, fake)
-        register_autograd(operator, _refused)
+        register_autograd(operator, refuse_second_order)
 
         @functools.wraps(kernel)
         def call(x: Tensor, *others: Any) -> Any:
-            if torch.is_grad_enabled() or state.watched(x):
+            tensors = (each for each in (x, *others) if isinstance(each, Tensor))
+            if torch.is_grad_enabled() or any(map(state.watched, tensors)):
                 return operator(x, *others)
             return plain(x, *others)
 
@@ -99,6 +102,18 @@ def _checked(name: str, message: Tensor, x: Tensor) -> Tensor:
     return contiguous(message)
 
 
+def strides_of_mask(x: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor that lies in memory as the bits of x's mask do."""
+    return torch.empty_like(x, device="meta").stride()
+
+
+def _in_order(x: Tensor, strides: list[int] | None) -> Tensor:
+    """Return x in the order of memory that the bits of a mask have; None: whatever its order."""
+    if strides is None or x.stride() == tuple(strides) or strides_of_mask(x) == tuple(strides):
+        return x
+    return x.new_empty_strided(x.shape, strides).copy_(x)
+
+
 def _message(bins: Tensor, count: int) -> Tensor:
     return torch.cat((bins.flatten(), bins.new_full((1,), count)))
 
@@ -108,7 +123,8 @@ def _bins_of(message: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return message[:-1].view(bin_rows(x.element_size()), x.shape[1]), message[-1:]
 
 
-def _refused(*_: Any) -> NoReturn:
+def refuse_second_order(*_: Any) -> NoReturn:
+    """Raise that there is no second derivative."""
     raise SecondOrderError(
         "batch normalisation over several processes, or with reproducible sums, is differentiable "
         "once, not twice; backnorm.torch.revert(model) gives a model its layers of one process back"
@@ -153,6 +169,7 @@ def binned_moments(x: Tensor, arithmetic: str | None = None) -> Tensor:
     return _message(bins, count)
 
 
+@_operator(_fake_message)
 def rounded_moments(x: Tensor, bins: Tensor) -> Tensor:
     """Return what `moments` does from what `binned_moments` does, added up over all processes."""
     rows, count = _bins_of(bins, x)
@@ -162,14 +179,21 @@ def rounded_moments(x: Tensor, bins: Tensor) -> Tensor:
 
 @_operator(_fake_bins)
 def binned_sums(
-    x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str | None = None
+    x: Tensor,
+    dy: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    arithmetic: str | None = None,
+    strides: list[int] | None = None,
 ) -> Tensor:
     """Return the reproducible sums of dy and dy * (x - mean), and the elements of a channel."""
+    x = _in_order(x, strides)
     computed_in = own(x.dtype, arithmetic)
     bins, count = kernels.engine_of(x).reduce_bins(x, dy, mask, mean, computed_in)
     return _message(bins, count)
 
 
+@_operator(_fake_message)
 def rounded_sums(x: Tensor, bins: Tensor) -> Tensor:
     """Return what `sums` does from what `binned_sums` does, added up over all processes."""
     rows, count = _bins_of(bins, x)
@@ -187,8 +211,14 @@ def apply_moments(
     relu: bool,
     arithmetic: str | None = None,
     ceiling: float | None = None,
+    strides: list[int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return y, mean and variance, each rounded once, and the mask, empty without a ReLU."""
+    """Return y, mean and variance, each rounded once, and the mask, empty without a ReLU.
+
+    `strides`, here and below, are those of `strides_of_mask`. A compiler and hooks of saved tensors
+    may lay x out anew between two phases, and then the bits of the mask belong to other elements.
+    """
+    x = _in_order(x, strides)
     engine, how = kernels.engine_of(x), (eps, "NCX", relu, ceiling, own(x.dtype, arithmetic))
     whole = engine.parts(_checked("moments", moments, x))[:2]
     operands = x, residual, weight, bias
@@ -198,9 +228,15 @@ def apply_moments(
 
 @_operator(_fake_message)
 def sums(
-    x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str | None = None
+    x: Tensor,
+    dy: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    arithmetic: str | None = None,
+    strides: list[int] | None = None,
 ) -> Tensor:
     """Return sums of dy and of dy * (x - mean), and the number of elements of a channel."""
+    x = _in_order(x, strides)
     engine = kernels.engine_of(x)
     return engine.message(*engine.reduce(x, dy, mask, mean, "NCX", own(x.dtype, arithmetic)))
 
@@ -217,8 +253,10 @@ def apply_sums(
     eps: float,
     has_residual: bool,
     arithmetic: str | None = None,
+    strides: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return dx and the gradient of the residual, the latter empty if there is none."""
+    x = _in_order(x, strides)
     engine, operands = kernels.engine_of(x), (x, dy, mask, mean, variance, weight)
     how = eps, "NCX", True, has_residual, own(x.dtype, arithmetic)
     *whole, count = engine.parts(_checked("sums", sums, x))

@@ -9,6 +9,9 @@ then adds up those of all pieces of all processes at once (`exact_sums`).
 
 from __future__ import annotations
 
+import enum
+import inspect
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +31,12 @@ __all__ = ["ReproducibleGradients"]
 
 # Each element by itself, by operations that give the same bits wherever it lies.
 _EXACT = (nn.Identity, nn.ReLU, nn.Flatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+
+# What is the same for all samples, if it is no tensor.
+_SHARED = (
+    str, bytes, numbers.Number, enum.Enum,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
 
 # Operators may add up in another order where memory is aligned otherwise (MKL's products do).
 _ALIGNED = 64
@@ -72,8 +81,11 @@ class ReproducibleGradients:
     ------
     ArgumentTypeError, ArgumentValueError
         If an argument is not as above, or a module has batches along another axis
-        (``batch_first=False``). In a call: if a batch is not a multiple of `micro_batch`. In the
-        hook: if a gradient came from outside of the pieces.
+        (``batch_first=False``) or sparse gradients. In a call: if a batch is not a multiple of
+        `micro_batch`; if what a module takes or returns beside tensors may be different for each
+        sample: an array, a dataclass or another object, a list with an element a sample, the number
+        of samples, or, of what it returns, any number. In the hook: if a gradient came from outside
+        of the pieces.
 
     Notes
     -----
@@ -117,7 +129,7 @@ class ReproducibleGradients:
         _InPieces.__call__ = torch.compiler.disable(_InPieces.run)  # type: ignore[method-assign]
         found = list(_largest_without(module, set(apart)))
         for each in found:
-            _check_axes(each, names)
+            _check_modules(each, names)
         self._calls = [_InPieces(each, names[each], size, self._kept) for each in found]
 
     def __enter__(self) -> ReproducibleGradients:
@@ -191,9 +203,12 @@ class _InPieces:
         if not (self.module.training or torch.is_grad_enabled()):
             return self.body(*arguments, **options)
         leaves, structure = tree_flatten((arguments, options))
-        count = self._count([each for each in leaves if isinstance(each, Tensor)])
-        if not count:
+        batch = self._batch([each for each in leaves if isinstance(each, Tensor)])
+        if batch != self.size:
+            self._check_shared(arguments, options, batch)
+        if not batch:
             return self.body(*arguments, **options)
+        count = batch // self.size
         columns = [
             _cut(each, self.size) if isinstance(each, Tensor) else [each] * count for each in leaves
         ]
@@ -206,8 +221,8 @@ class _InPieces:
             results.append(functional_call(self.body, each, given, named))
         return self._together(results)
 
-    def _count(self, tensors: list[Tensor]) -> int:
-        """Return how many pieces there are; 0 where there is nothing to cut."""
+    def _batch(self, tensors: list[Tensor]) -> int:
+        """Return how many samples there are; 0 where there is nothing to cut."""
         samples = {each.shape[0] if each.dim() else None for each in tensors}
         if len(samples) > 1 or None in samples:
             shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
@@ -222,14 +237,50 @@ class _InPieces:
                 "takes a batch that cannot be cut into equal pieces", f"{batch} samples",
                 f"a multiple of micro_batch, which is {self.size}",
             )  # fmt: skip
-        return batch // self.size
+        return batch
+
+    def _check_shared(
+        self, arguments: tuple[Any, ...], options: dict[str, Any], batch: int
+    ) -> None:
+        """Refuse an argument that is no tensor and may be different for each sample."""
+        for key, value in [*enumerate(arguments), *options.items()]:
+            leaves, _ = _flat(value, batch)
+            for leaf in leaves:
+                if not isinstance(leaf, Tensor) and not _is_shared(leaf, batch):
+                    raise self._error(
+                        f"takes {self._name(key)}, which may have a value for each sample",
+                        described(leaf),
+                        "tensors with the samples along axis 0, and what does not depend on them",
+                    )  # fmt: skip
+
+    def _name(self, key: int | str) -> str:
+        """Return what to call an argument, of which `key` is the position or the name."""
+        if isinstance(key, int):
+            own = self.body.own
+            forward = self.module.__class__.forward.__get__(self.module) if own is None else own
+            names = [*inspect.signature(forward).parameters]
+            key = names[key] if key < len(names) else f"argument {key}"
+        return repr(key)
 
     def _together(self, results: list[Any]) -> Any:
-        flat = [tree_flatten(each) for each in results]
+        flat = [_flat(each, self.size) for each in results]
         (first, structure), rows = flat[0], [leaves for leaves, _ in flat]
+        if any(other != structure for _, other in flat):
+            raise self._error(
+                "returns different structures of results for its pieces", structure,
+                "one structure",
+            )  # fmt: skip
         whole = []
         for k, leaf in enumerate(first):
             if not isinstance(leaf, Tensor):
+                # A number may be counted over the samples, and the same for pieces all the same.
+                shared = isinstance(leaf, bool) or not isinstance(leaf, numbers.Number)
+                shared = shared and _is_shared(leaf, 0) and all(row[k] == leaf for row in rows)
+                if len(rows) > 1 and not shared:
+                    raise self._error(
+                        "returns a result that may be different for each piece", described(leaf),
+                        "tensors with the samples along axis 0, and what does not depend on them",
+                    )  # fmt: skip
                 whole.append(leaf)
                 continue
             if not leaf.dim() or leaf.shape[0] != self.size:
@@ -244,7 +295,7 @@ class _InPieces:
             whole.append(torch.cat(column))
         return tree_unflatten(whole, structure)
 
-    def _error(self, problem: str, came: str, accepted: str) -> ArgumentValueError:
+    def _error(self, problem: str, came: Any, accepted: str) -> ArgumentValueError:
         name = f"module {self.name!r}" if self.name else "the module"
         hint = "a module in `exclude` has the whole batch"
         return ArgumentValueError(name, problem, came=came, accepted=accepted, hint=hint)
@@ -298,6 +349,29 @@ def _modules(argument: str, value: Any) -> frozenset[nn.Module]:
     return found
 
 
+def _flat(value: Any, samples: int) -> tuple[list[Any], Any]:
+    """Return the leaves of a value and its structure.
+
+    A list or tuple without tensors that has as many elements as there are samples is one leaf.
+    """
+
+    def is_leaf(each: Any) -> bool:
+        if type(each) not in (list, tuple) or len(each) != samples:
+            return False
+        return not any(isinstance(leaf, Tensor) for leaf in tree_flatten(each)[0])
+
+    return tree_flatten(value, is_leaf=is_leaf if samples else None)
+
+
+def _is_shared(leaf: Any, samples: int) -> bool:
+    """Return whether a leaf that is no tensor does not depend on the samples, as far as it shows.
+
+    A number that is the number of samples does.
+    """
+    is_number = isinstance(leaf, numbers.Number) and not isinstance(leaf, bool)
+    return leaf is None or (isinstance(leaf, _SHARED) and not (is_number and leaf == samples))
+
+
 def _cut(batch: Tensor, size: int) -> list[Tensor]:
     return [_aligned(each) for each in batch.split(size)]
 
@@ -319,9 +393,14 @@ def _largest_without(module: nn.Module, apart: set[nn.Module]) -> Iterator[nn.Mo
         yield module
 
 
-def _check_axes(module: nn.Module, names: dict[nn.Module, str]) -> None:
-    """Refuse modules whose batch is along another axis."""
+def _check_modules(module: nn.Module, names: dict[nn.Module, str]) -> None:
+    """Refuse modules whose batch is along another axis, and those with sparse gradients."""
     for each in module.modules():
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse:
+            raise ArgumentValueError(
+                "module", f"has sparse gradients, of 'weight' in {names[each]!r}",
+                came="sparse=True", accepted="sparse=False",
+            )  # fmt: skip
         if getattr(each, "batch_first", True) is False:
             raise ArgumentValueError(
                 "module", f"has a batch along axis 1 in {names[each]!r}",

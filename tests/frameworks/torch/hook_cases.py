@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+import backnorm
 import backnorm.torch
 from backnorm.torch import ReproducibleGradients, exact_sums, reproducible_hook
 
@@ -266,6 +267,40 @@ def refused(_groups):
         exact_sums.MOST = 8192
 
 
+class Sparse(nn.Module):
+    """Has a sparse gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingBag(10, 4, sparse=True, mode="sum")
+
+    def forward(self, index):
+        return self.table(index)
+
+
+def counts(_groups):
+    """Yield what is said of sparse gradients, and sums of as many gradients as are allowed."""
+    wrapped = DistributedDataParallel(Sparse())
+    wrapped.register_comm_hook(None, reproducible_hook)
+    try:
+        wrapped(torch.arange(4).view(2, 2)).sum().backward()
+        yield "sparse", ""
+    except backnorm.ArgumentError as error:
+        yield "sparse", str(error)
+    most, size = exact_sums.MOST // dist.get_world_size(), dist.get_world_size()
+    for dtype in (torch.float32, torch.float64):
+        for own in (most, most - 1, 1, most + 1):
+            # One process has so many, the others have less.
+            count = own if dist.get_rank() == 1 else max(own - 255, 1)
+            parts = [exact_sums.Part(0, torch.ones(1, dtype=dtype)) for _ in range(count - 1)]
+            try:
+                future = exact_sums.sum_of_all(torch.ones(1, dtype=dtype), parts, None)
+                found = int(future.wait())
+            except backnorm.ArgumentValueError as error:
+                found = str(error)
+            yield (dtype, own), (found, own + (size - 1) * max(own - 255, 1))
+
+
 # Samples of each process in a group of one, two, three and four.
 PARTS = ((32,), (16, 16), (8, 16, 8), (8, 8, 8, 8))
 
@@ -300,6 +335,7 @@ RUNS = {
     "networks": networks,
     "orders": orders,
     "refused": refused,
+    "counts": counts,
     "normalised": normalised,
     "not reproducible": not_reproducible,
 }

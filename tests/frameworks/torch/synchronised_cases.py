@@ -141,21 +141,128 @@ def parts(groups):
         mine = [each[part_of(case, rank)].clone() for each in case.data()]
         yield name, case.run(layer, *mine)
         exchange._GATHERED = limit
-    yield "twice", twice(groups)
+    if dist.get_rank() < 2:
+        yield "twice", twice(groups[2])
+        yield "batched", batched(groups[2])
+        yield "no gradient", no_gradient(groups[2])
+        yield "disagreements", dict(disagreements(groups[2]))
 
 
-def twice(groups):
-    """Return what is said of a second derivative."""
-    if dist.get_rank() > 1:
-        return None
-    layer = backnorm.torch.SyncBatchNorm(CHANNELS, process_group=groups[2])
-    x = torch.randn(3, CHANNELS, requires_grad=True)
-    (dx,) = torch.autograd.grad(layer(x).sin().sum(), x, create_graph=True)
-    try:
-        dx.square().sum().backward()
-    except NotImplementedError as error:
-        return str(error)
-    return ""
+def twice(group):
+    """Return what is said of a second derivative of x's, weight's and bias's gradients."""
+    layer = backnorm.torch.SyncBatchNorm(CHANNELS, process_group=group)
+    scale, found = torch.ones(CHANNELS, requires_grad=True), []
+    for k in range(3):
+        x = scale * torch.randn(3, CHANNELS)
+        inputs = x, layer.weight, layer.bias
+        gradient = torch.autograd.grad(layer(x).sin().sum(), inputs[k], create_graph=True)[0]
+        try:
+            (gradient.square().sum() + scale.sum()).backward()
+            found.append("")
+        except NotImplementedError as error:
+            found.append(str(error))
+    return found
+
+
+def batched(group):
+    """Return gradients of x, weight and bias of three dy at once, and one by one."""
+    found = []
+    for how in ({}, {"reproducible": True}):
+        layer = backnorm.torch.SyncBatchNorm(CHANNELS, process_group=group, **how)
+        x = torch.randn(3, CHANNELS, 4, requires_grad=True)
+        every = torch.randn(3, *x.shape)
+        inputs, y = (x, layer.weight, layer.bias), layer.with_relu(x)
+        at_once = torch.autograd.grad(y, inputs, every, retain_graph=True, is_grads_batched=True)
+        each = [torch.autograd.grad(y, inputs, dy, retain_graph=True) for dy in every]
+        found.append((at_once, [torch.stack(column) for column in zip(*each, strict=True)]))
+    return found
+
+
+class Without(torch.autograd.Function):
+    """The identity, of which process 0 has no gradient."""
+
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy if dist.get_rank() else None
+
+
+def no_gradient(group):
+    """Return x's gradients where process 0 has none of y, by PyTorch's operators and by ours."""
+    whole = torch.randn(6, CHANNELS, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    counts = torch.arange(6) > 2
+    y = nn.functional.batch_norm(whole, None, None, training=True)
+    (y.sin() * counts[:, None]).sum().backward()
+    x = whole.detach()[3 * dist.get_rank() :][:3].requires_grad_()
+    layer = backnorm.torch.SyncBatchNorm(CHANNELS, process_group=group)
+    Without.apply(layer(x)).sin().sum().backward()
+    return whole.grad[3 * dist.get_rank() :][:3], x.grad
+
+
+def disagreements(group):
+    """Yield what processes say that call different layers, or with different settings."""
+    first = dist.get_rank() == 0
+
+    def layers(count, channels=4, **how):
+        model = nn.ModuleList(nn.BatchNorm1d(channels) for _ in range(count))
+        return backnorm.torch.convert(model, sync=True, process_group=group, **how)
+
+    def forward(*layers):
+        for layer in layers:
+            layer(torch.ones(2, layer.num_features))
+
+    def in_order():
+        forward(*layers(2)[:: 1 if first else -1])
+
+    def skipping():
+        a, b, c = layers(3)
+        forward(a if first else b, c)
+
+    def settings(**how):
+        return lambda: forward(*layers(1, **({} if first else how)))
+
+    def activation():
+        (layer,) = layers(1)
+        x = torch.ones(2, 4)
+        layer.with_relu(x) if first else layer(x)
+
+    def passes():
+        a, b = layers(2)
+        y = a(torch.ones(2, 4, requires_grad=True))
+        y.sum().backward() if first else b(y)
+
+    def unnamed():
+        a, b = (backnorm.torch.SyncBatchNorm(4, process_group=group) for _ in range(2))
+        forward(a, b, *((a, b) if first else (b, a)))
+
+    def compiled():
+        a, b = layers(2)
+        torch.compile(a if first else b, backend="aot_eager")(torch.ones(2, 4))
+
+    runs = {
+        "in another order": in_order,
+        "each skips another": skipping,
+        "reproducible": settings(reproducible=True),
+        "channels": settings(channels=5),
+        "many channels": settings(channels=2000),
+        "activation": activation,
+        "forward and backward": passes,
+        "without names": unnamed,
+        "compiled": compiled,
+    }
+    for name, run in runs.items():
+        for gathered in (exchange._GATHERED, 0):
+            limit, exchange._GATHERED = exchange._GATHERED, gathered
+            try:
+                run()
+                said = ""
+            except SynchronisationError as error:
+                said = str(error)
+            exchange._GATHERED = limit
+            yield (name, bool(gathered)), said
 
 
 def network(seed=0):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 import pickle
 import re
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -137,7 +139,7 @@ class TestSums:
 
 @pytest.fixture(scope="module")
 def ran(processes):
-    return processes(cases, 4, "networks, orders, refused")
+    return processes(cases, 4, "networks, orders, refused, counts")
 
 
 class TestNetworks:
@@ -194,6 +196,21 @@ class TestHook:
         for one in ran:
             assert re.search(words, one["refused"][name])
 
+    def test_most_gradients_are_added_and_more_are_refused(self, ran):
+        for one in ran:
+            counts = {key: value for key, value in one["counts"].items() if type(key) is tuple}
+            assert len(counts) == 8
+            for (_, count), (found, expected) in counts.items():
+                if count > 2048:
+                    assert re.search("up to 8196 gradients to add; accepted: at most 8192", found)
+                else:
+                    assert found == expected
+
+    def test_sparse_gradient_is_refused(self, ran):
+        for one in ran:
+            words = r"parameter of shape \(10, 4\); got torch.sparse_coo"
+            assert re.search(words, one["counts"]["sparse"])
+
 
 class TestWithBatchNormalisation:
     @pytest.mark.long
@@ -212,6 +229,23 @@ class TestWithBatchNormalisation:
 def states(ran, name):
     """Return what became of a network in every process of every group."""
     return [each for one in ran for each in one[name].values()]
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+
+
+class Beside(nn.Module):
+    """Takes something beside samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x, beside=None):
+        self.beside = beside
+        return self.linear(x)
 
 
 class TestPieces:
@@ -356,6 +390,67 @@ class TestPieces:
             model(*inputs)
 
     @pytest.mark.parametrize(
+        ("argument", "words"),
+        [
+            (Batch(torch.zeros(4, 2)), "Batch"),
+            ([1, 2, 3, 4], "list"),
+            ({"lengths": (4, 3, 2, 1)}, "tuple"),
+            (["a", "b", "c", "d"], "list"),
+            (np.arange(4.0), "ndarray"),
+            (4, "4"),
+            (object(), "object"),
+        ],
+    )
+    @pytest.mark.parametrize("by_name", [False, True])
+    def test_argument_of_each_sample_is_refused(self, argument, words, by_name):
+        module = Beside()
+        ReproducibleGradients(module, 2)
+        x = torch.zeros(4, 2)
+        with pytest.raises(backnorm.ArgumentValueError, match=f"'beside'.*{words}"):
+            module(x, beside=argument) if by_name else module(x, argument)
+
+    def test_dataclass_alone_is_refused(self):
+        module = Beside()
+        ReproducibleGradients(module, 2)
+        with pytest.raises(backnorm.ArgumentValueError, match=r"'x'.*Batch"):
+            module(Batch(torch.zeros(4, 2)))
+
+    @pytest.mark.parametrize(
+        "argument",
+        [None, True, 0.5, 3, "mean", torch.float32, {"size": [1, 2, 3]}, torch.device("cpu"), [1]],
+    )
+    def test_argument_of_all_samples_is_shared(self, argument):
+        module = Beside()
+        x = torch.randn(4, 2)
+        expected = module(x, argument)
+        with ReproducibleGradients(module, 2):
+            torch.testing.assert_close(module(x, argument), expected)
+        assert module.beside == argument
+
+    @pytest.mark.parametrize(
+        "result",
+        [
+            Batch,
+            lambda y: (y, bool((y > 0).any())),
+            lambda y: (y, len(y)),
+            lambda y: (y, 2.0),
+            lambda y: (y, y.detach().numpy()),
+            lambda y: (y, [1.0] * len(y)),
+            lambda y: [y] * (1 + int(y.sum() > 0)),
+        ],
+    )
+    def test_result_of_each_piece_is_refused(self, result):
+        module = nn.Linear(2, 2)
+        own = module.forward
+        module.forward = lambda x: result(own(x))
+        with torch.no_grad():
+            module.weight.copy_(torch.eye(2))
+            module.bias.zero_()
+        ReproducibleGradients(module, 2)
+        with pytest.raises(backnorm.ArgumentValueError, match="returns"):
+            module(torch.tensor([[1.0, 1], [1, 1], [-1, -1], [-1, -1]]))
+
+    @pytest.mark.parametrize(
         ("arguments", "options", "words"),
         [
             ((nn.Linear(2, 2), 0), {}, "micro_batch: must have a sample"),
@@ -363,6 +458,7 @@ class TestPieces:
             ((torch.zeros(2), 1), {}, "module: is no model"),
             ((object.__new__(DistributedDataParallel), 1), {}, "before it is wrapped"),
             ((nn.LSTM(2, 2), 1), {}, "batch along axis 1"),
+            ((cases.Sparse(), 1), {}, "sparse gradients, of 'weight' in 'table'"),
             ((nn.Linear(2, 2), 1), {"average": "no"}, "average: must be a boolean"),
             ((nn.Linear(2, 2), 1), {"exclude": nn.Linear(2, 2)}, "exclude: must be modules"),
             ((nn.Linear(2, 2), 1), {"exclude": ["0"]}, "exclude: must be modules"),

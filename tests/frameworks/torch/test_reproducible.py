@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import backnorm
 import backnorm.torch
@@ -131,12 +132,110 @@ class TestLayers:
         layer.eval(), plain.eval()
         torch.testing.assert_close(layer(x), plain(x))
 
-    def test_a_second_derivative_is_refused(self):
-        x = torch.randn(4, 3, requires_grad=True)
-        y = batch_norm(x, None, None, training=True, reproducible=True)
-        (dx,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+    @pytest.mark.parametrize("of", ["x", "weight", "bias"])
+    @pytest.mark.parametrize("function", [batch_norm, batch_norm_relu])
+    @pytest.mark.parametrize("linear", [True, False])
+    def test_second_derivative_of_any_gradient_raises(self, of, function, linear):
+        given = {"x": torch.randn(6, 3), "weight": torch.ones(3), "bias": torch.zeros(3)}
+        other = torch.ones(3, requires_grad=True)
+        inputs = {name: each.requires_grad_() for name, each in given.items()}
+        y = function(
+            inputs["x"] * other, None, None, inputs["weight"], inputs["bias"], True,
+            reproducible=True,
+        )  # fmt: skip
+        loss = (y if linear else y.sin()) * torch.arange(3.0)
+        (gradient,) = torch.autograd.grad(loss.sum(), inputs[of], create_graph=True)
         with pytest.raises(NotImplementedError, match="reproducible sums"):
-            dx.square().sum().backward()
+            (gradient.square().sum() + other.square().sum()).backward()
+
+    def test_batch_of_gradients_with_graph_raises(self):
+        x = torch.randn(6, 3, requires_grad=True)
+        y = batch_norm(x, None, None, training=True, reproducible=True)
+        dy = torch.randn(2, 6, 3)
+        with pytest.raises(NotImplementedError, match="reproducible sums"):
+            torch.autograd.grad(y, x, dy, create_graph=True, is_grads_batched=True)
+
+    @pytest.mark.parametrize("function", [batch_norm, batch_norm_relu, batch_norm_add_relu])
+    def test_batch_of_gradients_is_that_of_each(self, function):
+        x, _, residual = data(torch.float32, (6, 3, 4))
+        others = [residual.requires_grad_()] if function is batch_norm_add_relu else []
+        weight, bias = torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
+        inputs = [x.requires_grad_(), *others, weight, bias]
+        y = function(x, *others, None, None, weight, bias, True, reproducible=True)
+        every = torch.randn(3, *x.shape)
+        at_once = torch.autograd.grad(y, inputs, every, retain_graph=True, is_grads_batched=True)
+        each = [torch.autograd.grad(y, inputs, dy, retain_graph=True) for dy in every]
+        for found, expected in zip(at_once, zip(*each, strict=True), strict=True):
+            assert torch.equal(found, torch.stack(expected))
+
+    def test_vectorised_jacobian_is_that_of_a_loop(self):
+        def function(x):
+            return batch_norm(x, None, None, training=True, reproducible=True)
+
+        x = torch.randn(4, 3, dtype=torch.float64)
+        found = torch.autograd.functional.jacobian(function, x, vectorize=True)
+        assert torch.equal(found, torch.autograd.functional.jacobian(function, x))
+
+    def test_absent_gradient_gives_none(self):
+        class Without(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, y):
+                return y.clone()
+
+            @staticmethod
+            def backward(ctx, dy):
+                return None
+
+        x, weight = torch.randn(6, 3, requires_grad=True), torch.ones(3, requires_grad=True)
+        y = batch_norm(x, None, None, weight, training=True, reproducible=True)
+        Without.apply(y).sin().sum().backward()
+        assert x.grad is None
+        assert weight.grad is None
+
+    @pytest.mark.parametrize("kind", ["channels_last", "contiguous", "permuted", "strided"])
+    @pytest.mark.parametrize("function", [batch_norm_relu, batch_norm_add_relu])
+    def test_mask_has_its_order_when_saved_x_returns_in_another(self, kind, function):
+        x, dy, residual = data(torch.float32, (4, 6, 5, 8))
+        x, residual = (
+            {
+                "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+                "contiguous": lambda x: x,
+                "permuted": lambda x: x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+                "strided": lambda x: x.repeat_interleave(2, 3)[..., ::2],
+            }[kind](x),
+            residual,
+        )
+        others = [residual] if function is batch_norm_add_relu else []
+
+        def in_another_order(tensor):
+            if tensor.dim() != 4:
+                return tensor
+            contiguous = kind != "contiguous"
+            order = torch.contiguous_format if contiguous else torch.channels_last
+            return tensor.contiguous(memory_format=order)
+
+        expected = step(function, x, dy, *others, reproducible=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: each, in_another_order):
+            found = step(function, x, dy, *others, reproducible=True)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other)
+
+    def test_recomputing_checkpoint_mixes_no_passes(self):
+        """Statistics come of the pass that x comes of, whatever is recomputed."""
+        layer = backnorm.torch.BatchNormReLU1d(3, reproducible=True)
+        theirs = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
+        x, found = torch.randn(8, 3), []
+        for function in (layer, theirs):
+            passes = iter((1.0, 3.0))
+            given = x.clone().requires_grad_()
+
+            def scaled(given, function=function, passes=passes):
+                return function((given * next(passes)).exp())
+
+            y = checkpoint(scaled, given, use_reentrant=False)
+            (y * torch.arange(3.0)).sum().backward()
+            found.append(given.grad)
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
     # Dynamo makes an object of a function of autograd, of which PyTorch warns.
     @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

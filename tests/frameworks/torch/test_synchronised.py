@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 
 import pytest
@@ -86,7 +87,48 @@ def test_parts_are_normalised_as_the_whole(name, parts):
 
 def test_a_second_derivative_is_refused(parts):
     for one in parts[:2]:
-        assert "differentiable once" in one["twice"]
+        for said in one["twice"]:
+            assert "differentiable once" in said
+
+
+def test_batched_gradients_are_those_of_each(parts):
+    for one in parts[:2]:
+        for at_once, each in one["batched"]:
+            for found, expected in zip(at_once, each, strict=True):
+                assert torch.equal(found, expected)
+
+
+def test_process_without_gradient_takes_part(parts):
+    for one in parts[:2]:
+        expected, found = one["no gradient"]
+        assert expected.abs().max() > 0.01
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+@pytest.mark.parametrize(
+    ("name", "own", "other"),
+    [
+        ("in another order", "layer '0', 4 channels", "layer '1', 4 channels"),
+        ("each skips another", "layer '0', 4 channels", "layer '1', 4 channels"),
+        ("reproducible", "reproducible=False", "reproducible=True"),
+        ("channels", "4 channels", "5 channels"),
+        ("many channels", "4 channels", "2000 channels"),
+        ("activation", "relu=True", "relu=False"),
+        (
+            "forward and backward",
+            "layer '0', 4 channels, backward",
+            "layer '1', 4 channels, forward",
+        ),
+        ("without names", "SyncBatchNorm layer (number", "SyncBatchNorm layer (number"),
+        ("compiled", "layer '0', 4 channels", "layer '1', 4 channels"),
+    ],
+)
+def test_processes_of_different_layers_or_settings_raise(name, own, other, gathered, parts):
+    for rank, (expected, came) in enumerate(((own, other), (other, own))):
+        said = parts[rank]["disagreements"][name, gathered]
+        assert re.search(f"got .*{re.escape(came)}.* from rank {1 - rank}", said)
+        assert re.search(f"expected .*{re.escape(expected)}.*rank {rank} of 2", said)
 
 
 @pytest.fixture(scope="module")
