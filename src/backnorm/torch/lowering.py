@@ -15,7 +15,9 @@ do not.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -194,6 +196,12 @@ _LOWERED: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _cache_tag() -> str:
+    """Return what tells compiled code of these formulas and schemas from that of other versions."""
+    schemas = "".join(str(operator._schema) for operator in _LOWERED)
+    return f"backnorm-{zlib.crc32(schemas.encode() + Path(__file__).read_bytes()):08x}"
+
+
 def _with_dy_as_x(_node: Any, x: Any, dy: Any, *others: Any) -> tuple[Any, Any]:
     """Have Inductor lay dy out as it does x, so that nobody copies it.
 
@@ -223,6 +231,9 @@ def register() -> None:
         decomposition.register_decomposition([operator])(formula)
     # A copy of the table, made when the first graph is compiled.
     decomposition.fast_random_decomps.cache_clear()
+    # PyTorch's caches on disk know a graph by the names of its operators, and returned code of
+    # another version's formulas.
+    torch.compiler.config.cache_key_tag += _cache_tag()
 
 
 # Dynamo calls it when it comes across it.

@@ -155,7 +155,7 @@ class _Synchronised(Function):
         order = None
         if not torch.compiler.is_compiling():
             ctx.set_materialize_grads(False)
-            # A checkpoint that recomputes the forward pass replaces saved tensors, and nothing else.
+            # A checkpoint that recomputes the forward pass replaces saved tensors alone.
             order = order_in_memory(strides) if relu else None
         ctx.save_for_backward(x, weight, mean, variance, mask, whole, order)
         return y, whole
