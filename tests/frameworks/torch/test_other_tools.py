@@ -157,13 +157,39 @@ def test_fuse_modules(name, qat, inplace, close):
 
 
 @pytest.mark.parametrize("names", [["0", "1", "2"], ["1", "2"]])
-def test_fuse_modules_refuses_what_is_fused_with_an_activation(names):
+def test_fuse_modules_refuses_activation_that_was_fused(names):
     net = convert(nn.Sequential(*FUSED_SEQUENCES["conv2d relu"]()).eval(), fuse=True)
     with pytest.raises(AssertionError, match=r"did not find fuser method .*FusedActivation"):
         quantization.fuse_modules(net, names)
-    net = net.train()
-    with pytest.raises(backnorm.BacknormError, match=r"^num_features: .*revert"):
-        quantization.fuse_modules_qat(net, ["0", "1"])
+
+
+@pytest.mark.parametrize("qat", [False, True])
+def test_fuse_modules_of_layer_fused_with_activation_keeps_the_activation(qat, close):
+    theirs = filled(nn.Sequential(*FUSED_SEQUENCES["conv2d relu"]())).train(qat)
+    mine = convert(copy.deepcopy(theirs), fuse=True)
+    function = quantization.fuse_modules_qat if qat else quantization.fuse_modules
+    expected, result = (function(net, ["0", "1"]) for net in (theirs, mine))
+    assert type(result[0]) is type(expected[0])
+    x = like_input(list(theirs))
+    close(result(x), expected(x), factor=4)
+
+
+def test_quantising_layer_fused_with_activation_keeps_the_activation(close):
+    """Observers are hooks, which separate the two."""
+    theirs = filled(
+        nn.Sequential(
+            quantization.QuantStub(), nn.BatchNorm2d(3), nn.ReLU(), quantization.DeQuantStub()
+        )
+    ).eval()  # fmt: skip
+    x, results = torch.randn(4, 3, 5, 6), []
+    for net in (convert(copy.deepcopy(theirs), fuse=True), theirs):
+        net.qconfig = quantization.get_default_qconfig(torch.backends.quantized.engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            prepared = quantization.prepare(net)
+            prepared(x)
+            results.append(quantization.convert(prepared)(x))
+    close(*results)
 
 
 def quantised(net, x, training):
