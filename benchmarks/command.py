@@ -10,6 +10,7 @@ import typer
 from backnorm.cli import program, text
 from backnorm.cli.program import FAILED, INTERRUPTED, Threads, begin, exits_in_one_line
 from backnorm.errors import BacknormError
+from backnorm.files import file_path
 
 __all__ = ["app", "main"]
 
@@ -132,7 +133,9 @@ def plans(
     dtype: Dtype = "float32",
     layout: Layout = "all",
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for all that was measured.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A JSON file for all that was measured.")
+    ] = None,
 ) -> None:
     """Try all plans of each cell in turns; show where the one chosen is not among the best.
 
@@ -143,7 +146,7 @@ def plans(
         from benchmarks.options import run_plans
 
         begin(threads)
-        report = run_plans((suite, op, dtype, layout), out)
+        report = run_plans((suite, op, dtype, layout), None if out is None else file_path(out))
     text.print_table(report.table())
     print(report.summary())
     if report.interrupted:
@@ -169,7 +172,9 @@ def models(
     ] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each variant.")] = 9,
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for all that was measured.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A JSON file for all that was measured.")
+    ] = None,
 ) -> None:
     """Time whole training steps of models with our layers beside the same with PyTorch's.
 
@@ -179,7 +184,8 @@ def models(
         from benchmarks.models.options import run_models
 
         begin(threads)
-        report = run_models((model, layout, precision, batch, variant), rounds, out)
+        path = None if out is None else file_path(out)
+        report = run_models((model, layout, precision, batch, variant), rounds, path)
     text.print_table(report.table())
     for line in report.summary():
         print(line)

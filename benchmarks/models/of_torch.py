@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -68,9 +67,7 @@ class _Step:
 
     def __init__(self, case: Case, variant: Variant, model: nn.Module, x: Tensor) -> None:
         if variant.startswith("backnorm"):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", backnorm.torch.FusionWarning)
-                backnorm.torch.convert(model, fuse="fused" in variant)
+            backnorm.torch.convert(model, fuse="fused" in variant)
         self.layers = sum(isinstance(each, _BatchNorm) for each in model.modules())
         self._x, self._precision = x, case.precision
         self._parameters = list(model.parameters())

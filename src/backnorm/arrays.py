@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -14,13 +15,31 @@ from backnorm.binding import Code
 from backnorm.cpu import addresses, engine
 from backnorm.cpu.scratch import bin_rows
 from backnorm.dtypes import FLOAT64
-from backnorm.layout import Order, dense, in_order, mask_size, memory_order, restore
+from backnorm.layout import (
+    MARK_BYTES,
+    Order,
+    dense,
+    in_order,
+    mask_size,
+    memory_order,
+    order_mark,
+    reordered_mask,
+    restore,
+)
 from backnorm.problem import Problem, as_array
-from backnorm.signature import Signature
+from backnorm.signature import SIGNATURES, Signature
 
 __all__ = ["NUMPY", "NumPy"]
 
 _BYTE = np.dtype(np.uint8)
+_put = struct.Struct(f"{MARK_BYTES}s").pack_into
+
+
+def _marked(mask: np.ndarray, mark: bytes) -> np.ndarray:
+    """Return memory for a mask, with the order of its bits at the end."""
+    # Half as long as an assignment to a slice.
+    _put(mask, -len(mark), mark)  # type: ignore[arg-type]
+    return mask
 
 
 class NumPy:
@@ -38,15 +57,26 @@ class NumPy:
         facts="(type({}), {}.shape, {}.dtype, {}.flags.num)",
         # Kernels read those of one axis: 0.05 us an operand less than its shape.
         channel_facts="(type({}), {}.size, {}.ndim, {}.dtype, {}.flags.num)",
+        # With the order of its bits, which are read in place only if x lies so.
+        mask_facts="(type({}), {}.shape, {}.dtype, {}.flags.num, {}[at_end].tobytes())",
         address="id({})" if addresses.HEADER else "address_of({})",
         header=addresses.HEADER,
         stage="stage.__call__",
-        constants=("shape", "dtype", "channels", "statistics", "mask_bytes", "count", "rows"),
+        constants=(
+            "shape",
+            "dtype",
+            "channels",
+            "statistics",
+            "mask_bytes",
+            "mark",
+            "count",
+            "rows",
+        ),
         new={
             "data": "empty(shape, dtype)",
             "large data": "allocate(shape, dtype)",
             "channel": "empty(channels, statistics)",
-            "mask": "allocate((mask_bytes,), byte)",
+            "mask": "marked(allocate((mask_bytes,), byte), mark)",
             "sums": "empty((2, channels), double)",
             "coefficients": "empty((4, channels), double)",
             "bins": "empty((rows, channels), integer)",
@@ -56,10 +86,12 @@ class NumPy:
     names: ClassVar[dict[str, Any]] = {
         "address_of": addresses.address_of,
         "allocate": allocate,
+        "at_end": slice(-MARK_BYTES, None),
         "byte": _BYTE,
         "double": FLOAT64,
         "empty": np.empty,
         "integer": np.dtype(np.int64),
+        "marked": _marked,
     }
 
     def read(self, operands: Sequence[object], signature: Signature) -> list[Any]:
@@ -93,22 +125,36 @@ class NumPy:
         """Return the values of `code.constants`."""
         shape = tuple(problem.shape[axis] for axis in order)
         size, statistics = mask_size(problem.size), problem.statistics_dtype
+        results = SIGNATURES[problem.operation].results
+        writes_mask = problem.relu and any(result.kind == "mask" for result in results)
+        mark = order_mark(problem.shape, order) if writes_mask else None
         rows = bin_rows(problem.dtype.itemsize)
-        return shape, problem.dtype, problem.channels, statistics, size, problem.count, rows
+        return (
+            shape,
+            problem.dtype,
+            problem.channels,
+            statistics,
+            size,
+            mark,
+            problem.count,
+            rows,
+        )
 
     def ready(
         self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order
     ) -> list[Any]:
         """Return the operands as kernels read them: themselves, or copies."""
-        types = {"mask": _BYTE, "channel": problem.statistics_dtype}
-        return [
-            None
-            if array is None
-            else in_order(array, order, problem.dtype)
-            if operand.kind == "data"
-            else dense(array, types[operand.kind])
-            for array, operand in zip(read, signature.operands, strict=True)
-        ]
+        found: list[Any] = []
+        for array, operand in zip(read, signature.operands, strict=True):
+            if array is None:
+                found.append(None)
+            elif operand.kind == "data":
+                found.append(in_order(array, order, problem.dtype))
+            elif operand.kind == "mask":
+                found.append(reordered_mask(dense(array, _BYTE), problem.shape, order))
+            else:
+                found.append(dense(array, problem.statistics_dtype))
+        return found
 
     def are_plain(self, operands: Sequence[Any], order: Order, ready: Sequence[Any] = ()) -> bool:
         """Whether kernels read the operands in place, here and in every call of the same facts."""
@@ -119,8 +165,9 @@ class NumPy:
                 and array.flags.c_contiguous
                 and array.flags.aligned
                 and array.dtype.isnative
+                and addresses.address_of(array) == addresses.address_of(read)
             )
-            for array in operands
+            for array, read in zip(operands, ready or operands, strict=True)
         )
 
     def layouts(self, operands: Sequence[Any]) -> Any:

@@ -36,6 +36,8 @@ class Code(NamedTuple):
         A tuple of everything that validation reads: the array's part of a cache key.
     channel_facts : str
         The same of a per-channel array, where fewer do.
+    mask_facts : str
+        The same of a mask, where there are more.
     address : str
         Where the elements begin, as the kernels take it.
     absent : str
@@ -50,9 +52,6 @@ class Code(NamedTuple):
         away from an array; ``{0}`` is its name, ``{1}`` its kind.
     held : str
         The address of an operand, where `lost` has looked it up.
-    each_out : bool
-        Whether `out` is a tuple, with an array or None for each result of x's shape that is made;
-        else it is an array for the first result.
     constants : tuple of str
         Names of the values that an executable provides for `new`.
     new : mapping of str to str
@@ -69,9 +68,9 @@ class Code(NamedTuple):
     header: int = 0
     stage: str = "stage"
     channel_facts: str = ""
+    mask_facts: str = ""
     lost: str = ""
     held: str = ""
-    each_out: bool = False
 
 
 def facts(code: Code, name: str, kind: str = "data", *, given: bool = False) -> str:
@@ -80,7 +79,7 @@ def facts(code: Code, name: str, kind: str = "data", *, given: bool = False) -> 
     One, if it may be absent; else as many as there are facts, which takes half the time of a tuple
     of them.
     """
-    of_kind = code.channel_facts if kind == "channel" and code.channel_facts else code.facts
+    of_kind = {"channel": code.channel_facts, "mask": code.mask_facts}.get(kind) or code.facts
     found = of_kind.format(*[name] * of_kind.count("{}"))
     return found[1:-1] if given else f"None if {name} is None else {found}"
 
@@ -138,8 +137,8 @@ def runner(
 ) -> Callable[..., Any]:
     """Return ``make(stage, refuse, *constants, again)``, which returns what runs a kernel.
 
-    That function takes the operands and `out` (see `code.each_out`), None if all results are to be
-    allocated. It returns all results, None for those that were not asked for. Where an operand is
+    That function takes the operands and `out`, an array for the first result, or None to allocate
+    all results. It returns all results, None for those that the options exclude. If an operand is
     `lost`, it calls ``again`` with its own arguments instead.
 
     Parameters
@@ -201,22 +200,15 @@ def _runner(
         ]
     sizes = ("large ", "") if large else ("",)
     made = [r for r in signature.results if r.option is None or r.option in options]
-    data = [result.name for result in made if result.kind == "data"]
-    if code.each_out:
-        targets = {name: f"out_{name}" for name in data}
-        if targets:
-            body.append(f"{', '.join(targets.values())}, = out or {(None,) * len(targets)}")
-    else:
-        targets = dict.fromkeys(data[:1], "out")
+    first = next((result for result in made if result.kind == "data"), None)
     for result in signature.results:
         if result not in made:
             body.append(f"{result.name} = None")
             continue
         ways = [size + what for what in (result.name, result.kind) for size in sizes]
         new = next(code.new[way] for way in ways if way in code.new)
-        if result.name in targets:
-            target = targets[result.name]
-            new = f"{new} if {target} is None else {target}"
+        if result is first:
+            new = f"{new} if out is None else out"
         if result.name != new:
             body.append(f"{result.name} = {new}")
         places[result.field] = code.address.format(result.name)

@@ -68,7 +68,8 @@ class Calls(dict[Hashable, Any]):
         self[key] = value
 
 
-#: The cache of all calls. A key is metadata; values of arrays are never part of it.
+#: The cache of all calls. A key is metadata; values of arrays are never part of it, except for the
+#: order of bits that a mask ends with.
 CALLS = Calls()
 
 

@@ -16,8 +16,19 @@ __all__ = [
     "check_readable",
     "check_writable",
     "errors_named",
+    "file_path",
     "prepare_folder",
 ]
+
+
+def file_path(text: str) -> Path:
+    """Return `text` as the path of a file; raise if it can only be that of a folder.
+
+    `Path` drops a slash or a dot at the end: "out.npz/" would be the file "out.npz".
+    """
+    if os.path.basename(text) in ("", ".", ".."):
+        raise ArgumentValueError(text or repr(text), "must be the path of a file, not of a folder")
+    return Path(text)
 
 
 def check_readable(path: Path) -> None:
@@ -34,7 +45,8 @@ def check_writable(path: Path) -> None:
     target = _target(path)
     if target.is_symlink():
         raise ArgumentValueError(str(path), "is a symbolic link that leads to itself")
-    if not target.parent.is_dir():
+    # Of "missing/../out.npz" only the path itself shows that its folder does not exist.
+    if not (path.parent.is_dir() and target.parent.is_dir()):
         raise ArgumentValueError(str(path), "its folder does not exist")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise ArgumentValueError(str(path), "its folder is not writable")

@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from backnorm.errors import ArgumentValueError
+
 __all__ = [
+    "MARK_BYTES",
     "Extents",
     "Order",
     "adjacent",
@@ -23,8 +26,13 @@ __all__ = [
     "in_order",
     "mask_size",
     "memory_order",
+    "order_mark",
+    "reordered_mask",
     "restore",
 ]
+
+#: The last bytes of a mask, which say the order of its bits.
+MARK_BYTES = 8
 
 #: The axes of an array from the slowest to the fastest in memory.
 Order = tuple[int, ...]
@@ -110,6 +118,74 @@ def restore(array: np.ndarray, order: Order) -> np.ndarray:
 def mask_size(elements: int) -> int:
     """Return the bytes of a ReLU's mask.
 
-    One bit per element, in memory order, and padding: kernels read whole words.
+    One bit per element, in memory order; eight bytes of padding, because kernels read whole words;
+    and in the last eight bytes of NumPy's masks the `order_mark`.
     """
-    return -(-elements // 8) + 8
+    return -(-elements // 8) + 8 + MARK_BYTES
+
+
+def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
+    """Return the last bytes of a mask whose bits are in this order of axes.
+
+    They are the number of the permutation in lexicographic order, which is 0 for row-major order.
+    Axes of one element are left out, so that equal layouts in memory have equal marks.
+    """
+    rest, number = _wide(shape), 0
+    for axis in order:
+        if shape[axis] != 1:
+            number = number * len(rest) + rest.index(axis)
+            rest.remove(axis)
+    try:
+        return number.to_bytes(MARK_BYTES, "big")
+    except OverflowError:
+        # 20! is less than 2^64.
+        raise ArgumentValueError(
+            "x",
+            "has too many axes for a mask of this order in memory",
+            came=f"{len(_wide(shape))} axes of more than one element",
+            accepted="at most 20, or row-major order",
+        ) from None
+
+
+def reordered_mask(mask: np.ndarray, shape: tuple[int, ...], order: Order) -> np.ndarray:
+    """Return a marked mask of an x of `shape` with its bits in `order`: itself, or a copy.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the mark is none of this shape.
+    """
+    mark = mask[-MARK_BYTES:].tobytes()
+    if mark == order_mark(shape, order):
+        return mask
+    own = _marked_order(mark, shape)
+    size = math.prod(shape)
+    bits = np.unpackbits(mask, count=size, bitorder="little")
+    bits = restore(bits.reshape([shape[axis] for axis in own]), own).transpose(order)
+    result = np.zeros(mask.size, np.uint8)
+    result[: -(-size // 8)] = np.packbits(bits, bitorder="little")
+    return result
+
+
+def _marked_order(mark: bytes, shape: tuple[int, ...]) -> Order:
+    """Return the order of axes whose `order_mark` this is; axes of one element come first."""
+    rest = _wide(shape)
+    number, places = int.from_bytes(mark, "big"), []
+    for radix in range(1, len(rest) + 1):
+        number, place = divmod(number, radix)
+        places.append(place)
+    if number:
+        raise ArgumentValueError(
+            "mask",
+            "must be the mask that batch_norm_forward returned for an x of this shape; its last "
+            f"{MARK_BYTES} bytes say no order of the axes of {{x}}",
+            came=mark.hex(),
+            accepted="the mask as it was returned (zeros: bits in row-major order)",
+        )
+    single = (axis for axis, size in enumerate(shape) if size == 1)
+    return (*single, *(rest.pop(place) for place in reversed(places)))
+
+
+def _wide(shape: tuple[int, ...]) -> list[int]:
+    """Return the axes that do not have one element."""
+    return [axis for axis, size in enumerate(shape) if size != 1]

@@ -139,7 +139,8 @@ def batch_norm_backward(
     training : bool
         True: the statistics depend on x. False: they are constants.
     mask : uint8 array, optional
-        What `batch_norm_forward` returned with ``relu=True``; x must lie in memory as it did then.
+        What `batch_norm_forward` returned with ``relu=True``. It says the order of its bits: an x
+        that lies in memory otherwise than it did then costs a copy of the mask.
     residual : bool
         Whether the gradient of a residual is wanted, too.
     arithmetic : {"float32", "float64"}, optional

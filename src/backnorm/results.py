@@ -74,7 +74,8 @@ class NormalizedWithMask(NamedTuple):
     """Result of the training forward with a ReLU: as `Normalized`, and the mask.
 
     Bit i % 8 of byte i // 8 of the mask (uint8) says whether element i of y, in the order of
-    memory, is more than zero. A few bytes at the end are padding.
+    memory, is more than zero. After eight bytes of padding, the last eight bytes say which order of
+    axes that is (zeros: row-major), for an x that lies otherwise in the backward pass.
     """
 
     y: np.ndarray

@@ -131,6 +131,12 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(
     assert measured == []
 
 
+@pytest.mark.parametrize("command", ["plans", "models"])
+def test_out_with_the_end_of_a_folder_is_refused(refused, tmp_path, command):
+    line = refused(command, "--out", f"{tmp_path}/out.json/")
+    assert "out.json/: must be the path of a file, not of a folder" in line
+
+
 def test_nothing_to_compare_is_refused(refused, tmp_path):
     assert "absent.json" in refused("--compare", tmp_path / "absent.json", tmp_path / "absent.json")
 

@@ -102,6 +102,41 @@ def test_paths_that_are_not_files(refused, write_json, npz, call, tmp_path):
     assert "not a regular file" in refused("run", file, "--tensors", npz, "--out", folder)
 
 
+@pytest.mark.parametrize("end", ["/", "//", "/.", "/..", "/./"])
+def test_paths_with_the_end_of_a_folder_are_refused(
+    refused, write_json, npz, call, tmp_path, monkeypatch, end
+):
+    """`Path` drops such an end; the file of the shorter name is not what was asked for."""
+    monkeypatch.chdir(tmp_path)
+    file = write_json(call())
+    says = "must be the path of a file, not of a folder"
+    for arguments in (
+        (f"{file}{end}", "--tensors", npz),
+        (file, "--tensors", f"{npz}{end}"),
+        (file, "--tensors", npz, "--out", f"out.npz{end}"),
+    ):
+        assert says in refused("run", *arguments)
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_paths_without_a_name_are_refused(refused, write_json, npz, call):
+    file = write_json(call())
+    for name in ("", ".", "..", "/"):
+        for option in ("--tensors", "--out"):
+            line = refused("run", file, "--tensors", npz, option, name)
+            assert f"{name or repr(name)}: must be the path of a file" in line
+
+
+@pytest.mark.parametrize("folder", ["missing/..", "program.json/..", "missing/../missing"])
+def test_out_through_a_missing_folder_is_refused(
+    refused, write_json, npz, call, tmp_path, monkeypatch, folder
+):
+    monkeypatch.chdir(tmp_path)
+    line = refused("run", write_json(call()), "--tensors", npz, "--out", f"{folder}/out.npz")
+    assert "folder does not exist" in line
+    assert not (tmp_path / "out.npz").exists()
+
+
 HUGE = 2**48
 EMPTY = [[HUGE, 0, HUGE], [0, HUGE, HUGE], [0, 0, HUGE, HUGE], [HUGE] * 3, [2**25, 0, 2**24]]
 
@@ -138,10 +173,7 @@ def test_files_of_arrays_that_cannot_be(refused, write_json, tmp_path, shape, su
         path.write_bytes(struct.pack("<Q", len(text)) + text)
     document = {"dialect": "ngraph", "op": "BatchNormInference", "inputs": {"input": "x"}}
     line = refused("run", write_json(document), "--tensors", path)
-    if suffix == ".safetensors" and 0 not in shape:
-        assert "is damaged: Error while deserializing header: overflow" in line
-    else:
-        assert "[x]: has too many elements" in line or "contradicts the amount of data" in line
+    assert "[x]: has too many elements" in line or "contradicts the amount of data" in line
 
 
 @pytest.mark.parametrize("shape", [[HUGE, 1, 0], [2**46, 3, 0], [2**44, 2, 0, 5]])

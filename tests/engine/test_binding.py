@@ -47,7 +47,7 @@ def test_every_address_goes_to_its_field(signature, given):
 
     how = {"present": present, "options": options, "large": False}
     run = runner(signature, NUMPY.code, NUMPY.names, **how)(
-        stage, refuse, (2, 3), np.dtype(np.float32), 3, np.dtype(np.float64), 16, 2, 8
+        stage, refuse, (2, 3), np.dtype(np.float32), 3, np.dtype(np.float64), 16, bytes(8), 2, 8
     )
     arrays = {o.name: np.ones(3) for o in signature.operands if o.name in present}
     results = run(*(arrays.get(name) for name in signature.names))

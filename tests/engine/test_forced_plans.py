@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import backnorm
 from backnorm.arithmetics import own_arithmetic
-from backnorm.arrays import NumPy
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import random_mask
@@ -24,8 +22,7 @@ from backnorm.cpu import engine
 from backnorm.cpu.candidates import is_legal
 from backnorm.cpu.geometry import Columns, Segments
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
-from backnorm.executable import executable, forget
-from backnorm.problem import problem_of
+from backnorm.executable import forget
 
 SHAPES = {
     "long-segments": ("NCX", (2, 3, 5000)),
@@ -53,18 +50,8 @@ OPERATIONS = (
     "relu forward",
     "relu inference",
     "relu backward",
-    "overwriting",
 )
 
-
-class Overwriting(NumPy):
-    """Arrays whose gradients can all be written to given ones, as an adapter's."""
-
-    code = NumPy.code._replace(arrays="overwriting", each_out=True)
-    names: ClassVar = {**NumPy.names}
-
-
-OVERWRITING = Overwriting()
 
 # Schedules beside those that differ in one respect alone.
 _MIXED = 8
@@ -77,23 +64,8 @@ def new(x, offset):
     return memory[start : start + x.size].reshape(x.shape)
 
 
-def overwriting(data, offset):
-    """Return gradients that are written over operands: dx over x, that of a residual over dy."""
-    _, _, *channels = data.backward_inputs
-    x, dy = new(data.x, offset), new(data.x, offset)
-    x[...], dy[...] = data.x, data.dy
-    given = x, dy, some_mask(data), *channels
-    problem = problem_of("backward", *given, **data.options, residual=True)
-    made = executable(problem, x, arrays=OVERWRITING).plain(*given, out=(x, dy))
-    assert made[0] is x
-    assert made[-1] is dy
-    return made
-
-
 def results(operation, data, offset):
     """Return what the operators make of the data, under whatever is planned; see `new`."""
-    if operation == "overwriting":
-        return overwriting(data, offset)
     out = new(data.x, offset)
     inputs, options = data.backward_inputs, data.options
     if operation == "backward":
@@ -131,7 +103,7 @@ def verdicts(operation, data, arrays, arithmetic):
         return judge.check_relu_forward(
             data.x, data.gamma, data.beta, arrays, residual=data.dy, **options
         )
-    if operation in ("relu backward", "overwriting"):
+    if operation == "relu backward":
         mask = some_mask(data)
         return judge.check_relu_backward(
             *data.backward_inputs, arrays, mask=mask, residual=True, **options

@@ -17,7 +17,7 @@ from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance import judge
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
 from backnorm.executable import operation
-from backnorm.layout import mask_size
+from backnorm.layout import mask_size, memory_order, order_mark
 
 __all__ = ["Maker", "Problem", "of_package", "some_arithmetic"]
 
@@ -343,7 +343,8 @@ def _backward(
     more: dict[str, Any] = {}
     if kind.startswith("relu"):
         size = mask_size(math.prod(shape))
-        mask = np.frombuffer(make.rnd.randbytes(size), np.uint8)
+        mark = order_mark(shape, memory_order(make.operands["x"].plain()))
+        mask = np.frombuffer(make.rnd.randbytes(size - len(mark)) + mark, np.uint8)
         make.operands["mask"] = Operand((size,), _BYTE, mask)
         more["residual"] = make.often(0.5)
     if kind.endswith("phases"):

@@ -20,7 +20,7 @@ import backnorm
 from backnorm import Blend, ChannelMoments, ChannelSums
 from backnorm.errors import shown
 from backnorm.executable import forget
-from backnorm.layout import mask_size, memory_order
+from backnorm.layout import MARK_BYTES, mask_size, memory_order
 from backnorm.results import arrays_of
 from backnorm.signature import SIGNATURES
 
@@ -87,9 +87,9 @@ class Subject:
         made = {}
         for operand in self.operands:
             if operand.kind == "mask":
-                made[operand.name] = rng.integers(
-                    0, 256, mask_size(int(np.prod(self.shape))), np.uint8
-                )
+                mask = rng.integers(0, 256, mask_size(int(np.prod(self.shape))), np.uint8)
+                mask[-MARK_BYTES:] = 0  # row-major order
+                made[operand.name] = mask
                 continue
             shape = self.shape if operand.kind == "data" else CHANNELS
             made[operand.name] = rng.uniform(0.5, 2, shape).astype(self.dtype)

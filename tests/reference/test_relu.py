@@ -79,16 +79,16 @@ def test_bits_are_in_the_order_of_memory():
     positive = np.zeros(x.shape, bool)
     positive[0, 1, 4] = positive[1, 2, 4] = True
     mask = reference.pack_mask(positive, x)
-    assert mask.shape == (mask_size(30),) == (4 + 8,)
-    assert list(mask) == [0, 1 << 1, 0, 1 << 5] + 8 * [0]
+    assert mask.shape == (mask_size(30),) == (4 + 16,)
+    assert list(mask) == [0, 1 << 1, 0, 1 << 5] + 16 * [0]
     last = np.moveaxis(np.zeros((2, 5, 3)), -1, 1)
     mask = reference.pack_mask(positive, last)
-    assert list(mask) == [0, 1 << 5, 0, 1 << 5] + 8 * [0]
+    assert list(mask) == [0, 1 << 5, 0, 1 << 5] + 15 * [0] + [1]
     for like in (x, last):
         mask = reference.pack_mask(positive, like)
         np.testing.assert_array_equal(reference.unpack_mask(mask, like), positive)
-    assert mask_size(0) == 8
-    assert mask_size(64) == 16
+    assert mask_size(0) == 16
+    assert mask_size(64) == 24
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,12 +44,16 @@ def _root(
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="oneDNN Graph JSON, or a call of any dialect.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="oneDNN Graph JSON, or a call of any dialect.")
+    ],
     tensors: Annotated[
-        Path | None, typer.Option(help="The inputs: a .npz or .safetensors file.")
+        str | None,
+        typer.Option(metavar="FILE", help="The inputs: a .npz or .safetensors file."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the results (.npz, .safetensors).")
+        str | None,
+        typer.Option(metavar="FILE", help="Where to write the results (.npz, .safetensors)."),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare the results with the exact ones.")
@@ -82,10 +85,22 @@ def run(
         from backnorm.arithmetics import check_arithmetic
         from backnorm.cli.render import run_table
         from backnorm.cli.run import RunOptions, run_file
+        from backnorm.files import file_path
 
         begin(threads)
         how = None if arithmetic is None else check_arithmetic(arithmetic, "--arithmetic")
-        report = run_file(RunOptions(file, tensors, out, check, random, repeat, how, max_unpacked))
+        report = run_file(
+            RunOptions(
+                file_path(file),
+                tensors=None if tensors is None else file_path(tensors),
+                out=None if out is None else file_path(out),
+                check=check,
+                seed=random,
+                repeat=repeat,
+                arithmetic=how,
+                max_unpacked=max_unpacked,
+            )
+        )
     if json:
         text.print_json(report.to_dict())
     else:

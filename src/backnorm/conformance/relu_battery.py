@@ -84,9 +84,10 @@ class ReluCase:
 
 
 def random_mask(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return a mask of random bits; the bits after the last element are set."""
+    """Return a mask of random bits; the bits of its padding are set."""
     mask = reference.pack_mask(rng.random(x.shape) < 0.6, x)
-    mask[-(-x.size // 8) :] = 0xFF
+    first = -(-x.size // 8)
+    mask[first : first + 8] = 0xFF
     if x.size % 8:
         mask[x.size // 8] |= np.uint8(0xFF << x.size % 8 & 0xFF)
     return mask

@@ -27,6 +27,7 @@ __all__ = [
     "forward",
     "masked_statistics",
     "normalize",
+    "promoted",
     "second_order",
     "statistics",
     "statistics_pushed",
@@ -39,6 +40,15 @@ __all__ = [
 def working_type(dtype: Any) -> Any:
     """Return the type of per-channel arrays beside an x of type `dtype`."""
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
+def promoted(one: Any, other: Any) -> Any:
+    """Return the type that JAX's standard promotion gives to two types.
+
+    ``jax_numpy_dtype_promotion="strict"`` is for what users mix; the layers document mixed types.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(one, other)
 
 
 def type_for(x: jax.Array, arithmetic: Arithmetic | None) -> Any:

@@ -13,6 +13,7 @@ from flax import linen  # type: ignore[import-not-found,unused-ignore]
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.jax import layers
+from backnorm.jax.formulas import promoted
 from backnorm.jax.running import moved
 
 __all__ = ["BatchNorm"]
@@ -71,7 +72,7 @@ class BatchNorm(linen.BatchNorm):
             bias = self.param("bias", self.bias_init, shape, self.param_dtype)
 
         out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
-        x = x.astype(jnp.promote_types(x.dtype, out))
+        x = x.astype(promoted(x.dtype, out))
         how: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
         how |= {"relu": relu, "residual": residual}
         if frozen:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx  # type: ignore[import-not-found,unused-ignore]
 from flax.nnx.nn import dtypes  # type: ignore[import-not-found,unused-ignore]
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.jax import layers
+from backnorm.jax.formulas import promoted
 from backnorm.jax.running import moved
 
 __all__ = ["BatchNorm"]
@@ -78,7 +78,7 @@ class BatchNorm(nnx.BatchNorm):
         )
         axes = layers.feature_axes(self.axis, x.ndim)
         out = dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
-        x = x.astype(jnp.promote_types(x.dtype, out))
+        x = x.astype(promoted(x.dtype, out))
         how: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
         how |= {"relu": relu, "residual": residual}
         if frozen:

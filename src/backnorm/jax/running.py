@@ -12,7 +12,7 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import check
 from backnorm.jax.compiled import Setting
-from backnorm.jax.formulas import working_type
+from backnorm.jax.formulas import promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
 from backnorm.scalars import check_flag, check_integer, check_number
 
@@ -132,8 +132,9 @@ def batch_norm_with_state(
 
 def moved(running: Any, batch: jax.Array, momentum: Any) -> jax.Array:
     """Return a running average after a batch, of the type that it had."""
-    before = running.astype(jnp.promote_types(running.dtype, batch.dtype))
-    return (momentum * before + (1 - momentum) * batch).astype(running.dtype)
+    work = promoted(running.dtype, batch.dtype)
+    before, now = running.astype(work), ((1 - momentum) * batch).astype(work)
+    return (momentum * before + now).astype(running.dtype)
 
 
 def _check_momentum(momentum: Any) -> float:

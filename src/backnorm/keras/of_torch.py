@@ -44,5 +44,5 @@ def batch_norm(
         moments = moments[:-1].to(statistics_type(x.dtype))
         mean, variance = moments.chunk(2)
     else:
-        y, mean, variance, _ = operations.batch_norm(x, None, gamma, beta, *how)
+        y, mean, variance = operations.batch_norm(x, None, gamma, beta, *how)
     return y.movedim(1, axis), mean, variance

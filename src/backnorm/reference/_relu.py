@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from backnorm._doubledouble import Exact, FloatArray
-from backnorm.layout import in_order, mask_size, memory_order, restore
+from backnorm.layout import in_order, mask_size, memory_order, order_mark, restore
 from backnorm.reference._passes import backward, forward, inference
 from backnorm.reference._results import ExactGradients, ExactNormalized, ExactOutput
 
@@ -37,18 +37,20 @@ def counting(y: np.ndarray, ceiling: float | None = None) -> np.ndarray:
 
 
 def unpack_mask(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return a mask as booleans in x's shape."""
+    """Return a mask as booleans in x's shape; its bits are in the order in which x lies."""
     order = memory_order(x)
     bits = np.unpackbits(mask, count=x.size, bitorder="little").astype(bool)
     return restore(bits.reshape([x.shape[axis] for axis in order]), order)
 
 
 def pack_mask(positive: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return the mask for booleans in x's shape."""
-    bits = in_order(positive, memory_order(x), np.dtype(bool)).ravel()
+    """Return the mask of an x, with the order of its bits, for booleans in x's shape."""
+    order = memory_order(x)
     mask = np.zeros(mask_size(x.size), np.uint8)
-    packed = np.packbits(bits, bitorder="little")
+    packed = np.packbits(in_order(positive, order, np.dtype(bool)).ravel(), bitorder="little")
     mask[: packed.size] = packed
+    mark = order_mark(x.shape, order)
+    mask[-len(mark) :] = np.frombuffer(mark, np.uint8)
     return mask
 
 

@@ -1,7 +1,21 @@
-"""Calls of kernels on tensors: made at once, or while tracing as nodes of a graph."""
+"""Calls of kernels on tensors: made at once, or while tracing as nodes of a graph.
+
+TensorFlow has no gradient of a node that calls Python, and takes a missing one for zero.
+`tf.custom_gradient` gives such a node a gradient by an operator around it. What copies nodes one by
+one loses that operator's gradient: `tf.vectorized_map`, `GradientTape.jacobian` and
+`batch_jacobian`. So a node has two attributes of its own, which its copies keep:
+
+- The node itself names its gradient. TensorFlow looks there wherever it differentiates a graph,
+  which includes loops and functions.
+- Its results pass through ``PreventGradient``, whose gradient is an error. That operator, too,
+  names another gradient, the identity, for graphs. Only a tape that recorded a copy as it was made
+  ignores the names; it meets the error.
+"""
 
 from __future__ import annotations
 
+import functools
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,22 +26,70 @@ from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.checks import resolve_axis
 from backnorm.tensorflow.memory import as_array, as_tensor
 
-__all__ = ["compute", "here", "pick", "place"]
+__all__ = ["compute", "differentiable", "here", "pick", "place"]
+
+_Call = Callable[..., tuple[np.ndarray, ...]]
+_Gradient = Callable[[list[Any], list[Any], list[Any], Options], Sequence[Any]]
+
+_LOST = (
+    "backnorm: tf.vectorized_map, or a Jacobian, copied this operation without its gradient; use "
+    "tf.map_fn, or GradientTape.jacobian(..., experimental_use_pfor=False)"
+)
+
+
+def differentiable(
+    name: str,
+    call: _Call,
+    gradient: _Gradient,
+    operands: Sequence[Any],
+    options: Options,
+    like: Sequence[Any],
+    per_channel: Sequence[Any],
+) -> tuple[Any, ...]:
+    """Return the results of `compute`, which have a gradient.
+
+    Parameters
+    ----------
+    gradient : callable
+        ``gradient(operands, statistics, cotangents, options)`` returns the gradient of each operand
+        (anything for None). `statistics` are the results per channel, `cotangents` those of all
+        results. It is called with the tensors of this node and with those of its copies, so it
+        refers to nothing but its arguments, and is a function of a module.
+    """
+    presence = tuple(operand is not None for operand in operands)
+    statistics: list[Any] = []
+
+    def operation(*present: Any) -> Any:
+        tensors = here(place(present, presence))
+        results = compute(name, call, tensors, options, like, per_channel, gradient=gradient)
+
+        def of_operands(*cotangents: Any) -> Any:
+            # A cotangent may be tf.IndexedSlices, as of tf.gather.
+            dense = list(map(tf.convert_to_tensor, cotangents))
+            return pick(gradient(tensors, statistics, dense, options), presence)
+
+        return tuple(results), of_operands
+
+    results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
+    # Those that came out of the operator: a gradient that depends on them has gradients itself.
+    statistics += results[len(like) :]
+    return results
 
 
 def compute(
     name: str,
-    call: Callable[..., tuple[np.ndarray, ...]],
+    call: _Call,
     tensors: Sequence[Any],
     options: Options,
     like: Sequence[Any],
     per_channel: Sequence[Any],
     rows: Sequence[int] = (),
+    gradient: _Gradient | None = None,
 ) -> list[Any]:
     """Return what `call` makes of the tensors: at once, or while tracing as a node of the graph.
 
     The node calls Python. It is stateless: TensorFlow may merge equal nodes, and leaves out those
-    whose results are not used.
+    whose results are not used. The caller gives the results their gradient by `tf.custom_gradient`.
 
     Parameters
     ----------
@@ -38,43 +100,99 @@ def compute(
     per_channel : sequence of tf.DType
         The types of the other results, of shape (*rows, C).
     rows : sequence of int
+    gradient : callable, optional
+        Gradient of the node's copies, as of `differentiable`. Without it they have none: an error.
     """
-    given = [tensor is not None for tensor in tensors]
-    present = pick(tensors, given)
+    presence = tuple(tensor is not None for tensor in tensors)
+    present = pick(tensors, presence)
     x = tensors[0]
     rank = x.shape.rank
 
     def on_arrays(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         if rank is not None:
-            return call(*place(arrays, given), options)
+            return call(*place(arrays, presence), options)
         axis = resolve_axis(options.axis, arrays[0].ndim, arrays[0].shape)
-        return call(*place(arrays, given), options._replace(axis=axis))
+        return call(*place(arrays, presence), options._replace(axis=axis))
 
     if tf.executing_eagerly():
         return [as_tensor(array) for array in on_arrays(*map(as_array, present))]
-    results = tf.numpy_function(
-        on_arrays,
-        present,
-        [*(tensor.dtype for tensor in like), *per_channel],
-        stateful=False,
-        name=f"backnorm_{name}_not_for_XLA",
-    )
+    override = {}
+    if gradient is not None:
+        override["PyFuncStateless"] = _registered(name, gradient, options, presence, len(like))
+    with tf.compat.v1.get_default_graph().gradient_override_map(override):
+        results = tf.numpy_function(
+            on_arrays,
+            present,
+            [*(tensor.dtype for tensor in like), *per_channel],
+            stateful=False,
+            name=f"backnorm_{name}_not_for_XLA",
+        )
     channels = None if rank is None else x.shape[options.axis]
     shapes = [*(tensor.shape for tensor in like), *[[*rows, channels]] * len(per_channel)]
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
-    return list(results)
+    return _guarded(results, is_differentiable=gradient is not None)
 
 
-def pick(values: Sequence[Any], given: Sequence[bool]) -> list[Any]:
-    """Return the values that are given."""
-    return [value for value, there in zip(values, given, strict=True) if there]
+@functools.cache
+def _registered(
+    name: str, gradient: _Gradient, options: Options, presence: tuple[bool, ...], elements: int
+) -> str:
+    """Return the name under which TensorFlow has the gradient of such nodes.
+
+    Parameters
+    ----------
+    elements : int
+        The number of results that are not per channel, which come first.
+    """
+
+    def of_inputs(node: Any, *cotangents: Any) -> Any:
+        if node is None:
+            return _unavailable(cotangents)
+        dense = list(map(tf.convert_to_tensor, cotangents))
+        statistics = _guarded(node.outputs[elements:], is_differentiable=True)
+        operands = place(node.inputs, presence)
+        return pick(gradient(operands, statistics, dense, options), presence)
+
+    return _register(name, of_inputs)
 
 
-def place(values: Sequence[Any], given: Sequence[bool]) -> list[Any]:
+def _guarded(results: Sequence[Any], is_differentiable: bool) -> list[Any]:
+    """Return the results of a node; a tape that comes to them past the gradient raises an error."""
+    override = {"PreventGradient": _PASSED_ON} if is_differentiable else {}
+    with tf.compat.v1.get_default_graph().gradient_override_map(override):
+        return [tf.raw_ops.PreventGradient(input=result, message=_LOST) for result in results]
+
+
+def _register(name: str, gradient: Callable[..., Any]) -> str:
+    """Return a new name of a gradient."""
+    unique = f"backnorm_{name}_{uuid.uuid4().hex}"
+    tf.RegisterGradient(unique)(gradient)
+    return unique
+
+
+_PASSED_ON = _register("identity", lambda _, *cotangents: cotangents)
+
+
+def _unavailable(cotangents: Sequence[Any]) -> list[Any]:
+    """Return gradients that are an error when they are computed.
+
+    `tf.saved_model.save` asks for the gradient of a kind of node, without a node.
+    """
+    message = "backnorm: an operation of a SavedModel has no gradient where it was mapped"
+    with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
+        return [tf.identity(cotangent) for cotangent in cotangents]
+
+
+def pick(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
+    """Return the values that are present."""
+    return [value for value, there in zip(values, presence, strict=True) if there]
+
+
+def place(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
     """Undo `pick`: None where there was none."""
     remaining = iter(values)
-    return [next(remaining) if there else None for there in given]
+    return [next(remaining) if there else None for there in presence]
 
 
 def here(tensors: Sequence[Any]) -> list[Any]:

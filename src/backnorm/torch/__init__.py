@@ -10,7 +10,7 @@
 from backnorm.torch import quantization
 from backnorm.torch.aten import use_for_aten
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
-from backnorm.torch.conversion import ConversionWarning, FusionWarning, convert, revert
+from backnorm.torch.conversion import ConversionWarning, convert, revert
 from backnorm.torch.exchange import SynchronisationError
 from backnorm.torch.functional import (
     batch_norm,
@@ -31,9 +31,9 @@ from backnorm.torch.modules import (
     LazyBatchNorm3d,
     SyncBatchNorm,
 )
-from backnorm.torch.operations import ThirdOrderError
 from backnorm.torch.pieces import ReproducibleGradients
 from backnorm.torch.report import LayerReport
+from backnorm.torch.tools import UnrecognisedLayerWarning
 from backnorm.torch.tuning import Trial, tune
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "BatchNormReLU2d",
     "BatchNormReLU3d",
     "ConversionWarning",
-    "FusionWarning",
     "LayerReport",
     "LazyBatchNorm1d",
     "LazyBatchNorm2d",
@@ -54,8 +53,8 @@ __all__ = [
     "SynchronisationError",
     "TensorTypeError",
     "TensorValueError",
-    "ThirdOrderError",
     "Trial",
+    "UnrecognisedLayerWarning",
     "UnsupportedTensorError",
     "batch_norm",
     "batch_norm_activation",

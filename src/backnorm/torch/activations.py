@@ -1,33 +1,34 @@
-"""Activations behind a normalisation: which modules and functions are one, and what they do.
+"""Activations behind a normalisation: which modules are one, and what they compute.
 
-One is either the ceiling of a ReLU, infinity where it has none (`rectifiers`), or the name of
-another, whose derivative wants what it was applied to. That is computed again from x in the
-backward pass, so it is not kept, and is overwritten by the activation. Elements and derivatives are
-those of PyTorch's operators.
+A ReLU is computed from the mask of its result. The derivative of the others needs the activation's
+input, which the backward pass computes again from x. So that input is not kept, and the activation
+overwrites it. Elements and derivatives are those of PyTorch's operators.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backnorm.torch.rectifiers import ceiling_of, rectified
+from backnorm.torch.rectifiers import is_exact
 
-__all__ = [
-    "FUNCTIONS",
-    "Activation",
-    "activated",
-    "activation_of",
-    "derivative",
-    "in_words",
-]
+__all__ = ["RELU", "Activation", "activated", "activation_of", "derivative"]
 
-Activation: TypeAlias = float | str
+
+class Activation(NamedTuple):
+    """An activation: its name, and the upper bound of a ReLU that has one."""
+
+    name: str
+    ceiling: float | None = None
+
+    def __str__(self) -> str:
+        if self.name != "relu":
+            return f"a {_KINDS[self.name].module.__name__}"
+        return "a ReLU" if self.ceiling is None else f"a ReLU with the ceiling {self.ceiling}"
 
 
 class _Kind(NamedTuple):
@@ -57,30 +58,32 @@ _KINDS = {
     "hardswish": _Kind(torch.nn.Hardswish, functional.hardswish, _hardswish, _hardswish),
 }
 
-_NAMES = {kind.module: name for name, kind in _KINDS.items()}
+RELU = Activation("relu")
 
-#: Names by functions.
-FUNCTIONS: dict[Any, str] = {kind.function: name for name, kind in _KINDS.items()}
-
-
-def activation_of(module: torch.nn.Module) -> Activation | None:
-    """Return what a module is as an activation, None if it is none that is known here."""
-    ceiling = ceiling_of(module)
-    return _NAMES.get(type(module)) if ceiling is None else ceiling
+_ACTIVATIONS: dict[type[torch.nn.Module], Activation] = {
+    torch.nn.ReLU: RELU,
+    **{kind.module: Activation(name) for name, kind in _KINDS.items()},
+}
 
 
-def in_words(activation: Activation) -> str:
-    """Return what an activation is called."""
-    if isinstance(activation, str):
-        return f"a {_KINDS[activation].module.__name__}"
-    return "a ReLU" if activation == math.inf else f"a ReLU with the ceiling {activation}"
+def activation_of(
+    module: torch.nn.Module, cls: type[torch.nn.Module] | None = None
+) -> Activation | None:
+    """Return the activation that a module computes; None for a module that is not a known one.
+
+    `cls` is the class to go by, the module's own without it.
+    """
+    cls = cls or type(module)
+    if cls in (torch.nn.ReLU6, torch.nn.Hardtanh):
+        if is_exact(module.min_val, module.max_val):
+            return Activation("relu", float(module.max_val))
+        return None
+    return _ACTIVATIONS.get(cls)
 
 
-def activated(z: Tensor, activation: Activation, *, in_place: bool = False) -> Tensor:
-    """Return z with an activation applied."""
-    if isinstance(activation, str):
-        return _KINDS[activation].function(z, inplace=in_place)
-    return rectified(z, None if activation == math.inf else activation, in_place=in_place)
+def activated(z: Tensor, name: str, *, in_place: bool = False) -> Tensor:
+    """Return z with an activation other than a ReLU applied."""
+    return _KINDS[name].function(z, inplace=in_place)
 
 
 def derivative(dy: Tensor, z: Tensor, activation: str, *, overwrite: bool = False) -> Tensor:

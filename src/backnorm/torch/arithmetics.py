@@ -22,7 +22,7 @@ def of_call(dtype: torch.dtype, arithmetic: object) -> Arithmetic | None:
     """
     if torch.compiler.is_dynamo_compiling():
         return traced(dtype, arithmetic)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return asked(element_type(dtype), arithmetic)
     return decided(dtype, arithmetic)
 

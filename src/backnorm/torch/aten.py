@@ -26,8 +26,7 @@ from backnorm.dialects.operator import function
 from backnorm.errors import ArgumentError, BacknormError
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import in_memory
-from backnorm.torch.memory import array_of, check_memory, dense, tensor_of
-from backnorm.torch.reuse import empty_like
+from backnorm.torch.memory import array_of, check_memory, dense, empty_like, tensor_of
 
 __all__ = ["use_for_aten"]
 

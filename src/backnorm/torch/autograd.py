@@ -23,8 +23,7 @@ from backnorm.torch.activations import activated
 from backnorm.torch.activations import derivative as derivative_of_activation
 from backnorm.torch.checks import in_words
 from backnorm.torch.classes import OpaqueTensorError, asked
-from backnorm.torch.memory import check_before_pytorch
-from backnorm.torch.ownership import Holders, holders, released, spare, wants_x
+from backnorm.torch.memory import check_before_pytorch, in_order, order_in_memory
 from backnorm.torch.rectifiers import derivative, rectified
 from backnorm.torch.statistics import Running
 
@@ -53,46 +52,69 @@ def _shown_as(name: str) -> Callable[[type[Function]], type[Function]]:
 
 
 class _Normalised(Function):
-    """The backward pass that training and given statistics share."""
+    """The backward pass that training and given statistics share.
+
+    `ctx.options` are eps, training and arithmetic. With a mask the last saved tensor is `order`.
+    """
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
-        of_dy, has_residual = holders(dy), ctx.needs_input_grad[1]
-        x, mask, weight = ctx.saved_tensors
-        of_x = released(ctx, x) if wants_x(x, of_dy, has_residual) else None
-        mean, variance, eps, training, arithmetic = ctx.known
-        given = x, dy, mask, mean, variance, weight, eps, training, has_residual, arithmetic
-        held = of_x, of_dy
-        return _gradients(ctx, kernels.backward, operations.backward, given, held, weight)
+        needed = ctx.needs_input_grad
+        # Unpacked without dy, too, as PyTorch's are: a checkpoint recomputes its layers then.
+        x, mask, weight, mean, variance, order = ctx.saved_tensors
+        if dy is None:
+            return (None,) * len(needed)
+        if mask is not None:
+            x = in_order(x, order)
+        eps, training, arithmetic = ctx.options
+        arguments = x, dy, mask, mean, variance, weight, eps, training, needed[1], arithmetic
+        return _gradients(ctx, kernels.backward, _by_operations, arguments, weight)
+
+
+def _by_operations(
+    x: Tensor,
+    dy: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    training: bool,
+    has_residual: bool,
+    arithmetic: Arithmetic,
+) -> Any:
+    """Return what `kernels.backward` does by operations, which have derivatives."""
+    if mask is not None:
+        dy = operations.masked(dy, kernels.unpack_mask(mask, x))
+    found = operations.backward(x, dy, mean, variance, weight, eps, training, arithmetic)
+    return *found, dy if has_residual else None
 
 
 def _gradients(
     ctx: Any,
     by_kernels: Callable[..., Any],
     by_operations: Callable[..., Any],
-    given: tuple[Any, ...],
-    held: tuple[Holders | None, Holders | None],
+    arguments: tuple[Any, ...],
     weight: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of all inputs of a function: x, residual, weight, bias, and no others.
 
-    Kernels compute them of what is `given`, x and dy first; operations where these are to be
-    differentiated again, or are no memory. `held` says who holds x, and dy; None: it is not to be
-    overwritten.
+    Both functions take `arguments`, x and dy first. Operations compute the gradients if they are to
+    be differentiated again or if dy has no memory, kernels otherwise.
     """
-    x, dy = given[:2]
+    x, dy = arguments[:2]
     needed = ctx.needs_input_grad
     try:
         if torch.is_grad_enabled() or state.watched(dy):
-            gradients = asked(by_operations, *given, dy=dy)
+            gradients = asked(by_operations, *arguments, dy=dy)
         else:
             if profiler._is_profiler_enabled:
                 by_kernels = events.shown(by_kernels, "batch_norm_backward")
-            gradients = by_kernels(*given, spare(x, dy, *held))
+            gradients = by_kernels(*arguments)
     except OpaqueTensorError:
-        # Who packs what is saved may unpack it as something else.
-        gradients = asked(by_operations, *given, dy=dy, input=x, weight=weight)
+        # A `saved_tensors_hooks` unpack hook may return a tensor subclass.
+        gradients = asked(by_operations, *arguments, dy=dy, input=x, weight=weight)
     except ArgumentError as error:
         raise in_words(error, _WORDS) from None
     return *operations.in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
@@ -119,8 +141,11 @@ class BatchNorm(_Normalised):
         y, mean, variance, mask = kernels.forward(
             x, residual, weight, bias, eps, running, relu, ceiling, arithmetic
         )
-        ctx.save_for_backward(x, mask, weight)
-        ctx.known = mean, variance, eps, True, arithmetic
+        ctx.set_materialize_grads(False)
+        # A checkpoint that recomputes the forward pass replaces saved tensors, and nothing else.
+        order = None if mask is None else order_in_memory(x.stride())
+        ctx.save_for_backward(x, mask, weight, mean, variance, order)
+        ctx.options = eps, True, arithmetic
         return y
 
 
@@ -151,27 +176,28 @@ class BatchNormActivation(Function):
         arithmetic: Arithmetic,
     ) -> Tensor:
         """Return y."""
-        # One made in inference mode cannot be saved; PyTorch's layer, which saves none, takes it.
+        # A bias made in inference mode cannot be saved. PyTorch's layer saves no bias and takes it.
         kept = bias.clone() if bias is not None and bias.is_inference() else bias
-        # Before anything moves: who is refused here is served in two steps.
-        ctx.save_for_backward(x, weight, kept)
+        ctx.set_materialize_grads(False)
         y, mean, variance = kernels.forward_activated(
             x, weight, bias, eps, running, activation, arithmetic
         )
-        ctx.known = mean, variance, eps, activation, arithmetic
+        ctx.save_for_backward(x, weight, kept, mean, variance)
+        ctx.options = eps, activation, arithmetic
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
-        of_dy = holders(dy)
-        x, weight, bias = ctx.saved_tensors
-        mean, variance, *how = ctx.known
-        given, held = (x, dy, mean, variance, weight, bias, *how), (None, of_dy)
-        return _gradients(ctx, kernels.backward_activated, _by_operations, given, held, weight)
+        x, weight, bias, mean, variance = ctx.saved_tensors
+        if dy is None:
+            return (None,) * len(ctx.needs_input_grad)
+        arguments = x, dy, mean, variance, weight, bias, *ctx.options
+        by_kernels, by_operations = kernels.backward_activated, _by_operations_activated
+        return _gradients(ctx, by_kernels, by_operations, arguments, weight)
 
 
-def _by_operations(
+def _by_operations_activated(
     x: Tensor,
     dy: Tensor,
     mean: Tensor,
@@ -184,12 +210,11 @@ def _by_operations(
 ) -> Any:
     """Return what `kernels.backward_activated` does by operations, which have derivatives.
 
-    To differentiate again, what the activation was applied to must be a function of x.
+    To differentiate again, the activation's input must be a function of x.
     """
     z = operations.forward(x, None, weight, bias, eps, False, arithmetic, None)[0]
     dz = _before_activation(dy, z, activation)
-    given, how = (x, dz, None, mean, variance, weight), (eps, True, False, arithmetic)
-    return operations.backward(*given, *how)
+    return *operations.backward(x, dz, mean, variance, weight, eps, True, arithmetic), None
 
 
 def _before_activation(dy: Tensor, z: Tensor, activation: str) -> Tensor:
@@ -219,12 +244,13 @@ class BatchNormInference(_Normalised):
         arithmetic: Arithmetic,
     ) -> Tensor:
         """Return y."""
-        given, how = (x, residual, weight, bias, mean, variance), (eps, False, None, arithmetic)
-        y = kernels.inference(*given, *how)
-        ctx.save_for_backward(x, None, weight)
+        operands, options = (x, residual, weight, bias, mean, variance), (eps, False, None)
+        y = kernels.inference(*operands, *options, arithmetic)
+        ctx.set_materialize_grads(False)
         # A later batch in training updates the running statistics without telling autograd.
-        known = mean.detach().clone(), variance.detach().clone()
-        ctx.known = *known, eps, False, arithmetic
+        statistics = mean.detach().clone(), variance.detach().clone()
+        ctx.save_for_backward(x, None, weight, *statistics, None)
+        ctx.options = eps, False, arithmetic
         return y
 
 
@@ -236,16 +262,20 @@ class Relu(Function):
     def forward(ctx: Any, x: Tensor, ceiling: float | None) -> Tensor:
         """Return relu(x), no more than the ceiling."""
         y = rectified(x, ceiling)
-        ctx.save_for_backward(y)
+        ctx.set_materialize_grads(False)
+        # As PyTorch's: what a ReLU6 returns may be changed in place, what a ReLU returns may not.
+        ctx.save_for_backward(y if ceiling is None else x)
         ctx.ceiling = ceiling
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, None]:
         """Return the gradient of x."""
-        (y,) = ctx.saved_tensors
-        check_before_pytorch(dy=dy, y=y)
-        dx: Tensor = asked(derivative, dy, y, ctx.ceiling, dy=dy, y=y)
+        (saved,) = ctx.saved_tensors
+        if dy is None:
+            return None, None
+        check_before_pytorch(dy=dy, y=saved)
+        dx: Tensor = asked(derivative, dy, saved, ctx.ceiling, dy=dy, y=saved)
         return dx, None
 
 
@@ -256,14 +286,17 @@ class Activation(Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, activation: str) -> Tensor:
         """Return z with the activation applied."""
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(z)
         ctx.activation = activation
         return activated(z, activation)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, None]:
         """Return the gradient of z."""
         (z,) = ctx.saved_tensors
+        if dy is None:
+            return None, None
         dz = asked(_before_activation, dy, z, ctx.activation, dy=dy)
         return dz, None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from backnorm.torch.memory import check_before_pytorch
@@ -19,14 +18,11 @@ __all__ = ["rule"]
 Rule = Callable[..., tuple[Any, Any]]
 
 
-def rule(
-    function: Callable[..., Any], has_mask: Callable[..., bool], of_x: tuple[int, ...] = ()
-) -> Rule:
+def rule(function: Callable[..., Any], of_x: tuple[int, ...] = ()) -> Rule:
     """Return the rule of `function`, as `torch.library` and `torch.autograd.Function` want it.
 
     Its tensors are recognised by their rank: what has one axis is per channel, what has more has
-    the channels on the second. The bits of a mask are neither: calls of which `has_mask` says that
-    they take or return one are made problem by problem.
+    the channels on the second.
 
     `of_x` are the places of the results that depend on x alone, which is the first argument: where
     all problems have the same x, these are the same for all, too.
@@ -37,9 +33,8 @@ def rule(
         if not size:
             # Results have a shape all the same: that of any problem.
             arguments = tuple(map(_one, arguments, in_dims))
-        compute = _apart if has_mask(*arguments) else _together
         found: list[tuple[Tensor, int | None]] = []
-        for place, (result, axis) in enumerate(compute(function, size or 1, in_dims, arguments)):
+        for place, (result, axis) in enumerate(_together(function, size or 1, in_dims, arguments)):
             if place in of_x and in_dims[0] is None:
                 found.append((result.select(axis, 0), None))
             else:
@@ -63,15 +58,6 @@ def _together(
     return [_split(result, size) for result in _as_tuple(function(*merged))]
 
 
-def _apart(
-    function: Callable[..., Any], size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
-) -> list[tuple[Tensor, int]]:
-    """Return the same, computed problem by problem."""
-    problems = zip(*map(_select, arguments, in_dims, [size] * len(arguments)), strict=True)
-    results = zip(*(_as_tuple(function(*problem)) for problem in problems), strict=True)
-    return [(torch.stack(result), 0) for result in results]
-
-
 def _as_tuple(results: Any) -> tuple[Tensor, ...]:
     return (results,) if isinstance(results, Tensor) else results
 
@@ -81,13 +67,6 @@ def _one(argument: Any, axis: int | None) -> Any:
     if axis is None:
         return argument
     return argument.new_ones([*argument.shape[:axis], 1, *argument.shape[axis + 1 :]])
-
-
-def _select(argument: Any, axis: int | None, size: int) -> tuple[Any, ...]:
-    """Return an argument of each problem."""
-    if isinstance(argument, Tensor):
-        check_before_pytorch(argument=argument)
-    return (argument,) * size if axis is None else argument.unbind(axis)
 
 
 def _merge(tensor: Tensor, axis: int | None, size: int) -> Tensor:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.scalars import check_flag
-from backnorm.torch import fusion
+from backnorm.torch import tools
+from backnorm.torch.activations import Activation
 from backnorm.torch.counterparts import Class, original_of, ours_for
-from backnorm.torch.fusion import FusionWarning
-from backnorm.torch.kinds import Activated, Frozen, is_activated_alone
+from backnorm.torch.fusion import (
+    Outcome,
+    check_names,
+    fuse_pair,
+    fuse_sequences,
+    pairs_of,
+    unfuse,
+)
+from backnorm.torch.kinds import Activated, Frozen
 from backnorm.torch.modules import (
     BatchNorm1d,
     BatchNorm2d,
@@ -25,12 +33,9 @@ from backnorm.torch.modules import (
     _BatchNorm,
     _BatchNormReLU,
 )
-from backnorm.torch.patterns import FUSABLE, Outcome, last_norm
 from backnorm.torch.report import LayerReport, class_name, is_batch_norm, why_left
-from backnorm.torch.steps import is_observed
-from backnorm.torch.tracing import CONTAINERS, UntraceableError
 
-__all__ = ["ConversionWarning", "FusionWarning", "convert", "revert"]
+__all__ = ["ConversionWarning", "convert", "revert"]
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -39,13 +44,18 @@ _SYNCHRONISED: dict[Class, Class] = dict.fromkeys(
 )
 
 
+# Why a layer is not fused that no pair and no sequence shows.
+_NOT_SHOWN = "it is not in a torch.nn.Sequential; a pair can be named"
+_NOT_NAMED = "no pair names it"
+
+
 class ConversionWarning(UserWarning):
     """A model has nothing that `convert` can convert."""
 
 
 def convert(
     model: Model,
-    fuse: bool = False,
+    fuse: bool | Iterable[tuple[str, str]] = False,
     report: Callable[[LayerReport], object] | None = None,
     *,
     arithmetic: Arithmetic | None = None,
@@ -64,17 +74,16 @@ def convert(
     Parameters
     ----------
     model : torch.nn.Module
-    fuse : bool
-        Whether to compute normalisation, a following addition and a following ReLU
-        (`torch.nn.ReLU`, `relu` as function or method; `torch.nn.ReLU6`, `relu6`, and `Hardtanh` or
-        `hardtanh` from 0 to a number of at most eight binary digits) in one pass each way. They are
-        looked for in `torch.nn.Sequential` and in the forward of every module that holds
-        normalisation, or a sequence that ends in it, by `torch.fx`. The module's forward is then
-        replaced by a graph, which runs as long as what the forward looks at (plain attributes,
-        training or not) is what it was, and only for positional tensors; otherwise the forward
-        itself does. A layer is not fused if it has hooks, or where something could see its running
-        statistics too early. Of normalisation and a following SiLU or Hardswish the normalised
-        values are not kept.
+    fuse : bool or iterable of (str, str)
+        Whether a layer computes the activation that follows it, in one pass each way:
+        `torch.nn.ReLU`, `ReLU6`, `Hardtanh` from 0 to a number of at most eight binary digits,
+        `SiLU`, `Hardswish`. True: in every `torch.nn.Sequential`, and in timm's layers, which hold
+        their activation. Pairs of names, as in `model.named_modules()`, of a layer and an
+        activation: these. Then it is for the caller to know that the forward calls the activation
+        with the result of the layer, and neither of them with or for anything else. The layer gets
+        an `activation`, and the module of the activation becomes a `torch.nn.Identity` in its
+        place. Modules with hooks, or with more than one place in the model, are not fused; a pair
+        of such is an error.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`, which says what became of it and why: ``report=print`` prints
@@ -103,7 +112,8 @@ def convert(
     ArgumentTypeError
         If an argument is of another type.
     ArgumentValueError
-        If the arithmetic is neither, or a process group comes without `sync`.
+        If the arithmetic is neither, a process group comes without `sync`, or a pair of names
+        cannot be fused.
 
     Warns
     -----
@@ -111,17 +121,20 @@ def convert(
         With `sync`, for layers that stay layers of one process.
     ConversionWarning
         If nothing in `model` can be converted, and nothing was.
-    FusionWarning
-        With `fuse`, for modules with normalisation whose forward is not a graph (it branches on
-        values, say): they are converted, not fused.
 
     Notes
     -----
-    A fused module keeps its type's name and is an instance of its type; pickled and copied, it is
-    fused in the copy. `revert` undoes everything.
+    A hook that is registered on a fused layer later, or on its activation, or another `forward`
+    that one of them is given, separates the two: each computes what it did before `convert`. What
+    a layer computes where the activation's module is not called, as in a part of a sequence,
+    contains the activation. `revert` undoes everything.
     """
     _check_model(model)
-    fuse, sync = check_flag("fuse", fuse), check_flag("sync", sync)
+    sync = check_flag("sync", sync)
+    if type(fuse) in (bool, np.bool_):
+        whole, names = bool(fuse), []
+    else:
+        whole, names = False, check_names(fuse)
     if process_group is not None and not sync:
         raise ArgumentValueError(
             "process_group",
@@ -139,10 +152,14 @@ def convert(
         arithmetic = check_arithmetic(arithmetic)
     if reproducible is not None:
         reproducible = check_flag("reproducible", reproducible)
+    tools.register_with_opacus(_BatchNorm)
+    pairs = pairs_of(model, names, _becomes)
     layers = [(name, module) for name, module in model.named_modules() if is_batch_norm(module)]
     before = [class_name(type(module)) for _, module in layers]
     for _, module in layers:
-        _exchange(module, functools.partial(ours_for, fuse=fuse and is_activated_alone(module)))
+        _exchange(module, ours_for)
+        if whole and isinstance(module, Activated):
+            module.at_once = True
         if arithmetic is not None and _is_ours(module):
             module.arithmetic = arithmetic
         if reproducible is not None and isinstance(module, _BatchNorm):
@@ -152,9 +169,11 @@ def convert(
     for name, module in layers:
         if isinstance(module, SyncBatchNorm):
             module.name = f"layer {name!r}" if name else "the model itself"
-    outcomes = _fuse(model) if fuse else {}
+    outcomes = fuse_sequences(model) if whole else {}
+    outcomes |= {layer: fuse_pair(layer, act) for layer, act in pairs}
+    asked = _NOT_SHOWN if whole else _NOT_NAMED if names else ""
     reports = [
-        _report(name, module, earlier, fuse, outcomes.get(module))
+        _report(name, module, earlier, outcomes.get(module) or _alone(module, asked))
         for (name, module), earlier in zip(layers, before, strict=True)
     ]
     if not any(_is_ours(module) for _, module in layers):
@@ -190,59 +209,29 @@ def _synchronise(layers: Iterable[tuple[str, torch.nn.Module]], group: Any) -> N
         )
 
 
-def _fuse(model: torch.nn.Module) -> dict[torch.nn.Module, Outcome]:
-    """Fuse what can be fused, and say what became of layers that something calls."""
-    outcomes: dict[torch.nn.Module, Outcome] = {}
-    failures = []
-    for name, module in model.named_modules():
-        if not _normalises(module):
-            continue
-        name = name or "the model itself"
-        try:
-            found = {
-                module.get_submodule(path): outcome for path, outcome in fusion.fuse(module).items()
-            }
-        except UntraceableError as error:
-            failures.append(f"{name} ({error})")
-            reason = f"the forward of {name} is not a graph: {error}"
-            found = dict.fromkeys(_called(module), Outcome(False, reason))
-        for layer, outcome in found.items():
-            if outcome.fused and is_observed(layer):
-                outcome = Outcome(False, "it has hooks; it will be once they are gone")
-            if layer not in outcomes or outcome.fused:
-                outcomes[layer] = outcome
-    if failures:
-        warnings.warn(
-            f"not fused, because it is not a graph: {'; '.join(failures)}",
-            FusionWarning,
-            stacklevel=3,
-        )
-    return outcomes
-
-
-def _report(
-    name: str, module: torch.nn.Module, before: str, fuse: bool, outcome: Outcome | None
-) -> LayerReport:
+def _report(name: str, module: torch.nn.Module, before: str, outcome: Outcome) -> LayerReport:
     after = class_name(type(module))
     if not _is_ours(module):
         return LayerReport(name, before, after, False, why_left(module))
-    arithmetic = module.arithmetic
-    if not fuse:
-        return LayerReport(name, before, after, False, "", arithmetic)
-    fused, reason = outcome or _alone(module)
-    return LayerReport(name, before, after, fused, reason, arithmetic)
+    return LayerReport(name, before, after, *outcome, module.arithmetic)
 
 
-def _alone(module: torch.nn.Module) -> Outcome:
-    """Say what a layer that is in no graph computes in one pass."""
+def _alone(module: torch.nn.Module, reason: str) -> Outcome:
+    """Return what a layer that is not fused by this conversion computes in one pass.
+
+    `reason` says why the conversion did not fuse it; it is empty if nothing was to be fused.
+    """
+    activation = getattr(module, "activation", None)
+    if isinstance(activation, Activation):
+        return Outcome(True, str(activation))
+    if not reason:
+        return Outcome(False, "")
     if isinstance(module, _BatchNormReLU):
         return Outcome(True, "a ReLU of its own")
     if isinstance(module, Activated):
-        reason = module.why_not_fused()
-        return Outcome(True, "its own activation") if reason is None else Outcome(False, reason)
-    if isinstance(module, Frozen):
-        return Outcome(False, "its statistics are constants")
-    return Outcome(False, "the module that holds it does not call it")
+        why = module.why_not_fused() if module.at_once else reason
+        return Outcome(True, "its own activation") if why is None else Outcome(False, why)
+    return Outcome(False, "its statistics are constants" if isinstance(module, Frozen) else reason)
 
 
 def revert(model: Model) -> Model:
@@ -260,8 +249,8 @@ def revert(model: Model) -> Model:
         `model`.
     """
     _check_model(model)
+    unfuse(model)
     for module in model.modules():
-        fusion.unfuse(module)
         alone = module.__dict__.pop("_alone", None)
         if alone is not None:
             module.__class__ = alone
@@ -274,6 +263,7 @@ def revert(model: Model) -> Model:
                 # PyTorch's layers have no such attribute.
                 module.__dict__.pop("arithmetic", None)
                 module.__dict__.pop("reproducible", None)
+                module.__dict__.pop("at_once", None)
     return model
 
 
@@ -286,6 +276,13 @@ def _check_model(model: object) -> None:
 
 def _is_ours(module: torch.nn.Module) -> bool:
     return isinstance(module, _BatchNorm) or original_of(type(module)) is not None
+
+
+def _becomes(module: torch.nn.Module) -> Class:
+    """Return the class that `convert` gives a module, as if it was not parametrised."""
+    cls = type(module)
+    base = ours_for(cls.__bases__[0]) if is_parametrized(module) else None
+    return ours_for(cls) or base or cls
 
 
 def _exchange(module: torch.nn.Module, other: Callable[[Class], Class | None]) -> None:
@@ -302,23 +299,3 @@ def _exchange(module: torch.nn.Module, other: Callable[[Class], Class | None]) -
             if name not in ("__dict__", "__weakref__")
         }
         module.__class__ = type(cls.__name__, (base,), namespace)
-
-
-def _normalises(module: torch.nn.Module) -> bool:
-    """Whether a module's own forward calls batch normalisation, or a sequence that ends in it."""
-    return any(type(child) in FUSABLE for child in _called(module))
-
-
-def _called(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    if isinstance(module, CONTAINERS) and not isinstance(module, torch.nn.Sequential):
-        return
-    pending = list(module.children())
-    while pending:
-        child = pending.pop()
-        yield child
-        if not isinstance(child, CONTAINERS):
-            continue
-        if not isinstance(child, torch.nn.Sequential):
-            pending += child.children()
-        elif (layer := last_norm(child)) is not None:
-            yield layer

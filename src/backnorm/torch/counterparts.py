@@ -31,26 +31,18 @@ _LIBRARIES = {
 }
 
 
-def ours_for(cls: Class, fuse: bool) -> Class | None:
-    """Return our class for one of the others', or of ours if there is another with `fuse`."""
-    if cls in _OURS:
-        return _OURS[cls]
+def ours_for(cls: Class) -> Class | None:
+    """Return our class for one of the others', or None."""
     if cls.__module__ in _LIBRARIES:
         library = importlib.import_module(_LIBRARIES[cls.__module__])
         found: Class | None = library.OURS.get(cls)
-        return library.FUSED.get(found, found) if fuse else found
-    if fuse and cls.__module__ in _LIBRARIES.values():
-        fused: Class | None = importlib.import_module(cls.__module__).FUSED.get(cls)
-        return fused
-    return None
+        return found
+    return _OURS.get(cls)
 
 
 def original_of(cls: Class) -> Class | None:
     """Return the class that one of ours stands for, or None."""
+    pairs = _OURS
     if cls.__module__ in _LIBRARIES.values():
-        library = importlib.import_module(cls.__module__)
-        plain = {fused: each for each, fused in library.FUSED.items()}.get(cls, cls)
-        pairs: dict[Class, Class] = library.OURS
-    else:
-        plain, pairs = cls, _OURS
-    return next((original for original, ours in pairs.items() if ours is plain), None)
+        pairs = importlib.import_module(cls.__module__).OURS
+    return next((original for original, ours in pairs.items() if ours is cls), None)

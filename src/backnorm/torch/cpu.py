@@ -13,8 +13,7 @@ from backnorm.errors import ArgumentValueError
 from backnorm.executable import operation
 from backnorm.second_order import arrays
 from backnorm.torch.arithmetics import own
-from backnorm.torch.memory import array_of, as_type, dense, tensor_of, wide
-from backnorm.torch.reuse import empty_like
+from backnorm.torch.memory import array_of, as_type, dense, empty_like, tensor_of, wide
 from backnorm.torch.tensors import CPU as TENSORS
 
 __all__ = [
@@ -116,21 +115,18 @@ def backward_coefficients(
 
 
 def inference_coefficients(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
     mean: Tensor,
     variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     eps: float,
-    arithmetic: str | None = None,
+    arithmetic: str,
 ) -> Tensor:
     """Return the coefficients of y of given statistics in `arithmetic`."""
-    operands = x, None, mean, variance, weight, bias
-    TENSORS.checked("inference", operands, epsilon=eps, arithmetic=arithmetic)
     gain = 1.0 / torch.sqrt(variance.double() + eps)
     gain = gain if weight is None else weight.double() * gain
     slope = torch.zeros_like(gain) if bias is None else bias.double()
-    dtype = getattr(torch, own(x.dtype, arithmetic))
+    dtype = getattr(torch, arithmetic)
     # What is left of the mean is part of a constant: see `cpu.kernels.singles`.
     slope = slope + gain * (mean.to(dtype).double() - mean)
     return torch.stack((mean.double(), torch.zeros_like(gain), slope, gain)).to(dtype)

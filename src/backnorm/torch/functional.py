@@ -446,15 +446,17 @@ def _watched(
 ) -> Tensor:
     """Call operators that the dispatcher knows, or functions that transforms know."""
     input, running_mean, running_var, weight, bias, training, residual = arguments
-    if state.exporting_to_onnx():
-        # What knows PyTorch's operators alone gets those.
+    deployed = not training and arithmetic is None and state.exporting()
+    if state.exporting_to_onnx() or (deployed and _share_a_type(*arguments[1:5])):
+        # Tools that read the program know only PyTorch's operators.
         y = torch.nn.functional.batch_norm(*arguments[:6], momentum, eps)
         return _add_and_relu(y, residual, ceiling) if relu else y
     if torch.compiler.is_compiling():
         lowering.register()
+    sharding.register()
     transformed = state.transformed()
-    # torch.func cannot transform the bits of a mask, nor can they be distributed.
-    if relu and (transformed or sharding.is_distributed(input)):
+    # Forward mode has no rule of the ReLU.
+    if relu and transformed:
         y = _watched((*arguments[:6], None), momentum, eps, False, None, arithmetic)
         return _add_and_relu(y, residual, ceiling)
     if transformed and torch.compiler.is_compiling():
@@ -473,11 +475,16 @@ def _watched(
     if transformed:
         y, mean, variance = transforms.forward(input, weight, bias, eps, arithmetic)
     else:
-        y, mean, variance, _ = operations.batch_norm(
+        y, mean, variance = operations.batch_norm(
             input, residual, weight, bias, eps, relu, arithmetic, ceiling
         )
     moving.move(running_mean, running_var, mean, variance, momentum, input)
     return y
+
+
+def _share_a_type(*parameters: Tensor | None) -> bool:
+    """Whether parameters and statistics have one element type, as PyTorch's operator requires."""
+    return len({each.dtype for each in parameters if each is not None}) == 1
 
 
 def _add_and_relu(

@@ -1,149 +1,189 @@
-"""Modules that run a fused graph instead of their own forward, and stay what they are.
+"""Which layers of a model are fused with the activation behind them, and how that is undone.
 
-A module whose forward has a ReLU after a normalisation is given a subclass of its class, of the
-same name, whose forward runs the fused graph as long as it is the same as the forward of the class.
-The module's identity, its children, parameters, hooks and state_dict do not change.
+A model's structure shows a pair only in a `torch.nn.Sequential`. Elsewhere the caller names it.
 """
 
 from __future__ import annotations
 
-import copyreg
-import functools
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
 
-import torch
-from torch import fx
+from torch.nn import Module, Sequential
+from torch.nn.modules.lazy import LazyModuleMixin
 
-from backnorm.torch import patterns
-from backnorm.torch.patterns import Outcome
-from backnorm.torch.tracing import Trace, UntraceableError, traces
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
+from backnorm.torch.activations import Activation, activation_of
+from backnorm.torch.modules import BatchNorm2d
+from backnorm.torch.separable import FusedActivation, Separable, is_observed
 
-__all__ = ["FusionWarning", "fuse", "is_fused", "unfuse"]
+__all__ = ["Outcome", "check_names", "fuse_pair", "fuse_sequences", "pairs_of", "unfuse"]
 
-_STATE = "_backnorm_fused"
+Names: TypeAlias = list[tuple[str, str]]
 
-
-class FusionWarning(UserWarning):
-    """Modules that normalise, in which could not be looked for what can be fused."""
+_ACCEPTED = "True, False, or pairs of names, such as [('norm1', 'relu1')]"
 
 
-@dataclass(frozen=True)
-class _Fused:
-    """The fused graph of a forward, as a function of the module and its inputs."""
+class Outcome(NamedTuple):
+    """What became of a layer: what it was fused with, or why it was not fused."""
 
-    trace: Trace
-    run: Callable[..., Any]
-
-
-class _FusedForward:
-    """What is put before a module's class, beside a forward."""
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Leave the graphs out: they are found again in a copy."""
-        reduced: Any = super().__reduce_ex__(protocol)
-        if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
-            return reduced
-        _, (cls, *arguments), state, *rest = reduced
-        if isinstance(state, dict):
-            state = {name: value for name, value in state.items() if name != _STATE}
-        return _rebuild, (cls.__bases__[1], *arguments), state, *rest
-
-    def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)  # type: ignore[misc]
-        try:
-            fuse(self)
-        except UntraceableError as error:
-            # Its class is another one than when it was fused.
-            warnings.warn(f"not fused again: {error}", FusionWarning, stacklevel=2)
+    fused: bool
+    text: str
 
 
-def fuse(module: torch.nn.Module) -> dict[str, Outcome]:
-    """Fuse the forward of one module (not of its children).
+def check_names(fuse: object) -> Names:
+    """Return `fuse` as pairs of names, or raise if it is another thing."""
+    if isinstance(fuse, str) or not isinstance(fuse, Iterable):
+        raise ArgumentTypeError(
+            "fuse", "must be a boolean or pairs of names", came=described(fuse), accepted=_ACCEPTED
+        )
+    pairs: Names = []
+    for pair in fuse:
+        names = tuple(pair) if isinstance(pair, tuple | list) else ()
+        if len(names) != 2 or not all(isinstance(name, str) for name in names):
+            raise ArgumentTypeError(
+                "fuse", "must have pairs of names", came=described(pair), accepted=_ACCEPTED
+            )
+        pairs.append(names)
+    return pairs
 
-    Returns what became of each layer that the forward calls, by name.
 
-    Raises
-    ------
-    UntraceableError
-        If the forward is not a graph.
+def fuse_sequences(model: Module) -> dict[Module, Outcome]:
+    """Fuse layers with the activation behind them in a `torch.nn.Sequential`.
+
+    Returns what became of each layer of ours in one, but for those that were fused before.
     """
-    unfuse(module)
-    training = module.training
-    found: list[_Fused] = []
-    outcomes: dict[str, Outcome] = {}
-    try:
-        for mode in (training, not training):
-            module.__dict__["training"] = mode
-            traced = traces(module, lambda sequence: patterns.last_norm(sequence) is not None)
-            for one in traced:
-                became = patterns.fuse(one.graph, module, lists=one.kind is list)
-                if any(each.fused for each in became.values()):
-                    graph_module = fx.GraphModule(module, one.graph)
-                    found.append(_Fused(one, type(graph_module).forward))
-                # Of a layer that is fused in one mode alone, that is what is said.
-                outcomes |= {
-                    name: each
-                    for name, each in became.items()
-                    if each.fused or name not in outcomes
-                }
-            if not any("training" in one.attributes for one in traced):
-                break
-    finally:
-        module.__dict__["training"] = training
-    if found:
-        module.__class__ = _fused_class(type(module))
-        module.__dict__[_STATE] = tuple(found)
+    places = _Places(model)
+    outcomes: dict[Module, Outcome] = {}
+    for sequence in model.modules():
+        if not _calls_children_in_order(sequence):
+            continue
+        for layer, act in itertools.pairwise([*sequence._modules.values(), None]):
+            # A layer that comes again is in two places, and not fused in either.
+            if layer is None or layer in outcomes or not _takes_activation(type(layer)):
+                continue
+            if act is None or _activation(act) is None:
+                outcome = Outcome(False, "no activation that can be fused follows it")
+            elif (reason := places.why_not(layer, act)) is not None:
+                outcome = Outcome(False, reason)
+            else:
+                outcome = fuse_pair(layer, act)
+            if outcome.fused or layer.activation is None:
+                outcomes[layer] = outcome
     return outcomes
 
 
-def unfuse(module: torch.nn.Module) -> None:
-    """Give a module its own forward back; does nothing to one that was not fused."""
-    if is_fused(module):
-        module.__class__ = type(module).__bases__[1]
-        module.__dict__.pop(_STATE, None)
+def pairs_of(
+    model: Module, pairs: Names, becomes: Callable[[Module], type[Module]]
+) -> list[tuple[Module, Module]]:
+    """Return the layers and activations that are named, or raise if a pair cannot be fused.
+
+    `becomes` returns the class that a module has after the conversion.
+    """
+    places = _Places(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found, seen = [], set[Module]()
+    for names in pairs:
+        for name in names:
+            if name not in modules:
+                raise _refusal(names, f"the model has no module {name!r}")
+            if modules[name] in seen:
+                raise _refusal(names, f"{name!r} is named twice")
+            seen.add(modules[name])
+        layer, act = (modules[name] for name in names)
+        if not _takes_activation(becomes(layer)):
+            raise _refusal(
+                names, f"{names[0]!r} is a {type(layer).__name__}, not a BatchNorm layer"
+            )
+        reason = places.why_not(layer, act)
+        if reason is not None:
+            raise _refusal(names, reason)
+        found.append((layer, act))
+    return found
 
 
-def is_fused(module: torch.nn.Module) -> bool:
-    """Whether `fuse` fused something in the forward of `module`."""
-    return type(module).__bases__[0] is _FusedForward
+def fuse_pair(layer: Module, act: Module) -> Outcome:
+    """Let a layer compute an activation, and the activation's module nothing."""
+    activation = _activation(act)
+    if isinstance(act, FusedActivation) and act.layer is not layer:
+        act.separate()
+        act.restore()
+    if not isinstance(act, FusedActivation):
+        FusedActivation.take_the_place_of(act, layer)
+    layer.activation = activation
+    return Outcome(True, str(activation))
 
 
-# Made once: copies of a module are of one class.
-_classes: dict[Any, Any] = {}
+def unfuse(model: Module) -> None:
+    """Let all activations' modules of a model compute their activation."""
+    for module in list(model.modules()):
+        if isinstance(module, Separable):
+            module.separate()
+        if isinstance(module, FusedActivation):
+            module.restore()
 
 
-def _fused_class(cls: Any) -> Any:
-    """Return the class of fused modules of `cls`."""
-    if cls not in _classes:
-        _classes[cls] = _make_class(cls)
-    return _classes[cls]
+def _takes_activation(cls: type[Module]) -> bool:
+    """Whether layers of a class apply their `activation`."""
+    return getattr(cls, "forward", None) is BatchNorm2d.forward and cls.__call__ is Module.__call__
 
 
-def _make_class(cls: Any) -> Any:
-    original = cls.forward
+class _Places:
+    """The places that a model has for its modules, and what was fused in it before."""
 
-    @functools.wraps(original)
-    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs:
-            for fused in self.__dict__.get(_STATE, ()):
-                if fused.trace.takes(args) and fused.trace.holds(self):
-                    return fused.run(self, *args)
-        return original(self, *args, **kwargs)
+    def __init__(self, model: Module) -> None:
+        self._counts = Counter(
+            child
+            for parent in model.modules()
+            for child in parent._modules.values()
+            if child is not None
+        )
+        self._fused = {
+            module.layer: module
+            for module in model.modules()
+            if isinstance(module, FusedActivation)
+        }
 
-    namespace = {
-        "forward": forward,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "_backnorm_unfused": cls,
-    }
-    return type(cls.__name__, (_FusedForward, cls), namespace)
+    def why_not(self, layer: Module, act: Module) -> str | None:
+        """Return why a layer cannot compute an activation, or None."""
+        if isinstance(layer, LazyModuleMixin):
+            return "it is lazy; it can be fused after its first batch"
+        if _activation(act) is None:
+            return f"a {type(act).__name__} is not an activation that can be fused"
+        if self._fused.get(layer, act) is not act:
+            return "it is fused with another activation of the model"
+        if isinstance(act, FusedActivation) and act.layer is not layer and self._counts[act.layer]:
+            return "the activation behind it is fused with another layer"
+        for module, name in ((layer, "it"), (act, "the activation behind it")):
+            if self._counts[module] > 1:
+                return f"{name} is in {self._counts[module]} places of the model"
+            if is_observed(module):
+                return f"{name} has hooks"
+            if "forward" in module.__dict__ or module._compiled_call_impl is not None:
+                return f"{name} has a forward of its own"
+        if type(act).forward.__module__ != type(act).__module__:
+            return "the activation behind it is of a class whose forward was replaced"
+        return None
 
 
-def _rebuild(cls: type[torch.nn.Module], *arguments: Any) -> torch.nn.Module:
-    """Return an empty copy of a fused module; its state comes after."""
-    fused = _fused_class(cls)
-    return fused.__new__(fused, *arguments)
+def _calls_children_in_order(module: Module) -> bool:
+    cls = type(module)
+    return (
+        isinstance(module, Sequential)
+        and cls.forward is Sequential.forward
+        and cls.__iter__ is Sequential.__iter__
+        and cls.__call__ is Module.__call__
+        and "forward" not in module.__dict__
+    )
+
+
+def _activation(act: Module) -> Activation | None:
+    """Return the activation that a module computes, or that its layer computes for it."""
+    return activation_of(act, act.original if isinstance(act, FusedActivation) else None)
+
+
+def _refusal(names: tuple[str, str], problem: str) -> ArgumentValueError:
+    return ArgumentValueError(
+        "fuse", f"has the pair {names}, which cannot be fused: {problem}", accepted=_ACCEPTED
+    )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from backnorm.layout import mask_size
@@ -20,7 +21,6 @@ from backnorm.problem import check_mask
 from backnorm.torch import cpu
 from backnorm.torch.checks import TensorValueError
 from backnorm.torch.metadata import metadata
-from backnorm.torch.ownership import NOTHING, Spare, laid_out, places
 from backnorm.torch.statistics import Running
 
 __all__ = [
@@ -149,20 +149,20 @@ def backward_activated(
     eps: float,
     activation: str,
     arithmetic: str,
-    spare: Spare = NOTHING,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of x, weight and bias before an activation other than a ReLU.
+    """Return the gradients of x, weight and bias through an activation other than a ReLU.
 
-    What it was applied to is computed again, of x and the batch's statistics. `spare` is as in
-    `backward`.
+    The activation's input is recomputed from x and the batch's statistics.
     """
-    engine, out = engine_of(x), None
-    if engine is cpu:
-        dy, spare = laid_out(dy, x, spare)
-        out = spare[:1] if spare[0] is not None else None
-    statistics, how = (mean, variance, weight), (activation, arithmetic, out)
-    (dz,) = engine.activation_backward(x, dy, *statistics, bias, eps, "NCX", *how)
-    return backward(x, dz, None, *statistics, eps, True, False, arithmetic, (dz, None))
+    engine, statistics = engine_of(x), (mean, variance, weight)
+    (dz,) = engine.activation_backward(
+        x, dy, *statistics, bias, eps, "NCX", activation, arithmetic, None
+    )
+    # dz is new, so dx is written over it.
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
+        x, dz, None, *statistics, eps, "NCX", True, False, arithmetic, dz
+    )
+    return gradients
 
 
 def backward(
@@ -176,19 +176,13 @@ def backward(
     training: bool,
     has_residual: bool,
     arithmetic: str,
-    spare: Spare = NOTHING,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight, bias and residual, those of channels of weight's type.
 
-    `mask` is that of the forward pass, None if it had no ReLU. `spare` is what of dy and x may be
-    written over, on the CPU.
+    `mask` is that of the forward pass, None if it had no ReLU.
     """
-    engine, out = engine_of(x), None
-    if engine is cpu:
-        dy, spare = laid_out(dy, x, spare)
-        out = places(spare, has_residual)
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
-        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic, out
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
+        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic, None
     )
     return gradients
 
@@ -216,10 +210,8 @@ def double_backward(
 
 
 def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Return a mask as booleans that lie as x does."""
-    tensors = engine_of(x).TENSORS
-    tensors.check_place(x, "x", x)
-    tensors.check_place(mask, "mask", x)
+    """Return a mask as booleans with the shape and strides of x, whose elements are not read."""
     check_mask(metadata(mask), mask_size(x.numel()))
-    positive: Tensor = engine_of(x).unpack_mask(mask, x)
+    like = torch.empty_strided(x.shape, x.stride(), device="meta")
+    positive: Tensor = engine_of(mask).unpack_mask(mask, like)
     return positive

@@ -10,16 +10,9 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.torch import functional
 from backnorm.torch.activations import activation_of
 from backnorm.torch.arithmetics import named
-from backnorm.torch.steps import is_observed
+from backnorm.torch.separable import is_observed
 
-__all__ = ["Activated", "Frozen", "is_activated_alone"]
-
-
-def is_activated_alone(layer: torch.nn.Module) -> bool:
-    """Whether a layer applies an activation to what it normalises, and nothing else."""
-    drop, act = getattr(layer, "drop", None), getattr(layer, "act", None)
-    is_known = isinstance(act, torch.nn.Module) and activation_of(act) is not None
-    return is_known and type(drop) is torch.nn.Identity
+__all__ = ["Activated", "Frozen"]
 
 
 class Activated:
@@ -28,8 +21,11 @@ class Activated:
     drop: torch.nn.Module
     act: torch.nn.Module
 
+    #: Whether normalisation and activation are computed in one pass, where that is possible.
+    at_once: bool = False
+
     def why_not_fused(self) -> str | None:
-        """Return why the activation has to be a step of its own, or None."""
+        """Return why the activation has to be computed by `act`, or None."""
         drop, act = self.drop, self.act
         if activation_of(act) is None:
             return f"its activation is {type(act).__name__}"
@@ -37,6 +33,8 @@ class Activated:
             return f"{type(drop).__name__} comes before its activation"
         if is_observed(act) or is_observed(drop):
             return "its activation has hooks"
+        if "forward" in act.__dict__ or "forward" in drop.__dict__:
+            return "its activation has a forward of its own"
         return None
 
 

@@ -4,8 +4,7 @@ An operator that a compiler cannot look into is a wall: what stands before and a
 memory and back. So Inductor gets, in the place of each operator on float32 and 16-bit elements in a
 CPU's memory, one that sums, and returns the four coefficients of every channel; and the formula of
 an element (see `cpu.kernels.formulas`), which it computes where it computes a ReLU or an addition.
-A ReLU and a residual are its own operators then, and its partitioner may compute y again instead of
-keeping a mask.
+A ReLU and a residual are its own operators then, and its partitioner may compute y again.
 
 Elements are computed in the arithmetic that was asked for, and else in float32: Inductor's code in
 float64 takes twice as long, and in float32 results are nearer to the exact ones than those that it
@@ -16,7 +15,9 @@ do not.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,30 +29,13 @@ from backnorm.torch.operations import (
     BatchNorm,
     BatchNormBackward,
     BatchNormInference,
-    in_one_place,
-    in_our_words,
-    lazily,
+    define,
     like_parameter,
     like_statistics,
 )
 from backnorm.torch.rectifiers import rectified, settled
 
 __all__ = ["register"]
-
-# Defined without what `torch.library.custom_op` does in every call: 23 of the 155 ms of a step of
-# MobileNetV2 were that, in code that is cold after each convolution.
-_LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
-
-
-def _define(
-    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], *layout: torch.Tag
-) -> None:
-    """Define an operator; `layout` is what Inductor is to know of its operands'."""
-    name, _, _ = schema.partition("(")
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *layout))
-    _LIBRARY.impl(name, in_our_words(kernel), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"backnorm::{name}", in_one_place(fake, kernel), lib=_LIBRARY)
-    lazily(name)
 
 
 def _coefficients(x: Tensor, arithmetic: str | None) -> Tensor:
@@ -73,13 +57,12 @@ def _fake_backward(
 
 
 def _fake_inference(
-    x: Tensor, _weight: Any, _bias: Any, _mean: Any, _variance: Any,
-    _eps: float, arithmetic: str | None = None,
-) -> Tensor:  # fmt: skip
-    return _coefficients(x, arithmetic)
+    mean: Tensor, _variance: Any, _weight: Any, _bias: Any, _eps: float, arithmetic: str
+) -> Tensor:
+    return mean.new_empty((4, mean.shape[0]), dtype=getattr(torch, arithmetic))
 
 
-_define(
+define(
     "forward_coefficients(Tensor x, Tensor? weight, Tensor? bias, float eps, str? arithmetic=None)"
     " -> (Tensor mean, Tensor variance, Tensor coefficients)",
     cpu.forward_coefficients,
@@ -87,19 +70,20 @@ _define(
     # It takes x as it lies.
     torch.Tag.flexible_layout,
 )
-_define(
+define(
     "backward_coefficients(Tensor x, Tensor dy, Tensor mean, Tensor variance, Tensor? weight,"
     " float eps, bool training, str? arithmetic=None)"
     " -> (Tensor dweight, Tensor dbias, Tensor coefficients)",
     cpu.backward_coefficients,
     _fake_backward,
 )
-_define(
-    "inference_coefficients(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance,"
-    " float eps, str? arithmetic=None) -> Tensor",
+# Inductor's freezing computes the operator once: it takes nothing but constants then.
+define(
+    "inference_coefficients(Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float eps,"
+    " str arithmetic) -> Tensor",
     cpu.inference_coefficients,
     _fake_inference,
-    torch.Tag.flexible_layout,
+    reference="mean",
 )
 
 
@@ -108,10 +92,8 @@ def _whole(operation: type[Any]) -> Any:
 
     Inductor refuses to call an operator that it has another form of.
     """
-    schema = str(operation.operator._opoverload._schema)
-    name = f"{operation.operator._opoverload._opname}_whole"
-    _define(name + schema[schema.index("(") :], operation.kernel, operation.fake)
-    return getattr(torch.ops.backnorm, name)
+    name, _, signature = str(operation.operator._schema).removeprefix("backnorm::").partition("(")
+    return define(f"{name}_whole({signature}", operation.kernel, operation.fake)
 
 
 _forward_whole, _inference_whole = _whole(BatchNorm), _whole(BatchNormInference)
@@ -139,13 +121,8 @@ def _forward(
     mean, variance, coefficients = torch.ops.backnorm.forward_coefficients(
         x, weight, bias, eps, computed_in
     )
-    ceiling = settled(ceiling, x.dtype)
-    y = _normalised(x, coefficients, residual, relu, ceiling)
-    # In the place of its bits: backward passes below take either.
-    mask = y > 0 if relu else x.new_empty(0, dtype=torch.uint8)
-    if ceiling is not None:
-        mask = mask & (y < ceiling)
-    return y, mean, variance, mask
+    y = _normalised(x, coefficients, residual, relu, settled(ceiling, x.dtype))
+    return y, mean, variance
 
 
 def _inference(
@@ -161,10 +138,10 @@ def _inference(
     ceiling: float | None = None,
 ) -> Any:
     if not _is_lowered(x):
-        given = x, residual, weight, bias, mean, variance
-        return _inference_whole(*given, eps, relu, arithmetic, ceiling)
+        operands = x, residual, weight, bias, mean, variance
+        return _inference_whole(*operands, eps, relu, arithmetic, ceiling)
     coefficients = torch.ops.backnorm.inference_coefficients(
-        x, weight, bias, mean, variance, eps, arithmetic or "float32"
+        mean, variance, weight, bias, eps, arithmetic or "float32"
     )
     return _normalised(x, coefficients, residual, relu, settled(ceiling, x.dtype))
 
@@ -172,20 +149,15 @@ def _inference(
 def _backward(
     x: Tensor,
     dy: Tensor,
-    mask: Tensor | None,
     mean: Tensor,
     variance: Tensor,
     weight: Tensor | None,
     eps: float,
     training: bool,
-    has_residual: bool,
     arithmetic: str | None = None,
 ) -> Any:
-    if not _is_lowered(x) or (mask is not None and mask.dtype != torch.bool):
-        given, how = (x, dy, mask, mean, variance, weight), (eps, training, has_residual)
-        return _backward_whole(*given, *how, arithmetic)
-    if mask is not None:
-        dy = torch.where(mask, dy, 0.0)
+    if not _is_lowered(x):
+        return _backward_whole(x, dy, mean, variance, weight, eps, training, arithmetic)
     dweight, dbias, coefficients = torch.ops.backnorm.backward_coefficients(
         x, dy, mean, variance, weight, eps, training, arithmetic or "float32"
     )
@@ -194,17 +166,17 @@ def _backward(
     if training:
         dx = (dx - shift) - (x.to(gain.dtype) - center) * slope
     dx = (gain * dx).to(x.dtype)
-    return dx, dweight, dbias, dy if has_residual else x.new_empty(0)
+    return dx, dweight, dbias
 
 
 def _normalised(
     x: Tensor, coefficients: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None
 ) -> Tensor:
     center, shift, slope, gain = _of_channels(coefficients, x)
-    y = x.to(gain.dtype) - center
+    y = x - center
     if gain.dtype == torch.float64:
         y = y - shift
-    y = gain * y + slope
+    y = y * gain + slope
     if residual is not None:
         y = y + residual.to(gain.dtype)
     y = y.to(x.dtype)
@@ -222,6 +194,12 @@ _LOWERED: dict[Any, Callable[..., Any]] = {
     BatchNormInference.operator: _inference,
     BatchNormBackward.operator: _backward,
 }
+
+
+def _cache_tag() -> str:
+    """Return what tells compiled code of these formulas and schemas from that of other versions."""
+    schemas = "".join(str(operator._schema) for operator in _LOWERED)
+    return f"backnorm-{zlib.crc32(schemas.encode() + Path(__file__).read_bytes()):08x}"
 
 
 def _with_dy_as_x(_node: Any, x: Any, dy: Any, *others: Any) -> tuple[Any, Any]:
@@ -243,16 +221,19 @@ def register() -> None:
     from torch._inductor import decomposition
 
     # Dynamo, which calls it while it traces, does not take a cached function.
-    if BatchNorm.operator._opoverload in decomposition.decompositions:
+    if BatchNorm.operator in decomposition.decompositions:
         return
     from torch._inductor.lowering import make_fallback
 
     sums = torch.ops.backnorm.backward_coefficients.default
     make_fallback(sums, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _LOWERED.items():
-        decomposition.register_decomposition([operator._opoverload])(formula)
+        decomposition.register_decomposition([operator])(formula)
     # A copy of the table, made when the first graph is compiled.
     decomposition.fast_random_decomps.cache_clear()
+    # PyTorch's caches on disk know a graph by the names of its operators, and returned code of
+    # another version's formulas.
+    torch.compiler.config.cache_key_tag += _cache_tag()
 
 
 # Dynamo calls it when it comes across it.

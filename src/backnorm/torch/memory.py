@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backnorm.allocation import LARGE, advise
 from backnorm.layout import Order, by_strides
 from backnorm.torch.checks import TensorTypeError, TensorValueError
 from backnorm.torch.classes import OpaqueTensorError, dispatch_keys, in_memory, is_opaque
@@ -28,7 +29,10 @@ __all__ = [
     "check_own_memory",
     "contiguous",
     "dense",
+    "empty_like",
+    "in_order",
     "is_beyond",
+    "order_in_memory",
     "order_of",
     "plain",
     "storage_of",
@@ -58,6 +62,18 @@ def dense(x: Tensor) -> Tensor:
     return x.detach().clone()
 
 
+def empty_like(x: Tensor) -> Tensor:
+    """Return a new tensor of PyTorch's allocator with the strides of the dense x.
+
+    Large memory is requested in huge pages: writing to 51 MB of new memory took 23 ms in pages of
+    4 KiB and 12 ms in pages of 2 MiB (one thread, Intel Xeon).
+    """
+    tensor = torch.empty_like(x)
+    if tensor.nbytes >= LARGE:
+        advise(tensor.data_ptr(), tensor.nbytes)
+    return tensor
+
+
 def order_of(x: Tensor) -> Order:
     """Return the order of axes in which x is dense, or a copy of it is."""
     if x.is_contiguous():
@@ -66,6 +82,26 @@ def order_of(x: Tensor) -> Order:
     if x.permute(order).is_contiguous():
         return order
     return by_strides(torch.empty_like(x, device="meta").stride())
+
+
+@functools.lru_cache(maxsize=256)
+def order_in_memory(strides: tuple[int, ...]) -> Tensor:
+    """Return strides as a tensor: what a mask of a ReLU is saved with.
+
+    The bits of a mask are in the order of x in memory. Hooks of saved tensors keep values, and may
+    return x in another order.
+    """
+    return torch.tensor(strides, device="cpu")
+
+
+def in_order(x: Tensor, order: Tensor) -> Tensor:
+    """Return x if it has the strides of `order`, else a copy that is dense in that order."""
+    strides = tuple(order.tolist())
+    if x.stride() == strides:
+        return x
+    axes = order_of(torch.empty_strided(x.shape, strides, device="meta"))
+    inverse = sorted(range(len(axes)), key=axes.__getitem__)
+    return x.permute(axes).contiguous().permute(inverse)
 
 
 def wide(tensor: Kind, x: Tensor) -> Kind:

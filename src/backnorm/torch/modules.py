@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NoReturn
 
 import torch
@@ -11,14 +10,15 @@ from torch.compiler import is_compiling
 from torch.fx import Proxy
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
+from backnorm.errors import BacknormError
 from backnorm.problem import check_ceiling
 from backnorm.scalars import check_flag
-from backnorm.torch import exchange, functional, scripting, synchronised
-from backnorm.torch.activations import Activation, activated
+from backnorm.torch import exchange, functional, scripting, synchronised, tools
+from backnorm.torch.activations import RELU, Activation, activated
 from backnorm.torch.arithmetics import named
 from backnorm.torch.checks import not_a_tensor
-from backnorm.torch.counting import count
 from backnorm.torch.rectifiers import settled
+from backnorm.torch.separable import Separable, as_node
 
 __all__ = [
     "BatchNorm1d",
@@ -34,7 +34,13 @@ __all__ = [
 ]
 
 
-class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+_REMEDY = (
+    "run backnorm.torch.revert(model) before; for statistics of all processes "
+    "backnorm.torch.convert(model, sync=True) is enough"
+)
+
+
+class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     """What all have in common: everything but the forward is PyTorch's."""
 
     #: What elements are computed in; of the class where a layer says nothing, as one does not that
@@ -44,6 +50,9 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     #: Whether results in training have the same bits however the batch is cut.
     reproducible: bool = False
 
+    #: What is applied to the normalised values; `convert` sets it where it fuses two modules.
+    activation: Activation | None = None
+
     def __init__(
         self,
         *arguments: Any,
@@ -52,73 +61,103 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
+        tools.register_with_opacus(_BatchNorm)
         if arithmetic is not None:
             self.arithmetic = check_arithmetic(arithmetic)
         if check_flag("reproducible", reproducible):
             self.reproducible = True
 
+    @property
+    def num_features(self) -> int:
+        """The number of channels, of a layer that another class of layers could stand for.
+
+        It is what tools read that build another layer in the place of this one
+        (`torch.nn.SyncBatchNorm.convert_sync_batchnorm`, frozen layers, quantisation). The other
+        layer would not compute what this one does besides, so here such a tool gets an error.
+        """
+        besides = self._besides()
+        if besides is not None:
+            raise BacknormError(
+                f"num_features: a {type(self).__name__} {besides[0]}; a layer that is built in its "
+                f"place would not: {besides[1]}"
+            )
+        channels: int = self.__dict__["num_features"]
+        return channels
+
+    @num_features.setter
+    def num_features(self, channels: int) -> None:
+        self.__dict__["num_features"] = channels
+
+    def __dir__(self) -> list[str]:
+        """Return the names of attributes, without `num_features` where it is an error."""
+        names: list[str] = super().__dir__()
+        return names if self._besides() is None else [*filter("num_features".__ne__, names)]
+
+    def _besides(self) -> tuple[str, str] | None:
+        """Return what the layer does that PyTorch's of one process does not, and a remedy."""
+        if self.activation is None:
+            return None
+        return f"computes {self.activation}, too", _REMEDY
+
     def extra_repr(self) -> str:
-        """Return PyTorch's, and what else the layer says: arithmetic, reproducible."""
+        """Return PyTorch's, and what else the layer says: arithmetic, reproducible, activation."""
         shown = named(super().extra_repr(), self.arithmetic)
-        return f"{shown}, reproducible=True" if self.reproducible else shown
+        shown = f"{shown}, reproducible=True" if self.reproducible else shown
+        if self.activation is None:
+            return shown
+        name, ceiling = self.activation
+        bound = "" if ceiling is None else f", ceiling={ceiling}"
+        return f"{shown}, activation={name!r}{bound}"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise `input`; in training, move the running statistics."""
+        """Normalise `input`, and apply the activation; in training, move the running statistics."""
         if isinstance(input, Proxy):
-            return self._as_node(input)
+            self.separate()
+            return as_node(self, input)
         self._check_input_dim(input)
-        return self._normalised(input)
+        return self._normalised(input, self.activation)
+
+    def with_relu(
+        self, input: Tensor, residual: Tensor | None = None, ceiling: float | None = None
+    ) -> Tensor:
+        """Return relu(normalised input + residual) in one pass; hooks of the module are not called.
+
+        It is no more than the ceiling, if there is one.
+        """
+        self._check_input_dim(input)
+        activation = RELU if ceiling is None else Activation("relu", ceiling)
+        return self._normalised(input, activation, residual)
+
+    def separate(self) -> None:
+        """Compute no activation from now on; the activation's module does."""
+        self.__dict__.pop("activation", None)
 
     def _normalised(
         self,
         input: Tensor,
-        relu: bool = False,
+        activation: Activation | None = None,
         residual: Tensor | None = None,
-        ceiling: float | None = None,
     ) -> Tensor:
+        """Return activation(normalised input + residual); only a ReLU has a residual before it."""
         mean, variance, training, share = self._statistics()
         settings = mean, variance, *self._parameters_of_channels(), training, share, self.eps
-        how: Any = {"arithmetic": self.arithmetic, "reproducible": self.reproducible}
-        if not relu:
-            return functional.batch_norm(input, *settings, **how)
+        options: Any = {"arithmetic": self.arithmetic, "reproducible": self.reproducible}
+        if activation is None:
+            return functional.batch_norm(input, *settings, **options)
+        name, ceiling = activation
+        if name != "relu":
+            return functional.batch_norm_activation(input, *settings, activation=name, **options)
         if ceiling is not None:
-            how["ceiling"] = ceiling
+            options["ceiling"] = ceiling
         if residual is None:
-            return functional.batch_norm_relu(input, *settings, **how)
-        return functional.batch_norm_add_relu(input, residual, *settings, **how)
+            return functional.batch_norm_relu(input, *settings, **options)
+        return functional.batch_norm_add_relu(input, residual, *settings, **options)
 
     def _check_input_dim(self, input: Tensor) -> None:
         # PyTorch's looks at the rank before all else.
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         super()._check_input_dim(input)
-
-    def with_relu(
-        self, input: Tensor, residual: Tensor | None = None, ceiling: float | None = None
-    ) -> Tensor:
-        """Return relu(self(input) + residual) in one pass; hooks of the module are not called.
-
-        It is no more than the ceiling, if there is one.
-        """
-        self._check_input_dim(input)
-        return self._normalised(input, True, residual, ceiling)
-
-    def with_activation(
-        self, input: Tensor, residual: Tensor | None, activation: Activation
-    ) -> Tensor:
-        """Return what `with_relu` does, with any activation; only a ReLU has a residual before."""
-        if not isinstance(activation, str):
-            ceiling = None if activation == math.inf else activation
-            return self.with_relu(input, residual, ceiling)
-        assert residual is None
-        self._check_input_dim(input)
-        return self._activated(input, activation)
-
-    def _activated(self, input: Tensor, activation: str) -> Tensor:
-        mean, variance, training, share = self._statistics()
-        settings = mean, variance, *self._parameters_of_channels(), training, share, self.eps
-        how: Any = {"arithmetic": self.arithmetic, "reproducible": self.reproducible}
-        return functional.batch_norm_activation(input, *settings, activation=activation, **how)
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
         """Count a batch, and return running statistics, training and momentum of the function.
@@ -130,10 +169,12 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         share = 0.0 if momentum is None else momentum
         if not self.training:
             return running_mean, running_var, running_mean is None and running_var is None, share
+        if not is_compiling() and self._forward_hooks:
+            tools.check_validated(self, _BatchNorm)
         if not self.track_running_stats:
             return None, None, True, share
         if counter is not None:
-            count(counter)
+            counter.add_(1)
             if momentum is None:
                 share = 1.0 / float(counter)
         return running_mean, running_var, True, share
@@ -159,14 +200,6 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             pass
         return self.running_mean, self.running_var, self.num_batches_tracked
 
-    def _as_node(self, *inputs: Proxy) -> Proxy:
-        """Return a call of this module in the graph that `torch.fx` records.
-
-        It looks into modules that are not PyTorch's own; but it is PyTorch's node that tools know.
-        """
-        tracer = inputs[0].tracer
-        return tracer.create_proxy("call_module", tracer.path_of_module(self), inputs, {})
-
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse `torch.jit.script`, which compiles Python and cannot compile ours."""
         scripting.refuse("modules; script backnorm.torch.revert(model)")
@@ -191,8 +224,11 @@ class _BatchNormReLU(_BatchNorm):
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return relu(normalised input + residual), no more than the ceiling."""
         if isinstance(input, Proxy):
-            return self._as_node(input, *(() if residual is None else (residual,)))
+            return as_node(self, input, *(() if residual is None else (residual,)))
         return self.with_relu(input, residual, self.ceiling)
+
+    def _besides(self) -> tuple[str, str]:
+        return "computes a ReLU, too", "use two modules instead, a BatchNorm layer and a ReLU"
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -283,32 +319,31 @@ class SyncBatchNorm(_BatchNorm):
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
+    def _besides(self) -> tuple[str, str]:
+        return super()._besides() or ("normalises the batch of all processes", _REMEDY)
+
     def _normalised(
         self,
         input: Tensor,
-        relu: bool = False,
+        activation: Activation | None = None,
         residual: Tensor | None = None,
-        ceiling: float | None = None,
     ) -> Tensor:
         group = exchange.group_of(self.process_group) if self.training else None
         if group is None:
-            return super()._normalised(input, relu, residual, ceiling)
+            return super()._normalised(input, activation, residual)
         mean, variance, _, share = self._statistics()
-        given = input, residual, mean, variance, self.weight, self.bias, share, self.eps
-        return synchronised.batch_norm(
-            *given,
-            relu=relu,
+        operands = input, residual, mean, variance, self.weight, self.bias, share, self.eps
+        name, ceiling = activation or (None, None)
+        y = synchronised.batch_norm(
+            *operands,
+            relu=name == "relu",
             ceiling=settled(ceiling, input.dtype),
             arithmetic=self.arithmetic,
             reproducible=self.reproducible,
             group=group,
             layer=exchange.name_of(self, group),
         )
-
-    def _activated(self, input: Tensor, activation: str) -> Tensor:
-        if self.training and exchange.group_of(self.process_group) is not None:
-            return activated(self._normalised(input), activation)
-        return super()._activated(input, activation)
+        return y if name in (None, "relu") else activated(y, name)
 
 
 class LazyBatchNorm1d(_BatchNorm, torch.nn.LazyBatchNorm1d):

@@ -10,6 +10,10 @@ What elements are computed in, `arithmetic`, is decided by the caller and part o
 it, as in graphs of before there was a choice, it is the element type's own, and what Inductor makes
 of an operator has its own rule (`lowering`). The second order is computed in float64.
 
+A derivative of the second order, and of batched gradients, is composed of PyTorch's operators
+(`composed`). Operators keep the mask of a ReLU as booleans in the shape of y, which a compiler or a
+hook may lay out anew; the bits that kernels write are read in eager calls alone (`autograd`).
+
 Batch normalisation in training is a function of x, residual, weight and bias; mean and variance are
 passed along, but are functions of x, and no gradient goes to them.
 
@@ -27,47 +31,42 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.library import custom_op
+from torch.library import infer_schema, register_autograd, register_fake, register_vmap
 
-from backnorm.errors import ArgumentError, BacknormError
+from backnorm.errors import ArgumentError
 from backnorm.layout import mask_size
-from backnorm.torch import batching, forward_mode, kernels
+from backnorm.torch import batching, composed, forward_mode, kernels, state
 from backnorm.torch.arithmetics import own
 from backnorm.torch.checks import check_device, in_words, not_a_tensor
 from backnorm.torch.classes import in_memory
 from backnorm.torch.memory import check_before_pytorch
-from backnorm.torch.rectifiers import derivative, settled
+from backnorm.torch.rectifiers import passing, settled
 from backnorm.torch.statistics import statistics_type
 
 __all__ = [
-    "ThirdOrderError",
     "backward",
     "batch_norm",
     "batch_norm_backward",
     "batch_norm_double_backward",
     "batch_norm_inference",
+    "define",
+    "double_backward",
     "forward",
-    "in_one_place",
     "in_order_of_inputs",
     "in_our_words",
     "inference",
-    "lazily",
     "like_parameter",
     "like_statistics",
-    "unpack_mask",
+    "masked",
     "whole_mask",
 ]
 
 Gradients = tuple[Tensor | None, ...]
 
-_LIBRARY = torch.library.Library("backnorm", "IMPL")
+_LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
 #: The operations' names for tensors, and the operators'.
 _WORDS = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
-
-
-class ThirdOrderError(BacknormError, NotImplementedError):
-    """The third derivative of batch normalisation was asked for."""
 
 
 class _Operation(Function):
@@ -76,9 +75,7 @@ class _Operation(Function):
     operator: ClassVar[Any]
 
 
-def _operation(
-    name: str, has_mask: Callable[..., bool] = lambda *_: False, of_x: tuple[int, ...] = ()
-) -> Callable[[type[Any]], type[Any]]:
+def _operation(name: str, of_x: tuple[int, ...] = ()) -> Callable[[type[Any]], type[Any]]:
     """Register a class as an operator of the dispatcher; the rest is for `batching.rule`.
 
     The class has `kernel`, with the types of the operator, and `fake`, which returns new tensors
@@ -86,28 +83,40 @@ def _operation(
     """
 
     def register(cls: type[Any]) -> type[Any]:
-        kernel = in_our_words(cls.kernel)
-        operator = custom_op(f"backnorm::{name}", kernel, mutates_args=())
-        operator.register_fake(in_one_place(cls.fake, kernel))
-        operator.register_autograd(cls.backward, setup_context=cls.setup_context)
-        operator.register_vmap(batching.rule(operator, has_mask, of_x))
-        lazily(name)
+        operator = define(name + infer_schema(cls.kernel, mutates_args=()), cls.kernel, cls.fake)
+        register_autograd(operator, cls.backward, setup_context=cls.setup_context)
+        register_vmap(operator, batching.rule(operator, of_x))
         cls.operator = operator
         cls.forward = operator
         cls.jvp = staticmethod(forward_mode.differentiable(cls.jvp))
-        cls.vmap = staticmethod(batching.rule(cls.apply, has_mask, of_x))
+        cls.vmap = staticmethod(batching.rule(cls.apply, of_x))
         return cls
 
     return register
 
 
-def lazily(name: str) -> None:
-    """Let a kernel have tensors that are yet to be negated, or lazily zero, as they are.
+def define(
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    *layout: torch.Tag,
+    reference: str = "x",
+) -> Any:
+    """Define an operator and return it; `layout` is what Inductor is to know of its operands'.
 
-    PyTorch would copy them before, and reads beyond the end of those whose storage was shortened.
+    All tensors must be on the device of the one called `reference`.
     """
+    # `torch.library.custom_op` does the same, and takes 3 us more in every call (AMD EPYC, Zen 3).
+    name, _, _ = schema.partition("(")
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *layout))
+    _LIBRARY.impl(name, in_our_words(kernel), "CompositeExplicitAutograd")
+    # A kernel has tensors that are yet to be negated, or lazily zero, as they are. PyTorch would
+    # copy them before, and reads beyond the end of those whose storage was shortened.
     for key in ("Negative", "ZeroTensor"):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
+    operator = getattr(torch.ops.backnorm, name).default
+    register_fake(operator, in_one_place(fake, kernel, reference))
+    return operator
 
 
 def in_our_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,137 +146,148 @@ def in_our_words(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def in_one_place(fake: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a fake kernel that raises where tensors are not all on one device.
+def in_one_place(
+    fake: Callable[..., Any], kernel: Callable[..., Any], reference: str = "x"
+) -> Callable[..., Any]:
+    """Return a fake kernel that raises where tensors are not all on the device of `reference`.
 
     The dispatcher calls it for any tensor on the meta device, wherever the others are.
     """
     names = list(inspect.signature(kernel).parameters)
-    place = names.index("x")
+    place = names.index(reference)
 
     def call(*arguments: Any) -> Any:
         for name, each in zip(names, arguments, strict=False):
             if isinstance(each, Tensor):
-                check_device(name, each, "x", arguments[place])
+                check_device(name, each, reference, arguments[place])
         return fake(*arguments)
 
     return call
 
 
-@_operation("batch_norm_double_backward")
-class BatchNormDoubleBackward(_Operation):
-    """The gradients of x, dy and weight, given those of the gradients without a ReLU."""
-
-    kernel = staticmethod(kernels.double_backward)
-
-    @staticmethod
-    def fake(x: Tensor, _dy: Any, _mean: Any, _variance: Any, weight: Any, *_: Any) -> Gradients:
-        return torch.empty_like(x), torch.empty_like(x), like_parameter(x, weight)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep nothing: there is no derivative."""
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> NoReturn:
-        raise ThirdOrderError(
-            "batch normalisation by backnorm is differentiable twice, not three times; "
-            "backnorm.torch.revert(model) gives a model PyTorch's layers back"
-        )
-
-    jvp = backward
+def _fake_double_backward(
+    x: Tensor, dy: Tensor, _mean: Any, _variance: Any, weight: Any, *_: Any
+) -> Gradients:
+    return torch.empty_like(x), torch.empty_like(x), like_parameter(x, weight)
 
 
-@_operation("batch_norm_backward", has_mask=lambda x, dy, mask, *_: mask is not None)
-class BatchNormBackward(_Operation):
-    """The gradients of x, weight, bias and residual, the last empty if there is none.
+def _no_derivative(*_: Any) -> NoReturn:
+    raise NotImplementedError(
+        "torch.ops.backnorm.batch_norm_double_backward has no derivative; "
+        "backnorm.torch.batch_norm has derivatives of every order"
+    )
 
-    With the mask of `BatchNorm`, those of a ReLU too.
+
+#: The gradients of x, dy and weight, given those of what `BatchNormBackward` returns. It has no
+#: derivative: see `double_backward`.
+batch_norm_double_backward = define(
+    "batch_norm_double_backward" + infer_schema(kernels.double_backward, mutates_args=()),
+    kernels.double_backward,
+    _fake_double_backward,
+)
+register_autograd(batch_norm_double_backward, _no_derivative)
+register_vmap(batch_norm_double_backward, batching.rule(batch_norm_double_backward))
+
+
+def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, dy and weight, given those of what `BatchNormBackward` returns.
+
+    Kernels compute them if no derivative of them can be asked for; else PyTorch's operators, which
+    have derivatives of every order.
     """
+    if torch.is_grad_enabled() or state.transformed():
+        return composed.double_backward(x, *arguments)
+    gradients: tuple[Tensor, Tensor, Tensor] = batch_norm_double_backward(x, *arguments)
+    return gradients
+
+
+@_operation("batch_norm_backward")
+class BatchNormBackward(_Operation):
+    """The gradients of x, weight and bias."""
 
     @staticmethod
     def kernel(
         x: Tensor,
         dy: Tensor,
-        mask: Tensor | None,
         mean: Tensor,
         variance: Tensor,
         weight: Tensor | None,
         eps: float,
         training: bool,
-        has_residual: bool,
         arithmetic: str | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        how = eps, training, has_residual, own(x.dtype, arithmetic)
-        given = x, dy, mask, mean, variance, weight
-        dx, dweight, dbias, dresidual = kernels.backward(*given, *how)
-        return dx, dweight, dbias, x.new_empty(0) if dresidual is None else dresidual
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        options = eps, training, False, own(x.dtype, arithmetic)
+        return kernels.backward(x, dy, None, mean, variance, weight, *options)[:3]
 
     @staticmethod
     def fake(
-        x: Tensor, _dy: Any, _mask: Any, _mean: Any, _variance: Any, weight: Any,
-        _eps: float, _training: bool, has_residual: bool, _arithmetic: Any = None,
-    ) -> Gradients:  # fmt: skip
-        dresidual = torch.empty_like(x) if has_residual else x.new_empty(0)
-        dweight, dbias = like_parameter(x, weight), like_parameter(x, weight)
-        return torch.empty_like(x), dweight, dbias, dresidual
+        x: Tensor, _dy: Any, _mean: Any, _variance: Any, weight: Any, *_: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.empty_like(x), like_parameter(x, weight), like_parameter(x, weight)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.eps, ctx.training, ctx.has_residual, ctx.arithmetic = inputs
-        if not ctx.has_residual:
-            ctx.mark_non_differentiable(output[3])
+        *tensors, ctx.eps, ctx.training, ctx.arithmetic = inputs
         ctx.set_materialize_grads(False)
         _save(ctx, *tensors)
 
     @staticmethod
     def backward(
-        ctx: Any,
-        ddx: Tensor | None,
-        ddweight: Tensor | None,
-        ddbias: Tensor | None,
-        ddresidual: Tensor | None,
+        ctx: Any, ddx: Tensor | None, ddweight: Tensor | None, ddbias: Tensor | None
     ) -> Gradients:
-        x, dy, mask, mean, variance, weight = ctx.saved_tensors
-        through_relu = _through_relu(mask, x)
-        check_before_pytorch(ddresidual=ddresidual)
-        gx, gdy, gweight = BatchNormDoubleBackward.apply(
-            x, through_relu(dy), mean, variance, weight,
-            ddx, ddweight, ddbias, ctx.eps, ctx.training,
-        )  # fmt: skip
-        gdy = through_relu(_sum(gdy, ddresidual))
-        gweight = gweight if ctx.needs_input_grad[5] else None
-        return gx, gdy, None, None, None, gweight, None, None, None, None
+        cotangents = ddx, ddweight, ddbias
+        if all(each is None for each in cotangents):
+            return (None,) * 8
+        gx, gdy, gweight = double_backward(*ctx.saved_tensors, *cotangents, ctx.eps, ctx.training)
+        return gx, gdy, None, None, gweight if ctx.needs_input_grad[4] else None, None, None, None
 
     @staticmethod
     def jvp(
         ctx: Any,
         tx: Tensor | None,
         tdy: Tensor | None,
-        _mask: Any,
         _mean: Any,
         _variance: Any,
         tweight: Tensor | None,
         *_: Any,
     ) -> Gradients:
-        x, dy, mask, mean, variance, weight = forward_mode.primals(ctx)
-        tdx, tdweight, tdbias, tdresidual = None, None, None, None
+        x, dy, *channels = forward_mode.primals(ctx)
+        tdx, tdweight, tdbias = None, None, None
         # Results are linear in dy; and in the rest the Hessian of <dy, y>, times the tangents.
         if tdy is not None:
-            how = ctx.eps, ctx.training, ctx.has_residual, ctx.arithmetic
-            tdx, tdweight, tdbias, tdresidual = BatchNormBackward.apply(
-                x, tdy, mask, mean, variance, weight, *how
-            )
+            options = ctx.eps, ctx.training, ctx.arithmetic
+            tdx, tdweight, tdbias = BatchNormBackward.apply(x, tdy, *channels, *options)
         if tx is not None or tweight is not None:
-            gx, _, gweight = BatchNormDoubleBackward.apply(
-                x, _through_relu(mask, x)(dy), mean, variance, weight,
-                tx, tweight, None, ctx.eps, ctx.training,
-            )  # fmt: skip
+            gx, _, gweight = double_backward(
+                x, dy, *channels, tx, tweight, None, ctx.eps, ctx.training
+            )
             tdx, tdweight = _sum(tdx, gx), _sum(tdweight, gweight)
             # PyTorch wants the tangent of a differentiable result even where it is 0.
             tdbias = torch.zeros_like(gweight) if tdbias is None else tdbias
-            tdresidual = torch.zeros_like(x) if tdresidual is None else tdresidual
-        return tdx, tdweight, tdbias, tdresidual if ctx.has_residual else None
+        return tdx, tdweight, tdbias
+
+
+def backward(
+    x: Tensor,
+    dy: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    training: bool,
+    arithmetic: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias, which can be differentiated again.
+
+    PyTorch's batched gradients (``is_grads_batched``) lose the derivative of a `Function`, and keep
+    those of PyTorch's operators.
+    """
+    if torch.is_grad_enabled() and state.batched(dy):
+        return composed.backward(x, dy, mean, variance, weight, eps, training)
+    gradients: tuple[Tensor, Tensor, Tensor] = BatchNormBackward.apply(
+        x, dy, mean, variance, weight, eps, training, arithmetic
+    )
+    return gradients
 
 
 class _Normalisation(_Operation):
@@ -279,12 +299,15 @@ class _Normalisation(_Operation):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
         needed = ctx.needs_input_grad
+        # Unpacked without dy, too, as PyTorch's are: a checkpoint recomputes its layers then.
+        x, mask, mean, variance, weight = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
-        x, mask, mean, variance, weight = ctx.saved_tensors
-        how = ctx.eps, ctx.training, needed[1], ctx.arithmetic
-        gradients = BatchNormBackward.apply(x, dy, mask, mean, variance, weight, *how)
-        return *in_order_of_inputs(needed, *gradients), *[None] * (len(needed) - 4)
+        if mask is not None:
+            dy = masked(dy, mask)
+        options = ctx.eps, ctx.training, ctx.arithmetic
+        gradients = backward(x, dy, mean, variance, weight, *options)
+        return *in_order_of_inputs(needed, *gradients, dy), *[None] * (len(needed) - 4)
 
     @staticmethod
     def jvp(
@@ -299,30 +322,27 @@ class _Normalisation(_Operation):
         x, _, mean, variance, weight = forward_mode.primals(ctx)
         moved, scaled = None, None
         if tx is not None:
-            given = x, tx, None, mean, variance, weight
-            moved = BatchNormBackward.apply(*given, ctx.eps, ctx.training, False, ctx.arithmetic)[0]
+            options = ctx.eps, ctx.training, ctx.arithmetic
+            moved = BatchNormBackward.apply(x, tx, mean, variance, weight, *options)[0]
         if tweight is not None or tbias is not None:
             # What is absent is 0, rather than 1.
             tweight = torch.zeros_like(tbias) if tweight is None else tweight
-            how = ctx.eps, False, ctx.arithmetic, None
+            parameters, last = (None, tweight, tbias), (ctx.eps, False, ctx.arithmetic, None)
             if ctx.training:
-                scaled = BatchNorm.apply(x, None, tweight, tbias, *how)[0]
+                scaled = BatchNorm.apply(x, *parameters, *last)[0]
             else:
-                scaled = BatchNormInference.apply(x, None, tweight, tbias, mean, variance, *how)
+                scaled = BatchNormInference.apply(x, *parameters, mean, variance, *last)
         tangent = _sum(moved, scaled)
         if tangent is None:
             tangent = torch.zeros_like(x)
         elif not ctx.training:
             forward_mode.check_constants(*others[:2])
-        return (tangent, None, None, None) if ctx.training else tangent
+        return (tangent, None, None) if ctx.training else tangent
 
 
-@_operation("batch_norm", has_mask=lambda *inputs: inputs[5], of_x=(1, 2))
+@_operation("batch_norm", of_x=(1, 2))
 class BatchNorm(_Normalisation):
-    """y, mean and biased variance of the batch, and the mask of y's elements that count.
-
-    Those are the positive ones below the ceiling. The mask is empty without ReLU.
-    """
+    """y, and mean and biased variance of the batch."""
 
     @staticmethod
     def kernel(
@@ -334,26 +354,22 @@ class BatchNorm(_Normalisation):
         relu: bool,
         arithmetic: str | None = None,
         ceiling: float | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        given, how = (x, residual, weight, bias, eps), (relu, ceiling, own(x.dtype, arithmetic))
-        y, mean, variance, mask = kernels.forward(*given, None, *how)
-        return y, mean, variance, whole_mask(mask, x)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        operands, options = (x, residual, weight, bias, eps), (relu, ceiling)
+        return kernels.forward(*operands, None, *options, own(x.dtype, arithmetic))[:3]
 
     @staticmethod
-    def fake(
-        x: Tensor, _residual: Any, _weight: Any, _bias: Any, _eps: float, relu: bool, *_: Any
-    ) -> tuple[Tensor, ...]:
-        mask = x.new_empty(mask_size(x.numel()) if relu else 0, dtype=torch.uint8)
-        return torch.empty_like(x), like_statistics(x), like_statistics(x), mask
+    def fake(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+        return torch.empty_like(x), like_statistics(x), like_statistics(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, _, weight, _, ctx.eps, relu, ctx.arithmetic, _ = inputs
-        _, mean, variance, mask = output
+        x, _, weight, _, ctx.eps, relu, ctx.arithmetic, ceiling = inputs
+        y, mean, variance = output
         ctx.training = True
-        ctx.mark_non_differentiable(mean, variance, mask)
+        ctx.mark_non_differentiable(mean, variance)
         ctx.set_materialize_grads(False)
-        _save(ctx, x, mask if relu else None, mean, variance, weight)
+        _save(ctx, x, _mask(y, ceiling) if relu else None, mean, variance, weight)
 
 
 @_operation("batch_norm_inference")
@@ -373,8 +389,8 @@ class BatchNormInference(_Normalisation):
         arithmetic: str | None = None,
         ceiling: float | None = None,
     ) -> Tensor:
-        how = eps, relu, ceiling, own(x.dtype, arithmetic)
-        return kernels.inference(x, residual, weight, bias, mean, variance, *how)
+        options = eps, relu, ceiling, own(x.dtype, arithmetic)
+        return kernels.inference(x, residual, weight, bias, mean, variance, *options)
 
     @staticmethod
     def fake(x: Tensor, *_: Any) -> Tensor:
@@ -383,43 +399,18 @@ class BatchNormInference(_Normalisation):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, _, weight, _, mean, variance, ctx.eps, relu, ctx.arithmetic, ceiling = inputs
-        ctx.training, ctx.ceiling = False, settled(ceiling, x.dtype)
+        ctx.training = False
         ctx.set_materialize_grads(False)
-        # What is between the bounds in y is what a mask would say.
-        _save(ctx, x, output if relu else None, mean, variance, weight)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
-        needed = ctx.needs_input_grad
-        if dy is None:
-            return (None,) * len(needed)
-        x, y, mean, variance, weight = ctx.saved_tensors
-        if y is not None:
-            check_before_pytorch(dy=dy, y=y)
-            dy = derivative(dy, y, ctx.ceiling)
-        how = ctx.eps, False, False, ctx.arithmetic
-        dx, dweight, dbias, _ = BatchNormBackward.apply(x, dy, None, mean, variance, weight, *how)
-        return *in_order_of_inputs(needed, dx, dweight, dbias, dy), *[None] * (len(needed) - 4)
+        _save(ctx, x, _mask(output, ceiling) if relu else None, mean, variance, weight)
 
 
 # For the dispatcher.
 batch_norm = BatchNorm.operator
 batch_norm_inference = BatchNormInference.operator
 batch_norm_backward = BatchNormBackward.operator
-batch_norm_double_backward = BatchNormDoubleBackward.operator
 
 # The same for autograd, forward mode and transforms.
-forward, inference, backward = BatchNorm.apply, BatchNormInference.apply, BatchNormBackward.apply
-
-
-def _fake_unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
-    return torch.empty_like(x, dtype=torch.bool)
-
-
-#: A mask as booleans, in shape and memory as x.
-unpack_mask = custom_op("backnorm::unpack_mask", in_our_words(kernels.unpack_mask), mutates_args=())
-lazily("unpack_mask")
-unpack_mask.register_fake(in_one_place(_fake_unpack_mask, kernels.unpack_mask))
+forward, inference = BatchNorm.apply, BatchNormInference.apply
 
 
 def in_order_of_inputs(
@@ -458,17 +449,19 @@ def like_parameter(x: Tensor, weight: Tensor | None) -> Tensor:
     return like_statistics(x) if weight is None else weight.new_empty((x.shape[1],))
 
 
-def _through_relu(mask: Tensor | None, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the derivative of the ReLU: what is not in the mask becomes 0. Without one, itself."""
-    if mask is None:
-        return lambda gradient: gradient
-    positive = unpack_mask(mask, x)
+def masked(dy: Tensor, mask: Tensor) -> Tensor:
+    """Return the gradient before a ReLU: 0 for the elements that are not in its mask."""
+    check_before_pytorch(dy=dy, mask=mask)
+    return torch.where(mask, dy, 0.0)
 
-    def through(gradient: Tensor) -> Tensor:
-        check_before_pytorch(dy=gradient)
-        return torch.where(positive, gradient, 0.0)
 
-    return through
+def _mask(y: Tensor, ceiling: float | None) -> Tensor:
+    """Return the mask of a ReLU from its result y.
+
+    Booleans in y's shape, not the bits that kernels write: whatever keeps or compiles the graph may
+    lay them out anew.
+    """
+    return passing(y, settled(ceiling, y.dtype))
 
 
 def _save(ctx: Any, *tensors: Tensor | None) -> None:

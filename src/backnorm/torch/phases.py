@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch.library import infer_schema, register_autograd
 
 from backnorm.binned import moments_of, sums_of
 from backnorm.cpu.scratch import bin_rows
@@ -29,9 +29,8 @@ from backnorm.torch.arithmetics import own
 from backnorm.torch.checks import TensorTypeError, TensorValueError, check_device
 from backnorm.torch.memory import check_memory, contiguous
 from backnorm.torch.operations import (
-    in_one_place,
+    define,
     in_our_words,
-    lazily,
     like_statistics,
     whole_mask,
 )
@@ -68,10 +67,8 @@ def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
 
     def register(kernel: Callable[..., Any]) -> Any:
         name, plain = f"phase_{kernel.__name__}", in_our_words(kernel)
-        operator = custom_op(f"backnorm::{name}", plain, mutates_args=())
-        operator.register_fake(in_one_place(fake, kernel))
-        operator.register_autograd(refuse_second_order)
-        lazily(name)
+        operator = define(name + infer_schema(kernel, mutates_args=()), kernel, fake)
+        register_autograd(operator, refuse_second_order)
 
         @functools.wraps(kernel)
         def call(x: Tensor, *others: Any) -> Any:

@@ -38,6 +38,8 @@ def _reverting(method: Callable[..., Any]) -> Callable[..., Any]:
         for module in modules:
             original = original_of(type(module))
             if original is not None:
+                # The activation's module, if one was fused, applies it again.
+                module.__dict__.pop("activation", None)
                 module.__class__ = original
         return method(is_qat, *modules)
 

@@ -1,4 +1,4 @@
-"""ReLUs by PyTorch's own operators, with a ceiling or without, and which of its modules are one.
+"""ReLUs by PyTorch's own operators, with a ceiling or without.
 
 A ceiling is None where there is none. ``hardtanh(y, 0, ceiling)`` is what PyTorch's ReLU6 is; its
 derivative is 0 where y has reached a bound, as ours. (That of ``clamp`` is 1 there: it is no ReLU.)
@@ -11,12 +11,13 @@ import math
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import hardtanh
 
 from backnorm.problem import check_ceiling
 from backnorm.torch.metadata import element_type
 
-__all__ = ["ceiling_of", "derivative", "is_exact", "rectified", "settled"]
+__all__ = ["derivative", "is_exact", "passing", "rectified", "settled"]
 
 
 def settled(ceiling: object, dtype: torch.dtype) -> float | None:
@@ -27,11 +28,20 @@ def settled(ceiling: object, dtype: torch.dtype) -> float | None:
     """
     if ceiling is None:
         return None
+    if is_compiling() and isinstance(ceiling, float):
+        # A compiler makes variables of numbers that differ between calls or layers.
+        from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+        ceiling = guard_scalar(ceiling)
+    return _as_constant(ceiling, dtype)
+
+
+def _as_constant(ceiling: object, dtype: torch.dtype) -> float | None:
     return _rounded(ceiling, dtype) if type(ceiling) is float else _checked(ceiling, dtype)
 
 
 # Dynamo calls it when it comes across it.
-settled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_as_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _checked(ceiling: object, dtype: torch.dtype) -> float | None:
@@ -49,25 +59,19 @@ def rectified(y: Tensor, ceiling: float | None, *, in_place: bool = False) -> Te
     return torch.relu_(y) if in_place else torch.relu(y)
 
 
+def passing(y: Tensor, ceiling: float | None) -> Tensor:
+    """Return which elements of a ReLU's result y pass a gradient on: those between its bounds."""
+    return y > 0 if ceiling is None else (y > 0) & (y < ceiling)
+
+
 def derivative(dy: Tensor, y: Tensor, ceiling: float | None) -> Tensor:
-    """Return the gradient of what a ReLU was applied to, given its result y."""
+    """Return the gradient of a ReLU's input, given its input or its result y."""
     dx: Tensor
     if ceiling is None:
         dx = torch.ops.aten.threshold_backward(dy, y, 0)
     else:
         dx = torch.ops.aten.hardtanh_backward(dy, y, 0.0, ceiling)
     return dx
-
-
-def ceiling_of(module: torch.nn.Module) -> float | None:
-    """Return the ceiling of a module that is a ReLU, infinity without one; None of another."""
-    if type(module) is torch.nn.ReLU:
-        return math.inf
-    if type(module) in (torch.nn.ReLU6, torch.nn.Hardtanh) and is_exact(
-        module.min_val, module.max_val
-    ):
-        return float(module.max_val)
-    return None
 
 
 def is_exact(lower: object, upper: object) -> bool:

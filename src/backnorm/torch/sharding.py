@@ -11,30 +11,21 @@ import functools
 import sys
 from typing import Any
 
-from torch import Tensor
-
 from backnorm.torch import operations
 
-__all__ = ["is_distributed"]
+__all__ = ["register"]
 
 _MODULE = "torch.distributed.tensor"
 
 
-def is_distributed(tensor: Tensor) -> bool:
-    """Whether a tensor is distributed. If so, PyTorch has been told how our operators are split."""
-    return _registered() and isinstance(tensor, sys.modules[_MODULE].DTensor)
+def register() -> None:
+    """Register the rules if DTensor is imported; importing it takes longer than importing us."""
+    if _MODULE in sys.modules:
+        _register()
 
 
-def _registered() -> bool:
-    """Register the rules, once somebody has imported DTensor: that takes longer than all of us."""
-    if _MODULE not in sys.modules:
-        return False
-    _register()
-    return True
-
-
-# A compiler calls it when it comes across it, and takes the result as a constant.
-_registered._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# Dynamo runs it at trace time.
+register._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -42,13 +33,12 @@ def _register() -> None:
     from torch.distributed.tensor.experimental import register_sharding
 
     for operator, results in (
-        (operations.batch_norm, "x c c -"),
+        (operations.batch_norm, "x c c"),
         (operations.batch_norm_inference, "x"),
-        (operations.batch_norm_backward, "x c c -"),
+        (operations.batch_norm_backward, "x c c"),
         (operations.batch_norm_double_backward, "x x c"),
     ):
-        overload = operator._opoverload
-        register_sharding(overload)(functools.partial(_placements, overload, results.split()))
+        register_sharding(operator)(functools.partial(_placements, operator, results.split()))
 
 
 def _placements(
@@ -56,19 +46,13 @@ def _placements(
 ) -> list[tuple[list[Any], list[Any]]]:
     """Return where results and arguments of an operator may be: everywhere, or by channels.
 
-    A result is in shape as x (``x``), per channel (``c``), or empty without a ReLU (``-``).
+    A result has the shape of x (``x``), or is per channel (``c``).
     """
     from torch.distributed.tensor import Replicate, Shard
 
-    names = [each.name for each in overload._schema.arguments]
     # Tensors come as what is known of them, and absent ones as None.
     axes = [getattr(each, "ndim", None) for each in arguments]
     everywhere = [Replicate()] * len(results), [None if n is None else Replicate() for n in axes]
-    # What is the default may be left out.
-    given = dict(zip(names, arguments, strict=False))
-    if given.get("relu") or given.get("mask") is not None:
-        # A mask is of all channels: its bits are in the order of x in memory.
-        return [everywhere]
-    kinds = {"x": Shard(1), "c": Shard(0), "-": Replicate()}
+    kinds = {"x": Shard(1), "c": Shard(0)}
     by_channels = [None if n is None else Shard(1 if n > 1 else 0) for n in axes]
     return [([kinds[each] for each in results], by_channels), everywhere]

@@ -10,13 +10,18 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-__all__ = ["exporting_to_onnx", "transformed", "watched"]
+__all__ = ["batched", "exporting", "exporting_to_onnx", "transformed", "watched"]
 
 # Looked up once: this is asked in every call.
 _functions_transformed = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
 _tracing = torch._C._get_tracing_state
+# PyTorch 2.6 does not have it.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+#: Whether a tensor is a batch of gradients (``is_grads_batched``).
+batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def watched(tensor: Tensor) -> bool:
@@ -34,7 +39,7 @@ def watched(tensor: Tensor) -> bool:
         or _functions_transformed()
         or _modes() > 0
         or forward_ad._current_level >= 0
-        or _is_batched(tensor)
+        or batched(tensor)
         or _tracing() is not None
     )
 
@@ -44,6 +49,11 @@ def transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def exporting() -> bool:
+    """Whether `torch.export` or `torch.jit.trace` records a program, which may run elsewhere."""
+    return _is_exporting() or _tracing() is not None
+
+
 def exporting_to_onnx() -> bool:
     """Whether `torch.onnx.export` records operators now."""
     # Importing it takes long, and who exports has imported it.
@@ -51,5 +61,6 @@ def exporting_to_onnx() -> bool:
     return onnx is not None and onnx.is_in_onnx_export()
 
 
-# A compiler takes the answer as a constant, and does not look into it.
+# A compiler takes the answers as constants, and does not look into the functions.
+exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 exporting_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -29,10 +29,11 @@ def update_running(
 ) -> None:
     """Update running statistics from those of a batch of `count` elements a channel.
 
-    In float64, rounded once, as kernels do. Autograd is not told.
+    In float64, rounded once, as kernels do. Autograd does not record the update, and the version
+    counter does not change, as in PyTorch: weights may be views of the same base.
     """
     shares = momentum, momentum * count / (count - 1)
     moves = (running_mean, mean), (running_var, variance)
     for (running, value), share in zip(moves, shares, strict=True):
-        target = running.detach()
+        target = running.data
         target.copy_(value.detach().double() * share + target.double() * (1.0 - momentum))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from backnorm.arithmetics import Arithmetic
-from backnorm.torch import arithmetics, checks, settings
+from backnorm.torch import arithmetics, checks, settings, state
 from backnorm.torch.exchange import (
     bins_of_all,
     check_count,
@@ -17,7 +17,7 @@ from backnorm.torch.exchange import (
     moments_of_all,
     sums_of_all,
 )
-from backnorm.torch.memory import check_moved
+from backnorm.torch.memory import check_moved, order_in_memory
 from backnorm.torch.phases import (
     apply_moments,
     apply_sums,
@@ -32,8 +32,6 @@ from backnorm.torch.phases import (
 )
 
 __all__ = ["batch_norm", "batch_norm_with_moments"]
-
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def batch_norm(
@@ -152,11 +150,14 @@ class _Synchronised(Function):
         operands = x, residual, weight, bias, whole
         strides = strides_of_mask(x) if relu else None
         y, mean, variance, mask = apply_moments(*operands, eps, relu, arithmetic, ceiling, strides)
-        ctx.save_for_backward(x, weight, mean, variance, mask, whole)
         ctx.options = eps, relu, arithmetic, strides, reproducible, settings, layer, group
         ctx.mark_non_differentiable(whole)
+        order = None
         if not torch.compiler.is_compiling():
             ctx.set_materialize_grads(False)
+            # A checkpoint that recomputes the forward pass replaces saved tensors alone.
+            order = order_in_memory(strides) if relu else None
+        ctx.save_for_backward(x, weight, mean, variance, mask, whole, order)
         return y, whole
 
     @staticmethod
@@ -167,7 +168,7 @@ class _Synchronised(Function):
         saved = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return _gradients(ctx, saved, dy)
-        if dy is not None and _is_batched(dy):
+        if dy is not None and state.batched(dy):
             # The graph of a batch of gradients would be lost.
             refuse_second_order()
         with torch.no_grad():
@@ -196,7 +197,9 @@ def _gradients(ctx: Any, saved: tuple[Any, ...], dy: Tensor | None) -> tuple[Any
     """Return the gradients of the inputs of `_Synchronised`; `saved` is `ctx.saved_tensors`."""
     eps, relu, arithmetic, strides, reproducible, settings, layer, group = ctx.options
     needs_x, needs_residual, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    x, weight, mean, variance, mask, whole = saved
+    x, weight, mean, variance, mask, whole, order = saved
+    if order is not None:
+        strides = tuple(order.tolist())
     if dy is None:
         # Other processes may have gradients, of which dx has a part.
         dy = torch.zeros_like(x)
@@ -236,4 +239,6 @@ def _move(running_mean: Tensor, running_var: Tensor, whole: Tensor, momentum: fl
     unbiased = whole[channels:-1] * (count / (count - 1.0).clamp(min=1.0))
     moves = (running_mean, whole[:channels]), (running_var, unbiased)
     for running, value in moves:
-        running.copy_(running.double() * (1.0 - share) + value * share)
+        # `data` has a version counter of its own: see `statistics.update_running`.
+        target = running if torch.compiler.is_compiling() else running.data
+        target.copy_(running.double() * (1.0 - share) + value * share)

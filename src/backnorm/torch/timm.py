@@ -10,35 +10,25 @@ from torch.fx import Proxy
 from backnorm.torch import modules
 from backnorm.torch.activations import activation_of
 from backnorm.torch.kinds import Activated, Frozen
+from backnorm.torch.separable import as_node
 
-__all__ = ["BatchNormAct2d", "FrozenBatchNormAct2d", "FusedBatchNormAct2d"]
+__all__ = ["BatchNormAct2d", "FrozenBatchNormAct2d"]
 
 
 class BatchNormAct2d(Activated, modules._BatchNorm, norm_act.BatchNormAct2d):
-    """`timm.layers.BatchNormAct2d`: backnorm normalises; its `drop` and `act` are called then."""
+    """`timm.layers.BatchNormAct2d`: backnorm normalises; its `drop` and `act` are called then.
+
+    With `at_once`, where nothing is dropped, backnorm computes the activation as well.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x, drop some of it, and apply the activation."""
         if isinstance(x, Proxy):
-            return self._as_node(x)
+            return as_node(self, x)
         torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
+        if self.at_once and self.why_not_fused() is None:
+            return self._normalised(x, activation_of(self.act))
         return self.act(self.drop(self._normalised(x)))
-
-
-class FusedBatchNormAct2d(BatchNormAct2d):
-    """The same at once, where the activation is known and nothing is dropped."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x, drop some of it, and apply the activation."""
-        if isinstance(x, Proxy) or self.why_not_fused() is not None:
-            return super().forward(x)
-        torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
-        activation = activation_of(self.act)
-        assert activation is not None
-        return self.with_activation(x, None, activation)
-
-    def _get_name(self) -> str:
-        return BatchNormAct2d.__name__
 
 
 class FrozenBatchNormAct2d(Frozen, norm_act.FrozenBatchNormAct2d):
@@ -51,9 +41,8 @@ class FrozenBatchNormAct2d(Frozen, norm_act.FrozenBatchNormAct2d):
         return super().forward(x)
 
 
-#: Our classes by those that they stand for; and those with the activation, by those without.
+#: Our classes by those that they stand for.
 OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     norm_act.BatchNormAct2d: BatchNormAct2d,
     norm_act.FrozenBatchNormAct2d: FrozenBatchNormAct2d,
 }
-FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {BatchNormAct2d: FusedBatchNormAct2d}

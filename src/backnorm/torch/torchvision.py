@@ -19,8 +19,7 @@ class FrozenBatchNorm2d(Frozen, misc.FrozenBatchNorm2d):
         return self._normalised(x) if self._is_ordinary(x) else super().forward(x)
 
 
-#: Our classes by those that they stand for; and those with the ReLU in one pass, by those without.
+#: Our classes by those that they stand for.
 OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     misc.FrozenBatchNorm2d: FrozenBatchNorm2d
 }
-FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}

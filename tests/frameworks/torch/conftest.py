@@ -36,6 +36,10 @@ LAYOUTS = {
 }
 
 
+#: What `convert` can fuse in a `Block`.
+PAIRS = [("bn1", "act")]
+
+
 class Block(torch.nn.Module):
     """A convolution and three layers, two of them before a ReLU, one with an addition."""
 
@@ -45,9 +49,10 @@ class Block(torch.nn.Module):
         self.bn1 = torch.nn.BatchNorm2d(3, momentum=0.3)
         self.bn2 = torch.nn.BatchNorm2d(3)
         self.bn3 = torch.nn.BatchNorm2d(3)
+        self.act = torch.nn.ReLU()
 
     def forward(self, x):
-        out = torch.relu(self.bn1(self.conv(x)))
+        out = self.act(self.bn1(self.conv(x)))
         out = torch.relu(self.bn2(out) + x)
         return self.bn3(out)
 

@@ -11,7 +11,7 @@ from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 import backnorm.torch
 
-from .conftest import Block
+from .conftest import PAIRS, Block
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script"),
@@ -28,7 +28,7 @@ def fresh_compiler():
 
 def models(fuse, training):
     theirs = Block().double().train(training)
-    return backnorm.torch.convert(copy.deepcopy(theirs), fuse=fuse), theirs
+    return backnorm.torch.convert(copy.deepcopy(theirs), fuse=PAIRS if fuse else False), theirs
 
 
 def outcome(call, model, x, dy):

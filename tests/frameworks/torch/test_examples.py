@@ -65,12 +65,6 @@ def test_in_16_bits_gradients_are_as_near_the_exact_ones(
     assert_as_exact(errors[1], errors[0], "float32")
 
 
-def test_every_layer_of_the_example_is_fused(digits):
-    reports = []
-    backnorm.torch.convert(digits.network(0), fuse=True, report=reports.append)
-    assert [report.fused for report in reports] == [True] * 5
-
-
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_a_step_of_resnet(memory_format, example):
     resnet = example("resnet_step")

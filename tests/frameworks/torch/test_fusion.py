@@ -1,99 +1,77 @@
-"""What `convert(model, fuse=True)` fuses, what it leaves alone, and when it steps back."""
+"""`convert(model, fuse=...)`: which pairs are fused, what stays, and what separates a pair."""
 
 from __future__ import annotations
 
 import copy
 import io
 import pickle
-import random
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 import backnorm.torch
-from backnorm.torch import convert, fusion, revert
-from backnorm.torch import functional as ours
+from backnorm.torch import convert, functional, revert
+from backnorm.torch.separable import FusedActivation
+
+ACTIVATIONS = {
+    "relu": lambda: nn.ReLU(inplace=True),
+    "relu6": nn.ReLU6,
+    "hardtanh": lambda: nn.Hardtanh(0, 0.75),
+    "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+}
 
 
-class BasicBlock(nn.Module):
-    """The residual block of ResNet-18, with the shortcut made as in torchvision."""
-
-    def __init__(self, inputs, outputs, stride=1):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = None
-        if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
-
-    def forward(self, x):
-        identity = x
-        out = self.conv1(x)
-        out = self.bn1(out)
-        out = self.relu(out)
-        out = self.conv2(out)
-        out = self.bn2(out)
-        if self.downsample is not None:
-            identity = self.downsample(x)
-        out += identity
-        return self.relu(out)
+def sequence(act="silu"):
+    made = nn.Sequential(
+        nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), ACTIVATIONS[act](), nn.Conv1d(4, 3, 1)
+    )
+    return made.double()
 
 
-class Bottleneck(nn.Module):
-    """The residual block of ResNet-50, with functions and methods instead of modules."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.convs = nn.ModuleList(
-            nn.Conv2d(channels, channels, size, padding=size // 2, bias=False) for size in (1, 3, 1)
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(3))
-
-    def forward(self, x):
-        out = x
-        for conv, norm in zip(self.convs[:2], self.norms[:2], strict=True):
-            out = functional.relu(norm(conv(out)))
-        out = self.norms[2](self.convs[2](out))
-        return torch.add(x, out).relu()
+def fused(model, **options):
+    return convert(copy.deepcopy(model), fuse=True, **options)
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 4, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(4)
-        self.relu = nn.ReLU()
-        self.body = nn.Sequential(BasicBlock(4, 4), BasicBlock(4, 6, 2), Bottleneck(6))
-        self.head = nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU(True))
+def are_fused(model):
+    layers = filter(is_layer, model.modules())
+    return [getattr(layer, "activation", None) is not None for layer in layers]
 
-    def forward(self, x):
-        return self.head(self.body(self.relu(self.bn1(self.conv1(x)))))
+
+def is_layer(module):
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+def passes(model):
+    """Train twice and evaluate; return values, gradients and the state."""
+    torch.manual_seed(1)
+    seen = []
+    for training in (True, True, False):
+        model.train(training)
+        x = torch.randn(6, 3, 5).double().requires_grad_()
+        y = model(x)
+        wanted = [x, *model.parameters()]
+        seen.append((y.detach(), *torch.autograd.grad(y, wanted, torch.randn(y.shape).double())))
+    return seen, dict(model.state_dict())
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Count the calls of our functions: plain, with ReLU, with addition and ReLU."""
-    counts = {"plain": 0, "relu": 0, "add": 0}
+    """Count the calls of the functions that layers call: one without, two with an activation."""
+    counts = dict.fromkeys(("batch_norm", "batch_norm_relu", "batch_norm_activation"), 0)
 
-    def counting(module, name, key):
-        original = getattr(module, name)
+    def counting(name):
+        original = getattr(functional, name)
 
-        def call(*args, **kwargs):
-            counts[key] += 1
-            return original(*args, **kwargs)
+        def call(*arguments, **options):
+            counts[name] += 1
+            return original(*arguments, **options)
 
-        monkeypatch.setattr(module, name, call)
+        monkeypatch.setattr(functional, name, call)
 
-    counting(ours, "batch_norm", "plain")
-    counting(ours, "batch_norm_relu", "relu")
-    counting(ours, "batch_norm_add_relu", "add")
+    for name in counts:
+        counting(name)
 
     def during(function):
         counts.update(dict.fromkeys(counts, 0))
@@ -103,453 +81,357 @@ def calls(monkeypatch):
     return during
 
 
-def passes(net, x, dy):
-    x = x.clone().requires_grad_()
-    net.zero_grad()
-    y = net(x)
-    y.backward(dy)
-    return y.detach(), x.grad, [p.grad for p in net.parameters()], dict(net.state_dict())
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_sequence_fused_computes_what_it_did_and_reverts(act, close, calls):
+    theirs = sequence(act)
+    mine = fused(theirs)
+    modules, state = list(mine), list(mine.state_dict())
+    assert isinstance(mine[2], nn.Identity)
+    assert ("ceiling=0.75" in repr(mine)) is (act == "hardtanh")
+    close(passes(mine), passes(theirs), factor=16)
+    assert sum(calls(lambda: mine(torch.randn(6, 3, 5).double()))[1:]) == 1
+    convert(mine, fuse=True, arithmetic="float64")
+    convert(mine)
+    assert are_fused(mine) == [True]
+    assert revert(mine) is mine
+    assert all(one is other for one, other in zip(mine, modules, strict=True))
+    assert [vars(each).keys() for each in mine] == [vars(each).keys() for each in theirs]
+    assert repr(mine) == repr(theirs)
+    assert list(mine.state_dict()) == state == list(theirs.state_dict())
+    close(passes(mine), passes(theirs), factor=16)
 
 
-def pair():
-    theirs = Net().double()
-    return convert(copy.deepcopy(theirs), fuse=True), theirs
+def test_copies_of_fused_model_are_fused_and_independent(close):
+    theirs = sequence()
+    mine, kept = fused(theirs), io.BytesIO()
+    torch.save(mine, kept)
+    kept.seek(0)
+    for other in (
+        copy.deepcopy(mine), pickle.loads(pickle.dumps(mine)), torch.load(kept, weights_only=False),
+    ):  # fmt: skip
+        assert are_fused(other) == [True]
+        assert other[2].layer is other[1]
+        close(passes(other), passes(copy.deepcopy(theirs)), factor=16)
+        revert(other)
+        assert are_fused(mine) == [True]
 
 
-def test_a_residual_network(calls, close):
-    net, theirs = pair()
-    types = [type(module).__name__ for module in theirs.modules()]
-    assert [type(m).__name__.replace("BatchNormReLU", "BatchNorm") for m in net.modules()] == types
-    assert isinstance(net.body[0], BasicBlock)
-    assert repr(net) == repr(theirs)
-    assert list(net.state_dict()) == list(theirs.state_dict())
-    x, dy = torch.randn(4, 3, 8, 8).double(), torch.randn(4, 6, 4, 4).double()
-    for training in (True, False):
-        net.train(training)
-        theirs.train(training)
-        close(passes(net, x, dy), passes(theirs, x, dy), factor=64)
-    net.train()
-    # The shortcut's normalisation is the only one that no ReLU follows.
-    assert calls(lambda: net(x)) == (1, 6, 3)
-    revert(net)
-    assert {type(m) for m in net.modules()} == {type(m) for m in theirs.modules()}
-    assert all("_backnorm_fused" not in module.__dict__ for module in net.modules())
-    assert calls(lambda: net(x)) == (0, 0, 0)
+class Doubling(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Backwards(nn.Sequential):
+    def __iter__(self):
+        return reversed(tuple(self._modules.values()))
+
+
+class Renamed(nn.Sequential):
+    """A sequence by another name, as torchvision's Conv2dNormActivation."""
+
+
+class Silu(nn.SiLU):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def _hooked(module):
+    module.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+
+
+def _wrapped(module):
+    own = module.forward
+    module.forward = lambda x: 3 * own(x) + 1
+
+
+LEFT = {
+    "a forward of its own": (lambda m: Doubling(*m), "not in a torch.nn.Sequential"),
+    "another order": (lambda m: Backwards(*list(m)[2:0:-1]), "not in a torch.nn.Sequential"),
+    "a module between": (lambda m: m.insert(2, nn.Tanh()), "no activation"),
+    "another activation": (lambda m: m.__setitem__(2, nn.GELU()), "no activation"),
+    "a subclass": (lambda m: m.__setitem__(2, Silu()), "no activation"),
+    "hooks of the layer": (lambda m: _hooked(m[1]), "^it has hooks"),
+    "hooks of the activation": (lambda m: _hooked(m[2]), "the activation behind it has hooks"),
+    "a wrapped layer": (lambda m: _wrapped(m[1]), "^it has a forward of its own"),
+    "a wrapped activation": (lambda m: _wrapped(m[2]), "activation .* has a forward of its own"),
+    "a shared layer": (lambda m: m.append(m[1]), "^it is in 2 places"),
+    "a shared activation": (lambda m: m.append(m[2]), "the activation .* is in 2 places"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_pair_that_may_be_seen_or_used_elsewhere_is_left_with_reason(case, close):
+    change, reason = LEFT[case]
+    theirs = sequence()
+    if case.startswith("a shared"):
+        theirs = theirs[:3]
+        theirs[0] = nn.Conv1d(3, 4, 1).double()
+    found = change(theirs)
+    theirs = found if isinstance(found, nn.Sequential) else theirs
+    reports = []
+    mine = fused(theirs, report=reports.append)
+    assert [each.fused for each in reports] == [False]
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(reports[0].reason)
+    x = torch.randn(6, 4 if case == "another order" else 3, 5).double()
+    close(mine(x), theirs(x), factor=16)
+
+
+def test_forward_of_class_replaced_is_left(monkeypatch, close):
+    monkeypatch.setattr(nn.SiLU, "forward", lambda self, x: 0.5 * x)
+    theirs = sequence()
+    mine = fused(theirs)
+    assert are_fused(mine) == [False]
+    close(passes(mine), passes(theirs), factor=16)
+
+
+def test_lazy_layer_is_fused_after_its_first_batch(close):
+    theirs, mine = (nn.Sequential(nn.LazyBatchNorm1d(), nn.SiLU()).double() for _ in range(2))
+    reports, x = [], torch.randn(6, 3, 5).double()
+    convert(mine, fuse=True, report=reports.append)
+    assert "first batch" in reports[0].reason
+    close(mine(x), theirs(x))
+    convert(mine, fuse=True)
+    assert are_fused(mine) == [True]
+    close(passes(mine), passes(theirs), factor=16)
+
+
+def test_subclass_of_sequence_without_forward_is_fused():
+    assert are_fused(fused(Renamed(*sequence()))) == [True]
+
+
+def _listens(module):
+    module.register_forward_hook(lambda module, inputs, y: SEEN.append((*inputs, y)))
+
+
+def _listens_before(module):
+    module.register_forward_pre_hook(lambda module, inputs: SEEN.append(inputs))
+
+
+def _listens_backward(module):
+    module.register_full_backward_hook(lambda module, dx, dy: SEEN.append((*dx, *dy)))
+
+
+def _listens_before_backward(module):
+    module.register_full_backward_pre_hook(lambda module, dy: SEEN.append(dy))
+
+
+def _traced(module):
+    torch.fx.symbolic_trace(nn.Sequential(module))
+
+
+SEEN = []
+SEPARATING = (_listens, _listens_before, _listens_backward, _listens_before_backward, _wrapped)
+
+
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("change", [*SEPARATING, _traced])
+def test_change_after_conversion_that_could_see_fusing_separates(change, place, close):
+    theirs = sequence()
+    mine, found = fused(theirs), []
+    for model in (mine, theirs):
+        change(model[place])
+        SEEN.clear()
+        found.append((passes(model), list(SEEN)))
+    # Hooks before a layer get what they would get anyhow.
+    assert are_fused(mine) == [change is _listens_before and place == 1]
+    close(*found, factor=16)
+    if change is _traced:
+        convert(mine, fuse=True)
+        assert are_fused(mine) == [True]
+        close(mine(torch.ones(6, 3, 5).double()), theirs(torch.ones(6, 3, 5).double()), factor=16)
+
+
+def test_bounds_changed_after_conversion_separate(close):
+    theirs = sequence("hardtanh")
+    mine = fused(theirs)
+    for model in (mine, theirs):
+        model[2].min_val, model[2].max_val = -0.5, 0.5
+    close(passes(mine), passes(theirs), factor=16)
+    assert (revert(mine)[2].min_val, type(mine[2])) == (-0.5, nn.Hardtanh)
+
+
+@pytest.mark.parametrize("part", [slice(0, 2), slice(2, 4)])
+def test_reverted_part_leaves_whole_right(part, close):
+    theirs = sequence()
+    mine = fused(theirs)
+    revert(mine[part])
+    assert isinstance(mine[2], FusedActivation) is (part.start == 0)
+    close(passes(mine), passes(theirs), factor=16)
+    close(passes(convert(mine, fuse=True)), passes(copy.deepcopy(theirs)), factor=16)
+
+
+def test_layer_fused_before_is_not_fused_with_another_activation(close):
+    theirs = sequence("relu")
+    mine = fused(theirs)
+    for model in (mine, theirs):
+        model.insert(2, nn.SiLU())
+    _listens(mine[3])
+    for _ in range(2):
+        convert(mine, fuse=True)
+        close(passes(mine), passes(theirs), factor=16)
+        mine[3]._forward_hooks.clear()
+    with pytest.raises(backnorm.ArgumentError, match="fused with another activation"):
+        convert(mine, fuse=[("1", "2")])
+    assert repr(revert(mine)) == repr(theirs)
+
+
+def test_replaced_layer_is_fused_by_next_conversion(close):
+    theirs = sequence()
+    mine = fused(theirs)
+    for model in (mine, theirs):
+        model[1] = nn.BatchNorm1d(4).double()
+    convert(mine, fuse=True)
+    assert mine[2].layer is mine[1]
+    assert are_fused(mine) == [True]
+    close(passes(mine), passes(theirs), factor=16)
+
+
+class Block(nn.Module):
+    """A block that calls its layers by name."""
+
+    def __init__(self, act="silu"):
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), ACTIVATIONS[act]()
+        self.conv2, self.norm2, self.other = nn.Conv1d(4, 3, 1), nn.BatchNorm1d(3), nn.GELU()
+
+    def forward(self, x):
+        x = self.act(self.norm(self.conv(x)))
+        return self.other(self.norm2(self.conv2(x)))
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_named_pair_is_fused(act, close):
+    theirs = nn.Sequential(Block(act)).double()
+    mine, reports = copy.deepcopy(theirs), []
+    convert(mine, fuse=[("0.norm", "0.act")], report=reports.append)
+    assert [each.fused for each in reports] == [True, False]
+    assert reports[1].reason == "no pair names it"
+    assert type(mine[0]) is Block
+    close(passes(mine), passes(theirs), factor=16)
+    convert(mine, fuse=[["0.norm", "0.act"]], sync=True)
+    convert(mine, fuse=True)
+    assert are_fused(mine) == [True, False]
+    close(passes(mine), passes(theirs), factor=16)
+    assert repr(revert(mine)) == repr(theirs)
+
+
+REFUSED_PAIRS = {
+    "unknown": ([("norm", "relu")], "no module 'relu'"),
+    "no layer": ([("conv", "act")], "'conv' is a Conv1d, not a BatchNorm layer"),
+    "no activation": ([("norm2", "other")], "a GELU is not an activation"),
+    "twice": ([("norm", "act"), ("norm2", "act")], "'act' is named twice"),
+    "itself": ([("norm", "norm")], "'norm' is named twice"),
+    "shared": ([("norm", "shared")], "is in 2 places"),
+    "shared layer": ([("twice.0", "act")], "it is in 2 places"),
+    "hooks": ([("hooked", "act")], "it has hooks"),
+    "no pair": ([("norm", "act", "conv")], "must have pairs of names"),
+    "letters": ([("norm", 3)], "must have pairs of names"),
+    "a text": ("norm", "must be a boolean or pairs of names"),
+    "a number": (1, "must be a boolean or pairs of names"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_PAIRS)
+def test_named_pair_that_cannot_be_fused_raises_and_changes_nothing(case):
+    model = Block()
+    model.shared = model.twice2 = nn.ReLU()
+    model.twice, model.alias = nn.ModuleList([nn.BatchNorm1d(4)]), None
+    model.alias, model.hooked = model.twice[0], nn.BatchNorm1d(4)
+    _hooked(model.hooked)
+    before = repr(model)
+    pairs, reason = REFUSED_PAIRS[case]
+    with pytest.raises(backnorm.ArgumentError, match=f"^fuse: .*{reason}"):
+        convert(model, fuse=pairs)
+    assert repr(model) == before
+
+
+def test_activation_fused_with_one_layer_is_refused_to_another():
+    model = convert(Block(), fuse=[("norm", "act")])
+    with pytest.raises(backnorm.ArgumentError, match="fused with another layer"):
+        convert(model, fuse=[("norm2", "act")])
+
+
+def test_forward_that_branches_or_keeps_values_is_never_replaced(close):
+    class Branching(Block):
+        scale = 1.0
+
+        def forward(self, x):
+            self.count = getattr(self, "count", 0) + 1
+            y = super().forward(x)
+            return y * self.scale if self.norm.training else y
+
+    theirs = Branching().double()
+    mine = copy.deepcopy(theirs)
+    convert(mine, fuse=True)
+    convert(mine, fuse=[("norm", "act")])
+    Branching.scale = 3.0
+    close(passes(mine), passes(theirs), factor=16)
+    assert (type(mine), mine.count) == (Branching, 3)
+
+
+LAYERS = {
+    "fused": lambda: fused(sequence())[1],
+    "with a ReLU": lambda: backnorm.torch.BatchNormReLU2d(4),
+    "synchronised": lambda: backnorm.torch.SyncBatchNorm(4),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_tool_that_would_rebuild_layer_without_activation_raises(name):
+    layer = LAYERS[name]()
+    model = nn.Sequential(layer)
+    with pytest.raises(backnorm.BacknormError, match=r"^num_features: a .*would not: "):
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert model[0] is layer
+    assert "num_features" not in dir(layer)
+    assert "num_features" in dir(backnorm.torch.BatchNorm2d(4))
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_fusing_again_or_converting_again_changes_nothing(fuse, calls):
-    net, _ = pair()
-    convert(net, fuse=fuse)
-    assert calls(lambda: net(torch.randn(2, 3, 8, 8).double())) == (1, 6, 3)
-
-
-def test_copies_are_fused(calls, close):
-    net, theirs = pair()
-    kept = io.BytesIO()
-    torch.save(net, kept)
-    kept.seek(0)
-    x = torch.randn(4, 3, 8, 8).double()
-    expected = theirs(x)
-    for other in (
-        copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(kept, weights_only=False),
-    ):  # fmt: skip
-        assert calls(lambda other=other: close(other(x), expected, factor=16)) == (1, 6, 3)
-        other.body[0].bn1.weight.data.zero_()
-        assert net.body[0].bn1.weight.all()
-        assert type(revert(other).body[0]) is BasicBlock
-
-
-def test_a_part_of_a_fused_sequence_is_a_sequence(calls):
-    head = convert(nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2), nn.ReLU()), fuse=True)
-    x = torch.randn(3, 2, 4)
-    assert calls(lambda: head(x)) == (0, 1, 0)
-    assert calls(lambda: head[:2](x)) == (1, 0, 0)
-    head.append(nn.Softmax(1))
-    assert torch.equal(head(x).sum(1), torch.softmax(head[:3](x), 1).sum(1))
-    head[2] = nn.Tanh()
-    assert torch.equal(head(x), torch.softmax(torch.tanh(head[1](head[0](x))), 1))
-
-
-class Forward(nn.Module):
-    """A block with one normalisation and a forward to be given."""
-
-    def __init__(self, forward):
-        super().__init__()
-        self.bn, self.relu, self.act = nn.BatchNorm1d(3), nn.ReLU(), nn.GELU()
-        self.relu6, self.short = nn.ReLU6(inplace=True), nn.Hardtanh(0, 0.75)
-        self.odd, self.both = nn.Hardtanh(0, 0.1), nn.Hardtanh()
-        self.other = nn.BatchNorm1d(3)
-        self._forward = forward
-
-    def forward(self, x):
-        return type(self).steps(self, x)
-
-
-def block(steps):
-    cls = type("Block", (Forward,), {"steps": staticmethod(steps), "forward": steps})
-    return cls(None)
-
-
-FUSED = {
-    "module": lambda self, x: self.relu(self.bn(x)),
-    "function": lambda self, x: functional.relu(self.bn(x)),
-    "in place": lambda self, x: functional.relu(self.bn(x), inplace=True),
-    "torch": lambda self, x: torch.relu(self.bn(x)),
-    "method": lambda self, x: self.bn(x).relu(),
-    "method in place": lambda self, x: self.bn(x).relu_(),
-    "add": lambda self, x: torch.relu(self.bn(x) + x),
-    "add to": lambda self, x: torch.relu(x + self.bn(x)),
-    "torch.add": lambda self, x: torch.relu(torch.add(self.bn(x), x)),
-    "method add": lambda self, x: torch.relu(self.bn(x).add(x)),
-    "method add in place": lambda self, x: torch.relu(self.bn(x).add_(x)),
-    "two": lambda self, x: torch.relu(self.bn(x) + self.other(2 * x)),
-    "module with a ceiling": lambda self, x: self.short(self.bn(x)),
-    "ReLU6": lambda self, x: self.relu6(self.bn(x)),
-    "relu6": lambda self, x: functional.relu6(self.bn(x)),
-    "relu6 in place": lambda self, x: functional.relu6(self.bn(x), inplace=True),
-    "hardtanh": lambda self, x: functional.hardtanh(self.bn(x), 0, 0.5),
-    "hardtanh in place": lambda self, x: functional.hardtanh_(self.bn(x), max_val=0.5, min_val=0),
-    "add with a ceiling": lambda self, x: self.short(self.bn(x) + x),
-    "dropout": lambda self, x: functional.dropout(self.relu(self.bn(x)), 0.0, self.training),
-    "mode": lambda self, x: self.relu(self.bn(x)) if self.training else self.bn(x).relu() + 1,
-}
-NOT_FUSED = {
-    "used twice": lambda self, x: (lambda y: torch.relu(y) + y)(self.bn(x)),
-    "other activation": lambda self, x: self.act(self.bn(x)),
-    "ceiling that types round": lambda self, x: self.odd(self.bn(x)),
-    "two bounds": lambda self, x: self.both(self.bn(x)),
-    "bound below": lambda self, x: functional.hardtanh(self.bn(x), 0.25, 6.0),
-    # Its gradient is 1 where y is 0 or 6.
-    "clamp": lambda self, x: self.bn(x).clamp(0, 6),
-    "scaled": lambda self, x: torch.relu(torch.add(self.bn(x), x, alpha=2)),
-    "constant": lambda self, x: torch.relu(self.bn(x) + 1),
-    "added to itself": lambda self, x: (lambda y: torch.relu(y + y))(self.bn(x)),
-    "residual changed": lambda self, x: (
-        lambda h: (lambda y: (h.mul_(2), torch.relu(y))[1])(self.bn(x) + h)
-    )(x * 1),
-    "added to x": lambda self, x: torch.relu((x * 1).add_(self.bn(x))),
-    "module twice": lambda self, x: (lambda y: (self.bn(y + 3), torch.relu(y))[1])(self.bn(x)),
-}
-
-
-def compare(steps, close, *, times=1):
-    theirs = block(steps).double()
-    mine = convert(copy.deepcopy(theirs), fuse=True)
-    for training in (True, False):
-        for net in (mine, theirs):
-            net.train(training)
-        for _ in range(times):
-            x, dy = torch.randn(4, 3).double(), torch.randn(4, 3).double()
-            close(passes(mine, x, dy), passes(theirs, x, dy))
-    return mine
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_fused(name, close, calls):
-    net = compare(FUSED[name], close)
-    assert fusion.is_fused(net)
-    net.train()
-    counted = calls(lambda: net(torch.randn(4, 3).double()))
-    assert counted[1] + counted[2] == 1
-    assert counted[0] == (1 if name == "two" else 0)
-
-
-@pytest.mark.parametrize("name", NOT_FUSED)
-def test_not_fused(name, close):
-    assert not fusion.is_fused(compare(NOT_FUSED[name], close))
-
-
-def noisy(self, x):
-    y = self.relu(self.bn(x))
-    return y + 1 if random.random() < 0.5 else y
-
-
-def counting(self, x):
-    self.count = getattr(self, "count", 0) + 1
-    return self.relu(self.bn(x))
-
-
-def sized(self, x):
-    return self.relu(self.bn(x)) if x.shape[0] > 3 else self.bn(x)
-
-
-def drawing(self, x):
-    return self.relu(self.bn(x)) + torch.rand(1).double()
-
-
-def without_gradients(self, x):
-    with torch.no_grad():
-        y = self.relu(self.bn(x))
-    return y + x
-
-
-def checkpointed(self, x):
-    from torch.utils.checkpoint import checkpoint
-
-    return checkpoint(lambda x: self.relu(self.bn(x)), x, use_reentrant=False)
-
-
-UNTRACEABLE = {
-    "Python's random numbers": (noisy, "random numbers"),
-    "state": (counting, "sets self.count"),
-    "branch on a shape": (sized, "symbolically traced"),
-    "a tensor of no input": (drawing, "makes a tensor"),
-    "no_grad": (without_gradients, "mode"),
-    "checkpoint": (checkpointed, "control flow"),
-}
-
-
-@pytest.mark.parametrize("name", UNTRACEABLE)
-def test_a_forward_that_is_no_graph_is_left_alone_and_named(name):
-    steps, reason = UNTRACEABLE[name]
-    net = nn.Sequential(block(steps)).double()
-    with pytest.warns(backnorm.torch.FusionWarning, match=f"0 .*{reason}"):
-        convert(net, fuse=True)
-    assert not fusion.is_fused(net[0])
-    assert type(net[0].bn) is backnorm.torch.BatchNorm1d
-    assert "_backnorm_fused" not in net[0].__dict__
-    net(torch.randn(4, 3).double())
-
-
-def flagged(self, x):
-    y = self.relu(self.bn(x))
-    return y * self.factor if self.enlarged else y
-
-
-def with_attributes():
-    net = block(flagged)
-    net.factor, net.enlarged = 3.0, False
-    return net
-
-
-def test_a_changed_attribute_is_respected(calls, close):
-    net = convert(with_attributes(), fuse=True)
-    x = torch.randn(4, 3)
-    assert calls(lambda: net(x)) == (0, 1, 0)
-    plain = net(x)
-    net.enlarged = True
-    assert calls(lambda: close(net(x), 3 * plain)) == (1, 0, 0)
-    net.enlarged = False
-    assert calls(lambda: net(x)) == (0, 1, 0)
-
-
-def test_an_attribute_that_may_change_unseen_is_no_ground_for_a_graph():
-    net = block(lambda self, x: self.relu(self.bn(x)) * self.config["factor"])
-    net.config = {"factor": 2.0}
-    with pytest.warns(backnorm.torch.FusionWarning, match=r"looks at self\.config"):
-        convert(net, fuse=True)
-
-
-def test_hooks_see_what_they_saw(calls):
-    net, _ = pair()
-    x, seen = torch.randn(4, 3, 8, 8).double(), []
-    handle = net.body[0].bn1.register_forward_hook(lambda m, i, y: seen.append(bool((y < 0).any())))
-    assert calls(lambda: net(x)) == (2, 5, 3)
-    assert seen == [True]
-    handle.remove()
-    assert calls(lambda: net(x)) == (1, 6, 3)
-    net.body[0].relu.register_forward_pre_hook(lambda m, i: seen.append(None))
-    assert calls(lambda: net(x)) == (3, 5, 2)
-    assert seen == [True, None, None]
-    handle = nn.modules.module.register_module_forward_hook(lambda m, i, y: None)
-    try:
-        assert calls(lambda: net(x)) == (10, 0, 0)
-    finally:
-        handle.remove()
-
-
-def test_a_replaced_layer_is_called(calls, close):
-    net = convert(block(FUSED["module"]), fuse=True)
-    x = torch.randn(4, 3)
-    net.relu = nn.Tanh()
-    assert calls(lambda: close(net(x), torch.tanh(net.bn(x)))) == (2, 0, 0)
-    net.bn = nn.Identity()
-    close(net(x), torch.tanh(x))
-
-
-def test_a_residual_of_another_shape_or_type_is_added_as_it_was(close):
-    def steps(self, x):
-        return torch.relu(self.bn(x) + x[:1])
-
-    compare(steps, close)
-
-    def widened(self, x):
-        return torch.relu(self.bn(x) + x.double())
-
-    theirs = block(widened)
-    mine = convert(copy.deepcopy(theirs), fuse=True)
-    x = torch.randn(4, 3)
-    assert mine(x).dtype == theirs(x).dtype == torch.float64
-    close(mine(x), theirs(x), factor=1e9)
-
-
-def test_inputs_changed_in_place_are_changed(close):
-    def steps(self, x):
-        x += self.relu(self.bn(x))
-        return x * 2
-
-    theirs = block(steps).double()
-    mine = convert(copy.deepcopy(theirs), fuse=True)
-    assert fusion.is_fused(mine)
-    x = torch.randn(4, 3).double()
-    copies = x.clone(), x.clone()
-    close(mine(copies[0]), theirs(copies[1]))
-    close(*copies)
-    assert not torch.equal(copies[0], x)
-
-
-class Optional(nn.Module):
-    """Arguments with a default, and a tensor or a list of tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.bn = nn.BatchNorm1d(3)
-
-    def forward(self, x, residual=None, *, scale=1.0):
-        if isinstance(x, list):
-            x = torch.cat(x)
-        y = self.bn(x)
-        if residual is not None:
-            y = y + residual
-        return torch.relu(y) * scale
-
-
-class Batches(list):
-    """Not what a forward was told that it gets, for all that is known of it."""
-
-
-def test_arguments_that_the_graph_does_not_know(calls, close):
-    theirs = Optional()
-    mine = convert(copy.deepcopy(theirs), fuse=True)
-    x, residual = torch.randn(4, 3), torch.randn(4, 3)
-    for arguments, keywords, counted in (
-        ((x,), {}, (0, 1, 0)),
-        ((x, residual), {}, (1, 0, 0)),
-        ((x,), {"residual": residual, "scale": 2.0}, (1, 0, 0)),
-        (([x, residual],), {}, (0, 1, 0)),
-        ((Batches([x, residual]),), {}, (1, 0, 0)),
-        (([x], residual), {}, (1, 0, 0)),
-        ((), {"x": x}, (1, 0, 0)),
-    ):
-        expected = theirs(*arguments, **keywords)
-
-        def call(arguments=arguments, keywords=keywords, expected=expected):
-            close(mine(*arguments, **keywords), expected)
-
-        assert calls(call) == counted
-
-
-class DenseLayer(nn.Module):
-    """The layer of torchvision's DenseNet: of a tensor, or of a list of all before it."""
-
-    def __init__(self, inputs, growth):
-        super().__init__()
-        self.norm1, self.relu1 = nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)
-        self.conv1 = nn.Conv2d(inputs, growth, 1, bias=False)
-        self.norm2, self.relu2 = nn.BatchNorm2d(growth), nn.ReLU(inplace=True)
-        self.drop_rate = 0.0
-
-    def bottleneck(self, inputs):
-        return self.conv1(self.relu1(self.norm1(torch.cat(inputs, 1))))
-
-    def forward(self, input):
-        features = [input] if isinstance(input, torch.Tensor) else input
-        found = self.relu2(self.norm2(self.bottleneck(features)))
-        if self.drop_rate > 0:
-            found = functional.dropout(found, self.drop_rate, self.training)
-        return found
-
-
-@pytest.mark.parametrize("inputs", [1, 3])
-def test_a_forward_of_a_list_of_tensors(inputs, calls, close):
-    theirs = DenseLayer(2 * inputs, 4).double()
-    mine = convert(copy.deepcopy(theirs), fuse=True)
-    parts, dy = torch.randn(inputs, 4, 2, 5, 5).double(), torch.randn(4, 4, 5, 5).double()
-
-    def step(net):
-        given = [part.clone().requires_grad_() for part in parts]
-        net.zero_grad()
-        y = net(given)
-        y.backward(dy)
-        gradients = [each.grad for each in (*given, *net.parameters())]
-        return y.detach(), gradients, dict(net.state_dict())
-
-    found = []
-    for training in (True, False):
-        for net in (mine, theirs):
-            net.train(training)
-        assert calls(lambda: found.append(step(mine))) == (0, 2, 0)
-        close(found[-1], step(theirs))
-    if inputs == 1:
-        assert calls(lambda: found.append(mine(parts[0]))) == (0, 2, 0)
-        close(found[-1], theirs(parts[0]))
-    # What the graph depends on may change, as that of tensors.
-    mine.drop_rate = 0.5
-    assert calls(lambda: step(mine)) == (2, 0, 0)
-
-
-def with_another_list(self, inputs):
-    if isinstance(inputs, torch.Tensor):
-        inputs = [inputs, inputs + 1]
-    # Its tensors are those of the first.
-    more = inputs + inputs
-    residual = inputs[1]
-    y = self.bn(inputs[0])
-    more[3].mul_(2)
-    return torch.relu(y + residual)
-
-
-def with_more_in_a_list(self, inputs):
-    if isinstance(inputs, torch.Tensor):
-        inputs = [inputs, inputs + 1]
-    y = self.bn(inputs[0])
-    inputs += [y]
-    inputs[2].mul_(2)
-    return torch.relu(y)
-
-
-@pytest.mark.parametrize("steps", [with_another_list, with_more_in_a_list])
-def test_tensors_that_are_changed_through_a_list(steps, close):
-    theirs = block(steps).double()
-    mine = convert(copy.deepcopy(theirs), fuse=True)
-    parts = torch.randn(2, 4, 3).double()
-    with torch.no_grad():
-        close(mine(list(parts.clone())), theirs(list(parts.clone())))
-
-
-def test_a_list_that_has_the_running_mean(close):
-    """The layer moves it in its place, though its residual comes later."""
-
-    def steps(self, inputs):
-        if isinstance(inputs, torch.Tensor):
-            inputs = [inputs, inputs]
-        y = self.bn(inputs[0])
-        return torch.relu(y + self.other(inputs[1] * 2))
-
-    theirs = block(steps).double()
-    mine = convert(copy.deepcopy(theirs), fuse=True)
-    assert fusion.is_fused(mine)
-    x = torch.randn(4, 3).double()
-    found = []
-    for net in (mine, theirs):
-        statistics = net.bn.running_mean.expand(4, 3)
-        with torch.no_grad():
-            found.append((net([x, statistics]), dict(net.state_dict())))
-    close(*found)
+def test_reverted_model_is_rebuilt_by_other_tools(fuse):
+    model = revert(convert(sequence(), fuse=fuse, sync=True))
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert [type(each) for each in model[1:3]] == [nn.SyncBatchNorm, nn.SiLU]
+
+
+def test_graph_of_fused_model_has_both_modules(close):
+    theirs = sequence()
+    mine = fused(theirs)
+    graphs = [torch.fx.symbolic_trace(model) for model in (mine, theirs)]
+    first, second = ([(node.op, node.target) for node in net.graph.nodes] for net in graphs)
+    assert first == second
+    close(passes(copy.deepcopy(graphs[0])), passes(copy.deepcopy(graphs[1])), factor=16)
+
+
+def test_compiled_model_follows_separation(close):
+    theirs = sequence()
+    mine = fused(theirs)
+    torch._dynamo.reset()
+    compiled, x = (
+        torch.compile(mine, backend="eager", fullgraph=True),
+        torch.randn(6, 3, 5).double(),
+    )
+    close(compiled(x), theirs(x), factor=16)
+    SEEN.clear()
+    _listens(mine[1])
+    compiled = torch.compile(mine, backend="eager")
+    close(compiled(x), theirs(x), factor=16)
+    assert (SEEN[0][-1] < -0.3).any()
+
+
+def test_layers_with_different_ceilings_compile_one_after_another(close):
+    torch._dynamo.reset()
+    x = torch.randn(6, 3, 5)
+    for ceiling in (6.0, 0.5, 0.25):
+        layer = backnorm.torch.BatchNormReLU1d(3, ceiling=ceiling)
+        close(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x))
 
 
 def test_autocast(close):
-    net, theirs = pair()
-    net, theirs, x = net.float(), theirs.float(), torch.randn(4, 3, 8, 8)
+    theirs = sequence("relu").float()
+    mine, x = fused(theirs), torch.randn(6, 3, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs = [one(x) for one in (net, theirs)]
-    assert outputs[0].dtype == outputs[1].dtype
-    close(*outputs, factor=2)
-
-
-def test_torch_fx_sees_the_forward_of_a_fused_module():
-    net, theirs = pair()
-    graphs = [torch.fx.symbolic_trace(one).graph for one in (net, theirs)]
-    first, second = ([(node.op, node.target) for node in graph.nodes] for graph in graphs)
-    assert first == second
+        results = [model(x) for model in (mine, theirs)]
+    assert results[0].dtype == results[1].dtype
+    close(*results, factor=2)

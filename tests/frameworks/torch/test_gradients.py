@@ -1,4 +1,4 @@
-"""Derivatives: of first and second order, forward and reverse, batched; none of third order."""
+"""Derivatives of every order, forward and reverse, batched."""
 
 from __future__ import annotations
 
@@ -72,13 +72,41 @@ def test_with_relu(training, affine, name, residual, layouts):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_third_order_is_refused(training, layouts):
-    call, (x,) = prepared(backnorm.torch.batch_norm, training, "neither", layouts["contiguous"])
-    value = call(x).pow(3).sum()
-    for _ in range(2):
-        value = torch.autograd.grad(value, x, create_graph=True)[0].pow(2).sum()
-    with pytest.raises(backnorm.torch.ThirdOrderError, match="twice, not three times"):
-        torch.autograd.grad(value, x)
+@pytest.mark.parametrize("affine", ["both", "neither"])
+def test_second_derivatives_have_right_derivatives(training, affine, layouts):
+    function = backnorm.torch.batch_norm
+    call, tensors = prepared(function, training, affine, layouts["channels_last"])
+
+    def slopes(*tensors):
+        value = call(*tensors)
+        factor = torch.linspace(1, 2, value.numel()).double().view(value.shape)
+        return torch.autograd.grad((value.pow(3) * factor).sum(), tensors, create_graph=True)
+
+    assert gradgradcheck(slopes, tensors)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("affine", ["both", "neither"])
+def test_batched_gradients_with_graph_match_single_ones(training, affine, relu, layouts, close):
+    function = backnorm.torch.batch_norm_relu if relu else backnorm.torch.batch_norm
+    call, tensors = prepared(function, training, affine, layouts["permuted"])
+    y = call(*tensors)
+    cotangents = torch.randn(3, *y.shape).double()
+    batched = torch.autograd.grad(y, tensors, cotangents, create_graph=True, is_grads_batched=True)
+    single = [torch.autograd.grad(y, tensors, each, create_graph=True) for each in cotangents]
+    single = [torch.stack(each) for each in zip(*single, strict=True)]
+    close(batched, single)
+    factors = [torch.randn_like(each) for each in batched]
+
+    def second(gradients):
+        # The cubes: a frozen layer without parameters has second derivatives of 0.
+        loss = sum(tensor.pow(3).sum() for tensor in tensors)
+        for gradient, factor in zip(gradients, factors, strict=True):
+            loss = loss + (gradient.pow(2) * factor).sum()
+        return torch.autograd.grad(loss, tensors, retain_graph=True)
+
+    close(second(batched), second(single), factor=16)
 
 
 def test_a_gradient_penalty_trains_as_the_formula_does(close):

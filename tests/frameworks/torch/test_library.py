@@ -19,11 +19,10 @@ def tensors(dtype, name, layouts, *, grad=True):
     narrow = torch.float32 if dtype.itemsize == 2 else dtype
     weight, bias = (torch.rand(3).to(narrow) + 0.5 for _ in range(2))
     mean, variance = torch.randn(3).to(narrow), torch.rand(3).to(narrow) + 0.5
-    _, _, _, mask = operations.batch_norm(x, residual, weight, bias, EPS, True)
     wanted = {"x": x, "dy": dy, "residual": residual, "weight": weight, "bias": bias}
     for tensor in wanted.values():
         tensor.requires_grad_(grad)
-    return {**wanted, "mean": mean, "variance": variance, "mask": mask}
+    return {**wanted, "mean": mean, "variance": variance}
 
 
 CALLS = {
@@ -35,22 +34,14 @@ CALLS = {
     ),
     "backward": (
         operations.batch_norm_backward,
-        ("x", "dy", None, "mean", "variance", "weight", EPS, True, False),
+        ("x", "dy", "mean", "variance", "weight", EPS, True),
     ),
     "frozen": (
         operations.batch_norm_backward,
-        ("x", "dy", None, "mean", "variance", None, EPS, False, False),
+        ("x", "dy", "mean", "variance", None, EPS, False),
     ),
     "relu": (operations.batch_norm, ("x", "residual", "weight", "bias", EPS, True)),
     "relu alone": (operations.batch_norm, ("x", None, None, None, EPS, True)),
-    "relu backward": (
-        operations.batch_norm_backward,
-        ("x", "dy", "mask", "mean", "variance", "weight", EPS, True, True),
-    ),
-    "relu backward alone": (
-        operations.batch_norm_backward,
-        ("x", "dy", "mask", "mean", "variance", None, EPS, True, False),
-    ),
     "relu inference": (
         operations.batch_norm_inference,
         ("x", "residual", "weight", "bias", "mean", "variance", EPS, True),
@@ -65,7 +56,6 @@ WITHOUT_GRADIENT = {
         operations.batch_norm_double_backward,
         ("x", "dy", "mean", "variance", "weight", "dy", "weight", "bias", EPS, True),
     ),
-    "mask": (operations.unpack_mask, ("mask", "x")),
 }
 
 
@@ -105,7 +95,7 @@ def test_second_order_of_the_operators(layouts):
     )
 
 
-def test_vmap_over_an_operator_that_has_a_mask(layouts, close):
+def test_vmap_of_operators_with_relu_matches_loop(layouts, close):
     given = tensors(torch.float64, "channels_last", layouts, grad=False)
     x, dy, weight, bias, residual = (
         given[name] for name in ("x", "dy", "weight", "bias", "residual")
@@ -113,22 +103,31 @@ def test_vmap_over_an_operator_that_has_a_mask(layouts, close):
     xs = torch.stack([x, x * x], 1)
 
     def both(x, residual):
-        y, mean, variance, mask = operations.batch_norm(x, residual, weight, bias, EPS, True)
-        arguments = x, dy, mask, mean, variance, weight, EPS, True, True
-        return y, *operations.batch_norm_backward(*arguments)
+        y, mean, variance = operations.batch_norm(x, residual, weight, bias, EPS, True)
+        dy_before_relu = torch.where(y > 0, dy, 0.0)
+        return y, *operations.batch_norm_backward(
+            x, dy_before_relu, mean, variance, weight, EPS, True
+        )
 
     together = torch.func.vmap(both, (1, None))(xs, residual)
     apart = [both(x, residual) for x in xs.unbind(1)]
     close(together, tuple(torch.stack(results) for results in zip(*apart, strict=True)))
 
 
-def test_the_third_order_is_refused():
+def test_operator_third_derivative_matches_formula(close):
     x = torch.randn(4, 3).double().requires_grad_()
-    value = operations.batch_norm(x, None, None, None, EPS, False)[0].pow(3).sum()
-    for _ in range(2):
-        value = torch.autograd.grad(value, x, create_graph=True)[0].pow(2).sum()
-    with pytest.raises(backnorm.torch.ThirdOrderError, match="twice"):
-        torch.autograd.grad(value, x)
+
+    def formula(x):
+        return (x - x.mean(0)) * (x.var(0, unbiased=False) + EPS).rsqrt()
+
+    def third(function):
+        value = (function(x).pow(3) * torch.linspace(1, 2, 12).double().view(4, 3)).sum()
+        for _ in range(2):
+            value = torch.autograd.grad(value, x, create_graph=True)[0].pow(2).sum()
+        return torch.autograd.grad(value, x)
+
+    ours = third(lambda x: operations.batch_norm(x, None, None, None, EPS, False)[0])
+    close(ours, third(formula), factor=100)
 
 
 def call(x, weight, bias, mean, variance):
@@ -181,3 +180,12 @@ def test_fake_tensors_without_their_mode(parameters):
     y = backnorm.torch.batch_norm(x, None, None, training=True)
     assert type(y) is type(x)
     assert y.shape == x.shape
+
+
+def test_the_operator_of_the_second_order_says_that_it_has_no_derivative():
+    x = torch.randn(4, 3).requires_grad_()
+    gx, *_ = torch.ops.backnorm.batch_norm_double_backward(
+        x, x.detach(), torch.zeros(3), torch.ones(3), None, x.detach(), None, None, 1e-5, True
+    )
+    with pytest.raises(NotImplementedError, match=r"backnorm\.torch\.batch_norm has derivatives"):
+        torch.autograd.grad(gx, x, torch.randn(4, 3))

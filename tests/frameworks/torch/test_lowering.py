@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 import backnorm.torch
 from backnorm.conformance import judge
@@ -240,3 +241,19 @@ def test_results_are_nearer_than_those_of_inductors_own_formulas():
         for (*place, name), each in found.items()
     }
     assert len(list(errors.nearer(swapped))) == 8 * 5
+
+
+@pytest.mark.long
+@inductor
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_freezing_folds_into_the_convolution(dtype, close):
+    """Mean, gain and offset become part of the convolution's weight and bias."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    net(torch.randn(8, 3, 6, 6) * 2 + 1)
+    x = torch.randn(2, 3, 6, 6).to(dtype)
+    mine = backnorm.torch.convert(net.eval().to(dtype))
+    counters["inductor"].clear()
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True, fx_graph_cache=False):
+        y = torch.compile(mine)(x)
+    assert counters["inductor"]["binary_folding"] == 3
+    close(y, backnorm.torch.revert(net)(x))

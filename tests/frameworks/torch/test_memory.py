@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,8 @@ from torch.nn import functional
 import backnorm
 import backnorm.torch
 from backnorm.allocation import LARGE
-from backnorm.torch import reuse
 from backnorm.torch.aten import use_for_aten
-from backnorm.torch.reuse import empty_like
+from backnorm.torch.memory import empty_like
 
 SHAPES = [(3, 4, 5, 6), (9, 32, 71, 73)]  # below and above LARGE in all types
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -163,7 +160,7 @@ def test_those_of_pytorchs_operator_too(inputs, dtype, memory_format):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="advice for huge pages is Linux's")
-def test_large_ones_are_in_huge_pages():
+def test_empty_like_large_tensor_is_in_huge_pages():
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not setting.exists() or "[never]" in setting.read_text():
         pytest.skip("this system has no huge pages")
@@ -177,116 +174,3 @@ def test_large_ones_are_in_huge_pages():
         elif words[0] == "VmFlags:" and begin <= at < end:
             advised = "hg" in words
     assert advised
-
-
-@pytest.fixture
-def nothing_kept():
-    reuse._kept.clear()
-    yield
-    reuse._kept.clear()
-
-
-def _like(megabytes):
-    return torch.empty(megabytes << 18)
-
-
-def test_memory_of_an_output_that_is_gone_is_used_again(nothing_kept):
-    x = _like(8)
-    first = empty_like(x)
-    place = first.data_ptr()
-    del first
-    again = empty_like(x.view(2, -1).t())
-    assert again.data_ptr() == place
-    assert again.shape == (x.numel() // 2, 2)
-    assert again.stride() == (1, x.numel() // 2)
-    assert not again._is_view()
-
-
-HOLDERS = {
-    "tensor": lambda tensor: tensor,
-    "view": lambda tensor: tensor.view(-1)[5:9],
-    "storage": lambda tensor: tensor.untyped_storage(),
-    "typed storage": lambda tensor: torch.TypedStorage(
-        wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True
-    ),
-    "array": lambda tensor: tensor.numpy(),
-    "capsule": torch.utils.dlpack.to_dlpack,
-    "graph": lambda tensor: torch.ones(8 << 18, requires_grad=True).mul(tensor).grad_fn,
-    "parameter": torch.nn.Parameter,
-    "data": lambda tensor: tensor.data,
-    "set": lambda tensor: torch.empty(0).set_(tensor),
-}
-
-
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_memory_that_somebody_has_is_not_given_away(nothing_kept, holder):
-    x = _like(8)
-    tensor = empty_like(x).fill_(3)
-    place = tensor.data_ptr()
-    held = HOLDERS[holder](tensor)
-    del tensor
-    others = [empty_like(x) for _ in range(20)]
-    assert place not in {other.data_ptr() for other in others}
-    assert len({other.data_ptr() for other in others}) == 20
-    del held, others
-    # Afterwards it is.
-    assert place in {other.data_ptr() for other in _many(x, 30)}
-
-
-def _many(x, count):
-    return [empty_like(x) for _ in range(count)]
-
-
-def test_what_its_holder_gave_back_or_shared_is_not_used_again(nothing_kept):
-    x = _like(8)
-    given_back = empty_like(x)
-    given_back.untyped_storage().resize_(0)
-    shared = empty_like(x).share_memory_()
-    shared_place = shared.data_ptr()
-    grown = empty_like(x).resize_(2 * x.numel())
-    del given_back, shared, grown
-    for tensor in _many(x, 5):
-        assert tensor.untyped_storage().nbytes() == x.nbytes
-        assert tensor.data_ptr() != shared_place
-        tensor.fill_(1)
-
-
-def test_no_more_is_kept_than_is_said(nothing_kept):
-    def total():
-        return sum(size * len(shelf) for size, shelf in reuse._kept.items())
-
-    live = [empty_like(_like(size)) for size in (100, 200, 300, 400, 500)]
-    assert total() == 600 << 20
-    del live
-    # Those that nobody has make room.
-    other = empty_like(_like(700))
-    assert total() <= reuse._MOST_BYTES
-    assert (700 << 20) in reuse._kept
-    assert other.nbytes == 700 << 20
-    del other
-    assert empty_like(_like(900)).nbytes == 900 << 20
-    assert total() <= reuse._MOST_BYTES
-
-
-def test_threads_do_not_get_the_same_memory(nothing_kept):
-    x, wrong = _like(2), []
-
-    def work(number):
-        for k in range(300):
-            tensor = empty_like(x).fill_(1000 * number + k)
-            time.sleep(0)
-            if not torch.all(tensor == 1000 * number + k):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_without_a_count_of_holders_memory_is_new(nothing_kept, monkeypatch):
-    monkeypatch.setattr(reuse, "_holders", None)
-    empty_like(_like(8))
-    assert not reuse._kept

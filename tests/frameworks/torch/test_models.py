@@ -11,12 +11,11 @@ results by some times that.
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
 
-from backnorm.torch import FusionWarning, convert, revert
+from backnorm.torch import convert, revert
 
 from .model_families import FEW, QUICK, TIMM, TORCHVISION, made
 
@@ -104,10 +103,7 @@ def compare(library, name, size, capsys, layout="contiguous", backend=None):
     growth = max(deviation(results(net, state, moved), theirs)[0], ROUNDING)
     for fuse in (False, True):
         reports = []
-        with warnings.catch_warnings():
-            # Of modules whose forward is no graph.
-            warnings.simplefilter("ignore", FusionWarning)
-            convert(net, fuse=fuse, report=reports.append)
+        convert(net, fuse=fuse, report=reports.append)
         call = None
         if backend is not None:
             torch._dynamo.reset()

@@ -134,17 +134,16 @@ def like_input(modules):
     return torch.randn(4, 3, *(5, 6, 2)[:rank])
 
 
-@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize(
     ("name", "qat"),
     # PyTorch fuses no transposed convolution in training.
     [(name, qat) for name in FUSED_SEQUENCES for qat in (False, True)[: 1 + ("tr" not in name)]],
 )
-def test_fuse_modules(name, qat, inplace, fuse, close):
+def test_fuse_modules(name, qat, inplace, close):
     """Whatever PyTorch makes of its own layers, it makes of ours."""
     theirs = filled(nn.Sequential(*FUSED_SEQUENCES[name]())).train(qat)
-    mine = convert(copy.deepcopy(theirs), fuse=fuse)
+    mine = convert(copy.deepcopy(theirs))
     x = like_input(list(theirs))
     function = quantization.fuse_modules_qat if qat else quantization.fuse_modules
     names = [str(k) for k in range(len(theirs))]
@@ -155,6 +154,42 @@ def test_fuse_modules(name, qat, inplace, fuse, close):
     if not inplace:
         close(mine(x), theirs(x), factor=4)
         assert any(type(each).__module__ == "backnorm.torch.modules" for each in mine)
+
+
+@pytest.mark.parametrize("names", [["0", "1", "2"], ["1", "2"]])
+def test_fuse_modules_refuses_activation_that_was_fused(names):
+    net = convert(nn.Sequential(*FUSED_SEQUENCES["conv2d relu"]()).eval(), fuse=True)
+    with pytest.raises(AssertionError, match=r"did not find fuser method .*FusedActivation"):
+        quantization.fuse_modules(net, names)
+
+
+@pytest.mark.parametrize("qat", [False, True])
+def test_fuse_modules_of_layer_fused_with_activation_keeps_the_activation(qat, close):
+    theirs = filled(nn.Sequential(*FUSED_SEQUENCES["conv2d relu"]())).train(qat)
+    mine = convert(copy.deepcopy(theirs), fuse=True)
+    function = quantization.fuse_modules_qat if qat else quantization.fuse_modules
+    expected, result = (function(net, ["0", "1"]) for net in (theirs, mine))
+    assert type(result[0]) is type(expected[0])
+    x = like_input(list(theirs))
+    close(result(x), expected(x), factor=4)
+
+
+def test_quantising_layer_fused_with_activation_keeps_the_activation(close):
+    """Observers are hooks, which separate the two."""
+    theirs = filled(
+        nn.Sequential(
+            quantization.QuantStub(), nn.BatchNorm2d(3), nn.ReLU(), quantization.DeQuantStub()
+        )
+    ).eval()  # fmt: skip
+    x, results = torch.randn(4, 3, 5, 6), []
+    for net in (convert(copy.deepcopy(theirs), fuse=True), theirs):
+        net.qconfig = quantization.get_default_qconfig(torch.backends.quantized.engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            prepared = quantization.prepare(net)
+            prepared(x)
+            results.append(quantization.convert(prepared)(x))
+    close(*results)
 
 
 def quantised(net, x, training):
@@ -174,9 +209,8 @@ def quantised(net, x, training):
     return net(x), [type(module) for module in net.modules()]
 
 
-@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_quantisation_of_modules(training, fuse, close):
+def test_quantisation_of_modules(training, close):
     """Of layers that are fused with a convolution, and of one that stands alone."""
     theirs = filled(
         nn.Sequential(
@@ -184,7 +218,7 @@ def test_quantisation_of_modules(training, fuse, close):
             nn.BatchNorm2d(4), nn.Tanh(), quantization.DeQuantStub(),
         )
     )  # fmt: skip
-    mine = convert(copy.deepcopy(theirs), fuse=fuse)
+    mine = convert(copy.deepcopy(theirs))
     x = torch.randn(4, 3, 5, 6)
     (result, types), (expected, of_theirs) = (quantised(net, x, training) for net in (mine, theirs))
     assert [each.__name__ for each in types] == [each.__name__ for each in of_theirs]

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 import backnorm
 import backnorm.torch
-from backnorm.torch import reuse
 
 TYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
 # To what autocast casts, and whether the function is compiled, which takes seconds.
@@ -160,7 +159,6 @@ def test_deterministic_algorithms(shape, dtype, training, request):
         second = torch.autograd.grad(first[0], [weight], ddx)
         return [y.detach(), *running, *first, *second]
 
-    reuse._kept.clear()
     expected = results()
     request.getfixturevalue("deterministic")
     for _ in range(3):

@@ -1,0 +1,126 @@
+"""The backward pass and its gradients as compositions of PyTorch's operators.
+
+PyTorch differentiates these to any order, in reverse and forward mode, and for batched gradients.
+They take the place of the kernels where a result of a derivative is differentiated again beyond
+what the kernels' own derivatives give. Everything is computed in float64.
+
+In training mean and variance are functions of x, and are computed from it here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x, factors
+from backnorm.torch.memory import check_before_pytorch
+from backnorm.torch.statistics import statistics_type
+
+__all__ = ["backward", "double_backward"]
+
+
+class _Normalised(NamedTuple):
+    """Elements of x and the statistics of every channel, in float64."""
+
+    # x - mean, and 1 / sqrt(variance + eps).
+    centred: Tensor
+    mean: Tensor
+    scale: Tensor
+    # 1 / M; ABSENT with frozen statistics, whose formulas lack the terms with it.
+    share: Any
+
+
+def backward(
+    x: Tensor,
+    dy: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    training: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias."""
+    check_before_pytorch(x=x, dy=dy, weight=weight)
+    elements = _normalised(x, mean, variance, eps, training)
+    normalised, gradient = elements.centred * elements.scale, dy.double()
+    dbias = _sum(gradient)
+    dweight = _sum(gradient * normalised)
+    if training:
+        gradient = gradient - (dbias + normalised * dweight) * elements.share
+    dx = gradient * elements.scale
+    if weight is not None:
+        dx = dx * _column(weight, x)
+    dtype = statistics_type(x.dtype) if weight is None else weight.dtype
+    return dx.to(x.dtype), _row(dweight, x, dtype), _row(dbias, x, dtype)
+
+
+def double_backward(
+    x: Tensor,
+    dy: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    ddx: Tensor | None,
+    ddweight: Tensor | None,
+    ddbias: Tensor | None,
+    eps: float,
+    training: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, dy and weight, given those of what `backward` returns.
+
+    `backnorm.second_order.formulas` has the formulas.
+    """
+    check_before_pytorch(x=x, dy=dy, weight=weight, ddx=ddx, ddweight=ddweight, ddbias=ddbias)
+    elements = _normalised(x, mean, variance, eps, training)
+    gamma = 1.0 if weight is None else _column(weight, x)
+    cotangents = (ABSENT if each is None else _column(each, x) for each in (ddweight, ddbias))
+    channels = Channels(elements.mean, elements.scale, gamma, *cotangents)
+    gradient = dy.double()
+    outer = ABSENT if ddx is None else ddx.double()
+
+    def sums(left: Tensor, right: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
+        return _sum(right), _sum(right * (left - pivot))
+
+    found = factors(sums, x.double(), gradient, outer, channels, share=elements.share)
+    normalised = elements.centred * elements.scale
+    centred_outer = outer - found.mean_ddx
+    gx = by_x(found, normalised, gradient - found.mean_dy, centred_outer)
+    gdy = by_dy(found, normalised, centred_outer)
+    gx = torch.zeros_like(x) if gx is ABSENT else gx.to(x.dtype)
+    # Without ddx and ddweight it is the same for all elements of a channel.
+    gdy = torch.zeros_like(dy) if gdy is ABSENT else gdy.expand_as(dy).to(dy.dtype)
+    dtype = statistics_type(x.dtype) if weight is None else weight.dtype
+    if found.gamma is ABSENT:
+        return gx, gdy, x.new_zeros((x.shape[1],), dtype=dtype)
+    return gx, gdy, _row(found.gamma, x, dtype)
+
+
+def _normalised(
+    x: Tensor, mean: Tensor, variance: Tensor, eps: float, training: bool
+) -> _Normalised:
+    wide = x.double()
+    if not training:
+        column = _column(mean, x)
+        scale = (_column(variance, x) + eps).rsqrt()
+        return _Normalised(wide - column, column, scale, ABSENT)
+    # An empty batch has sums, of 0, and no mean.
+    share = 1.0 / max(x.numel() // max(x.shape[1], 1), 1)
+    column = _sum(wide) * share
+    centred = wide - column
+    scale = (_sum(centred * centred) * share + eps).rsqrt()
+    return _Normalised(centred, column, scale, share)
+
+
+def _sum(elements: Tensor) -> Tensor:
+    """Return the sum of every channel, in a shape that broadcasts to the elements'."""
+    return elements.sum([axis for axis in range(elements.dim()) if axis != 1], keepdim=True)
+
+
+def _column(channels: Tensor, x: Tensor) -> Tensor:
+    return channels.double().view(-1, *[1] * (x.dim() - 2))
+
+
+def _row(column: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return column.reshape(x.shape[1]).to(dtype)
