@@ -453,10 +453,9 @@ def _watched(
         return _add_and_relu(y, residual, ceiling) if relu else y
     if torch.compiler.is_compiling():
         lowering.register()
-    sharding.register()
     transformed = state.transformed()
-    # Forward mode has no rule of the ReLU.
-    if relu and transformed:
+    # Forward mode has no rule of the ReLU. A residual may be sharded otherwise than y.
+    if relu and (transformed or sharding.is_distributed(input)):
         y = _watched((*arguments[:6], None), momentum, eps, False, None, arithmetic)
         return _add_and_relu(y, residual, ceiling)
     if transformed and torch.compiler.is_compiling():

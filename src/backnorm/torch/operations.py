@@ -31,7 +31,13 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.library import infer_schema, register_autograd, register_fake, register_vmap
+from torch.library import (
+    infer_schema,
+    register_autograd,
+    register_fake,
+    register_kernel,
+    register_vmap,
+)
 
 from backnorm.errors import ArgumentError
 from backnorm.layout import mask_size
@@ -109,7 +115,8 @@ def define(
     # `torch.library.custom_op` does the same, and takes 3 us more in every call (AMD EPYC, Zen 3).
     name, _, _ = schema.partition("(")
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *layout))
-    _LIBRARY.impl(name, in_our_words(kernel), "CompositeExplicitAutograd")
+    # On all devices, and not traced by Dynamo, which looks into Python that runs below an operator.
+    register_kernel(f"backnorm::{name}", None, in_our_words(kernel), lib=_LIBRARY)
     # A kernel has tensors that are yet to be negated, or lazily zero, as they are. PyTorch would
     # copy them before, and reads beyond the end of those whose storage was shortened.
     for key in ("Negative", "ZeroTensor"):

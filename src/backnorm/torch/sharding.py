@@ -11,21 +11,30 @@ import functools
 import sys
 from typing import Any
 
+from torch import Tensor
+
 from backnorm.torch import operations
 
-__all__ = ["register"]
+__all__ = ["is_distributed"]
 
 _MODULE = "torch.distributed.tensor"
 
 
-def register() -> None:
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is distributed. If so, PyTorch knows how our operators are split."""
+    return _registered() and isinstance(tensor, sys.modules[_MODULE].DTensor)
+
+
+def _registered() -> bool:
     """Register the rules if DTensor is imported; importing it takes longer than importing us."""
-    if _MODULE in sys.modules:
-        _register()
+    if _MODULE not in sys.modules:
+        return False
+    _register()
+    return True
 
 
 # Dynamo runs it at trace time.
-register._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_registered._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
