@@ -125,12 +125,13 @@ def _bins_of(message: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 def _rounding(function: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """Register a function of a message as an operator, as `_operator` does those of x."""
-    operator: Any = custom_op(f"backnorm::{function.__name__}", function, mutates_args=())
 
-    @operator.register_fake
-    def _(message: Tensor, rows: int) -> Tensor:
+    def fake(message: Tensor, rows: int) -> Tensor:
         channels = (message.shape[0] - 1) // rows
         return message.new_empty(2 * channels + 1, dtype=torch.float64)
+
+    schema = function.__name__ + infer_schema(function, mutates_args=())
+    operator = define(schema, function, fake, reference="message")
 
     @functools.wraps(function)
     def call(x: Tensor, bins: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import backnorm
 import backnorm.torch
+from backnorm.layout import mask_size
 from backnorm.torch import bins, kernels
 from backnorm.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
 
@@ -86,7 +87,8 @@ def test_operators_of_pytorch_write_the_same_bins(dtype, special):
     expected, _ = engine.reduce_bins(x, dy, None, mean, "float64")
     assert torch.equal(found, expected)
     counts = torch.rand(x.shape) > 0.4
-    mask = torch.from_numpy(np.pad(np.packbits(counts.numpy(), bitorder="little"), (0, 8)))
+    bits = np.packbits(counts.numpy(), bitorder="little")
+    mask = torch.from_numpy(np.pad(bits, (0, mask_size(counts.numel()) - bits.size)))
     mask = mask[: backnorm.layout.mask_size(x.numel())].contiguous()
     found, _ = bins.of_backward(x, dy, counts, mean)
     expected, _ = engine.reduce_bins(x, dy, mask, mean, "float64")
