@@ -29,6 +29,7 @@ from backnorm.conformance.relu_battery import relu_cases
 from backnorm.cpu import engine, plan
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
 from backnorm.executable import operation
+from backnorm.layout import memory_order, order_mark
 from backnorm.machine import Machine
 from backnorm.problem import ACTIVATIONS
 
@@ -192,6 +193,8 @@ def results(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
     # Without the parameters the results are of x's own statistics type.
     yield "forward", backnorm.batch_norm_forward(given.x, given.gamma, given.beta, **how)
     yield "inference", (backnorm.batch_norm_inference(given.x, *known, **how),)
+    mark = order_mark(given.x.shape, memory_order(given.x))
+    mask = np.concatenate((given.mask, np.frombuffer(mark, np.uint8)))
     for has_residual in (False, True):
         added: dict[str, Any] = {"residual": given.dy if has_residual else None, **how}
         name = " + residual" if has_residual else ""
@@ -204,7 +207,7 @@ def results(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
         )
         for training in (True, False):
             gradients = backnorm.batch_norm_backward(
-                *inputs, mask=given.mask, residual=has_residual, training=training, **how
+                *inputs, mask=mask, residual=has_residual, training=training, **how
             )
             kind = "backward" if training else "frozen"
             yield f"relu {kind}{name}", tuple(g for g in gradients if g is not None)
