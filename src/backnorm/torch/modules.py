@@ -319,8 +319,22 @@ class SyncBatchNorm(_BatchNorm):
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
-    def _besides(self) -> tuple[str, str]:
-        return super()._besides() or ("normalises the batch of all processes", _REMEDY)
+    @property
+    def qconfig(self) -> NoReturn:
+        """An error: the layer has no settings of quantisation.
+
+        `torch.nn.SyncBatchNorm.convert_sync_batchnorm` asks for them when it builds PyTorch's layer
+        in the place of this one, which is synchronised already.
+        """
+        raise BacknormError(
+            f"qconfig: a {type(self).__name__} of backnorm normalises the batch of all processes, "
+            "and cannot be quantised or replaced by torch.nn.SyncBatchNorm; for those run "
+            "backnorm.torch.revert(model) before"
+        )
+
+    def __dir__(self) -> list[str]:
+        """Return the names of attributes, without the one that is an error."""
+        return [*filter("qconfig".__ne__, super().__dir__())]
 
     def _normalised(
         self,
