@@ -353,7 +353,7 @@ class TestTransforms:
 OPERATORS = {
     "batch_norm": ("x", None, "weight", "bias", EPS, False),
     "batch_norm_inference": ("x", None, "weight", "bias", "mean", "variance", EPS, False),
-    "batch_norm_backward": ("x", "dy", None, "mean", "variance", "weight", EPS, True, False),
+    "batch_norm_backward": ("x", "dy", "mean", "variance", "weight", EPS, True),
 }
 
 
@@ -511,13 +511,12 @@ class TestCompilers:
     def test_a_program_of_before_there_was_a_choice(self, tmp_path, computed):
         class Old(nn.Module):
             def forward(self, x):
-                y, mean, variance, _ = torch.ops.backnorm.batch_norm(x, None, None, None, EPS, True)
-                how = EPS, True, False
+                y, mean, variance = torch.ops.backnorm.batch_norm(x, None, None, None, EPS, True)
                 dx, *_ = torch.ops.backnorm.batch_norm_backward(
-                    x, y, None, mean, variance, None, *how
+                    x, y, mean, variance, None, EPS, True
                 )
-                given = x, None, None, None, mean, variance
-                return dx, torch.ops.backnorm.batch_norm_inference(*given, EPS, False)
+                operands = x, None, None, None, mean, variance
+                return dx, torch.ops.backnorm.batch_norm_inference(*operands, EPS, False)
 
         x = torch.randn(4, 3)
         program = torch.export.export(Old(), (x,))

@@ -159,7 +159,10 @@ def test_of_the_second_order(name, relu, taken):
             continue
         storage = tensors[name].untyped_storage()
         storage.resize_(taken(torch.ones(storage.nbytes() // 4)).untyped_storage().nbytes())
-        with pytest.raises(backnorm.ArgumentError, match=TEXT):
+        # Before a ReLU the graph keeps the masked dy, which is a copy.
+        is_copied = relu and name == "dy"
+        refused = pytest.raises(backnorm.ArgumentError, match=TEXT)
+        with contextlib.nullcontext() if is_copied else refused:
             torch.autograd.grad(gradients, wanted, list(cotangents.values()))
 
 
