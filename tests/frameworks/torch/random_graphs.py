@@ -1080,8 +1080,8 @@ def judge(program: Program) -> Verdict:
         own = formula
     if failed or _differences(program.dtype, ours, own, formula, scale):
         return Verdict("different", "; ".join(differences))
-    # PyTorch's gradients of a batch of one are wrong in some orders of memory, and it does not always
-    # call a hook behind a reentrant checkpoint (2.13).
+    # PyTorch's gradients of a batch of one are wrong in some orders of memory, and a hook behind a
+    # reentrant checkpoint was not called once (2.13).
     return Verdict("unjudged", "PyTorch's layer differs from the formula, ours does not")
 
 
