@@ -444,7 +444,9 @@ def _composed(x: Tensor, mean: Tensor | None, variance: Tensor | None, *affine: 
     y = (x - mean.view(channels)) / torch.sqrt(variance.view(channels) + 1e-5)
     weight, bias = affine
     y = y if weight is None else y * weight.view(channels)
-    return y if bias is None else y + bias.view(channels)
+    y = y if bias is None else y + bias.view(channels)
+    # Parameters may be of float32 beside 16 bits.
+    return y.to(x.dtype)
 
 
 class _Composed(nn.Module):
