@@ -306,7 +306,7 @@ IN_PLACE = {
     "t.tanh_": lambda t: t.tanh_(),
     "t.relu_": lambda t: F.relu_(_kink(t, 0.0)),
     "t.silu_": lambda t: F.silu(t, inplace=True),
-    # A new tensor: a hook on one that was changed through a view of itself ended the process (2.13).
+    # A new tensor: a hook on one that was changed through a view of itself ends the process (2.13).
     "t[0].mul_": lambda t: (t[0].mul_(0.5), t)[1] * 1.0,
 }
 
