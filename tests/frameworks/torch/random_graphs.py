@@ -1132,9 +1132,9 @@ def _bound(dtype: torch.dtype, own: Tensor, exact: Tensor, scale: float) -> floa
     """
     most = float(exact.abs().max())
     if dtype is torch.float64:
-        return 1e-9 * most + 1e-12 * scale
+        return 1e-9 * most + 1e-11 * scale
     unit = torch.finfo(dtype).eps
-    return 8 * _error(own, exact) + 64 * unit * most + 4 * unit * scale
+    return 16 * _error(own, exact) + 64 * unit * most + 4 * unit * scale
 
 
 def _main() -> None:
