@@ -40,7 +40,6 @@ from torch.library import (
 )
 
 from backnorm.errors import ArgumentError
-from backnorm.layout import mask_size
 from backnorm.torch import batching, composed, forward_mode, kernels, state
 from backnorm.torch.arithmetics import own
 from backnorm.torch.checks import check_device, in_words, not_a_tensor
@@ -64,7 +63,6 @@ __all__ = [
     "like_parameter",
     "like_statistics",
     "masked",
-    "whole_mask",
 ]
 
 Gradients = tuple[Tensor | None, ...]
@@ -433,17 +431,6 @@ def in_order_of_inputs(
         dweight if needed[2] else None,
         dbias if needed[3] else None,
     )
-
-
-def whole_mask(mask: Tensor | None, x: Tensor) -> Tensor:
-    """Return the mask of a forward pass as operators give it: empty without one.
-
-    What is behind the bits may be anything. Who compares results wants them to be equal.
-    """
-    if mask is None:
-        return x.new_empty(0, dtype=torch.uint8)
-    mask[-mask_size(0) :].zero_()
-    return mask
 
 
 def like_statistics(x: Tensor) -> Tensor:
