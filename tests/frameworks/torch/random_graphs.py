@@ -1075,16 +1075,37 @@ def judge(program: Program) -> Verdict:
     differences = _differences(program.dtype, ours, own, exact, scale)
     if not differences:
         return Verdict("alike")
-    with _quiet():
-        formula = _attempt(eager, "composed", torch.float64)
-    failed = isinstance(formula, Exception)
-    if not failed and own.keys() != formula.keys():
-        own = formula
-    if failed or _differences(program.dtype, ours, own, formula, scale):
-        return Verdict("different", "; ".join(differences))
-    # PyTorch's gradients of a batch of one are wrong in some orders of memory, and a hook behind a
-    # reentrant checkpoint was not called once (2.13).
-    return Verdict("unjudged", "PyTorch's layer differs from the formula, ours does not")
+    if _agrees_with_another_reference(program, eager, ours, own, scale):
+        return Verdict("unjudged", "PyTorch's layer differs from another reference, ours does not")
+    return Verdict("different", "; ".join(differences))
+
+
+def _agrees_with_another_reference(
+    program: Program,
+    eager: Program,
+    ours: dict[str, Tensor | None],
+    own: dict[str, Tensor | None],
+    scale: float,
+) -> bool:
+    """Return whether ours agrees with another reference than PyTorch's layer in eager mode.
+
+    PyTorch 2.13 has errors of its own. Its gradients of a batch of one are wrong in some orders of
+    memory, and it does not call a hook behind a reentrant checkpoint: the formula shows both. A
+    checkpoint reads a ReLU's result after an in-place addition to it: layers between clones show
+    it. A compiled program may return results that do not require a gradient.
+    """
+    references = [(eager, "composed"), (eager, "apart")]
+    if program.backend:
+        references.append((program, "PyTorch"))
+    for variant, library in references:
+        with _quiet():
+            exact = _attempt(variant, library, torch.float64)
+        if isinstance(exact, Exception):
+            continue
+        beside = own if own.keys() == exact.keys() else exact
+        if not _differences(program.dtype, ours, beside, exact, scale):
+            return True
+    return False
 
 
 def _differences(
@@ -1108,7 +1129,8 @@ def _differences(
         elif not actual.is_floating_point():
             if not torch.equal(actual, expected):
                 found.append(f"{name}: {actual.tolist()}, not {expected.tolist()}")
-        elif actual.dtype != beside.dtype and not name.startswith("tangent"):
+        elif actual.dtype != beside.dtype and not name.startswith(("tangent", "mapped")):
+            # PyTorch's transforms apply weight and bias in their own type, after the layer.
             found.append(f"{name}: {actual.dtype}, not {beside.dtype}")
         elif actual.numel():
             error = _error(actual, expected)
@@ -1134,7 +1156,7 @@ def _bound(dtype: torch.dtype, own: Tensor, exact: Tensor, scale: float) -> floa
     if dtype is torch.float64:
         return 1e-9 * most + 1e-11 * scale
     unit = torch.finfo(dtype).eps
-    return 16 * _error(own, exact) + 64 * unit * most + 4 * unit * scale
+    return 16 * _error(own, exact) + 64 * unit * most + 16 * unit * scale
 
 
 def _main() -> None:
