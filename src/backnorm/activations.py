@@ -1,0 +1,99 @@
+"""The activation behind a normalisation, as one value for every operation and adapter."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from backnorm.dtypes import FLOAT64
+from backnorm.errors import ArgumentValueError, described, shown
+from backnorm.scalars import check_number
+
+__all__ = ["ACTIVATIONS", "RELU", "Activation", "check_activation", "check_ceiling"]
+
+
+class Activation(NamedTuple):
+    """An activation that is computed in the same pass as the normalisation.
+
+    Attributes
+    ----------
+    name : {"relu", "silu", "hardswish"}
+    ceiling : float, optional
+        The upper bound of a ReLU: 6.0 makes it a ReLU6. None: no bound.
+    """
+
+    name: Literal["relu", "silu", "hardswish"]
+    ceiling: float | None = None
+
+
+RELU = Activation("relu")
+
+#: The activations that have a name of their own.
+ACTIVATIONS = {
+    "relu": RELU,
+    "relu6": Activation("relu", 6.0),
+    "silu": Activation("silu"),
+    "hardswish": Activation("hardswish"),
+}
+
+
+def check_activation(
+    value: object,
+    dtype: np.dtype = FLOAT64,
+    accepted: tuple[str, ...] = tuple(ACTIVATIONS),
+) -> Activation | None:
+    """Return an activation whose ceiling is rounded to `dtype`; None for None.
+
+    Parameters
+    ----------
+    value : None, str or Activation
+        A name of `ACTIVATIONS`, or an activation.
+    dtype : numpy.dtype
+        The element type of the output, to which the ceiling is rounded. A ceiling that is infinite
+        then is dropped.
+    accepted : tuple of str
+        The names that the caller computes.
+
+    Raises
+    ------
+    ArgumentValueError
+        For any other value, and for a ceiling that is not more than 0 in `dtype`.
+    """
+    if value is None:
+        return None
+    found = ACTIVATIONS.get(value) if isinstance(value, str) else value
+    if not isinstance(found, Activation) or found.name not in accepted:
+        raise ArgumentValueError(
+            "activation",
+            "is not an activation that is computed with the normalisation",
+            came=described(value),
+            accepted=", ".join(
+                ["None", *map(repr, accepted), "backnorm.Activation('relu', ceiling)"]
+            ),
+        )
+    if found.ceiling is None:
+        return found
+    if found.name != "relu":
+        raise ArgumentValueError(
+            "activation", "has a ceiling, which only a ReLU has", came=repr(found)
+        )
+    ceiling = check_ceiling(found.ceiling, dtype)
+    return RELU if math.isinf(ceiling) else Activation("relu", ceiling)
+
+
+def check_ceiling(ceiling: object, dtype: np.dtype = FLOAT64) -> float:
+    """Return the ceiling of a ReLU rounded to `dtype`, or raise if that is not more than 0."""
+    accepted = "a number more than 0, or None"
+    value = check_number("ceiling", ceiling, accepted=accepted)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(np.float64(value).astype(dtype))
+    if not rounded > 0.0:
+        raise ArgumentValueError(
+            "ceiling",
+            f"must be more than 0, also when rounded to {dtype}",
+            came=shown(ceiling),
+            accepted=accepted,
+        )
+    return rounded
