@@ -7,7 +7,6 @@
     model = backnorm.torch.convert(model)
 """
 
-from backnorm.torch import quantization
 from backnorm.torch.aten import use_for_aten
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
 from backnorm.torch.conversion import ConversionWarning, convert, revert
@@ -66,5 +65,3 @@ __all__ = [
     "tune",
     "use_for_aten",
 ]
-
-quantization.register()

@@ -110,119 +110,43 @@ def test_onnx_programs_of_dynamic_sizes(close):
     close(*(result for result, _ in results))
 
 
-FUSED_SEQUENCES = {
-    "conv1d": lambda: [nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4)],
-    "conv1d relu": lambda: [nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU()],
-    "conv2d": lambda: [nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)],
-    "conv2d relu": lambda: [nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()],
-    "conv3d": lambda: [nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4)],
-    "conv3d relu": lambda: [nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4), nn.ReLU()],
-    "linear": lambda: [nn.Linear(3, 4), nn.BatchNorm1d(4)],
-    "norm2d relu": lambda: [nn.BatchNorm2d(3), nn.ReLU()],
-    "norm3d relu": lambda: [nn.BatchNorm3d(3), nn.ReLU()],
-    "transposed1d": lambda: [nn.ConvTranspose1d(3, 4, 1), nn.BatchNorm1d(4)],
-    "transposed2d": lambda: [nn.ConvTranspose2d(3, 4, 1), nn.BatchNorm2d(4)],
-    "transposed3d": lambda: [nn.ConvTranspose3d(3, 4, 1), nn.BatchNorm3d(4)],
-}
-
-
-def like_input(modules):
-    rank = next(
-        (len(each.kernel_size) for each in modules if hasattr(each, "kernel_size")),
-        0 if isinstance(modules[0], nn.Linear) else int(type(modules[0]).__name__[-2]),
-    )
-    return torch.randn(4, 3, *(5, 6, 2)[:rank])
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize(
-    ("name", "qat"),
-    # PyTorch fuses no transposed convolution in training.
-    [(name, qat) for name in FUSED_SEQUENCES for qat in (False, True)[: 1 + ("tr" not in name)]],
-)
-def test_fuse_modules(name, qat, inplace, close):
-    """Whatever PyTorch makes of its own layers, it makes of ours."""
-    theirs = filled(nn.Sequential(*FUSED_SEQUENCES[name]())).train(qat)
-    mine = convert(copy.deepcopy(theirs))
-    x = like_input(list(theirs))
-    function = quantization.fuse_modules_qat if qat else quantization.fuse_modules
-    names = [str(k) for k in range(len(theirs))]
-    expected, result = (function(net, names, inplace=inplace) for net in (theirs, mine))
-    assert [type(each) for each in result] == [type(each) for each in expected]
-    assert (result is mine) is inplace
-    close(result(x), expected(x), factor=4)
-    if not inplace:
-        close(mine(x), theirs(x), factor=4)
-        assert any(type(each).__module__ == "backnorm.torch.modules" for each in mine)
-
-
-@pytest.mark.parametrize("names", [["0", "1", "2"], ["1", "2"]])
-def test_fuse_modules_refuses_activation_that_was_fused(names):
-    net = convert(nn.Sequential(*FUSED_SEQUENCES["conv2d relu"]()).eval(), fuse=True)
-    with pytest.raises(AssertionError, match=r"did not find fuser method .*FusedActivation"):
-        quantization.fuse_modules(net, names)
-
-
+@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("qat", [False, True])
-def test_fuse_modules_of_layer_fused_with_activation_keeps_the_activation(qat, close):
-    theirs = filled(nn.Sequential(*FUSED_SEQUENCES["conv2d relu"]())).train(qat)
-    mine = convert(copy.deepcopy(theirs), fuse=True)
+def test_fuse_modules_before_revert_raises_and_after_it_fuses(qat, fuse, close):
+    theirs = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+    theirs = filled(theirs).train(qat)
+    mine = convert(copy.deepcopy(theirs), fuse=fuse)
     function = quantization.fuse_modules_qat if qat else quantization.fuse_modules
-    expected, result = (function(net, ["0", "1"]) for net in (theirs, mine))
-    assert type(result[0]) is type(expected[0])
-    x = like_input(list(theirs))
+    for names in (["0", "1"], ["1", "2"], ["0", "1", "2"]):
+        with pytest.raises(AssertionError, match=r"did not find fuser method .*BatchNorm2d"):
+            function(mine, names)
+    x = torch.randn(4, 3, 5, 6)
+    expected, result = (function(net, ["0", "1", "2"]) for net in (theirs, revert(mine)))
+    assert [type(each) for each in result] == [type(each) for each in expected]
     close(result(x), expected(x), factor=4)
 
 
-def test_quantising_layer_fused_with_activation_keeps_the_activation(close):
-    """Observers are hooks, which separate the two."""
-    theirs = filled(
-        nn.Sequential(
-            quantization.QuantStub(), nn.BatchNorm2d(3), nn.ReLU(), quantization.DeQuantStub()
-        )
-    ).eval()  # fmt: skip
-    x, results = torch.randn(4, 3, 5, 6), []
-    for net in (convert(copy.deepcopy(theirs), fuse=True), theirs):
-        net.qconfig = quantization.get_default_qconfig(torch.backends.quantized.engine)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            prepared = quantization.prepare(net)
-            prepared(x)
-            results.append(quantization.convert(prepared)(x))
-    close(*results)
-
-
-def quantised(net, x, training):
-    """Quantise a model as PyTorch does it module by module."""
-    backend = torch.backends.quantized.engine
-    fuse = quantization.fuse_modules_qat if training else quantization.fuse_modules
-    net = fuse(net.train(training), ["1", "2", "3"])
-    of_training = quantization.get_default_qat_qconfig(backend)
-    net.qconfig = of_training if training else quantization.get_default_qconfig(backend)
-    with warnings.catch_warnings():
-        # It is deprecated.
-        warnings.simplefilter("ignore")
-        prepare = quantization.prepare_qat if training else quantization.prepare
-        net = prepare(net)
-        net(x)
-        net = quantization.convert(net.eval())
-    return net(x), [type(module) for module in net.modules()]
-
-
+@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_quantisation_of_modules(training, close):
-    """Of layers that are fused with a convolution, and of one that stands alone."""
-    theirs = filled(
-        nn.Sequential(
-            quantization.QuantStub(), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(),
-            nn.BatchNorm2d(4), nn.Tanh(), quantization.DeQuantStub(),
-        )
-    )  # fmt: skip
-    mine = convert(copy.deepcopy(theirs))
+def test_quantised_input_of_layer_before_revert_raises(training, fuse):
+    """`prepare` and `convert` leave the layer as it is, after a convolution that is quantised."""
+    net = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+    mine = convert(net.train(training), fuse=fuse)
+    backend = torch.backends.quantized.engine
     x = torch.randn(4, 3, 5, 6)
-    (result, types), (expected, of_theirs) = (quantised(net, x, training) for net in (mine, theirs))
-    assert [each.__name__ for each in types] == [each.__name__ for each in of_theirs]
-    close(result, expected)
+    with warnings.catch_warnings():
+        # PyTorch announces the removal of its quantisation of modules.
+        warnings.simplefilter("ignore")
+        if training:
+            mine.qconfig = quantization.get_default_qat_qconfig(backend)
+            prepared = quantization.prepare_qat(mine)
+        else:
+            mine.qconfig = quantization.get_default_qconfig(backend)
+            prepared = quantization.prepare(mine)
+        prepared(x)
+        quantised = quantization.convert(prepared.eval())
+    with pytest.raises(backnorm.torch.UnsupportedTensorError, match=r"^input: .*quint8"):
+        quantised(x)
 
 
 def test_fusing_for_evaluation(close):
