@@ -7,7 +7,6 @@
     model = backnorm.torch.convert(model)
 """
 
-from backnorm.torch.aten import use_for_aten
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
 from backnorm.torch.conversion import ConversionWarning, convert, revert
 from backnorm.torch.exchange import SynchronisationError
@@ -63,5 +62,4 @@ __all__ = [
     "reproducible_hook",
     "revert",
     "tune",
-    "use_for_aten",
 ]

@@ -166,15 +166,6 @@ def test_of_the_second_order(name, relu, taken):
             torch.autograd.grad(gradients, wanted, list(cotangents.values()))
 
 
-@pytest.mark.parametrize("place", range(7))
-def test_of_pytorchs_operator(place, taken):
-    x, dy = torch.rand(3, CHANNELS, 4), torch.rand(3, CHANNELS, 4)
-    tensors = [dy, x, *(torch.rand(CHANNELS) + 0.5 for _ in range(5))]
-    tensors[place] = taken(tensors[place])
-    with backnorm.torch.use_for_aten(), pytest.raises(backnorm.ArgumentError, match=TEXT):
-        torch.ops.aten.native_batch_norm_backward(*tensors, True, 1e-5, [True] * 3)
-
-
 def test_saved_tensors_that_are_unpacked_as_something_else():
     """As by hooks that keep them elsewhere: in other classes, places, or without memory."""
     from torch.testing._internal.two_tensor import TwoTensor
