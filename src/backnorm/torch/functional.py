@@ -34,7 +34,7 @@ from backnorm.torch.activations import activated
 from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
 from backnorm.torch.memory import check_before_pytorch
 from backnorm.torch.rectifiers import rectified, settled
-from backnorm.torch.scripting import unscriptable
+from backnorm.torch.tools import unscriptable
 
 __all__ = ["batch_norm", "batch_norm_activation", "batch_norm_add_relu", "batch_norm_relu"]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from backnorm.arithmetics import Arithmetic
-from backnorm.torch import functional
+from backnorm.torch import functional, tools
 from backnorm.torch.activations import activation_of
 from backnorm.torch.arithmetics import named
 from backnorm.torch.separable import is_observed
@@ -38,6 +38,7 @@ class Activated:
         return None
 
 
+@tools.unscriptable
 class Frozen:
     """Put before a class of layers whose statistics and parameters are all constants."""
 

@@ -13,7 +13,7 @@ from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import BacknormError
 from backnorm.problem import check_ceiling
 from backnorm.scalars import check_flag
-from backnorm.torch import exchange, functional, scripting, synchronised, tools
+from backnorm.torch import exchange, functional, synchronised, tools
 from backnorm.torch.activations import RELU, Activation, activated
 from backnorm.torch.arithmetics import named
 from backnorm.torch.checks import not_a_tensor
@@ -40,6 +40,7 @@ _REMEDY = (
 )
 
 
+@tools.unscriptable
 class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     """What all have in common: everything but the forward is PyTorch's."""
 
@@ -199,10 +200,6 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         except KeyError:
             pass
         return self.running_mean, self.running_var, self.num_batches_tracked
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        """Refuse `torch.jit.script`, which compiles Python and cannot compile ours."""
-        scripting.refuse("modules; script backnorm.torch.revert(model)")
 
 
 class _BatchNormReLU(_BatchNorm):

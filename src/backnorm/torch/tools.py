@@ -1,8 +1,9 @@
-"""Tools that recognise layers by their exact class, and so do not recognise ours.
+"""Tools that do not take our layers as they take PyTorch's.
 
-Passes over a graph of `torch.fx` leave our layers as they are; whoever traces is warned. Opacus
-refuses batch normalisation by class; our classes are registered with its validator. Opacus is not
-imported here.
+Passes over a graph of `torch.fx` recognise layers by their exact class and leave ours as they are;
+whoever traces is warned. Opacus refuses batch normalisation by class; our classes are registered
+with its validator. Opacus is not imported here. `torch.jit.script` compiles Python, and cannot
+compile ours; it raises.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -20,8 +21,11 @@ __all__ = [
     "UnrecognisedLayerWarning",
     "check_validated",
     "register_with_opacus",
+    "unscriptable",
     "warn_of_tracing",
 ]
+
+_Target = TypeVar("_Target")
 
 
 class UnrecognisedLayerWarning(UserWarning):
@@ -44,6 +48,22 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
             # One place, whoever traces: Python's default filter shows the warning once a process.
             stacklevel=1,
         )
+
+
+def unscriptable(target: _Target) -> _Target:
+    """Make `torch.jit.script` raise for a function or a class of modules, nested ones included."""
+    scripted: Any = target
+    # PyTorch calls it of everything that it compiles: of modules as a method.
+    scripted.__prepare_scriptable__ = _raise_unscriptable
+    return target
+
+
+def _raise_unscriptable(*_: object) -> NoReturn:
+    raise BacknormError(
+        "torch.jit.script cannot compile backnorm's modules and functions; script "
+        "backnorm.torch.revert(model) and torch.nn.functional.batch_norm instead, or use "
+        "torch.compile, torch.export or torch.jit.trace"
+    )
 
 
 def register_with_opacus(base: type[torch.nn.Module]) -> None:

@@ -190,3 +190,10 @@ print(sorted({name.split('.')[0] for name in sys.modules} & {'timm', 'torchvisio
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
+@pytest.mark.parametrize("cls", OURS)
+def test_torch_jit_script_of_layer_raises(cls):
+    with pytest.raises(backnorm.BacknormError, match=r"cannot compile .*revert\(model\)"):
+        torch.jit.script(convert(cls(3)))
