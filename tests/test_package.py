@@ -35,7 +35,7 @@ import numpy as np
 import backnorm
 x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
 backnorm.batch_norm_backward(x, x * x, x.mean((0, 2)), x.var((0, 2)), epsilon=1e-5)
-backnorm.batch_norm_forward(x, epsilon=1e-5, relu=True)
+backnorm.batch_norm_forward(x, epsilon=1e-5, activation="relu")
 one = np.ones(3, np.float32)
 backnorm.batch_norm_double_backward(x, x, one, one, ddx=x, epsilon=1e-5)
 heavy = {"numba", "llvmlite", "backnorm.cpu.kernels", "array_api_compat"}

@@ -7,6 +7,7 @@ The canonical operator works on NumPy arrays::
 ``backnorm.dialects`` has the same operator in the words of other specifications.
 """
 
+from backnorm.activations import Activation
 from backnorm.arithmetics import arithmetic
 from backnorm.cpu.plan import Plan
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, BacknormError
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 _offer_limits()
 
 __all__ = [
+    "Activation",
     "ArgumentError",
     "ArgumentTypeError",
     "ArgumentValueError",

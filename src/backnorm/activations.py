@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentValueError, described, shown
 from backnorm.scalars import check_number
 
-__all__ = ["ACTIVATIONS", "RELU", "Activation", "check_activation", "check_ceiling"]
+__all__ = ["ACTIVATIONS", "MASKLESS", "RELU", "Activation", "check_activation", "check_ceiling"]
 
 
 class Activation(NamedTuple):
@@ -38,11 +38,17 @@ ACTIVATIONS = {
     "hardswish": Activation("hardswish"),
 }
 
+#: The names of the activations whose gradient is computed from their input instead of a mask.
+MASKLESS = ("silu", "hardswish")
+
 
 def check_activation(
     value: object,
     dtype: np.dtype = FLOAT64,
     accepted: tuple[str, ...] = tuple(ACTIVATIONS),
+    *,
+    required: bool = False,
+    hint: str | None = None,
 ) -> Activation | None:
     """Return an activation whose ceiling is rounded to `dtype`; None for None.
 
@@ -55,26 +61,32 @@ def check_activation(
         then is dropped.
     accepted : tuple of str
         The names that the caller computes.
+    required : bool
+        Whether None is refused.
+    hint : str, optional
+        For an activation that the caller does not compute.
 
     Raises
     ------
     ArgumentValueError
         For any other value, and for a ceiling that is not more than 0 in `dtype`.
     """
-    if value is None:
+    if value is None and not required:
         return None
-    found = ACTIVATIONS.get(value) if isinstance(value, str) else value
-    if not isinstance(found, Activation) or found.name not in accepted:
+    found: Any = ACTIVATIONS.get(str.__str__(value)) if issubclass(type(value), str) else value
+    if not issubclass(type(found), Activation) or found.name not in accepted:
+        names = [*([] if required else ["None"]), *map(repr, accepted)]
+        if "relu" in accepted:
+            names.append("backnorm.Activation('relu', ceiling)")
         raise ArgumentValueError(
             "activation",
             "is not an activation that is computed with the normalisation",
             came=described(value),
-            accepted=", ".join(
-                ["None", *map(repr, accepted), "backnorm.Activation('relu', ceiling)"]
-            ),
+            accepted=", ".join(names),
+            hint=hint,
         )
     if found.ceiling is None:
-        return found
+        return cast("Activation", found)
     if found.name != "relu":
         raise ArgumentValueError(
             "activation", "has a ceiling, which only a ReLU has", came=repr(found)

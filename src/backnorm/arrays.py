@@ -27,7 +27,7 @@ from backnorm.layout import (
     restore,
 )
 from backnorm.problem import Problem, as_array
-from backnorm.signature import SIGNATURES, Signature
+from backnorm.signature import Signature
 
 __all__ = ["NUMPY", "NumPy"]
 
@@ -125,9 +125,7 @@ class NumPy:
         """Return the values of `code.constants`."""
         shape = tuple(problem.shape[axis] for axis in order)
         size, statistics = mask_size(problem.size), problem.statistics_dtype
-        results = SIGNATURES[problem.operation].results
-        writes_mask = problem.relu and any(result.kind == "mask" for result in results)
-        mark = order_mark(problem.shape, order) if writes_mask else None
+        mark = order_mark(problem.shape, order) if problem.writes_mask else None
         rows = bin_rows(problem.dtype.itemsize)
         return (
             shape,

@@ -150,7 +150,7 @@ def runner(
     present : iterable of str
         The operands that are given.
     options : iterable of str
-        The options that are set.
+        The attributes of the problem that are true, of those on which results depend.
     large : bool
         Whether an array has many pages.
     """
@@ -205,7 +205,10 @@ def _runner(
         if result not in made:
             body.append(f"{result.name} = None")
             continue
-        ways = [size + what for what in (result.name, result.kind) for size in sizes]
+        keys: tuple[str, ...] = (result.name, result.kind)
+        if result.kind == "sums" and "reproducible" in options:
+            keys = ("bins",)
+        ways = [size + name for name in keys for size in sizes]
         new = next(code.new[way] for way in ways if way in code.new)
         if result is first:
             new = f"{new} if out is None else out"

@@ -18,7 +18,7 @@ from backnorm.arrays import NUMPY
 from backnorm.binding import caller, runner
 from backnorm.layout import Order, adjacent, extents_of
 from backnorm.problem import Problem, problem_of, variance_error
-from backnorm.signature import REPRODUCIBLE, SIGNATURES, Operation
+from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "executable",
     "forget",
     "operation",
-    "reproducible_operation",
 ]
 
 # The stage that gives all results of an operation.
@@ -43,14 +42,6 @@ _STAGES = {
     "apply_backward": "finish",
     "forward_coefficients": "reduce",
     "backward_coefficients": "reduce",
-    "forward_reproducible": "complete",
-    "backward_reproducible": "complete",
-    "reduce_reproducible": "sum_all",
-    "reduce_forward_reproducible": "sum_all",
-    "apply_forward_reproducible": "finish",
-    "apply_backward_reproducible": "finish",
-    "forward_activated": "complete",
-    "inference_activated": "apply",
     "activation_backward": "apply",
 }
 
@@ -152,7 +143,9 @@ class Executable:
             arrays.code,
             arrays.names,
             present=[o.name for o in signature.operands if optional.get(o.name, o.required)],
-            options=[name for name in ("relu", "residual") if getattr(problem, name)],
+            options=[
+                name for name in ("relu", "residual", "reproducible") if getattr(problem, name)
+            ],
             large=problem.size * problem.dtype.itemsize >= LARGE,
         )
         constants = arrays.values(problem, self.order)
@@ -246,10 +239,3 @@ def operation(
     make = caller(signature, arrays.code, arrays.names)
     made: Callable[..., tuple[Any, ...]] = make(CALLS, first, get_num_threads, chosen)
     return made
-
-
-@functools.cache
-def reproducible_operation(name: Operation, arrays: Any = NUMPY) -> Callable[..., tuple[Any, ...]]:
-    """Return the function of an operation's reproducible form, made when it is first asked for."""
-    exchanged = name.startswith(("reduce", "apply"))
-    return operation(REPRODUCIBLE[name], arrays, exchanged=exchanged)

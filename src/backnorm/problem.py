@@ -14,29 +14,20 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from backnorm import binned
+from backnorm.activations import MASKLESS, RELU, Activation, check_activation
 from backnorm.arithmetics import Arithmetic, resolved
-from backnorm.dtypes import (
-    ELEMENT_TYPES,
-    FLOAT32,
-    FLOAT64,
-    element_type,
-    is_16_bit,
-    statistics_types,
-)
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
+from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
 from backnorm.scalars import check_flag, check_number
 from backnorm.signature import SIGNATURES, Operand, Operation
 
 __all__ = [
-    "ACTIVATIONS",
     "Format",
     "Metadata",
     "Problem",
     "as_array",
     "channel_axis_of",
-    "check_activation",
-    "check_ceiling",
     "check_epsilon",
     "check_mask",
     "problem_of",
@@ -48,9 +39,6 @@ _TYPE_NAMES = ", ".join(str(t) for t in ELEMENT_TYPES)
 
 _ALL = slice(None)
 _CHANNEL_AXES = {"NCX": 1, "NXC": -1}
-
-#: Those that are computed with the normalisation, beside a ReLU.
-ACTIVATIONS = ("silu", "hardswish")
 
 #: "NCX" or "NXC", or the axes of the channels themselves.
 Format = str | tuple[int, ...]
@@ -90,9 +78,10 @@ class Problem:
     epsilon : float
     training : bool
         True: the statistics are functions of x; False: they are constants ("frozen").
-    relu : bool
-        Whether a ReLU follows: y = max(0, ...), and the backward pass takes dy for 0 where y is not
-        positive, or has reached the ceiling.
+    activation : Activation or None
+        The activation that follows; the ceiling of a ReLU is a number of `dtype`. A backward pass
+        with the mask of a ReLU has `RELU`: it takes dy for 0 where y is not positive, or has
+        reached the ceiling.
     residual : bool
         Whether an array of x's shape and type is added before the ReLU.
     inverse : bool
@@ -103,10 +92,8 @@ class Problem:
     biased : bool
         Whether the running variance is one of biased variances; else of those with Bessel's
         correction.
-    ceiling : float
-        Of the ReLU: y = min(ceiling, max(0, ...)); a number of `dtype`, infinity without a ceiling.
-    activation : {"silu", "hardswish"} or None
-        What other activation follows than a ReLU.
+    reproducible : bool
+        Whether sums do not depend on how the batch is cut: see `binned`.
     arithmetic : {"float32", "float64"}
         What elements are computed in, and short runs of sums added up.
     """
@@ -120,19 +107,31 @@ class Problem:
     has_beta: bool = False
     epsilon: float = 0.0
     training: bool = True
-    relu: bool = False
+    activation: Activation | None = None
     residual: bool = False
     inverse: bool = False
     running: bool = False
     biased: bool = False
-    ceiling: float = math.inf
-    activation: str | None = None
+    reproducible: bool = False
     arithmetic: Arithmetic = field(kw_only=True)
 
     @property
-    def reproducible(self) -> bool:
-        """Whether sums do not depend on how the batch is cut."""
-        return SIGNATURES[self.operation].reproducible
+    def relu(self) -> bool:
+        """Whether a ReLU follows; of a backward pass, whether its mask is given."""
+        return self.activation is not None and self.activation.name == "relu"
+
+    @property
+    def ceiling(self) -> float:
+        """The upper bound of y, infinity without one."""
+        if self.activation is None or self.activation.ceiling is None:
+            return math.inf
+        return self.activation.ceiling
+
+    @property
+    def writes_mask(self) -> bool:
+        """Whether the mask of a ReLU is a result."""
+        results = SIGNATURES[self.operation].results
+        return self.relu and any(result.kind == "mask" for result in results)
 
     @property
     def channels(self) -> int:
@@ -158,11 +157,10 @@ def problem_of(
     epsilon: object = 0.0,
     data_format: Format = "NCX",
     training: object = True,
-    relu: object = False,
     residual: object = False,
-    ceiling: object = None,
     activation: object = None,
     arithmetic: object = None,
+    reproducible: object = False,
 ) -> Problem:
     """Validate a call and return its Problem.
 
@@ -173,15 +171,13 @@ def problem_of(
         As the signature has them. Without gamma and beta the statistics of a forward pass come in
         float32 beside a 16-bit x (the mean of many 16-bit values deserves more digits than they
         have), else in x's type.
-    epsilon, training, relu, residual
+    epsilon, training, residual, reproducible
         Options; those that the signature does not name are ignored. `residual` says of a
         backward pass whether the gradient of a residual is wanted.
     data_format : {"NCX", "NXC"} or tuple of int
         Or the channel axes, ascending.
-    ceiling : float, optional
-        Of the ReLU; rounded to x's type.
-    activation : {"silu", "hardswish"}
-        Of the operations that have one.
+    activation : None, str or Activation
+        The ceiling of a ReLU is rounded to x's type.
     arithmetic : {"float32", "float64"}, optional
         None: see `arithmetics.resolved`. Without this option it is float64.
 
@@ -219,19 +215,17 @@ def problem_of(
             common = _check_channels(operand, array, channels, dtype, allowed, common)
         given[operand.name] = array
     options = signature.options
-    flags = {"training": training, "relu": relu, "residual": residual}
+    flags = {"training": training, "residual": residual, "reproducible": reproducible}
     flags = {name: check_flag(name, value) for name, value in flags.items() if name in options}
-    relu = bool(flags.get("relu", "mask" in given))
+    if operation == "activation_backward":
+        follows = check_activation(activation, dtype, MASKLESS, required=True)
+    elif "activation" in options:
+        follows = check_activation(activation, dtype)
+    else:
+        follows = RELU if "mask" in given else None
     added = bool(flags.get("residual", "residual" in given))
-    if added and not relu:
+    if added and (follows is None or follows.name != "relu"):
         raise residual_alone(operation)
-    if ceiling is not None and not relu:
-        raise ArgumentValueError(
-            "ceiling",
-            "is that of a ReLU, and none is asked for",
-            came=shown(ceiling),
-            accepted="a ceiling with relu=True",
-        )
     assert axes is not None
     default = FLOAT32 if is_16_bit(dtype) else dtype
     problem = Problem(
@@ -244,11 +238,10 @@ def problem_of(
         has_beta="beta" in given,
         epsilon=check_epsilon(epsilon) if "epsilon" in options else 0.0,
         training=bool(flags.get("training", not operation.startswith("inference"))),
-        relu=relu,
+        activation=follows,
         residual=added,
         running="running_mean" in given,
-        ceiling=math.inf if ceiling is None else check_ceiling(ceiling, dtype),
-        activation=check_activation(activation) if "activation" in options else None,
+        reproducible=bool(flags.get("reproducible", False)),
         arithmetic=resolved(dtype, arithmetic) if "arithmetic" in options else "float64",
     )
     if problem.reproducible:
@@ -337,35 +330,6 @@ def check_epsilon(epsilon: object) -> float:
     return value
 
 
-def check_ceiling(ceiling: object, dtype: np.dtype = FLOAT64) -> float:
-    """Return the ceiling of a ReLU as an element has it, or raise if that is not more than 0."""
-    accepted = "a number more than 0, or None"
-    value = check_number("ceiling", ceiling, accepted=accepted)
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = float(np.float64(value).astype(dtype))
-    if not rounded > 0.0:
-        raise ArgumentValueError(
-            "ceiling",
-            f"must be more than 0, also when rounded to {dtype}",
-            came=shown(ceiling),
-            accepted=accepted,
-        )
-    return rounded
-
-
-def check_activation(value: object) -> str:
-    """Return the name of an activation other than a ReLU, or raise."""
-    if isinstance(value, str) and value in ACTIVATIONS:
-        return value
-    raise ArgumentValueError(
-        "activation",
-        "is none that is computed with the normalisation",
-        came=described(value),
-        accepted=" or ".join(map(repr, ACTIVATIONS)),
-        hint="for a ReLU there is batch_norm_relu",
-    )
-
-
 def _check_axes(axes: tuple[object, ...], rank: int) -> None:
     """Raise unless these are different axes, not negative, in ascending order."""
     expected = sorted({axis for axis in axes if type(axis) is int and 0 <= axis < rank})
@@ -392,8 +356,8 @@ def residual_alone(operation: Operation) -> ArgumentValueError:
         )
     return ArgumentValueError(
         "residual",
-        "is added before a ReLU, and none is asked for",
-        accepted="a residual with relu=True",
+        "is added before a ReLU, and no ReLU follows",
+        accepted="a residual with activation='relu'",
     )
 
 

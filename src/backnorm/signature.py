@@ -8,12 +8,11 @@ operand can be in one of them and missing in another.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 __all__ = [
-    "REPRODUCIBLE",
     "SIGNATURES",
     "Kind",
     "Number",
@@ -34,22 +33,14 @@ Operation = Literal[
     "double_backward",
     "forward_coefficients",
     "backward_coefficients",
-    "forward_reproducible",
-    "backward_reproducible",
-    "reduce_reproducible",
-    "reduce_forward_reproducible",
     "apply_backward",
-    "apply_forward_reproducible",
-    "apply_backward_reproducible",
-    "forward_activated",
-    "inference_activated",
     "activation_backward",
 ]
 
 #: data: of the shape and type of x. channel: one value per channel. mask: one bit per element, set
 #: where the output of a ReLU is positive and below its ceiling. sums: two float64 per channel.
 #: count: the number of elements of a channel. coefficients: four float64 per channel, see
-#: `cpu.kernels.formulas`. bins: reproducible sums, see `binned`.
+#: `cpu.kernels.formulas`. bins: the sums of a reproducible problem, see `binned`.
 Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients", "bins"]
 
 
@@ -79,12 +70,14 @@ class Result:
     Attributes
     ----------
     name : str
-    kind : {"data", "channel", "mask", "sums", "count", "coefficients", "bins"}
+    kind : {"data", "channel", "mask", "sums", "count", "coefficients"}
+        Results of kind "sums" are of kind "bins" if the problem is reproducible.
     field : str
         The field of a kernel's record that holds its address; empty for what is copied out of the
         record, or known without it.
     option : str or None
-        The option that asks for this result; None if it is always returned.
+        The attribute of the problem that must be true for this result; None if it is always
+        returned.
     """
 
     name: str
@@ -131,10 +124,7 @@ class Signature:
         The operand that `out` may be, to work in place.
     numbers : tuple of Number
     public : bool
-        Whether the package has a function of it; others are what adapters call, or what its
-        functions do with other arguments.
-    reproducible : bool
-        Whether sums do not depend on how the batch is cut: see `binned`.
+        Whether the package has a function of it; others are what adapters call.
     """
 
     operation: Operation
@@ -144,7 +134,6 @@ class Signature:
     overwrites: str | None = None
     numbers: tuple[Number, ...] = ()
     public: bool = True
-    reproducible: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -181,7 +170,6 @@ _COEFFICIENTS = Result("coefficients", "coefficients", "exchanged")
 _COUNTED = Result("count", "count", "")
 # Both in one array: sum_dy and sum_dy_xmu, or mean and variance.
 _SUMMED = (Result("sums", "sums", "exchanged"), _COUNTED)
-_BINS = (Result("bins", "bins", "exchanged"), _COUNTED)
 # The same two, and the number of elements that they are over.
 _SUMS, _COUNT = Number("sums", field="exchanged"), Number("count")
 
@@ -192,7 +180,8 @@ _RUNNING = (
 )
 # The weight of the batch in the running statistics.
 _MOMENTUM = Number("momentum", 0.0, "running_mean")
-_ACTIVATED = ("epsilon", "data_format", "activation", "arithmetic")
+# `reproducible` says that sums must not depend on how the batch is cut: see `binned`.
+_NORMALISE = ("epsilon", "data_format", "activation", "arithmetic", "reproducible")
 
 _ALL = (
     Signature(
@@ -204,9 +193,11 @@ _ALL = (
             _DBETA,
             _DRESIDUAL,
         ),
-        ("epsilon", "data_format", "training", "residual", "arithmetic"),
+        ("epsilon", "data_format", "training", "residual", "arithmetic", "reproducible"),
         overwrites="dy",
     ),
+    # The gradient of another activation than a ReLU needs what it was applied to, which is not
+    # stored: `activation_backward` computes that again, and `backward` takes its dz for dy.
     Signature(
         "forward",
         (
@@ -222,21 +213,21 @@ _ALL = (
             _VARIANCE_OF_X,
             _MASK_OF_Y,
         ),
-        ("epsilon", "data_format", "relu", "ceiling", "arithmetic"),
+        _NORMALISE,
         numbers=(_MOMENTUM,),
     ),
     Signature(
         "inference",
         (_X, _RESIDUAL, *_GIVEN),
         (_Y,),
-        ("epsilon", "data_format", "relu", "ceiling", "arithmetic"),
+        ("epsilon", "data_format", "activation", "arithmetic"),
     ),
     # See `results.ChannelSums`.
     Signature(
         "reduce",
         (_X, _DY, _MASK, _MEAN),
         _SUMMED,
-        ("data_format", "arithmetic"),
+        ("data_format", "arithmetic", "reproducible"),
     ),
     Signature(
         "apply",
@@ -251,31 +242,21 @@ _ALL = (
         "reduce_forward",
         (_X,),
         _SUMMED,
-        ("data_format", "arithmetic"),
+        ("data_format", "arithmetic", "reproducible"),
     ),
+    # If reproducible, of sums that are not rounded yet; `apply_backward` likewise.
     Signature(
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
         (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
-        ("epsilon", "data_format", "relu", "ceiling", "arithmetic"),
-        numbers=(_SUMS,),
+        _NORMALISE,
+        numbers=(_SUMS, _COUNT),
     ),
-    # Before another activation than a ReLU, whose gradient wants what it was applied to: that is
-    # not kept. `backward` goes on with dz.
-    Signature(
-        "forward_activated",
-        (_X, _GAMMA, _BETA, *_RUNNING),
-        (_Y, _MEAN_OF_X, _VARIANCE_OF_X),
-        _ACTIVATED,
-        numbers=(_MOMENTUM,),
-        public=False,
-    ),
-    Signature("inference_activated", (_X, *_GIVEN), (_Y,), _ACTIVATED, public=False),
     Signature(
         "activation_backward",
         (_X, _DY, *_GIVEN),
         (Result("dz", "data", "out"),),
-        _ACTIVATED,
+        ("epsilon", "data_format", "activation", "arithmetic"),
         overwrites="dy",
         public=False,
     ),
@@ -284,7 +265,7 @@ _ALL = (
         "apply_backward",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
         (_DX, _DGAMMA, _DBETA),
-        ("epsilon", "data_format", "training", "arithmetic"),
+        ("epsilon", "data_format", "training", "arithmetic", "reproducible"),
         numbers=(_SUMS, _COUNT),
         public=False,
     ),
@@ -320,33 +301,5 @@ _ALL = (
     ),
 )
 
-#: The operations that have a reproducible form, and its name.
-REPRODUCIBLE: Mapping[Operation, Operation] = {
-    "forward": "forward_reproducible",
-    "backward": "backward_reproducible",
-    "reduce": "reduce_reproducible",
-    "reduce_forward": "reduce_forward_reproducible",
-    # Of sums that are not rounded yet.
-    "apply_forward": "apply_forward_reproducible",
-    "apply_backward": "apply_backward_reproducible",
-}
-
-
-def _reproducible(signature: Signature, name: Operation) -> Signature:
-    """Return the same with reproducible sums, which phases return and take as they are."""
-    return replace(
-        signature,
-        operation=name,
-        results=_BINS if signature.results is _SUMMED else signature.results,
-        numbers=(_SUMS, _COUNT) if _SUMS in signature.numbers else signature.numbers,
-        public=False,
-        reproducible=True,
-    )
-
-
-_BY_NAME = {each.operation: each for each in _ALL}
-
 #: The signatures of all operations.
-SIGNATURES: Mapping[Operation, Signature] = _BY_NAME | {
-    name: _reproducible(_BY_NAME[usual], name) for usual, name in REPRODUCIBLE.items()
-}
+SIGNATURES: Mapping[Operation, Signature] = {each.operation: each for each in _ALL}

@@ -98,8 +98,8 @@ def test_what_is_no_array_has_no_key():
         {}, lambda key, *_: keys.append(key), lambda: 1, chosen
     )
     array = np.ones(3)
-    call([1.0], None, array, array, None, None, 1e-5, "NCX", False, None, None)
-    call(array, None, array, array, None, None, [1e-5], "NCX", False, None, None)
+    call([1.0], None, array, array, None, None, 1e-5, "NCX", None, None)
+    call(array, None, array, array, None, None, [1e-5], "NCX", None, None)
     assert keys == [None, None]
 
 
@@ -110,7 +110,7 @@ def test_tracebacks_show_the_code_that_was_written():
     call = caller(SIGNATURES["reduce"], NUMPY.code, NUMPY.names)({}, first, lambda: 1, chosen)
     linecache.checkcache()
     with pytest.raises(ValueError, match="here") as raised:
-        call(None, None, None, None, "NCX", None)
+        call(None, None, None, None, "NCX", None, False)
     text = "".join(traceback.format_exception(raised.value))
     assert "return first(key, (x, dy, mask, mean,)" in text
 
@@ -145,9 +145,7 @@ def test_frameworks_do_not_find_each_others_calls():
     x, ones = np.ones((2, 3, 4), np.float32), np.ones(3, np.float32)
     found = []
     for arrays in (NUMPY, Others()):
-        operation("inference", arrays)(
-            x, None, ones, ones, None, None, 1e-5, "NCX", False, None, None
-        )
+        operation("inference", arrays)(x, None, ones, ones, None, None, 1e-5, "NCX", None, None)
         found.append(len(CALLS))
     assert found == [1, 2]
     assert {each._arrays for each in CALLS.values()} > {NUMPY}
@@ -167,11 +165,11 @@ def test_what_a_signal_handler_raises_while_a_key_is_made_is_not_lost(monkeypatc
     call = make({}, lambda *arguments: called.append(arguments), get_num_threads, chosen)
     x = np.ones((2, 3), np.float32)
     with pytest.raises(ExpiredError):
-        call(x, x, None, x[0], "NCX", None)
+        call(x, x, None, x[0], "NCX", None, False)
     ((key, operands, options, out),) = called
     assert (key, out) == (None, None)
     assert operands[0] is x
-    assert options == ("NCX", None)
+    assert options == ("NCX", None, False)
 
 
 def test_nor_is_it_in_a_dialect(monkeypatch):

@@ -33,7 +33,7 @@ SHAPES = {
 }
 OPERATIONS = (
     "backward", "forward", "relu forward", "inference", "relu apply_forward",
-    "silu forward_activated", "silu inference_activated", "silu activation_backward",
+    "silu forward", "silu inference", "silu activation_backward",
     "hardswish activation_backward",
 )  # fmt: skip
 _MACHINE = Machine(2, 1 << 21, 1 << 25, "made up")
@@ -50,8 +50,8 @@ def planned(data, operation):
     """Return the operands of an operation, its problem and the extents of its arrays."""
     *follows, name = operation.split()
     operands = [getattr(data, operand.name, None) for operand in SIGNATURES[name].operands]
-    how = {"relu": follows == ["relu"], "activation": follows[0] if follows else None}
-    problem = problem_of(name, *operands, **data.options, **how)
+    activation = follows[0] if follows else None
+    problem = problem_of(name, *operands, **data.options, activation=activation)
     return operands, problem, extents_of(problem.shape, problem.channel_axes, axes(data))
 
 
@@ -73,7 +73,7 @@ def test_the_chosen_plan_is_the_first_and_others_differ_in_schedule_alone(data, 
             assert getattr(other.geometry, name, None) == getattr(chosen.geometry, name, None)
         assert is_legal(other)
         # Inference has no sums to group, rows of channels no groups.
-        sums = not problem.operation.startswith(AT_ONCE)
+        sums = problem.operation not in AT_ONCE
         grouped = isinstance(other.geometry, Segments) and sums
         assert grouped or other.grouped == chosen.grouped
         seen.add(dataclasses.replace(other, reasons=()))

@@ -81,7 +81,7 @@ def results(operation, data, offset):
     # The gradient is as good a residual as any.
     if operation == "relu forward":
         return backnorm.batch_norm_forward(
-            data.x, data.gamma, data.beta, residual=data.dy, **options, relu=True
+            data.x, data.gamma, data.beta, residual=data.dy, **options, activation="relu"
         )
     if operation == "relu backward":
         return backnorm.batch_norm_backward(*inputs, mask=some_mask(data), residual=True, **options)
@@ -89,7 +89,7 @@ def results(operation, data, offset):
     if operation == "relu inference":
         return (
             backnorm.batch_norm_inference(
-                data.x, *per_channel, residual=data.dy, **options, relu=True
+                data.x, *per_channel, residual=data.dy, **options, activation="relu"
             ),
         )
     return (backnorm.batch_norm_inference(data.x, *per_channel, out=out, **options),)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backnorm.activations import RELU, Activation
 from backnorm.cpu.geometry import Columns, Segments
 from backnorm.cpu.plan import plan
 from backnorm.layout import Extents
@@ -156,12 +157,14 @@ def test_what_a_thread_summed_alone_it_writes():
     # It must find it in its own cache; and lines of a mask are those of several tiles.
     assert not by_tile(200, 2048, _MACHINE)
     assert by_tile(200, 2048, operation="forward")
-    assert not by_tile(200, 2048, operation="forward", relu=True)
+    assert not by_tile(200, 2048, operation="forward", activation=RELU)
 
 
 def test_rows_of_what_is_in_no_cache_are_written_in_order():
     for columns in (64, 480, 2048):
-        cold = _plan(800, columns, 1, operation="activation_backward", activation="silu")
+        cold = _plan(
+            800, columns, 1, operation="activation_backward", activation=Activation("silu")
+        )
         assert cold.geometry.abreast == 1
         assert _plan(800, columns, 1).geometry.abreast > 1
 

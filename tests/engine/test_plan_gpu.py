@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backnorm.activations import RELU
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 from backnorm.gpu.device import KNOWN
 from backnorm.gpu.plan import candidates, plan_gpu
@@ -35,7 +36,7 @@ def problem(
         if operation == "backward"
         else problem_of("forward", x, None, channel, channel, None, None, **given)
     )
-    return dataclasses.replace(made, relu=relu, residual=relu)
+    return dataclasses.replace(made, activation=RELU if relu else None, residual=relu)
 
 
 def planned(made, gpu=H200, knobs=None):

@@ -43,8 +43,9 @@ def good(function, relu=False):
     }
 
     def without_mask(**given):
-        results = canonical(**given)
-        return results[:-1] if given.get("relu") else results
+        if given.pop("relu", False):
+            return canonical(**given, activation="relu")[:-1]
+        return canonical(**given)
 
     return made, without_mask
 

@@ -13,6 +13,7 @@ from memory import ENDS
 from operands import LAYOUTS, Operand, channel_values, data_values, laid_out, some_shape
 
 import backnorm
+from backnorm.activations import Activation
 from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance import judge
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
@@ -228,15 +229,14 @@ def _relu(
 ) -> None:
     """Let a ReLU follow, with or without a residual and a ceiling."""
     if kind.startswith("relu"):
-        options["relu"] = True
-        options["ceiling"] = _some_ceiling(make)
+        options["activation"] = _some_relu(make)
         if make.often(0.5):
             make.data("residual", shape, dtype, like_x=True)
 
 
-def _some_ceiling(make: Maker) -> float | None:
-    """Return a ceiling that every type has exactly, or none."""
-    return make.rnd.choice((None, None, 0.5, 6.0))
+def _some_relu(make: Maker) -> Activation:
+    """Return a ReLU, with a ceiling that every type has exactly, or without one."""
+    return Activation("relu", make.rnd.choice((None, None, 0.5, 6.0)))
 
 
 def _forward(
@@ -262,10 +262,9 @@ def _forward(
         if sums and not (variance >= 2.0**-40 * np.square(mean)).all():
             # Reproducible sums have no pivot: what is less is not the exact variance to an ulp.
             return {}
-        if "relu" not in options:
+        if "activation" not in options:
             return judge.check_forward(*inputs, **options)
-        how = {name: value for name, value in options.items() if name != "relu"}
-        return judge.check_relu_forward(*inputs, residual=given.get("residual"), **how)
+        return judge.check_relu_forward(*inputs, residual=given.get("residual"), **options)
 
     return call, verdicts
 
@@ -278,7 +277,7 @@ def _running(
     relu = make.often(0.4)
     if relu and make.often(0.5):
         make.data("residual", shape, dtype, like_x=True)
-    ceiling = _some_ceiling(make) if relu else None
+    activation = _some_relu(make) if relu else None
     for name in ("running_mean", "running_variance"):
         values = channel_values(
             make.rnd, statistics, channels[0], make.values, positive=name != "running_mean"
@@ -290,15 +289,15 @@ def _running(
 
     def call(given: Arrays) -> tuple[Any, ...]:
         operands = (given.get(name) for name in names)
-        how = options["epsilon"], options["data_format"], relu, ceiling, options["arithmetic"]
-        results = _forward_of_layer(*operands, *how, given.get(OUT), momentum=momentum)
+        values = options["epsilon"], options["data_format"], activation, options["arithmetic"]
+        results = _forward_of_layer(*operands, *values, False, given.get(OUT), momentum=momentum)
         moved = given["running_mean"], given["running_variance"]
         return (*(one for one in results if one is not None), *moved)
 
     def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
         inputs = given["x"], given.get("gamma"), given.get("beta")
-        if relu:
-            added = {"residual": given.get("residual"), "ceiling": ceiling}
+        if activation is not None:
+            added = {"residual": given.get("residual"), "activation": activation}
             return judge.check_relu_forward(*inputs, results[:4], **added, **options)
         return judge.check_forward(*inputs, results[:3], **options)
 
@@ -320,10 +319,9 @@ def _inference(
     def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
         names = "x", "mean", "variance", "gamma", "beta"
         inputs = *(given.get(name) for name in names), results[0]
-        if "relu" not in options:
+        if "activation" not in options:
             return judge.check_inference(*inputs, **options)
-        how = {name: value for name, value in options.items() if name != "relu"}
-        return judge.check_relu_inference(*inputs, residual=given.get("residual"), **how)
+        return judge.check_relu_inference(*inputs, residual=given.get("residual"), **options)
 
     return call, verdicts
 

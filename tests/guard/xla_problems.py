@@ -26,7 +26,7 @@ from backnorm.cpu.xla_structures import ELEMENTS
 from backnorm.dtypes import ELEMENT_TYPES, rounded, statistics_types
 from backnorm.executable import executable
 from backnorm.problem import Problem as Asked
-from backnorm.signature import REPRODUCIBLE, SIGNATURES
+from backnorm.signature import SIGNATURES
 
 __all__ = ["of_xla"]
 
@@ -143,7 +143,7 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
     operation = rnd.choice(tuple(_PARAMETERS))
     backward = operation not in _FORWARD
     training = operation != "inference" and (not backward or make.often(0.7))
-    reproducible = operation in REPRODUCIBLE and make.often(0.5)
+    reproducible = "reproducible" in SIGNATURES[operation].options and make.often(0.5)
     lengths = some_shape(rnd)[0] or (1,)
     if 0 in lengths:
         # Arrays without elements are no custom call.
@@ -161,13 +161,12 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
         make.channels(name, (shape[1],), statistics, positive=name == "variance")
         one = make.operands[name]
         make.operands[name] = Operand(one.shape, one.dtype, one.content[: shape[1]])
-    name = REPRODUCIBLE[operation] if reproducible else operation
     of_sums = (instances, bin_rows(dtype.itemsize) if reproducible else 2, shape[1])
     # Of a batch of which this is a part.
     count = (shape[0] * shape[2]) * (3 if operation.startswith("apply") else 1)
     if operation.startswith("apply"):
         make.operands["exchanged"] = _sums(rnd, of_sums, reproducible=reproducible)
-    results = [r for r in SIGNATURES[name].results if r.option is None and r.field]
+    results = [r for r in SIGNATURES[operation].results if r.option is None and r.field]
     for each in results:
         data, told = each.kind == "data", each.field == "exchanged"
         whole = (instances, *shape) if data else of_sums if told else (instances, shape[1])
@@ -181,8 +180,8 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
     epsilon = rnd.choice((1e-5, 1e-3))
     arithmetic = some_arithmetic(make, dtype)
     asked = Asked(
-        name, shape, (1,), dtype, statistics, has_gamma=True, has_beta=not backward,
-        epsilon=epsilon, training=training, arithmetic=arithmetic,
+        operation, shape, (1,), dtype, statistics, has_gamma=True, has_beta=not backward,
+        epsilon=epsilon, training=training, reproducible=reproducible, arithmetic=arithmetic,
     )  # fmt: skip
     make.tags |= {
         "operation": f"xla {operation}", "type": str(dtype), "statistics": str(statistics),

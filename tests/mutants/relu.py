@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from backnorm import reference
+from backnorm.activations import RELU
 from backnorm.dtypes import FLOAT32, is_16_bit
 
 from .kernels import Kernel
@@ -23,8 +24,9 @@ class WithRelu:
 
     @np.errstate(all="ignore")
     def forward(
-        self, x, gamma=None, beta=None, *, residual=None, ceiling=None, epsilon, data_format="NCX"
-    ):
+        self, x, gamma=None, beta=None, *,
+        activation=RELU, residual=None, epsilon, data_format="NCX",
+    ):  # fmt: skip
         axis = 1 if data_format == "NCX" else x.ndim - 1
         others = tuple(k for k in range(x.ndim) if k != axis)
         v = x.astype(Wide)
@@ -32,7 +34,7 @@ class WithRelu:
         c = v - np.expand_dims(mean, others)
         variance = (c * c).mean(others) if v.size else mean
         z = self.normalized(x, mean, variance, gamma, beta, epsilon, axis)
-        y, positive = self.output(z, residual, ceiling, x.dtype)
+        y, positive = self.output(z, residual, activation.ceiling, x.dtype)
         given = beta if gamma is None else gamma
         statistics = FLOAT32 if is_16_bit(x.dtype) else x.dtype
         statistics = statistics if given is None else given.dtype
@@ -42,11 +44,11 @@ class WithRelu:
     @np.errstate(all="ignore")
     def inference(
         self, x, mean, variance, gamma=None, beta=None, *,
-        residual=None, ceiling=None, epsilon, data_format="NCX",
+        activation=RELU, residual=None, epsilon, data_format="NCX",
     ):  # fmt: skip
         axis = 1 if data_format == "NCX" else x.ndim - 1
         z = self.normalized(x, mean, variance, gamma, beta, epsilon, axis)
-        return self.output(z, residual, ceiling, x.dtype)[0]
+        return self.output(z, residual, activation.ceiling, x.dtype)[0]
 
     @np.errstate(all="ignore")
     def backward(

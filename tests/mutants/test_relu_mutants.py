@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from backnorm.activations import Activation
 from backnorm.conformance.relu_battery import examine_relu, relu_cases
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
 
 from .relu import BROKEN, MaskBeforeRounding, WithRelu
 
-PLAIN, WITH_CEILING = list(relu_cases()), list(relu_cases(ceiling=1.0))
+PLAIN, WITH_CEILING = list(relu_cases()), list(relu_cases(activation=Activation("relu", 1.0)))
 
 
 def failures(operators, dtype=None, battery=PLAIN):

@@ -17,7 +17,8 @@ import warnings
 import numpy as np
 
 import backnorm
-from backnorm import Blend, ChannelMoments, ChannelSums
+from backnorm import Activation, Blend, ChannelMoments, ChannelSums
+from backnorm.activations import ACTIVATIONS
 from backnorm.errors import shown
 from backnorm.executable import forget
 from backnorm.layout import MARK_BYTES, mask_size, memory_order
@@ -68,8 +69,8 @@ class Subject:
         ]
         self.name = f"{name}({', '.join([*self.names, *given])}) in {self.dtype}"
         self.blends = "blend" in options
-        options = ["epsilon", "data_format", "training", "relu", "residual", "blend", "out"]
-        options += ["arithmetic", "reproducible", "ceiling"]
+        options = ["epsilon", "data_format", "training", "activation", "residual", "blend", "out"]
+        options += ["arithmetic", "reproducible"]
         self.changeable = [
             option
             for option in options
@@ -142,7 +143,7 @@ def subjects(*, everything):
         choices = {
             "data_format": ["NCX", "NXC"],
             "training": [True, False],
-            "relu": [False, True],
+            "activation": [None, "relu"],
             "blend": [None, Blend((0.5, 0.25), (2.0, 0.5))],
         }
         choices = {option: values for option, values in choices.items() if option in taken}
@@ -158,7 +159,9 @@ def subjects(*, everything):
                 del options["blend"]
             if "epsilon" in taken:
                 options["epsilon"] = 1e-3
-            rectified = options.get("relu", "relu" not in taken and "blend" not in options)
+            rectified = options.get(
+                "activation", "activation" not in taken and "blend" not in options
+            )
             present = [
                 each.name
                 for each in signature.operands
@@ -217,7 +220,20 @@ def kinds_of_option(option, subject):
                 label = f"with {kind.label} at {place}"
                 yield Kind(label, made, plain, refused=not is_number(kind.plain))
         return
-    absent = option in ("out", "arithmetic", "ceiling")
+    if option == "activation":
+        for name, value in ACTIVATIONS.items():
+            mask = value.name == "relu"
+            inference = "mean" in subject.names
+            rectified = "residual" in subject.names
+            refused = not mask and (rectified or not inference)
+            yield Kind(f"of the name {name}", name, value, refused=refused)
+        for kind in values():
+            yield kind._replace(refused=True)
+            made, plain = Activation("relu", kind.value), Activation("relu", kind.plain)
+            refused = kind.refused or not is_ceiling(kind.plain, subject.dtype)
+            yield Kind(f"with the ceiling {kind.label}", made, plain, refused=refused)
+        return
+    absent = option in ("out", "arithmetic")
     yield Kind("absent", None, None, refused=not absent)
     for kind in values():
         yield kind._replace(refused=kind.refused or not accepts(option, kind.plain, subject))
@@ -225,10 +241,6 @@ def kinds_of_option(option, subject):
 
 def accepts(option, plain, subject):
     """Whether an option may have a plain value."""
-    if option == "ceiling":
-        # Infinity, too, as is what no float64 can hold.
-        number = type(plain) in (int, float)
-        return subject.options["relu"] and number and is_positive(plain, subject.dtype)
     if option == "epsilon":
         return is_number(plain) and plain >= 0
     if option == "data_format":
@@ -240,8 +252,13 @@ def accepts(option, plain, subject):
     return option not in ("out", "arithmetic") and type(plain) is bool
 
 
-def is_positive(plain, dtype):
-    """Whether a number is more than 0 when it is an element."""
+def is_ceiling(plain, dtype):
+    """Whether a value is a number that is more than 0 when it is an element.
+
+    Infinity is one, and what no float64 can hold.
+    """
+    if type(plain) not in (int, float):
+        return False
     try:
         value = float(plain)
     except OverflowError:
@@ -274,7 +291,7 @@ def outcome(subject, name, kind, given):
     # Where x has another shape or type, the others do not go with it.
     names = (name, *subject.names, *WHOLE) if name in ("x", "data_format") else (name,)
     if kind.refused:
-        return verdict_of_refused(found, name)
+        return verdict_of_refused(found, "ceiling" if "ceiling" in kind.label else name)
     return verdict(found, at_first(subject, {**given, name: kind.plain}), *names)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import reference
+from backnorm import Activation, reference
+from backnorm.activations import RELU
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import (
@@ -37,9 +38,9 @@ def battery():
 
 def relu_battery():
     for name in ARITHMETICS:
-        for ceiling in (None, 1.0):
-            for case in relu_cases(arithmetic=name, ceiling=ceiling):
-                yield pytest.param(case, id=f"{case.name}-{name}-{ceiling}")
+        for activation in (RELU, Activation("relu", 1.0)):
+            for case in relu_cases(arithmetic=name, activation=activation):
+                yield pytest.param(case, id=f"{case.name}-{name}-{activation.ceiling}")
 
 
 def assert_passed(*groups):
@@ -57,8 +58,8 @@ class _WithRelu:
     """The operators in one arithmetic."""
 
     def __init__(self, arithmetic):
-        self.forward = partial(backnorm.batch_norm_forward, relu=True, arithmetic=arithmetic)
-        self.inference = partial(backnorm.batch_norm_inference, relu=True, arithmetic=arithmetic)
+        self.forward = partial(backnorm.batch_norm_forward, arithmetic=arithmetic)
+        self.inference = partial(backnorm.batch_norm_inference, arithmetic=arithmetic)
         self.backward = partial(backnorm.batch_norm_backward, arithmetic=arithmetic)
 
 

@@ -30,7 +30,7 @@ def test_results_are_those_of_the_same_array_turned(axes, order, rng):
     )
     channels = turned(x, axes).shape[1]
     gamma, beta = rng.uniform(0.5, 1.5, (2, channels)).astype("f")
-    how = {"epsilon": 1e-3, "relu": True}
+    how = {"epsilon": 1e-3, "activation": "relu"}
     forward = backnorm.batch_norm_forward(
         x, gamma, beta, residual=residual, data_format=axes, **how
     )

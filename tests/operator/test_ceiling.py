@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import backnorm
-from backnorm import reference
+from backnorm import Activation, reference
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import examine_relu, relu_case
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32, FLOAT64
@@ -25,7 +25,9 @@ def test_sizes_around_those_of_vectors_bytes_and_tiles(
     dtype, data_format, shape, with_residual, rng
 ):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
-    case = relu_case("", data, rng, with_residual=with_residual, ceiling=0.75)
+    case = relu_case(
+        "", data, rng, with_residual=with_residual, activation=Activation("relu", 0.75)
+    )
     assert_passed(examine_relu(Ours, case))
 
 
@@ -53,16 +55,15 @@ def test_y_is_that_without_a_ceiling_cut_off(
         pytest.skip("there is none")
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
     residual = relu_case("", data, rng, with_residual=with_residual).residual
-    how = data.options | {"relu": True, "residual": residual, "arithmetic": arithmetic}
+    options = data.options | {"residual": residual, "arithmetic": arithmetic}
     given = data.x, data.gamma, data.beta
-    plain = backnorm.batch_norm_forward(*given, **how)
-    result = backnorm.batch_norm_forward(*given, **how, ceiling=1.5)
+    plain = backnorm.batch_norm_forward(*given, **options, activation="relu")
+    options["activation"] = Activation("relu", 1.5)
+    result = backnorm.batch_norm_forward(*given, **options)
     assert 0 < assert_cut_off(result, plain, 1.5, data.x) < data.x.size // 2
     whole = backnorm.reduce_forward(data.x, data_format=data_format, arithmetic=arithmetic)
-    phases = backnorm.apply_forward(data.x, whole, *given[1:], **how, ceiling=1.5)
-    known = backnorm.batch_norm_inference(
-        data.x, data.mean, data.variance, *given[1:], **how, ceiling=1.5
-    )
+    phases = backnorm.apply_forward(data.x, whole, *given[1:], **options)
+    known = backnorm.batch_norm_inference(data.x, data.mean, data.variance, *given[1:], **options)
     for y in (phases.y, known):
         assert y.astype(np.float64).max() == 1.5
 
@@ -78,12 +79,17 @@ def test_any_ceiling_is_rounded_to_the_type_of_x(ceiling, dtype, data_format, se
     data = realistic_data((3, 5, 7, 3), dtype, data_format=data_format, rng=rng)
     with np.errstate(over="ignore"):
         rounded = float(np.float64(ceiling).astype(dtype))
-    given, how = (data.x, data.gamma, data.beta), data.options | {"relu": True}
+
+    def forward(activation):
+        return backnorm.batch_norm_forward(
+            data.x, data.gamma, data.beta, **data.options, activation=activation
+        )
+
     if rounded == 0:
         with pytest.raises(backnorm.ArgumentValueError, match=r"^ceiling: "):
-            backnorm.batch_norm_forward(*given, **how, ceiling=ceiling)
+            forward(Activation("relu", ceiling))
         return
-    results = [backnorm.batch_norm_forward(*given, **how, ceiling=c) for c in (ceiling, None)]
+    results = forward(Activation("relu", ceiling)), forward("relu")
     assert_cut_off(*results, rounded, data.x)
 
 
@@ -93,7 +99,7 @@ def test_an_overflow_of_float32_arithmetic_is_not_taken_for_the_ceiling(dtype):
     x = np.full((2, 3, 32), 3e38, dtype)
     ones = np.ones(3, np.float32)
     y = backnorm.batch_norm_inference(
-        x, -3e38 * ones, ones, 1e-30 * ones, epsilon=0.0, relu=True, ceiling=2.0**30,
+        x, -3e38 * ones, ones, 1e-30 * ones, epsilon=0.0, activation=Activation("relu", 2.0**30),
         arithmetic="float32" if dtype == FLOAT32 else None,
     )  # fmt: skip
     np.testing.assert_allclose(y.astype(np.float64), 6e8, rtol=2.0**-7)
@@ -107,7 +113,7 @@ def test_what_is_not_finite(dtype, shape, rng):
     x = rng.standard_normal(shape).astype(dtype)
     zeros = np.zeros(3, dtype)
     result = backnorm.batch_norm_forward(
-        x, zeros, zeros, residual=residual, epsilon=1e-3, relu=True, ceiling=6
+        x, zeros, zeros, residual=residual, epsilon=1e-3, activation=Activation("relu", 6)
     )
     np.testing.assert_array_equal(result.y[0, 0, :4].astype(np.float64), [6.0, 0.0, np.nan, 6.0])
     assert not reference.unpack_mask(result.mask, x).any()
@@ -116,34 +122,43 @@ def test_what_is_not_finite(dtype, shape, rng):
 @pytest.mark.parametrize("value", [0, 0.0, -1.0, np.nan, -np.inf, -(10**400), 1e-60])
 def test_a_ceiling_that_is_not_more_than_0_is_refused(value):
     x = np.ones((2, 3), np.float32)
-    with pytest.raises(backnorm.ArgumentValueError, match=r"^ceiling: .*float32"):
-        backnorm.batch_norm_forward(x, epsilon=1e-5, relu=True, ceiling=value)
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^ceiling: .*more than 0"):
+        backnorm.batch_norm_forward(x, epsilon=1e-5, activation=Activation("relu", value))
 
 
 @pytest.mark.parametrize("value", [True, "6", [6.0], np.ones(3), 6j])
 def test_a_ceiling_that_is_no_number_is_refused(value):
     x = np.ones((2, 3), np.float32)
     with pytest.raises(backnorm.ArgumentTypeError, match=r"^ceiling: "):
-        backnorm.batch_norm_forward(x, epsilon=1e-5, relu=True, ceiling=value)
+        backnorm.batch_norm_forward(x, epsilon=1e-5, activation=Activation("relu", value))
 
 
-def test_a_ceiling_without_a_relu_is_refused():
+def test_ceiling_of_another_activation_is_refused():
     x, ones = np.ones((2, 3), np.float32), np.ones(3, np.float32)
-    calls = (
-        lambda: backnorm.batch_norm_forward(x, epsilon=1e-5, ceiling=6.0),
-        lambda: backnorm.batch_norm_inference(x, ones, ones, epsilon=1e-5, ceiling=6.0),
-        lambda: backnorm.apply_forward(x, backnorm.reduce_forward(x), epsilon=1e-5, ceiling=6.0),
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: has a ceiling"):
+        backnorm.batch_norm_inference(
+            x, ones, ones, epsilon=1e-5, activation=Activation("silu", 6.0)
+        )
+
+
+@BY_TYPE
+def test_relu6_is_the_relu_with_ceiling_6(dtype, rng):
+    x = (4 * rng.standard_normal((4, 3, 50))).astype(dtype)
+    gamma = np.full(3, 9, dtype)
+    first, second = (
+        backnorm.batch_norm_forward(x, gamma, epsilon=1e-5, activation=activation)
+        for activation in ("relu6", Activation("relu", 6.0))
     )
-    for call in calls:
-        with pytest.raises(backnorm.ArgumentValueError, match=r"^ceiling: .*relu=True"):
-            call()
+    assert float(first.y.max()) == 6.0
+    for one, other in zip(first, second, strict=True):
+        assert one.tobytes() == other.tobytes()
 
 
 def test_a_ceiling_is_part_of_what_a_call_is_known_by(rng):
     x = rng.standard_normal((4, 3, 50)).astype(np.float16)
 
     def most(ceiling):
-        y = backnorm.batch_norm_forward(x, epsilon=1e-5, relu=True, ceiling=ceiling).y
+        y = backnorm.batch_norm_forward(x, epsilon=1e-5, activation=Activation("relu", ceiling)).y
         return float(y.max())
 
     for _ in range(2):

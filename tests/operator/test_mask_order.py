@@ -46,7 +46,7 @@ def assert_right(forward_x, backward_x, dy, data, **options):
     """Run forward and backward on x in two layouts, and judge by x as the mask was made of it."""
     residual = np.ascontiguousarray(dy[..., ::-1])
     mask = backnorm.batch_norm_forward(
-        forward_x, data.gamma, data.beta, residual=residual, relu=True, **data.options
+        forward_x, data.gamma, data.beta, residual=residual, activation="relu", **data.options
     ).mask
     wanted = data.options | {"mask": mask, "residual": True, **options}
     found = backnorm.batch_norm_backward(
@@ -99,7 +99,7 @@ def test_phases_with_x_in_another_order_are_right(reproducible, rng):
     first = np.asfortranarray(data.x)
     moments = backnorm.reduce_forward(first, reproducible=reproducible)
     mask = backnorm.apply_forward(
-        first, moments, data.gamma, data.beta, relu=True, epsilon=data.epsilon
+        first, moments, data.gamma, data.beta, activation="relu", epsilon=data.epsilon
     ).mask
     sums = backnorm.reduce(data.x, data.dy, data.mean, mask=mask, reproducible=reproducible)
     given = data.dy, data.mean, data.variance, data.gamma
@@ -124,7 +124,7 @@ def test_a_call_that_is_cached_reads_another_mask_in_its_own_order(rng):
 def test_out_with_x_in_another_order_is_written(place, rng):
     data = realistic_data(SHAPE, FLOAT32, rng=rng)
     turned = np.asfortranarray(data.x)
-    mask = backnorm.batch_norm_forward(turned, relu=True, epsilon=data.epsilon).mask
+    mask = backnorm.batch_norm_forward(turned, activation="relu", epsilon=data.epsilon).mask
     dy = data.dy.copy()
     out = dy if place == "in place" else np.empty_like(dy)
     found = backnorm.batch_norm_backward(
@@ -139,7 +139,7 @@ def test_channel_axes_that_are_apart_in_memory_are_right(rng):
     """x is copied into an order of its own then, in which the bits are."""
     x, dy = rng.standard_normal((2, *SHAPE)).astype(np.float32)
     how = {"epsilon": 1e-3, "data_format": (0, 2)}
-    y, mean, variance, mask = backnorm.batch_norm_forward(x, relu=True, **how)
+    y, mean, variance, mask = backnorm.batch_norm_forward(x, activation="relu", **how)
     for way in (np.ascontiguousarray, np.asfortranarray):
         found = backnorm.batch_norm_backward(
             way(x), dy, mean, variance, mask=mask, residual=True, **how
@@ -163,7 +163,7 @@ def test_marks_tell_orders_apart_and_ignore_axes_of_one_element():
 def test_many_axes_are_marked_or_refused():
     for axes in (20, 21):
         x = np.zeros((2,) * axes, np.float16)
-        how = {"epsilon": 1.0, "relu": True}
+        how = {"epsilon": 1.0, "activation": "relu"}
         assert backnorm.batch_norm_forward(x, **how).mask[-MARK_BYTES:].tolist() == [0] * MARK_BYTES
         if axes == 20:
             assert backnorm.batch_norm_forward(x.T, **how).mask[-MARK_BYTES:].any()
@@ -179,7 +179,7 @@ def test_many_axes_are_marked_or_refused():
 @pytest.mark.parametrize("mark", [[0] * 7 + [24], [255] * 8, [1] + [0] * 7], ids=str)
 def test_a_mark_that_is_no_order_is_refused(mark, rng):
     data = realistic_data(SHAPE, FLOAT32, rng=rng)
-    mask = backnorm.batch_norm_forward(data.x, relu=True, epsilon=data.epsilon).mask
+    mask = backnorm.batch_norm_forward(data.x, activation="relu", epsilon=data.epsilon).mask
     mask[-MARK_BYTES:] = mark
     for _ in range(2):
         with pytest.raises(backnorm.ArgumentValueError, match=r"^mask: .*say no order"):

@@ -182,11 +182,11 @@ def test_moments_of_parts_add_up_to_those_of_the_whole(
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
-@pytest.mark.parametrize("relu", [False, True])
-def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape, relu, rng):
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape, activation, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
-    how = {**data.options, "relu": relu, "arithmetic": "float64"}
-    residual = rng.normal(size=shape).astype(dtype) if relu else None
+    how = {**data.options, "activation": activation, "arithmetic": "float64"}
+    residual = rng.normal(size=shape).astype(dtype) if activation else None
     beta = data.gamma[::-1].copy()
     whole = backnorm.batch_norm_forward(data.x, data.gamma, beta, residual=residual, **how)
     cuts = (2, 2, 6)
@@ -210,7 +210,7 @@ def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape,
     for each in found:
         np.testing.assert_array_max_ulp(each.mean, whole.mean, 4)
         np.testing.assert_array_max_ulp(each.variance, whole.variance, 4)
-    if relu:
+    if activation:
         for each in found:
             positive = np.unpackbits(each.mask, count=each.y.size, bitorder="little")
             np.testing.assert_array_equal(positive.reshape(each.y.shape), each.y > 0)
@@ -219,14 +219,16 @@ def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape,
 def test_a_backward_pass_of_parts_behind_a_relu(rng, same):
     data = realistic_data((7, 5, 6, 3), FLOAT32, rng=rng, ratio=3.0)
     how = {**data.options, "arithmetic": "float64"}
-    _, mean, variance, mask = backnorm.batch_norm_forward(data.x, data.gamma, relu=True, **how)
+    _, mean, variance, mask = backnorm.batch_norm_forward(
+        data.x, data.gamma, activation="relu", **how
+    )
     given = data.x, data.dy, mean, variance, data.gamma
     whole = backnorm.batch_norm_backward(*given, mask=mask, residual=True, **how)
     sums = ChannelSums.zero(5)
     pieces = []
     for x, dy in zip(parts(data.x, (3,)), parts(data.dy, (3,)), strict=True):
         moments = ChannelMoments(mean.astype("d"), variance.astype("d"), 126)
-        bits = backnorm.apply_forward(x, moments, data.gamma, relu=True, **how).mask
+        bits = backnorm.apply_forward(x, moments, data.gamma, activation="relu", **how).mask
         sums = sums + backnorm.reduce(x, dy, mean, mask=bits, arithmetic="float64")
         pieces.append((x, dy, bits))
     found = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import reference
+from backnorm import Activation, reference
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import (
     check_backward,
@@ -19,7 +19,7 @@ from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statisti
 from backnorm.layout import MARK_BYTES, mask_size
 
 BATTERY = {case.name: case for case in relu_cases()}
-BATTERY |= {f"ceiling-{case.name}": case for case in relu_cases(ceiling=1.0)}
+BATTERY |= {f"ceiling-{case.name}": case for case in relu_cases(activation=Activation("relu", 1.0))}
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
 # Tails that are no multiple of 8, segments shorter and longer than vectors and bytes, and enough
 # elements for several threads (32768 and more).
@@ -36,19 +36,11 @@ LARGE = [("NCX", (7, 61, 7, 13)), ("NCX", (3, 5, 61, 67)), ("NXC", (7, 7, 13, 61
 
 
 class Ours:
-    """The operators, looked up when they are called."""
+    """The operators."""
 
-    @staticmethod
-    def forward(*inputs, **options):
-        return backnorm.batch_norm_forward(*inputs, **options, relu=True)
-
-    @staticmethod
-    def inference(*inputs, **options):
-        return backnorm.batch_norm_inference(*inputs, **options, relu=True)
-
-    @staticmethod
-    def backward(*inputs, **options):
-        return backnorm.batch_norm_backward(*inputs, **options)
+    forward = staticmethod(backnorm.batch_norm_forward)
+    inference = staticmethod(backnorm.batch_norm_inference)
+    backward = staticmethod(backnorm.batch_norm_backward)
 
 
 def assert_passed(verdicts):
@@ -85,7 +77,9 @@ def test_types_of_statistics(dtype, statistics, data_format, shape, rng):
     layout = {"data_format": data_format, "rng": rng, "statistics_dtype": statistics}
     data = realistic_data(shape, dtype, **layout)
     assert_passed(examine_relu(Ours, relu_case("", data, rng)))
-    result = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **data.options, relu=True)
+    result = backnorm.batch_norm_forward(
+        data.x, data.gamma, data.beta, **data.options, activation="relu"
+    )
     assert result.mean.dtype == result.variance.dtype == statistics
 
 
@@ -100,10 +94,10 @@ def test_outputs_larger_than_the_caches(dtype, data_format, rng):
     gamma, beta = rng.uniform(0.5, 1.5, (2, 64)).astype(np.float32)
     options = {"epsilon": 1e-5, "data_format": data_format}
     y, mean, variance, mask = backnorm.batch_norm_forward(
-        x, gamma, beta, residual=residual, **options, relu=True
+        x, gamma, beta, residual=residual, **options, activation="relu"
     )
     inferred = backnorm.batch_norm_inference(
-        x, mean, variance, gamma, beta, residual=residual, **options, relu=True
+        x, mean, variance, gamma, beta, residual=residual, **options, activation="relu"
     )
     gradients = backnorm.batch_norm_backward(
         x, dy, mean, variance, gamma, mask=mask, residual=True, **options
@@ -145,13 +139,15 @@ def test_empty_tensors(dtype, shape, with_residual):
     other = np.float32 if is_16_bit(dtype) else dtype
     x, ones = np.zeros(shape, dtype), np.ones(shape[1], other)
     residual = x if with_residual else None
-    result = backnorm.batch_norm_forward(x, ones, ones, residual=residual, epsilon=1e-5, relu=True)
+    result = backnorm.batch_norm_forward(
+        x, ones, ones, residual=residual, epsilon=1e-5, activation="relu"
+    )
     assert result.y.shape == shape
     assert result.mask.dtype == np.uint8
     for values in result[1:3]:
         np.testing.assert_array_equal(values, np.zeros(shape[1], other), strict=True)
     y = backnorm.batch_norm_inference(
-        x, ones, ones, ones, ones, residual=residual, epsilon=1e-5, relu=True
+        x, ones, ones, ones, ones, residual=residual, epsilon=1e-5, activation="relu"
     )
     assert y.shape == shape
     gradients = backnorm.batch_norm_backward(
@@ -175,12 +171,12 @@ def test_what_is_not_finite_follows_ieee_rules(dtype, name, value, rng):
         "residual": rng.standard_normal(data.x.shape).astype(dtype),
     }
     arrays[name][(1, 2, 3) if arrays[name].ndim == 3 else 2] = value
-    result = backnorm.batch_norm_forward(**arrays, **data.options, relu=True)
+    result = backnorm.batch_norm_forward(**arrays, **data.options, activation="relu")
     x, gamma, beta, residual = arrays.values()
     options = data.options | {"residual": residual}
     assert_passed(check_relu_forward(x, gamma, beta, result, **options))
     y = backnorm.batch_norm_inference(
-        x, data.mean, data.variance, gamma, beta, **options, relu=True
+        x, data.mean, data.variance, gamma, beta, **options, activation="relu"
     )
     assert_passed(check_relu_inference(x, data.mean, data.variance, gamma, beta, y, **options))
 
@@ -210,7 +206,7 @@ def test_without_residual_y_is_the_relu_of_y_of_the_plain_operator(dtype, data_f
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
     affine = (data.gamma, data.beta)
     plain = backnorm.batch_norm_forward(data.x, *affine, **data.options)
-    result = backnorm.batch_norm_forward(data.x, *affine, **data.options, relu=True)
+    result = backnorm.batch_norm_forward(data.x, *affine, **data.options, activation="relu")
     expected = np.maximum(plain.y.astype(np.float64), 0)
     np.testing.assert_array_equal(result.y.astype(np.float64), expected)
     np.testing.assert_array_equal(result.mean, plain.mean)
@@ -228,7 +224,7 @@ def test_the_number_of_threads_does_not_change_a_bit(
 
     def results():
         result = backnorm.batch_norm_forward(
-            data.x, data.gamma, data.beta, residual=case.residual, **data.options, relu=True
+            data.x, data.gamma, data.beta, residual=case.residual, **data.options, activation="relu"
         )
         gradients = backnorm.batch_norm_backward(
             *data.backward_inputs, mask=case.mask, residual=with_residual, **data.options

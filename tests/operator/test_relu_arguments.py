@@ -32,8 +32,8 @@ OPERATORS = ("forward", "inference", "backward")
 
 
 def call(operator, arguments, **changes):
-    relu = {} if operator == "backward" else {"relu": True}
-    return getattr(backnorm, f"batch_norm_{operator}")(**arguments[operator] | relu | changes)
+    activation = {} if operator == "backward" else {"activation": "relu"}
+    return getattr(backnorm, f"batch_norm_{operator}")(**arguments[operator] | activation | changes)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -99,9 +99,32 @@ def test_the_gradient_of_a_residual_needs_a_mask(arguments):
 
 
 @pytest.mark.parametrize("operator", ["forward", "inference"])
-def test_a_residual_needs_a_relu(operator, arguments):
-    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*relu=True"):
-        call(operator, arguments, relu=False)
+def test_residual_without_relu_is_refused(operator, arguments):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*activation='relu'"):
+        call(operator, arguments, activation=None)
+
+
+def test_residual_before_silu_is_refused(arguments):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*activation='relu'"):
+        call("inference", arguments, activation="silu")
+
+
+@pytest.mark.parametrize("activation", ["silu", "hardswish", backnorm.Activation("silu")])
+def test_activation_without_mask_is_refused_in_training(activation, arguments):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: .*not a mask"):
+        call("forward", arguments, activation=activation, residual=None)
+    moments = backnorm.reduce_forward(arguments["forward"]["x"])
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: .*not a mask"):
+        backnorm.apply_forward(
+            arguments["forward"]["x"], moments, epsilon=1e-3, activation=activation
+        )
+
+
+@pytest.mark.parametrize("operator", ["forward", "inference"])
+@pytest.mark.parametrize("value", ["gelu", "", True, 6.0, ("relu", 6.0), np.ones(3)])
+def test_unknown_activation_is_refused(operator, value, arguments):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: "):
+        call(operator, arguments, activation=value)
 
 
 def test_a_strided_mask_is_a_legal_array(arguments):

@@ -36,7 +36,7 @@ def test_results_and_bits_lie_like_x(dtype, order, rng):
     # The residual and dy in x's order, and in their own.
     for turn in (lie, np.ascontiguousarray):
         added = data.options | {"residual": turn(residual)}
-        result = backnorm.batch_norm_forward(x, data.gamma, data.beta, **added, relu=True)
+        result = backnorm.batch_norm_forward(x, data.gamma, data.beta, **added, activation="relu")
         assert result.y.strides == x.strides
         assert_passed(check_relu_forward(x, data.gamma, data.beta, result, **added))
         gradients = backnorm.batch_norm_backward(
@@ -115,8 +115,8 @@ def test_the_layout_in_memory_does_not_matter(call):
     arrays, residual, mask, training, options = call
     x, dy, mean, variance, gamma, beta = arrays.values()
     added, wanted = {"residual": residual} | options, {"residual": residual is not None} | options
-    result = backnorm.batch_norm_forward(x, gamma, beta, **added, relu=True)
-    y = backnorm.batch_norm_inference(x, mean, variance, gamma, beta, **added, relu=True)
+    result = backnorm.batch_norm_forward(x, gamma, beta, **added, activation="relu")
+    y = backnorm.batch_norm_inference(x, mean, variance, gamma, beta, **added, activation="relu")
     gradients = backnorm.batch_norm_backward(
         x, dy, mean, variance, gamma, mask=mask, training=training, **wanted
     )
@@ -140,7 +140,7 @@ def test_a_broadcast_residual_and_gradient(rng):
         np.broadcast_to(a[:1, :, :, :1], data.x.shape) for a in (data.dy * 0.5, data.dy)
     )
     added = data.options | {"residual": residual}
-    result = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **added, relu=True)
+    result = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **added, activation="relu")
     assert_passed(check_relu_forward(data.x, data.gamma, data.beta, result, **added))
     wanted = data.options | {"mask": result.mask, "residual": True}
     inputs = (data.x, dy, data.mean, data.variance, data.gamma)
@@ -156,7 +156,7 @@ def test_inputs_are_left_alone_and_results_are_new(rng):
     inputs = [*data.backward_inputs, data.beta, residual, mask]
     before = [array.copy() for array in inputs]
     normalized = backnorm.batch_norm_forward(
-        data.x, data.gamma, data.beta, residual=residual, **data.options, relu=True
+        data.x, data.gamma, data.beta, residual=residual, **data.options, activation="relu"
     )
     gradients = backnorm.batch_norm_backward(
         *data.backward_inputs, mask=mask, residual=True, **data.options

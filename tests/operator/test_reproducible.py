@@ -191,7 +191,7 @@ def test_a_relu_and_a_residual(dtype, shape):
 
     def both(x, dy, residual, data_format):
         y, mean, variance, mask = backnorm.batch_norm_forward(
-            x, gamma, beta, **how, relu=True, residual=residual, reproducible=True,
+            x, gamma, beta, **how, activation="relu", residual=residual, reproducible=True,
             data_format=data_format,
         )  # fmt: skip
         given = x, dy, mean, variance, gamma

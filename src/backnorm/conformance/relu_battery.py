@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from backnorm import reference
+from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance._chosen import computed_in
 from backnorm.conformance.data import LayerData, realistic_data
@@ -67,8 +68,8 @@ class ReluCase:
         Of the backward pass.
     affine : bool
         Whether gamma and beta are passed.
-    ceiling : float or None
-        Of the ReLU, a number of x's type.
+    activation : Activation
+        A ReLU, whose ceiling is a number of x's type.
     arithmetic : {"float32", "float64"} or None
         What the operators compute in, by which they are judged; None: see :func:`judge.budget`.
     """
@@ -79,7 +80,7 @@ class ReluCase:
     mask: np.ndarray
     training: bool = True
     affine: bool = True
-    ceiling: float | None = None
+    activation: Activation = RELU
     arithmetic: Arithmetic | None = None
 
 
@@ -101,7 +102,7 @@ def relu_case(
     with_residual: bool = True,
     training: bool = True,
     affine: bool = True,
-    ceiling: float | None = None,
+    activation: Activation = RELU,
 ) -> ReluCase:
     """Return a case on `data` with a random mask and residual."""
     residual = (rng.standard_normal(data.x.shape) - 0.3).astype(data.x.dtype)
@@ -112,31 +113,31 @@ def relu_case(
         random_mask(data.x, rng),
         training=training,
         affine=affine,
-        ceiling=ceiling,
+        activation=activation,
     )
 
 
 def relu_cases(
-    seed: int = 0, arithmetic: Arithmetic | None = None, ceiling: float | None = None
+    seed: int = 0, arithmetic: Arithmetic | None = None, activation: Activation = RELU
 ) -> Iterator[ReluCase]:
     """Yield the battery, small cases for every type and layout; the same for the same seed.
 
-    `arithmetic` is as in :func:`backnorm.conformance.battery.cases`. With a `ceiling`, which every
-    type has to have exactly, the operators' forward and inference get an option of that name.
+    `arithmetic` is as in :func:`backnorm.conformance.battery.cases`. `activation` is a ReLU whose
+    ceiling every element type has exactly.
     """
-    return computed_in(_all_cases(seed, ceiling), arithmetic)
+    return computed_in(_all_cases(seed, activation), arithmetic)
 
 
-def _all_cases(seed: int, ceiling: float | None) -> Iterator[ReluCase]:
+def _all_cases(seed: int, activation: Activation) -> Iterator[ReluCase]:
     rng = np.random.default_rng(seed)
     for dtype in ELEMENT_TYPES:
         for statistics in statistics_types(dtype):
             for data_format in _SHAPES:
                 for case in _of_types(dtype, statistics, data_format, rng):
-                    yield replace(case, ceiling=ceiling)
-                if ceiling is not None:
-                    how = f"{dtype}-{statistics}-{data_format}"
-                    yield _about(ceiling, how, dtype, statistics, data_format, rng)
+                    yield replace(case, activation=activation)
+                if activation.ceiling is not None:
+                    types = f"{dtype}-{statistics}-{data_format}"
+                    yield _about(activation.ceiling, types, dtype, statistics, data_format, rng)
 
 
 def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]:
@@ -149,9 +150,7 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]
     residual = None if case.residual is None else _read_only(case.residual)
     mask = _read_only(case.mask)
 
-    added = options | {"residual": residual}
-    if case.ceiling is not None:
-        added |= {"ceiling": case.ceiling}
+    added = options | {"activation": case.activation, "residual": residual}
     result = operators.forward(x, gamma, beta, **added)
     how: dict[str, Any] = {"arithmetic": case.arithmetic}
     forward = check_relu_forward(x, gamma, beta, result, **added, **how)
@@ -211,7 +210,7 @@ def _about(
         data, gamma=np.full_like(data.gamma, near), beta=np.full_like(data.beta, ceiling)
     )
     name = f"about-the-ceiling-{types}"
-    return relu_case(name, data, rng, with_residual=False, ceiling=ceiling)
+    return relu_case(name, data, rng, with_residual=False, activation=Activation("relu", ceiling))
 
 
 def _turned(data: LayerData) -> LayerData:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from backnorm.cpu.geometry import Columns, Segments, round_up
-from backnorm.cpu.plan import AT_ONCE, SCHEDULE, Plan, plan, writes_mask
+from backnorm.cpu.plan import AT_ONCE, SCHEDULE, Plan, plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
@@ -52,7 +52,7 @@ def is_legal(decided: Plan) -> bool:
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
     if isinstance(geometry, Columns) and geometry.by_tile:
         return not decided.streaming and geometry.width % 32 == geometry.tile % 32 == 0
-    if not writes_mask(problem):
+    if not problem.writes_mask:
         return True
     if isinstance(geometry, Columns):
         return geometry.share * geometry.width % 8 == 0 or geometry.share >= geometry.rows
@@ -65,7 +65,7 @@ def is_legal(decided: Plan) -> bool:
 def _choices(chosen: Plan, machine: Machine) -> dict[str, Sequence[Any]]:
     """Return, by the name of a field of the plan or its geometry, the values worth trying."""
     problem, extents, geometry = chosen.problem, chosen.extents, chosen.geometry
-    sums = not problem.operation.startswith(AT_ONCE)
+    sums = problem.operation not in AT_ONCE
     writes = not problem.operation.startswith("reduce")
     several = machine.threads > 1 and problem.size < _SHARED
     found: dict[str, Sequence[Any]] = {

@@ -27,7 +27,7 @@ from backnorm.signature import SIGNATURES
 
 __all__ = ["Launch"]
 
-_ACTIVATIONS = {None: 0, "silu": SILU, "hardswish": HARDSWISH}
+_ACTIVATIONS = {"silu": SILU, "hardswish": HARDSWISH}
 
 
 class Launch:
@@ -72,11 +72,13 @@ class Launch:
         self._forward = SIGNATURES[problem.operation].normalises
         operation = "forward" if self._forward else "backward" if problem.training else "frozen"
         name, statistics = type(geometry).__name__.lower(), problem.statistics_dtype
+        follows = "" if problem.activation is None else problem.activation.name
+        compiled_for = "activation" if follows in _ACTIVATIONS else follows
         known = extents._asdict() | dataclasses.asdict(geometry)
         self._source = FROM_DATA if self._forward else FROM_STATISTICS
         self._stage = functools.partial(
             Stage,
-            Kind(name, dtype.name, compiled, operation, _follows(problem)),
+            Kind(name, dtype.name, compiled, operation, compiled_for),
             {field.name: known[field.name] for field in GEOMETRIES[name]},
             channels=channels,
             own=own,
@@ -86,7 +88,7 @@ class Launch:
             in_float64=problem.arithmetic != compiled,
             binned=binned,
             inverse=problem.inverse,
-            activation=_ACTIVATIONS[problem.activation],
+            activation=_ACTIVATIONS.get(follows, 0),
             ceiling=problem.ceiling,
             beyond=_beyond(problem.ceiling, dtype),
             correction=1.0 if problem.biased else count / max(count - 1, 1),
@@ -129,13 +131,6 @@ class Launch:
         return self._stage(
             partial=partial, participants=participants, summed=summed, items=items, **fields
         )
-
-
-def _follows(problem: Problem) -> str:
-    """Return what the kernels are compiled for that follows the normalisation."""
-    if problem.relu:
-        return "relu"
-    return "" if problem.activation is None else "activation"
 
 
 def _beyond(ceiling: float, dtype: np.dtype) -> int:

@@ -18,13 +18,13 @@ from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
 
-__all__ = ["AT_ONCE", "SCHEDULE", "Plan", "plan", "writes_mask"]
+__all__ = ["AT_ONCE", "SCHEDULE", "Plan", "plan"]
 
 #: Fields of a plan beside its geometry: only speed depends on them.
 SCHEDULE = ("grouped", "streaming", "threads")
 
-#: What operations that read everything once, and sum nothing, begin with.
-AT_ONCE = ("inference", "activation")
+#: The operations that read everything once, and sum nothing.
+AT_ONCE = ("inference", "activation_backward")
 
 # Elements of a chunk: each of its 16 running sums gets at most 130 of them, which bounds the error
 # of a float64 sum to 2^-45 of the sum of magnitudes with room to spare.
@@ -179,7 +179,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     inputs = _inputs(problem)
     arrays = inputs + 1 + problem.residual
     shared = counted(machine.cache_shared)
-    room = shared if problem.operation.startswith(AT_ONCE) else shared // 2
+    room = shared if problem.operation in AT_ONCE else shared // 2
     streaming = arrays * written > room
     share = _share(size, threads)
     memory = _Memory(
@@ -190,8 +190,8 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
         sums=not problem.operation.startswith((*AT_ONCE, "apply")),
         coefficient=4 if problem.arithmetic == "float32" else 8,
         channel=inputs * written // max(1, extents.channels),
-        cold=problem.operation.startswith("activation"),
-        marks=writes_mask(problem),
+        cold=problem.operation == "activation_backward",
+        marks=problem.writes_mask,
         reproducible=problem.reproducible,
         small=machine.cache_per_core < _SMALL_CACHE,
         large=machine.cache_per_core >= _OWN_CACHE,
@@ -250,12 +250,6 @@ def _inputs(problem: Problem) -> int:
     """Return how many arrays of x's shape are always read."""
     operands = SIGNATURES[problem.operation].operands
     return sum(operand.kind == "data" and operand.required for operand in operands)
-
-
-def writes_mask(problem: Problem) -> bool:
-    """Return whether the mask of a ReLU is written, of which threads write whole bytes."""
-    results = SIGNATURES[problem.operation].results
-    return problem.relu and any(result.kind == "mask" for result in results)
 
 
 def _share(size: int, threads: int) -> int:
@@ -522,7 +516,7 @@ def _group(
         # to 2.7, 32 columns 1.2 to 1.5, 64 columns 1.2 to 1.4, with prefetching no better.
         return False, "two passes: a row holds every channel"
     runs = (geometry.group * extents.inner, extents.channels * extents.inner * (extents.outer > 1))
-    if writes_mask(problem) and any(run % 8 for run in runs):
+    if problem.writes_mask and any(run % 8 for run in runs):
         return False, "two passes: a channel group does not end with a byte of the mask"
     items = -(-extents.channels // (geometry.group * geometry.batch))
     held = memory.channel * geometry.group

@@ -166,6 +166,8 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
     -------
     GpuPlan
     """
+    if problem.reproducible or (problem.activation is not None and not problem.relu):
+        raise ValueError("no kernel has reproducible sums, or another activation than a ReLU")
     arithmetic, moments, reasons = _arithmetics(problem, gpu)
     if knobs is None:
         knobs, reason = _choice(problem, extents)
@@ -296,7 +298,7 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
         return True
     if channels == 1:
         return False
-    if problem.relu and problem.operation in ("forward", "apply_forward") and inner % 8:
+    if problem.writes_mask and inner % 8:
         # A program must write whole bytes of the mask.
         return True
     # Runs that are not aligned are read element by element: still better than reading them twice.

@@ -14,7 +14,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, sh
 from backnorm.jax.problems import is_known
 from backnorm.problem import Metadata
 from backnorm.scalars import check_flag, check_integer
-from backnorm.signature import REPRODUCIBLE, SIGNATURES, Operation
+from backnorm.signature import SIGNATURES, Operation
 
 __all__ = [
     "Groups",
@@ -185,19 +185,22 @@ def _is_name(name: object) -> bool:
 
 
 def check_operands(
-    operation: Operation, setting: Any, *, relu: bool = False, **given: Any
+    operation: Operation, setting: Any, *, activation: Any = None, **given: Any
 ) -> np.dtype:
     """Check the operands of an operation, by their names; return the type of per-channel results.
 
     `setting` has epsilon and the channel axis, not negative, and whether sums are reproducible.
     """
     operands = [_read(each) for each in SIGNATURES[operation].arranged(given)]
-    options: dict[str, Any] = {"epsilon": setting.epsilon, "data_format": (setting.axis,)}
-    options["relu"] = relu
-    # Of how many elements they may be is not known of a symbolic shape.
-    if setting.reproducible and is_known(given["x"].shape):
-        operation = REPRODUCIBLE[operation]
-    return problem.problem_of(operation, *operands, **options).statistics_dtype
+    return problem.problem_of(
+        operation,
+        *operands,
+        epsilon=setting.epsilon,
+        data_format=(setting.axis,),
+        activation=activation,
+        # The number of elements, which is limited then, is not known of a symbolic shape.
+        reproducible=setting.reproducible and is_known(given["x"].shape),
+    ).statistics_dtype
 
 
 def check_reproducible(asked: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:

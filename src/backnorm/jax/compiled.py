@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from backnorm.activations import RELU
 from backnorm.arithmetics import Arithmetic
 from backnorm.jax import check, derivatives, formulas
 from backnorm.jax.check import Groups
@@ -61,7 +62,8 @@ def batch_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, mean and variance."""
     given = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
-    dtype = check.check_operands("forward", setting, relu=relu, **given)
+    follows = RELU if relu else None
+    dtype = check.check_operands("forward", setting, activation=follows, **given)
     gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
     x, gamma, beta = alike(x, gamma, beta)
     if not axis_name and mask is None:

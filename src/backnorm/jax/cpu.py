@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from backnorm.jax import callback, ffi
 from backnorm.jax.deviations import is_refused
 from backnorm.jax.problems import OPERANDS, is_known, problem_of
-from backnorm.signature import REPRODUCIBLE, Operation
+from backnorm.signature import Operation
 
 __all__ = ["call", "computed"]
 
@@ -33,7 +33,7 @@ def computed(
     kinds = [operands[k] for k in like]
     if not is_known(kinds[0].shape):
         return elsewhere(*operands, reproducible=reproducible, **how)
-    return call(REPRODUCIBLE[operation] if reproducible else operation, operands, kinds, **how)
+    return call(operation, operands, kinds, reproducible=reproducible, **how)
 
 
 def call(

@@ -92,7 +92,7 @@ def call(
         _described(result, field, instances) for result, field in zip(results, written, strict=True)
     ]
     kinds = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
-    if problem.relu:
+    if problem.writes_mask:
         # Nobody asks for it: what is positive in y says the same.
         mask = jax.ShapeDtypeStruct(((instances or 1) * mask_size(problem.size),), np.uint8)
         kinds.append(mask)

@@ -18,7 +18,7 @@ from backnorm.cpu.scratch import bin_rows
 from backnorm.jax import cpu
 from backnorm.jax.differentiable import Arrays
 from backnorm.jax.exchange import bins_of_all, moments_of_all
-from backnorm.signature import REPRODUCIBLE, Operation
+from backnorm.signature import Operation
 
 try:
     from jax import enable_x64
@@ -67,11 +67,10 @@ def _sums(
     rows = bin_rows(x.dtype.itemsize) if reproducible else 2
     channels = (x.shape[1:] if spread[0] else x.shape)[how["axis"]]
     shape = (rows, channels) if instances is None else (instances, rows, channels)
-    if reproducible:
-        operation, of_all = REPRODUCIBLE[operation], bins_of_all
     kind = jax.ShapeDtypeStruct(shape, jnp.int64 if reproducible else jnp.float64)
+    how["reproducible"] = reproducible
     (own,) = cpu.call(operation, operands, [kind], spread=spread, **how)
-    return of_all(own, **groups)
+    return (bins_of_all if reproducible else of_all)(own, **groups)
 
 
 def _finished(
@@ -81,11 +80,9 @@ def _finished(
     spread: tuple[bool, ...],
     *,
     groups: dict[str, Any],
-    reproducible: bool,
     **how: Any,
 ) -> Arrays:
     """Return the results of a part; `like` has for each the operand of its shape and type."""
-    operation = REPRODUCIBLE[operation] if reproducible else operation
     parts = len(groups["axis_index_groups"][0])
     kinds = [operands[k] for k in like]
     return tuple(cpu.call(operation, operands, kinds, parts=parts, spread=spread, **how))

@@ -9,13 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.problem import Problem
-from backnorm.signature import REPRODUCIBLE, Operation
+from backnorm.signature import Operation
 
 __all__ = ["OPERANDS", "is_known", "problem_of"]
 
-_OPERANDS: dict[Operation, tuple[str, ...]] = {
+#: The operands of the primitives, and of the kernels in their place: those of an operation's
+#: signature that JAX's formulas know, and sums of all parts of a batch.
+OPERANDS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),
     "backward": ("x", "dy", "mean", "variance", "gamma"),
@@ -24,11 +27,6 @@ _OPERANDS: dict[Operation, tuple[str, ...]] = {
     "apply_forward": ("x", "gamma", "beta", "sums"),
     "reduce": ("x", "dy", "mean"),
     "apply_backward": ("x", "dy", "mean", "variance", "gamma", "sums"),
-}
-#: The operands of the primitives, and of the kernels in their place: those of an operation's
-#: signature that JAX's formulas know, and sums of all parts of a batch.
-OPERANDS = _OPERANDS | {
-    REPRODUCIBLE[name]: names for name, names in _OPERANDS.items() if name in REPRODUCIBLE
 }
 
 
@@ -47,8 +45,9 @@ def problem_of(
     arithmetic: Arithmetic | None,
     spread: tuple[bool, ...],
     training: bool = True,
-    relu: bool = False,
+    activation: Activation | None = None,
     residual: bool = False,
+    reproducible: bool = False,
     instances: int | None,
 ) -> Problem:
     """Return the problem of one instance, as (outer, channels, inner).
@@ -66,7 +65,8 @@ def problem_of(
         has_beta="beta" in OPERANDS[operation],
         epsilon=epsilon,
         training=training and operation != "inference",
-        relu=relu,
+        activation=activation,
         residual=residual,
+        reproducible=reproducible,
         arithmetic=arithmetic or own_arithmetic(np.dtype(x.dtype)),
     )

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
+from backnorm.activations import RELU
 from backnorm.jax import cpu, derivatives, ffi, sharding
 from backnorm.jax.differentiable import Arrays, Rule, give_derivative
 from backnorm.jax.instances import new_primitive
@@ -48,7 +49,7 @@ def _composed(*operands: jax.Array, residual: bool, spread: Any, **how: Any) -> 
 
 def _by_kernel(*operands: jax.Array, residual: bool, reproducible: bool, **how: Any) -> Any:
     kinds = [operands[k] for k in _LIKE]
-    return cpu.call("forward", operands, kinds, relu=True, residual=residual, **how)
+    return cpu.call("forward", operands, kinds, activation=RELU, residual=residual, **how)
 
 
 def _primitive() -> Any:

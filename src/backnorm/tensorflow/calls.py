@@ -15,7 +15,7 @@ from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.arrays import NumPy
 from backnorm.cpu.scratch import bin_rows
 from backnorm.dtypes import FLOAT64
-from backnorm.executable import operation, reproducible_operation
+from backnorm.executable import operation
 from backnorm.second_order import arrays
 from backnorm.tensorflow.memory import empty
 
@@ -85,15 +85,13 @@ _reduce_forward = operation("reduce_forward", _ALIGNED, exchanged=True)
 _apply_forward = operation("apply_forward", _ALIGNED, exchanged=True)
 _reduce = operation("reduce", _ALIGNED, exchanged=True)
 _apply = operation("apply", _ALIGNED, exchanged=True)
-_reproducible = functools.partial(reproducible_operation, arrays=_ALIGNED)
+_apply_backward = operation("apply_backward", _ALIGNED, exchanged=True)
 
 
 def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:
     """Return y, mean and variance."""
-    how = options.epsilon, (options.axis,), False, None, options.of_kernels(x.dtype)
-    run = _reproducible("forward") if options.reproducible else _forward
-    found: _Arrays = run(x, None, gamma, beta, None, None, *how)
-    return found[:3]
+    values = options.epsilon, (options.axis,), None, options.of_kernels(x.dtype)
+    return _forward(x, None, gamma, beta, None, None, *values, options.reproducible)[:3]
 
 
 def inference(
@@ -105,8 +103,8 @@ def inference(
     options: Options,
 ) -> _Arrays:
     """Return y."""
-    how = options.epsilon, (options.axis,), False, None, options.of_kernels(x.dtype)
-    return _inference(x, None, mean, variance, gamma, beta, *how)
+    values = options.epsilon, (options.axis,), None, options.of_kernels(x.dtype)
+    return _inference(x, None, mean, variance, gamma, beta, *values)
 
 
 def backward(
@@ -118,10 +116,9 @@ def backward(
     options: Options,
 ) -> _Arrays:
     """Return dx, dgamma and dbeta."""
-    how = options.epsilon, (options.axis,), options.training, False, options.of_kernels(x.dtype)
-    run = _reproducible("backward") if options.reproducible else _backward
-    found: _Arrays = run(x, dy, None, mean, variance, gamma, *how)
-    return found[:3]
+    arithmetic, reproducible = options.of_kernels(x.dtype), options.reproducible
+    values = options.epsilon, (options.axis,), options.training, False, arithmetic, reproducible
+    return _backward(x, dy, None, mean, variance, gamma, *values)[:3]
 
 
 def double_backward(*given: Any) -> _Arrays:
@@ -141,14 +138,12 @@ def double_backward(*given: Any) -> _Arrays:
 
 def moments(x: np.ndarray, options: Options) -> _Arrays:
     """Return means and biased variances of x, float64; 0 without elements."""
-    return tuple(_reduce_forward(x, (options.axis,), options.of_kernels(x.dtype))[0])
+    return tuple(_reduce_forward(x, (options.axis,), options.of_kernels(x.dtype), False)[0])
 
 
 def binned_moments(x: np.ndarray, options: Options) -> _Arrays:
     """Return what `ReproducibleMoments` calls bins, of x."""
-    how = (options.axis,), options.of_kernels(x.dtype)
-    found: _Arrays = _reproducible("reduce_forward")(x, *how)
-    return found[:1]
+    return _reduce_forward(x, (options.axis,), options.of_kernels(x.dtype), True)[:1]
 
 
 def apply_moments(
@@ -163,8 +158,8 @@ def apply_moments(
 
     `mean` and `variance` are float64, those of the whole.
     """
-    how = options.epsilon, (options.axis,), False, None, options.of_kernels(x.dtype)
-    return _apply_forward(x, None, gamma, beta, *how, sums=(mean, variance))[:3]
+    values = options.epsilon, (options.axis,), None, options.of_kernels(x.dtype), False
+    return _apply_forward(x, None, gamma, beta, *values, sums=(mean, variance))[:3]
 
 
 def apply_binned_moments(
@@ -174,22 +169,20 @@ def apply_binned_moments(
 
     `parts` has a row for each part of the whole: its bins, and its elements of a channel.
     """
-    how = options.epsilon, (options.axis,), False, None, options.of_kernels(x.dtype)
-    found: _Arrays
-    found = _reproducible("apply_forward")(x, None, gamma, beta, *how, **_whole(parts, x))
-    return found[:3]
+    values = options.epsilon, (options.axis,), None, options.of_kernels(x.dtype), True
+    return _apply_forward(x, None, gamma, beta, *values, **_whole(parts, x))[:3]
 
 
 def sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
     """Return sums of dy and of dy * (x - mean), float64."""
-    return tuple(_reduce(x, dy, None, mean, (options.axis,), options.of_kernels(x.dtype))[0])
+    values = (options.axis,), options.of_kernels(x.dtype), False
+    return tuple(_reduce(x, dy, None, mean, *values)[0])
 
 
 def binned_sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
     """Return what `ReproducibleSums` calls bins, of dy and of dy * (x - mean)."""
-    how = (options.axis,), options.of_kernels(x.dtype)
-    found: _Arrays = _reproducible("reduce")(x, dy, None, mean, *how)
-    return found[:1]
+    values = (options.axis,), options.of_kernels(x.dtype), True
+    return _reduce(x, dy, None, mean, *values)[:1]
 
 
 def apply_sums(
@@ -204,9 +197,9 @@ def apply_sums(
     options: Options,
 ) -> _Arrays:
     """Return dx of a part, from the sums of the whole and the number of elements of a channel."""
-    how = options.epsilon, (options.axis,), True, False, options.of_kernels(x.dtype)
+    values = options.epsilon, (options.axis,), True, False, options.of_kernels(x.dtype)
     whole = {"sums": (sum_dy, sum_dy_xmu), "count": int(count)}
-    return _apply(x, dy, None, mean, variance, gamma, *how, **whole)[:1]
+    return _apply(x, dy, None, mean, variance, gamma, *values, **whole)[:1]
 
 
 def apply_binned_sums(
@@ -222,10 +215,8 @@ def apply_binned_sums(
 
     `parts` has a row for each part of the whole: its bins, and its elements of a channel.
     """
-    how = options.epsilon, (options.axis,), True, options.of_kernels(x.dtype)
-    given = x, dy, mean, variance, gamma
-    found: _Arrays = _reproducible("apply_backward")(*given, *how, **_whole(parts, x))
-    return found
+    values = options.epsilon, (options.axis,), True, options.of_kernels(x.dtype), True
+    return _apply_backward(x, dy, mean, variance, gamma, *values, **_whole(parts, x))
 
 
 def _whole(parts: np.ndarray, x: np.ndarray) -> dict[str, Any]:

@@ -39,8 +39,6 @@ __all__ = [
 #: See `kernels`.
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
-forward_activated = operation("forward_activated", TENSORS)
-inference_activated = operation("inference_activated", TENSORS)
 activation_backward = operation("activation_backward", TENSORS)
 
 #: See `phases`.
@@ -49,11 +47,30 @@ apply_forward = operation("apply_forward", TENSORS, exchanged=True)
 reduce = operation("reduce", TENSORS, exchanged=True)
 apply = operation("apply", TENSORS, exchanged=True)
 
-_reduce_forward_bins = operation("reduce_forward_reproducible", TENSORS, exchanged=True)
-_reduce_bins = operation("reduce_reproducible", TENSORS, exchanged=True)
-
 _of_forward = operation("forward_coefficients", TENSORS, exchanged=True)
 _of_backward = operation("backward_coefficients", TENSORS, exchanged=True)
+
+
+def forward_activated(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    *options: Any,
+    momentum: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `kernels`."""
+    operands = x, None, weight, bias, mean, variance
+    found: tuple[Tensor, Tensor, Tensor]
+    found = forward(*operands, *options, False, momentum=momentum)[:3]
+    return found
+
+
+def inference_activated(x: Tensor, *options: Any) -> tuple[Tensor]:
+    """See `kernels`."""
+    found: tuple[Tensor] = inference(x, None, *options)
+    return found
 
 
 def message(sums: Tensor, count: int) -> Tensor:
@@ -76,7 +93,7 @@ def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
 
 def reduce_forward_bins(x: Tensor, arithmetic: str) -> tuple[Tensor, int]:
     """Return the sums of x and of x^2 as integers, and the elements of a channel: see `binned`."""
-    found: tuple[Tensor, int] = _reduce_forward_bins(x, "NCX", arithmetic)
+    found: tuple[Tensor, int] = reduce_forward(x, "NCX", arithmetic, True)
     return found
 
 
@@ -84,7 +101,7 @@ def reduce_bins(
     x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str
 ) -> tuple[Tensor, int]:
     """Return what `reduce` sums as integers, and the elements of a channel: see `binned`."""
-    found: tuple[Tensor, int] = _reduce_bins(x, dy, mask, mean, "NCX", arithmetic)
+    found: tuple[Tensor, int] = reduce(x, dy, mask, mean, "NCX", arithmetic, True)
     return found
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from backnorm.activations import MASKLESS, check_activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
-from backnorm.problem import check_activation
 from backnorm.scalars import check_flag
 from backnorm.torch import (
     arithmetics,
@@ -209,7 +209,10 @@ def batch_norm_activation(
     if has_torch_function_variadic(*tensors):
         how = training, momentum, eps, arithmetic, reproducible
         return _overridden(batch_norm_activation, tensors, *how, activation=activation)
-    activation = check_activation(activation)
+    hint = "for a ReLU there is batch_norm_relu"
+    checked = check_activation(activation, accepted=MASKLESS, required=True, hint=hint)
+    assert checked is not None
+    activation = checked.name
     watched = isinstance(input, Tensor) and state.watched(input)
     if not watched and type(training) is bool and reproducible is False:
         y = _activated_at_once(tensors, training, momentum, eps, activation, arithmetic)

@@ -128,7 +128,7 @@ class _Launches(Launches):
                 self.moments(x, tuple(sums))
         return -1
 
-    def finish(self, *places: Any, sums: tuple[Tensor, Tensor]) -> int:
+    def finish(self, *places: Any, sums: tuple[Tensor, Tensor], count: Any = None) -> int:
         """Write the output of a forward pass, and mean and variance, from those of all parts."""
         for result, value in zip(places[_FIRST_RESULT:_AFTER_RESULTS], sums, strict=True):
             result.copy_(value)
@@ -221,7 +221,7 @@ def forward_activated(
     momentum: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `kernels`; PyTorch's operator applies the activation."""
-    how = eps, data_format, False, None, arithmetic
+    how = eps, data_format, None, arithmetic, False
     moved = {"momentum": momentum}
     z, of_batch, variance, _ = forward(x, None, weight, bias, mean, variance, *how, **moved)
     return activated(z, activation, in_place=True), of_batch, variance
@@ -239,7 +239,7 @@ def inference_activated(
     arithmetic: str,
 ) -> tuple[Tensor]:
     """See `kernels`; PyTorch's operator applies the activation."""
-    how = eps, data_format, False, None, arithmetic
+    how = eps, data_format, None, arithmetic
     (z,) = inference(x, None, mean, variance, weight, bias, *how)
     return (activated(z, activation, in_place=True),)
 
@@ -258,7 +258,7 @@ def activation_backward(
     _out: None,
 ) -> tuple[Tensor]:
     """See `kernels`; PyTorch's operator makes the gradient of what it was applied to."""
-    how = eps, data_format, False, None, arithmetic
+    how = eps, data_format, None, arithmetic
     (z,) = inference(x, None, mean, variance, weight, bias, *how)
     check_before_pytorch(dy=dy, input=z)
     return (derivative(dy, z, activation, overwrite=True),)

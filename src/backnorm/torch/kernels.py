@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from backnorm.activations import Activation
 from backnorm.layout import mask_size
 from backnorm.problem import check_mask
 from backnorm.torch import cpu
@@ -73,7 +74,8 @@ def forward(
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
     Autograd is not told, as in PyTorch: a graph that needs the old values has a copy.
     """
-    run, how = engine_of(x).forward, (eps, "NCX", relu, ceiling, arithmetic)
+    follows = Activation("relu", ceiling) if relu else None
+    run, how = engine_of(x).forward, (eps, "NCX", follows, arithmetic, False)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None]
     if running is None:
         result = run(x, residual, weight, bias, None, None, *how)
@@ -116,7 +118,8 @@ def inference(
     arithmetic: str,
 ) -> Tensor:
     """Return y, normalised with given statistics."""
-    run, how = engine_of(x).inference, (eps, "NCX", relu, ceiling, arithmetic)
+    follows = Activation("relu", ceiling) if relu else None
+    run, how = engine_of(x).inference, (eps, "NCX", follows, arithmetic)
     y: Tensor
     (y,) = run(x, residual, mean, variance, weight, bias, *how)
     return y
@@ -160,7 +163,7 @@ def backward_activated(
     )
     # dz is new, so dx is written over it.
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
-        x, dz, None, *statistics, eps, "NCX", True, False, arithmetic, dz
+        x, dz, None, *statistics, eps, "NCX", True, False, arithmetic, False, dz
     )
     return gradients
 
@@ -182,8 +185,9 @@ def backward(
     `mask` is that of the forward pass, None if it had no ReLU.
     """
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
-        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic, None
-    )
+        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic, False,
+        None,
+    )  # fmt: skip
     return gradients
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.fx import Proxy
 
+from backnorm.activations import check_ceiling
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import BacknormError
-from backnorm.problem import check_ceiling
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, synchronised, tools
 from backnorm.torch.activations import RELU, Activation, activated

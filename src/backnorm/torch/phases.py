@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.library import infer_schema, register_autograd
 
+from backnorm.activations import Activation
 from backnorm.binned import moments_of, sums_of
 from backnorm.cpu.scratch import bin_rows
 from backnorm.errors import BacknormError
@@ -187,7 +188,7 @@ def _fake_gradients(
 def moments(x: Tensor, arithmetic: str | None = None) -> Tensor:
     """Return means and biased variances of x, and the number of elements of a channel."""
     engine = kernels.engine_of(x)
-    return engine.message(*engine.reduce_forward(x, "NCX", own(x.dtype, arithmetic)))
+    return engine.message(*engine.reduce_forward(x, "NCX", own(x.dtype, arithmetic), False))
 
 
 @_operator(_fake_bins)
@@ -247,7 +248,8 @@ def apply_moments(
     may lay x out anew between two phases, and then the bits of the mask belong to other elements.
     """
     x = _in_order(x, strides)
-    engine, how = kernels.engine_of(x), (eps, "NCX", relu, ceiling, own(x.dtype, arithmetic))
+    follows = Activation("relu", ceiling) if relu else None
+    engine, how = kernels.engine_of(x), (eps, "NCX", follows, own(x.dtype, arithmetic), False)
     whole = engine.parts(_checked("moments", moments, x))[:2]
     operands = x, residual, weight, bias
     y, mean, variance, mask = engine.apply_forward(*operands, *how, sums=whole)
@@ -266,7 +268,8 @@ def sums(
     """Return sums of dy and of dy * (x - mean), and the number of elements of a channel."""
     x = _in_order(x, strides)
     engine = kernels.engine_of(x)
-    return engine.message(*engine.reduce(x, dy, mask, mean, "NCX", own(x.dtype, arithmetic)))
+    how = "NCX", own(x.dtype, arithmetic), False
+    return engine.message(*engine.reduce(x, dy, mask, mean, *how))
 
 
 @_operator(_fake_gradients)

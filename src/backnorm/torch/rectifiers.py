@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import hardtanh
 
-from backnorm.problem import check_ceiling
+from backnorm.activations import check_ceiling
 from backnorm.torch.metadata import element_type
 
 __all__ = ["derivative", "is_exact", "passing", "rectified", "settled"]

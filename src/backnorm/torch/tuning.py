@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu.plan import Knobs, candidates
@@ -89,22 +90,22 @@ def tune(
         )
     computed_in, ceiling = decided(input.dtype, arithmetic), settled(ceiling, input.dtype)
     has_residual = residual is not None
-    relu = relu or has_residual
+    follows = Activation("relu", ceiling) if relu or has_residual else None
     with torch.no_grad(), gpu.on(input):
         given = input, residual, weight, bias, None, None
 
         def forward() -> Any:
-            return gpu.forward(*given, eps, "NCX", relu, ceiling, computed_in)
+            return gpu.forward(*given, eps, "NCX", follows, computed_in, False)
 
         _, mean, variance, mask = forward()
         dy = torch.empty_like(input).copy_(input)
         taken = input, dy, mask, mean, variance, weight
 
         def backward() -> Any:
-            return gpu.backward(*taken, eps, "NCX", True, has_residual, computed_in)
+            return gpu.backward(*taken, eps, "NCX", True, has_residual, computed_in, False)
 
         how = {"epsilon": eps, "arithmetic": computed_in}
-        ahead = gpu.place_of("forward", *given, relu=relu, ceiling=ceiling, **how)
+        ahead = gpu.place_of("forward", *given, activation=follows, **how)
         back = gpu.place_of("backward", *taken, residual=has_residual, **how)
         return [*_tried(gpu.use, ahead, forward), *_tried(gpu.use, back, backward)]
 

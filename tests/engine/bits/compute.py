@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import backnorm
+from backnorm.activations import MASKLESS
 from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance.battery import cases
 from backnorm.conformance.relu_battery import relu_cases
@@ -31,14 +32,12 @@ from backnorm.dtypes import ELEMENT_TYPES, statistics_types
 from backnorm.executable import operation
 from backnorm.layout import memory_order, order_mark
 from backnorm.machine import Machine
-from backnorm.problem import ACTIVATIONS
 
 #: Problems of each element type and layout.
 PROBLEMS = 25
 
 # What adapters call.
-_forward_activated = operation("forward_activated")
-_inference_activated = operation("inference_activated")
+_forward, _inference = operation("forward"), operation("inference")
 _activation_backward = operation("activation_backward")
 
 _LAYOUTS = ("NCX", "NXC", "strided")
@@ -198,12 +197,14 @@ def results(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for has_residual in (False, True):
         added: dict[str, Any] = {"residual": given.dy if has_residual else None, **how}
         name = " + residual" if has_residual else ""
-        forward = backnorm.batch_norm_forward(given.x, given.gamma, given.beta, **added, relu=True)
+        forward = backnorm.batch_norm_forward(
+            given.x, given.gamma, given.beta, **added, activation="relu"
+        )
         used = -(-given.x.size // 8)
         yield f"relu forward{name}", (*forward[:3], forward.mask[:used])
         yield (
             f"relu inference{name}",
-            (backnorm.batch_norm_inference(given.x, *known, **added, relu=True),),
+            (backnorm.batch_norm_inference(given.x, *known, **added, activation="relu"),),
         )
         for training in (True, False):
             gradients = backnorm.batch_norm_backward(
@@ -211,18 +212,19 @@ def results(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
             )
             kind = "backward" if training else "frozen"
             yield f"relu {kind}{name}", tuple(g for g in gradients if g is not None)
-    yield from _activated(given)
+    yield from _of_maskless_activations(given)
 
 
-def _activated(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _of_maskless_activations(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield the same of operations with another activation than a ReLU."""
     parameters, known = (given.gamma, given.beta), (given.mean, given.variance)
-    for name in ACTIVATIONS:
-        how = given.epsilon, given.data_format, name, None
-        yield f"{name} forward", _forward_activated(given.x, *parameters, None, None, *how)
-        yield f"{name} inference", _inference_activated(given.x, *known, *parameters, *how)
-        given_dy = given.x, given.dy, *known, *parameters
-        yield f"{name} gradient", _activation_backward(*given_dy, *how)
+    for name in MASKLESS:
+        options = given.epsilon, given.data_format, name, None
+        forward = _forward(given.x, None, *parameters, None, None, *options, False)
+        yield f"{name} forward", forward[:3]
+        yield f"{name} inference", _inference(given.x, None, *known, *parameters, *options)
+        operands = given.x, given.dy, *known, *parameters
+        yield f"{name} gradient", _activation_backward(*operands, *options)
 
 
 def _arithmetics(dtype: np.dtype) -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
+from backnorm.activations import RELU, Activation
 from backnorm.conformance import relu_battery
 from backnorm.layout import mask_size
 from backnorm.results import Gradients, GradientsWithResidual, Normalized, NormalizedWithMask
@@ -59,6 +60,7 @@ def backward(
         training,
         False,
         arithmetic,
+        False,
     )
     return Gradients(array(dx, data_format), array(dgamma), array(dbeta))
 
@@ -66,7 +68,7 @@ def backward(
 def forward(x, gamma=None, beta=None, *, epsilon, data_format="NCX", arithmetic=None):
     affine = tensor(gamma), tensor(beta)
     y, mean, variance, _ = gpu.forward(
-        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", False, None, arithmetic
+        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", None, arithmetic, False
     )
     return Normalized(array(y, data_format), array(mean), array(variance))
 
@@ -80,7 +82,6 @@ def inference(
         *(tensor(value) for value in (mean, variance, gamma, beta)),
         epsilon,
         "NCX",
-        False,
         None,
         arithmetic,
     )
@@ -94,8 +95,9 @@ class WithRelu:
         self.arithmetic = arithmetic
 
     def forward(
-        self, x, gamma=None, beta=None, *, residual=None, ceiling=None, epsilon, data_format="NCX"
-    ):
+        self, x, gamma=None, beta=None, *,
+        activation=RELU, residual=None, epsilon, data_format="NCX",
+    ):  # fmt: skip
         y, mean, variance, mask = gpu.forward(
             tensor(x, data_format),
             tensor(residual, data_format),
@@ -105,9 +107,9 @@ class WithRelu:
             None,
             epsilon,
             "NCX",
-            True,
-            ceiling,
+            activation,
             self.arithmetic,
+            False,
         )
         return NormalizedWithMask(array(y, data_format), array(mean), array(variance), array(mask))
 
@@ -119,8 +121,8 @@ class WithRelu:
         gamma=None,
         beta=None,
         *,
+        activation=RELU,
         residual=None,
-        ceiling=None,
         epsilon,
         data_format="NCX",
     ):
@@ -130,8 +132,7 @@ class WithRelu:
             *(tensor(value) for value in (mean, variance, gamma, beta)),
             epsilon,
             "NCX",
-            True,
-            ceiling,
+            activation,
             self.arithmetic,
         )
         return array(y, data_format)
@@ -163,6 +164,7 @@ class WithRelu:
             training,
             residual,
             self.arithmetic,
+            False,
         )
         return GradientsWithResidual(
             array(dx, data_format),
@@ -175,5 +177,6 @@ class WithRelu:
 def relu_cases(arithmetic=None):
     """Yield the battery of ReLUs, and again with a ceiling."""
     yield from relu_battery.relu_cases(arithmetic=arithmetic)
-    for case in relu_battery.relu_cases(arithmetic=arithmetic, ceiling=1.0):
+    activation = Activation("relu", 1.0)
+    for case in relu_battery.relu_cases(arithmetic=arithmetic, activation=activation):
         yield dataclasses.replace(case, name=f"ceiling-{case.name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from backnorm.activations import RELU
 from backnorm.torch import cpu, kernels, phases
 from backnorm.torch import gpu as engine
 
@@ -49,7 +50,7 @@ def test_parts_are_normalised_as_the_whole(shape, channels_last, relu, how):
     x[: shape[0] // 2] -= 2
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     given = x, residual if relu else None, weight, bias
-    expected = cpu.forward(*given, None, None, EPS, "NCX", relu, None, how)
+    expected = cpu.forward(*given, None, None, EPS, "NCX", RELU if relu else None, how, False)
     y, mean, variance, mask = expected
     xs, dys, residuals = (parts_of(each, channels_last) for each in (x, dy, residual))
     whole = moments_of_all([phases.moments(each, how) for each in xs])
@@ -63,7 +64,8 @@ def test_parts_are_normalised_as_the_whole(shape, channels_last, relu, how):
     for each in found:
         torch.testing.assert_close(each[1].cpu(), mean)
         torch.testing.assert_close(each[2].cpu(), variance)
-    gradients = cpu.backward(x, dy, mask, mean, variance, weight.cpu(), EPS, "NCX", True, relu, how)
+    operands = x, dy, mask, mean, variance, weight.cpu()
+    gradients = cpu.backward(*operands, EPS, "NCX", True, relu, how, False)
     mean, variance = mean.to(DEVICE), variance.to(DEVICE)
     masks = [each[3] if relu else None for each in found]
     every = zip(xs, dys, masks, strict=True)
@@ -85,7 +87,7 @@ def test_reproducible_sums_are_those_of_the_cpu(shape, channels_last, relu):
     mean = torch.rand(shape[1])
     mask = None
     if relu:
-        given = x, None, None, None, None, None, EPS, "NCX", True, None, HOW
+        given = x, None, None, None, None, None, EPS, "NCX", RELU, HOW, False
         mask = cpu.forward(*given)[3]
     expected = cpu.reduce_forward_bins(x, HOW), cpu.reduce_bins(x, dy, mask, mean, HOW)
     mine = x.to(DEVICE), dy.to(DEVICE), None if mask is None else mask.to(DEVICE), mean.to(DEVICE)

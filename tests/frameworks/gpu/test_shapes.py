@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from backnorm.activations import RELU
 from backnorm.conformance.battery import Case, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
@@ -86,16 +87,18 @@ def test_results_are_those_of_the_cpu(shape, schedule, layout, relu, scheduled):
         residual = None
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     given = x, residual, weight, bias, None, None
-    *ours, mask = gpu.forward(*there(given), 1e-5, "NCX", relu, None, None)
-    *theirs, bits = cpu.forward(*given, 1e-5, "NCX", relu, None, None)
+    options = 1e-5, "NCX", RELU if relu else None, None, False
+    *ours, mask = gpu.forward(*there(given), *options)
+    *theirs, bits = cpu.forward(*given, *options)
     compare(ours, theirs)
     if relu:
         positive = cpu.unpack_mask(bits, x)
         assert torch.equal(cpu.unpack_mask(mask.cpu(), x), positive)
         assert torch.equal(gpu.unpack_mask(mask, *there([x])).cpu(), positive)
     given = x, dy, bits, *theirs[1:], weight
-    *ours, dresidual = gpu.backward(*there(given), 1e-5, "NCX", True, relu, None)
-    *theirs, expected = cpu.backward(*given, 1e-5, "NCX", True, relu, None)
+    options = 1e-5, "NCX", True, relu, None, False
+    *ours, dresidual = gpu.backward(*there(given), *options)
+    *theirs, expected = cpu.backward(*given, *options)
     compare(ours, theirs)
     if relu:
         assert torch.equal(dresidual.cpu(), expected)
@@ -159,9 +162,9 @@ def test_float32_arithmetic_has_the_same_bits_on_every_device(shape, layout):
     variance, results = mean**2 + 0.5, []
     for name in ("h200", "l40s"):
         with interpreter.standing_in_for(KNOWN[name]):
-            how = 1e-5, "NCX", False, None, "float32"
+            how = 1e-5, "NCX", None, "float32"
             (y,) = gpu.inference(x, None, mean, variance, weight, bias, *how)
-            how = 1e-5, "NCX", True, False, "float32"
+            how = 1e-5, "NCX", True, False, "float32", False
             results.append((y, *gpu.backward(x, dy, None, mean, variance, weight, *how)[:3]))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
@@ -179,7 +182,7 @@ def test_the_shapes_make_every_kind_of_plan():
         problem = problem_of(
             "backward", metadata(x), metadata(x), None, channel, channel, channel, epsilon=1e-5
         )
-        problem = dataclasses.replace(problem, relu=relu, residual=relu)
+        problem = dataclasses.replace(problem, activation=RELU if relu else None, residual=relu)
         extents = extents_of(shape, (1,), order_of(x))
         apart = next(one for one in candidates(problem, extents) if one.schedule == "two passes")
         tiling = plan_gpu(problem, extents, KNOWN["h200"], apart).tiling

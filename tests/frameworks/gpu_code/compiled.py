@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from backnorm import problem
+from backnorm.activations import RELU
 from backnorm.gpu.device import KNOWN
 from backnorm.gpu.launch import BackwardLaunch, ForwardLaunch
 from backnorm.gpu.plan import plan_gpu
@@ -58,7 +59,7 @@ def problem_of(operation, shape, axis, dtype, *, relu=False, arithmetic=None):
         made = problem.problem_of("backward", x, x, None, channel, channel, channel, **options)
     else:
         made = problem.problem_of("forward", x, None, channel, channel, None, None, **options)
-    return dataclasses.replace(made, relu=relu, residual=relu)
+    return dataclasses.replace(made, activation=RELU if relu else None, residual=relu)
 
 
 def compiled(problem, device, tmp_path):

@@ -174,10 +174,10 @@ def test_compiled_models():
 
 def test_tuning():
     x, _, weight, bias = tensors((64, 64, 28, 28))
-    before = gpu.forward(x, None, weight, bias, None, None, 1e-5, "NCX", False, None, None)
+    before = gpu.forward(x, None, weight, bias, None, None, 1e-5, "NCX", None, None, False)
     trials = tune(x, weight, bias)
     assert {trial.operation for trial in trials} == {"forward", "backward"}
-    after = gpu.forward(x, None, weight, bias, None, None, 1e-5, "NCX", False, None, None)
+    after = gpu.forward(x, None, weight, bias, None, None, 1e-5, "NCX", None, None, False)
     torch.testing.assert_close(after[0], before[0], rtol=1e-6, atol=1e-6)
 
 

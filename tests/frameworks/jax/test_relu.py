@@ -170,7 +170,7 @@ def test_layers(frozen, axis, normal):
 def test_what_is_refused(normal):
     x, gamma, beta, residual = operands(normal, (6, 3, 4, 5), -1, True)
     given = {"epsilon": EPSILON, "residual": residual}
-    with pytest.raises(ArgumentValueError, match="a residual with relu=True"):
+    with pytest.raises(ArgumentValueError, match="a residual with activation='relu'"):
         bn.batch_norm(x, gamma, beta, **given)
     with pytest.raises(ArgumentTypeError, match="relu"):
         bn.batch_norm(x, gamma, beta, epsilon=EPSILON, relu=1)
@@ -180,7 +180,7 @@ def test_what_is_refused(normal):
         ours(x, gamma, beta, residual.astype(jnp.float32))
     layer = backnorm.jax.nnx.BatchNorm(5, rngs=nnx.Rngs(0))
     for frozen in (False, True):
-        with pytest.raises(ArgumentValueError, match="a residual with relu=True"):
+        with pytest.raises(ArgumentValueError, match="a residual with activation='relu'"):
             layer(x, frozen, residual=residual)
         with pytest.raises(ArgumentValueError, match="residual"):
             layer(x, frozen, relu=True, residual=residual[:3])

@@ -9,6 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import backnorm.torch
+from backnorm.activations import Activation
 from backnorm.conformance import judge
 from backnorm.reference import counting, pack_mask
 from backnorm.torch import cpu
@@ -99,7 +100,7 @@ def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
     found = judge.check_relu_inference if relu else judge.check_inference
     extra = {"residual": residual} if added else {}
     if ceiling is not None:
-        extra["ceiling"] = ceiling
+        extra["activation"] = Activation("relu", ceiling)
     if not training:
         assert_passed(found(x, *statistics, weight, bias, y, **extra, **how))
     mask = pack_mask(counting(y, ceiling), x)

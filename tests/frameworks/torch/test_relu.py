@@ -9,6 +9,7 @@ import torch
 
 import backnorm
 import backnorm.torch
+from backnorm.activations import Activation
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -43,7 +44,8 @@ def test_has_the_bits_of_the_operator(dtype, has_residual, ceiling, layout, para
 
     side = array(residual) if has_residual else None
     w, b = array(weight), array(bias)
-    how = {"relu": True, "residual": side, "ceiling": ceiling, "epsilon": 1e-5}
+    activation = Activation("relu", ceiling)
+    how = {"activation": activation, "residual": side, "epsilon": 1e-5}
     forward = backnorm.batch_norm_forward(array(x), w, b, **how)
     gradients = backnorm.batch_norm_backward(
         array(x), array(dy), forward.mean, forward.variance, w,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from backnorm import reference
+from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._passes import check_backward
 from backnorm.conformance.judge._verdict import Verdict, judge_statistics, judge_typed, refused
@@ -22,7 +23,7 @@ def check_relu_forward(
     result: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None],
     *,
     residual: np.ndarray | None = None,
-    ceiling: float | None = None,
+    activation: Activation = RELU,
     epsilon: float,
     data_format: str = "NCX",
     arithmetic: Arithmetic | None = None,
@@ -30,10 +31,12 @@ def check_relu_forward(
     """Judge `result` (y, mean, variance, mask); see :func:`reference.relu_forward`.
 
     The mask is judged by the y that came, not by the exact one: a bit is set exactly where y > 0,
-    and less than the ceiling.
+    and less than the ceiling of `activation`, a ReLU.
     """
-    how: Any = {"residual": residual, "ceiling": ceiling}
-    exact = reference.relu_forward(x, gamma, beta, **how, epsilon=epsilon, data_format=data_format)
+    ceiling = activation.ceiling
+    added: Any = {"residual": residual, "ceiling": ceiling}
+    options: Any = {"epsilon": epsilon, "data_format": data_format}
+    exact = reference.relu_forward(x, gamma, beta, **added, **options)
     y, mean, variance, mask = result
     return {
         "y": _judge_y(y, exact, x, ceiling, arithmetic),
@@ -51,16 +54,16 @@ def check_relu_inference(
     y: np.ndarray,
     *,
     residual: np.ndarray | None = None,
-    ceiling: float | None = None,
+    activation: Activation = RELU,
     epsilon: float,
     data_format: str = "NCX",
     arithmetic: Arithmetic | None = None,
 ) -> dict[str, Verdict]:
     """Judge `y` = relu(batch norm + residual); see :func:`reference.relu_inference`."""
-    how: Any = {"residual": residual, "ceiling": ceiling}
-    exact = reference.relu_inference(
-        x, mean, variance, gamma, beta, **how, epsilon=epsilon, data_format=data_format
-    )
+    ceiling = activation.ceiling
+    added: Any = {"residual": residual, "ceiling": ceiling}
+    options: Any = {"epsilon": epsilon, "data_format": data_format}
+    exact = reference.relu_inference(x, mean, variance, gamma, beta, **added, **options)
     return {"y": _judge_y(y, exact, x, ceiling, arithmetic)}
 
 
