@@ -43,6 +43,9 @@ element type of x; *channel* is a value a channel, in x's type or in float32 bes
 """
 
 
+_CONDITIONS = {None: "always", "relu": "with a ReLU", "residual": "with `residual`"}
+
+
 def page() -> str:
     """Return the whole page."""
     return "\n".join([INTRODUCTION, CANONICAL, *_operations(), *_sections()]).rstrip() + "\n"
@@ -54,10 +57,7 @@ def _operations() -> Iterator[str]:
         operands = [
             (f"`{o.name}`", o.kind, "yes" if o.required else "no") for o in signature.operands
         ]
-        results = [
-            (f"`{r.name}`", r.kind, f"with `{r.option}`" if r.option else "always")
-            for r in signature.results
-        ]
+        results = [(f"`{r.name}`", r.kind, _CONDITIONS[r.option]) for r in signature.results]
         options = ", ".join(f"`{name}`" for name in signature.options)
         place = f"; `out` may be `{signature.overwrites}`" if signature.overwrites else ""
         yield f"### {signature.operation}\n\nOptions: {options}{place}.\n"

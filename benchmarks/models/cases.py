@@ -31,7 +31,7 @@ Layout = Literal["contiguous", "channels_last"]
 Precision = Literal["float32", "bfloat16"]
 
 #: Whose layers, and whether `torch.compile` compiled the model. Fused: with ReLU and addition in
-#: the layer (`convert(fuse=True)`, or `relu=True`). float32: with ``arithmetic="float32"``.
+#: the layer (`convert(fuse=True)`, or `activation="relu"`). float32: with ``arithmetic="float32"``.
 _OfTorch = Literal[
     "torch",
     "backnorm",

@@ -24,7 +24,7 @@ _Conv = partial(nnx.Conv, use_bias=False)
 def activated(norm: Any, x: jax.Array, residual: Any = None, *, fused: bool) -> jax.Array:
     """Return relu(norm(x) + residual); `fused`: computed by the layer."""
     if fused:
-        y: jax.Array = norm(x, relu=True, residual=residual)
+        y: jax.Array = norm(x, activation="relu", residual=residual)
         return y
     y = norm(x)
     return nnx.relu(y if residual is None else y + residual)

@@ -106,8 +106,8 @@ class Executable:
         ready = self.ready(operands)
         target = None
         if out is not None:
-            how = self._signature, self.problem, self.order
-            target = self._arrays.target(out, operands, *how)
+            context = self._signature, self.problem, self.order
+            target = self._arrays.target(out, operands, *context)
         found = self.plain(*ready, out=target, **numbers)
         results: tuple[Any, ...]
         results = self._arrays.finished(found, operands, ready, self._signature, self.order)
@@ -115,8 +115,8 @@ class Executable:
 
     def into(self, operands: tuple[Any, ...], out: Any, **numbers: Any) -> tuple[Any, ...]:
         """Return the results for operands that kernels read in place, the first in `out`."""
-        how = self._signature, self.problem, self.order
-        target = self._arrays.target(out, operands, *how, in_place=True)
+        context = self._signature, self.problem, self.order
+        target = self._arrays.target(out, operands, *context, in_place=True)
         results = self.plain(*operands, out=target, **numbers)
         return results if target is out else (self._arrays.put(results[0], out), *results[1:])
 
@@ -227,8 +227,8 @@ def operation(
         copied = None if layouts is None else (key, layouts)
         found = CALLS.get(copied)
         if found is None:
-            how = dict(zip(signature.options, options, strict=True))
-            problem = problem_of(name, *arrays.described(read, signature), **how)
+            named = dict(zip(signature.options, options, strict=True))
+            problem = problem_of(name, *arrays.described(read, signature), **named)
             found = executable(problem, read[0], arrays=arrays, exchanged=exchanged)
             if key is not None and arrays.are_plain(operands, found.order, found.ready(read)):
                 CALLS.keep(key, found)

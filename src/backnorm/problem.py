@@ -191,14 +191,14 @@ def problem_of(
         axes: tuple[int, ...] | None = tuple.__getitem__(cast("tuple[int, ...]", data_format), _ALL)
     else:
         axes, axis = None, channel_axis_of(data_format)
-    given: dict[str, Any] = {}
+    present: dict[str, Any] = {}
     common: tuple[str, np.dtype] | None = None
     for operand, array in zip(signature.operands, operands, strict=True):
         if array is None:
             if operand.required:
                 raise _missing(operand.name)
             continue
-        if not given:
+        if not present:
             dtype = _check_input(operand.name, array, least=2 if axes is None else 0)
             shape = tuple(array.shape)
             if axes is None:
@@ -213,7 +213,7 @@ def problem_of(
             check_mask(array, mask_size(math.prod(shape)))
         else:
             common = _check_channels(operand, array, channels, dtype, allowed, common)
-        given[operand.name] = array
+        present[operand.name] = array
     options = signature.options
     flags = {"training": training, "residual": residual, "reproducible": reproducible}
     flags = {name: check_flag(name, value) for name, value in flags.items() if name in options}
@@ -222,8 +222,8 @@ def problem_of(
     elif "activation" in options:
         follows = check_activation(activation, dtype)
     else:
-        follows = RELU if "mask" in given else None
-    added = bool(flags.get("residual", "residual" in given))
+        follows = RELU if "mask" in present else None
+    added = bool(flags.get("residual", "residual" in present))
     if added and (follows is None or follows.name != "relu"):
         raise residual_alone(operation)
     assert axes is not None
@@ -234,13 +234,13 @@ def problem_of(
         axes,
         dtype,
         default if common is None else common[1],
-        has_gamma="gamma" in given,
-        has_beta="beta" in given,
+        has_gamma="gamma" in present,
+        has_beta="beta" in present,
         epsilon=check_epsilon(epsilon) if "epsilon" in options else 0.0,
         training=bool(flags.get("training", not operation.startswith("inference"))),
         activation=follows,
         residual=added,
-        running="running_mean" in given,
+        running="running_mean" in present,
         reproducible=bool(flags.get("reproducible", False)),
         arithmetic=resolved(dtype, arithmetic) if "arithmetic" in options else "float64",
     )

@@ -26,7 +26,7 @@ CANONICAL = {
 }
 
 
-def good(function, relu=False):
+def good(function, activation=None):
     """Return good operands of a function by name, and its counterpart on NumPy's arrays.
 
     The mask of a ReLU, which is the last result there, is none of a framework's.
@@ -39,13 +39,12 @@ def good(function, relu=False):
             np.float32
         )
         for operand in SIGNATURES[operation].operands
-        if operand.name in taken and (relu or operand.name != "residual")
+        if operand.name in taken and (activation or operand.name != "residual")
     }
 
     def without_mask(**given):
-        if given.pop("relu", False):
-            return canonical(**given, activation="relu")[:-1]
-        return canonical(**given)
+        results = canonical(**given)
+        return results[:-1] if given.get("activation") else results
 
     return made, without_mask
 
@@ -66,23 +65,25 @@ def options_of(function):
         "axis": lambda plain: is_integer(plain) and -len(SHAPE) <= plain < len(SHAPE),
         "training": lambda plain: type(plain) is bool,
         "reproducible": lambda plain: type(plain) is bool,
-        "relu": lambda plain: type(plain) is bool,
+        # None of these values is a name that is known.
+        "activation": lambda plain: False,
         # No axis is mapped here.
         "axis_name": lambda plain: type(plain) in (tuple, list) and len(plain) == 0,
         # None of these is a word that is known.
         "arithmetic": lambda plain: False,
     }
+    absent = "arithmetic", "activation"
     for name in inspect.signature(function).parameters:
         if name in accepted:
             if name != "axis_name":
-                yield name, Kind("absent", None, None, refused=name != "arithmetic")
+                yield name, Kind("absent", None, None, refused=name not in absent)
             for kind in values():
                 good = accepted[name](kind.plain)
                 yield name, kind._replace(refused=kind.refused or not good)
 
 
 def failures(
-    function, tensor_of, least_rank=2, more=None, theirs=None, of_lists=np.float64, relu=False
+    function, tensor_of, least_rank=2, more=None, theirs=None, of_lists=np.float64, activation=None
 ):
     """Return what is wrong, and the number of cases.
 
@@ -99,11 +100,11 @@ def failures(
         What the framework's own error says, by the label of a kind, where that is documented.
     of_lists : type
         What a list of numbers is made of.
-    relu : bool
-        Whether there is a ReLU in all calls, and a residual before it.
+    activation : str, optional
+        A ReLU in all calls, with a residual before it.
     """
-    operands, canonical = good(function, relu)
-    always = {"epsilon": 1e-3, "relu": True} if relu else {"epsilon": 1e-3}
+    operands, canonical = good(function, activation)
+    always = {"epsilon": 1e-3} | ({"activation": activation} if activation else {})
     tensors = {name: tensor_of(array) for name, array in operands.items()}
     wrong, count, seen = [], 0, set()
 

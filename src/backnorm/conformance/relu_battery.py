@@ -152,17 +152,20 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]
 
     added = options | {"activation": case.activation, "residual": residual}
     result = operators.forward(x, gamma, beta, **added)
-    how: dict[str, Any] = {"arithmetic": case.arithmetic}
-    forward = check_relu_forward(x, gamma, beta, result, **added, **how)
+    forward = check_relu_forward(x, gamma, beta, result, **added, arithmetic=case.arithmetic)
     y = operators.inference(x, mean, variance, gamma, beta, **added)
-    inference = check_relu_inference(x, mean, variance, gamma, beta, y, **added, **how)
+    inference = check_relu_inference(
+        x, mean, variance, gamma, beta, y, **added, arithmetic=case.arithmetic
+    )
     wanted = options | {
         "mask": mask,
         "residual": residual is not None,
         "training": case.training,
     }
     gradients = operators.backward(x, dy, mean, variance, gamma, **wanted)
-    backward = check_relu_backward(x, dy, mean, variance, gamma, gradients, **wanted, **how)
+    backward = check_relu_backward(
+        x, dy, mean, variance, gamma, gradients, **wanted, arithmetic=case.arithmetic
+    )
     passes = {"forward": forward, "inference": inference, "backward": backward}
     return {
         f"{name} {quantity}": verdict
@@ -203,8 +206,12 @@ def _about(
     rng: np.random.Generator,
 ) -> ReluCase:
     """Return a case of values that are the ceiling, or not, as they are rounded."""
-    how: dict[str, Any] = {"data_format": data_format, "rng": rng, "statistics_dtype": statistics}
-    data = realistic_data(_SHAPES[data_format], dtype, **how)
+    options: dict[str, Any] = {
+        "data_format": data_format,
+        "rng": rng,
+        "statistics_dtype": statistics,
+    }
+    data = realistic_data(_SHAPES[data_format], dtype, **options)
     near = ceiling * float(2.0 ** -_DIGITS[dtype.name])
     data = replace(
         data, gamma=np.full_like(data.gamma, near), beta=np.full_like(data.beta, ceiling)

@@ -185,13 +185,13 @@ def _is_name(name: object) -> bool:
 
 
 def check_operands(
-    operation: Operation, setting: Any, *, activation: Any = None, **given: Any
-) -> np.dtype:
-    """Check the operands of an operation, by their names; return the type of per-channel results.
+    operation: Operation, setting: Any, *, activation: Any = None, **arrays: Any
+) -> problem.Problem:
+    """Return the problem of an operation on operands by their names, or raise.
 
     `setting` has epsilon and the channel axis, not negative, and whether sums are reproducible.
     """
-    operands = [_read(each) for each in SIGNATURES[operation].arranged(given)]
+    operands = [_read(each) for each in SIGNATURES[operation].arranged(arrays)]
     return problem.problem_of(
         operation,
         *operands,
@@ -199,8 +199,8 @@ def check_operands(
         data_format=(setting.axis,),
         activation=activation,
         # The number of elements, which is limited then, is not known of a symbolic shape.
-        reproducible=setting.reproducible and is_known(given["x"].shape),
-    ).statistics_dtype
+        reproducible=setting.reproducible and is_known(arrays["x"].shape),
+    )
 
 
 def check_reproducible(asked: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:

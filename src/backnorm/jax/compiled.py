@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from backnorm.activations import RELU
+from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.jax import check, derivatives, formulas
 from backnorm.jax.check import Groups
 from backnorm.jax.exchange import moments_of_all
 from backnorm.jax.formulas import working_type
 from backnorm.jax.mapped import alike
-from backnorm.jax.relu import add_and_relu, forward_relu
+from backnorm.jax.relu import activated, forward_relu
 
 __all__ = ["Setting", "batch_norm", "batch_norm_backward", "batch_norm_inference"]
 
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
         return {"epsilon": self.epsilon, "axis": self.axis, "arithmetic": self.arithmetic}
 
 
-@partial(_compiled, static_argnames=("setting", "relu", "axis_name", "axis_index_groups"))
+@partial(_compiled, static_argnames=("setting", "activation", "axis_name", "axis_index_groups"))
 def batch_norm(
     x: Any,
     gamma: Any,
@@ -56,22 +56,23 @@ def batch_norm(
     residual: Any,
     *,
     setting: Setting,
-    relu: bool,
+    activation: Activation | None,
     axis_name: tuple[Hashable, ...],
     axis_index_groups: Groups | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, mean and variance."""
-    given = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
-    follows = RELU if relu else None
-    dtype = check.check_operands("forward", setting, activation=follows, **given)
+    operands = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
+    problem = check.check_operands("forward", setting, activation=activation, **operands)
+    activation, dtype = problem.activation, problem.statistics_dtype
     gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
     x, gamma, beta = alike(x, gamma, beta)
     if not axis_name and mask is None:
-        if relu:
+        if activation == RELU:
             inputs = alike(x, gamma, beta, *([] if residual is None else [residual]))
             y, mean, variance = forward_relu(*inputs, **setting._asdict())
         else:
             y, mean, variance = derivatives.forward(x, gamma, beta, **setting._asdict())
+            y = activated(y, residual, activation)
     else:
         where: dict[str, Any] = {"axis": setting.axis, "arithmetic": setting.arithmetic}
         if mask is None:
@@ -88,7 +89,7 @@ def batch_norm(
         work = working_type(x.dtype)
         inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
         (y,) = derivatives.normalize(*inputs, **setting.of_elements())
-        y = add_and_relu(y, residual) if relu else y
+        y = activated(y, residual, activation)
     return y, mean.astype(dtype), variance.astype(dtype)
 
 
@@ -96,9 +97,9 @@ def batch_norm(
 def batch_norm_inference(
     x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, *, setting: Setting
 ) -> jax.Array:
-    """Return y from given statistics."""
-    given = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
-    check.check_operands("inference", setting, x=x, **given)
+    """Return y from operands statistics."""
+    operands = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
+    check.check_operands("inference", setting, x=x, **operands)
     work = working_type(x.dtype)
     gamma, beta = _scale(gamma, x, setting.axis), _offset(beta, x, setting.axis)
     inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
@@ -111,13 +112,13 @@ def batch_norm_backward(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, setting: Setting, training: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return dx, dgamma and dbeta."""
-    given = {"mean": mean, "variance": variance, "gamma": gamma}
-    dtype = check.check_operands("backward", setting, x=x, dy=dy, **given)
+    operands = {"mean": mean, "variance": variance, "gamma": gamma}
+    dtype = check.check_operands("backward", setting, x=x, dy=dy, **operands).statistics_dtype
     work = working_type(x.dtype)
     gamma = _scale(gamma, x, setting.axis)
     inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)
-    how = setting._asdict()
-    dx, dgamma, dbeta = derivatives.backward(*inputs, training=training, **how)
+    options = setting._asdict()
+    dx, dgamma, dbeta = derivatives.backward(*inputs, training=training, **options)
     return dx, dgamma.astype(dtype), dbeta.astype(dtype)
 
 

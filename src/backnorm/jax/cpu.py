@@ -27,13 +27,13 @@ def computed(
     elsewhere: Callable[..., Sequence[jax.Array]],
     *operands: jax.Array,
     reproducible: bool = False,
-    **how: Any,
+    **parameters: Any,
 ) -> Sequence[jax.Array]:
     """Return the results of an operation; `like` has for each the operand of its shape and type."""
     kinds = [operands[k] for k in like]
     if not is_known(kinds[0].shape):
-        return elsewhere(*operands, reproducible=reproducible, **how)
-    return call(operation, operands, kinds, reproducible=reproducible, **how)
+        return elsewhere(*operands, reproducible=reproducible, **parameters)
+    return call(operation, operands, kinds, reproducible=reproducible, **parameters)
 
 
 def call(
@@ -42,7 +42,7 @@ def call(
     kinds: Sequence[Any],
     *,
     parts: int = 1,
-    **how: Any,
+    **parameters: Any,
 ) -> Sequence[jax.Array]:
     """Return the results of an operation by its kernel.
 
@@ -55,18 +55,18 @@ def call(
         For every result that a kernel writes, an array, or another value, of its shape and type.
     parts : int
         How many parts like x a batch has, which the sums among the operands are over.
-    **how
+    **parameters
         The parameters of the primitive.
     """
-    names = (*OPERANDS[operation], *(("residual",) if how.get("residual") else ()))
-    given = dict(zip(names, operands, strict=True))
-    statistics = given.get("mean", given.get("gamma", given["x"]))
-    problem = problem_of(operation, given["x"], statistics, **how)
-    if "variance" in given:
-        given["variance"] = _not_refused(given["variance"], how["epsilon"])
+    names = (*OPERANDS[operation], *(("residual",) if parameters.get("residual") else ()))
+    arrays = dict(zip(names, operands, strict=True))
+    statistics = arrays.get("mean", arrays.get("gamma", arrays["x"]))
+    problem = problem_of(operation, arrays["x"], statistics, **parameters)
+    if "variance" in arrays:
+        arrays["variance"] = _not_refused(arrays["variance"], parameters["epsilon"])
     run = ffi.call if ffi.reason_against() is None else callback.call
-    several = {"instances": how["instances"], "spread": how["spread"]}
-    return run(problem, given, kinds, count=parts * problem.count, **several)
+    several = {"instances": parameters["instances"], "spread": parameters["spread"]}
+    return run(problem, arrays, kinds, count=parts * problem.count, **several)
 
 
 def _not_refused(variance: jax.Array, epsilon: float) -> jax.Array:

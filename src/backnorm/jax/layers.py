@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from backnorm.activations import check_activation
 from backnorm.errors import ArgumentValueError
 from backnorm.jax.formulas import working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
-from backnorm.jax.relu import add_and_relu
+from backnorm.jax.relu import activated
 from backnorm.problem import residual_alone
-from backnorm.scalars import check_flag
 
 __all__ = ["feature_axes", "trained", "with_running_statistics"]
 
@@ -38,13 +38,13 @@ def trained(
     mask: Any,
     *,
     axes: tuple[int, ...],
-    relu: bool,
+    activation: Any,
     residual: Any,
-    **how: Any,
+    **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, and mean and variance of the batch, a value for each feature in row-major order.
 
-    `how` has epsilon, and what else `batch_norm` takes.
+    `options` has epsilon, and what else `batch_norm` takes.
     """
     if mask is not None:
         # A number says as much to flax.
@@ -52,9 +52,11 @@ def trained(
     residual = _checked(residual, x)
     if residual is not None:
         residual = _at_one_axis(residual, axes)[0]
-    how |= {"relu": relu, "residual": residual}
+    options |= {"activation": activation, "residual": residual}
     joined, axis, back = _at_one_axis(x, axes)
-    y, mean, variance = batch_norm(joined, *_channels(x, scale, bias), axis=axis, mask=mask, **how)
+    y, mean, variance = batch_norm(
+        joined, *_channels(x, scale, bias), axis=axis, mask=mask, **options
+    )
     return back(y), mean, variance
 
 
@@ -66,17 +68,18 @@ def with_running_statistics(
     bias: Any,
     *,
     axes: tuple[int, ...],
-    relu: bool,
+    activation: Any,
     residual: Any,
-    **how: Any,
+    **options: Any,
 ) -> jax.Array:
-    """Return y. `how` has epsilon, and what else `batch_norm_inference` takes."""
+    """Return y. `options` has epsilon, and what else `batch_norm_inference` takes."""
     joined, axis, back = _at_one_axis(x, axes)
     channels = _channels(x, mean, variance, scale, bias)
-    y = back(batch_norm_inference(joined, *channels, axis=axis, **how))
-    if residual is not None and not check_flag("relu", relu):
-        raise residual_alone("forward")
-    return add_and_relu(y, _checked(residual, x)) if relu else y
+    y = back(batch_norm_inference(joined, *channels, axis=axis, **options))
+    follows = check_activation(activation, y.dtype)
+    if residual is not None and (follows is None or follows.name != "relu"):
+        raise residual_alone("inference")
+    return activated(y, _checked(residual, x), follows)
 
 
 def _checked(residual: Any, x: jax.Array) -> Any:

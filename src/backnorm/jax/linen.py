@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen  # type: ignore[import-not-found,unused-ignore]
 
+from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.jax import layers
 from backnorm.jax.formulas import promoted
@@ -50,12 +51,12 @@ class BatchNorm(linen.BatchNorm):
         use_running_average: bool | None = None,
         *,
         mask: Any = None,
-        relu: bool = False,
+        activation: str | Activation | None = None,
         residual: Any = None,
     ) -> jax.Array:
         """Normalise x, of any rank, as flax's layer does; see `flax.linen.BatchNorm`.
 
-        With `relu` the result is max(0, that + residual), as of `backnorm.jax.batch_norm`.
+        `activation` and `residual` are those of `backnorm.jax.batch_norm`.
         """
         axes = layers.feature_axes(self.axis, x.ndim)
         frozen = linen.merge_param(
@@ -73,11 +74,11 @@ class BatchNorm(linen.BatchNorm):
 
         out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         x = x.astype(promoted(x.dtype, out))
-        how: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
-        how |= {"relu": relu, "residual": residual}
+        options: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
+        options |= {"activation": activation, "residual": residual}
         if frozen:
-            given = (x, mean.value, variance.value, scale, bias)
-            y = layers.with_running_statistics(*given, axes=axes, **how)
+            operands = (x, mean.value, variance.value, scale, bias)
+            y = layers.with_running_statistics(*operands, axes=axes, **options)
             return y.astype(out)
         # The axis need not exist when the layer is made.
         mapped = None if self.is_initializing() else self.axis_name
@@ -87,7 +88,7 @@ class BatchNorm(linen.BatchNorm):
             bias,
             mask,
             axes=axes,
-            **how,
+            **options,
             reproducible=self.reproducible,
             axis_name=mapped,
             axis_index_groups=None if mapped is None else self.axis_index_groups,

@@ -8,6 +8,7 @@ import jax
 from flax import nnx  # type: ignore[import-not-found,unused-ignore]
 from flax.nnx.nn import dtypes  # type: ignore[import-not-found,unused-ignore]
 
+from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.jax import layers
@@ -58,12 +59,12 @@ class BatchNorm(nnx.BatchNorm):
         use_running_average: bool | None = None,
         *,
         mask: Any = None,
-        relu: bool = False,
+        activation: str | Activation | None = None,
         residual: Any = None,
     ) -> jax.Array:
         """Normalise x, of any rank, as flax's layer does; see `flax.nnx.BatchNorm`.
 
-        With `relu` the result is max(0, that + residual), as of `backnorm.jax.batch_norm`.
+        `activation` and `residual` are those of `backnorm.jax.batch_norm`.
         """
         frozen = self.use_running_average if use_running_average is None else use_running_average
         if frozen is None:
@@ -79,11 +80,11 @@ class BatchNorm(nnx.BatchNorm):
         axes = layers.feature_axes(self.axis, x.ndim)
         out = dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         x = x.astype(promoted(x.dtype, out))
-        how: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
-        how |= {"relu": relu, "residual": residual}
+        options: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
+        options |= {"activation": activation, "residual": residual}
         if frozen:
-            given = (x, mean, variance, scale, bias)
-            y = layers.with_running_statistics(*given, axes=axes, **how)
+            operands = (x, mean, variance, scale, bias)
+            y = layers.with_running_statistics(*operands, axes=axes, **options)
             return y.astype(out)
         y, *batch = layers.trained(
             x,
@@ -91,7 +92,7 @@ class BatchNorm(nnx.BatchNorm):
             bias,
             mask,
             axes=axes,
-            **how,
+            **options,
             reproducible=self.reproducible,
             axis_name=self.axis_name,
             axis_index_groups=self.axis_index_groups,

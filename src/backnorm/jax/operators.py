@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import Arithmetic, asked
 from backnorm.dtypes import FLOAT64
 from backnorm.jax import check, compiled
@@ -27,7 +28,7 @@ def batch_norm(
     axis_name: Hashable | tuple[Hashable, ...] | None = None,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
-    relu: bool = False,
+    activation: str | Activation | None = None,
     residual: Any = None,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
@@ -35,8 +36,8 @@ def batch_norm(
     """Normalise a batch with its own statistics.
 
     mean and variance are those of each channel of x, the variance being the biased one (divided
-    by the number of elements), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta; with
-    ``relu=True`` y = max(0, that + residual), in the same pass where a kernel for CPUs computes it.
+    by the number of elements), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta. Then
+    the activation is applied; before a ReLU the residual is added to y.
 
     Differentiable in x, gamma and beta in reverse and in forward mode (`jax.grad`, `jax.jvp`,
     `jax.linearize`, `jax.hessian`), to any order; mean and variance have derivatives, too. Under
@@ -62,10 +63,12 @@ def batch_norm(
         Which elements of x the statistics are of, in a shape that broadcasts to x's. y is that of
         all elements. Without any in a channel, its statistics and its y are NaN. With `axis_name`
         they are of the elements of all parts, however many each has.
-    relu : bool
-        Whether a ReLU follows. Its derivative is 0 where y is.
+    activation : {"relu", "relu6", "silu", "hardswish"} or backnorm.Activation, optional
+        ``Activation("relu", ceiling)`` is min(ceiling, max(0, y)); the derivative of a ReLU is 0
+        where y is 0 or the ceiling. Kernels for CPUs compute "relu" in the same pass; all others
+        are `jax.nn`'s, applied to y.
     residual : array, optional
-        What is added before the ReLU, of x's shape and type; only with `relu`.
+        Added before a ReLU; of x's shape and type.
     arithmetic : {"float32", "float64"}, optional
         What elements are computed in, and short runs of sums added up, here and in derivatives of
         the first order. None: what holds when the function is traced (`backnorm.arithmetic`). Where
@@ -102,10 +105,10 @@ def batch_norm(
     groups = check.check_axis_index_groups(axis_index_groups, names)
     reproducible = check.check_reproducible(reproducible, names, mask)
     setting = _setting(x, epsilon, axis, arithmetic, reproducible)
-    how: dict[str, Any] = {"setting": setting, "axis_name": names, "axis_index_groups": groups}
-    how["relu"] = check_flag("relu", relu)
-    given = (x, gamma, beta, check.read_mask(mask, x), residual)
-    y, mean, variance = compiled.batch_norm(*given, **how)
+    options: dict[str, Any] = {"setting": setting, "axis_name": names, "axis_index_groups": groups}
+    options["activation"] = check_activation(activation)
+    operands = (x, gamma, beta, check.read_mask(mask, x), residual)
+    y, mean, variance = compiled.batch_norm(*operands, **options)
     return y, mean, variance
 
 

@@ -29,12 +29,12 @@ __all__ = ["PARTS"]
 
 
 def _forward(
-    x: jax.Array, gamma: jax.Array, beta: jax.Array, *, spread: tuple[bool, ...], **how: Any
+    x: jax.Array, gamma: jax.Array, beta: jax.Array, *, spread: tuple[bool, ...], **parameters: Any
 ) -> Arrays:
-    sums = _sums("reduce_forward", (x,), spread[:1], _moments, **how)
+    sums = _sums("reduce_forward", (x,), spread[:1], _moments, **parameters)
     # Sums are those of an instance, as x is.
     spread = (*spread, spread[0])
-    return _finished("apply_forward", (x, gamma, beta, sums), (0, 1, 1), spread, **how)
+    return _finished("apply_forward", (x, gamma, beta, sums), (0, 1, 1), spread, **parameters)
 
 
 def _backward(
@@ -45,11 +45,11 @@ def _backward(
     gamma: jax.Array,
     *,
     spread: tuple[bool, ...],
-    **how: Any,
+    **parameters: Any,
 ) -> Arrays:
-    sums = _sums("reduce", (x, dy, mean), spread[:3], jax.lax.psum, **how)
-    given = (x, dy, mean, variance, gamma, sums)
-    return _finished("apply_backward", given, (1, 4, 4), (*spread, spread[1]), **how)
+    sums = _sums("reduce", (x, dy, mean), spread[:3], jax.lax.psum, **parameters)
+    arrays = (x, dy, mean, variance, gamma, sums)
+    return _finished("apply_backward", arrays, (1, 4, 4), (*spread, spread[1]), **parameters)
 
 
 def _sums(
@@ -60,16 +60,16 @@ def _sums(
     *,
     groups: dict[str, Any],
     reproducible: bool,
-    **how: Any,
+    **parameters: Any,
 ) -> jax.Array:
     """Return the sums of all parts: of every instance, rows of a value for each channel."""
-    x, instances = operands[0], how["instances"]
+    x, instances = operands[0], parameters["instances"]
     rows = bin_rows(x.dtype.itemsize) if reproducible else 2
-    channels = (x.shape[1:] if spread[0] else x.shape)[how["axis"]]
+    channels = (x.shape[1:] if spread[0] else x.shape)[parameters["axis"]]
     shape = (rows, channels) if instances is None else (instances, rows, channels)
     kind = jax.ShapeDtypeStruct(shape, jnp.int64 if reproducible else jnp.float64)
-    how["reproducible"] = reproducible
-    (own,) = cpu.call(operation, operands, [kind], spread=spread, **how)
+    parameters["reproducible"] = reproducible
+    (own,) = cpu.call(operation, operands, [kind], spread=spread, **parameters)
     return (bins_of_all if reproducible else of_all)(own, **groups)
 
 
@@ -80,12 +80,12 @@ def _finished(
     spread: tuple[bool, ...],
     *,
     groups: dict[str, Any],
-    **how: Any,
+    **parameters: Any,
 ) -> Arrays:
     """Return the results of a part; `like` has for each the operand of its shape and type."""
     parts = len(groups["axis_index_groups"][0])
     kinds = [operands[k] for k in like]
-    return tuple(cpu.call(operation, operands, kinds, parts=parts, spread=spread, **how))
+    return tuple(cpu.call(operation, operands, kinds, parts=parts, spread=spread, **parameters))
 
 
 def _moments(own: jax.Array, **groups: Any) -> jax.Array:
@@ -94,9 +94,9 @@ def _moments(own: jax.Array, **groups: Any) -> jax.Array:
 
 
 def _with_64_bits(function: Callable[..., Arrays]) -> Callable[..., Arrays]:
-    def computed(*operands: jax.Array, **how: Any) -> Arrays:
+    def computed(*operands: jax.Array, **parameters: Any) -> Arrays:
         with enable_x64(True):
-            return function(*operands, **how)
+            return function(*operands, **parameters)
 
     return computed
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import backnorm.jax.linen
 import backnorm.jax.nnx
+from backnorm import Activation
 from backnorm import jax as bn
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax.ffi import TARGET
@@ -24,8 +25,9 @@ from .conftest import EPSILON, SHAPES, agree, gradient_of_gradient, textbook, we
 ADDED = pytest.mark.parametrize("added", [False, True], ids=["alone", "residual"])
 
 
-def ours(x, gamma, beta, residual=None, **how):
-    return bn.batch_norm(x, gamma, beta, epsilon=EPSILON, relu=True, residual=residual, **how)
+def ours(x, gamma, beta, residual=None, activation="relu", **options):
+    options |= {"activation": activation, "residual": residual}
+    return bn.batch_norm(x, gamma, beta, epsilon=EPSILON, **options)
 
 
 def composed(x, gamma, beta, residual=None, **how):
@@ -99,7 +101,7 @@ def test_without_a_residual_bits_are_those_of_two_passes(dtype, arithmetic, norm
         return jax.nn.relu(y)
 
     def one(*given):
-        return bn.batch_norm(*given, **how, relu=True)[0]
+        return bn.batch_norm(*given, **how, activation="relu")[0]
 
     for mine, other in zip(
         jax.tree.leaves([(y, pull(dy)) for y, pull in [jax.vjp(one, x, gamma, beta)]]),
@@ -148,6 +150,52 @@ def test_of_mapped_and_of_sharded_batches(normal):
     agree(mapped(x, gamma, beta, residual), composed(x, gamma, beta, residual))
 
 
+OTHERS = {
+    "relu6": jax.nn.relu6,
+    Activation("relu", 0.75): lambda y: jnp.clip(y, 0.0, 0.75),
+    "silu": jax.nn.silu,
+    "hardswish": jax.nn.hard_swish,
+}
+
+
+@pytest.mark.parametrize("activation", OTHERS, ids=str)
+def test_other_activations_are_applied_to_the_output(activation, normal):
+    given = operands(normal, (6, 3, 4, 5), -1, False)
+
+    def theirs(*given):
+        y, *statistics = textbook(*given)
+        return OTHERS[activation](y), *statistics
+
+    functions = partial(ours, activation=activation), theirs
+    weights = normal(6, 3, 4, 5), normal(5)
+    agree(*(function(*given) for function in functions))
+    agree(*(jax.grad(weighed(function, weights), (0, 1, 2))(*given) for function in functions))
+    layer = backnorm.jax.nnx.BatchNorm(5, rngs=nnx.Rngs(0))
+    for frozen in (False, True):
+        y = layer(given[0], frozen)
+        agree(layer(given[0], frozen, activation=activation), OTHERS[activation](y), 1e-6)
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6", Activation("relu", 0.75)], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_relu_has_no_slope_at_its_bounds(activation, masked, normal):
+    x, dy, zeros = normal(6, 3, 4, 5), normal(6, 3, 4, 5), jnp.zeros(5)
+    options = {"mask": jnp.ones(x.shape, bool)} if masked else {}
+    ceiling = {"relu": 0.0, "relu6": 6.0}.get(activation, 0.75)
+    for bound in (0.0, ceiling):
+        slope = jax.grad(
+            lambda beta: jnp.vdot(dy, ours(x, zeros, beta, activation=activation, **options)[0])
+        )
+        np.testing.assert_array_equal(slope(zeros + bound), zeros)
+
+
+def test_ceiling_with_residual_bounds_the_sum(normal):
+    x, gamma, beta, residual = operands(normal, (6, 3, 4, 5), -1, True)
+    y, *_ = textbook(x, gamma, beta)
+    found = ours(x, gamma, beta, residual, activation=Activation("relu", 0.75))[0]
+    agree(found, jnp.clip(y + residual, 0.0, 0.75))
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("axis", [-1, (1, -1)])
 def test_layers(frozen, axis, normal):
@@ -157,13 +205,15 @@ def test_layers(frozen, axis, normal):
     if not isinstance(axis, tuple) or not frozen:
         y = layer(x, frozen)
         assert type(layer) is not flax.nnx.BatchNorm
-        agree(layer(x, frozen, relu=True), jax.nn.relu(y))
-        agree(layer(x, frozen, relu=True, residual=residual), jax.nn.relu(y + residual), 1e-6)
+        agree(layer(x, frozen, activation="relu"), jax.nn.relu(y))
+        agree(
+            layer(x, frozen, activation="relu", residual=residual), jax.nn.relu(y + residual), 1e-6
+        )
     how = {"use_running_average": frozen, "axis": axis, "param_dtype": jnp.float64}
     ours, theirs = (kind(**how) for kind in (backnorm.jax.linen.BatchNorm, linen.BatchNorm))
     variables = theirs.init(jax.random.key(0), x)
     y, _ = theirs.apply(variables, x, mutable="batch_stats")
-    z, _ = ours.apply(variables, x, relu=True, residual=residual, mutable="batch_stats")
+    z, _ = ours.apply(variables, x, activation="relu", residual=residual, mutable="batch_stats")
     agree(z, jax.nn.relu(y + residual), 1e-6)
 
 
@@ -172,8 +222,11 @@ def test_what_is_refused(normal):
     given = {"epsilon": EPSILON, "residual": residual}
     with pytest.raises(ArgumentValueError, match="a residual with activation='relu'"):
         bn.batch_norm(x, gamma, beta, **given)
-    with pytest.raises(ArgumentTypeError, match="relu"):
-        bn.batch_norm(x, gamma, beta, epsilon=EPSILON, relu=1)
+    with pytest.raises(ArgumentValueError, match="a residual with activation='relu'"):
+        ours(x, gamma, beta, residual, activation="silu")
+    for activation in ("gelu", True, jax.nn.silu, Activation("silu", 6.0)):
+        with pytest.raises(ArgumentValueError, match="activation"):
+            ours(x, gamma, beta, activation=activation)
     with pytest.raises(ArgumentValueError, match="residual"):
         ours(x, gamma, beta, residual[:3])
     with pytest.raises(ArgumentTypeError, match="residual"):
@@ -183,4 +236,4 @@ def test_what_is_refused(normal):
         with pytest.raises(ArgumentValueError, match="a residual with activation='relu'"):
             layer(x, frozen, residual=residual)
         with pytest.raises(ArgumentValueError, match="residual"):
-            layer(x, frozen, relu=True, residual=residual[:3])
+            layer(x, frozen, activation="relu", residual=residual[:3])

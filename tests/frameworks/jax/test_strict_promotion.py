@@ -89,7 +89,9 @@ def test_functions_and_their_derivatives_take_any_types(x):
 
     for function in (
         lambda x: batch_norm(x, gamma, beta, **HOW, mask=mask),
-        lambda x: batch_norm(x, gamma, beta, **HOW, relu=True, residual=x),
+        lambda x: batch_norm(x, gamma, beta, **HOW, activation="relu", residual=x),
+        lambda x: batch_norm(x, gamma, beta, **HOW, activation="relu6", residual=x),
+        lambda x: batch_norm(x, gamma, beta, **HOW, activation="silu"),
         lambda x: batch_norm_inference(x, beta, gamma, gamma, beta, **HOW),
         lambda x: jax.grad(loss, (0, 1))(x, gamma),
         lambda x: jax.grad(lambda x: loss(x, gamma, mask=mask))(x),

@@ -151,7 +151,7 @@ def test_a_shape_that_contradicts_itself_is_refused_while_tracing():
 
 def test_signatures_begin_as_those_of_the_numpy_operators():
     # What tensors have no counterpart for here.
-    arrays_alone = {"out", "blend", "relu", "residual", "ceiling", "mask"}
+    arrays_alone = {"out", "blend", "activation", "residual", "mask"}
     for own, plain in (
         (ours.batch_norm, backnorm.batch_norm_forward),
         (ours.batch_norm_inference, backnorm.batch_norm_inference),
