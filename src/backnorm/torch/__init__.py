@@ -7,6 +7,8 @@
     model = backnorm.torch.convert(model)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
 from backnorm.torch.conversion import ConversionWarning, convert, revert
 from backnorm.torch.exchange import SynchronisationError
@@ -16,7 +18,6 @@ from backnorm.torch.functional import (
     batch_norm_add_relu,
     batch_norm_relu,
 )
-from backnorm.torch.hooks import reproducible_hook
 from backnorm.torch.modules import (
     BatchNorm1d,
     BatchNorm2d,
@@ -29,10 +30,12 @@ from backnorm.torch.modules import (
     LazyBatchNorm3d,
     SyncBatchNorm,
 )
-from backnorm.torch.pieces import ReproducibleGradients
 from backnorm.torch.report import LayerReport
 from backnorm.torch.tools import UnrecognisedLayerWarning
 from backnorm.torch.tuning import Trial, tune
+
+if TYPE_CHECKING:
+    from backnorm.torch.reproducible import ReproducibleGradients, reproducible_hook
 
 __all__ = [
     "BatchNorm1d",
@@ -63,3 +66,11 @@ __all__ = [
     "revert",
     "tune",
 ]
+
+def __getattr__(name: str) -> Any:
+    # Imported at its first use: it imports PyTorch's compiler, which takes more than a second.
+    if name in ("ReproducibleGradients", "reproducible_hook"):
+        from backnorm.torch import reproducible
+
+        return getattr(reproducible, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,7 @@ from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
 from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
 from backnorm.signature import Operation
-from backnorm.torch import bins
+from backnorm.torch import binned_sums as bins
 from backnorm.torch.activations import activated, derivative
 from backnorm.torch.memory import (
     check_before_pytorch,

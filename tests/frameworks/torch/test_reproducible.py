@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import backnorm
 import backnorm.torch
 from backnorm.layout import mask_size
-from backnorm.torch import bins, kernels
+from backnorm.torch import binned_sums, kernels
 from backnorm.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -79,18 +79,18 @@ def test_operators_of_pytorch_write_the_same_bins(dtype, special):
     wide = torch.float32 if dtype.itemsize == 2 else dtype
     mean = torch.linspace(-3, 3, 4, dtype=wide)
     engine = kernels.engine_of(x)
-    found, count = bins.of_forward(x)
+    found, count = binned_sums.of_forward(x)
     expected, same = engine.reduce_forward_bins(x, "float64")
     assert count == same
     assert torch.equal(found, expected)
-    found, _ = bins.of_backward(x, dy, None, mean)
+    found, _ = binned_sums.of_backward(x, dy, None, mean)
     expected, _ = engine.reduce_bins(x, dy, None, mean, "float64")
     assert torch.equal(found, expected)
     counts = torch.rand(x.shape) > 0.4
     bits = np.packbits(counts.numpy(), bitorder="little")
     mask = torch.from_numpy(np.pad(bits, (0, mask_size(counts.numel()) - bits.size)))
     mask = mask[: backnorm.layout.mask_size(x.numel())].contiguous()
-    found, _ = bins.of_backward(x, dy, counts, mean)
+    found, _ = binned_sums.of_backward(x, dy, counts, mean)
     expected, _ = engine.reduce_bins(x, dy, mask, mean, "float64")
     assert torch.equal(found, expected)
 

@@ -1,0 +1,191 @@
+"""Sums over processes that have the same bits in any order, on any number of processes.
+
+A floating-point sum depends on the order of its terms, because every addition rounds. Here each
+term is rounded before the addition, to a multiple of a *quantum* that is small enough for float64
+to hold every sum of such multiples. Then no addition rounds, and the order has no effect. (Demmel
+and Nguyen, "Fast reproducible floating-point summation", 2013, with one bin.)
+
+1. All-reduce MAX: the largest exponent of the terms of each element, over all processes.
+2. The quantum of an element is 2**-40 of the next power of two above its largest term. Terms are
+   rounded to it (to nearest, ties to even): add an *anchor* of 1.5 * 2**52 quanta, subtract it.
+3. All-reduce SUM: the float64 sums of the rounded terms. Up to 2**13 terms of at most 2**40 quanta
+   each are at most 2**53 quanta, so all partial sums are exact.
+4. The sum is rounded to the type of the elements.
+
+*Bytes* per element: 1 and 8, where a plain float32 sum takes 4. One quantum for a block of elements
+would save the first byte, but small elements beside large ones would lose their digits. float64
+elements have two quanta of 40 bits each, in two sums: 4 and 16 bytes.
+
+*Error*: rounding a term changes it by at most 2**-40 of the largest term (float64: 2**-80). A sum
+of N terms is off by at most N times that, plus half a unit in the last place. A plain sum is off by
+up to N * 2**-24 of the sum of all magnitudes. 16-bit sums are rounded to float32 first, as PyTorch
+does. float64 terms are scaled by 2**-32, so that anchors are finite; terms below 2**-1043 count as
+zero.
+
+NaN and infinities give what an IEEE sum gives in any order. Sums of zeros are +0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+
+__all__ = ["MAX_TERMS", "Part", "largest_exponents", "rounded_sums", "store_sums", "sum_of_all"]
+
+_BITS = 40
+#: The largest number of terms of an element.
+MAX_TERMS = 2 ** (53 - _BITS)
+
+# Elements of one step on a CPU, few enough for the intermediate tensors to stay in its caches.
+_BLOCK = 2**16
+
+
+class Part(NamedTuple):
+    """Terms of adjacent elements: the index of the first element, and a term for each."""
+
+    first: int
+    values: Tensor
+
+
+class _Format(NamedTuple):
+    """How elements of a type are exchanged and rounded."""
+
+    exponent_dtype: torch.dtype
+    # An exchanged exponent is the exponent field of the scaled term as float64, less `bias`.
+    # From `least` to `most`, anchors are normal numbers.
+    bias: int
+    least: int
+    most: int
+    quanta: int
+    scale: float
+
+
+_SINGLE = _Format(torch.uint8, bias=1023 - 127, least=0, most=255, quanta=1, scale=1.0)
+_DOUBLE = _Format(torch.int32, bias=0, least=28, most=2014, quanta=2, scale=2.0**-32)
+_FORMATS = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), _SINGLE)
+_FORMATS[torch.float64] = _DOUBLE
+
+
+def sum_of_all(
+    own: Tensor, parts: Iterable[Part], group: dist.ProcessGroup | None, divisor: float = 1.0
+) -> torch.futures.Future[Tensor]:
+    """Store the sum of all terms of all processes in `own`, divided by `divisor`.
+
+    All processes of the group must call it for the same elements, in the same order.
+
+    Parameters
+    ----------
+    own : Tensor, shape (n,)
+        A term of each element: float32, float64, float16 or bfloat16.
+    parts : iterable of Part
+        Further terms, of the same type.
+    group : ProcessGroup or None
+    divisor : float
+        Division by a power of two is exact.
+
+    Returns
+    -------
+    torch.futures.Future
+        Of `own`. The call waits for the exchange of the exponents. The sum is exchanged while this
+        process goes on. (If the exchange of the sum began in a callback of the first one, processes
+        would begin exchanges in different orders.)
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the elements are of another type.
+    ArgumentValueError
+        In all processes, if an element can have more than `MAX_TERMS` terms: the largest number in
+        one process times the number of processes.
+    """
+    if own.dtype not in _FORMATS:
+        raise ArgumentTypeError(
+            "bucket", "must have gradients of a type that can be added reproducibly",
+            came=own.dtype, accepted=", ".join(map(str, _FORMATS)),
+        )  # fmt: skip
+    terms = [Part(0, own), *parts]
+    exponents = largest_exponents(terms, own)
+    count = 1 + max(Counter(part.first for part in terms[1:]).values(), default=0)
+    # Bytes that add up to the count, each at most 255, the first ones full: the bytewise maximum
+    # over processes is the code of the largest count.
+    starts = torch.arange(0, MAX_TERMS + 1, 255, device=own.device)
+    code = (min(count, MAX_TERMS + 1) - starts).clamp(0, 255).to(exponents.dtype)
+    message = torch.cat((exponents, code))
+    dist.all_reduce(message, dist.ReduceOp.MAX, group=group)
+    exponents, code = message[: len(own)], message[len(own) :]
+    total = dist.get_world_size(group) * int(code.sum())
+    if total > MAX_TERMS:
+        raise ArgumentValueError(
+            "micro_batch", "must be large enough for sums of gradients to be exact",
+            came=f"up to {total} gradients to add", accepted=f"at most {MAX_TERMS}",
+        )  # fmt: skip
+    sums = rounded_sums(terms, exponents, own)
+
+    def finish(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+        # Raises if the exchange failed.
+        future.value()
+        return store_sums(own, sums, divisor)
+
+    work = dist.all_reduce(sums, group=group, async_op=True)
+    return work.get_future().then(finish)
+
+
+def largest_exponents(terms: Sequence[Part], own: Tensor) -> Tensor:
+    """Return the largest exponent of the terms of each element of `own`."""
+    form = _FORMATS[own.dtype]
+    exponents = own.new_zeros(own.shape, dtype=form.exponent_dtype)
+    for place, values in _blocks(terms):
+        fields = (_scaled(values, form).view(torch.int64) >> 52).bitwise_and_(2047)
+        fields.sub_(form.bias).clamp_(form.least, form.most)
+        largest = exponents[place]
+        torch.maximum(largest, fields.to(largest.dtype), out=largest)
+    return exponents
+
+
+def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tensor:
+    """Return the sums of terms rounded to quanta: float64, shape (quanta, n)."""
+    form = _FORMATS[own.dtype]
+    sums = own.new_zeros(form.quanta, *own.shape, dtype=torch.float64)
+    # An anchor has the exponent of the next power of two, 2**-40 of that for each quantum, times
+    # 2**52; the highest bit of its significand makes it 1.5 times a power of two.
+    anchors = [form.bias + 1 - _BITS * (k + 1) + 52 << 52 | 1 << 51 for k in range(form.quanta)]
+    for place, values in _blocks(terms):
+        rest = _scaled(values, form)
+        fields = exponents[place].long() << 52
+        for sum_, bits in zip(sums[:, place], anchors, strict=True):
+            anchor = (fields + bits).view(torch.float64)
+            rounded = (rest + anchor).sub_(anchor)
+            sum_ += rounded
+            if form.quanta > 1:
+                # The first sum has all NaN and infinities.
+                rest = rest.sub_(rounded).nan_to_num_(0.0, 0.0, 0.0)
+    return sums
+
+
+def store_sums(own: Tensor, sums: Tensor, divisor: float) -> Tensor:
+    """Store the sums in `own`, divided and rounded to its type; return it."""
+    scale = divisor * _FORMATS[own.dtype].scale
+    for place, values in _blocks([Part(0, own)]):
+        total = sums[0, place] if len(sums) == 1 else sums[:, place].sum(0)
+        values.copy_(total / scale)
+    return own
+
+
+def _scaled(values: Tensor, form: _Format) -> Tensor:
+    wide = values.double()
+    return wide if form.scale == 1.0 else wide * form.scale
+
+
+def _blocks(terms: Iterable[Part]) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the terms in blocks, each after the slice of its elements."""
+    for first, values in terms:
+        for block in values.split(_BLOCK if values.is_cpu else max(len(values), 1)):
+            yield slice(first, first + len(block)), block
+            first += len(block)

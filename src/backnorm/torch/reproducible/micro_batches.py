@@ -1,0 +1,336 @@
+"""Gradients computed in micro-batches of one size, however the batch is split over processes.
+
+An operator that sums over the batch (the gradient of a convolution's weight, for example) rounds in
+an order that depends on the batch, so the sum depends on how the batch was split. Here no operator
+has more than a micro-batch: modules run on `micro_batch` samples at a time, each time with a view
+of their parameters, and the gradients of each micro-batch are kept unsummed. A communication hook
+then adds up those of all micro-batches of all processes at once (`exact_sums`).
+"""
+
+from __future__ import annotations
+
+import enum
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
+from backnorm.scalars import check_flag, check_integer
+from backnorm.torch.report import is_batch_norm
+
+__all__ = ["ReproducibleGradients"]
+
+# Modules whose gradients have the same bits for any batch: they compute each element by itself, or
+# select elements.
+_EXACT = (nn.Identity, nn.ReLU, nn.Flatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+
+# Values other than tensors that are the same for all samples.
+_SHARED = (
+    type(None), str, bytes, bool, enum.Enum,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+
+# Bytes. Operators may add in another order for another alignment (matrix products of MKL do).
+_ALIGNMENT = 64
+
+
+_HINT = "modules in `exclude` run on the whole batch"
+
+
+class ReproducibleGradients:
+    """Give a module gradients with the same bits however its batch is split over processes.
+
+    ::
+
+        gradients = backnorm.torch.ReproducibleGradients(model, micro_batch=8)
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(gradients, backnorm.torch.reproducible_hook)
+
+    From then on the modules within `module` run on `micro_batch` samples at a time: the largest
+    ones that contain no batch normalisation, which has the whole batch. The gradients of each
+    micro-batch are kept until `reproducible_hook` adds up those of all processes, in sums that do
+    not depend on the order. So 1 process with 32 samples and 4 with 8 each take the same step, bit
+    for bit; after backward passes in `no_sync`, too.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        After `backnorm.torch.convert`, and before it is wrapped. Its parameters, buffers,
+        `state_dict` and hooks do not change.
+    micro_batch : int
+        Samples in a micro-batch, along axis 0 of every tensor that a module takes and returns.
+        The batch of each process must be a multiple. Until the hook is called, a process keeps the
+        gradients of all its micro-batches: their number times the size of the parameters.
+    process_group : torch.distributed.ProcessGroup, optional
+        That of `DistributedDataParallel`; by default all processes.
+    average : bool
+        Whether sums are divided by the number of processes, as `DistributedDataParallel` does by
+        default, for losses that are means over the samples of a process. The division is exact for
+        powers of two. For other numbers, and for batches of different sizes, use False, and divide
+        each loss by the number of samples of all processes.
+    exclude : iterable of torch.nn.Module
+        Modules within that run on the whole batch. The gradients of their parameters are added up
+        over processes only.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an argument is not as above, or a module has batches along another axis
+        (``batch_first=False``) or sparse gradients. In a call: if the batch is not a multiple of
+        `micro_batch`, or if a module takes or returns a value other than a tensor that may differ
+        between samples: an array, a dataclass or another object, a list with an element for each
+        sample, the number of samples, or any number that is returned. In the hook: if a gradient
+        was not computed in micro-batches.
+
+    Notes
+    -----
+    It assumes that an operator of PyTorch gives the same bits for the same micro-batch. It does on
+    one kind of processor, with one version of PyTorch and one number of threads
+    (`torch.set_num_threads`), and on GPUs with `torch.use_deterministic_algorithms(True)`.
+    Functions called between modules must compute each sample by itself.
+
+    The hook stores gradients in ``.grad``; `torch.autograd.grad` returns zeros. An instance is also
+    a context manager, which calls `remove` at its end.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        micro_batch: int,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        average: bool = True,
+        exclude: Iterable[nn.Module] = (),
+    ) -> None:
+        if not isinstance(module, nn.Module) or isinstance(module, DistributedDataParallel):
+            raise ArgumentTypeError(
+                "module", "must be a torch.nn.Module, before it is wrapped", came=described(module)
+            )
+        size = check_integer("micro_batch", micro_batch, accepted="an integer of at least 1")
+        if size < 1:
+            raise ArgumentValueError("micro_batch", "must be at least 1", came=size)
+        excluded = tuple(exclude) if isinstance(exclude, Iterable) else (None,)
+        if not all(isinstance(each, nn.Module) for each in excluded):
+            raise ArgumentTypeError(
+                "exclude", "must be an iterable of modules", came=described(exclude)
+            )
+        self.process_group = process_group
+        self.average = check_flag("average", average)
+        self._gradients: _Gradients = {}
+        names = {each: name for name, each in module.named_modules()}
+        whole = {each for each in names if each in excluded or is_batch_norm(each)}
+        others = {p for each in whole for p in each.parameters()}
+        self._names = {p: name for name, p in module.named_parameters() if p not in others}
+        # A module can be part of several.
+        found = dict.fromkeys(_largest_without(module, whole))
+        self._forwards = [
+            _MicroBatchForward(each, names[each], size, self._gradients) for each in found
+        ]
+        for forward in self._forwards:
+            forward.module.forward = forward
+
+    def __enter__(self) -> ReproducibleGradients:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Restore the forward of all modules."""
+        for forward in self._forwards:
+            forward.remove()
+        self._forwards = []
+        self.discard()
+
+    def discard(self) -> None:
+        """Discard the gradients that were kept.
+
+        For a step that is given up: when gradients computed in `no_sync` are not used, or a
+        backward pass has raised.
+        """
+        self._gradients.clear()
+
+    def _pop(self, parameters: Sequence[Tensor], summed: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return the gradients that were kept of each parameter, and keep them no longer.
+
+        `summed` are the gradients that autograd added up. They are not zero if a parameter was used
+        outside of micro-batches, which is an error unless its module is excluded.
+        """
+        pairs = [pair for pair in zip(parameters, summed, strict=True) if pair[0] in self._names]
+        counts = {p: gradient.count_nonzero() for p, gradient in pairs}
+        # One synchronisation with the device, not one a parameter.
+        if counts and bool(torch.stack([*counts.values()]).any()):
+            self.discard()
+            names = ", ".join(repr(self._names[p]) for p, count in counts.items() if count)
+            raise ArgumentValueError(
+                "module",
+                f"received a gradient that was not computed in micro-batches, of {names}",
+                hint="a parameter must be used in the forward of its own module, or of one around "
+                "it that holds no batch normalisation, and .grad must be cleared before a step; "
+                "modules in `exclude` run on the whole batch",
+            )
+        return [self._gradients.pop(p, []) for p in parameters]
+
+
+_Gradients = dict[Tensor, list[Tensor]]
+
+
+class _MicroBatchForward:
+    """A module's forward in micro-batches: an attribute, copied and pickled with the module."""
+
+    def __init__(self, module: nn.Module, name: str, size: int, gradients: _Gradients) -> None:
+        for inner, each in module.named_modules(prefix=name):
+            is_sparse = isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse
+            if is_sparse or getattr(each, "batch_first", True) is False:
+                raise ArgumentValueError(
+                    "module", "must have dense gradients and batches along axis 0",
+                    came=f"{each} in {inner!r}", accepted="sparse=False and batch_first=True",
+                    hint=_HINT,
+                )  # fmt: skip
+        self.module, self.name, self.size, self.gradients = module, name, size, gradients
+        self.original = _OriginalForward(module, vars(module).get("forward"))
+
+    def remove(self) -> None:
+        if vars(self.module).get("forward") is self:
+            del self.module.forward
+            if self.original.attribute is not None:
+                self.module.forward = self.original.attribute
+
+    # Compiled code would not store gradients.
+    @torch.compiler.disable
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        trained = {name: p for name, p in self.original.named_parameters() if p.requires_grad}
+        # Parameters are views if a module around this one runs in micro-batches.
+        is_inner = not all(p.is_leaf for p in trained.values())
+        if is_inner or not (self.module.training or torch.is_grad_enabled()):
+            return self.original(*arguments, **options)
+        batch = self._batch_size(tree_leaves((arguments, options)))
+        leaves, structure = _flatten((*arguments, options), batch)
+        columns = [self._split(leaf, batch) for leaf in leaves]
+        if not batch:
+            return self.original(*arguments, **options)
+        count = batch // self.size
+        views = [_Views.apply(p, self.gradients, count) for p in trained.values()]
+        results = []
+        for k in range(count):
+            parameters = dict(zip(trained, (view[k] for view in views), strict=True))
+            *operands, named = tree_unflatten([column[k] for column in columns], structure)
+            results.append(functional_call(self.original, parameters, tuple(operands), named))
+        return self._concatenated(results)
+
+    def _batch_size(self, leaves: list[Any]) -> int | None:
+        """Return the number of samples, or None if there are none."""
+        shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+        sizes = {shape[:1] for shape in shapes}
+        if len(sizes) > 1 or any(not size or size[0] % self.size for size in sizes):
+            raise self._error("be called with", f"shapes {shapes}")
+        return shapes[0][0] or None if shapes else None
+
+    def _split(self, leaf: Any, batch: int | None) -> list[Any]:
+        """Return an argument for each micro-batch."""
+        if isinstance(leaf, Tensor):
+            return [_aligned(each) for each in leaf.split(self.size)]
+        is_number = isinstance(leaf, numbers.Number)
+        if isinstance(leaf, _SHARED) or (is_number and leaf != batch):
+            return [leaf] * ((batch or 0) // self.size)
+        raise self._error("be called with", described(leaf))
+
+    def _concatenated(self, results: list[Any]) -> Any:
+        """Return the result for the batch, from those of the micro-batches."""
+        rows, structures = zip(*(_flatten(result, self.size) for result in results), strict=True)
+        if structures.count(structures[0]) < len(structures):
+            raise self._error("return", f"structures {structures}")
+        whole = []
+        for column in zip(*rows, strict=True):
+            first = column[0]
+            if all(isinstance(leaf, Tensor) and leaf.shape[:1] == (self.size,) for leaf in column):
+                for leaf in column:
+                    if leaf.requires_grad:
+                        leaf.register_hook(_aligned)
+                whole.append(torch.cat(column))
+            elif isinstance(first, _SHARED) and all(leaf == first for leaf in column):
+                whole.append(first)
+            else:
+                raise self._error("return", described(first))
+        return tree_unflatten(whole, structures[0])
+
+    def _error(self, verb: str, came: str) -> ArgumentValueError:
+        problem = (
+            f"must {verb} tensors with a multiple of micro_batch, which is {self.size}, samples "
+            "along axis 0, and other values that cannot depend on the samples"
+        )
+        name = f"module {self.name!r}" if self.name else "module"
+        return ArgumentValueError(name, problem, came=came, hint=_HINT)
+
+
+class _OriginalForward(nn.Module):
+    """A module's forward without its hooks, which run once, for the whole batch."""
+
+    def __init__(self, module: nn.Module, attribute: Callable[..., Any] | None) -> None:
+        super().__init__()
+        self.module = module
+        # An instance's own forward, which overrides that of its class.
+        self.attribute = attribute
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        forward = self.attribute or type(self.module).forward.__get__(self.module)
+        return forward(*arguments, **options)
+
+
+class _Views(Function):
+    """A view of a parameter for each micro-batch, whose gradients are kept and not added up."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parameter: Tensor, gradients: _Gradients, count: int
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.parameter, ctx.gradients = parameter, gradients
+        return tuple(parameter.detach() for _ in range(count))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        found = [each for each in gradients if each is not None]
+        ctx.gradients.setdefault(ctx.parameter, []).extend(found)
+        # A zero of the parameter's shape that takes no memory.
+        return ctx.parameter.new_zeros(()).expand_as(ctx.parameter), None, None
+
+
+def _flatten(value: Any, samples: int | None) -> tuple[list[Any], Any]:
+    """Return the leaves of a value, and its structure.
+
+    A list or tuple without tensors that has an element for each sample is one leaf.
+    """
+
+    def is_leaf(node: Any) -> bool:
+        is_sequence = type(node) in (list, tuple) and len(node) == samples
+        return is_sequence and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(node))
+
+    return tree_flatten(value, is_leaf=is_leaf)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
+
+
+def _largest_without(module: nn.Module, whole: set[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the largest modules that contain none of `whole`, except for exact ones."""
+    if module in whole:
+        return
+    inner = set(module.modules())
+    is_called = type(module).forward is not nn.Module.forward
+    if not is_called or inner & whole:
+        for child in module.children():
+            yield from _largest_without(child, whole)
+    elif not all(isinstance(each, _EXACT) for each in inner if not [*each.children()]):
+        yield module
