@@ -338,15 +338,15 @@ class TestMicroBatches:
 def calls_that_raise():
     """Yield a module, its arguments and words of the error."""
     x = torch.zeros(4, 2)
-    yield nn.Linear(2, 2), (x[:3],), r"multiple of micro_batch, which is 2.*shapes \[\(3, 2\)\]"
+    yield nn.Linear(2, 2), (x[:3],), r"multiple of micro_batch=2 samples.*\[\(3, 2\)\]"
     yield nn.Bilinear(2, 2, 2), (x, x[:2]), r"shapes \[\(4, 2\), \(2, 2\)\]"
-    yield cases.Product(2), (x,), "must return tensors.*got tensor"
+    yield cases.Product(2), (x,), "must return micro_batch=2 samples.*got tensor"
     for option in (
         Batch(x), [1, 2, 3, 4], {"lengths": (4, 3, 2, 1)}, ["a", "b", "c", "d"], np.arange(4.0), 4,
         object(),
     ):  # fmt: skip
         words = type(next(iter(option.values())) if isinstance(option, dict) else option).__name__
-        yield WithOption(), (x, option), rf"called with tensors.* of type {words}\b"
+        yield WithOption(), (x, option), rf"called with a multiple.* of type {words}\b"
     yield WithOption(), (Batch(x),), "of type Batch"
     x = torch.tensor([[1.0, 1], [1, 1], [-1, -1], [-1, -1]])
     for result in (

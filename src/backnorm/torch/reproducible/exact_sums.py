@@ -55,20 +55,23 @@ class Part(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """How elements of a type are exchanged and rounded."""
+    """How elements of a type are exchanged and rounded: as numbers of type `wide`, scaled."""
 
-    exponent_dtype: torch.dtype
-    # An exchanged exponent is the exponent field of the scaled term as float64, less `bias`.
-    # From `least` to `most`, anchors are normal numbers.
+    wide: torch.dtype
+    integer: torch.dtype
+    mantissa_bits: int
     bias: int
+    exponent_dtype: torch.dtype
+    # The exponent fields for which anchors are normal numbers.
     least: int
     most: int
     quanta: int
     scale: float
 
 
-_SINGLE = _Format(torch.uint8, bias=1023 - 127, least=0, most=255, quanta=1, scale=1.0)
-_DOUBLE = _Format(torch.int32, bias=0, least=28, most=2014, quanta=2, scale=2.0**-32)
+# 16-bit elements are float32 numbers.
+_SINGLE = _Format(torch.float32, torch.int32, 23, 127, torch.uint8, 0, 255, 1, 1.0)
+_DOUBLE = _Format(torch.float64, torch.int64, 52, 1023, torch.int32, 28, 2014, 2, 2.0**-32)
 _FORMATS = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), _SINGLE)
 _FORMATS[torch.float64] = _DOUBLE
 
@@ -141,9 +144,10 @@ def largest_exponents(terms: Sequence[Part], own: Tensor) -> Tensor:
     """Return the largest exponent of the terms of each element of `own`."""
     form = _FORMATS[own.dtype]
     exponents = own.new_zeros(own.shape, dtype=form.exponent_dtype)
+    mask = 2 * form.bias + 1
     for place, values in _blocks(terms):
-        fields = (_scaled(values, form).view(torch.int64) >> 52).bitwise_and_(2047)
-        fields.sub_(form.bias).clamp_(form.least, form.most)
+        bits = _scaled(values, form.wide, form.scale).view(form.integer)
+        fields = (bits >> form.mantissa_bits).bitwise_and_(mask).clamp_(form.least, form.most)
         largest = exponents[place]
         torch.maximum(largest, fields.to(largest.dtype), out=largest)
     return exponents
@@ -155,9 +159,11 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
     sums = own.new_zeros(form.quanta, *own.shape, dtype=torch.float64)
     # An anchor has the exponent of the next power of two, 2**-40 of that for each quantum, times
     # 2**52; the highest bit of its significand makes it 1.5 times a power of two.
-    anchors = [form.bias + 1 - _BITS * (k + 1) + 52 << 52 | 1 << 51 for k in range(form.quanta)]
+    anchors = [
+        1023 - form.bias + 1 - _BITS * (k + 1) + 52 << 52 | 1 << 51 for k in range(form.quanta)
+    ]
     for place, values in _blocks(terms):
-        rest = _scaled(values, form)
+        rest = _scaled(values, torch.float64, form.scale)
         fields = exponents[place].long() << 52
         for sum_, bits in zip(sums[:, place], anchors, strict=True):
             anchor = (fields + bits).view(torch.float64)
@@ -178,9 +184,9 @@ def store_sums(own: Tensor, sums: Tensor, divisor: float) -> Tensor:
     return own
 
 
-def _scaled(values: Tensor, form: _Format) -> Tensor:
-    wide = values.double()
-    return wide if form.scale == 1.0 else wide * form.scale
+def _scaled(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    wide = values.to(dtype)
+    return wide if scale == 1.0 else wide * scale
 
 
 def _blocks(terms: Iterable[Part]) -> Iterator[tuple[slice, Tensor]]:

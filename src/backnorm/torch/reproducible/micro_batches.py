@@ -232,7 +232,7 @@ class _MicroBatchForward:
         shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
         sizes = {shape[:1] for shape in shapes}
         if len(sizes) > 1 or any(not size or size[0] % self.size for size in sizes):
-            raise self._error("be called with", f"shapes {shapes}")
+            raise self._error("be called with a multiple of", f"shapes {shapes}")
         return shapes[0][0] or None if shapes else None
 
     def _split(self, leaf: Any, batch: int | None) -> list[Any]:
@@ -242,13 +242,13 @@ class _MicroBatchForward:
         is_number = isinstance(leaf, numbers.Number)
         if isinstance(leaf, _SHARED) or (is_number and leaf != batch):
             return [leaf] * ((batch or 0) // self.size)
-        raise self._error("be called with", described(leaf))
+        raise self._error("be called with a multiple of", described(leaf))
 
     def _concatenated(self, results: list[Any]) -> Any:
         """Return the result for the batch, from those of the micro-batches."""
         rows, structures = zip(*(_flatten(result, self.size) for result in results), strict=True)
         if structures.count(structures[0]) < len(structures):
-            raise self._error("return", f"structures {structures}")
+            raise self._error("return", "another structure for another micro-batch")
         whole = []
         for column in zip(*rows, strict=True):
             first = column[0]
@@ -265,8 +265,8 @@ class _MicroBatchForward:
 
     def _error(self, verb: str, came: str) -> ArgumentValueError:
         problem = (
-            f"must {verb} tensors with a multiple of micro_batch, which is {self.size}, samples "
-            "along axis 0, and other values that cannot depend on the samples"
+            f"must {verb} micro_batch={self.size} samples along axis 0 of all tensors, and other "
+            "values that cannot depend on the samples"
         )
         name = f"module {self.name!r}" if self.name else "module"
         return ArgumentValueError(name, problem, came=came, hint=_HINT)
