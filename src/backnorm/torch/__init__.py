@@ -10,7 +10,7 @@
 from typing import TYPE_CHECKING, Any
 
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
-from backnorm.torch.conversion import ConversionWarning, convert, revert
+from backnorm.torch.conversion import ConversionWarning, LayerReport, convert, revert
 from backnorm.torch.exchange import SynchronisationError
 from backnorm.torch.functional import (
     batch_norm,
@@ -30,7 +30,6 @@ from backnorm.torch.modules import (
     LazyBatchNorm3d,
     SyncBatchNorm,
 )
-from backnorm.torch.report import LayerReport
 from backnorm.torch.tools import UnrecognisedLayerWarning
 from backnorm.torch.tuning import Trial, tune
 
@@ -66,6 +65,7 @@ __all__ = [
     "revert",
     "tune",
 ]
+
 
 def __getattr__(name: str) -> Any:
     # Imported at its first use: it imports PyTorch's compiler, which takes more than a second.

@@ -1,20 +1,21 @@
 """A layer and the activation behind it, fused: the layer computes both.
 
-Fusing changes two modules, which stay the same objects. The layer has an `activation`, which its
-forward applies. The activation's module is a `FusedActivation`, which returns its input for as long
-as the layer has an `activation`, and applies the activation otherwise.
+Fusing changes two modules, which stay the same objects. The layer gets an `activation`, which its
+forward applies. The activation's module becomes a `FusedActivation`, which returns its input while
+the layer has an `activation`, and applies the activation otherwise.
 
-So one attribute of the layer decides which of the two modules computes the activation: it is never
-computed twice or left out when the layer loses the attribute, for whatever reason. Both modules
-drop it (`separate`) when something is attached to them that could tell that they are fused: hooks,
-another `forward`, other settings of the activation, a graph of `torch.fx`. The modules then compute
-what their places in the model say.
+So one attribute of the layer decides which of the two modules computes the activation: the
+activation is neither computed twice nor left out when the layer loses the attribute. Both modules
+remove it (`separate`) when a change could make the fusion visible: a hook, another `forward`, other
+settings of the activation, a graph of `torch.fx`. Each module then computes its own part.
 
-Nothing can tell the two that a third module has taken the place of one of them, or comes between.
+Neither module notices that a third module replaces one of them, or is inserted between them.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,36 +23,58 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from backnorm.torch import tools
+from backnorm.torch.activations import Activation
 
-__all__ = ["FusedActivation", "Separable", "as_node", "is_observed"]
+__all__ = ["FusedActivation", "Separable", "alteration_of", "as_node", "described_activation"]
 
-_Modules = torch.nn.modules.module
+_PHRASES = {"relu": "a ReLU", "silu": "a SiLU", "hardswish": "a Hardswish"}
 
 
-def is_observed(module: torch.nn.Module) -> bool:
-    """Whether a module has hooks on its inputs, results or gradients."""
-    return bool(
+def described_activation(activation: Activation) -> str:
+    """Return an activation as a phrase, such as "a ReLU with the ceiling 6.0"."""
+    phrase, ceiling = _PHRASES[activation.name], activation.ceiling
+    return phrase if ceiling is None else f"{phrase} with the ceiling {ceiling}"
+
+
+def alteration_of(module: torch.nn.Module) -> str | None:
+    """Return what makes a module's call differ from the forward of its class, or None."""
+    if (
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or _Modules._has_any_global_hook()
-    )
+        or torch.nn.modules.module._has_any_global_hook()
+    ):
+        return "has hooks"
+    if "forward" in module.__dict__ or module._compiled_call_impl is not None:
+        return "has a forward of its own"
+    return None
 
 
 def as_node(module: torch.nn.Module, *inputs: Proxy) -> Proxy:
     """Return a call of a module in the graph that `torch.fx` records.
 
-    `torch.fx` looks into modules that are not PyTorch's own; but it is PyTorch's node that tools
-    know.
+    `torch.fx` traces the forward of modules that PyTorch does not define. Tools expect one node,
+    as for PyTorch's layer.
     """
     tracer = inputs[0].tracer
     tools.warn_of_tracing(tracer, module.training)
     return tracer.create_proxy("call_module", tracer.path_of_module(module), inputs, {})
 
 
+def _separating(register: Callable[..., Any]) -> Any:
+    """Return the method of PyTorch that registers a hook, preceded by the pair's separation."""
+
+    @functools.wraps(register)
+    def separate_and_register(self: Separable, *arguments: Any, **options: Any) -> Any:
+        self.separate()
+        return register(self, *arguments, **options)
+
+    return separate_and_register
+
+
 class Separable(torch.nn.Module):
-    """A module of a fused pair. Hooks and another `forward` separate the pair."""
+    """A module of a fused pair. A hook or another `forward` separates the pair."""
 
     def separate(self) -> None:
         """Let the activation's module compute the activation from now on."""
@@ -62,57 +85,30 @@ class Separable(torch.nn.Module):
             self.separate()
         super().__setattr__(name, value)
 
-    def register_forward_hook(self, *arguments: Any, **options: Any) -> Any:
-        """Register a hook as PyTorch does, which gets the result of this module alone."""
-        self.separate()
-        return super().register_forward_hook(*arguments, **options)
-
-    def register_backward_hook(self, *arguments: Any, **options: Any) -> Any:
-        """Register a hook as PyTorch does, which gets the gradients of this module alone."""
-        self.separate()
-        return super().register_backward_hook(*arguments, **options)
-
-    def register_full_backward_hook(self, *arguments: Any, **options: Any) -> Any:
-        """Register a hook as PyTorch does, which gets the gradients of this module alone."""
-        self.separate()
-        return super().register_full_backward_hook(*arguments, **options)
-
-    def register_full_backward_pre_hook(self, *arguments: Any, **options: Any) -> Any:
-        """Register a hook as PyTorch does, which gets the gradient of this module's result."""
-        self.separate()
-        return super().register_full_backward_pre_hook(*arguments, **options)
+    register_forward_hook = _separating(torch.nn.Module.register_forward_hook)
+    register_backward_hook = _separating(torch.nn.Module.register_backward_hook)
+    register_full_backward_hook = _separating(torch.nn.Module.register_full_backward_hook)
+    register_full_backward_pre_hook = _separating(torch.nn.Module.register_full_backward_pre_hook)
 
 
 class FusedActivation(Separable, torch.nn.Identity):
-    """What the module of an activation is while the layer before it computes the activation.
+    """The module of an activation while the layer before it computes the activation."""
 
-    It returns its input. Once the layer does not compute the activation any more (it was reverted,
-    or the pair was separated), it applies the activation itself.
-    """
-
-    #: The layer, and the class of the activation's module. In a tuple the layer is no child.
-    _fused_with: tuple[torch.nn.Module, type[torch.nn.Module]]
+    #: The layer that computes the activation, and the class of the activation's module. Both are
+    #: stored in `__dict__`: the layer is not a child.
+    layer: torch.nn.Module
+    original: type[torch.nn.Module]
 
     @staticmethod
-    def take_the_place_of(module: torch.nn.Module, layer: torch.nn.Module) -> None:
-        """Turn a module into a `FusedActivation` behind a layer."""
-        module.__dict__["_fused_with"] = layer, type(module)
+    def replace(module: torch.nn.Module, layer: torch.nn.Module) -> None:
+        """Turn the module of an activation into a `FusedActivation` of a layer."""
+        module.__dict__.update(layer=layer, original=type(module))
         module.__class__ = FusedActivation
 
     def restore(self) -> None:
         """Turn into the module of the activation again."""
-        _, original = self.__dict__.pop("_fused_with")
-        self.__class__ = original
-
-    @property
-    def original(self) -> type[torch.nn.Module]:
-        """The class of the activation's module."""
-        return self._fused_with[1]
-
-    @property
-    def layer(self) -> torch.nn.Module:
-        """The layer that this module was fused with."""
-        return self._fused_with[0]
+        del self.__dict__["layer"]
+        self.__class__ = self.__dict__.pop("original")
 
     def separate(self) -> None:
         """Let this module compute the activation from now on."""
@@ -123,19 +119,15 @@ class FusedActivation(Separable, torch.nn.Identity):
         if isinstance(input, Proxy):
             self.separate()
             return as_node(self, input)
-        layer, original = self._fused_with
-        if getattr(layer, "activation", None) is not None:
+        if getattr(self.layer, "activation", None) is not None:
             return input
-        y: Tensor = original.forward(self, input)
+        y: Tensor = self.original.forward(self, input)
         return y
 
-    def register_forward_pre_hook(self, *arguments: Any, **options: Any) -> Any:
-        """Register a hook as PyTorch does, which gets the result of the layer alone."""
-        self.separate()
-        return super().register_forward_pre_hook(*arguments, **options)
+    register_forward_pre_hook = _separating(torch.nn.Module.register_forward_pre_hook)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Settings of the activation, such as `max_val`; not those of any module.
+        # Settings of the activation, such as `max_val`; not the attributes of every module.
         if name != "training" and not name.startswith("_"):
             self.separate()
         super().__setattr__(name, value)

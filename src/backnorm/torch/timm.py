@@ -1,4 +1,4 @@
-"""timm's batch normalisation with an activation, normalised by ours. Imports timm."""
+"""timm's batch normalisation with an activation, normalised by backnorm. Imports timm."""
 
 from __future__ import annotations
 
@@ -9,40 +9,37 @@ from torch.fx import Proxy
 
 from backnorm.torch import modules
 from backnorm.torch.activations import activation_of
-from backnorm.torch.kinds import Activated, Frozen
+from backnorm.torch.library_layers import REPLACEMENTS, FrozenLayer, LayerWithActivation
 from backnorm.torch.separable import as_node
 
 __all__ = ["BatchNormAct2d", "FrozenBatchNormAct2d"]
 
 
-class BatchNormAct2d(Activated, modules._BatchNorm, norm_act.BatchNormAct2d):
-    """`timm.layers.BatchNormAct2d`: backnorm normalises; its `drop` and `act` are called then.
+class BatchNormAct2d(LayerWithActivation, modules._BatchNorm, norm_act.BatchNormAct2d):
+    """`timm.layers.BatchNormAct2d`: backnorm normalises, then `drop` and `act` are called.
 
-    With `at_once`, where nothing is dropped, backnorm computes the activation as well.
+    With `fuse_activation`, backnorm computes the activation too, unless there is an obstacle.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x, drop some of it, and apply the activation."""
+        """Normalise x, apply the dropout, and apply the activation."""
         if isinstance(x, Proxy):
             return as_node(self, x)
         torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
-        if self.at_once and self.why_not_fused() is None:
+        if self.fusion_obstacle() is None:
             return self._normalised(x, activation_of(self.act))
         return self.act(self.drop(self._normalised(x)))
 
 
-class FrozenBatchNormAct2d(Frozen, norm_act.FrozenBatchNormAct2d):
+class FrozenBatchNormAct2d(FrozenLayer, norm_act.FrozenBatchNormAct2d):
     """`timm.layers.FrozenBatchNormAct2d`: backnorm normalises."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x with constants, drop some of it, and apply the activation."""
+        """Normalise x with constants, apply the dropout, and apply the activation."""
         if self._is_ordinary(x):
             return self.act(self.drop(self._normalised(x)))
         return super().forward(x)
 
 
-#: Our classes by those that they stand for.
-OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
-    norm_act.BatchNormAct2d: BatchNormAct2d,
-    norm_act.FrozenBatchNormAct2d: FrozenBatchNormAct2d,
-}
+REPLACEMENTS[norm_act.BatchNormAct2d] = BatchNormAct2d
+REPLACEMENTS[norm_act.FrozenBatchNormAct2d] = FrozenBatchNormAct2d

@@ -1,9 +1,9 @@
-"""Tools that do not take our layers as they take PyTorch's.
+"""Tools that recognise layers by their exact class, and so do not recognise backnorm's.
 
-Passes over a graph of `torch.fx` recognise layers by their exact class and leave ours as they are;
-whoever traces is warned. Opacus refuses batch normalisation by class; our classes are registered
-with its validator. Opacus is not imported here. `torch.jit.script` compiles Python, and cannot
-compile ours; it raises.
+Passes over a graph of `torch.fx` leave backnorm's layers as they are, so tracing gives a warning.
+Opacus rejects batch normalisation by class, so backnorm's classes are registered with its
+validator. `torch.jit.script` compiles Python and cannot compile backnorm's; it raises. Nothing here
+imports Opacus.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _Target = TypeVar("_Target")
 
 
 class UnrecognisedLayerWarning(UserWarning):
-    """A tool that recognises PyTorch's layers by class has a layer of backnorm before it."""
+    """A tool that recognises PyTorch's layers by class meets a layer of backnorm."""
 
 
 def warn_of_tracing(tracer: object, training: bool) -> None:
-    """Warn where a tracer of PyTorch's records a layer of ours that a pass may be meant to fold.
+    """Warn if a tracer of PyTorch records a layer of backnorm that a pass may be meant to fold.
 
-    Those are layers in evaluation, and all layers that quantisation traces. Tracers of other
-    libraries, as torchvision's feature extraction, have other purposes.
+    Passes fold layers in evaluation; quantisation folds all layers that it traces. Tracers of other
+    libraries, such as torchvision's feature extraction, have other purposes.
     """
     module = type(tracer).__module__
     if module.startswith("torch.ao.") or (module.startswith("torch.fx.") and not training):
@@ -45,7 +45,7 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
             "class (torch.fx.experimental.optimization.fuse, prepare_fx) leave it as it is; call "
             "backnorm.torch.revert(model) before such a pass",
             UnrecognisedLayerWarning,
-            # One place, whoever traces: Python's default filter shows the warning once a process.
+            # The same place for every tracer: Python's default filter shows the warning once.
             stacklevel=1,
         )
 
@@ -69,24 +69,20 @@ def _raise_unscriptable(*_: object) -> NoReturn:
 def register_with_opacus(base: type[torch.nn.Module]) -> None:
     """Register `base` and its subclasses with Opacus' validator and fixer, if it is imported.
 
-    The validator reports them as it does PyTorch's, and the fixer replaces them.
+    The validator then reports these layers like PyTorch's, and the fixer replaces them.
     """
     validators = sys.modules.get("opacus.validators")
-    if validators is None:
-        return
-    registry = validators.ModuleValidator
-    ours = list(_descendants(base))
-    validate = registry.VALIDATORS[torch.nn.BatchNorm2d]
-    unknown = [each for each in ours if each not in registry.VALIDATORS]
-    validators.register_module_validator(unknown)(validate)
-    unknown = [each for each in ours if each not in registry.FIXERS]
-    validators.register_module_fixer(unknown)(_fixed)
+    if validators is not None:
+        registry = validators.ModuleValidator
+        for cls in _descendants(base):
+            registry.VALIDATORS.setdefault(cls, registry.VALIDATORS[torch.nn.BatchNorm2d])
+            registry.FIXERS.setdefault(cls, _fixed)
 
 
 def check_validated(layer: torch.nn.Module, base: type[torch.nn.Module]) -> None:
-    """Raise if Opacus computes gradients of samples, and its validator did not know the layer.
+    """Raise if Opacus computes per-sample gradients, and its validator did not know the layer.
 
-    It does not if Opacus was imported after the layer was made. It does from now on.
+    That is the case if Opacus was imported after the layer was made. The class is registered now.
     """
     validators = sys.modules.get("opacus.validators")
     if validators is None or type(layer) in validators.ModuleValidator.VALIDATORS:
@@ -96,31 +92,29 @@ def check_validated(layer: torch.nn.Module, base: type[torch.nn.Module]) -> None
     owners = (getattr(hook, "__self__", None) for hook in layer._forward_hooks.values())
     if any(isinstance(owner, hooks) for owner in owners):
         raise BacknormError(
-            "Opacus computes per-sample gradients of a model with batch normalisation by backnorm, "
-            "which its validator did not know when it validated the model. In training, batch "
-            "normalisation mixes samples. Import opacus before the model is made, or call "
+            "Opacus computes per-sample gradients, but batch normalisation mixes samples in "
+            "training. Its validator did not know backnorm's layers: import opacus before the "
+            "model is made, or call "
             "opacus.validators.ModuleValidator.validate(model, strict=True) again"
         )
 
 
 def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
     yield cls
-    for each in cls.__subclasses__():
-        yield from _descendants(each)
+    for subclass in cls.__subclasses__():
+        yield from _descendants(subclass)
 
 
 def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
-    """Return what Opacus puts in the place of PyTorch's layer; a layer that it cannot replace.
+    """Return the layer that Opacus puts in the place of PyTorch's layer.
 
-    The validator refuses such a layer: one with a ReLU, which would be lost.
+    A layer with a ReLU is returned as it is, because the ReLU would be lost. The validator rejects
+    such a layer.
     """
-    # It imports the layers, which import this.
+    # The layers import this module.
     from backnorm.torch.conversion import revert
-    from backnorm.torch.counterparts import original_of
+    from backnorm.torch.library_layers import original_of
 
-    fixers = sys.modules["opacus.validators"].ModuleValidator.FIXERS
-    original = original_of(type(layer))
-    if original not in fixers:
-        return layer
-    fixed: torch.nn.Module = fixers[original](revert(layer), **options)
+    fix = sys.modules["opacus.validators"].ModuleValidator.FIXERS.get(original_of(type(layer)))
+    fixed: torch.nn.Module = layer if fix is None else fix(revert(layer), **options)
     return fixed

@@ -1,17 +1,16 @@
-"""torchvision's frozen batch normalisation, computed by ours. Imports torchvision."""
+"""torchvision's frozen batch normalisation, computed by backnorm. Imports torchvision."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torchvision.ops import misc
 
-from backnorm.torch.kinds import Frozen
+from backnorm.torch.library_layers import REPLACEMENTS, FrozenLayer
 
 __all__ = ["FrozenBatchNorm2d"]
 
 
-class FrozenBatchNorm2d(Frozen, misc.FrozenBatchNorm2d):
+class FrozenBatchNorm2d(FrozenLayer, misc.FrozenBatchNorm2d):
     """`torchvision.ops.FrozenBatchNorm2d`, computed by backnorm."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -19,7 +18,4 @@ class FrozenBatchNorm2d(Frozen, misc.FrozenBatchNorm2d):
         return self._normalised(x) if self._is_ordinary(x) else super().forward(x)
 
 
-#: Our classes by those that they stand for.
-OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
-    misc.FrozenBatchNorm2d: FrozenBatchNorm2d
-}
+REPLACEMENTS[misc.FrozenBatchNorm2d] = FrozenBatchNorm2d

@@ -325,8 +325,8 @@ REFUSED_PAIRS = {
     "shared": ([("norm", "shared")], "is in 2 places"),
     "shared layer": ([("twice.0", "act")], "it is in 2 places"),
     "hooks": ([("hooked", "act")], "it has hooks"),
-    "no pair": ([("norm", "act", "conv")], "must have pairs of names"),
-    "letters": ([("norm", 3)], "must have pairs of names"),
+    "no pair": ([("norm", "act", "conv")], "must be a boolean or pairs of names"),
+    "letters": ([("norm", 3)], "must be a boolean or pairs of names"),
     "a text": ("norm", "must be a boolean or pairs of names"),
     "a number": (1, "must be a boolean or pairs of names"),
 }

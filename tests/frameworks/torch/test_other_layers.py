@@ -75,7 +75,7 @@ def test_timms_layers_with_an_activation(kind, fuse, close):
     before = dict(mine.__dict__)
     reports = []
     assert convert(mine, fuse=fuse, report=reports.append) is mine
-    assert mine.__dict__ == {**before, **({"at_once": True} if fuse else {})}
+    assert mine.__dict__ == {**before, **({"fuse_activation": True} if fuse else {})}
     assert isinstance(mine, layers.BatchNormAct2d)
     assert repr(mine) == repr(theirs)
     can_be_one = kind not in ("gelu", "none", "drop", "drop_block")

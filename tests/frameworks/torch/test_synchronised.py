@@ -173,7 +173,7 @@ class TestConversion:
         model.load_state_dict(state)
         revert(model)
         assert type(layer) is nn.BatchNorm2d
-        assert not {"process_group", "name", "_alone"} & vars(layer).keys()
+        assert not {"process_group", "name", "_class_before_sync"} & vars(layer).keys()
 
     def test_pytorchs_own_become_ours(self):
         theirs = nn.SyncBatchNorm.convert_sync_batchnorm(self.model())

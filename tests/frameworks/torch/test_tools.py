@@ -155,7 +155,7 @@ def test_a_model_that_was_made_before_opacus_was_imported_is_refused_in_training
     x = torch.randn(4, 3, 6, 6)
     # It mixes no samples in evaluation.
     model.eval()(x)
-    with pytest.raises(backnorm.BacknormError, match="normalisation mixes samples"):
+    with pytest.raises(backnorm.BacknormError, match="mixes samples in training"):
         model.train()(x)
     # It is the validator's from now on.
     assert validated(opacus, model) == ["mixes samples"]
