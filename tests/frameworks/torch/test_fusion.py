@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 
 import pytest
 import torch
 from torch import nn
 
 import backnorm.torch
-from backnorm.torch import convert, functional, revert
+from backnorm.torch import convert, revert
 from backnorm.torch.separable import FusedActivation
 
 ACTIVATIONS = {
@@ -24,10 +25,9 @@ ACTIVATIONS = {
 
 
 def sequence(act="silu"):
-    made = nn.Sequential(
+    return nn.Sequential(
         nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), ACTIVATIONS[act](), nn.Conv1d(4, 3, 1)
-    )
-    return made.double()
+    ).double()
 
 
 def fused(model, **options):
@@ -35,84 +35,62 @@ def fused(model, **options):
 
 
 def are_fused(model):
-    layers = filter(is_layer, model.modules())
+    layers = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     return [getattr(layer, "activation", None) is not None for layer in layers]
 
 
-def is_layer(module):
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+def batch():
+    return torch.randn(6, 3, 5).double()
 
 
 def passes(model):
     """Train twice and evaluate; return values, gradients and the state."""
     torch.manual_seed(1)
-    seen = []
+    results = []
     for training in (True, True, False):
         model.train(training)
-        x = torch.randn(6, 3, 5).double().requires_grad_()
+        x = batch().requires_grad_()
         y = model(x)
-        wanted = [x, *model.parameters()]
-        seen.append((y.detach(), *torch.autograd.grad(y, wanted, torch.randn(y.shape).double())))
-    return seen, dict(model.state_dict())
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """Count the calls of the functions that layers call: one without, two with an activation."""
-    counts = dict.fromkeys(("batch_norm", "batch_norm_relu", "batch_norm_activation"), 0)
-
-    def counting(name):
-        original = getattr(functional, name)
-
-        def call(*arguments, **options):
-            counts[name] += 1
-            return original(*arguments, **options)
-
-        monkeypatch.setattr(functional, name, call)
-
-    for name in counts:
-        counting(name)
-
-    def during(function):
-        counts.update(dict.fromkeys(counts, 0))
-        function()
-        return tuple(counts.values())
-
-    return during
+        inputs = [x, *model.parameters()]
+        results.append((y.detach(), *torch.autograd.grad(y, inputs, torch.randn(y.shape).double())))
+    return results, dict(model.state_dict())
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
-def test_sequence_fused_computes_what_it_did_and_reverts(act, close, calls):
+def test_fused_sequence_computes_same_values_and_is_reverted(act, close):
     theirs = sequence(act)
     mine = fused(theirs)
-    modules, state = list(mine), list(mine.state_dict())
+    modules, x = list(mine), batch()
     assert isinstance(mine[2], nn.Identity)
     assert ("ceiling=0.75" in repr(mine)) is (act == "hardtanh")
+    # The layer's result is the activation's; neither model moves its statistics in evaluation.
+    close(mine.eval()[:2](x), theirs.eval()[:3](x), factor=16)
     close(passes(mine), passes(theirs), factor=16)
-    assert sum(calls(lambda: mine(torch.randn(6, 3, 5).double()))[1:]) == 1
     convert(mine, fuse=True, arithmetic="float64")
     convert(mine)
     assert are_fused(mine) == [True]
     assert revert(mine) is mine
-    assert all(one is other for one, other in zip(mine, modules, strict=True))
-    assert [vars(each).keys() for each in mine] == [vars(each).keys() for each in theirs]
+    assert [*map(id, mine)] == [*map(id, modules)]
+    assert [vars(module).keys() for module in mine] == [vars(module).keys() for module in theirs]
     assert repr(mine) == repr(theirs)
-    assert list(mine.state_dict()) == state == list(theirs.state_dict())
+    assert list(mine.state_dict()) == list(theirs.state_dict())
     close(passes(mine), passes(theirs), factor=16)
 
 
-def test_copies_of_fused_model_are_fused_and_independent(close):
+def test_copy_of_fused_model_is_fused_and_independent(close):
     theirs = sequence()
-    mine, kept = fused(theirs), io.BytesIO()
-    torch.save(mine, kept)
-    kept.seek(0)
-    for other in (
-        copy.deepcopy(mine), pickle.loads(pickle.dumps(mine)), torch.load(kept, weights_only=False),
-    ):  # fmt: skip
-        assert are_fused(other) == [True]
-        assert other[2].layer is other[1]
-        close(passes(other), passes(copy.deepcopy(theirs)), factor=16)
-        revert(other)
+    mine, stream = fused(theirs), io.BytesIO()
+    torch.save(mine, stream)
+    stream.seek(0)
+    for duplicate in (
+        copy.deepcopy(mine),
+        pickle.loads(pickle.dumps(mine)),
+        torch.load(stream, weights_only=False),
+    ):
+        assert are_fused(duplicate) == [True]
+        assert duplicate[2].layer is duplicate[1]
+        close(passes(duplicate), passes(copy.deepcopy(theirs)), factor=16)
+        revert(duplicate)
         assert are_fused(mine) == [True]
 
 
@@ -126,10 +104,6 @@ class Backwards(nn.Sequential):
         return reversed(tuple(self._modules.values()))
 
 
-class Renamed(nn.Sequential):
-    """A sequence by another name, as torchvision's Conv2dNormActivation."""
-
-
 class Silu(nn.SiLU):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -140,8 +114,8 @@ def _hooked(module):
 
 
 def _wrapped(module):
-    own = module.forward
-    module.forward = lambda x: 3 * own(x) + 1
+    forward = module.forward
+    module.forward = lambda x: 3 * forward(x) + 1
 
 
 LEFT = {
@@ -160,24 +134,23 @@ LEFT = {
 
 
 @pytest.mark.parametrize("case", LEFT)
-def test_pair_that_may_be_seen_or_used_elsewhere_is_left_with_reason(case, close):
+def test_pair_with_obstacle_is_not_fused_and_reason_is_reported(case, close):
     change, reason = LEFT[case]
     theirs = sequence()
     if case.startswith("a shared"):
         theirs = theirs[:3]
         theirs[0] = nn.Conv1d(3, 4, 1).double()
-    found = change(theirs)
-    theirs = found if isinstance(found, nn.Sequential) else theirs
+    changed = change(theirs)
+    theirs = changed if isinstance(changed, nn.Sequential) else theirs
     reports = []
     mine = fused(theirs, report=reports.append)
-    assert [each.fused for each in reports] == [False]
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(reports[0].reason)
+    assert [report.fused for report in reports] == [False]
+    assert re.search(reason, reports[0].reason)
     x = torch.randn(6, 4 if case == "another order" else 3, 5).double()
     close(mine(x), theirs(x), factor=16)
 
 
-def test_forward_of_class_replaced_is_left(monkeypatch, close):
+def test_activation_class_with_replaced_forward_is_not_fused(monkeypatch, close):
     monkeypatch.setattr(nn.SiLU, "forward", lambda self, x: 0.5 * x)
     theirs = sequence()
     mine = fused(theirs)
@@ -185,18 +158,10 @@ def test_forward_of_class_replaced_is_left(monkeypatch, close):
     close(passes(mine), passes(theirs), factor=16)
 
 
-def test_lazy_layer_is_fused_after_its_first_batch(close):
-    theirs, mine = (nn.Sequential(nn.LazyBatchNorm1d(), nn.SiLU()).double() for _ in range(2))
-    reports, x = [], torch.randn(6, 3, 5).double()
-    convert(mine, fuse=True, report=reports.append)
-    assert "first batch" in reports[0].reason
-    close(mine(x), theirs(x))
-    convert(mine, fuse=True)
-    assert are_fused(mine) == [True]
-    close(passes(mine), passes(theirs), factor=16)
-
-
 def test_subclass_of_sequence_without_forward_is_fused():
+    class Renamed(nn.Sequential):
+        """As torchvision's Conv2dNormActivation."""
+
     assert are_fused(fused(Renamed(*sequence()))) == [True]
 
 
@@ -226,23 +191,24 @@ SEPARATING = (_listens, _listens_before, _listens_backward, _listens_before_back
 
 @pytest.mark.parametrize("place", [1, 2])
 @pytest.mark.parametrize("change", [*SEPARATING, _traced])
-def test_change_after_conversion_that_could_see_fusing_separates(change, place, close):
+def test_observing_change_after_conversion_separates_pair(change, place, close):
     theirs = sequence()
-    mine, found = fused(theirs), []
+    mine, results = fused(theirs), []
     for model in (mine, theirs):
         change(model[place])
         SEEN.clear()
-        found.append((passes(model), list(SEEN)))
-    # Hooks before a layer get what they would get anyhow.
+        results.append((passes(model), list(SEEN)))
+    # A hook before a layer gets the same input in both cases.
     assert are_fused(mine) == [change is _listens_before and place == 1]
-    close(*found, factor=16)
+    close(*results, factor=16)
     if change is _traced:
         convert(mine, fuse=True)
         assert are_fused(mine) == [True]
-        close(mine(torch.ones(6, 3, 5).double()), theirs(torch.ones(6, 3, 5).double()), factor=16)
+        x = batch()
+        close(mine(x), theirs(x), factor=16)
 
 
-def test_bounds_changed_after_conversion_separate(close):
+def test_changed_bounds_of_activation_separate_pair(close):
     theirs = sequence("hardtanh")
     mine = fused(theirs)
     for model in (mine, theirs):
@@ -252,7 +218,7 @@ def test_bounds_changed_after_conversion_separate(close):
 
 
 @pytest.mark.parametrize("part", [slice(0, 2), slice(2, 4)])
-def test_reverted_part_leaves_whole_right(part, close):
+def test_reverted_part_keeps_results_of_whole(part, close):
     theirs = sequence()
     mine = fused(theirs)
     revert(mine[part])
@@ -261,7 +227,7 @@ def test_reverted_part_leaves_whole_right(part, close):
     close(passes(convert(mine, fuse=True)), passes(copy.deepcopy(theirs)), factor=16)
 
 
-def test_layer_fused_before_is_not_fused_with_another_activation(close):
+def test_fused_layer_is_not_fused_with_another_activation(close):
     theirs = sequence("relu")
     mine = fused(theirs)
     for model in (mine, theirs):
@@ -290,9 +256,9 @@ def test_replaced_layer_is_fused_by_next_conversion(close):
 class Block(nn.Module):
     """A block that calls its layers by name."""
 
-    def __init__(self, act="silu"):
+    def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.act = nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), ACTIVATIONS[act]()
+        self.conv, self.norm, self.act = nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.SiLU()
         self.conv2, self.norm2, self.other = nn.Conv1d(4, 3, 1), nn.BatchNorm1d(3), nn.GELU()
 
     def forward(self, x):
@@ -300,14 +266,12 @@ class Block(nn.Module):
         return self.other(self.norm2(self.conv2(x)))
 
 
-@pytest.mark.parametrize("act", ACTIVATIONS)
-def test_named_pair_is_fused(act, close):
-    theirs = nn.Sequential(Block(act)).double()
+def test_named_pair_is_fused(close):
+    theirs = nn.Sequential(Block()).double()
     mine, reports = copy.deepcopy(theirs), []
     convert(mine, fuse=[("0.norm", "0.act")], report=reports.append)
-    assert [each.fused for each in reports] == [True, False]
+    assert [report.fused for report in reports] == [True, False]
     assert reports[1].reason == "no pair names it"
-    assert type(mine[0]) is Block
     close(passes(mine), passes(theirs), factor=16)
     convert(mine, fuse=[["0.norm", "0.act"]], sync=True)
     convert(mine, fuse=True)
@@ -325,19 +289,17 @@ REFUSED_PAIRS = {
     "shared": ([("norm", "shared")], "is in 2 places"),
     "shared layer": ([("twice.0", "act")], "it is in 2 places"),
     "hooks": ([("hooked", "act")], "it has hooks"),
-    "no pair": ([("norm", "act", "conv")], "must be a boolean or pairs of names"),
-    "letters": ([("norm", 3)], "must be a boolean or pairs of names"),
-    "a text": ("norm", "must be a boolean or pairs of names"),
-    "a number": (1, "must be a boolean or pairs of names"),
+    "three names": ([("norm", "act", "conv")], "must be a boolean or pairs of names"),
+    "a number": ([("norm", 3)], "must be a boolean or pairs of names"),
+    "a string": (["norm"], "must be a boolean or pairs of names"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED_PAIRS)
 def test_named_pair_that_cannot_be_fused_raises_and_changes_nothing(case):
     model = Block()
-    model.shared = model.twice2 = nn.ReLU()
-    model.twice, model.alias = nn.ModuleList([nn.BatchNorm1d(4)]), None
-    model.alias, model.hooked = model.twice[0], nn.BatchNorm1d(4)
+    model.shared = model.again = nn.ReLU()
+    model.twice, model.hooked = nn.ModuleList([nn.BatchNorm1d(4)] * 2), nn.BatchNorm1d(4)
     _hooked(model.hooked)
     before = repr(model)
     pairs, reason = REFUSED_PAIRS[case]
@@ -346,28 +308,10 @@ def test_named_pair_that_cannot_be_fused_raises_and_changes_nothing(case):
     assert repr(model) == before
 
 
-def test_activation_fused_with_one_layer_is_refused_to_another():
+def test_activation_that_is_fused_is_refused_to_another_layer():
     model = convert(Block(), fuse=[("norm", "act")])
     with pytest.raises(backnorm.ArgumentError, match="fused with another layer"):
         convert(model, fuse=[("norm2", "act")])
-
-
-def test_forward_that_branches_or_keeps_values_is_never_replaced(close):
-    class Branching(Block):
-        scale = 1.0
-
-        def forward(self, x):
-            self.count = getattr(self, "count", 0) + 1
-            y = super().forward(x)
-            return y * self.scale if self.norm.training else y
-
-    theirs = Branching().double()
-    mine = copy.deepcopy(theirs)
-    convert(mine, fuse=True)
-    convert(mine, fuse=[("norm", "act")])
-    Branching.scale = 3.0
-    close(passes(mine), passes(theirs), factor=16)
-    assert (type(mine), mine.count) == (Branching, 3)
 
 
 LAYERS = {
@@ -378,7 +322,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_tool_that_would_rebuild_layer_without_activation_raises(name):
+def test_tool_that_would_drop_activation_of_layer_raises(name):
     layer = LAYERS[name]()
     model = nn.Sequential(layer)
     attribute = "qconfig" if name == "synchronised" else "num_features"
@@ -389,20 +333,21 @@ def test_tool_that_would_rebuild_layer_without_activation_raises(name):
     assert attribute not in dir(layer)
 
 
-def test_num_features_of_layers_without_activation_is_number_of_channels():
+def test_layer_without_activation_is_rebuilt_by_other_tools():
     layers = backnorm.torch.BatchNorm2d(4), backnorm.torch.SyncBatchNorm(4)
     assert [layer.num_features for layer in layers] == [4, 4]
     assert all("num_features" in dir(layer) for layer in layers)
+    for model in (convert(sequence()), revert(convert(sequence(), fuse=True, sync=True))):
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        assert [type(module) for module in model[1:3]] == [nn.SyncBatchNorm, nn.SiLU]
 
 
-@pytest.mark.parametrize("fuse", [True, False])
-def test_reverted_model_is_rebuilt_by_other_tools(fuse):
-    model = revert(convert(sequence(), fuse=fuse, sync=True))
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert [type(each) for each in model[1:3]] == [nn.SyncBatchNorm, nn.SiLU]
+def test_layer_with_relu_is_one_node_of_graph():
+    graph = torch.fx.symbolic_trace(nn.Sequential(backnorm.torch.BatchNormReLU1d(3))).graph
+    assert [node.op for node in graph.nodes] == ["placeholder", "call_module", "output"]
 
 
-def test_graph_of_fused_model_has_both_modules(close):
+def test_graph_of_fused_model_has_node_of_each_module(close):
     theirs = sequence()
     mine = fused(theirs)
     graphs = [torch.fx.symbolic_trace(model) for model in (mine, theirs)]
@@ -415,10 +360,7 @@ def test_compiled_model_follows_separation(close):
     theirs = sequence()
     mine = fused(theirs)
     torch._dynamo.reset()
-    compiled, x = (
-        torch.compile(mine, backend="eager", fullgraph=True),
-        torch.randn(6, 3, 5).double(),
-    )
+    compiled, x = torch.compile(mine, backend="eager", fullgraph=True), batch()
     close(compiled(x), theirs(x), factor=16)
     SEEN.clear()
     _listens(mine[1])
@@ -435,7 +377,7 @@ def test_layers_with_different_ceilings_compile_one_after_another(close):
         close(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x))
 
 
-def test_autocast(close):
+def test_fused_pair_under_autocast_returns_same_type(close):
     theirs = sequence("relu").float()
     mine, x = fused(theirs), torch.randn(6, 3, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Batch normalisation of timm and torchvision: converted, as it was, and back."""
+"""Layers of timm and torchvision: converted, with the same results, and reverted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ACTIVATED = {
 
 
 def filled(layer):
-    """Give a layer statistics and parameters of which none is trivial."""
+    """Fill the statistics and parameters of a layer with random values."""
     for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
         if tensor.is_floating_point():
             tensor.data.uniform_(0.5, 1.5) if "var" in name else tensor.data.normal_()
@@ -52,56 +52,56 @@ def filled(layer):
 
 
 def passes(net):
-    """Train, train and evaluate: values, gradients, state."""
+    """Train twice and evaluate; return values, gradients and the state."""
     torch.manual_seed(3)
-    seen = []
+    results = []
     for training in (True, True, False):
         net.train(training)
         x = torch.randn(4, 3, 5, 6).double().requires_grad_()
-        wanted = [x, *net.parameters()]
+        inputs = [x, *net.parameters()]
         torch.manual_seed(4)
         y = net(x)
-        seen.append((y.detach(), *torch.autograd.grad(y, wanted, torch.randn(y.shape).double())))
+        dy = torch.randn(y.shape).double()
+        results.append((y.detach(), *torch.autograd.grad(y, inputs, dy)))
     net.train()
-    return seen, dict(net.state_dict())
+    return results, dict(net.state_dict())
 
 
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("kind", ACTIVATED)
-def test_timms_layers_with_an_activation(kind, fuse, close):
+def test_timm_layer_with_activation_is_converted_and_reverted(kind, fuse, close):
     torch.manual_seed(0)
     theirs = filled(layers.BatchNormAct2d(3, **ACTIVATED[kind]))
-    mine = copy.deepcopy(theirs)
+    mine, reports = copy.deepcopy(theirs), []
     before = dict(mine.__dict__)
-    reports = []
     assert convert(mine, fuse=fuse, report=reports.append) is mine
     assert mine.__dict__ == {**before, **({"fuse_activation": True} if fuse else {})}
     assert isinstance(mine, layers.BatchNormAct2d)
     assert repr(mine) == repr(theirs)
-    can_be_one = kind not in ("gelu", "none", "drop", "drop_block")
-    assert type(mine) is timm.BatchNormAct2d
-    assert [each.fused for each in reports] == [fuse and can_be_one]
+    can_be_fused = kind not in ("gelu", "none", "drop", "drop_block")
+    assert [report.fused for report in reports] == [fuse and can_be_fused]
+    assert bool(reports[0].reason) is fuse
     expected = passes(theirs)
-    for copied in (copy.deepcopy(mine), pickle_of(mine) if "drop" not in kind else mine):
-        assert type(copied) is timm.BatchNormAct2d
-        close(passes(copied), expected, factor=4)
+    for duplicate in (copy.deepcopy(mine), pickled(mine) if "drop" not in kind else mine):
+        assert type(duplicate) is timm.BatchNormAct2d
+        close(passes(duplicate), expected, factor=4)
     assert type(revert(mine)) is layers.BatchNormAct2d
     assert mine.__dict__ == before
 
 
-def pickle_of(module):
+def pickled(module):
     return pickle.loads(pickle.dumps(module))
 
 
 @pytest.mark.parametrize("layer", [FrozenBatchNorm2d, layers.FrozenBatchNormAct2d])
-def test_frozen_layers(layer, close):
+def test_frozen_layer_is_converted_and_reverted(layer, close):
     torch.manual_seed(0)
     theirs = filled(layer(3))
-    mine = pickle_of(convert(copy.deepcopy(theirs)))
+    mine = pickled(convert(copy.deepcopy(theirs)))
     assert type(mine) is OURS[layer]
     assert repr(mine) == repr(theirs)
     close(passes(mine), passes(theirs), factor=4)
-    # A gradient of what is a buffer.
+    # The weight is a buffer, which may need a gradient.
     for net in (mine, theirs):
         net.weight.requires_grad_()
     x, dy = torch.randn(2, 4, 3, 5, 6).double()
@@ -120,7 +120,7 @@ def test_frozen_layers(layer, close):
     ],
     ids=["float16", "float64", "int32", "no batch", "one channel"],
 )  # fmt: skip
-def test_frozen_layers_promote_and_broadcast_as_before(layer, batch, close):
+def test_frozen_layer_promotes_and_broadcasts_as_before(layer, batch, close):
     torch.manual_seed(0)
     theirs = filled(layer(3)).float()
     mine = convert(copy.deepcopy(theirs))
@@ -129,45 +129,52 @@ def test_frozen_layers_promote_and_broadcast_as_before(layer, batch, close):
 
 @pytest.mark.parametrize("fuse", [False, True])
 def test_other_layers_of_timm_stay_as_they_are(fuse):
-    net = nn.Sequential(layers.SyncBatchNormAct(3), layers.SplitBatchNorm2d(3, num_splits=2))
-    with_theirs = nn.Sequential(nn.BatchNorm2d(3), *net)
-    reports = []
-    convert(with_theirs, fuse=fuse, report=reports.append)
-    types = [type(each) for each in with_theirs]
+    split = layers.SplitBatchNorm2d(3, num_splits=2)
+    net, reports = nn.Sequential(nn.BatchNorm2d(3), layers.SyncBatchNormAct(3), split), []
+    convert(net, fuse=fuse, report=reports.append)
+    types = [type(module) for module in net]
     assert types == [backnorm.torch.BatchNorm2d, layers.SyncBatchNormAct, layers.SplitBatchNorm2d]
-    assert [each.name for each in reports] == ["0", "1", "2", "2.aux_bn.0"]
+    assert [report.name for report in reports] == ["0", "1", "2", "2.aux_bn.0"]
     assert "several processes" in reports[1].reason
-    # Its children are PyTorch's own.
-    assert type(net[1].aux_bn[0]) is backnorm.torch.BatchNorm2d
+    # Its children are layers of PyTorch.
+    assert type(split.aux_bn[0]) is backnorm.torch.BatchNorm2d
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-def test_timms_own_conversions_take_our_layers(fuse, close):
+def test_conversions_of_timm_accept_converted_layers(fuse, close):
     torch.manual_seed(0)
     theirs = nn.Sequential(filled(layers.BatchNormAct2d(3)), filled(nn.BatchNorm2d(3))).eval()
     mine = convert(copy.deepcopy(theirs), fuse=fuse)
     x = torch.randn(4, 3, 5, 6).double()
     frozen = [layers.freeze_batch_norm_2d(copy.deepcopy(net)).double() for net in (mine, theirs)]
-    assert [type(each) for each in frozen[0]] == [type(each) for each in frozen[1]]
-    close(frozen[0](x), frozen[1](x), factor=4)
     sync = [layers.convert_sync_batchnorm(copy.deepcopy(net)) for net in (mine, theirs)]
-    assert [type(each) for each in sync[0]] == [type(each) for each in sync[1]]
+    for ours, expected in (frozen, sync):
+        assert [type(module) for module in ours] == [type(module) for module in expected]
+    close(frozen[0](x), frozen[1](x), factor=4)
     thawed = layers.unfreeze_batch_norm_2d(convert(frozen[0])).double().eval()
     close(thawed(x), theirs(x), factor=4)
 
 
-def test_hooks_of_an_activation_see_what_they_saw():
-    mine = convert(layers.BatchNormAct2d(3, inplace=False), fuse=True)
-    seen = []
-    mine.act.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].min().item()))
-    mine(torch.randn(4, 3, 5, 6))
-    assert len(seen) == 1
-    assert seen[0] < 0
+OBSTACLES = {
+    "hooks": lambda act: act.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,)),
+    "a forward of its own": lambda act: setattr(act, "forward", lambda x: x + 1),
+}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_altered_activation_is_called(obstacle, close):
+    theirs = layers.BatchNormAct2d(3, inplace=False).double()
+    mine, reports, x = convert(copy.deepcopy(theirs), fuse=True), [], torch.randn(4, 3, 5, 6)
+    for net in (mine, theirs):
+        OBSTACLES[obstacle](net.act)
+    close(mine(x.double()), theirs(x.double()))
+    convert(mine, fuse=True, report=reports.append)
+    assert reports[0].reason == f"its activation has {obstacle}"
 
 
 @pytest.mark.parametrize("layer", OURS)
 @pytest.mark.parametrize("fuse", [False, True])
-def test_compiled(layer, fuse, close):
+def test_compiled_layer_equals_pytorchs(layer, fuse, close):
     theirs = filled(layer(3))
     mine = convert(copy.deepcopy(theirs), fuse=fuse)
     expected = passes(theirs)
@@ -176,13 +183,13 @@ def test_compiled(layer, fuse, close):
     close(passes(mine), expected, factor=4)
 
 
-def test_errors_are_timms():
+def test_input_of_another_rank_raises_as_timm():
     mine = convert(layers.BatchNormAct2d(3))
     with pytest.raises(AssertionError, match="expected 4D input"):
         mine(torch.randn(4, 3))
 
 
-def test_neither_library_is_imported_for_a_model_without_their_layers():
+def test_conversion_of_other_models_imports_neither_library():
     code = """
 import sys, torch, backnorm.torch
 backnorm.torch.revert(backnorm.torch.convert(torch.nn.BatchNorm2d(3), fuse=True))
