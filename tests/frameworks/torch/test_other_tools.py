@@ -22,7 +22,7 @@ layers = libraries.timm().layers
 
 
 class Residual(nn.Module):
-    """Layers alone, before a ReLU and with an addition between."""
+    """Layers without a ReLU, with one, and with an addition before it."""
 
     def __init__(self):
         super().__init__()
@@ -54,18 +54,18 @@ def filled(net):
 
 
 def exported(net, x, dynamo, **options):
-    """Return what the exported program computes, by ONNX's reference implementation."""
+    """Return the exported program's result by ONNX's reference implementation, and its nodes."""
     with warnings.catch_warnings():
-        # Of the exporters, about training and their own age.
+        # The exporters warn of training and of their own deprecation.
         warnings.simplefilter("ignore")
         if dynamo:
             program = torch.onnx.export(net, (x,), dynamo=True, verbose=False, **options)
             model = program.model_proto
         else:
-            kept = io.BytesIO()
+            stream = io.BytesIO()
             training = torch.onnx.TrainingMode.PRESERVE
-            torch.onnx.export(net, (x,), kept, dynamo=False, training=training, **options)
-            model = onnx.load_from_string(kept.getvalue())
+            torch.onnx.export(net, (x,), stream, dynamo=False, training=training, **options)
+            model = onnx.load_from_string(stream.getvalue())
     onnx.checker.check_model(model)
     evaluator = ReferenceEvaluator(model)
     result = evaluator.run(None, {evaluator.input_names[0]: x.numpy()})
@@ -77,12 +77,9 @@ def exported(net, x, dynamo, **options):
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize(
     "name",
-    [
-        "residual",
-        *(pytest.param(name, marks=pytest.mark.sweep) for name in MODELS if name != "residual"),
-    ],
+    ["residual", *(pytest.param(name, marks=pytest.mark.sweep) for name in [*MODELS][1:])],
 )
-def test_onnx_programs_are_those_of_the_model_before(name, training, dynamo, close):
+def test_onnx_program_equals_that_of_unconverted_model(name, training, dynamo, close):
     make, shape = MODELS[name]
     theirs = filled(make()).train(training)
     x = torch.randn(shape)
@@ -91,15 +88,15 @@ def test_onnx_programs_are_those_of_the_model_before(name, training, dynamo, clo
         mine = convert(copy.deepcopy(theirs), fuse=fuse)
         result, ours = exported(mine, x, dynamo)
         close(result, expected)
-        # A frozen layer is the operator for what torchvision spells out.
+        # torchvision writes a formula where the converted frozen layer is one operator.
         assert ours == nodes or name == "torchvision"
-        # Nothing of it stays.
+        # The export does not change the model.
         assert mine.training is training
         close(mine(x), copy.deepcopy(theirs)(x), factor=4)
 
 
 @pytest.mark.long
-def test_onnx_programs_of_dynamic_sizes(close):
+def test_onnx_program_of_dynamic_sizes_equals_that_of_unconverted_model(close):
     theirs = filled(Residual()).eval()
     mine = convert(copy.deepcopy(theirs), fuse=True)
     shapes = ({0: torch.export.Dim("batch", min=2)},)
@@ -159,28 +156,5 @@ def test_fusing_for_evaluation(close):
         mine = convert(copy.deepcopy(theirs))
         close(function(layer, mine)(x), function(layer, theirs)(x))
         assert type(function(layer, mine)) is type(layer)
-
-
-ACTIVATIONS = (
-    nn.GELU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.Hardsigmoid, nn.PReLU, nn.Tanh, nn.Mish,
-    nn.Softplus,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_other_activations_stay_pytorchs(activation, close):
-    theirs = nn.Sequential(nn.Conv1d(3, 3, 1), nn.BatchNorm1d(3), activation()).double()
-    reports = []
-    mine = convert(copy.deepcopy(theirs), fuse=True, report=reports.append)
-    assert [each.fused for each in reports] == [False]
-    assert type(mine[2]) is activation
-    for training in (True, False):
-        x, dy = torch.randn(2, 4, 3, 5).double()
-        results = []
-        for net in (mine.train(training), theirs.train(training)):
-            y = net(x)
-            results.append((y, *torch.autograd.grad(y, list(net.parameters()), dy)))
-        close(*results)
-    close(mine.state_dict(), theirs.state_dict())
-    assert type(revert(mine)[1]) is nn.BatchNorm1d
-    assert backnorm.torch.convert(mine)[2] is mine[2]
+        assert type(mine) is getattr(backnorm.torch, type(norm).__name__)
+        assert type(revert(mine)) is type(norm)

@@ -1,10 +1,12 @@
-"""PyTorch's own tests of the layers of batch normalisation, run against ours.
+"""PyTorch's own tests of batch normalisation layers, run against backnorm's layers.
 
-Samples and errors are those of its ModuleInfo, the test body is its NewModuleTest: gradients of two
-orders, also batched, memory with gaps, pickling.
+Samples and errors are those of PyTorch's ModuleInfo. The test body is its NewModuleTest: gradients
+of two orders, also batched, memory with gaps, pickling.
 """
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
@@ -30,83 +32,73 @@ each_layer = pytest.mark.parametrize("cls", MODULES, ids=lambda cls: cls.__name_
 each_mode = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 
 
-def samples_of(cls, training, dtype=torch.float64):
-    info = MODULES[cls]
-    samples = info.module_inputs_func(
-        info, device="cpu", dtype=dtype, requires_grad=True, training=training
-    )
-    assert len(samples) >= 7
-    return samples
+def samples_of(cls, training, dtype=torch.float64, function="module_inputs_func"):
+    options = {"device": "cpu", "dtype": dtype, "requires_grad": True, "training": training}
+    return getattr(MODULES[cls], function)(MODULES[cls], **options)
 
 
-def test_these_are_all():
-    """There are samples of each layer, and older ones are gone from PyTorch."""
+def test_samples_of_pytorch_are_those_of_module_info():
     assert set(MODULES) == set(OURS)
+    assert all(len(samples_of(cls, True)) >= 7 for cls in MODULES)
     older = [*bodies.module_tests, *bodies.get_new_module_tests()]
-    assert not [each for each in older if "BatchNorm" in each.get("module_name", "")]
+    assert not any("BatchNorm" in options.get("module_name", "") for options in older)
 
 
 @each_layer
 @each_mode
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("relu", [False, True], ids=["", "relu"])
-def test_samples_of_the_module(cls, training, dtype, relu, close):
+def test_layer_on_samples_of_module_info_equals_pytorchs(cls, training, dtype, relu, close):
     for sample in samples_of(cls, training, dtype):
         arguments = sample.constructor_input
         theirs, ours = (
-            each(*arguments.args, **arguments.kwargs).to(dtype).train(training)
-            for each in (cls, (RELU if relu else OURS)[cls])
+            layer(*arguments.args, **arguments.kwargs).to(dtype).train(training)
+            for layer in (cls, (RELU if relu else OURS)[cls])
         )
         torch.manual_seed(0)
         for parameter in theirs.parameters():
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         ours.load_state_dict(theirs.state_dict())
-        # Where 16-bit results round to 0 or not, both sides of the ReLU are right.
-        far = sample.forward_input.args[0].detach() if dtype.itemsize > 2 or not relu else None
+        # A 16-bit result that rounds to 0 or not may be on either side of the ReLU.
+        compares_gradients = dtype.itemsize > 2 or not relu
         for _ in range(2):
             results = []
             for module in (ours, theirs):
                 x = sample.forward_input.args[0].detach().clone().requires_grad_()
-                y = module(x)
-                if relu and module is theirs:
-                    y = torch.relu(y)
+                y = torch.relu(module(x)) if relu and module is theirs else module(x)
                 torch.manual_seed(1)
                 dy = torch.randn(y.shape).to(dtype)
                 gradients = torch.autograd.grad(y, [x, *module.parameters()], dy)
-                found = [y.detach(), [*module.buffers()]]
-                results.append(found if far is None else [*found, gradients])
+                values = y.detach(), [*module.buffers()]
+                results.append((*values, gradients) if compares_gradients else values)
             close(*results, factor=16)
 
 
 @each_layer
 @each_mode
-def test_errors_of_the_module(cls, training):
-    info = MODULES[cls]
-    samples = info.module_error_inputs_func(
-        info, device="cpu", dtype=torch.float64, requires_grad=True, training=training
-    )
+def test_layer_raises_errors_of_module_info(cls, training):
+    samples = samples_of(cls, training, function="module_error_inputs_func")
     assert len(samples) == 2
     for sample in samples:
-        given = sample.module_error_input
-        arguments, error = given.constructor_input, sample.error_type
-        outcomes = []
-        for kind in (OURS[cls], RELU[cls], cls):
-            module = kind(*arguments.args, **arguments.kwargs).double().train(training)
+        arguments = sample.module_error_input.constructor_input
+        inputs = sample.module_error_input.forward_input.args
+        raised = []
+        for layer in (OURS[cls], RELU[cls], cls):
+            module = layer(*arguments.args, **arguments.kwargs).double().train(training)
             try:
-                outcomes.append(module(*given.forward_input.args))
-            except error as found:
-                outcomes.append(found)
+                module(*inputs)
+                raised.append(None)
+            except sample.error_type as error:
+                raised.append(error)
         if training:
-            for found in outcomes:
-                with pytest.raises(error, match=sample.error_regex):
-                    raise found
-        else:
-            # The errors are those of training; an eps of 0 is good in evaluation.
-            assert len({type(found) is torch.Tensor for found in outcomes}) == 1
+            assert all(re.search(sample.error_regex, str(error)) for error in raised)
+            assert None not in raised
+        # An eps of 0 is valid in evaluation.
+        assert len({error is None for error in raised}) == 1
 
 
 class Case(bodies.NNTestCase):
-    """What the test body wants to be told of layers."""
+    """The methods that NewModuleTest calls."""
 
     def _forward(self, module, input):
         return module(*input) if isinstance(input, tuple) else module(input)
@@ -125,25 +117,24 @@ class Case(bodies.NNTestCase):
 
 @each_layer
 @each_mode
-@pytest.mark.parametrize("kinds", [OURS, RELU], ids=["", "relu"])
-def test_with_the_body_of_pytorchs_tests(cls, training, kinds):
+@pytest.mark.parametrize("replacements", [OURS, RELU], ids=["", "relu"])
+def test_layer_passes_new_module_test(cls, training, replacements):
     for sample in samples_of(cls, training):
         arguments = sample.constructor_input
-        x = sample.forward_input.args[0]
-        if not x.numel():
+        whole = sample.forward_input.args[0].detach()
+        if not whole.numel():
             continue
         # Numerical gradients of hundreds of elements take seconds.
-        x = x[..., :2].detach() if x.dim() < 4 else x[..., :2, :2].detach()
-        x = x if x.dim() > 2 else sample.forward_input.args[0].detach()[:3]
+        part = whole[:3] if whole.dim() == 2 else whole[..., :2]
+        x = part if whole.dim() < 4 else part[..., :2, :]
 
         def constructor(arguments=arguments):
-            return kinds[cls](*arguments.args, **arguments.kwargs).train(training)
+            return replacements[cls](*arguments.args, **arguments.kwargs).train(training)
 
-        body = bodies.NewModuleTest(
+        bodies.NewModuleTest(
             constructor,
             fullname=f"{cls.__name__}_{sample.desc}",
             input=x.clone().requires_grad_(),
             default_dtype=torch.float64,
             gradcheck_fast_mode=True,
-        )
-        body(Case())
+        )(Case())
