@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from torch.nn import Module, Sequential
@@ -38,8 +38,9 @@ def check_fuse(fuse: object) -> bool | list[PairNames]:
     """Return the argument `fuse` of `convert` as a boolean or pairs of names, or raise."""
     if type(fuse) in (bool, np.bool_):
         return bool(fuse)
-    several = isinstance(fuse, Iterable) and not isinstance(fuse, str)
-    pairs: list[Any] = list(cast(Iterable[object], fuse)) if several else [fuse]
+    pairs: list[Any] = (
+        [*fuse] if isinstance(fuse, Iterable) and not isinstance(fuse, str) else [fuse]
+    )
     for pair in pairs:
         if not isinstance(pair, tuple | list) or [*map(type, pair)] != [str, str]:
             problem = "must be a boolean or pairs of names"
@@ -141,14 +142,13 @@ class _Structure:
 
 def _applies_activation(cls: LayerClass) -> bool:
     """Return whether the forward of a class applies the layer's `activation`."""
-    return getattr(cls, "forward", None) is BatchNorm2d.forward and cls.__call__ is Module.__call__
+    return cls.forward is BatchNorm2d.forward and cls.__call__ is Module.__call__
 
 
 def _calls_children_in_order(module: Module) -> bool:
     cls = type(module)
     return (
-        isinstance(module, Sequential)
-        and cls.forward is Sequential.forward
+        cls.forward is Sequential.forward
         and cls.__iter__ is Sequential.__iter__
         and cls.__call__ is Module.__call__
         and "forward" not in module.__dict__
