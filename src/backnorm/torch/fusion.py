@@ -94,7 +94,7 @@ def fuse_pair(pair: Pair) -> None:
     """Let a layer compute the activation behind it, and the activation's module nothing."""
     layer, act = pair
     activation = _activation(act)
-    if isinstance(act, FusedActivation) and act.layer is not layer:
+    if isinstance(act, FusedActivation) and act.fused_layer is not layer:
         act.separate()
         act.restore()
     if not isinstance(act, FusedActivation):
@@ -117,7 +117,7 @@ class _Structure:
     def __init__(self, model: Module) -> None:
         modules = list(model.modules())
         self._places = Counter(child for parent in modules for child in parent._modules.values())
-        self._fused = {act.layer: act for act in modules if isinstance(act, FusedActivation)}
+        self._fused = {act.fused_layer: act for act in modules if isinstance(act, FusedActivation)}
 
     def obstacle(self, pair: Pair) -> str | None:
         """Return the reason why a layer cannot compute an activation, or None."""
@@ -128,7 +128,11 @@ class _Structure:
             return f"a {type(act).__name__} is not an activation that can be fused"
         if self._fused.get(layer, act) is not act:
             return "it is fused with another activation of the model"
-        if isinstance(act, FusedActivation) and act.layer is not layer and self._places[act.layer]:
+        if (
+            isinstance(act, FusedActivation)
+            and act.fused_layer is not layer
+            and self._places[act.fused_layer]
+        ):
             return "the activation behind it is fused with another layer"
         for module, subject in ((layer, "it"), (act, "the activation behind it")):
             if self._places[module] > 1:
@@ -157,7 +161,7 @@ def _calls_children_in_order(module: Module) -> bool:
 
 def _activation(act: Module) -> Activation | None:
     """Return the activation that a module computes, or that its layer computes for it."""
-    return activation_of(act, act.original if isinstance(act, FusedActivation) else None)
+    return activation_of(act, act.original_class if isinstance(act, FusedActivation) else None)
 
 
 def _refusal(names: PairNames, problem: str) -> ArgumentValueError:

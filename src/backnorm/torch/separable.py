@@ -96,32 +96,32 @@ class FusedActivation(Separable, torch.nn.Identity):
 
     #: The layer that computes the activation, and the class of the activation's module. Both are
     #: stored in `__dict__`: the layer is not a child.
-    layer: torch.nn.Module
-    original: type[torch.nn.Module]
+    fused_layer: torch.nn.Module
+    original_class: type[torch.nn.Module]
 
     @staticmethod
     def replace(module: torch.nn.Module, layer: torch.nn.Module) -> None:
         """Turn the module of an activation into a `FusedActivation` of a layer."""
-        module.__dict__.update(layer=layer, original=type(module))
+        module.__dict__.update(fused_layer=layer, original_class=type(module))
         module.__class__ = FusedActivation
 
     def restore(self) -> None:
         """Turn into the module of the activation again."""
-        del self.__dict__["layer"]
-        self.__class__ = self.__dict__.pop("original")
+        del self.__dict__["fused_layer"]
+        self.__class__ = self.__dict__.pop("original_class")
 
     def separate(self) -> None:
         """Let this module compute the activation from now on."""
-        self.layer.__dict__.pop("activation", None)
+        self.fused_layer.__dict__.pop("activation", None)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the input, or its activation if the layer has not computed it."""
         if isinstance(input, Proxy):
             self.separate()
             return as_node(self, input)
-        if getattr(self.layer, "activation", None) is not None:
+        if getattr(self.fused_layer, "activation", None) is not None:
             return input
-        y: Tensor = self.original.forward(self, input)
+        y: Tensor = self.original_class.forward(self, input)
         return y
 
     register_forward_pre_hook = _separating(torch.nn.Module.register_forward_pre_hook)
@@ -134,4 +134,4 @@ class FusedActivation(Separable, torch.nn.Identity):
 
     def extra_repr(self) -> str:
         """Return the activation's class and settings."""
-        return f"{self.original.__name__}({self.original.extra_repr(self)})"
+        return f"{self.original_class.__name__}({self.original_class.extra_repr(self)})"

@@ -88,7 +88,7 @@ def test_copy_of_fused_model_is_fused_and_independent(close):
         torch.load(stream, weights_only=False),
     ):
         assert are_fused(duplicate) == [True]
-        assert duplicate[2].layer is duplicate[1]
+        assert duplicate[2].fused_layer is duplicate[1]
         close(passes(duplicate), passes(copy.deepcopy(theirs)), factor=16)
         revert(duplicate)
         assert are_fused(mine) == [True]
@@ -240,7 +240,7 @@ def test_replaced_layer_is_fused_by_next_conversion(close):
     for model in (mine, theirs):
         model[1] = nn.BatchNorm1d(4).double()
     convert(mine, fuse=True)
-    assert mine[2].layer is mine[1]
+    assert mine[2].fused_layer is mine[1]
     assert are_fused(mine) == [True]
     close(passes(mine), passes(theirs), factor=16)
 
