@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterable
@@ -30,10 +29,9 @@ class Backnorm:
     def start(self, threads: int) -> dict[str, str]:
         """Import the adapter; return our version and Triton's."""
         from backnorm.torch import kernels
-        from backnorm.torch.arithmetics import decided
+        from backnorm.torch.options import eager_options
 
-        self._kernels = kernels
-        self._arithmetic = functools.partial(decided, arithmetic=None)
+        self._kernels, self._options = kernels, eager_options
         versions = {"backnorm": backnorm.__version__}
         if importlib.util.find_spec("triton") is not None:
             versions["triton"] = importlib.metadata.version("triton")
@@ -52,13 +50,11 @@ class Backnorm:
 
     def _call(self, cell: Cell, tensors: LayerTensors, epsilon: float) -> Callable[[], Any]:
         x, dy, mean, variance, weight, bias = tensors
-        kernels, arithmetic = self._kernels, self._arithmetic(x.dtype)
+        kernels = self._kernels
+        options = self._options(cell.op != "inference", epsilon, None, None, x.dtype)
         if cell.op == "backward":
-            given = x, dy, None, mean, variance, weight
-            return lambda: kernels.backward(*given, epsilon, True, False, arithmetic)
+            saved = kernels.Saved(x, weight, mean, variance)
+            return lambda: kernels.backward(saved, dy, options, False)
         if cell.op == "forward":
-            return lambda: kernels.forward(
-                x, None, weight, bias, epsilon, None, False, None, arithmetic
-            )
-        given = x, None, weight, bias, mean, variance
-        return lambda: kernels.inference(*given, epsilon, False, None, arithmetic)
+            return lambda: kernels.forward(x, None, weight, bias, None, options)
+        return lambda: kernels.inference(x, None, weight, bias, (mean, variance), options)

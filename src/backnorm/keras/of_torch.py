@@ -6,8 +6,9 @@ from typing import Any
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
-from backnorm.torch import arithmetics, operations, synchronised
-from backnorm.torch.statistics import statistics_type
+from backnorm.torch import operations, synchronised
+from backnorm.torch.options import traced_options
+from backnorm.torch.running_statistics import statistics_type
 
 __all__ = ["batch_norm"]
 
@@ -32,17 +33,13 @@ def batch_norm(
             accepted="a tensor on the CPU",
             hint="set KERAS_TORCH_DEVICE=cpu, or use keras.layers.BatchNormalization",
         )
-    # With the channels last this is a view of a kind that the kernels take as it is.
+    # With the channels last this is a view that the kernels read in place.
     x = x.movedim(axis, 1)
-    how = epsilon, False, arithmetics.of_call(x.dtype, arithmetic)
+    options = traced_options(True, epsilon, None, arithmetic, x.dtype)
     if reproducible:
-        epsilon, relu, computed_in = how
-        y, moments = synchronised.batch_norm_with_moments(
-            x, None, gamma, beta, epsilon, relu, None, computed_in,
-            True, None, "a layer of backnorm.keras",
-        )  # fmt: skip
-        moments = moments[:-1].to(statistics_type(x.dtype))
-        mean, variance = moments.chunk(2)
+        processes = synchronised.Processes(None, "a layer of backnorm.keras", True)
+        y, moments = synchronised.batch_norm_with_moments(x, gamma, beta, options, processes)
+        mean, variance = moments[:-1].to(statistics_type(x.dtype)).chunk(2)
     else:
-        y, mean, variance = operations.batch_norm(x, None, gamma, beta, *how)
+        y, mean, variance = operations.batch_norm(x, gamma, beta, epsilon, options.arithmetic)
     return y.movedim(1, axis), mean, variance

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
 from backnorm.torch.conversion import ConversionWarning, LayerReport, convert, revert
 from backnorm.torch.exchange import SynchronisationError
-from backnorm.torch.functional import (
-    batch_norm,
-    batch_norm_activation,
-    batch_norm_add_relu,
-    batch_norm_relu,
-)
+from backnorm.torch.functional import batch_norm
 from backnorm.torch.modules import (
     BatchNorm1d,
     BatchNorm2d,
@@ -57,9 +52,6 @@ __all__ = [
     "UnrecognisedLayerWarning",
     "UnsupportedTensorError",
     "batch_norm",
-    "batch_norm_activation",
-    "batch_norm_add_relu",
-    "batch_norm_relu",
     "convert",
     "reproducible_hook",
     "revert",

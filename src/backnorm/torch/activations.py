@@ -1,12 +1,12 @@
-"""Activations behind a normalisation: which modules are one, and what they compute.
+"""Activations behind a normalisation, by PyTorch's operators, and the modules that compute them.
 
-A ReLU is computed from the mask of its result. The derivative of the others needs the activation's
-input, which the backward pass computes again from x. So that input is not kept, and the activation
-overwrites it. Elements and derivatives are those of PyTorch's operators.
+``hardtanh(y, 0, ceiling)`` is PyTorch's ReLU6. Its derivative is 0 where y has reached a bound, as
+the kernels' is. (That of ``clamp`` is 1 there.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,34 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backnorm.torch.rectifiers import is_exact
+from backnorm.activations import RELU, Activation
 
-__all__ = ["RELU", "Activation", "activated", "activation_of", "derivative"]
-
-
-class Activation(NamedTuple):
-    """An activation: its name, and the upper bound of a ReLU that has one."""
-
-    name: str
-    ceiling: float | None = None
-
-    def __str__(self) -> str:
-        if self.name != "relu":
-            return f"a {_KINDS[self.name].module.__name__}"
-        return "a ReLU" if self.ceiling is None else f"a ReLU with the ceiling {self.ceiling}"
-
-
-class _Kind(NamedTuple):
-    """PyTorch's module, function, and derivative of (dy, what the function was applied to).
-
-    `overwriting` is the derivative, which may write to the second tensor.
-    """
-
-    module: type[torch.nn.Module]
-    function: Callable[..., Tensor]
-    derivative: Callable[[Tensor, Tensor], Tensor]
-    overwriting: Callable[[Tensor, Tensor], Tensor]
-
+__all__ = ["activate", "activation_of", "add_and_activate", "derivative"]
 
 _aten = torch.ops.aten
 
@@ -51,42 +26,77 @@ def _silu_in_place(dy: Tensor, z: Tensor) -> Tensor:
     return dz
 
 
+class _Smooth(NamedTuple):
+    """An activation whose derivative needs its input z: PyTorch's module and functions.
+
+    `overwriting` is a derivative that may write its result to z.
+    """
+
+    module: type[torch.nn.Module]
+    function: Callable[..., Tensor]
+    derivative: Callable[[Tensor, Tensor], Tensor]
+    overwriting: Callable[[Tensor, Tensor], Tensor]
+
+
 _hardswish = _aten.hardswish_backward.default
-_KINDS = {
-    "silu": _Kind(torch.nn.SiLU, functional.silu, _aten.silu_backward.default, _silu_in_place),
-    # PyTorch's derivative has no form that writes to what it is given.
-    "hardswish": _Kind(torch.nn.Hardswish, functional.hardswish, _hardswish, _hardswish),
+_SMOOTH = {
+    "silu": _Smooth(torch.nn.SiLU, functional.silu, _aten.silu_backward.default, _silu_in_place),
+    # PyTorch's derivative of Hardswish has no form that writes to its input.
+    "hardswish": _Smooth(torch.nn.Hardswish, functional.hardswish, _hardswish, _hardswish),
 }
 
-RELU = Activation("relu")
-
-_ACTIVATIONS: dict[type[torch.nn.Module], Activation] = {
+_MODULES: dict[type[torch.nn.Module], Activation] = {
     torch.nn.ReLU: RELU,
-    **{kind.module: Activation(name) for name, kind in _KINDS.items()},
+    torch.nn.SiLU: Activation("silu"),
+    torch.nn.Hardswish: Activation("hardswish"),
 }
 
 
 def activation_of(
     module: torch.nn.Module, cls: type[torch.nn.Module] | None = None
 ) -> Activation | None:
-    """Return the activation that a module computes; None for a module that is not a known one.
+    """Return the activation that a module computes, or None.
 
-    `cls` is the class to go by, the module's own without it.
+    `cls` is the class to go by; without it the module's own.
     """
     cls = cls or type(module)
     if cls in (torch.nn.ReLU6, torch.nn.Hardtanh):
-        if is_exact(module.min_val, module.max_val):
+        if _is_exact_ceiling(module.min_val, module.max_val):
             return Activation("relu", float(module.max_val))
         return None
-    return _ACTIVATIONS.get(cls)
+    return _MODULES.get(cls)
 
 
-def activated(z: Tensor, name: str, *, in_place: bool = False) -> Tensor:
-    """Return z with an activation other than a ReLU applied."""
-    return _KINDS[name].function(z, inplace=in_place)
+def _is_exact_ceiling(lower: object, upper: object) -> bool:
+    """Whether `hardtanh` with these bounds is a ReLU whose ceiling every element type has exactly.
+
+    If a type rounds the ceiling, PyTorch's gradient depends on the direction.
+    """
+    if not all(type(bound) in (int, float) for bound in (lower, upper)) or lower != 0:
+        return False
+    assert isinstance(upper, int | float)
+    # The eight bits of bfloat16, within the normal numbers of float16.
+    return 2.0**-14 <= upper <= 2.0**15 and math.ldexp(math.frexp(upper)[0], 8).is_integer()
 
 
-def derivative(dy: Tensor, z: Tensor, activation: str, *, overwrite: bool = False) -> Tensor:
-    """Return the gradient of z, given that of the activation's result; it may be written to z."""
-    kind = _KINDS[activation]
-    return (kind.overwriting if overwrite else kind.derivative)(dy, z)
+def add_and_activate(y: Tensor, residual: Tensor | None, activation: Activation | None) -> Tensor:
+    """Return activation(y + residual), which PyTorch differentiates."""
+    if residual is not None:
+        y = y + residual
+    return y if activation is None else activate(y, activation)
+
+
+def activate(y: Tensor, activation: Activation, *, in_place: bool = False) -> Tensor:
+    """Return y with an activation applied."""
+    name, ceiling = activation
+    if name != "relu":
+        return _SMOOTH[name].function(y, inplace=in_place)
+    if ceiling is not None:
+        return functional.hardtanh(y, 0.0, ceiling, inplace=in_place)
+    return torch.relu_(y) if in_place else torch.relu(y)
+
+
+def derivative(dy: Tensor, z: Tensor, activation: Activation, *, overwrite: bool = False) -> Tensor:
+    """Return the gradient of z, the input of a smooth activation; `overwrite`: maybe in z."""
+    smooth = _SMOOTH[activation.name]
+    return (smooth.overwriting if overwrite else smooth.derivative)(dy, z)

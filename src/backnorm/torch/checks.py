@@ -1,14 +1,15 @@
-"""What the tensors of a call may be, and the errors in PyTorch's words.
+"""Checks of the tensors of a call, and errors with PyTorch's argument names.
 
-The operators check what reaches them, once for all calls of the same metadata. So a call on plain
-tensors comes here only when it was refused, to be told so in the names of
-`torch.nn.functional.batch_norm`; a call that is traced comes here always.
+The operators check their operands, once for all calls with the same metadata. A call on tensors in
+memory is checked here only after an operator raised, for an error with the names of
+`torch.nn.functional.batch_norm`; a call of the dispatcher is always checked here.
 
 Where PyTorch raises a RuntimeError, the error is a RuntimeError too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -16,23 +17,24 @@ import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
 
+from backnorm.activations import Activation
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from backnorm.problem import residual_alone
 
 __all__ = [
-    "REFUSALS",
     "TensorTypeError",
     "TensorValueError",
     "UnsupportedTensorError",
     "check",
+    "check_batch",
     "check_device",
+    "check_residual",
+    "check_statistics",
     "check_tensor",
-    "in_words",
     "not_a_tensor",
     "refuse",
+    "renamed",
 ]
-
-#: What reading tensors and the operators raise for tensors that `check` refuses.
-REFUSALS = (ArgumentError, AttributeError, TypeError, RuntimeError)
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -49,7 +51,7 @@ _NAMES = {
 
 
 class TensorValueError(ArgumentValueError, RuntimeError):
-    """A tensor of the right type with a shape, value or place that is not accepted."""
+    """A tensor of the right type with a shape, value or device that is not accepted."""
 
 
 class TensorTypeError(ArgumentTypeError, RuntimeError):
@@ -57,26 +59,19 @@ class TensorTypeError(ArgumentTypeError, RuntimeError):
 
 
 class UnsupportedTensorError(TensorTypeError, NotImplementedError):
-    """A tensor with an element type or layout that is not accepted, whatever it is beside."""
+    """A tensor with an element type or layout that is not accepted in any call."""
 
 
 def check(
     input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool,
-    residual: Tensor | None = None,
 ) -> None:
-    """Raise unless the tensors are ones that batch normalisation takes together.
-
-    Parameters
-    ----------
-    input, running_mean, running_var, weight, bias, training
-        As in `backnorm.torch.batch_norm`.
-    residual : Tensor, optional
-        As in `backnorm.torch.batch_norm_add_relu`.
+    """Raise unless batch normalisation accepts these tensors together.
 
     Raises
     ------
@@ -91,15 +86,7 @@ def check(
             accepted="2 axes or more",
         )
     if residual is not None:
-        check_tensor("residual", residual)
-        if residual.shape != input.shape or residual.dtype is not input.dtype:
-            raise TensorValueError(
-                "residual",
-                "must have the shape and type of input",
-                came=f"shape {tuple(residual.shape)} of {residual.dtype}",
-                accepted=f"shape {tuple(input.shape)} of {input.dtype}",
-            )
-        check_device("residual", residual, "input", input)
+        _check_like_input(residual, input)
     allowed = (input.dtype, torch.float32) if input.dtype.itemsize == 2 else (input.dtype,)
     channels = {
         "running_mean": running_mean,
@@ -110,38 +97,87 @@ def check(
     for name, tensor in channels.items():
         if tensor is not None:
             _check_channels(name, tensor, input, allowed)
-        elif name.startswith("running") and not training:
+    if not (training and running_mean is None and running_var is None):
+        check_statistics(running_mean, running_var, training=training)
+
+
+def check_statistics(
+    running_mean: Tensor | None, running_var: Tensor | None, *, training: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return the running statistics, or raise if one is absent or requires a gradient."""
+    if not (
+        running_mean is None
+        or running_var is None
+        # Whatever is not a tensor is named where shapes and types are checked.
+        or getattr(running_mean, "requires_grad", False)
+        or getattr(running_var, "requires_grad", False)
+    ):
+        return running_mean, running_var
+    statistics = {"running_mean": running_mean, "running_var": running_var}
+    for name, tensor in statistics.items():
+        if tensor is None:
             raise TensorValueError(
-                name, "is required where the batch's own statistics are not used (training=False)"
+                name,
+                "running_mean and running_var must either both be None or neither be None"
+                if training
+                else "is required where the batch's own statistics are not used (training=False)",
             )
-    if (running_mean is None) is not (running_var is None):
-        raise TensorValueError(
-            "running_mean" if running_mean is None else "running_var",
-            "running_mean and running_var must either both be None or neither be None",
-        )
-    for name, tensor in (("running_mean", running_mean), ("running_var", running_var)):
-        if tensor is not None and tensor.requires_grad:
+        if getattr(tensor, "requires_grad", False):
             raise TensorValueError(
                 name,
                 "is a constant to the gradient, and must not require one",
                 hint=f"pass {name}.detach()",
             )
+    raise AssertionError("unreachable")
 
 
-def refuse(error: Exception, arguments: tuple[Any, ...]) -> NoReturn:
-    """Raise the error that reading tensors or an operator raised, in PyTorch's names.
+def check_residual(residual: Tensor | None, input: Tensor, activation: Activation | None) -> None:
+    """Raise unless a residual is like the input, and a ReLU follows it."""
+    if residual is None:
+        return
+    if activation is None or activation.name != "relu":
+        raise residual_alone("forward")
+    _check_like_input(residual, input)
 
-    `arguments` are those of `check`.
-    """
-    check(*arguments)
-    if not isinstance(error, ArgumentError) or error.argument not in _NAMES:
+
+def check_batch(input: Tensor) -> None:
+    """Raise for a batch whose variances would be 0, as PyTorch does."""
+    if input.is_nested:
+        check_tensor("input", input)
+    shape = input.shape
+    # Comparing the number of elements first is faster than the product.
+    if len(shape) > 1 and input.numel() == shape[1] and math.prod(shape[2:], start=shape[0]) == 1:
+        raise ArgumentValueError(
+            "input",
+            "Expected more than 1 value per channel when training",
+            came=f"input size {tuple(shape)}",
+            hint="in a model, call eval() to use the running statistics",
+        )
+
+
+def _check_like_input(residual: object, input: Tensor) -> None:
+    tensor = check_tensor("residual", residual)
+    if tensor.shape != input.shape or tensor.dtype is not input.dtype:
+        raise TensorValueError(
+            "residual",
+            "must have the shape and type of input",
+            came=f"shape {tuple(tensor.shape)} of {tensor.dtype}",
+            accepted=f"shape {tuple(input.shape)} of {input.dtype}",
+        )
+    check_device("residual", tensor, "input", input)
+
+
+def refuse(error: ArgumentError, *operands: Any) -> NoReturn:
+    """Raise the error of an operator with PyTorch's names; `operands` are those of `check`."""
+    check(*operands)
+    if error.argument not in _NAMES:
         raise error
-    raise in_words(error, _NAMES) from error
+    raise renamed(error, _NAMES) from error
 
 
-def in_words(error: ArgumentError, words: Mapping[str, str]) -> ArgumentError:
-    """Return an error in other names for the tensors, and of the class of PyTorch's own error."""
-    error = error.in_words(words)
+def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
+    """Return an error with other names for the tensors, of a class that PyTorch's error has."""
+    error = error.in_words(names)
     if isinstance(error, RuntimeError):
         return error
     kind = TensorTypeError if isinstance(error, TypeError) else TensorValueError
@@ -149,26 +185,26 @@ def in_words(error: ArgumentError, words: Mapping[str, str]) -> ArgumentError:
     return kind(**parts)
 
 
-def check_device(name: str, tensor: Tensor, other: str, place: Tensor) -> None:
-    """Raise unless a tensor is on the device of another one."""
-    if tensor.device != place.device:
+def check_device(name: str, tensor: Tensor, reference_name: str, reference: Tensor) -> None:
+    """Raise unless a tensor is on the device of a reference."""
+    if tensor.device != reference.device:
         raise TensorValueError(
             name,
-            f"must be where {other} is",
+            f"must be on the device of {reference_name}",
             came=f"device {tensor.device}",
-            accepted=f"device {place.device}",
+            accepted=f"device {reference.device}",
         )
 
 
 def not_a_tensor(name: str, value: object) -> TensorTypeError:
-    """Return the error for what is not a tensor."""
+    """Return the error for an argument that is not a tensor."""
     return TensorTypeError(
         name, "must be a tensor", came=type(value).__name__, accepted="torch.Tensor"
     )
 
 
-def check_tensor(name: str, tensor: object) -> None:
-    """Raise unless a tensor is one that batch normalisation takes."""
+def check_tensor(name: str, tensor: object) -> Tensor:
+    """Return a tensor, or raise if batch normalisation does not accept it."""
     if not isinstance(tensor, Tensor):
         raise not_a_tensor(name, tensor)
     if tensor.is_nested:
@@ -205,6 +241,7 @@ def check_tensor(name: str, tensor: object) -> None:
             accepted="cpu or cuda",
             hint="backnorm.torch.revert(model) gives a model its own layers back",
         )
+    return tensor
 
 
 def _check_channels(

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x, factors
-from backnorm.torch.memory import check_before_pytorch
-from backnorm.torch.statistics import statistics_type
+from backnorm.torch.running_statistics import statistics_type
 
 __all__ = ["backward", "double_backward"]
 
@@ -42,7 +41,6 @@ def backward(
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias."""
-    check_before_pytorch(x=x, dy=dy, weight=weight)
     elements = _normalised(x, mean, variance, eps, training)
     normalised, gradient = elements.centred * elements.scale, dy.double()
     dbias = _sum(gradient)
@@ -72,7 +70,6 @@ def double_backward(
 
     `backnorm.second_order.formulas` has the formulas.
     """
-    check_before_pytorch(x=x, dy=dy, weight=weight, ddx=ddx, ddweight=ddweight, ddbias=ddbias)
     elements = _normalised(x, mean, variance, eps, training)
     gamma = 1.0 if weight is None else _column(weight, x)
     cotangents = (ABSENT if each is None else _column(each, x) for each in (ddweight, ddbias))

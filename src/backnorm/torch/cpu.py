@@ -1,40 +1,264 @@
-"""The operations on the memory of CPU tensors. Nothing here knows autograd."""
+"""Tensors on the CPU as executables use them, and the operations on their memory.
+
+Per-channel tensors are of x's type, or float32 with a 16-bit x. Those of 16 bits are widened, so
+that the statistics keep the digits of float32. Results lie in memory as x does
+(`torch.empty_like(x)`: the same strides, if x is dense in some order of its axes).
+
+Nothing here knows autograd.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from backnorm.binding import Code
+from backnorm.cpu import engine
+from backnorm.cpu.scratch import bin_rows
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import operation
+from backnorm.layout import Order, mask_size
+from backnorm.problem import Problem, problem_of
 from backnorm.second_order import arrays
-from backnorm.torch.arithmetics import own
-from backnorm.torch.memory import array_of, as_type, dense, empty_like, tensor_of, wide
-from backnorm.torch.tensors import CPU as TENSORS
+from backnorm.signature import SIGNATURES, Operand, Operation, Signature
+from backnorm.torch.checks import check_device
+from backnorm.torch.options import arithmetic_of
+from backnorm.torch.tensors import (
+    PLAIN,
+    array_of,
+    as_type,
+    check_memory,
+    check_own_memory,
+    dense,
+    empty_like,
+    in_memory,
+    metadata,
+    order_of,
+    plain,
+    tensor_of,
+    wide,
+    wide_metadata,
+)
 
 __all__ = [
     "TENSORS",
+    "Tensors",
     "activation_backward",
     "apply",
     "apply_forward",
     "backward",
+    "backward_coefficients",
     "double_backward",
     "forward",
-    "forward_activated",
+    "forward_coefficients",
     "inference",
-    "inference_activated",
+    "inference_coefficients",
     "message",
     "parts",
     "reduce",
-    "reduce_bins",
     "reduce_forward",
-    "reduce_forward_bins",
     "unpack_mask",
 ]
+
+_RUNNING = ("running_mean", "running_variance")
+
+
+class Tensors:
+    """What an executable needs to know of tensors on a CPU."""
+
+    code = Code(
+        arrays="torch, cpu",
+        # A tensor may be yet to be negated.
+        facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.is_cpu, {}.is_neg())",
+        # Kernels read those of one axis that are contiguous: their bytes tell their length.
+        channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
+        "{}.is_neg())",
+        # Without memory: a zero tensor, or a storage that was freed. The address is needed anyway.
+        lost="(not (at_{0} := {0}.data_ptr()) and {1}_bytes)",
+        held="at_{}",
+        address="{}.data_ptr()",
+        stage="stage.__call__",
+        constants=(
+            "statistics",
+            "table",
+            "data_bytes",
+            "channel_bytes",
+            "mask_bytes",
+            "channels",
+            "count",
+            "rows",
+        ),
+        new={
+            "data": "empty_like(x)",
+            "large data": "large_empty_like(x)",
+            # 0.2 us less than of a length and a type.
+            "channel": "empty_like(statistics)",
+            "mask": "empty(mask_bytes, dtype=bits)",
+            "coefficients": "empty_like(table)",
+            "bins": "empty((rows, channels), dtype=integers)",
+            "sums": "empty((2, channels), dtype=double)",
+            "count": "count",
+        },
+    )
+    names: ClassVar[dict[str, Any]] = {
+        "bits": torch.uint8,
+        "double": torch.float64,
+        "empty": torch.empty,
+        "empty_like": torch.empty_like,
+        "integers": torch.int64,
+        "large_empty_like": empty_like,
+    }
+
+    def read(self, operands: Sequence[Any], signature: Signature) -> Sequence[Any]:
+        """Return the operands as plain tensors, or raise if one is elsewhere, or has no memory."""
+        read: list[Any] = []
+        for tensor, operand in zip(operands, signature.operands, strict=True):
+            if tensor is None:
+                read.append(None)
+                continue
+            found = in_memory(tensor, operand.name)
+            read.append(found)
+            self.check_place(found, operand.name, read[0])
+            if operand.name in _RUNNING:
+                check_own_memory(found, operand.name)
+        return read
+
+    def checked(
+        self, name: Operation, operands: Sequence[Any], **options: Any
+    ) -> tuple[Problem, Sequence[Any]]:
+        """Return the problem of tensors, and what is read; raise as `read` and `problem_of` do."""
+        signature = SIGNATURES[name]
+        read = self.read(operands, signature)
+        return problem_of(name, *self.described(read, signature), **options), read
+
+    def check_place(self, tensor: Tensor, name: str, x: Tensor) -> None:
+        """Raise unless a tensor has memory, where x has its own."""
+        check_device(name, tensor, "x", x)
+        check_memory(tensor, name)
+
+    def described(self, read: Sequence[Any], signature: Signature) -> list[Any]:
+        """Return the shapes and types that are checked: those that kernels will read."""
+        x = read[0]
+        return [
+            None
+            if tensor is None
+            else wide_metadata(tensor, x)
+            if operand.kind == "channel"
+            else metadata(tensor)
+            for tensor, operand in zip(read, signature.operands, strict=True)
+        ]
+
+    def shown(self, channels: Tensor) -> Any:
+        """Return a per-channel tensor as an array, for an error message."""
+        return array_of(channels)
+
+    def order_of(self, x: Tensor) -> Order:
+        """Return the order of axes in which x is dense, or a copy of it is."""
+        return order_of(x)
+
+    def place(self, x: Tensor) -> Any:
+        """Return the machine to plan for."""
+        return engine.machine()
+
+    def planned(self, *how: Any) -> tuple[Any, Any]:
+        """Return a plan and its launch: see `cpu.engine.planned`."""
+        return engine.planned(*how)
+
+    def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
+        """Return the values of `code.constants`."""
+        statistics = _like((problem.channels,), problem.statistics_dtype.name)
+        table = _like((4, problem.channels), problem.arithmetic)
+        data_bytes = problem.size * problem.dtype.itemsize
+        channel_bytes = problem.channels * problem.statistics_dtype.itemsize
+        sizes = data_bytes, channel_bytes, mask_size(problem.size), problem.channels, problem.count
+        return statistics, table, *sizes, bin_rows(problem.dtype.itemsize)
+
+    def ready(
+        self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order
+    ) -> list[Any]:
+        """Return the operands as kernels read them: themselves, or copies."""
+        x = self.data(read[0])
+        return [
+            x if k == 0 else self._ready(tensor, operand, x)
+            for k, (tensor, operand) in enumerate(zip(read, signature.operands, strict=True))
+        ]
+
+    def data(self, x: Tensor) -> Tensor:
+        """Return x as kernels read it."""
+        return dense(x)
+
+    def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
+        """Return a per-channel tensor as kernels read it."""
+        return wide(tensor, x)
+
+    def _ready(self, tensor: Any, operand: Operand, x: Tensor) -> Any:
+        if tensor is None:
+            return None
+        if operand.kind == "channel":
+            return self.channel(tensor, x)
+        if operand.kind == "mask":
+            return self.data(tensor)
+        if plain(tensor) and tensor.stride() == x.stride():
+            return self.data(tensor)
+        return torch.empty_like(x).copy_(tensor)
+
+    def are_plain(self, operands: Sequence[Any], order: Order, ready: Sequence[Any]) -> bool:
+        """Whether kernels read the operands in place, here and in every call of the same facts."""
+        return all(one is other for one, other in zip(operands, ready, strict=True))
+
+    def layouts(self, operands: Sequence[Any]) -> Any:
+        """Return what a key lacks of how the operands lie: nothing, or None if it may be wrong."""
+        plain_classes = (*PLAIN, type(None))
+        return () if all(type(one) in plain_classes for one in operands) else None
+
+    def target(self, out: Any, *_: Any, in_place: bool = False) -> Any:
+        """Return what results are written to, which lies in memory as x does."""
+        return out
+
+    def put(self, result: Tensor, out: Any) -> Tensor:
+        """Return the first result, which is where it is to be."""
+        return result
+
+    def finished(
+        self,
+        results: tuple[Any, ...],
+        operands: Sequence[Any],
+        ready: Sequence[Any],
+        signature: Signature,
+        order: Order,
+    ) -> tuple[Any, ...]:
+        """Return the results in the caller's types; copy widened running statistics back."""
+        for tensor, used, operand in zip(operands, ready, signature.operands, strict=True):
+            if operand.name in _RUNNING and used is not tensor:
+                # `data` has a version counter of its own: see `statistics.update_running`.
+                tensor.data.copy_(used)
+        if not signature.operation.startswith("backward"):
+            return results
+        weight = operands[signature.names.index("gamma")]
+        return tuple(
+            as_type(weight, found) if result.kind == "channel" else found
+            for found, result in zip(results, signature.results, strict=True)
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Return a tensor without memory, as the argument of `torch.empty_like`.
+
+    Executables share it. With a tensor of each executable, batches of ever another size broke up
+    the C library's heap: 1.5 GiB resident after 300 sizes, and 0.6 with shared ones.
+    """
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+TENSORS = Tensors()
 
 #: See `kernels`.
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
@@ -47,30 +271,8 @@ apply_forward = operation("apply_forward", TENSORS, exchanged=True)
 reduce = operation("reduce", TENSORS, exchanged=True)
 apply = operation("apply", TENSORS, exchanged=True)
 
-_of_forward = operation("forward_coefficients", TENSORS, exchanged=True)
-_of_backward = operation("backward_coefficients", TENSORS, exchanged=True)
-
-
-def forward_activated(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    *options: Any,
-    momentum: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `kernels`."""
-    operands = x, None, weight, bias, mean, variance
-    found: tuple[Tensor, Tensor, Tensor]
-    found = forward(*operands, *options, False, momentum=momentum)[:3]
-    return found
-
-
-def inference_activated(x: Tensor, *options: Any) -> tuple[Tensor]:
-    """See `kernels`."""
-    found: tuple[Tensor] = inference(x, None, *options)
-    return found
+_forward_coefficients = operation("forward_coefficients", TENSORS, exchanged=True)
+_backward_coefficients = operation("backward_coefficients", TENSORS, exchanged=True)
 
 
 def message(sums: Tensor, count: int) -> Tensor:
@@ -91,20 +293,6 @@ def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
     return one, other, int(count[0])
 
 
-def reduce_forward_bins(x: Tensor, arithmetic: str) -> tuple[Tensor, int]:
-    """Return the sums of x and of x^2 as integers, and the elements of a channel: see `binned`."""
-    found: tuple[Tensor, int] = reduce_forward(x, "NCX", arithmetic, True)
-    return found
-
-
-def reduce_bins(
-    x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, arithmetic: str
-) -> tuple[Tensor, int]:
-    """Return what `reduce` sums as integers, and the elements of a channel: see `binned`."""
-    found: tuple[Tensor, int] = reduce(x, dy, mask, mean, "NCX", arithmetic, True)
-    return found
-
-
 def forward_coefficients(
     x: Tensor,
     weight: Tensor | None,
@@ -113,7 +301,7 @@ def forward_coefficients(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and biased variance of x, and the coefficients of y in `arithmetic`."""
-    return _of_forward(x, weight, bias, eps, "NCX", own(x.dtype, arithmetic))
+    return _forward_coefficients(x, weight, bias, eps, "NCX", arithmetic_of(x.dtype, arithmetic))
 
 
 def backward_coefficients(
@@ -127,8 +315,8 @@ def backward_coefficients(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of weight and bias, and the coefficients of dx in `arithmetic`."""
-    how = eps, "NCX", training, own(x.dtype, arithmetic)
-    return _of_backward(x, dy, mean, variance, weight, *how)
+    how = eps, "NCX", training, arithmetic_of(x.dtype, arithmetic)
+    return _backward_coefficients(x, dy, mean, variance, weight, *how)
 
 
 def inference_coefficients(

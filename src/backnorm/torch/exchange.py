@@ -35,12 +35,12 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.library import custom_op
 
 from backnorm import binned
 from backnorm.binned import SPECIAL, raised, tops_of, with_tops
 from backnorm.errors import BacknormError
-from backnorm.torch import state
+from backnorm.torch.dispatch import needs_dispatcher
+from backnorm.torch.registry import Operation, register
 
 __all__ = [
     "SynchronisationError",
@@ -116,20 +116,21 @@ def is_first(group: Any) -> bool:
 def _operator(exchange: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Register an exchange as an operator, for compilers and for batched gradients.
 
-    Of a batch of gradients the dispatcher calls the operator for each in turn. A call on a plain
-    tensor is a call of the function itself, which takes less time.
+    The dispatcher calls the operator for each gradient of a batch in turn. A call on a plain tensor
+    is a call of the function itself, which takes less time.
     """
-    name = exchange.__name__
 
     def kernel(own: Tensor, channels: int, description: str, layer: str, group: str) -> Tensor:
         return exchange(own, channels, description, layer, _group_named(group))
 
-    operator: Any = custom_op(f"backnorm::{name}", kernel, mutates_args=())
-    operator.register_fake(lambda own, *_: torch.empty_like(own))
+    def fake(own: Tensor, *_: Any) -> Tensor:
+        return torch.empty_like(own)
+
+    operator = register(Operation(exchange.__name__, kernel, fake, reference="own"))
 
     @functools.wraps(exchange)
     def call(own: Tensor, channels: int, description: str, layer: str, group: Any) -> Tensor:
-        if state.watched(own):
+        if needs_dispatcher(own):
             result: Tensor = operator(own, channels, description, layer, group.group_name)
             return result
         return exchange(own, channels, description, layer, group)

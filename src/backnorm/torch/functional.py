@@ -1,48 +1,48 @@
-"""Batch normalisation of tensors, as `torch.nn.functional` has it, alone or with a ReLU."""
+"""Batch normalisation of tensors, as `torch.nn.functional` has it, alone or with an activation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from backnorm.activations import MASKLESS, check_activation
+from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
 from backnorm.scalars import check_flag
 from backnorm.torch import (
-    arithmetics,
-    autograd,
-    checks,
-    empty,
-    events,
+    eager,
     kernels,
     lowering,
-    moving,
     operations,
-    settings,
+    running_statistics,
     sharding,
-    state,
     synchronised,
-    transforms,
 )
-from backnorm.torch.activations import activated
-from backnorm.torch.classes import PLAIN, as_plain, asked, is_opaque
-from backnorm.torch.memory import check_before_pytorch
-from backnorm.torch.rectifiers import rectified, settled
+from backnorm.torch.activations import add_and_activate
+from backnorm.torch.checks import (
+    check,
+    check_batch,
+    check_residual,
+    check_statistics,
+    not_a_tensor,
+    refuse,
+)
+from backnorm.torch.dispatch import (
+    is_exporting,
+    is_exporting_to_onnx,
+    is_transformed,
+    needs_dispatcher,
+    profiled,
+)
+from backnorm.torch.options import Options, check_numbers, eager_options, traced_options
+from backnorm.torch.running_statistics import Running
+from backnorm.torch.tensors import OpaqueTensorError, as_plain, by_operators
 from backnorm.torch.tools import unscriptable
 
-__all__ = ["batch_norm", "batch_norm_activation", "batch_norm_add_relu", "batch_norm_relu"]
-
-_Optional: TypeAlias = Tensor | None
-
-# input, running_mean, running_var, weight, bias, training and residual, as `checks.check` has them.
-_NAMES = "input", "running_mean", "running_var", "weight", "bias", "training", "residual"
-_Arguments: TypeAlias = tuple[Tensor, _Optional, _Optional, _Optional, _Optional, bool, _Optional]
+__all__ = ["batch_norm"]
 
 
 @unscriptable
@@ -56,6 +56,8 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
     *,
+    activation: str | Activation | None = None,
+    residual: Tensor | None = None,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> Tensor:
@@ -63,35 +65,46 @@ def batch_norm(
 
     With M elements per channel::
 
-        training:  y = weight * (input - mean) / sqrt(var + eps) + bias
+        training:  z = weight * (input - mean) / sqrt(var + eps) + bias
                    running_mean = (1 - momentum) * running_mean + momentum * mean
                    running_var  = (1 - momentum) * running_var  + momentum * var * M / (M - 1)
-        else:      y = weight * (input - running_mean) / sqrt(running_var + eps) + bias
+        else:      z = weight * (input - running_mean) / sqrt(running_var + eps) + bias
+
+        y = activation(z + residual)
 
     where mean and (biased) var are those of the batch.
 
     Parameters
     ----------
     input : Tensor, shape (N, C, ...)
-        On the CPU; float64, float32, float16 or bfloat16. Contiguous, channels_last and any other
-        tensor that is dense in some order of its axes is read where it is; others are copied.
+        On the CPU or a CUDA device; float64, float32, float16 or bfloat16. A tensor that is dense
+        in some order of its axes (contiguous, channels_last, ...) is read in place; any other is
+        copied.
     running_mean, running_var : Tensor, shape (C,), or None
-        Updated in place in training if given; required otherwise. input's type, or float32 beside a
-        16-bit input.
+        Updated in place in training if present; required otherwise. input's type, or float32 with
+        a 16-bit input.
     weight, bias : Tensor, shape (C,), optional
         Scale and offset, 1 and 0 if absent; of the same types.
     training : bool
-        Whether the statistics are the batch's own.
+        Whether the statistics are those of the batch.
     momentum : float
-        Share of the batch in the running statistics.
+        Weight of the batch in the running statistics.
     eps : float
         Added to the variance; positive in training, not negative otherwise.
+    activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
+        Computed in the same pass. ``backnorm.Activation("relu", ceiling)`` is a ReLU with another
+        upper bound than 6, which is rounded to input's type. A ReLU keeps one bit an element for
+        the backward pass; the input of SiLU and Hardswish is recomputed there. It is a step of its
+        own with gradients of given statistics (training=False), under `torch.func` and under
+        `torch.compile`, which fuses it; and SiLU and Hardswish are if `reproducible`.
+    residual : Tensor, optional
+        Added before the activation, which must be a ReLU; of input's shape and type.
     arithmetic : {"float32", "float64"}, optional
-        What elements are computed in, here and in the backward pass; the second order is computed
-        in float64. Without it what `backnorm.arithmetic` says when this is called.
+        The type in which elements are computed, here and in the backward pass; the second order is
+        computed in float64. Without it `backnorm.arithmetic` decides.
     reproducible : bool
         Whether, in training, y, statistics and gradients have the same bits in every layout and
-        however elements are ordered within a channel: sums are then added up as integers, which
+        however elements are ordered within a channel. Sums are then added up as integers, which
         takes longer. There is no second derivative.
 
     Returns
@@ -102,424 +115,182 @@ def batch_norm(
     Raises
     ------
     ArgumentValueError
-        For eps, for an arithmetic that the elements have not, and in training for a batch with one
-        value per channel.
+        For eps, activation, an arithmetic that the element type does not have, and in training for
+        a batch with one value per channel.
     TensorValueError, TensorTypeError
-        For tensors of a shape, type or place that is not accepted. Both are RuntimeErrors too, as
+        For tensors of a shape, type or device that is not accepted. Both are RuntimeErrors too, as
         PyTorch's are.
     """
-    if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, residual):
         tensors = input, running_mean, running_var, weight, bias
-        how = training, momentum, eps, arithmetic, reproducible
-        return _overridden(batch_norm, tensors, *how)
-    arguments = input, running_mean, running_var, weight, bias, training, None
-    return _normalise(arguments, momentum, eps, False, arithmetic, reproducible)
-
-
-@unscriptable
-def batch_norm_relu(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *,
-    ceiling: float | None = None,
-    arithmetic: Arithmetic | None = None,
-    reproducible: bool = False,
-) -> Tensor:
-    """Return relu(batch_norm(input, ...)), without the normalised values in between.
-
-    With a ceiling it is min(that, ceiling): with 6.0, relu6. For the backward pass of training a
-    bit an element is kept, beside input. With gradients of given statistics (training=False), and
-    under `torch.func`, it is computed in two steps.
-
-    Parameters
-    ----------
-    input, running_mean, running_var, weight, bias, training, momentum, eps
-    ceiling : float, optional
-        What y is at most, more than 0; rounded to input's type.
-    arithmetic, reproducible
-        As in `batch_norm`.
-
-    Returns
-    -------
-    Tensor
-        y, of input's shape and type, and in memory as input is.
-
-    Raises
-    ------
-    ArgumentValueError, TensorValueError, TensorTypeError
-        As in `batch_norm`.
-    """
-    if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
-        tensors = input, running_mean, running_var, weight, bias
-        how = training, momentum, eps, arithmetic, reproducible, ceiling
-        return _overridden(batch_norm_relu, tensors, *how)
-    arguments = input, running_mean, running_var, weight, bias, training, None
-    return _normalise(arguments, momentum, eps, True, arithmetic, reproducible, ceiling)
-
-
-@unscriptable
-def batch_norm_activation(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *,
-    activation: str,
-    arithmetic: Arithmetic | None = None,
-    reproducible: bool = False,
-) -> Tensor:
-    """Return activation(batch_norm(input, ...)), without keeping the normalised values.
-
-    The backward pass of training computes them again from input and the batch's mean and variance,
-    as those are kept (float32 has them rounded). On the CPU kernels compute the activation with
-    them; with gradients of given statistics (training=False), with `reproducible`, and under
-    `torch.func` and `torch.compile`, it is two steps.
-
-    Parameters
-    ----------
-    input, running_mean, running_var, weight, bias, training, momentum, eps
-    activation : {"silu", "hardswish"}
-        `torch.nn.functional.silu` or `hardswish`, whose elements and derivatives these are.
-    arithmetic, reproducible
-        As in `batch_norm`.
-
-    Returns
-    -------
-    Tensor
-        y, of input's shape and type, and in memory as input is.
-
-    Raises
-    ------
-    ArgumentValueError
-        As in `batch_norm`, and for another activation.
-    TensorValueError, TensorTypeError
-        As in `batch_norm`.
-    """
-    tensors = input, running_mean, running_var, weight, bias
-    if has_torch_function_variadic(*tensors):
-        how = training, momentum, eps, arithmetic, reproducible
-        return _overridden(batch_norm_activation, tensors, *how, activation=activation)
-    hint = "for a ReLU there is batch_norm_relu"
-    checked = check_activation(activation, accepted=MASKLESS, required=True, hint=hint)
-    assert checked is not None
-    activation = checked.name
-    watched = isinstance(input, Tensor) and state.watched(input)
-    if not watched and type(training) is bool and reproducible is False:
-        y = _activated_at_once(tensors, training, momentum, eps, activation, arithmetic)
-        if y is not None:
-            return y
-    y = _normalise((*tensors, training, None), momentum, eps, False, arithmetic, reproducible)
-    if watched or not y.requires_grad:
-        return activated(y, activation, in_place=not watched)
-    return autograd.activate(y, activation)
-
-
-def _activated_at_once(
-    tensors: tuple[Any, ...],
-    training: bool,
-    momentum: float,
-    eps: float,
-    activation: str,
-    arithmetic: Arithmetic | None,
-) -> Tensor | None:
-    """Compute by kernels with the activation; None if that cannot be."""
-    input, running_mean, running_var, weight, bias = tensors
-    try:
-        wanted = _wants_gradient(input, weight, bias, None)
-        if wanted and not training:
-            return None
-        _, momentum, eps = settings.read(training, momentum, eps)
-        settings.check_settings(input, training, eps)
-        computed_in = arithmetics.decided(input.dtype, arithmetic)
-        statistics = _statistics_of(input, running_mean, running_var, training)
-        how = activation, computed_in
-        if training:
-            running = None if statistics is None else (*statistics, momentum)
-            if wanted:
-                return autograd.train_activated(input, None, weight, bias, eps, running, *how)
-            forward = kernels.forward_activated
-            if profiler._is_profiler_enabled:
-                forward = events.shown(forward, "batch_norm_activation")
-            return forward(input, weight, bias, eps, running, *how)[0]
-        assert statistics is not None
-        inference = kernels.inference_activated
-        if profiler._is_profiler_enabled:
-            inference = events.shown(inference, "batch_norm_activation_inference")
-        return inference(input, weight, bias, *statistics, eps, *how)
-    except (*checks.REFUSALS, ArgumentError):
-        # In two steps, which know more tensors, or say what is wrong.
-        return None
-
-
-@unscriptable
-def batch_norm_add_relu(
-    input: Tensor,
-    residual: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *,
-    ceiling: float | None = None,
-    arithmetic: Arithmetic | None = None,
-    reproducible: bool = False,
-) -> Tensor:
-    """Return relu(batch_norm(input, ...) + residual), without the values in between.
-
-    Parameters
-    ----------
-    input, running_mean, running_var, weight, bias, training, momentum, eps
-    ceiling, arithmetic, reproducible
-        As in `batch_norm_relu`.
-    residual : Tensor, shape (N, C, ...)
-        What is added before the ReLU, of input's shape and type.
-
-    Returns
-    -------
-    Tensor
-        y, of input's shape and type, and in memory as input is.
-
-    Raises
-    ------
-    ArgumentValueError, TensorValueError, TensorTypeError
-        As in `batch_norm`.
-    """
-    if residual is None:
-        raise checks.not_a_tensor("residual", residual)
-    if has_torch_function_variadic(input, residual, running_mean, running_var, weight, bias):
-        tensors = input, residual, running_mean, running_var, weight, bias
-        how = training, momentum, eps, arithmetic, reproducible, ceiling
-        return _overridden(batch_norm_add_relu, tensors, *how)
-    arguments = input, running_mean, running_var, weight, bias, training, residual
-    return _normalise(arguments, momentum, eps, True, arithmetic, reproducible, ceiling)
-
-
-def _overridden(
-    function: Callable[..., Tensor],
-    tensors: tuple[Tensor | None, ...],
-    training: bool,
-    momentum: float,
-    eps: float,
-    arithmetic: Arithmetic | None,
-    reproducible: bool,
-    ceiling: float | None = None,
-    activation: str | None = None,
-) -> Tensor:
-    """Call what a class of tensors has in the place of one of the functions above."""
-    options: dict[str, Any] = {"training": training, "momentum": momentum, "eps": eps}
-    if arithmetic is not None:
-        # PyTorch's own function, which a class may call in our place, has no such argument.
-        options["arithmetic"] = arithmetic
-    if reproducible is not False:
-        options["reproducible"] = reproducible
-    if ceiling is not None:
-        options["ceiling"] = ceiling
-    if activation is not None:
-        options["activation"] = activation
-    result: Tensor = handle_torch_function(function, tensors, *tensors, **options)
-    return result
-
-
-def _normalise(
-    arguments: _Arguments,
-    momentum: float,
-    eps: float,
-    relu: bool,
-    arithmetic: Arithmetic | None,
-    reproducible: bool = False,
-    ceiling: float | None = None,
-) -> Tensor:
-    """Compute on the tensors' memory, through autograd if a gradient may be asked for.
-
-    Where the operators are watched it is `_watched` that computes.
-    """
-    input, running_mean, running_var, weight, bias, training, residual = arguments
+        settings: dict[str, Any] = {"training": training, "momentum": momentum, "eps": eps}
+        # A class may call PyTorch's own function in our place, which does not have the others.
+        ours = {"activation": activation, "residual": residual, "arithmetic": arithmetic}
+        settings |= {name: value for name, value in ours.items() if value is not None}
+        if reproducible is not False:
+            settings["reproducible"] = reproducible
+        result: Tensor = handle_torch_function(
+            batch_norm, (*tensors, residual), *tensors, **settings
+        )
+        return result
+    if not isinstance(input, Tensor):
+        raise not_a_tensor("input", input)
     if not (type(training) is bool and type(momentum) is float and type(eps) is float):
-        training, momentum, eps = settings.read(training, momentum, eps)
-        arguments = (*arguments[:5], training, residual)
-    if ceiling is not None and isinstance(input, Tensor):
-        ceiling = settled(ceiling, input.dtype)
+        training, momentum, eps = check_numbers(training, momentum, eps)
+    operands = input, residual, weight, bias, running_mean, running_var
     if reproducible is not False and check_flag("reproducible", reproducible) and training:
-        settings.check_settings(input, training, eps)
-        return synchronised.batch_norm(
-            input, residual, running_mean, running_var, weight, bias, momentum, eps,
-            relu=relu, ceiling=ceiling, arithmetic=arithmetic, reproducible=True,
-            group=None, layer="",
-        )  # fmt: skip
-    if state.watched(input):
-        return _by_operators(arguments, momentum, eps, relu, ceiling, arithmetic)
-    settings.check_settings(input, training, eps)
-    computed_in = arithmetics.decided(input.dtype, arithmetic)
+        options = traced_options(training, eps, activation, arithmetic, input.dtype)
+        check_batch(input)
+        running = None
+        if running_mean is not None or running_var is not None:
+            running = Running(*check_statistics(running_mean, running_var), momentum)
+        return synchronised.batch_norm(*operands[:4], running, options, synchronised.ALONE)
+    if needs_dispatcher(input):
+        options = traced_options(training, eps, activation, arithmetic, input.dtype)
+        return _by_dispatcher(*operands, momentum, options)
+    options = eager_options(training, eps, activation, arithmetic, input.dtype)
     try:
-        wanted = _wants_gradient(input, weight, bias, residual)
-        statistics = _statistics_of(input, running_mean, running_var, training)
-        if training:
-            running = None if statistics is None else (*statistics, momentum)
-            if wanted:
-                train = autograd.train
-                if relu:
-                    train = autograd.train_relu if residual is None else autograd.train_add_relu
-                return train(
-                    input, residual, weight, bias, eps, running, relu, ceiling, computed_in
-                )
-            forward = kernels.forward
-            if profiler._is_profiler_enabled:
-                forward = events.shown(forward, events.name_of(relu, residual, training))
-            given = input, residual, weight, bias, eps, running
-            return forward(*given, relu, ceiling, computed_in)[0]
-        assert statistics is not None
-        if not wanted:
-            inference = kernels.inference
-            if profiler._is_profiler_enabled:
-                inference = events.shown(inference, events.name_of(relu, residual, training))
-            given = input, residual, weight, bias, *statistics
-            return inference(*given, eps, relu, ceiling, computed_in)
-        if residual is not None:
-            if not _are_memory(arguments):
-                return _by_operators(arguments, momentum, eps, relu, ceiling, arithmetic)
-            # The addition would take others.
-            checks.check(*arguments)
-        y = autograd.freeze(input, None, weight, bias, eps, *statistics, computed_in)
-        return _add_and_relu(y, residual, ceiling, autograd.rectify) if relu else y
-    except checks.REFUSALS as error:
-        if any(isinstance(each, Tensor) and is_opaque(each) for each in arguments):
-            return _by_operators(arguments, momentum, eps, relu, ceiling, arithmetic)
-        nothing = empty.result(arguments, relu, ceiling)
-        if nothing is not None:
-            return nothing
-        checks.refuse(error, arguments)
+        return _eager(*operands, momentum, options)
+    except OpaqueTensorError:
+        # Another tensor than the input is not memory.
+        return _by_dispatcher(*operands, momentum, options)
+    except ArgumentError as error:
+        refuse(error, *operands, training)
 
 
-def _by_operators(
-    arguments: _Arguments,
+def _eager(
+    input: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     momentum: float,
-    eps: float,
-    relu: bool,
-    ceiling: float | None,
-    arithmetic: Arithmetic | None,
+    options: Options,
 ) -> Tensor:
-    """Compute where something watches the operators, or tensors are no memory."""
-    is_compiling = torch.compiler.is_compiling()
-    if not is_compiling:
-        plain: Any = tuple(as_plain(each) for each in arguments)
-        if any(one is not other for one, other in zip(plain, arguments, strict=True)):
-            # What a class that is memory says of itself is not asked.
-            return _normalise(plain, momentum, eps, relu, arithmetic, ceiling=ceiling)
-    input, *_, training, _ = arguments
-    try:
-        checks.check(*arguments)
-    except ArgumentError:
-        nothing = empty.result(arguments, relu, ceiling)
-        if nothing is None:
-            raise
-        return nothing
-    settings.check_settings(input, training, eps)
-    named = {} if is_compiling else dict(zip(_NAMES, arguments, strict=True))
-    computed_in = arithmetics.of_call(input.dtype, arithmetic)
-    y: Tensor = asked(_watched, arguments, momentum, eps, relu, ceiling, computed_in, **named)
+    """Compute by kernels, through autograd if a gradient may be needed."""
+    wants_gradient = torch.is_grad_enabled() and (
+        input.requires_grad
+        # The kernels raise for an operand that is not a tensor.
+        or getattr(weight, "requires_grad", False)
+        or getattr(bias, "requires_grad", False)
+        or getattr(residual, "requires_grad", False)
+    )
+    if options.training:
+        check_batch(input)
+        running = None
+        if running_mean is not None or running_var is not None:
+            running = Running(*check_statistics(running_mean, running_var), momentum)
+        if wants_gradient:
+            return eager.train(input, residual, weight, bias, running, options)
+        run = profiled(kernels.forward, eager.name_of(options, residual))
+        return run(input, residual, weight, bias, running, options)[0]
+    statistics = check_statistics(running_mean, running_var)
+    if not wants_gradient:
+        infer = profiled(kernels.inference, eager.name_of(options, residual))
+        return infer(input, residual, weight, bias, statistics, options)
+    plain = options
+    if options.activation is not None:
+        plain = Options(False, options.eps, None, options.arithmetic)
+    y = eager.freeze(input, weight, bias, statistics, plain)
+    residual = as_plain(residual)
+    check_residual(residual, input, options.activation)
+    activated: Tensor = by_operators(
+        add_and_activate, y, residual, options.activation, residual=residual
+    )
+    return activated
+
+
+def _by_dispatcher(
+    input: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    options: Options,
+) -> Tensor:
+    """Compute by operators, which transforms, modes, tracers and classes of tensors see."""
+    operands = input, residual, weight, bias, running_mean, running_var
+    if not torch.compiler.is_compiling():
+        plain: Any = tuple(map(as_plain, operands))
+        if any(one is not other for one, other in zip(plain, operands, strict=True)):
+            # Tensors of a subclass that are memory.
+            x, residual, weight, bias, mean, variance = plain
+            return batch_norm(
+                x, mean, variance, weight, bias, options.training, momentum, options.eps,
+                activation=options.activation, residual=residual, arithmetic=options.arithmetic,
+            )  # fmt: skip
+    check(*operands, options.training)
+    check_residual(residual, input, options.activation)
+    if options.training:
+        check_batch(input)
+    named = {} if torch.compiler.is_compiling() else dict(zip(_NAMES, operands, strict=True))
+    y: Tensor = by_operators(_activated, *operands, momentum, options, **named)
     return y
 
 
-def _are_memory(arguments: _Arguments) -> bool:
-    """Whether what is a tensor is PyTorch's own, in memory."""
-    tensors = [each for each in arguments if isinstance(each, Tensor)]
-    return all(type(each) in PLAIN and not is_opaque(each) for each in tensors)
+_NAMES = "input", "residual", "weight", "bias", "running_mean", "running_var"
 
 
-def _watched(
-    arguments: _Arguments,
+def _activated(input: Tensor, residual: Tensor | None, *arguments: Any) -> Tensor:
+    """Return the result by operators; `arguments` are those of `_normalised`."""
+    y = _normalised(input, *arguments)
+    return add_and_activate(y, residual, arguments[-1].activation)
+
+
+def _normalised(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     momentum: float,
-    eps: float,
-    relu: bool,
-    ceiling: float | None,
-    arithmetic: Arithmetic | None,
+    options: Options,
 ) -> Tensor:
-    """Call operators that the dispatcher knows, or functions that transforms know."""
-    input, running_mean, running_var, weight, bias, training, residual = arguments
-    deployed = not training and arithmetic is None and state.exporting()
-    if state.exporting_to_onnx() or (deployed and _share_a_type(*arguments[1:5])):
+    training, eps, arithmetic = options.training, options.eps, options.arithmetic
+    deployed = not training and arithmetic is None and is_exporting()
+    parameters = running_mean, running_var, weight, bias
+    if is_exporting_to_onnx() or (deployed and _have_one_type(*parameters)):
         # Tools that read the program know only PyTorch's operators.
-        y = torch.nn.functional.batch_norm(*arguments[:6], momentum, eps)
-        return _add_and_relu(y, residual, ceiling) if relu else y
+        return torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
     if torch.compiler.is_compiling():
-        lowering.register()
-    transformed = state.transformed()
-    # Forward mode has no rule of the ReLU. A residual may be sharded otherwise than y.
-    if relu and (transformed or sharding.is_distributed(input)):
-        y = _watched((*arguments[:6], None), momentum, eps, False, None, arithmetic)
-        return _add_and_relu(y, residual, ceiling)
+        lowering.lower()
+    sharding.register()
+    transformed = is_transformed()
     if transformed and torch.compiler.is_compiling():
-        transforms.allow_in_graph()
+        _allow_in_graph()
     if not training:
         assert running_mean is not None
         assert running_var is not None
-        if transformed:
-            given = input, running_mean, running_var, weight, bias
-            return transforms.inference(*given, eps, arithmetic)
-        normalised: Tensor = operations.batch_norm_inference(
-            input, residual, weight, bias, running_mean, running_var, eps, relu, arithmetic,
-            ceiling,
-        )  # fmt: skip
-        return normalised
-    if transformed:
-        y, mean, variance = transforms.forward(input, weight, bias, eps, arithmetic)
-    else:
-        y, mean, variance = operations.batch_norm(
-            input, residual, weight, bias, eps, relu, arithmetic, ceiling
-        )
-    moving.move(running_mean, running_var, mean, variance, momentum, input)
+        infer = operations.inference if transformed else operations.batch_norm_inference
+        y: Tensor = infer(input, weight, bias, running_mean, running_var, eps, arithmetic)
+        return y
+    forward = operations.forward if transformed else operations.batch_norm
+    y, mean, variance = forward(input, weight, bias, eps, arithmetic)
+    if running_mean is not None and running_var is not None:
+        moved = Running(running_mean, running_var, momentum)
+        running_statistics.move(moved, mean, variance, input)
     return y
 
 
-def _share_a_type(*parameters: Tensor | None) -> bool:
-    """Whether parameters and statistics have one element type, as PyTorch's operator requires."""
-    return len({each.dtype for each in parameters if each is not None}) == 1
+def _allow_in_graph() -> bool:
+    """Let a compiler put the functions of transforms into its graph as they are.
 
-
-def _add_and_relu(
-    y: Tensor,
-    residual: Tensor | None,
-    ceiling: float | None,
-    relu: Callable[[Tensor, float | None], Tensor] = rectified,
-) -> Tensor:
-    """Add and apply the ReLU by PyTorch's operators, which have derivatives of every kind."""
-    check_before_pytorch(residual=residual)
-    return relu(y if residual is None else y + residual, ceiling)
-
-
-def _statistics_of(
-    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, training: bool
-) -> tuple[Tensor, Tensor] | None:
-    """Return the running statistics, None in training without any, or raise."""
-    if running_mean is None or running_var is None:
-        if training and running_mean is running_var:
-            return None
-    elif not (running_mean.requires_grad or running_var.requires_grad):
-        return running_mean, running_var
-    checks.check(input, running_mean, running_var, None, None, training)
-    raise AssertionError("unreachable")
-
-
-def _wants_gradient(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
-) -> bool:
-    """Whether autograd may ask for the gradient of one of these."""
-    return torch.is_grad_enabled() and (
-        input.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-        or (residual is not None and residual.requires_grad)
+    It would trace them and lose their derivatives. The registration needs Dynamo imported, which
+    takes longer than importing backnorm: so Dynamo calls this function while it traces, and takes
+    the result as a constant.
+    """
+    torch.compiler.allow_in_graph(
+        [operations.forward, operations.inference, running_statistics.move_below_transforms]
     )
+    return True
+
+
+_allow_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _have_one_type(*parameters: Tensor | None) -> bool:
+    """Whether parameters and statistics have one element type, as PyTorch's operator requires."""
+    return len({tensor.dtype for tensor in parameters if tensor is not None}) == 1

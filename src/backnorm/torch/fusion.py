@@ -14,8 +14,9 @@ import numpy as np
 from torch.nn import Module, Sequential
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from backnorm.activations import Activation
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
-from backnorm.torch.activations import Activation, activation_of
+from backnorm.torch.activations import activation_of
 from backnorm.torch.library_layers import LayerClass, class_for, replacement_of
 from backnorm.torch.modules import BatchNorm2d
 from backnorm.torch.separable import FusedActivation, Separable, alteration_of

@@ -8,12 +8,15 @@ here: the channel becomes infinite or NaN, as PyTorch's does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from backnorm.activations import Activation
 from backnorm.binding import Code
 from backnorm.cpu.record import ADDRESSES
 from backnorm.executable import forget, operation
@@ -22,20 +25,17 @@ from backnorm.gpu.launch import Launches
 from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
 from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
+from backnorm.second_order import blocks
 from backnorm.signature import Operation
-from backnorm.torch import binned_sums as bins
-from backnorm.torch.activations import activated, derivative
-from backnorm.torch.memory import (
-    check_before_pytorch,
+from backnorm.torch import binned_sums
+from backnorm.torch.activations import activate, derivative
+from backnorm.torch.cpu import Tensors
+from backnorm.torch.tensors import (
+    as_type,
     contiguous,
     dense,
-    is_beyond,
     order_of,
-    storage_of,
-    users_of,
 )
-from backnorm.torch.second_order import double_backward
-from backnorm.torch.tensors import Tensors
 
 __all__ = [
     "TENSORS",
@@ -46,18 +46,14 @@ __all__ = [
     "backward",
     "double_backward",
     "forward",
-    "forward_activated",
     "gpu_of",
     "inference",
-    "inference_activated",
     "message",
     "on",
     "parts",
     "place_of",
     "reduce",
-    "reduce_bins",
     "reduce_forward",
-    "reduce_forward_bins",
     "unpack_mask",
     "use",
 ]
@@ -147,9 +143,7 @@ class _Tensors(Tensors):
         arrays="torch, cuda",
         facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.device, {}.is_neg(), "
         f"{{}}.data_ptr() % {_ALIGNMENT} == 0)",
-        lost="(not {0}.data_ptr() and {0}.numel()) "
-        "or (users_of(storage_of({0})) > 1 and {0}.untyped_storage().nbytes() < {0}.nbytes) "
-        "or ({0}.storage_offset() and is_beyond({0}))",
+        lost="(not {0}.data_ptr() and {0}.numel())",
         address="{}",
         absent="None",
         constants=("channels", "statistics", "mask_bytes", "count"),
@@ -168,9 +162,6 @@ class _Tensors(Tensors):
         "bits": torch.uint8,
         "double": torch.float64,
         "empty_like": torch.empty_like,
-        "is_beyond": is_beyond,
-        "storage_of": storage_of,
-        "users_of": users_of,
     }
 
     def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
@@ -202,89 +193,71 @@ class _Tensors(Tensors):
 
 TENSORS = _Tensors()
 
+_forward, _inference = operation("forward", TENSORS), operation("inference", TENSORS)
+_reduce_forward, _reduce = operation("reduce_forward", TENSORS), operation("reduce", TENSORS)
+
 #: See `kernels`.
-forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
 
-
-def forward_activated(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    eps: float,
-    data_format: str,
-    activation: str,
-    arithmetic: str,
-    *,
-    momentum: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `kernels`; PyTorch's operator applies the activation."""
-    how = eps, data_format, None, arithmetic, False
-    moved = {"momentum": momentum}
-    z, of_batch, variance, _ = forward(x, None, weight, bias, mean, variance, *how, **moved)
-    return activated(z, activation, in_place=True), of_batch, variance
+#: See `phases`.
+apply_forward, apply = operation("apply_forward", TENSORS), operation("apply", TENSORS)
 
 
-def inference_activated(
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    data_format: str,
-    activation: str,
-    arithmetic: str,
-) -> tuple[Tensor]:
-    """See `kernels`; PyTorch's operator applies the activation."""
-    how = eps, data_format, None, arithmetic
-    (z,) = inference(x, None, mean, variance, weight, bias, *how)
-    return (activated(z, activation, in_place=True),)
+def _split(activation: Activation | None) -> tuple[Activation | None, Activation | None]:
+    """Return the activation that a kernel computes, and that which PyTorch's operator does."""
+    if activation is None or activation.name == "relu":
+        return activation, None
+    return None, activation
 
 
-def activation_backward(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    data_format: str,
-    activation: str,
-    arithmetic: str,
-    _out: None,
-) -> tuple[Tensor]:
-    """See `kernels`; PyTorch's operator makes the gradient of what it was applied to."""
-    how = eps, data_format, None, arithmetic
-    (z,) = inference(x, None, mean, variance, weight, bias, *how)
-    check_before_pytorch(dy=dy, input=z)
+def forward(*arguments: Any, momentum: float = 0.0) -> tuple[Any, ...]:
+    """See `kernels`."""
+    *operands, activation, arithmetic, reproducible = arguments
+    fused, separate = _split(activation)
+    y, *others = _forward(*operands, fused, arithmetic, reproducible, momentum=momentum)
+    return y if separate is None else activate(y, separate, in_place=True), *others
+
+
+def inference(*arguments: Any) -> tuple[Tensor]:
+    """See `kernels`."""
+    *operands, activation, arithmetic = arguments
+    fused, separate = _split(activation)
+    (y,) = _inference(*operands, fused, arithmetic)
+    return (y if separate is None else activate(y, separate, in_place=True),)
+
+
+def activation_backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor]:
+    """See `kernels`; PyTorch's operator computes the gradient of the activation's input."""
+    *channels, eps, data_format, activation, arithmetic, _ = arguments
+    (z,) = _inference(x, None, *channels, eps, data_format, None, arithmetic)
     return (derivative(dy, z, activation, overwrite=True),)
 
 
-#: See `phases`.
-reduce_forward, apply_forward = (
-    operation("reduce_forward", TENSORS),
-    operation("apply_forward", TENSORS),
-)
-reduce, apply = operation("reduce", TENSORS), operation("apply", TENSORS)
-
-
-def reduce_forward_bins(x: Tensor, _arithmetic: str) -> tuple[Tensor, int]:
-    """Return the sums of x and of x^2 as integers, and the elements of a channel: see `bins`."""
+def reduce_forward(
+    x: Tensor, data_format: str, arithmetic: str, reproducible: bool
+) -> tuple[Tensor, Any]:
+    """See `phases`."""
+    if not reproducible:
+        return _reduce_forward(x, data_format, arithmetic, False)
     TENSORS.checked("reduce_forward", (x,))
-    return bins.of_forward(x)
+    return binned_sums.of_forward(x)
 
 
-def reduce_bins(
-    x: Tensor, dy: Tensor, mask: Tensor | None, mean: Tensor, _arithmetic: str
-) -> tuple[Tensor, int]:
-    """Return what `reduce` sums as integers, and the elements of a channel: see `bins`."""
+def reduce(
+    x: Tensor,
+    dy: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    data_format: str,
+    arithmetic: str,
+    reproducible: bool,
+) -> tuple[Tensor, Any]:
+    """See `phases`."""
+    if not reproducible:
+        return _reduce(x, dy, mask, mean, data_format, arithmetic, False)
     TENSORS.checked("reduce", (x, dy, mask, mean))
-    counts = None if mask is None else unpack_mask(mask, x)
-    return bins.of_backward(x, dy, counts, mean)
+    positive = None if mask is None else unpack_mask(mask, x)
+    return binned_sums.of_backward(x, dy, positive, mean)
 
 
 def message(sums: Tensor, count: int) -> Tensor:
@@ -304,6 +277,43 @@ def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
     shifts = torch.arange(8, dtype=torch.uint8, device=mask.device)
     bits = (mask[:, None] >> shifts & 1).flatten()[: x.numel()].bool()
     return bits.as_strided(x.shape, x.stride())
+
+
+# Elements in a block, 8 MiB in float64: long enough to hide what the launch of a kernel costs.
+_BLOCK = 1 << 20
+
+
+def double_backward(
+    elements: Sequence[Any], channels: Sequence[Any], eps: float, training: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, dy and weight, given those of what the backward pass returns.
+
+    `elements` are x, dy and ddx, `channels` mean, variance, weight, ddweight and ddbias.
+
+    `backnorm.second_order` has the formulas. In float64 everywhere; the sums are PyTorch's, which
+    keep the budget of the engine's (`conformance.judge.check_double_backward` says why). Memory
+    beyond the results, and beyond copies of tensors that do not lie as x does, is eight blocks, or
+    64 bytes an element if that is less. Nothing here waits for a device or reads a value.
+    """
+    x, dy, ddx = elements
+    x = dense(x).detach()
+    order = order_of(x)
+    extents = extents_of(tuple(x.shape), (1,), order)
+
+    def flat(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.detach().permute(order).reshape(extents)
+
+    gx, gdy = torch.empty_like(x), torch.empty_like(x)
+    gweight = blocks.double_backward(
+        [flat(each) for each in (x, dy, ddx)],
+        [None if each is None else each.detach() for each in channels],
+        epsilon=eps,
+        training=training,
+        reduce=partial(blocks.sums, block=_BLOCK),
+        block=_BLOCK,
+        results=[flat(gx), flat(gdy)],
+    )
+    return gx, gdy, as_type(channels[2], gweight.to(channels[0].dtype))
 
 
 def gpu_of(device: torch.device) -> Gpu:

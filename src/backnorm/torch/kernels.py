@@ -1,40 +1,51 @@
-"""The operations on the memory of tensors, wherever it is.
+"""The passes on the memory of tensors, on any device.
 
 Nothing here knows autograd. Every function takes tensors of strided layout on one device, reads
-their memory where it is, and returns new tensors that lie in memory as `x` does
+their memory in place, and returns new tensors that lie in memory as `x` does
 (`torch.empty_like(x)`: the same strides, if `x` is dense in some order of its axes).
 
-A residual and a ceiling come only with `relu`: the one is added before the ReLU, the other is the
-most that it returns, None without one. With another activation, "silu" or "hardswish", there is
-neither. What elements are computed in, `arithmetic`, is decided by the caller (`arithmetics`).
+The options' arithmetic is chosen. A residual is added before a ReLU, and before nothing else.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from backnorm.activations import Activation
 from backnorm.layout import mask_size
 from backnorm.problem import check_mask
 from backnorm.torch import cpu
 from backnorm.torch.checks import TensorValueError
-from backnorm.torch.metadata import metadata
-from backnorm.torch.statistics import Running
+from backnorm.torch.options import Options
+from backnorm.torch.running_statistics import Running
+from backnorm.torch.tensors import metadata
 
 __all__ = [
+    "Saved",
     "backward",
-    "backward_activated",
     "double_backward",
     "engine_of",
     "forward",
-    "forward_activated",
     "inference",
-    "inference_activated",
     "unpack_mask",
 ]
+
+
+class Saved(NamedTuple):
+    """What a forward pass keeps for its backward pass.
+
+    `mask` is that of a ReLU; `bias` is kept for another activation.
+    """
+
+    x: Tensor
+    weight: Tensor | None
+    mean: Tensor
+    variance: Tensor
+    mask: Tensor | None = None
+    bias: Tensor | None = None
 
 
 def engine_of(x: Tensor) -> ModuleType:
@@ -42,7 +53,7 @@ def engine_of(x: Tensor) -> ModuleType:
     if x.is_cpu:
         return cpu
     try:
-        # Triton is needed there alone.
+        # Only the GPU needs Triton.
         from backnorm.torch import gpu
     except ModuleNotFoundError as error:
         raise TensorValueError(
@@ -59,49 +70,24 @@ def forward(
     residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
     running: Running | None,
-    relu: bool,
-    ceiling: float | None,
-    arithmetic: str,
+    options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return y, mean and biased variance of the batch, and the mask.
+    """Return y, mean and biased variance of the batch, and the mask of a ReLU or None.
 
-    Mean and variance are of `statistics_type(x.dtype)`. With `relu`, the mask says which elements
-    of y are positive, and below the ceiling: a bit an element in x's order in memory,
-    `mask_size(x.numel())` bytes.
+    Mean and variance are of `statistics_type(x.dtype)`. The mask says which elements of y are
+    positive, and below the ceiling: a bit an element in x's order in memory, `mask_size(x.numel())`
+    bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
-    Autograd is not told, as in PyTorch: a graph that needs the old values has a copy.
+    Autograd does not record it, as in PyTorch: a graph that needs the old values has a copy.
     """
-    follows = Activation("relu", ceiling) if relu else None
-    run, how = engine_of(x).forward, (eps, "NCX", follows, arithmetic, False)
-    result: tuple[Tensor, Tensor, Tensor, Tensor | None]
-    if running is None:
-        result = run(x, residual, weight, bias, None, None, *how)
-    else:
-        mean, variance, momentum = running
-        result = run(x, residual, weight, bias, mean, variance, *how, momentum=momentum)
-    return result
-
-
-def forward_activated(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    running: Running | None,
-    activation: str,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y with another activation than a ReLU applied, and the rest as `forward` does."""
-    run, how = engine_of(x).forward_activated, (eps, "NCX", activation, arithmetic)
-    result: tuple[Tensor, Tensor, Tensor]
-    if running is None:
-        result = run(x, weight, bias, None, None, *how)
-    else:
-        mean, variance, momentum = running
-        result = run(x, weight, bias, mean, variance, *how, momentum=momentum)
+    mean, variance, momentum = running or (None, None, 0.0)
+    result: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).forward(
+        x, residual, weight, bias, mean, variance,
+        options.eps, "NCX", options.activation, options.arithmetic, False,
+        momentum=momentum,
+    )  # fmt: skip
     return result
 
 
@@ -110,83 +96,37 @@ def inference(
     residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    eps: float,
-    relu: bool,
-    ceiling: float | None,
-    arithmetic: str,
+    statistics: tuple[Tensor, Tensor],
+    options: Options,
 ) -> Tensor:
     """Return y, normalised with given statistics."""
-    follows = Activation("relu", ceiling) if relu else None
-    run, how = engine_of(x).inference, (eps, "NCX", follows, arithmetic)
     y: Tensor
-    (y,) = run(x, residual, mean, variance, weight, bias, *how)
+    (y,) = engine_of(x).inference(
+        x, residual, *statistics, weight, bias,
+        options.eps, "NCX", options.activation, options.arithmetic,
+    )  # fmt: skip
     return y
-
-
-def inference_activated(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    eps: float,
-    activation: str,
-    arithmetic: str,
-) -> Tensor:
-    """Return y, normalised with given statistics, with another activation than a ReLU applied."""
-    run, how = engine_of(x).inference_activated, (eps, "NCX", activation, arithmetic)
-    y: Tensor
-    (y,) = run(x, mean, variance, weight, bias, *how)
-    return y
-
-
-def backward_activated(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of x, weight and bias through an activation other than a ReLU.
-
-    The activation's input is recomputed from x and the batch's statistics.
-    """
-    engine, statistics = engine_of(x), (mean, variance, weight)
-    (dz,) = engine.activation_backward(
-        x, dy, *statistics, bias, eps, "NCX", activation, arithmetic, None
-    )
-    # dz is new, so dx is written over it.
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
-        x, dz, None, *statistics, eps, "NCX", True, False, arithmetic, False, dz
-    )
-    return gradients
 
 
 def backward(
-    x: Tensor,
-    dy: Tensor,
-    mask: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    training: bool,
-    has_residual: bool,
-    arithmetic: str,
+    saved: Saved, dy: Tensor, options: Options, has_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of x, weight, bias and residual, those of channels of weight's type.
 
-    `mask` is that of the forward pass, None if it had no ReLU.
+    The input of an activation other than a ReLU is recomputed from x and the statistics.
     """
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).backward(
-        x, dy, mask, mean, variance, weight, eps, "NCX", training, has_residual, arithmetic, False,
-        None,
+    x, weight, mean, variance, mask, bias = saved
+    engine, out = engine_of(x), None
+    if options.activation is not None and options.activation.name != "relu":
+        (dy,) = engine.activation_backward(
+            x, dy, mean, variance, weight, bias,
+            options.eps, "NCX", options.activation, options.arithmetic, None,
+        )  # fmt: skip
+        # This gradient is new, so dx overwrites it.
+        out = dy
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
+        x, dy, mask, mean, variance, weight,
+        options.eps, "NCX", options.training, has_residual, options.arithmetic, False, out,
     )  # fmt: skip
     return gradients
 
@@ -205,11 +145,10 @@ def double_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given those of what `backward` returns."""
     operands = x, dy, ddx, mean, variance, weight, ddweight, ddbias
-    tensors = engine_of(x).TENSORS
-    _, read = tensors.checked("double_backward", operands, epsilon=eps, training=training)
-    gradients: tuple[Tensor, Tensor, Tensor] = engine_of(x).double_backward(
-        read[:3], read[3:], eps, training
-    )
+    engine = engine_of(x)
+    _, read = engine.TENSORS.checked("double_backward", operands, epsilon=eps, training=training)
+    gradients: tuple[Tensor, Tensor, Tensor]
+    gradients = engine.double_backward(read[:3], read[3:], eps, training)
     return gradients
 
 

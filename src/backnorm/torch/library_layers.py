@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from backnorm.arithmetics import Arithmetic
 from backnorm.torch import functional, modules, tools
 from backnorm.torch.activations import activation_of
-from backnorm.torch.arithmetics import named
+from backnorm.torch.options import named
 from backnorm.torch.separable import alteration_of
 
 __all__ = [

@@ -1,45 +1,38 @@
-"""Our operators as Inductor compiles them: sums of ours, and formulas that it joins with others.
+"""Our operators as Inductor compiles them: kernels for the sums, formulas for the elements.
 
-An operator that a compiler cannot look into is a wall: what stands before and after it goes to
-memory and back. So Inductor gets, in the place of each operator on float32 and 16-bit elements in a
-CPU's memory, one that sums, and returns the four coefficients of every channel; and the formula of
-an element (see `cpu.kernels.formulas`), which it computes where it computes a ReLU or an addition.
-A ReLU and a residual are its own operators then, and its partitioner may compute y again.
+A compiler cannot fuse anything with an opaque operator: the tensors before and after it go to
+memory and back. So Inductor replaces each operator on float32 and 16-bit elements in a CPU's memory
+by two parts: an operator that sums and returns the four coefficients of every channel, and the
+formula of an element (see `cpu.kernels.formulas`), which Inductor fuses with the activation and the
+addition behind it, and may compute again in the backward pass.
 
-Elements are computed in the arithmetic that was asked for, and else in float32: Inductor's code in
+Elements are computed in the arithmetic of the call, by default in float32: Inductor's code in
 float64 takes twice as long, and in float32 results are nearer to the exact ones than those that it
-computes for PyTorch's layers, wherever it was measured (`docs/explanation/exactness.md`). It is the
-formula alone: where the range of float32 does not suffice our kernels take float64, and Inductor's
-do not.
+computes for PyTorch's layers (measured in `docs/explanation/exactness.md`). Our kernels compute
+in float64 where the range of float32 does not suffice; Inductor's code does not.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backnorm.torch import cpu
-from backnorm.torch.arithmetics import own
-from backnorm.torch.operations import (
-    BatchNorm,
-    BatchNormBackward,
-    BatchNormInference,
-    define,
-    like_parameter,
-    like_statistics,
-)
-from backnorm.torch.rectifiers import rectified, settled
+from backnorm.torch import cpu, operations
+from backnorm.torch.operations import like_parameter, like_statistics
+from backnorm.torch.options import arithmetic_of
+from backnorm.torch.registry import Operation, register
 
-__all__ = ["register"]
+__all__ = ["lower"]
 
 
 def _coefficients(x: Tensor, arithmetic: str | None) -> Tensor:
-    return x.new_empty((4, x.shape[1]), dtype=getattr(torch, own(x.dtype, arithmetic)))
+    return x.new_empty((4, x.shape[1]), dtype=getattr(torch, arithmetic_of(x.dtype, arithmetic)))
 
 
 def _fake_forward(
@@ -62,42 +55,43 @@ def _fake_inference(
     return mean.new_empty((4, mean.shape[0]), dtype=getattr(torch, arithmetic))
 
 
-define(
-    "forward_coefficients(Tensor x, Tensor? weight, Tensor? bias, float eps, str? arithmetic=None)"
-    " -> (Tensor mean, Tensor variance, Tensor coefficients)",
-    cpu.forward_coefficients,
-    _fake_forward,
-    # It takes x as it lies.
-    torch.Tag.flexible_layout,
+_COEFFICIENTS = (
+    Operation(
+        "forward_coefficients",
+        cpu.forward_coefficients,
+        _fake_forward,
+        schema="(Tensor x, Tensor? weight, Tensor? bias, float eps, str? arithmetic=None)"
+        " -> (Tensor mean, Tensor variance, Tensor coefficients)",
+        # It accepts x in any layout.
+        tags=(torch.Tag.flexible_layout,),
+    ),
+    Operation(
+        "backward_coefficients",
+        cpu.backward_coefficients,
+        _fake_backward,
+        schema="(Tensor x, Tensor dy, Tensor mean, Tensor variance, Tensor? weight, float eps,"
+        " bool training, str? arithmetic=None)"
+        " -> (Tensor dweight, Tensor dbias, Tensor coefficients)",
+    ),
+    # Of constants alone, so that Inductor's freezing computes it once.
+    Operation(
+        "inference_coefficients",
+        cpu.inference_coefficients,
+        _fake_inference,
+        schema="(Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float eps,"
+        " str arithmetic) -> Tensor",
+        reference="mean",
+    ),
 )
-define(
-    "backward_coefficients(Tensor x, Tensor dy, Tensor mean, Tensor variance, Tensor? weight,"
-    " float eps, bool training, str? arithmetic=None)"
-    " -> (Tensor dweight, Tensor dbias, Tensor coefficients)",
-    cpu.backward_coefficients,
-    _fake_backward,
-)
-# Inductor's freezing computes the operator once: it takes nothing but constants then.
-define(
-    "inference_coefficients(Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float eps,"
-    " str arithmetic) -> Tensor",
-    cpu.inference_coefficients,
-    _fake_inference,
-    reference="mean",
+_forward_coefficients, _backward_coefficients, _inference_coefficients = map(
+    register, _COEFFICIENTS
 )
 
-
-def _whole(operation: type[Any]) -> Any:
-    """Define an operator that is never anything else: what an operation does, in one call.
-
-    Inductor refuses to call an operator that it has another form of.
-    """
-    name, _, signature = str(operation.operator._schema).removeprefix("backnorm::").partition("(")
-    return define(f"{name}_whole({signature}", operation.kernel, operation.fake)
-
-
-_forward_whole, _inference_whole = _whole(BatchNorm), _whole(BatchNormInference)
-_backward_whole = _whole(BatchNormBackward)
+# What Inductor calls for other elements. It refuses to call an operator that it decomposes.
+_forward_opaque, _inference_opaque, _backward_opaque = (
+    register(replace(operation, name=f"{operation.name}_whole", function=None, batched=False))
+    for operation in operations.TABLE[:3]
+)
 
 
 def _is_lowered(x: Tensor) -> bool:
@@ -107,43 +101,34 @@ def _is_lowered(x: Tensor) -> bool:
 
 def _forward(
     x: Tensor,
-    residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    relu: bool,
     arithmetic: str | None = None,
-    ceiling: float | None = None,
 ) -> Any:
     if not _is_lowered(x):
-        return _forward_whole(x, residual, weight, bias, eps, relu, arithmetic, ceiling)
-    computed_in = arithmetic or "float32"
-    mean, variance, coefficients = torch.ops.backnorm.forward_coefficients(
-        x, weight, bias, eps, computed_in
+        return _forward_opaque(x, weight, bias, eps, arithmetic)
+    mean, variance, coefficients = _forward_coefficients(
+        x, weight, bias, eps, arithmetic or "float32"
     )
-    y = _normalised(x, coefficients, residual, relu, settled(ceiling, x.dtype))
-    return y, mean, variance
+    return _normalised(x, coefficients), mean, variance
 
 
 def _inference(
     x: Tensor,
-    residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     mean: Tensor,
     variance: Tensor,
     eps: float,
-    relu: bool,
     arithmetic: str | None = None,
-    ceiling: float | None = None,
 ) -> Any:
     if not _is_lowered(x):
-        operands = x, residual, weight, bias, mean, variance
-        return _inference_whole(*operands, eps, relu, arithmetic, ceiling)
-    coefficients = torch.ops.backnorm.inference_coefficients(
+        return _inference_opaque(x, weight, bias, mean, variance, eps, arithmetic)
+    coefficients = _inference_coefficients(
         mean, variance, weight, bias, eps, arithmetic or "float32"
     )
-    return _normalised(x, coefficients, residual, relu, settled(ceiling, x.dtype))
+    return _normalised(x, coefficients)
 
 
 def _backward(
@@ -157,8 +142,8 @@ def _backward(
     arithmetic: str | None = None,
 ) -> Any:
     if not _is_lowered(x):
-        return _backward_whole(x, dy, mean, variance, weight, eps, training, arithmetic)
-    dweight, dbias, coefficients = torch.ops.backnorm.backward_coefficients(
+        return _backward_opaque(x, dy, mean, variance, weight, eps, training, arithmetic)
+    dweight, dbias, coefficients = _backward_coefficients(
         x, dy, mean, variance, weight, eps, training, arithmetic or "float32"
     )
     center, shift, slope, gain = _of_channels(coefficients, x)
@@ -169,18 +154,12 @@ def _backward(
     return dx, dweight, dbias
 
 
-def _normalised(
-    x: Tensor, coefficients: Tensor, residual: Tensor | None, relu: bool, ceiling: float | None
-) -> Tensor:
+def _normalised(x: Tensor, coefficients: Tensor) -> Tensor:
     center, shift, slope, gain = _of_channels(coefficients, x)
     y = x - center
     if gain.dtype == torch.float64:
         y = y - shift
-    y = y * gain + slope
-    if residual is not None:
-        y = y + residual.to(gain.dtype)
-    y = y.to(x.dtype)
-    return rectified(y, ceiling) if relu else y
+    return (y * gain + slope).to(x.dtype)
 
 
 def _of_channels(coefficients: Tensor, x: Tensor) -> tuple[Tensor, ...]:
@@ -189,24 +168,25 @@ def _of_channels(coefficients: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     return tuple(each.view(shape) for each in coefficients.unbind(0))
 
 
-_LOWERED: dict[Any, Callable[..., Any]] = {
-    BatchNorm.operator: _forward,
-    BatchNormInference.operator: _inference,
-    BatchNormBackward.operator: _backward,
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    operations.batch_norm: _forward,
+    operations.batch_norm_inference: _inference,
+    operations.batch_norm_backward: _backward,
 }
 
 
 def _cache_tag() -> str:
-    """Return what tells compiled code of these formulas and schemas from that of other versions."""
-    schemas = "".join(str(operator._schema) for operator in _LOWERED)
+    """Return a digest of these formulas and schemas."""
+    schemas = "".join(str(operator._schema) for operator in _FORMULAS)
     return f"backnorm-{zlib.crc32(schemas.encode() + Path(__file__).read_bytes()):08x}"
 
 
 def _with_dy_as_x(_node: Any, x: Any, dy: Any, *others: Any) -> tuple[Any, Any]:
-    """Have Inductor lay dy out as it does x, so that nobody copies it.
+    """Let Inductor lay dy out as it does x, so that the kernel does not copy dy.
 
-    In a model of contiguous tensors it moves convolutions to channels_last, and x with them, but
-    not what it computes itself: a copy of dy took up to four times as long as its sums.
+    In a model of contiguous tensors Inductor moves convolutions to channels_last, and x with them,
+    but not the tensors that it computes itself: copying dy took up to four times as long as its
+    sums.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -216,25 +196,23 @@ def _with_dy_as_x(_node: Any, x: Any, dy: Any, *others: Any) -> tuple[Any, Any]:
     return (x, ir.ExternKernel.require_stride_order(dy, order), *others), {}
 
 
-def register() -> None:
-    """Tell Inductor, when a graph with one of our operators is traced."""
+def lower() -> None:
+    """Give Inductor our formulas; Dynamo calls it while it traces a graph with our operators."""
     from torch._inductor import decomposition
 
-    # Dynamo, which calls it while it traces, does not take a cached function.
-    if BatchNorm.operator in decomposition.decompositions:
+    # Dynamo does not call a cached function.
+    if operations.batch_norm in decomposition.decompositions:
         return
     from torch._inductor.lowering import make_fallback
 
-    sums = torch.ops.backnorm.backward_coefficients.default
-    make_fallback(sums, layout_constraint=_with_dy_as_x, warn=False)
-    for operator, formula in _LOWERED.items():
+    make_fallback(_backward_coefficients, layout_constraint=_with_dy_as_x, warn=False)
+    for operator, formula in _FORMULAS.items():
         decomposition.register_decomposition([operator])(formula)
     # A copy of the table, made when the first graph is compiled.
     decomposition.fast_random_decomps.cache_clear()
-    # PyTorch's caches on disk know a graph by the names of its operators, and returned code of
-    # another version's formulas.
+    # PyTorch's caches on disk know a graph by the names of its operators, and would return code
+    # with the formulas of another version.
     torch.compiler.config.cache_key_tag += _cache_tag()
 
 
-# Dynamo calls it when it comes across it.
-register._dynamo_marked_constant = True  # type: ignore[attr-defined]
+lower._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -9,16 +9,15 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.fx import Proxy
 
-from backnorm.activations import check_ceiling
+from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import BacknormError
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, synchronised, tools
-from backnorm.torch.activations import RELU, Activation, activated
-from backnorm.torch.arithmetics import named
-from backnorm.torch.checks import not_a_tensor
-from backnorm.torch.rectifiers import settled
-from backnorm.torch.separable import Separable, as_node
+from backnorm.torch.checks import check_statistics, not_a_tensor
+from backnorm.torch.options import named, traced_options
+from backnorm.torch.running_statistics import Running
+from backnorm.torch.separable import Separable, as_node, described_activation
 
 __all__ = [
     "BatchNorm1d",
@@ -42,10 +41,9 @@ _REMEDY = (
 
 @tools.unscriptable
 class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
-    """What all have in common: everything but the forward is PyTorch's."""
+    """The forward that all layers share; everything else is PyTorch's."""
 
-    #: What elements are computed in; of the class where a layer says nothing, as one does not that
-    #: was PyTorch's, or was pickled when there was no choice.
+    #: The type in which elements are computed; None for a layer that leaves it to the caller.
     arithmetic: Arithmetic | None = None
 
     #: Whether results in training have the same bits however the batch is cut.
@@ -70,17 +68,17 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 
     @property
     def num_features(self) -> int:
-        """The number of channels, of a layer that another class of layers could stand for.
+        """The number of channels; an error for a layer that computes an activation, too.
 
-        It is what tools read that build another layer in the place of this one
+        Tools read it when they build another layer in the place of this one
         (`torch.nn.SyncBatchNorm.convert_sync_batchnorm`, frozen layers, quantisation). The other
-        layer would not compute what this one does besides, so here such a tool gets an error.
+        layer would not compute the activation.
         """
-        besides = self._besides()
-        if besides is not None:
+        if self.activation is not None:
             raise BacknormError(
-                f"num_features: a {type(self).__name__} {besides[0]}; a layer that is built in its "
-                f"place would not: {besides[1]}"
+                f"num_features: a {type(self).__name__} computes "
+                f"{described_activation(self.activation)}, too; a layer that is built in its place "
+                f"would not: {self._remedy()}"
             )
         channels: int = self.__dict__["num_features"]
         return channels
@@ -92,23 +90,20 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     def __dir__(self) -> list[str]:
         """Return the names of attributes, without `num_features` where it is an error."""
         names: list[str] = super().__dir__()
-        return names if self._besides() is None else [*filter("num_features".__ne__, names)]
+        return names if self.activation is None else [*filter("num_features".__ne__, names)]
 
-    def _besides(self) -> tuple[str, str] | None:
-        """Return what the layer does that PyTorch's of one process does not, and a remedy."""
-        if self.activation is None:
-            return None
-        return f"computes {self.activation}, too", _REMEDY
+    def _remedy(self) -> str:
+        return _REMEDY
 
     def extra_repr(self) -> str:
-        """Return PyTorch's, and what else the layer says: arithmetic, reproducible, activation."""
-        shown = named(super().extra_repr(), self.arithmetic)
-        shown = f"{shown}, reproducible=True" if self.reproducible else shown
+        """Return PyTorch's, and arithmetic, reproducible and activation if they are set."""
+        text = named(super().extra_repr(), self.arithmetic)
+        text = f"{text}, reproducible=True" if self.reproducible else text
         if self.activation is None:
-            return shown
+            return text
         name, ceiling = self.activation
         bound = "" if ceiling is None else f", ceiling={ceiling}"
-        return f"{shown}, activation={name!r}{bound}"
+        return f"{text}, activation={name!r}{bound}"
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input`, and apply the activation; in training, move the running statistics."""
@@ -116,43 +111,23 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
             self.separate()
             return as_node(self, input)
         self._check_input_dim(input)
-        return self._normalised(input, self.activation)
-
-    def with_relu(
-        self, input: Tensor, residual: Tensor | None = None, ceiling: float | None = None
-    ) -> Tensor:
-        """Return relu(normalised input + residual) in one pass; hooks of the module are not called.
-
-        It is no more than the ceiling, if there is one.
-        """
-        self._check_input_dim(input)
-        activation = RELU if ceiling is None else Activation("relu", ceiling)
-        return self._normalised(input, activation, residual)
+        return self._normalised(input, None, self.activation)
 
     def separate(self) -> None:
         """Compute no activation from now on; the activation's module does."""
         self.__dict__.pop("activation", None)
 
     def _normalised(
-        self,
-        input: Tensor,
-        activation: Activation | None = None,
-        residual: Tensor | None = None,
+        self, input: Tensor, residual: Tensor | None, activation: Activation | None
     ) -> Tensor:
-        """Return activation(normalised input + residual); only a ReLU has a residual before it."""
-        mean, variance, training, share = self._statistics()
-        settings = mean, variance, *self._parameters_of_channels(), training, share, self.eps
-        options: Any = {"arithmetic": self.arithmetic, "reproducible": self.reproducible}
-        if activation is None:
-            return functional.batch_norm(input, *settings, **options)
-        name, ceiling = activation
-        if name != "relu":
-            return functional.batch_norm_activation(input, *settings, activation=name, **options)
-        if ceiling is not None:
-            options["ceiling"] = ceiling
-        if residual is None:
-            return functional.batch_norm_relu(input, *settings, **options)
-        return functional.batch_norm_add_relu(input, residual, *settings, **options)
+        """Return activation(normalised input + residual)."""
+        mean, variance, training, momentum = self._statistics()
+        weight, bias = self._parameters_of_channels()
+        return functional.batch_norm(
+            input, mean, variance, weight, bias, training, momentum, self.eps,
+            activation=activation, residual=residual,
+            arithmetic=self.arithmetic, reproducible=self.reproducible,
+        )  # fmt: skip
 
     def _check_input_dim(self, input: Tensor) -> None:
         # PyTorch's looks at the rank before all else.
@@ -163,69 +138,58 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
         """Count a batch, and return running statistics, training and momentum of the function.
 
-        With momentum None the average is cumulative: the share of the n-th batch is 1/n.
+        With momentum None the average is cumulative: the weight of the n-th batch is 1/n.
         """
         running_mean, running_var, counter = self._buffers_of_channels()
-        momentum = self.momentum
-        share = 0.0 if momentum is None else momentum
+        momentum = 0.0 if self.momentum is None else self.momentum
         if not self.training:
-            return running_mean, running_var, running_mean is None and running_var is None, share
+            return running_mean, running_var, running_mean is None and running_var is None, momentum
         if not is_compiling() and self._forward_hooks:
             tools.check_validated(self, _BatchNorm)
         if not self.track_running_stats:
-            return None, None, True, share
+            return None, None, True, momentum
         if counter is not None:
             counter.add_(1)
-            if momentum is None:
-                share = 1.0 / float(counter)
-        return running_mean, running_var, True, share
+            if self.momentum is None:
+                momentum = 1.0 / float(counter)
+        return running_mean, running_var, True, momentum
 
-    # A module looks an attribute up in 0.9 us (AMD EPYC, Zen 3). Where one is another thing, as
-    # with a parametrisation, it is not in these dictionaries; compilers know attributes alone.
+    # A module looks an attribute up in 0.9 us (AMD EPYC, Zen 3). A parametrised parameter is not in
+    # these dictionaries; compilers know attributes alone.
 
     def _parameters_of_channels(self) -> tuple[Tensor | None, Tensor | None]:
-        held = self._parameters
-        try:
-            if not is_compiling():
-                return held["weight"], held["bias"]
-        except KeyError:
-            pass
-        return self.weight, self.bias
+        parameters = self._parameters
+        if is_compiling() or "weight" not in parameters or "bias" not in parameters:
+            return self.weight, self.bias
+        return parameters["weight"], parameters["bias"]
 
     def _buffers_of_channels(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        held = self._buffers
-        try:
-            if not is_compiling():
-                return held["running_mean"], held["running_var"], held["num_batches_tracked"]
-        except KeyError:
-            pass
-        return self.running_mean, self.running_var, self.num_batches_tracked
+        names = "running_mean", "running_var", "num_batches_tracked"
+        buffers = self._buffers
+        if is_compiling() or not all(map(buffers.__contains__, names)):
+            return self.running_mean, self.running_var, self.num_batches_tracked
+        return buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
 
 
 class _BatchNormReLU(_BatchNorm):
-    """What the modules with a ReLU have in common."""
-
-    #: What they return at most: 6.0 makes the ReLU a ReLU6.
-    ceiling: float | None = None
+    """A layer with a ReLU of its own, which cannot be separated from it."""
 
     def __init__(self, *arguments: Any, ceiling: float | None = None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        if ceiling is not None:
-            self.ceiling = check_ceiling(ceiling)
+        self.activation = check_activation(Activation("relu", ceiling))
 
-    def extra_repr(self) -> str:
-        """Return what that of `BatchNorm2d` does, and the ceiling, if there is one."""
-        shown = super().extra_repr()
-        return shown if self.ceiling is None else f"{shown}, ceiling={self.ceiling}"
+    def separate(self) -> None:
+        """Keep the ReLU: no other module computes it."""
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return relu(normalised input + residual), no more than the ceiling."""
         if isinstance(input, Proxy):
             return as_node(self, input, *(() if residual is None else (residual,)))
-        return self.with_relu(input, residual, self.ceiling)
+        self._check_input_dim(input)
+        return self._normalised(input, residual, self.activation)
 
-    def _besides(self) -> tuple[str, str]:
-        return "computes a ReLU, too", "use two modules instead, a BatchNorm layer and a ReLU"
+    def _remedy(self) -> str:
+        return "use two modules instead, a BatchNorm layer and a ReLU"
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -305,9 +269,10 @@ class SyncBatchNorm(_BatchNorm):
         arithmetic: Arithmetic | None = None,
         reproducible: bool = False,
     ) -> None:
-        settings = eps, momentum, affine, track_running_stats, device, dtype
-        how: Any = {"arithmetic": arithmetic, "reproducible": reproducible}
-        super().__init__(num_features, *settings, **how)
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype,
+            arithmetic=arithmetic, reproducible=reproducible,
+        )  # fmt: skip
         self.process_group = process_group
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -334,27 +299,21 @@ class SyncBatchNorm(_BatchNorm):
         return [*filter("qconfig".__ne__, super().__dir__())]
 
     def _normalised(
-        self,
-        input: Tensor,
-        activation: Activation | None = None,
-        residual: Tensor | None = None,
+        self, input: Tensor, residual: Tensor | None, activation: Activation | None
     ) -> Tensor:
         group = exchange.group_of(self.process_group) if self.training else None
         if group is None:
-            return super()._normalised(input, activation, residual)
-        mean, variance, _, share = self._statistics()
-        operands = input, residual, mean, variance, self.weight, self.bias, share, self.eps
-        name, ceiling = activation or (None, None)
-        y = synchronised.batch_norm(
-            *operands,
-            relu=name == "relu",
-            ceiling=settled(ceiling, input.dtype),
-            arithmetic=self.arithmetic,
-            reproducible=self.reproducible,
-            group=group,
-            layer=exchange.name_of(self, group),
-        )
-        return y if name in (None, "relu") else activated(y, name)
+            return super()._normalised(input, residual, activation)
+        mean, variance, _, momentum = self._statistics()
+        running = None
+        if mean is not None or variance is not None:
+            running = Running(*check_statistics(mean, variance), momentum)
+        layer = exchange.name_of(self, group)
+        return synchronised.batch_norm(
+            input, residual, self.weight, self.bias, running,
+            traced_options(True, self.eps, activation, self.arithmetic, input.dtype),
+            synchronised.Processes(group, layer, self.reproducible),
+        )  # fmt: skip
 
 
 class LazyBatchNorm1d(_BatchNorm, torch.nn.LazyBatchNorm1d):

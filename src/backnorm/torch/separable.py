@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 
+from backnorm.activations import Activation
 from backnorm.torch import tools
-from backnorm.torch.activations import Activation
 
 __all__ = ["FusedActivation", "Separable", "alteration_of", "as_node", "described_activation"]
 

@@ -1,174 +1,154 @@
-"""Batch normalisation in phases: of a batch that lies in several processes, or reproducibly."""
+"""Batch normalisation in phases: of a batch that lies in several processes, or reproducibly.
+
+PyTorch's operators add a residual and apply an activation after it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from backnorm.arithmetics import Arithmetic
-from backnorm.torch import arithmetics, checks, settings, state
-from backnorm.torch.exchange import (
-    bins_of_all,
-    check_count,
-    is_first,
-    moments_of_all,
-    sums_of_all,
-)
-from backnorm.torch.memory import check_moved, order_in_memory
-from backnorm.torch.phases import (
-    apply_moments,
-    apply_sums,
-    binned_moments,
-    binned_sums,
-    moments,
-    refuse_second_order,
-    rounded_moments,
-    rounded_sums,
-    strides_of_mask,
-    sums,
-)
+from backnorm.torch import checks, exchange, phases
+from backnorm.torch.activations import add_and_activate
+from backnorm.torch.dispatch import is_batched
+from backnorm.torch.options import Options
+from backnorm.torch.phases import refuse_second_order
+from backnorm.torch.running_statistics import Running
 
-__all__ = ["batch_norm", "batch_norm_with_moments"]
+__all__ = ["ALONE", "Processes", "batch_norm", "batch_norm_with_moments"]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes whose parts make up a batch.
+
+    Attributes
+    ----------
+    group : ProcessGroup or None
+        Of more than one process; None: this process alone.
+    layer : str
+        The name of the layer in an error.
+    reproducible : bool
+        Whether results have the same bits however the batch is cut.
+    """
+
+    group: Any
+    layer: str
+    reproducible: bool
+
+
+#: This process, reproducibly.
+ALONE = Processes(None, "", True)
 
 
 def batch_norm(
     input: Tensor,
     residual: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    momentum: float,
-    eps: float,
-    *,
-    relu: bool,
-    ceiling: float | None,
-    arithmetic: Arithmetic | None,
-    reproducible: bool,
-    group: Any,
-    layer: str,
+    running: Running | None,
+    options: Options,
+    processes: Processes,
 ) -> Tensor:
     """Normalise this process's part of a batch with the statistics of all parts.
 
-    Every process of the group must call it, and go backward through it, in the same order; parts
+    Every process of the group must call it, and go backward through it, in the same order. Parts
     may differ in size, and be empty. The gradients of weight and bias are those of this part, as
-    DistributedDataParallel wants them. If they are to be reproducible those of all parts are the
-    first process's, and the others' are zero: what is added up is then rounded once.
+    DistributedDataParallel expects. If they are reproducible, the first process has those of all
+    parts and the others have zeros, so that their sum is rounded once.
 
     Parameters
     ----------
-    input, residual, running_mean, running_var, weight, bias, momentum, eps, arithmetic
-        As of `functional.batch_norm_add_relu`, in training; all but `input` and `residual` the same
-        in all processes.
-    relu : bool
-    ceiling : float or None
-        Of the ReLU, as `rectifiers.settled` returns it.
-    reproducible : bool
-        Whether results have the same bits however the batch is cut.
-    group : ProcessGroup or None
-        Of more than one process; None: of this one.
-    layer : str
-        What to call the layer in an error.
+    input, residual, weight, bias
+        As in `functional.batch_norm`; weight and bias are the same in all processes.
+    running : Running or None
+        The same in all processes.
+    options : Options
+        Of training; the same in all processes.
+    processes : Processes
 
     Raises
     ------
     ArgumentError
-        As `functional.batch_norm`. The other processes are not told; they wait for this one until
-        their group's timeout.
+        As `functional.batch_norm`. The other processes wait for this one until the timeout of their
+        group.
     SynchronisationError
-        If another process ends, or does not come; in all processes, if one of them comes with
-        another layer, or with other settings.
+        If another process ends, or does not call the layer; in all processes, if one of them calls
+        another layer, or has other settings.
     SecondOrderError
-        Where its gradients are differentiated.
+        If its gradients are differentiated.
     """
-    checks.check(input, running_mean, running_var, weight, bias, True, residual)
-    settings.check_eps(True, eps)
-    computed_in = arithmetics.of_call(input.dtype, arithmetic)
-    options = eps, relu, ceiling, computed_in, reproducible, group, layer
-    y, whole = batch_norm_with_moments(input, residual, weight, bias, *options)
-    if running_mean is not None and running_var is not None:
-        check_moved(running_mean=running_mean, running_var=running_var)
-        _move(running_mean, running_var, whole.detach(), momentum)
-    return y
+    mean, variance = (None, None) if running is None else running[:2]
+    checks.check(input, residual, weight, bias, mean, variance, True)
+    checks.check_residual(residual, input, options.activation)
+    y, moments = batch_norm_with_moments(input, weight, bias, options, processes)
+    if running is not None:
+        _move(running, moments.detach())
+    return add_and_activate(y, residual, options.activation)
 
 
 def batch_norm_with_moments(
     input: Tensor,
-    residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    relu: bool,
-    ceiling: float | None,
-    arithmetic: str | None,
-    reproducible: bool,
-    group: Any,
-    layer: str,
+    options: Options,
+    processes: Processes,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `batch_norm` does, and what `phases.moments` does of all elements.
+    """Return the normalised values, and the result of `phases.moments` of all elements.
 
-    Arguments have been checked, and the arithmetic chosen.
+    The arguments have been checked.
     """
-    if reproducible and group is not None:
-        check_count(input.numel() // max(input.shape[1], 1), group)
-    options = eps, relu, ceiling, arithmetic, reproducible, group, layer
-    results: tuple[Tensor, Tensor] = _Synchronised.apply(input, residual, weight, bias, *options)
+    if processes.reproducible and processes.group is not None:
+        exchange.check_count(input.numel() // max(input.shape[1], 1), processes.group)
+    results: tuple[Tensor, Tensor]
+    results = _Synchronised.apply(input, weight, bias, options, processes)
     return results
 
 
 class _Synchronised(Function):
-    """y, and the moments of the whole batch."""
+    """The normalised values, and the moments of the whole batch."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        residual: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
-        eps: float,
-        relu: bool,
-        ceiling: float | None,
-        arithmetic: str,
-        reproducible: bool,
-        group: Any,
-        layer: str,
+        options: Options,
+        processes: Processes,
     ) -> tuple[Tensor, Tensor]:
-        # The arithmetic may differ: a process with no elements may have another element type.
-        settings = f"reproducible={reproducible}, relu={relu}, ceiling={ceiling}, eps={eps}"
-        if reproducible:
-            bins = binned_moments(x, arithmetic)
-            if group is not None:
-                bins = bins_of_all(bins, x.shape[1], f"forward, {settings}", layer, group)
-            whole = rounded_moments(x, bins)
+        message = _message(x, "forward", options, processes)
+        if processes.reproducible:
+            bins = phases.binned_moments(x, options.arithmetic)
+            if processes.group is not None:
+                bins = exchange.bins_of_all(bins, *message)
+            moments = phases.rounded_moments(x, bins)
         else:
-            own = moments(x, arithmetic)
-            whole = moments_of_all(own, x.shape[1], f"forward, {settings}", layer, group)
-        operands = x, residual, weight, bias, whole
-        strides = strides_of_mask(x) if relu else None
-        y, mean, variance, mask = apply_moments(*operands, eps, relu, arithmetic, ceiling, strides)
-        ctx.options = eps, relu, arithmetic, strides, reproducible, settings, layer, group
-        ctx.mark_non_differentiable(whole)
-        order = None
+            moments = phases.moments(x, options.arithmetic)
+            moments = exchange.moments_of_all(moments, *message)
+        y, mean, variance = phases.apply_moments(
+            x, weight, bias, moments, options.eps, options.arithmetic
+        )
+        ctx.options, ctx.processes = options, processes
+        ctx.mark_non_differentiable(moments)
         if not torch.compiler.is_compiling():
             ctx.set_materialize_grads(False)
-            # A checkpoint that recomputes the forward pass replaces saved tensors alone.
-            order = order_in_memory(strides) if relu else None
-        ctx.save_for_backward(x, weight, mean, variance, mask, whole, order)
-        return y, whole
+        ctx.save_for_backward(x, weight, mean, variance, moments)
+        return y, moments
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
-        if dy is None and ctx.options[-1] is None:
+        if dy is None and ctx.processes.group is None:
             return (None,) * len(ctx.needs_input_grad)
-        # Unpacked once: a checkpoint recomputes them for one look.
+        # Unpacked once: a checkpoint recomputes saved tensors for one access.
         saved = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return _gradients(ctx, saved, dy)
-        if dy is not None and state.batched(dy):
+        if dy is not None and is_batched(dy):
             # The graph of a batch of gradients would be lost.
             refuse_second_order()
         with torch.no_grad():
@@ -179,66 +159,70 @@ class _Synchronised(Function):
 
 
 class _Once(Function):
-    """Gradients as functions of what they were computed from, whose derivative is an error.
+    """Gradients as functions of x, dy and weight, whose derivative is an error.
 
-    `torch.autograd.function.once_differentiable` does so for those of dy alone.
+    `torch.autograd.function.once_differentiable` makes them functions of dy alone.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, dy: Tensor | None, weight: Tensor | None, *gradients: Tensor
     ) -> Any:
-        return tuple(each.view_as(each) for each in gradients)
+        return tuple(gradient.view_as(gradient) for gradient in gradients)
 
     backward = staticmethod(refuse_second_order)
 
 
+def _message(
+    x: Tensor, direction: str, options: Options, processes: Processes
+) -> tuple[int, str, str, Any]:
+    """Return the channels, description, layer and group of an exchange."""
+    # The arithmetic may differ: a process without elements may have another element type.
+    description = f"{direction}, reproducible={processes.reproducible}, eps={options.eps}"
+    return x.shape[1], description, processes.layer, processes.group
+
+
 def _gradients(ctx: Any, saved: tuple[Any, ...], dy: Tensor | None) -> tuple[Any, ...]:
     """Return the gradients of the inputs of `_Synchronised`; `saved` is `ctx.saved_tensors`."""
-    eps, relu, arithmetic, strides, reproducible, settings, layer, group = ctx.options
-    needs_x, needs_residual, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    x, weight, mean, variance, mask, whole, order = saved
-    if order is not None:
-        strides = tuple(order.tolist())
+    options, processes = ctx.options, ctx.processes
+    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+    x, weight, mean, variance, moments = saved
     if dy is None:
-        # Other processes may have gradients, of which dx has a part.
+        # Other processes may have gradients, and dx a part of them.
         dy = torch.zeros_like(x)
-    bits, channels = mask if relu else None, x.shape[1]
-    operands, of_all = (x, dy, bits, mean, arithmetic, strides), None
-    exchange = channels, f"backward, {settings}", layer, group
-    if reproducible:
-        bins = binned_sums(*operands)
-        if group is not None:
-            bins = bins_of_all(bins, *exchange)
-        of_all = rounded_sums(x, bins)
-        own = of_all if is_first(group) else torch.zeros_like(of_all)
+    message, channels, total = _message(x, "backward", options, processes), x.shape[1], None
+    if processes.reproducible:
+        bins = phases.binned_sums(x, dy, mean, options.arithmetic)
+        if processes.group is not None:
+            bins = exchange.bins_of_all(bins, *message)
+        total = phases.rounded_sums(x, bins)
+        local = total if exchange.is_first(processes.group) else torch.zeros_like(total)
     else:
-        own = sums(*operands)
-    dx = dresidual = dweight = dbias = None
-    if needs_x or needs_residual:
-        if of_all is None:
-            of_all = torch.cat((sums_of_all(own[:-1], *exchange), whole[-1:]))
-        dx, dresidual = apply_sums(
-            x, dy, bits, mean, variance, weight, of_all, eps, needs_residual, arithmetic, strides
+        local = phases.sums(x, dy, mean, options.arithmetic)
+    dx = dweight = dbias = None
+    if needs_x:
+        if total is None:
+            total = torch.cat((exchange.sums_of_all(local[:-1], *message), moments[-1:]))
+        dx = phases.apply_sums(
+            x, dy, mean, variance, weight, total, options.eps, options.arithmetic
         )
     if needs_weight:
         assert weight is not None
-        # Not by `rsqrt`, which is not rounded in the same way everywhere.
-        inverse = 1.0 / torch.sqrt(variance.double() + eps)
-        dweight = (own[channels:-1] * inverse).to(weight.dtype)
+        # `rsqrt` is not rounded in the same way on every machine.
+        inverse = 1.0 / torch.sqrt(variance.double() + options.eps)
+        dweight = (local[channels:-1] * inverse).to(weight.dtype)
     if needs_bias:
-        dbias = own[:channels].to(mean.dtype if weight is None else weight.dtype)
-    gradients = dx if needs_x else None, dresidual if needs_residual else None, dweight, dbias
-    return *gradients, *[None] * 7
+        dbias = local[:channels].to(mean.dtype if weight is None else weight.dtype)
+    return dx, dweight, dbias, None, None
 
 
-def _move(running_mean: Tensor, running_var: Tensor, whole: Tensor, momentum: float) -> None:
-    """Update running statistics from moments of all elements; without any they stay as they are."""
-    channels, count = running_mean.shape[0], whole[-1]
-    share = momentum * count.clamp(max=1.0)
-    unbiased = whole[channels:-1] * (count / (count - 1.0).clamp(min=1.0))
-    moves = (running_mean, whole[:channels]), (running_var, unbiased)
-    for running, value in moves:
-        # `data` has a version counter of its own: see `statistics.update_running`.
-        target = running if torch.compiler.is_compiling() else running.data
-        target.copy_(running.double() * (1.0 - share) + value * share)
+def _move(running: Running, moments: Tensor) -> None:
+    """Update running statistics from moments of all elements; without any they do not change."""
+    channels, count = running.mean.shape[0], moments[-1]
+    weight = running.momentum * count.clamp(max=1.0)
+    unbiased = moments[channels:-1] * (count / (count - 1.0).clamp(min=1.0))
+    moves = (running.mean, moments[:channels]), (running.variance, unbiased)
+    for statistic, value in moves:
+        # `data` has a version counter of its own: see `running_statistics`.
+        target = statistic if torch.compiler.is_compiling() else statistic.data
+        target.copy_(statistic.double() * (1.0 - weight) + value * weight)

@@ -1,242 +1,337 @@
-"""Tensors as executables use them, on the CPU: see `backnorm.arrays.NumPy`.
+"""Tensors: their types, classes and memory.
 
-Per-channel tensors are of x's type, or float32 beside a 16-bit x; where they are of 16 bits they
-are widened, so that the statistics keep the digits of float32. Results lie in memory as x does
-(`torch.empty_like(x)`: the same strides, if x is dense in some order of its axes).
+Kernels read memory. A tensor of a subclass that is memory is taken as a plain tensor, whatever its
+class says of its shape. An opaque tensor is one whose elements only operators know.
+
+New tensors are allocated by PyTorch. In an array's memory they could not be resized, and as views
+of another tensor they could not be changed in place after an autograd function, as by a ReLU.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from backnorm.binding import Code
-from backnorm.cpu import engine
-from backnorm.cpu.scratch import bin_rows
-from backnorm.layout import Order, mask_size
-from backnorm.problem import Problem, problem_of
-from backnorm.signature import SIGNATURES, Operand, Operation, Signature
-from backnorm.torch.checks import check_device
-from backnorm.torch.classes import PLAIN, in_memory
-from backnorm.torch.memory import (
-    array_of,
-    as_type,
-    check_memory,
-    check_own_memory,
-    dense,
-    empty_like,
-    is_beyond,
-    order_of,
-    plain,
-    storage_of,
-    users_of,
-    wide,
-)
-from backnorm.torch.metadata import metadata, wide_metadata
+from backnorm.allocation import LARGE, advise
+from backnorm.errors import BacknormError
+from backnorm.layout import Order, by_strides
+from backnorm.problem import Metadata
+from backnorm.torch.checks import TensorTypeError, TensorValueError, not_a_tensor
 
-__all__ = ["CPU", "Tensors"]
+__all__ = [
+    "PLAIN",
+    "OpaqueTensorError",
+    "array_of",
+    "as_plain",
+    "as_type",
+    "by_operators",
+    "check_memory",
+    "check_own_memory",
+    "contiguous",
+    "dense",
+    "dispatch_keys",
+    "element_type",
+    "empty_like",
+    "in_memory",
+    "in_order",
+    "is_opaque",
+    "metadata",
+    "order_in_memory",
+    "order_of",
+    "plain",
+    "tensor_of",
+    "wide",
+    "wide_metadata",
+]
 
-_RUNNING = ("running_mean", "running_variance")
+Kind = TypeVar("Kind", Tensor, None, Tensor | None)
 
-
-class Tensors:
-    """What an executable needs to know of tensors on a CPU."""
-
-    code = Code(
-        arrays="torch, cpu",
-        # A tensor may be yet to be negated.
-        facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.is_cpu, {}.is_neg())",
-        # Kernels read those of one axis that are contiguous: their bytes tell their length.
-        channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
-        "{}.is_neg())",
-        # All zero, or with less storage than when it was made. Looked at here rather than in the
-        # facts, where what is known by then would be asked for once more: 0.1 us an operand.
-        lost="(not (at_{0} := {0}.data_ptr()) and {1}_bytes) "
-        "or (users_of(storage_of({0})) > 1 and {0}.untyped_storage().nbytes() < {1}_bytes) "
-        "or ({0}.storage_offset() and is_beyond({0}))",
-        held="at_{}",
-        address="{}.data_ptr()",
-        stage="stage.__call__",
-        constants=(
-            "statistics",
-            "table",
-            "data_bytes",
-            "channel_bytes",
-            "mask_bytes",
-            "channels",
-            "count",
-            "rows",
-        ),
-        new={
-            "data": "empty_like(x)",
-            "large data": "large_empty_like(x)",
-            # 0.2 us less than of a length and a type.
-            "channel": "empty_like(statistics)",
-            "mask": "empty(mask_bytes, dtype=bits)",
-            "coefficients": "empty_like(table)",
-            "bins": "empty((rows, channels), dtype=integers)",
-            "sums": "empty((2, channels), dtype=double)",
-            "count": "count",
-        },
-    )
-    names: ClassVar[dict[str, Any]] = {
-        "bits": torch.uint8,
-        "double": torch.float64,
-        "empty": torch.empty,
-        "empty_like": torch.empty_like,
-        "integers": torch.int64,
-        "is_beyond": is_beyond,
-        "large_empty_like": empty_like,
-        "storage_of": storage_of,
-        "users_of": users_of,
-    }
-
-    def read(self, operands: Sequence[Any], signature: Signature) -> Sequence[Any]:
-        """Return the operands as plain tensors, or raise if one is elsewhere, or has no memory."""
-        read: list[Any] = []
-        for tensor, operand in zip(operands, signature.operands, strict=True):
-            if tensor is None:
-                read.append(None)
-                continue
-            found = in_memory(tensor, operand.name)
-            read.append(found)
-            self.check_place(found, operand.name, read[0])
-            if operand.name in _RUNNING:
-                check_own_memory(found, operand.name)
-        return read
-
-    def checked(
-        self, name: Operation, operands: Sequence[Any], **options: Any
-    ) -> tuple[Problem, Sequence[Any]]:
-        """Return the problem of tensors, and what is read; raise as `read` and `problem_of` do."""
-        signature = SIGNATURES[name]
-        read = self.read(operands, signature)
-        return problem_of(name, *self.described(read, signature), **options), read
-
-    def check_place(self, tensor: Tensor, name: str, x: Tensor) -> None:
-        """Raise unless a tensor has memory, where x has its own."""
-        check_device(name, tensor, "x", x)
-        check_memory(tensor, name)
-
-    def described(self, read: Sequence[Any], signature: Signature) -> list[Any]:
-        """Return the shapes and types that are checked: those that kernels will read."""
-        x = read[0]
-        return [
-            None
-            if tensor is None
-            else wide_metadata(tensor, x)
-            if operand.kind == "channel"
-            else metadata(tensor)
-            for tensor, operand in zip(read, signature.operands, strict=True)
-        ]
-
-    def shown(self, channels: Tensor) -> Any:
-        """Return a per-channel tensor as an array, for an error message."""
-        return array_of(channels)
-
-    def order_of(self, x: Tensor) -> Order:
-        """Return the order of axes in which x is dense, or a copy of it is."""
-        return order_of(x)
-
-    def place(self, x: Tensor) -> Any:
-        """Return the machine to plan for."""
-        return engine.machine()
-
-    def planned(self, *how: Any) -> tuple[Any, Any]:
-        """Return a plan and its launch: see `cpu.engine.planned`."""
-        return engine.planned(*how)
-
-    def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
-        """Return the values of `code.constants`."""
-        statistics = _like((problem.channels,), problem.statistics_dtype.name)
-        table = _like((4, problem.channels), problem.arithmetic)
-        data_bytes = problem.size * problem.dtype.itemsize
-        channel_bytes = problem.channels * problem.statistics_dtype.itemsize
-        sizes = data_bytes, channel_bytes, mask_size(problem.size), problem.channels, problem.count
-        return statistics, table, *sizes, bin_rows(problem.dtype.itemsize)
-
-    def ready(
-        self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order
-    ) -> list[Any]:
-        """Return the operands as kernels read them: themselves, or copies."""
-        x = self.data(read[0])
-        return [
-            x if k == 0 else self._ready(tensor, operand, x)
-            for k, (tensor, operand) in enumerate(zip(read, signature.operands, strict=True))
-        ]
-
-    def data(self, x: Tensor) -> Tensor:
-        """Return x as kernels read it."""
-        return dense(x)
-
-    def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
-        """Return a per-channel tensor as kernels read it."""
-        return wide(tensor, x)
-
-    def _ready(self, tensor: Any, operand: Operand, x: Tensor) -> Any:
-        if tensor is None:
-            return None
-        if operand.kind == "channel":
-            return self.channel(tensor, x)
-        if operand.kind == "mask":
-            return self.data(tensor)
-        if plain(tensor) and tensor.stride() == x.stride():
-            return self.data(tensor)
-        return torch.empty_like(x).copy_(tensor)
-
-    def are_plain(self, operands: Sequence[Any], order: Order, ready: Sequence[Any]) -> bool:
-        """Whether kernels read the operands in place, here and in every call of the same facts."""
-        return all(one is other for one, other in zip(operands, ready, strict=True))
-
-    def layouts(self, operands: Sequence[Any]) -> Any:
-        """Return what a key lacks of how the operands lie: nothing, or None if it may be wrong."""
-        plain_classes = (*PLAIN, type(None))
-        return () if all(type(one) in plain_classes for one in operands) else None
-
-    def target(self, out: Any, *_: Any, in_place: bool = False) -> Any:
-        """Return what results are written to, which lies in memory as x does."""
-        return out
-
-    def put(self, result: Tensor, out: Any) -> Tensor:
-        """Return the first result, which is where it is to be."""
-        return result
-
-    def finished(
-        self,
-        results: tuple[Any, ...],
-        operands: Sequence[Any],
-        ready: Sequence[Any],
-        signature: Signature,
-        order: Order,
-    ) -> tuple[Any, ...]:
-        """Return the results in the caller's types; copy widened running statistics back."""
-        for tensor, used, operand in zip(operands, ready, signature.operands, strict=True):
-            if operand.name in _RUNNING and used is not tensor:
-                # `data` has a version counter of its own: see `statistics.update_running`.
-                tensor.data.copy_(used)
-        if not signature.operation.startswith("backward"):
-            return results
-        weight = operands[signature.names.index("gamma")]
-        return tuple(
-            as_type(weight, found) if result.kind == "channel" else found
-            for found, result in zip(results, signature.results, strict=True)
-        )
+_TYPES = {
+    torch.float64: np.dtype(np.float64),
+    torch.float32: np.dtype(np.float32),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.uint8: np.dtype(np.uint8),
+}
+# Whatever is not accepted.
+_OTHER = np.dtype(object)
 
 
-@functools.lru_cache(maxsize=256)
-def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Return a tensor without memory, as the argument of `torch.empty_like`.
+def element_type(dtype: torch.dtype) -> np.dtype:
+    """Return the type of elements as NumPy's."""
+    return _TYPES.get(dtype, _OTHER)
 
-    Executables share it. With a tensor of each executable, batches of ever another size broke up
-    the C library's heap: 1.5 GiB resident after 300 sizes, and 0.6 with shared ones.
+
+def metadata(tensor: Tensor) -> Any:
+    """Return a tensor's shape and type."""
+    return Metadata(tuple(tensor.shape), element_type(tensor.dtype))
+
+
+def wide_metadata(tensor: Tensor | None, x: Tensor) -> Any:
+    """Return a per-channel tensor's shape and type: float32 if it has 16 bits, as x has."""
+    if tensor is None:
+        return None
+    shape, dtype = metadata(tensor)
+    if tensor.dtype is x.dtype and tensor.dtype.itemsize == 2:
+        dtype = np.dtype(np.float32)
+    return Metadata(shape, dtype)
+
+
+#: The classes of tensors whose methods are PyTorch's own.
+PLAIN = (Tensor, Parameter)
+
+dispatch_keys = torch._C._dispatch_keys
+
+
+def _keys_in_memory() -> int:
+    """Return the dispatcher's keys of tensors that are memory, as bits."""
+    keys = torch._C.DispatchKey
+    devices = [keys.CPU, keys.AutogradCPU, keys.AutocastCPU]
+    devices += [keys.CUDA, keys.AutogradCUDA, keys.AutocastCUDA]
+    bits = 0
+    # Conjugates are refused by their types.
+    for key in (*devices, keys.Negative, keys.Conjugate, keys.ZeroTensor, keys.ADInplaceOrView):
+        bits |= torch._C.DispatchKeySet(key).raw_repr()
+    return bits
+
+
+_IN_MEMORY = _keys_in_memory()
+
+
+class OpaqueTensorError(TensorTypeError):
+    """A tensor came where only memory can be read."""
+
+
+def is_opaque(tensor: Tensor) -> bool:
+    """Whether only operators know the elements of a tensor: there is no memory that holds them.
+
+    So it is with a subclass that wraps other tensors, tensors that are fake or traced, and those
+    of transforms. Those of another layout, or on other devices, are opaque as well.
     """
-    tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
-    tensor.untyped_storage().resize_(0)
+    return bool(dispatch_keys(tensor).raw_repr() & ~_IN_MEMORY)
+
+
+def in_memory(tensor: Tensor, name: str) -> Tensor:
+    """Return a tensor of a subclass as a plain one, or raise if it is opaque.
+
+    What its class says of shape and memory is not asked.
+    """
+    if not issubclass(type(tensor), Tensor):
+        raise not_a_tensor(name, tensor)
+    found: Tensor = as_plain(tensor)
+    if type(found) not in PLAIN:
+        raise OpaqueTensorError(
+            name,
+            "has no elements in memory of its own",
+            came=type(tensor).__name__,
+            accepted="torch.Tensor",
+        )
+    return found
+
+
+def as_plain(value: Any) -> Any:
+    """Return a tensor of a subclass that is memory as a plain one; anything else as it is."""
+    if type(value) in PLAIN or not issubclass(type(value), Tensor) or is_opaque(value):
+        return value
+    with torch._C.DisableTorchFunctionSubclass():
+        return Tensor.as_subclass(value, Tensor)
+
+
+def by_operators(operators: Callable[..., Any], *arguments: Any, **tensors: Any) -> Any:
+    """Return what operators return; `tensors` are the tensors among the arguments, by name.
+
+    A class of tensors raises errors of many kinds for operators that it does not have, or not with
+    tensors of other classes. They become one error, which names a tensor.
+    """
+    try:
+        return operators(*arguments)
+    except Exception as error:
+        if torch.compiler.is_compiling() or isinstance(error, BacknormError):
+            raise
+        opaque = [
+            (name, tensor)
+            for name, tensor in tensors.items()
+            if isinstance(tensor, Tensor) and is_opaque(tensor)
+        ]
+        if not opaque:
+            raise
+        name, tensor = opaque[0]
+        reason = str(error).strip().partition("\n")[0]
+        raise TensorTypeError(
+            name,
+            f"is not a tensor that is accepted here ({type(error).__name__}: {reason})",
+            came="of a transform or a trace" if type(tensor) in PLAIN else type(tensor).__name__,
+            accepted="a tensor in memory",
+        ) from error
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether memory holds the values of the elements.
+
+    That of a lazily negated tensor does not (`Tensor.is_neg`), and a zero tensor may have none.
+    """
+    return not (tensor.is_neg() or tensor._is_zerotensor())
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return x, or a copy if it is not dense in any order of its axes, or not `plain`."""
+    if plain(x) and (x.is_contiguous() or x.permute(order_of(x)).is_contiguous()):
+        return x
+    return x.detach().clone()
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """Return a new tensor of PyTorch's allocator with the strides of the dense x.
+
+    Large memory is requested in huge pages: writing to 51 MB of new memory took 23 ms in pages of
+    4 KiB and 12 ms in pages of 2 MiB (one thread, Intel Xeon).
+    """
+    tensor = torch.empty_like(x)
+    if tensor.nbytes >= LARGE:
+        advise(tensor.data_ptr(), tensor.nbytes)
     return tensor
 
 
-CPU = Tensors()
+def order_of(x: Tensor) -> Order:
+    """Return the order of axes in which x is dense, or a copy of it is."""
+    if x.is_contiguous():
+        return tuple(range(x.dim()))
+    order = by_strides(x.stride())
+    if x.permute(order).is_contiguous():
+        return order
+    return by_strides(torch.empty_like(x, device="meta").stride())
+
+
+@functools.lru_cache(maxsize=256)
+def order_in_memory(strides: tuple[int, ...]) -> Tensor:
+    """Return strides as a tensor: what a mask of a ReLU is saved with.
+
+    The bits of a mask are in the order of x in memory. Hooks of saved tensors keep values, and may
+    return x in another order.
+    """
+    return torch.tensor(strides, device="cpu")
+
+
+def in_order(x: Tensor, order: Tensor) -> Tensor:
+    """Return x in the order of memory that `order_in_memory` describes: itself, or a copy."""
+    strides = tuple(order.tolist())
+    if x.stride() == strides:
+        return x
+    axes = order_of(torch.empty_strided(x.shape, strides, device="meta"))
+    inverse = sorted(range(len(axes)), key=axes.__getitem__)
+    return x.permute(axes).contiguous().permute(inverse)
+
+
+def wide(tensor: Kind, x: Tensor) -> Kind:
+    """Return a per-channel tensor contiguous and `plain`, and of 16 bits as x is as float32."""
+    if tensor is None:
+        return None
+    if tensor.dtype.itemsize == 2 and tensor.dtype is x.dtype:
+        return tensor.detach().float().contiguous()
+    return contiguous(tensor)
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """Return a tensor that is contiguous and `plain`: itself, or a copy."""
+    if tensor.is_contiguous() and plain(tensor):
+        return tensor
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def check_memory(tensor: Tensor, name: str) -> int:
+    """Return the address of a tensor's elements, or raise if they are not in memory.
+
+    The length of the storage is not compared: reading it makes a Python object for the storage, and
+    autograd then stops adding gradients in place.
+    """
+    if is_opaque(tensor):
+        raise OpaqueTensorError(
+            name,
+            "has no elements in memory of its own",
+            came=f"{tensor.layout}, keys {dispatch_keys(tensor)}",
+            accepted="a strided tensor",
+        )
+    if tensor._is_zerotensor():
+        return 0
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise TensorValueError(
+            name,
+            "has a non-zero number of elements, but its data is not allocated yet",
+            came="a storage of 0 bytes",
+            accepted=f"{tensor.nbytes} bytes or more",
+        )
+    return address
+
+
+def check_own_memory(tensor: Tensor, name: str) -> None:
+    """Raise unless every element of a per-channel tensor has memory of its own to be moved in."""
+    if tensor._is_zerotensor() or (tensor.numel() > 1 and 0 in tensor.stride()):
+        raise TensorValueError(
+            name,
+            "is moved in place, and its elements have no memory of their own",
+            accepted="a tensor that can be written to",
+            hint=f"pass {name}.clone()",
+        )
+
+
+class _Memory:
+    """The base of an array on a tensor's memory. It keeps the tensor.
+
+    `Tensor.numpy` would too, but after it the tensor's memory cannot be resized any more.
+    """
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Tensor, name: str) -> None:
+        address = check_memory(tensor, name)
+        self._tensor = tensor
+        strides = None
+        if not tensor.is_contiguous():
+            strides = tuple(tensor.itemsize * step for step in tensor.stride())
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": tensor.shape,
+            "strides": strides,
+            "typestr": _typestr(tensor.dtype, name),
+            "version": 3,
+        }
+
+
+@functools.cache
+def _typestr(dtype: torch.dtype, name: str) -> str:
+    # NumPy has no bfloat16: over as integers.
+    like = torch.empty(0, dtype=torch.int16 if dtype is torch.bfloat16 else dtype)
+    try:
+        return like.numpy().dtype.str
+    except TypeError as error:
+        raise TensorTypeError(name, "unsupported element type", came=dtype) from error
+
+
+def array_of(tensor: Tensor, name: str = "tensor") -> np.ndarray:
+    """Return the tensor's memory as an array; errors call it `name`."""
+    tensor = in_memory(tensor, name)
+    if not plain(tensor):
+        check_memory(tensor, name)
+        tensor = tensor.detach().clone()
+    array = np.asarray(_Memory(tensor, name))
+    return array.view(ml_dtypes.bfloat16) if tensor.dtype is torch.bfloat16 else array
+
+
+def tensor_of(array: np.ndarray) -> Tensor:
+    """Return a new tensor with an array's elements."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).clone()
+    return torch.from_numpy(array).clone()
+
+
+def as_type(weight: Tensor | None, gradient: Tensor) -> Tensor:
+    """Return the gradient of a parameter in the parameter's type."""
+    return gradient if weight is None else gradient.to(weight.dtype)

@@ -27,8 +27,8 @@ class BatchNormAct2d(LayerWithActivation, modules._BatchNorm, norm_act.BatchNorm
             return as_node(self, x)
         torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
         if self.fusion_obstacle() is None:
-            return self._normalised(x, activation_of(self.act))
-        return self.act(self.drop(self._normalised(x)))
+            return self._normalised(x, None, activation_of(self.act))
+        return self.act(self.drop(self._normalised(x, None, None)))
 
 
 class FrozenBatchNormAct2d(FrozenLayer, norm_act.FrozenBatchNormAct2d):

@@ -14,8 +14,7 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu.plan import Knobs, candidates
 from backnorm.torch import cpu, kernels
-from backnorm.torch.arithmetics import decided
-from backnorm.torch.rectifiers import settled
+from backnorm.torch.options import eager_options
 
 __all__ = ["Trial", "tune"]
 
@@ -41,9 +40,8 @@ def tune(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     *,
+    activation: str | Activation | None = None,
     residual: Tensor | None = None,
-    relu: bool = False,
-    ceiling: float | None = None,
     eps: float = 1e-5,
     arithmetic: Arithmetic | None = None,
 ) -> list[Trial]:
@@ -60,14 +58,7 @@ def tune(
         On a CUDA device. Its values do not matter; it is not written to.
     weight, bias : Tensor, shape (C,), optional
         If the layer has them.
-    residual : Tensor, optional
-        Of input's shape, for `batch_norm_add_relu`.
-    relu : bool
-        Whether for `batch_norm_relu`; a residual is always followed by one.
-    ceiling : float, optional
-        Of the ReLU.
-    eps : float
-    arithmetic : {"float32", "float64"}, optional
+    activation, residual, eps, arithmetic
         As in `batch_norm`.
 
     Returns
@@ -88,26 +79,32 @@ def tune(
             came=f"device {input.device}",
             accepted="cuda",
         )
-    computed_in, ceiling = decided(input.dtype, arithmetic), settled(ceiling, input.dtype)
+    options = eager_options(True, eps, activation, arithmetic, input.dtype)
     has_residual = residual is not None
-    follows = Activation("relu", ceiling) if relu or has_residual else None
     with torch.no_grad(), gpu.on(input):
-        given = input, residual, weight, bias, None, None
 
         def forward() -> Any:
-            return gpu.forward(*given, eps, "NCX", follows, computed_in, False)
+            return kernels.forward(input, residual, weight, bias, None, options)
 
         _, mean, variance, mask = forward()
         dy = torch.empty_like(input).copy_(input)
-        taken = input, dy, mask, mean, variance, weight
+        saved = kernels.Saved(input, weight, mean, variance, mask)
 
         def backward() -> Any:
-            return gpu.backward(*taken, eps, "NCX", True, has_residual, computed_in, False)
+            return kernels.backward(saved, dy, options, has_residual)
 
-        how = {"epsilon": eps, "arithmetic": computed_in}
-        ahead = gpu.place_of("forward", *given, activation=follows, **how)
-        back = gpu.place_of("backward", *taken, residual=has_residual, **how)
-        return [*_tried(gpu.use, ahead, forward), *_tried(gpu.use, back, backward)]
+        common = {"epsilon": eps, "arithmetic": options.arithmetic}
+        place = gpu.place_of(
+            "forward", input, residual, weight, bias, None, None,
+            activation=options.activation, **common,
+        )  # fmt: skip
+        place_of_backward = gpu.place_of(
+            "backward", input, dy, mask, mean, variance, weight, residual=has_residual, **common
+        )
+        return [
+            *_tried(gpu.use, place, forward),
+            *_tried(gpu.use, place_of_backward, backward),
+        ]
 
 
 def _tried(use: Callable[..., None], place: Any, call: Callable[[], Any]) -> list[Trial]:

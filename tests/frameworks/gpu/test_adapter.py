@@ -14,6 +14,7 @@ from backnorm.errors import ArgumentError
 from backnorm.gpu import launch
 from backnorm.gpu.device import KNOWN
 from backnorm.torch import gpu, kernels
+from backnorm.torch.options import Options
 
 from .. import interpreter
 
@@ -82,10 +83,11 @@ def test_with_relu(shape, has_residual):
     for ours in (True, False):
         leaves = [value.clone().requires_grad_() for value in (x, weight, bias, residual)]
         a, w, b, r = leaves
-        if ours and has_residual:
-            y = backnorm.torch.batch_norm_add_relu(a, r, None, None, w, b, training=True)
-        elif ours:
-            y = backnorm.torch.batch_norm_relu(a, None, None, w, b, training=True)
+        if ours:
+            y = backnorm.torch.batch_norm(
+                a, None, None, w, b, training=True, activation="relu",
+                residual=r if has_residual else None,
+            )  # fmt: skip
         else:
             y = nn.functional.batch_norm(a, None, None, w, b, training=True)
             y = torch.relu(y + r if has_residual else y)
@@ -178,7 +180,7 @@ def test_no_elements():
 
 def test_operators_that_the_dispatcher_knows():
     x, dy, weight = torch.randn(5, 3, 4), torch.randn(5, 3, 4), torch.rand(3) + 0.5
-    _, mean, variance = torch.ops.backnorm.batch_norm(x, None, weight, None, 1e-5, True)
+    _, mean, variance = torch.ops.backnorm.batch_norm(x, weight, None, 1e-5)
     arguments = (x, dy, mean, variance, weight, 1e-5, True)
     torch.library.opcheck(
         torch.ops.backnorm.batch_norm_backward.default,
@@ -224,7 +226,7 @@ def test_tuning_keeps_the_fastest_plan(monkeypatch, launched):
     monkeypatch.setattr(tuning, "measure", measure)
     monkeypatch.setattr(gpu, "_tuned", {})
     x, weight = torch.randn(3, 2, 3), torch.rand(2)
-    trials = tuning.tune(x, weight, relu=True)
+    trials = tuning.tune(x, weight, activation="relu")
     assert [trial.operation for trial in trials] == sorted(trial.operation for trial in trials)[
         ::-1
     ]
@@ -250,10 +252,10 @@ def test_tuning_wants_a_gpu(monkeypatch):
 
 def plain_step(x, dy):
     """Return y, and the gradients of x, weight and bias, without autograd."""
-    y, mean, variance, *_ = kernels.forward(x, None, None, None, 1e-5, None, False, None, "float64")
-    *gradients, _ = kernels.backward(
-        x, dy, None, mean, variance, None, 1e-5, True, False, "float64"
-    )
+    options = Options(True, 1e-5, None, "float64")
+    y, mean, variance, _ = kernels.forward(x, None, None, None, None, options)
+    saved = kernels.Saved(x, None, mean, variance)
+    *gradients, _ = kernels.backward(saved, dy, options, has_residual=False)
     return y, *gradients
 
 
@@ -294,7 +296,7 @@ class TestArithmetic:
     def test_of_a_block_that_has_ended(self, dtype, asked, expected, computed):
         x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
         with nullcontext() if asked is None else backnorm.arithmetic(asked):
-            y = backnorm.torch.batch_norm_relu(x, None, None, training=True)
+            y = backnorm.torch.batch_norm(x, None, None, training=True, activation="relu")
         torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
         assert computed == [(operation, expected) for operation in TRAINED]
 

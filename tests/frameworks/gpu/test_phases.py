@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backnorm.activations import RELU
 from backnorm.torch import cpu, kernels, phases
 from backnorm.torch import gpu as engine
 
@@ -42,69 +41,58 @@ def moments_of_all(every):
     return torch.cat((mean, variance, counts.sum().view(1)))
 
 
-@pytest.mark.parametrize("how", ARITHMETICS)
-@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("shape", "channels_last"), CASES, ids=str)
-def test_parts_are_normalised_as_the_whole(shape, channels_last, relu, how):
-    x, dy, residual = torch.randn(shape) + 3, torch.randn(shape), torch.randn(shape)
+def test_parts_are_normalised_as_the_whole(shape, channels_last, arithmetic):
+    x, dy = torch.randn(shape) + 3, torch.randn(shape)
     x[: shape[0] // 2] -= 2
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
-    given = x, residual if relu else None, weight, bias
-    expected = cpu.forward(*given, None, None, EPS, "NCX", RELU if relu else None, how, False)
-    y, mean, variance, mask = expected
-    xs, dys, residuals = (parts_of(each, channels_last) for each in (x, dy, residual))
-    whole = moments_of_all([phases.moments(each, how) for each in xs])
+    operands = x, None, weight, bias, None, None
+    y, mean, variance, _ = cpu.forward(*operands, EPS, "NCX", None, arithmetic, False)
+    xs, dys = (parts_of(each, channels_last) for each in (x, dy))
+    whole = moments_of_all([phases.moments(each, arithmetic) for each in xs])
     assert whole[-1] == x.numel() // shape[1]
     weight, bias = weight.to(DEVICE), bias.to(DEVICE)
-    found = [
-        phases.apply_moments(part, other if relu else None, weight, bias, whole, EPS, relu, how)
-        for part, other in zip(xs, residuals, strict=True)
-    ]
+    found = [phases.apply_moments(part, weight, bias, whole, EPS, arithmetic) for part in xs]
     torch.testing.assert_close(torch.cat([each[0].cpu() for each in found]), y)
     for each in found:
         torch.testing.assert_close(each[1].cpu(), mean)
         torch.testing.assert_close(each[2].cpu(), variance)
-    operands = x, dy, mask, mean, variance, weight.cpu()
-    gradients = cpu.backward(*operands, EPS, "NCX", True, relu, how, False)
+    operands = x, dy, None, mean, variance, weight.cpu()
+    expected, *_ = cpu.backward(*operands, EPS, "NCX", True, False, arithmetic, False, None)
     mean, variance = mean.to(DEVICE), variance.to(DEVICE)
-    masks = [each[3] if relu else None for each in found]
-    every = zip(xs, dys, masks, strict=True)
-    total = sum(phases.sums(*each, mean, how) for each in every)
+    pairs = list(zip(xs, dys, strict=True))
+    total = sum(phases.sums(*pair, mean, arithmetic) for pair in pairs)
     assert total[-1] == x.numel() // shape[1]
     results = [
-        phases.apply_sums(*each, mean, variance, weight, total, EPS, relu, how)
-        for each in zip(xs, dys, masks, strict=True)
+        phases.apply_sums(*pair, mean, variance, weight, total, EPS, arithmetic) for pair in pairs
     ]
-    for k in (0, 3) if relu else (0,):
-        together = torch.cat([each[min(k, 1)].cpu() for each in results])
-        torch.testing.assert_close(together, gradients[k], rtol=1e-5, atol=2e-6)
+    together = torch.cat([each.cpu() for each in results])
+    torch.testing.assert_close(together, expected, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("shape", "channels_last"), CASES, ids=str)
-def test_reproducible_sums_are_those_of_the_cpu(shape, channels_last, relu):
+def test_reproducible_sums_are_those_of_the_cpu(shape, channels_last):
     x, dy = torch.randn(shape) + 3, torch.randn(shape)
     mean = torch.rand(shape[1])
-    mask = None
-    if relu:
-        given = x, None, None, None, None, None, EPS, "NCX", RELU, HOW, False
-        mask = cpu.forward(*given)[3]
-    expected = cpu.reduce_forward_bins(x, HOW), cpu.reduce_bins(x, dy, mask, mean, HOW)
-    mine = x.to(DEVICE), dy.to(DEVICE), None if mask is None else mask.to(DEVICE), mean.to(DEVICE)
-    if channels_last and not relu:
-        kind = torch.channels_last
-        mine = (*(each.contiguous(memory_format=kind) for each in mine[:2]), *mine[2:])
-    message = phases.binned_moments(mine[0], HOW)
-    assert torch.equal(message[:-1].cpu(), expected[0][0].flatten())
-    assert message[-1] == expected[0][1]
-    message = phases.binned_sums(*mine, HOW)
-    assert torch.equal(message[:-1].cpu(), expected[1][0].flatten())
-    rounded = phases.rounded_sums(mine[0], message)
-    plain = phases.sums(*mine, HOW)
+    moments, count = cpu.reduce_forward(x, "NCX", HOW, True)
+    sums, _ = cpu.reduce(x, dy, None, mean, "NCX", HOW, True)
+    kind = torch.channels_last if channels_last else torch.contiguous_format
+    x, dy = (each.to(DEVICE).contiguous(memory_format=kind) for each in (x, dy))
+    message = phases.binned_moments(x, HOW)
+    assert torch.equal(message[:-1].cpu(), moments.flatten())
+    assert message[-1] == count
+    message = phases.binned_sums(x, dy, mean.to(DEVICE), HOW)
+    assert torch.equal(message[:-1].cpu(), sums.flatten())
+    rounded = phases.rounded_sums(x, message)
+    plain = phases.sums(x, dy, mean.to(DEVICE), HOW)
     torch.testing.assert_close(rounded, plain, rtol=1e-9, atol=1e-9)
 
 
 def test_no_elements_have_bins_of_nothing():
     x = torch.empty(0, 5, 3, device=DEVICE)
-    (expected, _), found = cpu.reduce_forward_bins(x.cpu(), HOW), phases.binned_moments(x, HOW)
+    (expected, _), found = (
+        cpu.reduce_forward(x.cpu(), "NCX", HOW, True),
+        phases.binned_moments(x, HOW),
+    )
     assert torch.equal(found[:-1].cpu(), expected.flatten())

@@ -172,8 +172,7 @@ def test_float32_arithmetic_has_the_same_bits_on_every_device(shape, layout):
 
 def test_the_shapes_make_every_kind_of_plan():
     from backnorm.problem import problem_of
-    from backnorm.torch.memory import order_of
-    from backnorm.torch.metadata import metadata
+    from backnorm.torch.tensors import metadata, order_of
 
     seen = set()
     for shape, layout, relu in itertools.product(SHAPES, LAYOUTS, [False, True]):

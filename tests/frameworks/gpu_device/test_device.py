@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backnorm.torch.arithmetics import decided
 from torch import nn
 
 import backnorm.torch
 from backnorm.torch import gpu, kernels, tune
-from backnorm.torch.arithmetics import decided
 
 CUDA = torch.device("cuda")
 

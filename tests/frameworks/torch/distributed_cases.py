@@ -96,6 +96,10 @@ def relu_of_theirs(x, residual, *arguments, **options):
     return torch.relu(functional.batch_norm(x, *arguments, **options) + residual)
 
 
+def relu_of_ours(x, residual, *arguments):
+    return backnorm.torch.batch_norm(x, *arguments, activation="relu", residual=residual)
+
+
 def distributed(kind, placement, training, relu, channels=4, compile=False):
     """Return y, running statistics and gradients of two orders, and where on the mesh y is."""
     mesh = init_device_mesh("cpu", (2,))
@@ -113,11 +117,10 @@ def distributed(kind, placement, training, relu, channels=4, compile=False):
     for tensor in wanted:
         tensor.requires_grad_()
     arguments = running_mean, running_var, weight, bias, training
+    function = functional.batch_norm if kind == "theirs" else backnorm.torch.batch_norm
     if relu:
-        function = relu_of_theirs if kind == "theirs" else backnorm.torch.batch_norm_add_relu
+        function = relu_of_theirs if kind == "theirs" else relu_of_ours
         arguments = (residual, *arguments)
-    else:
-        function = functional.batch_norm if kind == "theirs" else backnorm.torch.batch_norm
     if compile:
         torch._dynamo.reset()
         # The backward pass of PyTorch's own layer (2.13) does not always compile.

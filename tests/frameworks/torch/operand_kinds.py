@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nested
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.masked import masked_tensor
-from torch.nn import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
+from torch.nn import Buffer, UninitializedBuffer, UninitializedParameter
 from torch.testing._internal.two_tensor import TwoTensor
 
 #: Of kinds that PyTorch warns of.
@@ -49,10 +49,6 @@ class Liar(Tensor):
 
     def untyped_storage(self):
         return torch.empty(1000).untyped_storage()
-
-
-class OfParameter(Parameter):
-    """A subclass of parameters."""
 
 
 class Unwatched(Tensor):
@@ -97,31 +93,6 @@ def without_memory(tensor):
     return tensor
 
 
-def with_less_memory(tensor):
-    """Return a tensor that its storage is one element too short for."""
-    tensor = tensor.clone()
-    storage = tensor.untyped_storage()
-    storage.resize_(storage.nbytes() - tensor.itemsize)
-    return tensor
-
-
-def _behind_with_less_memory(tensor):
-    """Return a tensor whose storage would be long enough if it began there."""
-    strides, size = tensor.stride(), tensor.numel()
-    tensor = torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].as_strided(
-        tensor.shape, strides
-    )
-    tensor.untyped_storage().resize_(size * tensor.itemsize)
-    return tensor
-
-
-def _spread_with_less_memory(tensor):
-    """Return a tensor with gaps whose storage would be long enough without them."""
-    tensor = _spread(tensor)
-    tensor.untyped_storage().resize_(tensor.nbytes)
-    return tensor
-
-
 @functools.cache
 def _mesh():
     torch.distributed.init_process_group(
@@ -156,7 +127,6 @@ SAME = {
     "to be negated": _negative,
     "a view to be negated": lambda tensor: _of_numbers(lambda t: torch._neg_view(-t), tensor),
     "a buffer": Buffer,
-    "of a subclass of parameters": lambda tensor: OfParameter(tensor, requires_grad=False),
     "of a subclass that lies": lambda tensor: tensor.as_subclass(Liar),
     "of a subclass with plain results": lambda tensor: tensor.as_subclass(Unwatched),
     "wrapped": lambda tensor: TwoTensor(tensor, tensor.clone()),
@@ -197,11 +167,6 @@ OTHER = {
     "compressed": lambda tensor: tensor.float().reshape(-1, 1).to_sparse_csr(),
     "of MKL-DNN": lambda tensor: tensor.float().to_mkldnn(),
     "without memory": without_memory,
-    "with less memory": with_less_memory,
-    "behind others with less memory": _behind_with_less_memory,
-    "not contiguous with less memory": _spread_with_less_memory,
-    "to be negated, with less memory": lambda tensor: _of_numbers(
-        torch._neg_view, with_less_memory(tensor)),
     "to be negated, without memory": lambda tensor: _of_numbers(
         torch._neg_view, without_memory(tensor)),
     "fake": lambda tensor: FakeTensorMode().from_tensor(tensor),

@@ -29,6 +29,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import backnorm.torch
+from backnorm.activations import Activation
 
 from . import random_operations as operations
 
@@ -541,16 +542,11 @@ class _Function(nn.Module):
             if residual is not None:
                 y = y + residual
             return operations.activate(y, layer.activation, CEILING)
-        bound = {"ceiling": CEILING} if layer.activation == "ceiling" else {}
-        if residual is not None:
-            return backnorm.torch.batch_norm_add_relu(x, residual, *tensors, *settings, **bound)
-        match layer.activation:
-            case None:
-                return backnorm.torch.batch_norm(x, *tensors, *settings)
-            case "relu" | "ceiling":
-                return backnorm.torch.batch_norm_relu(x, *tensors, *settings, **bound)
-        return backnorm.torch.batch_norm_activation(
-            x, *tensors, *settings, activation=layer.activation
+        activation: Any = layer.activation
+        if activation == "ceiling":
+            activation = Activation("relu", CEILING)
+        return backnorm.torch.batch_norm(
+            x, *tensors, *settings, activation=activation, residual=residual
         )
 
 

@@ -1,134 +1,182 @@
-"""SiLU and Hardswish behind a normalisation, beside the two steps that they are."""
+"""An activation behind a normalisation: ReLU, with a ceiling and a residual, SiLU and Hardswish.
+
+Results are those of the operator on arrays, of the two steps, and of PyTorch.
+"""
 
 from __future__ import annotations
 
-import copy
-
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+import backnorm
 import backnorm.torch
-from backnorm.activations import MASKLESS
+from backnorm.activations import ACTIVATIONS, RELU, Activation
 from backnorm.torch import activations, convert
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-FUNCTIONS = {"silu": functional.silu, "hardswish": functional.hardswish}
-MODULES = {"silu": nn.SiLU, "hardswish": nn.Hardswish}
+CEILING = 1.25
+# Activations and PyTorch's functions.
+FUNCTIONS = {
+    "relu": torch.relu,
+    Activation("relu", CEILING): lambda y: functional.hardtanh(y, 0.0, CEILING),
+    "silu": functional.silu,
+    "hardswish": functional.hardswish,
+}
+RELUS, SMOOTH = list(FUNCTIONS)[:2], list(FUNCTIONS)[2:]
 
-every_activation = pytest.mark.parametrize("name", FUNCTIONS)
+every_activation = pytest.mark.parametrize("activation", FUNCTIONS, ids=str)
+in_both_modes = pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])
+
+
+def ours(activation):
+    def call(x, residual, weight, bias, running=(None, None), training=True, **options):
+        return backnorm.torch.batch_norm(
+            x, *running, weight, bias, training, activation=activation, residual=residual, **options
+        )
+
+    return call
+
+
+def in_steps(activation, normalise=functional.batch_norm):
+    """Return the same by a function that normalises, and PyTorch's activation."""
+
+    def call(x, residual, weight, bias, running=(None, None), training=True, **options):
+        y = normalise(x, *running, weight, bias, training, **options)
+        return FUNCTIONS[activation](y if residual is None else y + residual)
+
+    return call
+
+
+def operands(activation, dtype=torch.float64, shape=(6, 3, 4, 4)):
+    """Return x, residual, weight, bias and dy such that all parts of an activation are reached."""
+    x, residual, dy = (torch.randn(shape).to(dtype) for _ in range(3))
+    wide = torch.float32 if dtype.itemsize == 2 else dtype
+    weight, bias = (2 * torch.rand(shape[1]).to(wide) + 1.5 for _ in range(2))
+    return x, residual if activation in RELUS else None, weight, bias - 2, dy
+
+
+def array(tensor):
+    tensor = tensor.detach().clone()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.float().numpy().astype(ml_dtypes.bfloat16)
+    return tensor.numpy()
 
 
 def test_kernels_and_pytorchs_operators_are_of_the_same_activations():
-    assert set(activations._KINDS) == set(MASKLESS)
+    assert {"relu", *activations._SMOOTH} == {each.name for each in ACTIVATIONS.values()}
 
 
-def ours(name):
-    def call(x, weight, bias, running=(None, None), training=True, **how):
-        given = x, *running, weight, bias, training
-        return backnorm.torch.batch_norm_activation(*given, activation=name, **how)
-
-    return call
-
-
-def in_steps(name, normalise=functional.batch_norm):
-    def call(x, weight, bias, running=(None, None), training=True, **how):
-        return FUNCTIONS[name](normalise(x, *running, weight, bias, training, **how))
-
-    return call
-
-
-def operands(dtype=torch.float64, shape=(6, 3, 4, 4)):
-    """Return x, weight, bias and dy such that all parts of a Hardswish are reached."""
-    x, dy = (torch.randn(shape).to(dtype) for _ in range(2))
-    wide = torch.float32 if dtype.itemsize == 2 else dtype
-    weight, bias = (2 * torch.rand(shape[1]).to(wide) + 1.5 for _ in range(2))
-    return x, weight, bias - 2, dy
-
-
-@every_activation
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_training_is_near_what_float64_gives(name, dtype, layout, step):
-    given = operands(dtype, (6, 3, 20, 20))
-    wide = [each.double() for each in given]
+@pytest.mark.parametrize(("has_residual", "ceiling"), [(False, None), (True, None), (True, 0.8)])
+def test_relu_has_bits_of_the_operator(dtype, has_residual, ceiling, layout, parameters, step):
+    x, dy = (layout(torch.randn(6, 3, 4, 4).to(dtype)) for _ in range(2))
+    residual = torch.randn(6, 3, 4, 4).to(dtype) if has_residual else None
+    weight, bias, mean, variance = parameters(3, torch.float32 if dtype.itemsize == 2 else dtype)
+    call = ours(Activation("relu", ceiling))
+    y, dx, dresidual, dweight, dbias = step(call, x, residual, weight, bias, dy=dy)
+
+    w, b = array(weight), array(bias)
+    side = array(residual) if has_residual else None
+    options = {"activation": Activation("relu", ceiling), "residual": side, "epsilon": 1e-5}
+    forward = backnorm.batch_norm_forward(array(x), w, b, **options)
+    gradients = backnorm.batch_norm_backward(
+        array(x), array(dy), forward.mean, forward.variance, w,
+        mask=forward.mask, residual=has_residual, epsilon=1e-5,
+    )  # fmt: skip
+    np.testing.assert_array_equal(array(y), forward.y)
+    results = (dx, dweight, dbias, dresidual)[: len(gradients)]
+    for result, expected in zip(results, gradients, strict=True):
+        np.testing.assert_array_equal(array(result), expected)
+    assert has_residual or dresidual is None
+    assert y.stride() == dx.stride() == torch.empty_like(x).stride()
+
+    with torch.no_grad():
+        y = call(x, residual, weight, bias, (mean, variance), False)
+    statistics = array(mean), array(variance)
+    expected = backnorm.batch_norm_inference(array(x), *statistics, w, b, **options)
+    np.testing.assert_array_equal(array(y), expected)
+    assert y.stride() == torch.empty_like(x).stride()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("activation", "training"),
+    [*((each, True) for each in RELUS), *((each, False) for each in FUNCTIONS)],
+    ids=str,
+)
+def test_two_steps_have_the_same_bits(activation, dtype, training, layouts, step):
+    """Rounding y and a ReLU commute; with given statistics a call is two steps."""
+    x, _, weight, bias, dy = operands(activation, dtype, (6, 3, 20, 20))
+    running = (None, None) if training else (0.1 * weight, weight)
+    for name in ("channels_last", "sliced"):
+        found = []
+        for function in (ours(activation), in_steps(activation, backnorm.torch.batch_norm)):
+
+            def call(x, weight, bias, function=function):
+                return function(x, None, weight, bias, running, training)
+
+            found.append(step(call, layouts[name](x), weight, bias, dy=layouts[name](dy)))
+        assert all(map(torch.equal, *found))
+    if activation in RELUS:
+        assert (found[0][0] == 0).any()
+    if activation == RELUS[1]:
+        assert (found[0][0] == CEILING).any()
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_smooth_activation_in_training_is_near_float64(activation, dtype, layout, step):
+    x, _, weight, bias, dy = operands(activation, dtype, (6, 3, 20, 20))
     found = []
-    for function, (x, weight, bias, dy) in ((ours(name), given), (in_steps(name), wide)):
+    for function, kind in ((ours(activation), dtype), (in_steps(activation), torch.float64)):
+        wide = weight.dtype if kind is dtype else kind
+        weight, bias = weight.to(wide), bias.to(wide)
         running = (0.1 * weight, weight.clone())
 
         def call(x, weight, bias, function=function, running=running):
-            return function(x, weight, bias, running)
+            return function(x, None, weight, bias, running)
 
-        found.append((*step(call, layout(x), weight, bias, dy=layout(dy)), *running))
+        leaves = layout(x.to(kind)), weight, bias
+        found.append((*step(call, *leaves, dy=layout(dy.to(kind))), *running))
     eps = torch.finfo(dtype).eps
-    for mine, expected in zip(*found, strict=True):
+    for result, expected in zip(*found, strict=True):
         atol = 64 * eps * max(1.0, float(expected.abs().max()))
-        torch.testing.assert_close(mine.double(), expected, rtol=0.0, atol=atol)
+        torch.testing.assert_close(result.double(), expected, rtol=0.0, atol=atol)
 
 
-@every_activation
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_with_given_statistics_it_is_two_steps(name, dtype, layout, step):
-    x, weight, bias, dy = operands(dtype, (6, 3, 20, 20))
-    x, dy = layout(x), layout(dy)
-    found = []
-    running = (0.1 * weight, weight.clone())
-    for function in (ours(name), in_steps(name, backnorm.torch.batch_norm)):
-
-        def call(x, weight, bias, function=function):
-            return function(x, weight, bias, running, training=False)
-
-        found.append(step(call, x, weight, bias, dy=dy))
-    assert all(map(torch.equal, *found))
-
-
-@every_activation
-@pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])
-def test_first_and_second_order(name, training, close):
-    x, weight, bias, dy = operands()
-    running = (None, None) if training else (bias.clone(), weight.clone())
-    found = []
-    for function in (ours(name), in_steps(name)):
-        inputs = [each.clone().requires_grad_() for each in (x, weight, bias)]
-        y = function(*inputs, running, training)
-        first = torch.autograd.grad(y, inputs, dy, create_graph=True)
-        loss = (first[0] * torch.cos(dy)).sum()
-        found.append((y, first, torch.autograd.grad(loss, inputs)))
-    close(*found, factor=64)
-
-
-@every_activation
-def test_numerical_derivatives(name):
-    x, weight, bias, _ = operands(shape=(3, 2, 5))
-    inputs = [each.requires_grad_() for each in (x, weight, bias)]
-    assert torch.autograd.gradcheck(ours(name), inputs)
-    assert torch.autograd.gradgradcheck(ours(name), inputs)
-
-
-@every_activation
-@pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
-def test_one_gradient_alone(name, wanted, close):
-    x, weight, bias, dy = operands()
-    found = []
-    for function in (ours(name), in_steps(name)):
-        given = {"x": x.clone(), "weight": weight.clone(), "bias": bias.clone()}
-        given[wanted].requires_grad_()
-        found.append(torch.autograd.grad(function(**given), given[wanted], dy))
-    close(*found, factor=16)
-
-
-@every_activation
-def test_no_elements_are_kept_but_those_of_x(name):
-    x, weight, bias, dy = operands(torch.float32, (8, 4, 16, 16))
+def kept_by(function, *tensors):
+    """Return y, and the tensors that are saved for the backward pass."""
     kept = []
 
     def pack(tensor):
         kept.append(tensor)
         return tensor
 
-    inputs = [each.requires_grad_() for each in (x, weight, bias)]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = ours(name)(*inputs)
+        return function(*tensors), kept
+
+
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_relu_saves_a_bit_an_element_besides_the_input(has_residual):
+    x, residual, weight, bias, _ = operands("relu", torch.float32, (16, 3, 20, 20))
+    x.requires_grad_(), residual.requires_grad_()
+    y, kept = kept_by(ours("relu"), x, residual if has_residual else None, weight, bias)
+    own = [tensor for tensor in kept if tensor.data_ptr() != x.data_ptr()]
+    assert len(own) < len(kept)
+    size = sum(tensor.numel() * tensor.itemsize for tensor in own)
+    assert x.numel() / 8 <= size <= x.numel() / 8 + 100
+    assert y.grad_fn.next_functions[0][0].variable is x
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+def test_smooth_activation_saves_no_elements_besides_the_input(activation):
+    x, _, weight, bias, dy = operands(activation, torch.float32, (8, 4, 16, 16))
+    inputs = [each.requires_grad_() for each in (x, weight, bias)]
+    y, kept = kept_by(ours(activation), x, None, weight, bias)
     # Per channel: weight and bias, mean and variance.
     assert sum(each.numel() for each in kept) == x.numel() + 4 * weight.numel()
     expected = torch.autograd.grad(y, inputs, dy, retain_graph=True)
@@ -139,174 +187,136 @@ def test_no_elements_are_kept_but_those_of_x(name):
 
 
 @every_activation
-def test_saved_tensors_that_are_unpacked_as_others(name, close):
-    x, weight, bias, dy = operands()
+@in_both_modes
+def test_without_gradients_results_are_pytorchs(activation, training, close):
+    x, residual, weight, bias, _ = operands(activation)
     found = []
-    for function in (ours(name), in_steps(name)):
-        inputs = [each.clone().requires_grad_() for each in (x, weight, bias)]
-        with torch.autograd.graph.save_on_cpu():
-            y = function(*inputs)
-        found.append(torch.autograd.grad(y, inputs, dy))
-    close(*found, factor=16)
-
-
-@every_activation
-@pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])
-def test_without_gradients(name, training, close):
-    x, weight, bias, _ = operands()
-    before, found = x.clone(), []
-    for function in (ours(name), in_steps(name)):
+    for function in (ours(activation), in_steps(activation)):
         running = (bias.clone(), weight.clone())
         with torch.no_grad():
-            found.append((function(x, weight, bias, running, training), running))
+            found.append((function(x, residual, weight, bias, running, training), running))
     close(*found, factor=16)
-    assert torch.equal(x, before)
 
 
 @every_activation
+@in_both_modes
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")
-def test_transforms(name, close):
-    x, weight, bias, dy = operands(shape=(4, 3, 5))
+def test_transforms_are_those_of_pytorch(activation, training, close):
+    x, residual, weight, bias, dy = operands(activation, shape=(4, 3, 5))
+    running = (None, None) if training else (bias.clone(), weight.clone())
     xs, dys = torch.stack([x, 2 * x]), torch.stack([dy, -dy])
     found = []
-    for function in (ours(name), in_steps(name)):
+    for function in (ours(activation), in_steps(activation)):
 
         def loss(x, dy, function=function):
-            return (function(x, weight, bias) * dy).sum()
+            return (function(x, residual, weight, bias, running, training) * dy).sum()
 
-        one = torch.func.grad(loss)(x, dy)
-        many = torch.func.vmap(torch.func.grad(loss))(xs, dys)
+        gradient = torch.func.grad(loss)(x, dy)
+        gradients = torch.func.vmap(torch.func.grad(loss))(xs, dys)
         tangent = torch.func.jvp(lambda x, loss=loss: loss(x, dy), (x,), (dy,))
-        found.append((one, many, tangent))
+        found.append((gradient, gradients, tangent))
     close(*found, factor=16)
 
 
 @every_activation
-def test_many_gradients_at_once(name, close):
-    x, weight, bias, dy = operands()
-    dys = torch.stack([dy, torch.cos(dy)])
+@in_both_modes
+def test_reproducible_has_the_bits_of_two_steps(activation, training):
+    x, _, weight, bias, dy = operands(activation)
     found = []
-    for function in (ours(name), in_steps(name)):
+    for function in (ours(activation), in_steps(activation, backnorm.torch.batch_norm)):
+        running = (None, None) if training else (bias.clone(), weight.clone())
         inputs = [each.clone().requires_grad_() for each in (x, weight, bias)]
-        y = function(*inputs)
-        found.append(torch.autograd.grad(y, inputs, dys, is_grads_batched=True))
-    close(*found, factor=16)
-
-
-@every_activation
-def test_reproducible(name, close):
-    x, weight, bias, dy = operands()
-    found = []
-    for function in (ours(name), in_steps(name, backnorm.torch.batch_norm)):
-        inputs = [each.clone().requires_grad_() for each in (x, weight, bias)]
-        y = function(*inputs, reproducible=True)
+        # The sum of a residual is rounded before the ReLU in two steps.
+        y = function(inputs[0], None, *inputs[1:], running, training, reproducible=True)
         found.append((y, *torch.autograd.grad(y, inputs, dy)))
     assert all(map(torch.equal, *found))
 
 
-@every_activation
-def test_empty_and_wrong_tensors(name):
-    call = ours(name)
-    x = torch.zeros(0, 3, 4, requires_grad=True)
-    assert call(x, None, None).shape == x.shape
-    with pytest.raises(backnorm.torch.TensorValueError, match=r"^weight: "):
-        call(torch.randn(4, 3, 5, requires_grad=True), torch.ones(5), None)
-    with pytest.raises(backnorm.torch.TensorTypeError, match=r"^input: "):
-        call([1.0], None, None)
-    with pytest.raises(backnorm.ArgumentValueError, match=r"^eps: "):
-        call(torch.randn(4, 3, 5, requires_grad=True), None, None, (None, None), True, eps=-1.0)
-    with pytest.raises(backnorm.ArgumentValueError, match="arithmetic"):
-        call(torch.randn(4, 3, 5, requires_grad=True), None, None, arithmetic="float16")
+def test_reproducible_residual_is_added(close):
+    x, residual, weight, bias, dy = operands(RELUS[1])
+    found = []
+    for function, options in ((ours(RELUS[1]), {"reproducible": True}), (in_steps(RELUS[1]), {})):
+        inputs = [each.clone().requires_grad_() for each in (x, residual, weight, bias)]
+        y = function(*inputs, **options)
+        found.append((y, *torch.autograd.grad(y, inputs, dy)))
+    close(*found, factor=16)
 
 
-@pytest.mark.parametrize("value", ["relu", "SiLU", "", None, nn.SiLU(), 6.0])
-def test_other_activations_are_refused(value):
-    with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: .*'silu', 'hardswish'"):
-        ours(value)(torch.randn(4, 3, 5), None, None)
+def test_one_tensor_as_input_and_residual(close):
+    x, dy = torch.randn(4, 3, 5).double().requires_grad_(), torch.randn(4, 3, 5).double()
+    results = []
+    for function in (ours("relu"), in_steps("relu")):
+        y = function(x, x, None, None)
+        results.append((y, torch.autograd.grad(y, x, dy)))
+    close(*results)
 
 
-def test_a_class_of_tensors_is_asked():
-    class Told(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            return function, kwargs
-
-    x = torch.randn(4, 3, 5).as_subclass(Told)
-    function, options = ours("silu")(x, None, None)
-    assert function is backnorm.torch.batch_norm_activation
-    assert options["activation"] == "silu"
-
-
-def test_which_modules_are_an_activation():
-    known = {
-        nn.SiLU(): ("silu", None), nn.Hardswish(inplace=True): ("hardswish", None),
-        nn.ReLU6(): ("relu", 6.0), nn.GELU(): None, nn.Hardsigmoid(): None, nn.Identity(): None,
-    }  # fmt: skip
-    assert [activations.activation_of(module) for module in known] == list(known.values())
+def test_gradients_with_a_rounded_ceiling_are_zero_where_y_is_cut_off():
+    """PyTorch compares with what was not rounded, and lets gradients pass where y is cut off."""
+    x = torch.randn(8, 3, 9).bfloat16().requires_grad_()
+    highest = torch.tensor(0.7).bfloat16()
+    for training, running in ((True, (None, None)), (False, (torch.zeros(3), torch.ones(3)))):
+        residual = torch.zeros_like(x, requires_grad=True)
+        y = ours(Activation("relu", 0.7))(x, residual, None, None, running, training)
+        assert y.max() == highest
+        (gradient,) = torch.autograd.grad(y, residual, torch.ones_like(y))
+        assert torch.equal(gradient == 1, (y > 0) & (y < highest))
 
 
-def net_of(name):
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), MODULES[name](inplace=True))
+@pytest.mark.parametrize("value", ["SiLU", "", nn.SiLU(), 6.0, ["relu"], Activation("silu", 6.0)])
+@in_both_modes
+def test_other_activations_are_refused(value, training):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: "):
+        ours(value)(torch.randn(4, 3, 5), None, None, None, training=training)
 
 
-def computed(net, *inputs):
-    """Return what a step gives: y, the gradients of parameters, buffers; and names of nodes."""
-    y = net(*inputs)
-    node = y.grad_fn.name()
-    y.backward(torch.cos(torch.arange(y.numel(), dtype=y.dtype)).view(y.shape))
-    gradients = [each.grad for each in net.parameters()]
-    return (y.detach(), gradients, list(net.buffers())), node
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), 1e-60, True, "6", torch.ones(2)])
+def test_a_ceiling_must_be_a_number_above_zero(value):
+    is_number = type(value) in (int, float)
+    error = backnorm.ArgumentValueError if is_number else backnorm.ArgumentTypeError
+    with pytest.raises(error, match=r"^ceiling: "):
+        ours(Activation("relu", value))(torch.randn(4, 3, 5), None, None, None)
+    if not is_number or value != 1e-60:
+        # A layer does not know the type of its elements, which may round a ceiling to 0.
+        with pytest.raises(error, match=r"^ceiling: "):
+            backnorm.torch.BatchNormReLU1d(3, ceiling=value)
 
 
-@every_activation
-def test_convert_fuses_them(name, close):
-    net = net_of(name).double()
-    reports = []
-    mine = convert(copy.deepcopy(net), fuse=True, report=reports.append)
-    assert [str(each).endswith(f"a {MODULES[name].__name__}") for each in reports] == [True]
-    x = torch.randn(4, 3, 9, 9).double()
-    expected, _ = computed(net, x)
-    for model in (mine, copy.deepcopy(mine)):
-        found, node = computed(model, x)
-        assert node == "BatchNormActivationBackward"
-        close(found, expected, factor=64)
-    net.eval(), mine.eval()
-    close(mine(x), net(x), factor=16)
+MODULES = {
+    nn.ReLU(): RELU, nn.ReLU6(): Activation("relu", 6.0),
+    nn.Hardtanh(0, 20): Activation("relu", 20.0), nn.Hardtanh(0.0, 0.75): Activation("relu", 0.75),
+    nn.SiLU(): Activation("silu"), nn.Hardswish(inplace=True): Activation("hardswish"),
+    nn.Hardtanh(): None, nn.Hardtanh(0, 0.1): None, nn.Hardtanh(0, 1e6): None,
+    nn.Hardtanh(0, 1e-6): None, nn.Hardtanh(0, float("inf")): None, nn.LeakyReLU(): None,
+    nn.GELU(): None, nn.Hardsigmoid(): None, nn.Identity(): None,
+}  # fmt: skip
 
 
-def test_hooks_see_what_is_between(close):
-    net = nn.Sequential(nn.BatchNorm2d(3), nn.SiLU())
-    mine, seen = convert(net, fuse=True), []
-    mine[0].register_forward_hook(lambda module, inputs, z: seen.append(z.clone()))
-    y = mine(torch.randn(4, 3, 9, 9))
-    close(functional.silu(seen[0]), y)
+@pytest.mark.parametrize("module", MODULES, ids=repr)
+def test_which_modules_are_an_activation(module):
+    assert activations.activation_of(module) == MODULES[module]
 
 
-@every_activation
-def test_a_compiled_model(name, close):
-    net = net_of(name).double()
-    mine = convert(copy.deepcopy(net), fuse=True)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script", "ignore:`torch._prims_common.check` is")
+def test_compiled_model_has_gradients_of_pytorch(close):
     torch._dynamo.reset()
-    run = torch.compile(mine, backend="aot_eager", fullgraph=True)
-    x, found = torch.randn(4, 3, 9, 9).double(), []
-    for model, call in ((mine, run), (net, net)):
+    behind = nn.ReLU6(inplace=True), nn.Hardtanh(0, 0.5), nn.SiLU(inplace=True), nn.Hardswish()
+    norms = [(nn.BatchNorm2d(4), each) for each in behind]
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), *(each for pair in norms for each in pair)).double()
+    x, dy = torch.randn(8, 3, 5, 6).double(), torch.randn(8, 4, 5, 6).double()
+
+    def gradients(call):
         y = call(x)
-        y.backward(torch.cos(y.detach()))
-        found.append((y, [each.grad for each in model.parameters()]))
-    close(*found, factor=64)
+        return y, torch.autograd.grad(y, list(net.parameters()), dy)
+
+    expected = gradients(net)
+    mine = convert(net, fuse=True)
+    close(gradients(torch.compile(mine, backend="aot_eager", fullgraph=True)), expected, factor=256)
 
 
-@every_activation
-def test_layers_of_timm(name, close):
-    from benchmarks.models import libraries
-
-    layer = libraries.timm().layers.BatchNormAct2d(3, act_layer=MODULES[name]).double()
-    reports = []
-    mine = convert(copy.deepcopy(layer), fuse=True, report=reports.append)
-    assert "its own activation" in str(reports[0])
-    x = torch.randn(4, 3, 9, 9).double().requires_grad_()
-    found, node = computed(mine, x)
-    assert node == "BatchNormActivationBackward"
-    close(found, computed(layer, x)[0], factor=64)
-    synchronised = convert(nn.Sequential(nn.BatchNorm2d(3), MODULES[name]()), fuse=True, sync=True)
-    assert computed(synchronised.double(), x)[1] == "BatchNormActivationBackward"
+@pytest.mark.parametrize("activation", SMOOTH)
+def test_synchronised_layer_in_one_process_fuses_its_activation(activation):
+    module = {"silu": nn.SiLU, "hardswish": nn.Hardswish}[activation]()
+    net = convert(nn.Sequential(nn.BatchNorm2d(3), module), fuse=True, sync=True)
+    name = net(torch.randn(4, 3, 5, 5)).grad_fn.name()
+    assert name == "BatchNormActivationBackward"

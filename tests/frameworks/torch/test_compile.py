@@ -70,7 +70,9 @@ def test_inductor(close):
 
     def call(x, mean, variance):
         y = backnorm.torch.batch_norm(x, mean, variance, weight, None, True)
-        return backnorm.torch.batch_norm_add_relu(y, x, None, None, weight, None, True)
+        return backnorm.torch.batch_norm(
+            y, None, None, weight, None, True, activation="relu", residual=x
+        )
 
     compiled = torch.compile(call, fullgraph=True, dynamic=True)
     for shape in ((4, 3, 5), (7, 3, 8)):
@@ -112,7 +114,9 @@ def functions():
 
     def f(x):
         y = backnorm.torch.batch_norm(x, None, None, weight, None, True)
-        y = backnorm.torch.batch_norm_add_relu(y, x, None, None, weight, None, True)
+        y = backnorm.torch.batch_norm(
+            y, None, None, weight, None, True, activation="relu", residual=x
+        )
         return (y * factor).pow(2).sum()
 
     return f, x
@@ -152,7 +156,9 @@ def test_running_statistics_of_vmap_inside(mapped, close):
 
     def mapped_over(x, mean, variance, weight):
         def call(x, mean, variance, weight):
-            return backnorm.torch.batch_norm_relu(x, mean, variance, weight, None, True)
+            return backnorm.torch.batch_norm(
+                x, mean, variance, weight, None, True, activation="relu"
+            )
 
         return vmap(call, mapped)(x, mean, variance, weight)
 

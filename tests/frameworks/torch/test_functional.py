@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tracemalloc
 
 import ml_dtypes
@@ -50,15 +51,22 @@ def test_equals_pytorch(training, shape, affine, parameters, close, step):
     assert moved == training
 
 
-@pytest.mark.parametrize(("dtype", "parameter"), MIXED)
+@pytest.mark.parametrize(
+    ("dtype", "parameter", "arithmetic"),
+    [*((*types, None) for types in MIXED), (torch.float32, torch.float32, "float32"),
+     (torch.bfloat16, torch.float32, "float64")],
+)  # fmt: skip
 @pytest.mark.parametrize("training", [True, False])
-def test_has_the_bits_of_the_operator(dtype, parameter, training, layout, parameters, step):
+def test_has_the_bits_of_the_operator(
+    dtype, parameter, arithmetic, training, layout, parameters, step
+):
+    options = {"epsilon": 1e-5, "arithmetic": arithmetic}
     x = layout(torch.randn(6, 3, 4, 4).to(dtype))
     dy = layout(torch.randn(6, 3, 4, 4).to(dtype))
     weight, bias, mean, variance = parameters(3, parameter)
     y, dx, dweight, dbias = step(
         lambda x, weight, bias: backnorm.torch.batch_norm(
-            x, mean.clone(), variance.clone(), weight, bias, training
+            x, mean.clone(), variance.clone(), weight, bias, training, arithmetic=arithmetic
         ),
         x, weight, bias, dy=dy,
     )  # fmt: skip
@@ -66,11 +74,11 @@ def test_has_the_bits_of_the_operator(dtype, parameter, training, layout, parame
     wide = np.dtype(np.float32 if dtype.itemsize == 2 else array(x).dtype)
     w, b, m, v = (array(tensor).astype(wide) for tensor in (weight, bias, mean, variance))
     if training:
-        expected, m, v = backnorm.batch_norm_forward(array(x), w, b, epsilon=1e-5)
+        expected, m, v = backnorm.batch_norm_forward(array(x), w, b, **options)
     else:
-        expected = backnorm.batch_norm_inference(array(x), m, v, w, b, epsilon=1e-5)
+        expected = backnorm.batch_norm_inference(array(x), m, v, w, b, **options)
     gradients = backnorm.batch_norm_backward(
-        array(x), array(dy), m, v, w, epsilon=1e-5, training=training
+        array(x), array(dy), m, v, w, training=training, **options
     )
     np.testing.assert_array_equal(array(y), expected)
     np.testing.assert_array_equal(array(dx), gradients.dx)
@@ -177,33 +185,26 @@ def test_frozen_gradients_keep_the_statistics_of_their_forward(parameters, close
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("shape", [(0, 3, 4), (4, 3, 0), (4, 0, 3), (0,)])
-def test_empty_tensors(training, shape, parameters, step):
-    channels = shape[1] if len(shape) > 1 else 0
-    weight, bias, mean, variance = parameters(channels)
-    x = torch.zeros(shape).double()
-    arguments = (x, weight, bias) if len(shape) > 1 else (x,)
-    y, dx, *rest = step(
-        lambda x, *affine: backnorm.torch.batch_norm(
-            x, mean, variance, *affine, training=training
-        ),
-        *arguments, dy=x,
-    )  # fmt: skip
-    assert y.shape == dx.shape == shape
-    assert all(torch.equal(gradient, torch.zeros(channels).double()) for gradient in rest)
+def test_only_gradients_that_are_required_are_computed(training, parameters):
+    weight, bias, *statistics = parameters(3)
+    running = (None, None) if training else statistics
+    x, residual, dy = (torch.randn(4, 3, 5).double() for _ in range(3))
 
+    def call(leaves):
+        x, weight, bias, residual = leaves
+        y = backnorm.torch.batch_norm(
+            x, *running, weight, bias, training, activation="relu", residual=residual
+        )
+        y.backward(dy)
+        return leaves
 
-def test_only_the_gradients_that_are_wanted(parameters):
-    weight, bias, *_ = parameters(3)
-    x, dy = torch.randn(4, 3, 5).double(), torch.randn(4, 3, 5).double()
-    every = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
-    backnorm.torch.batch_norm(every[0], None, None, *every[1:], True).backward(dy)
-    for wanted in range(1, 8):
-        some = [
+    tensors = x, weight, bias, residual
+    every = call([tensor.clone().requires_grad_() for tensor in tensors])
+    for wanted in range(1, 16):
+        some = call([
             tensor.clone().requires_grad_(bool(wanted >> position & 1))
-            for position, tensor in enumerate((x, weight, bias))
-        ]
-        backnorm.torch.batch_norm(some[0], None, None, *some[1:], True).backward(dy)
+            for position, tensor in enumerate(tensors)
+        ])  # fmt: skip
         for one, whole in zip(some, every, strict=True):
             assert (one.grad is None) is not one.requires_grad
             assert one.grad is None or torch.equal(one.grad, whole.grad)
@@ -219,36 +220,37 @@ def test_nothing_is_kept_where_no_gradient_is_wanted(parameters):
     assert y.is_inference()
 
 
-def test_a_tensor_that_waits_to_be_negated():
-    x = torch.randn(4, 3, dtype=torch.complex128).conj().imag
-    assert x.is_neg()
-    y = backnorm.torch.batch_norm(x, None, None, training=True)
-    torch.testing.assert_close(y, functional.batch_norm(x.clone(), None, None, training=True))
-
-
-def test_subclasses_of_tensors_are_heard():
+def test_subclass_of_tensors_gets_the_options_that_were_passed():
     calls = []
 
     class Loud(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
-            calls.append(function)
+            calls.append((function, kwargs))
             return super().__torch_function__(function, types, args, kwargs or {})
 
     x = torch.randn(4, 3)
-    y = backnorm.torch.batch_norm(x.as_subclass(Loud), None, None, training=True)
-    assert backnorm.torch.batch_norm in calls
-    assert isinstance(y, Loud)
-    expected = backnorm.torch.batch_norm(x, None, None, training=True)
-    assert torch.equal(y.as_subclass(torch.Tensor), expected)
+    for options in (
+        {}, {"activation": "silu", "arithmetic": "float64"},
+        {"activation": "relu", "residual": x, "reproducible": True},
+    ):  # fmt: skip
+        calls.clear()
+        y = backnorm.torch.batch_norm(x.as_subclass(Loud), None, None, training=True, **options)
+        function, passed = calls[0]
+        assert function is backnorm.torch.batch_norm
+        assert passed == {"training": True, "momentum": 0.1, "eps": 1e-5, **options}
+        assert isinstance(y, Loud)
+        expected = backnorm.torch.batch_norm(x, None, None, training=True, **options)
+        assert torch.equal(y.as_subclass(torch.Tensor), expected)
 
 
-def test_the_signature_is_pytorchs_and_two_keywords_of_ours():
-    import inspect
-
+def test_the_signature_is_pytorchs_and_keywords_of_ours():
     ours, theirs = map(inspect.signature, (backnorm.torch.batch_norm, functional.batch_norm))
-    (*names, one, two) = [(p.name, p.default) for p in ours.parameters.values()]
-    assert names == [(p.name, p.default) for p in theirs.parameters.values()]
-    assert (one, two) == (("arithmetic", None), ("reproducible", False))
-    for name in ("arithmetic", "reproducible"):
-        assert ours.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+    parameters, count = list(ours.parameters.values()), len(theirs.parameters)
+    assert [(each.name, each.default) for each in parameters[:count]] == [
+        (each.name, each.default) for each in theirs.parameters.values()
+    ]
+    assert {each.name: each.default for each in parameters[count:]} == {
+        "activation": None, "residual": None, "arithmetic": None, "reproducible": False,
+    }  # fmt: skip
+    assert {each.kind for each in parameters[count:]} == {inspect.Parameter.KEYWORD_ONLY}

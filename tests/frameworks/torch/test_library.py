@@ -15,22 +15,26 @@ EPS = 1e-3
 
 
 def tensors(dtype, name, layouts, *, grad=True):
-    x, dy, residual = (layouts[name](torch.randn(4, 3, 2, 2).to(dtype)) for _ in range(3))
+    x, dy = (layouts[name](torch.randn(4, 3, 2, 2).to(dtype)) for _ in range(2))
     narrow = torch.float32 if dtype.itemsize == 2 else dtype
     weight, bias = (torch.rand(3).to(narrow) + 0.5 for _ in range(2))
     mean, variance = torch.randn(3).to(narrow), torch.rand(3).to(narrow) + 0.5
-    wanted = {"x": x, "dy": dy, "residual": residual, "weight": weight, "bias": bias}
+    wanted = {"x": x, "dy": dy, "weight": weight, "bias": bias}
     for tensor in wanted.values():
         tensor.requires_grad_(grad)
     return {**wanted, "mean": mean, "variance": variance}
 
 
 CALLS = {
-    "forward": (operations.batch_norm, ("x", None, "weight", "bias", EPS, False)),
-    "plain": (operations.batch_norm, ("x", None, None, None, EPS, False)),
+    "forward": (operations.batch_norm, ("x", "weight", "bias", EPS)),
+    "plain": (operations.batch_norm, ("x", None, None, EPS)),
     "inference": (
         operations.batch_norm_inference,
-        ("x", None, "weight", "bias", "mean", "variance", EPS, False),
+        ("x", "weight", "bias", "mean", "variance", EPS),
+    ),
+    "plain inference": (
+        operations.batch_norm_inference,
+        ("x", None, None, "mean", "variance", EPS),
     ),
     "backward": (
         operations.batch_norm_backward,
@@ -39,16 +43,6 @@ CALLS = {
     "frozen": (
         operations.batch_norm_backward,
         ("x", "dy", "mean", "variance", None, EPS, False),
-    ),
-    "relu": (operations.batch_norm, ("x", "residual", "weight", "bias", EPS, True)),
-    "relu alone": (operations.batch_norm, ("x", None, None, None, EPS, True)),
-    "relu inference": (
-        operations.batch_norm_inference,
-        ("x", "residual", "weight", "bias", "mean", "variance", EPS, True),
-    ),
-    "relu inference alone": (
-        operations.batch_norm_inference,
-        ("x", None, None, None, "mean", "variance", EPS, True),
     ),
 }
 WITHOUT_GRADIENT = {
@@ -71,71 +65,38 @@ def test_pytorchs_check_of_operators(case, layouts):
         assert set(outcome.values()) == {"SUCCESS"}
 
 
-def test_second_order_of_the_operators(layouts):
+def test_operators_have_derivatives_of_two_orders(layouts):
     given = tensors(torch.float64, "channels_last", layouts)
-    leaves = [given[name] for name in ("x", "residual", "weight", "bias")]
-    assert torch.autograd.gradgradcheck(
-        lambda x, residual, weight, bias: operations.batch_norm(
-            x, residual, weight, bias, EPS, True
-        )[0],
-        leaves,
-    )
-    x, _, weight, bias = leaves
-    mean, variance = given["mean"], given["variance"]
+    leaves = [given[name] for name in ("x", "weight", "bias")]
+    statistics = given["mean"], given["variance"]
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda *leaves: operations.batch_norm(*leaves, EPS)[0], leaves)
         assert check(
-            lambda x, residual, weight, bias: operations.batch_norm_inference(
-                x, residual, weight, bias, mean, variance, EPS, True
-            ),
-            leaves,
+            lambda *leaves: operations.batch_norm_inference(*leaves, *statistics, EPS), leaves
         )
-    assert torch.autograd.gradgradcheck(
-        lambda x, weight, bias: operations.batch_norm(x, None, weight, bias, EPS, False)[0],
-        (x, weight, bias),
-    )
 
 
-def test_vmap_of_operators_with_relu_matches_loop(layouts, close):
+def test_vmap_of_operators_matches_loop(layouts, close):
     given = tensors(torch.float64, "channels_last", layouts, grad=False)
-    x, dy, weight, bias, residual = (
-        given[name] for name in ("x", "dy", "weight", "bias", "residual")
-    )
+    x, dy, weight, bias = (given[name] for name in ("x", "dy", "weight", "bias"))
     xs = torch.stack([x, x * x], 1)
 
-    def both(x, residual):
-        y, mean, variance = operations.batch_norm(x, residual, weight, bias, EPS, True)
-        dy_before_relu = torch.where(y > 0, dy, 0.0)
-        return y, *operations.batch_norm_backward(
-            x, dy_before_relu, mean, variance, weight, EPS, True
-        )
+    def both(x, dy):
+        y, mean, variance = operations.batch_norm(x, weight, bias, EPS)
+        return y, *operations.batch_norm_backward(x, dy, mean, variance, weight, EPS, True)
 
-    together = torch.func.vmap(both, (1, None))(xs, residual)
-    apart = [both(x, residual) for x in xs.unbind(1)]
+    together = torch.func.vmap(both, (1, None))(xs, dy)
+    apart = [both(x, dy) for x in xs.unbind(1)]
     close(together, tuple(torch.stack(results) for results in zip(*apart, strict=True)))
 
 
-def test_operator_third_derivative_matches_formula(close):
-    x = torch.randn(4, 3).double().requires_grad_()
-
-    def formula(x):
-        return (x - x.mean(0)) * (x.var(0, unbiased=False) + EPS).rsqrt()
-
-    def third(function):
-        value = (function(x).pow(3) * torch.linspace(1, 2, 12).double().view(4, 3)).sum()
-        for _ in range(2):
-            value = torch.autograd.grad(value, x, create_graph=True)[0].pow(2).sum()
-        return torch.autograd.grad(value, x)
-
-    ours = third(lambda x: operations.batch_norm(x, None, None, None, EPS, False)[0])
-    close(ours, third(formula), factor=100)
-
-
 def call(x, weight, bias, mean, variance):
-    y = backnorm.torch.batch_norm(x, mean, variance, weight, bias, True)
-    y = backnorm.torch.batch_norm_add_relu(y, x, mean, variance, weight, bias, True)
-    y = backnorm.torch.batch_norm(y, mean, variance, weight, bias)
+    operands = mean, variance, weight, bias
+    y = backnorm.torch.batch_norm(x, *operands, True)
+    y = backnorm.torch.batch_norm(y, *operands, True, activation="relu", residual=x)
+    y = backnorm.torch.batch_norm(y, *operands)
     with torch.no_grad():
-        return backnorm.torch.batch_norm_relu(y, mean, variance, weight, bias)
+        return backnorm.torch.batch_norm(y, *operands, activation="relu6")
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
@@ -143,11 +104,10 @@ def test_a_trace_is_made_of_operators(mode, parameters, close):
     x, arguments = torch.randn(5, 3, 4).double(), parameters(3)
     copies = [tensor.clone() for tensor in arguments]
     graph = make_fx(call, tracing_mode=mode)(x, *[tensor.clone() for tensor in arguments])
-    # The last arguments of an operator are whether it has a ReLU, and the arithmetic.
-    operators = {(str(node.target), *node.args[-2:]) for node in graph.graph.nodes if node.args}
+    # The last argument of an operator is the arithmetic.
+    operators = [(str(node.target), node.args[-1]) for node in graph.graph.nodes if node.args]
     for name in ("batch_norm", "batch_norm_inference"):
-        for relu in (False, True):
-            assert (f"backnorm.{name}.default", relu, "float64") in operators
+        assert operators.count((f"backnorm.{name}.default", "float64")) == 2
     sizes = (5, 8) if mode == "symbolic" else (5,)
     for size in sizes:
         x = torch.randn(size, 3, 4).double()

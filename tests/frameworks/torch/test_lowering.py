@@ -13,7 +13,7 @@ from backnorm.activations import Activation
 from backnorm.conformance import judge
 from backnorm.reference import counting, pack_mask
 from backnorm.torch import cpu
-from backnorm.torch.memory import array_of
+from backnorm.torch.tensors import array_of
 from benchmarks.models import errors
 
 pytestmark = [
@@ -33,14 +33,11 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def normalise(x, residual, running, weight, bias, training, relu, arithmetic, ceiling=None):
-    given, how = (*running, weight, bias, training, 0.1, EPS), {"arithmetic": arithmetic}
-    if not relu:
-        return backnorm.torch.batch_norm(x, *given, **how)
-    how["ceiling"] = ceiling
-    if residual is not None:
-        return backnorm.torch.batch_norm_add_relu(x, residual, *given, **how)
-    return backnorm.torch.batch_norm_relu(x, *given, **how)
+def normalise(x, running, weight, bias, training, relu, arithmetic, ceiling=None):
+    return backnorm.torch.batch_norm(
+        x, *running, weight, bias, training, 0.1, EPS, arithmetic=arithmetic,
+        activation=Activation("relu", ceiling) if relu else None
+    )  # fmt: skip
 
 
 def compiled(backend, graphs=None):
@@ -65,11 +62,9 @@ def compiled(backend, graphs=None):
 
 
 def operands(dtype, layout, ratio=3.0):
-    x, residual, dy = (torch.randn(SHAPE) for _ in range(3))
-    x = layout((x + ratio).to(dtype))
-    residual, dy = layout(residual.to(dtype)), layout(dy.to(dtype))
+    x, dy = (torch.randn(SHAPE) for _ in range(2))
     weight, bias = torch.rand(SHAPE[1]) + 0.5, torch.randn(SHAPE[1])
-    return x, residual, dy, weight, bias
+    return layout((x + ratio).to(dtype)), layout(dy.to(dtype)), weight, bias
 
 
 def assert_passed(verdicts):
@@ -79,28 +74,23 @@ def assert_passed(verdicts):
 
 def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
     """Judge y, its gradients and the statistics that moved."""
-    x, residual, dy, weight, bias = operands(dtype, layout, ratio)
-    added, relu, ceiling = kind == "add_relu", kind != "", 1.0 if kind == "relu6" else None
-    wanted = [x, weight, bias, *([residual] if added else [])]
-    for tensor in wanted:
-        tensor.requires_grad_()
+    # PyTorch converts float64 to 16 bits by way of float32: one seed in 60 is beyond half an ulp.
+    torch.manual_seed(0)
+    x, dy, weight, bias = operands(dtype, layout, ratio)
+    relu, ceiling = kind != "", 1.0 if kind == "relu6" else None
+    wanted = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     running = torch.randn(SHAPE[1]), torch.rand(SHAPE[1]) + 0.5
     statistics = [array_of(each.clone()) for each in running]
-    given = x, residual if added else None, running, weight, bias, training, relu, arithmetic
-    y = function(*given, ceiling)
+    y = function(x, running, weight, bias, training, relu, arithmetic, ceiling)
     gradients = torch.autograd.grad(y, wanted, dy)
-    x, residual, dy, weight, bias, y = (
-        array_of(each.detach()) for each in (x, residual, dy, weight, bias, y)
-    )
-    dx, dgamma, dbeta, *dresidual = (array_of(each) for each in gradients)
+    x, dy, weight, bias, y = (array_of(each.detach()) for each in (x, dy, weight, bias, y))
+    dx, dgamma, dbeta = (array_of(each) for each in gradients)
     if training:
         exact = backnorm.batch_norm_forward(x, weight, bias, epsilon=EPS)
         statistics = [exact.mean, exact.variance]
     how = {"epsilon": EPS, "arithmetic": arithmetic}
     found = judge.check_relu_inference if relu else judge.check_inference
-    extra = {"residual": residual} if added else {}
-    if ceiling is not None:
-        extra["activation"] = Activation("relu", ceiling)
+    extra = {} if ceiling is None else {"activation": Activation("relu", ceiling)}
     if not training:
         assert_passed(found(x, *statistics, weight, bias, y, **extra, **how))
     mask = pack_mask(counting(y, ceiling), x)
@@ -113,7 +103,7 @@ def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
     given = x, dy, *statistics, weight
     if relu:
         verdicts = judge.check_relu_backward(
-            *given, (dx, dgamma, dbeta, *dresidual), mask=mask, residual=added, training=training,
+            *given, (dx, dgamma, dbeta), mask=mask, residual=False, training=training,
             **how,
         )  # fmt: skip
     else:
@@ -122,7 +112,7 @@ def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
 
 
 @pytest.mark.parametrize("arithmetic", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["", "relu", "relu6", "add_relu"])
+@pytest.mark.parametrize("kind", ["", "relu", "relu6"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_formulas_are_within_the_budgets_of_kernels(dtype, training, kind, arithmetic):
@@ -152,8 +142,8 @@ def test_a_mean_that_is_far_from_zero(arithmetic, ratio):
 def test_float64_elements_stay_the_operators():
     graphs = []
     x = torch.randn(SHAPE).double().requires_grad_()
-    y = compiled(None, graphs)(x, None, (None, None), None, None, True, True, None)
-    assert torch.equal(y, backnorm.torch.batch_norm_relu(x, None, None, training=True, eps=EPS))
+    y = compiled(None, graphs)(x, (None, None), None, None, True, True, None)
+    assert torch.equal(y, normalise(x, (None, None), None, None, True, True, None))
     y.backward(torch.randn_like(y))
     called = {str(node.target) for graph in graphs for node in graph.graph.nodes}
     ours = {name for name in called if name.startswith("backnorm.")}
@@ -173,7 +163,6 @@ def test_code_of_inductor(training, dtype, arithmetic):
         ("", torch.contiguous_format),
         ("relu", torch.channels_last),
         ("relu6", torch.channels_last),
-        ("add_relu", torch.channels_last),
     ):
         torch._dynamo.reset()
         how = {"training": training, "kind": kind, "arithmetic": arithmetic}
@@ -214,8 +203,8 @@ def test_gradients_lie_as_x_does_where_inductor_moves_convolutions(monkeypatch):
         seen.append((x.stride(), dy.stride()))
         return known(x, dy, *others)
 
-    known = cpu._of_backward
-    monkeypatch.setattr(cpu, "_of_backward", sums)
+    known = cpu._backward_coefficients
+    monkeypatch.setattr(cpu, "_backward_coefficients", sums)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(8, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Hardswish(),
         torch.nn.Conv2d(16, 16, 3, groups=16), torch.nn.BatchNorm2d(16), torch.nn.ReLU6(),

@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
 
 import pytest
 import torch
-from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import backnorm.torch
@@ -85,45 +83,11 @@ def test_copies(ours, theirs, shape, close):
         close(passes(other, shape, seed=1), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("narrow", [True, False])
-def test_narrow_types(dtype, narrow, close):
-    modules = [cls(3) for cls in (backnorm.torch.BatchNorm2d, torch.nn.BatchNorm2d)]
-    if narrow:
-        modules = [module.to(dtype) for module in modules]
-    results = [passes(module, (16, 3, 5, 5), dtype=dtype) for module in modules]
-    for (y, gradients), (_, expected) in zip(results[0][0], results[1][0], strict=True):
-        assert y.dtype is gradients[0].dtype is dtype
-        assert [g.dtype for g in gradients] == [g.dtype for g in expected]
-    # PyTorch rounds statistics to 16 bits on the way, which costs it some of the last digits.
-    close(*results)
-
-
 @pytest.mark.parametrize("shape", [(4, 3, 5), (4,), (4, 3, 2, 2, 2, 2)])
 def test_the_rank_of_the_input(shape):
     for cls in (backnorm.torch.BatchNorm2d, torch.nn.BatchNorm2d, backnorm.torch.BatchNormReLU2d):
         with pytest.raises(ValueError, match="expected 4D input"):
             cls(3)(torch.randn(shape))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype, close):
-    def model(norm):
-        torch.manual_seed(0)
-        layers = torch.nn.Conv2d(3, 4, 3), norm(4), torch.nn.ReLU(), torch.nn.Flatten()
-        return torch.nn.Sequential(*layers, torch.nn.Linear(4 * 9, 2))
-
-    x, outputs = torch.randn(8, 3, 5, 5), []
-    for norm in (backnorm.torch.BatchNorm2d, torch.nn.BatchNorm2d):
-        net, seen = model(norm), []
-        net[1].register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output))
-        with torch.autocast("cpu", dtype=dtype):
-            y = net(x)
-            loss = torch.nn.functional.cross_entropy(y, torch.arange(8) % 2)
-        loss.backward()
-        assert seen[0].dtype is dtype
-        outputs.append((y.float().detach(), net[1].running_mean, net[1].weight.grad))
-    close(*outputs, factor=torch.finfo(dtype).eps / torch.finfo(torch.float32).eps / 8)
 
 
 def test_hooks():
@@ -144,34 +108,6 @@ def test_hooks():
     assert x.grad.any()
 
 
-class Positive(torch.nn.Module):
-    def forward(self, weight):
-        return weight.exp()
-
-    def right_inverse(self, weight):
-        return weight.log()
-
-
-def test_parametrized_weights(close):
-    modules = [cls(3).double() for cls in (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d)]
-    for module in modules:
-        parametrize.register_parametrization(module, "weight", Positive())
-    close(*(passes(module, (4, 3)) for module in modules))
-    for module in modules:
-        parametrize.remove_parametrizations(module, "weight")
-    assert type(modules[0]) is backnorm.torch.BatchNorm1d
-    close(*(passes(module, (4, 3)) for module in modules))
-
-
-def test_frozen_parameters():
-    module = backnorm.torch.BatchNorm1d(3)
-    module.weight.requires_grad_(False)
-    x = torch.randn(4, 3, requires_grad=True)
-    module(x).backward(torch.randn(4, 3))
-    assert module.weight.grad is None
-    assert module.bias.grad is not None
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint(reentrant, close):
     results = []
@@ -182,22 +118,6 @@ def test_checkpoint(reentrant, close):
         checkpoint(net, x, use_reentrant=reentrant).backward(torch.randn(4, 5).double())
         results.append((x.grad, [p.grad for p in net.parameters()], dict(net.state_dict())))
     close(*results)
-
-
-def test_saved_tensors_can_be_packed():
-    module, packed = backnorm.torch.BatchNorm1d(3), []
-
-    def pack(tensor):
-        packed.append(tensor.shape)
-        return tensor.numpy(force=True)
-
-    x = torch.randn(4, 3, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
-        y = module(x)
-    assert x.shape in packed
-    dy = torch.randn(4, 3)
-    expected = torch.autograd.grad(module(x), x, dy)
-    assert torch.equal(torch.autograd.grad(y, x, dy)[0], expected[0])
 
 
 def test_an_input_changed_before_backward_is_noticed():
@@ -239,33 +159,6 @@ def test_update_bn_of_averaged_weights(close):
     close(*results)
 
 
-def test_threads_going_backward_at_once():
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), backnorm.torch.BatchNorm2d(8), torch.nn.ReLU(),
-        backnorm.torch.BatchNorm2d(8),
-    ).double()  # fmt: skip
-    net.eval()
-    batches = [(torch.randn(4, 3, 9, 9).double(), torch.randn(4, 8, 7, 7).double())] * 6
-
-    def gradients(x, dy):
-        x = x.clone().requires_grad_()
-        torch.autograd.backward(net(x), dy)
-        return x.grad
-
-    expected, found = [gradients(*batch) for batch in batches], [None] * len(batches)
-
-    def work(place):
-        for _ in range(5):
-            found[place] = gradients(*batches[place])
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(batches))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert all(map(torch.equal, found, expected))
-
-
 class Normalised(torch.utils.data.Dataset):
     """A data set whose workers normalise, in processes forked after the kernels have run."""
 
@@ -287,34 +180,21 @@ def test_forked_workers_of_a_data_loader():
     assert all(map(torch.equal, loader, expected))
 
 
+@pytest.mark.parametrize("ceiling", [None, 0.75])
 @pytest.mark.parametrize("residual", [True, False])
-def test_modules_with_relu(residual, close):
-    module, plain = backnorm.torch.BatchNormReLU2d(3).double(), torch.nn.BatchNorm2d(3).double()
+def test_layer_with_relu_computes_what_its_steps_do(residual, ceiling, close):
+    module = backnorm.torch.BatchNormReLU2d(3, ceiling=ceiling).double()
+    plain = torch.nn.BatchNorm2d(3).double()
     x, side, dy = (torch.randn(4, 3, 5, 5).double() for _ in range(3))
+    assert ("ceiling=0.75" in repr(module)) is (ceiling is not None)
     for training in (True, False):
         module.train(training)
         plain.train(training)
         leaf = x.clone().requires_grad_()
         y = module(leaf, side) if residual else module(leaf)
-        expected = torch.relu(plain(leaf) + side if residual else plain(leaf))
+        z = plain(leaf) + side if residual else plain(leaf)
+        expected = torch.nn.functional.hardtanh(z, 0.0, ceiling or 1e9)
         close(y, expected)
         close(torch.autograd.grad(y, leaf, dy), torch.autograd.grad(expected, leaf, dy))
     close(module.state_dict(), plain.state_dict())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_a_large_output_can_be_changed_in_place(dtype, channels_last):
-    """No output is a view: autograd would refuse the ReLU."""
-    memory = torch.channels_last if channels_last else torch.contiguous_format
-    x = torch.randn(4, 32, 128, 128).to(dtype).to(memory_format=memory).requires_grad_()
-    theirs = torch.nn.Sequential(torch.nn.BatchNorm2d(32), torch.nn.ReLU(inplace=True))
-    ours = backnorm.torch.convert(copy.deepcopy(theirs))
-    dy = torch.randn(x.shape).to(dtype)
-    outputs = [model(x) for model in (theirs, ours)]
-    gradients = [torch.autograd.grad(y, x, dy)[0] for y in outputs]
-    tolerance = 1e-5 if dtype is torch.float32 else 0.05
-    torch.testing.assert_close(outputs[1], outputs[0], atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(gradients[1], gradients[0], atol=tolerance, rtol=tolerance)
-    assert outputs[1].is_contiguous(memory_format=memory)
-    assert not outputs[1]._is_view()
+    close(copy.deepcopy(module)(x), module(x))

@@ -13,16 +13,25 @@ import backnorm.torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 
-NAMES = "batch_norm", "batch_norm_relu", "batch_norm_add_relu"
-NODES = "BatchNormBackward", "BatchNormReluBackward", "BatchNormAddReluBackward"
+CALLS = {
+    "batch_norm": {}, "batch_norm_relu": {"activation": "relu"},
+    "batch_norm_add_relu": {"activation": "relu"}, "batch_norm_activation": {"activation": "silu"},
+}  # fmt: skip
+NODES = {
+    "batch_norm": "BatchNormBackward", "batch_norm_relu": "BatchNormReluBackward",
+    "batch_norm_add_relu": "BatchNormAddReluBackward",
+    "batch_norm_activation": "BatchNormActivationBackward",
+}  # fmt: skip
+FROZEN = "BatchNormInferenceBackward"
 
 
 def called(name, *, gradient=True, training=True):
-    """Return the result of a function of ours."""
+    """Return the result of a call that a profiler shows as `name`."""
     x, residual = torch.randn(2, 4, 3, 5, requires_grad=gradient).unbind()
-    inputs = (x, residual) if "add" in name else (x,)
-    statistics = torch.zeros(3), torch.ones(3)
-    return getattr(backnorm.torch, name)(*inputs, *statistics, training=training)
+    return backnorm.torch.batch_norm(
+        x, torch.zeros(3), torch.ones(3), training=training, **CALLS[name],
+        residual=residual if "add" in name else None,
+    )  # fmt: skip
 
 
 def events(call):
@@ -32,11 +41,11 @@ def events(call):
     return [
         event.name
         for event in found.events()
-        if event.name.startswith("backnorm") or event.name in (*NODES, "BatchNormInferenceBackward")
+        if event.name.startswith("backnorm") or event.name in (*NODES.values(), FROZEN)
     ]
 
 
-@pytest.mark.parametrize(("name", "node"), [*zip(NAMES, NODES, strict=True)])
+@pytest.mark.parametrize(("name", "node"), NODES.items())
 def test_training(name, node):
     y = called(name)
     assert y.grad_fn.name() == node
@@ -46,7 +55,7 @@ def test_training(name, node):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("gradient", [True, False])
 def test_without_a_gradient(name, training, gradient):
@@ -56,15 +65,14 @@ def test_without_a_gradient(name, training, gradient):
         assert events(lambda: called(name, gradient=gradient, training=training)) == [expected]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CALLS)
 def test_given_statistics(name):
-    """The ReLU is a step of its own, as in `torch.func`."""
+    """The addition and the activation are PyTorch's operators."""
     y = called(name, training=False)
-    relu = ["backnorm::relu"] if "relu" in name else []
-    assert y.grad_fn.name() == ("ReluBackward" if relu else "BatchNormInferenceBackward")
+    behind = {"batch_norm": FROZEN, "batch_norm_activation": "SiluBackward0"}
+    assert y.grad_fn.name() == behind.get(name, "ReluBackward0")
     assert events(lambda: called(name, training=False).backward(y.detach())) == [
-        "backnorm::batch_norm_inference", *relu,
-        "BatchNormInferenceBackward", "backnorm::batch_norm_backward",
+        "backnorm::batch_norm_inference", FROZEN, "backnorm::batch_norm_backward",
     ]  # fmt: skip
 
 
@@ -97,7 +105,7 @@ def test_transforms_and_forward_mode(training, node):
 
 def test_what_traces_and_compilers_call_them():
     def call(x):
-        y = backnorm.torch.batch_norm_relu(x, None, None, training=True)
+        y = backnorm.torch.batch_norm(x, None, None, training=True, activation="relu")
         return backnorm.torch.batch_norm(y, torch.zeros(3), torch.ones(3))
 
     x = torch.randn(4, 3, 5)

@@ -1,4 +1,4 @@
-"""Autocast, scaled gradients and deterministic algorithms: as with PyTorch's layers."""
+"""Autocast and deterministic algorithms: as with PyTorch's layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 import backnorm
@@ -43,9 +42,8 @@ def theirs(x, residual, *arguments):
 
 
 def ours(x, residual, *arguments):
-    if residual is None:
-        return backnorm.torch.batch_norm(x, *arguments)
-    return backnorm.torch.batch_norm_add_relu(x, residual, *arguments)
+    activation = None if residual is None else "relu"
+    return backnorm.torch.batch_norm(x, *arguments, activation=activation, residual=residual)
 
 
 @pytest.mark.parametrize("residual", [False, True], ids=["", "add_relu"])
@@ -80,59 +78,6 @@ def test_types_and_values_under_autocast(compiled, cast, residual, close):
     assert taken == (4 if compiled else 12)
 
 
-def model(kind):
-    torch.manual_seed(0)
-    layers = nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Conv2d(8, 4, 3),
-        nn.BatchNorm2d(4),
-        nn.Flatten(),
-        nn.Linear(64, 6),
-        nn.BatchNorm1d(6),
-    )
-    return layers if kind == "theirs" else backnorm.torch.convert(layers, fuse=kind == "fused")
-
-
-def trained(kind, cast, compiled):
-    """Train with scaled gradients, of which one step's are infinite; return losses and scales."""
-    torch._dynamo.reset()
-    layers = model(kind)
-    run = torch.compile(layers, backend="aot_eager") if compiled else layers
-    optimizer = torch.optim.SGD(layers.parameters(), lr=0.05, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-    data = torch.Generator().manual_seed(1)
-    losses, scales = [], []
-    for step in range(6):
-        x, target = torch.randn(8, 3, 8, 8, generator=data), torch.randn(8, 6, generator=data)
-        with torch.autocast("cpu", cast):
-            y = run(x if step != 3 else x * torch.inf)
-            assert y.dtype is cast
-            loss = (y.float() - target).square().mean()
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        assert all(parameter.grad.dtype is torch.float32 for parameter in layers.parameters())
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.detach())
-        scales.append(scaler.get_scale())
-    return torch.stack(losses), scales
-
-
-@pytest.mark.long
-@HOW
-def test_scaled_gradients(cast, compiled, close):
-    expected, expected_scales = trained("theirs", cast, compiled)
-    for kind in ("ours", "fused"):
-        losses, scales = trained(kind, cast, compiled)
-        assert scales == expected_scales == [1024.0, 2048.0, 2048.0, 1024.0, 1024.0, 2048.0]
-        infinite = [step == 3 for step in range(6)]
-        assert losses.isnan().tolist() == expected.isnan().tolist() == infinite
-        # Batches were cast to `cast`, and so are the losses of few roundings.
-        close(losses.nan_to_num().to(cast), expected.nan_to_num().to(cast))
-
-
 @pytest.fixture
 def deterministic():
     """Deterministic algorithms, which fill memory that is new with NaN."""
@@ -154,7 +99,9 @@ def test_deterministic_algorithms(shape, dtype, training, request):
 
     def results():
         running = mean.clone(), variance.clone()
-        y = backnorm.torch.batch_norm_add_relu(x, residual, *running, weight, bias, training)
+        y = backnorm.torch.batch_norm(
+            x, *running, weight, bias, training, activation="relu", residual=residual
+        )
         first = torch.autograd.grad(y, wanted, dy, create_graph=True)
         second = torch.autograd.grad(first[0], [weight], ddx)
         return [y.detach(), *running, *first, *second]

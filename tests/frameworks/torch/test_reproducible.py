@@ -14,9 +14,12 @@ import backnorm
 import backnorm.torch
 from backnorm.layout import mask_size
 from backnorm.torch import binned_sums, kernels
-from backnorm.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
+from backnorm.torch.functional import batch_norm
 
-FUNCTIONS = batch_norm, batch_norm_relu, batch_norm_add_relu
+# Activations, and whether there is a residual.
+KINDS = pytest.mark.parametrize(
+    ("activation", "added"), [(None, False), ("relu", False), ("relu", True)]
+)
 TYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
 
 
@@ -25,44 +28,42 @@ def data(dtype, shape=(12, 6, 7, 9)):
     return [torch.from_numpy(rng.normal(size=shape) * 3 + 1).to(dtype) for _ in range(3)]
 
 
-def inputs_of(function, x, residual):
-    return (x, residual) if function is batch_norm_add_relu else (x,)
-
-
-def step(function, inputs, dy, **options):
+def step(x, residual, dy, **options):
     """Return y, running statistics and all gradients."""
-    inputs = [each.detach().requires_grad_() for each in inputs]
     wide = torch.float32 if dy.dtype.itemsize == 2 else dy.dtype
     channels = dy.shape[1]
-    weight = torch.linspace(-1, 2, channels, dtype=wide).requires_grad_()
-    bias = torch.linspace(1, -2, channels, dtype=wide).requires_grad_()
+    weight, bias = torch.linspace(-1, 2, channels), torch.linspace(1, -2, channels)
     running = [torch.zeros(channels, dtype=wide), torch.ones(channels, dtype=wide)]
-    y = function(*inputs, *running, weight, bias, True, 0.1, 1e-5, **options)
+    leaves = [x, weight.to(wide), bias.to(wide), *([] if residual is None else [residual])]
+    leaves = [each.detach().requires_grad_() for each in leaves]
+    residual = None if residual is None else leaves[3]
+    y = batch_norm(leaves[0], *running, *leaves[1:3], True, residual=residual, **options)
     y.backward(dy)
-    return [y.detach(), *running, *(each.grad for each in (*inputs, weight, bias))]
+    return [y.detach(), *running, *(each.grad for each in leaves)]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_results_in_any_layout_and_order_have_same_bits(function, dtype):
+@KINDS
+def test_results_in_any_layout_and_order_have_same_bits(activation, added, dtype):
     x, dy, residual = data(dtype)
-    tensors = (*inputs_of(function, x, residual), dy)
+    tensors = (x, dy, residual)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
     last = [each.contiguous(memory_format=torch.channels_last) for each in tensors]
+    options = {"activation": activation, "reproducible": True}
     expected, other, moved = (
-        step(function, inputs, dy, reproducible=True)
-        for *inputs, dy in (tensors, last, [each[order] for each in tensors])
+        step(x, residual if added else None, dy, **options)
+        for x, dy, residual in (tensors, last, [each[order] for each in tensors])
     )
     for first, second, third in zip(expected, other, moved, strict=True):
         assert torch.equal(first, second)
         assert torch.equal(first[order] if first.dim() == 4 else first, third)
-    usual = step(function, tensors[:-1], dy)
+    usual = step(x, residual if added else None, dy, activation=activation)
     torch.testing.assert_close(expected, usual, rtol=2e-2, atol=2e-2)
 
 
 def test_results_have_bits_of_numpy_functions():
     x, dy, _ = data(torch.float32)
-    found = step(batch_norm, [x], dy, arithmetic="float64", reproducible=True)
+    found = step(x, None, dy, arithmetic="float64", reproducible=True)
     gamma, beta = torch.linspace(-1, 2, 6).numpy(), torch.linspace(1, -2, 6).numpy()
     options = {"epsilon": 1e-5, "reproducible": True, "arithmetic": "float64"}
     y, mean, variance = backnorm.batch_norm_forward(x.numpy(), gamma, beta, **options)
@@ -87,14 +88,14 @@ def test_binned_sums_by_operators_are_those_of_kernels(dtype, special):
     mask = torch.from_numpy(np.pad(bits, (0, mask_size(counts.numel()) - bits.size)))
     engine = kernels.engine_of(x)
     for (sums, count), (expected, expected_count) in (
-        (binned_sums.of_forward(x), engine.reduce_forward_bins(x, "float64")),
+        (binned_sums.of_forward(x), engine.reduce_forward(x, "NCX", "float64", True)),
         (
             binned_sums.of_backward(x, dy, None, mean),
-            engine.reduce_bins(x, dy, None, mean, "float64"),
+            engine.reduce(x, dy, None, mean, "NCX", "float64", True),
         ),
         (
             binned_sums.of_backward(x, dy, counts, mean),
-            engine.reduce_bins(x, dy, mask, mean, "float64"),
+            engine.reduce(x, dy, mask, mean, "NCX", "float64", True),
         ),
     ):
         assert torch.equal(sums, expected)
@@ -164,25 +165,30 @@ class TestLayers:
 
 class TestGradients:
     @pytest.mark.parametrize("of", ["x", "weight", "bias"])
-    @pytest.mark.parametrize("function", [batch_norm, batch_norm_relu])
+    @pytest.mark.parametrize("activation", [None, "relu"])
     @pytest.mark.parametrize("linear", [True, False])
-    def test_second_derivative_raises(self, of, function, linear):
+    def test_second_derivative_raises(self, of, activation, linear):
         inputs = {"x": torch.randn(6, 3), "weight": torch.ones(3), "bias": torch.zeros(3)}
         scale = torch.ones(3, requires_grad=True)
         x, weight, bias = (each.requires_grad_() for each in inputs.values())
-        y = function(x * scale, None, None, weight, bias, True, reproducible=True)
+        y = batch_norm(
+            x * scale, None, None, weight, bias, True, activation=activation, reproducible=True
+        )
         loss = (y if linear else y.sin()) * torch.arange(3.0)
         (gradient,) = torch.autograd.grad(loss.sum(), inputs[of], create_graph=True)
         with pytest.raises(NotImplementedError, match="reproducible sums"):
             (gradient.square().sum() + scale.square().sum()).backward()
 
-    @pytest.mark.parametrize("function", FUNCTIONS)
-    def test_batch_of_gradients_is_that_of_each(self, function):
+    @KINDS
+    def test_batch_of_gradients_is_that_of_each(self, activation, added):
         x, _, residual = data(torch.float32, (6, 3, 4))
-        operands = inputs_of(function, x, residual)
         weight, bias = torch.rand(3), torch.rand(3)
-        inputs = [each.requires_grad_() for each in (*operands, weight, bias)]
-        y = function(*operands, None, None, weight, bias, True, reproducible=True)
+        inputs = [x, weight, bias, *([residual] if added else [])]
+        inputs = [each.requires_grad_() for each in inputs]
+        y = batch_norm(
+            x, None, None, weight, bias, True, activation=activation,
+            residual=residual if added else None, reproducible=True,
+        )  # fmt: skip
         dy = torch.randn(3, *x.shape)
         found = torch.autograd.grad(y, inputs, dy, retain_graph=True, is_grads_batched=True)
         each = [torch.autograd.grad(y, inputs, one, retain_graph=True) for one in dy]
@@ -208,18 +214,19 @@ class TestGradients:
         assert weight.grad is None
 
     @pytest.mark.parametrize("layout", ["channels_last", "contiguous", "permuted", "sliced"])
-    @pytest.mark.parametrize("function", [batch_norm_relu, batch_norm_add_relu])
+    @pytest.mark.parametrize("added", [False, True])
     def test_saved_x_that_is_unpacked_in_another_layout_gives_same_bits(
-        self, layout, function, layouts
+        self, layout, added, layouts
     ):
         x, dy, residual = data(torch.float32, (4, 6, 5, 8))
-        inputs = inputs_of(function, layouts[layout](x), residual)
+        operands = layouts[layout](x), residual if added else None, dy
+        options = {"activation": "relu", "reproducible": True}
         other = torch.channels_last if layout == "contiguous" else torch.contiguous_format
-        expected = step(function, inputs, dy, reproducible=True)
+        expected = step(*operands, **options)
 
         def unpack(tensor):
             return tensor.contiguous(memory_format=other) if tensor.dim() == 4 else tensor
 
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
-            found = step(function, inputs, dy, reproducible=True)
+            found = step(*operands, **options)
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
 from backnorm.dtypes import ELEMENT_TYPES
-from backnorm.torch import cpu, second_order
-from backnorm.torch.memory import array_of, tensor_of
+from backnorm.torch import cpu, gpu
+from backnorm.torch.tensors import array_of, tensor_of
 
 NAMES = ("x", "dy", "mean", "variance", "gamma")
 COTANGENTS = ("ddx", "ddgamma", "ddbeta")
@@ -37,7 +37,7 @@ def layer(rng, dtype, shape=(6, 5, 8), **options):
 def double_backward(tensors, epsilon, training):
     elements = [tensors[name] for name in ("x", "dy", "ddx")]
     channels = [tensors[name] for name in (*NAMES[2:], "ddgamma", "ddbeta")]
-    return second_order.double_backward(elements, channels, epsilon, training)
+    return gpu.double_backward(elements, channels, epsilon, training)
 
 
 def check(arrays, epsilon, training, lay_out=lambda tensor: tensor):
@@ -64,7 +64,7 @@ def test_it_is_within_the_budget(dtype, training, absent, rng):
 
 @pytest.mark.parametrize("block", [1, 7, 30, 1 << 20])
 def test_in_blocks_of_any_size_and_any_layout(block, layout, rng, monkeypatch):
-    monkeypatch.setattr(second_order, "_BLOCK", block)
+    monkeypatch.setattr(gpu, "_BLOCK", block)
     arrays, epsilon = layer(rng, np.dtype(np.float64), (4, 5, 3, 2))
     check(arrays, epsilon, True, layout)
 
@@ -112,12 +112,12 @@ class Live(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_memory_beyond_the_results_is_eight_blocks(dtype, monkeypatch):
-    monkeypatch.setattr(second_order, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(gpu, "_BLOCK", 1 << 12)
     elements = [torch.randn(9, 8, 100, 41).to(dtype) for _ in range(3)]
     channels = [torch.ones(8, dtype=torch.promote_types(dtype, torch.float32)) for _ in range(3)]
     x = elements[0]
     with Live(*elements, *channels) as live:
-        second_order.double_backward(elements, (*channels, *channels[:2]), 1e-5, True)
+        gpu.double_backward(elements, (*channels, *channels[:2]), 1e-5, True)
     assert 2 * x.nbytes < live.peak < 2 * x.nbytes + 8.1 * 8 * (1 << 12)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import random
 
 import pytest
 import torch
@@ -15,7 +14,8 @@ import backnorm.torch
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 NAMES = ("x", "residual", "mean", "variance", "weight", "bias")
-SIZES = (4, 2)
+STATISTICS = ("mean", "variance")
+SIZE = 2
 
 
 def subsets(names):
@@ -31,62 +31,41 @@ def cases():
             yield training, (*statistics, *parameters)
 
 
-def function_of(kind, functions):
-    """Return a function of the tensors in `NAMES`, of a module that has PyTorch's functions."""
+def function_of(kind, ours):
+    """Return a function of the tensors in `NAMES`, ours or PyTorch's."""
+    activation = "relu" if kind.endswith("relu") else None
 
     def call(x, residual, mean, variance, weight, bias, training):
-        if functions is backnorm.torch and kind == "relu":
-            return functions.batch_norm_relu(x, mean, variance, weight, bias, training)
-        if functions is backnorm.torch and kind == "add relu":
-            return functions.batch_norm_add_relu(
-                x, residual, mean, variance, weight, bias, training
-            )
-        y = functions.batch_norm(x, mean, variance, weight, bias, training)
-        if kind == "add relu":
+        operands = x, mean, variance, weight, bias, training
+        if ours:
+            return backnorm.torch.batch_norm(*operands, activation=activation, residual=residual)
+        y = torch.nn.functional.batch_norm(*operands)
+        if residual is not None:
             y = y + residual
-        return torch.relu(y) if kind.endswith("relu") else y
+        return torch.relu(y) if activation else y
 
     return call
 
 
 def tensors(axes):
-    """Return what is given by name, with axes of problems where `axes` has them, outermost first.
-
-    Each axis is where the number says; of an axis there are as many as `SIZES` says.
-    """
+    """Return tensors by name, with an axis of problems where `axes` says, None for none."""
     shapes = {"x": (5, 3, 2), "residual": (5, 3, 2)}
     found = {}
-    for name, places in axes.items():
+    for name, place in axes.items():
         shape = list(shapes.get(name, (3,)))
-        # The innermost first: it lies in what the axes outside of it leave.
-        for level in reversed(range(len(places))):
-            if places[level] is not None:
-                shape.insert(places[level], SIZES[level])
+        if place is not None:
+            shape.insert(place, SIZE)
         found[name] = torch.rand(shape).double() + 0.5
     return found
 
 
-def first(tensor, places, *, back=False):
-    """Return a tensor with the axes of problems before all others; or, `back`, as it was."""
-    moves, count = [], 0
-    for place in places:
-        if place is not None:
-            moves.append((place + count, count))
-            count += 1
-    for source, target in reversed(moves) if back else moves:
-        tensor = tensor.movedim(target, source) if back else tensor.movedim(source, target)
-    return tensor
-
-
-def outcome(call, given, axes, training, differentiate, out_dim):
-    """Return what a nest of vmap gives, and the statistics after it; or the error.
+def outcome(call, operands, axes, training, differentiate, out_dim):
+    """Return the results of vmap, and the statistics after it; or the error.
 
     `differentiate` is None, or whether gradients are taken inside or outside of vmap.
     """
-    given = {name: tensor.clone() for name, tensor in given.items()}
-    wanted = tuple(
-        k for k, name in enumerate(NAMES) if name in given and name not in ("mean", "variance")
-    )
+    operands = {name: tensor.clone() for name, tensor in operands.items()}
+    wanted = tuple(k for k, name in enumerate(NAMES) if name in operands and name not in STATISTICS)
     factor = torch.arange(30.0).view(5, 3, 2).double().cos()
 
     def inner(*arguments):
@@ -99,32 +78,28 @@ def outcome(call, given, axes, training, differentiate, out_dim):
     function = inner
     if differentiate == "inside":
         function = grad(functools.partial(loss, inner), wanted)
-    for level in reversed(range(len(SIZES))):
-        dims = tuple(axes[name][level] if name in axes else None for name in NAMES)
-        if any(place is not None for place in dims):
-            out = out_dim if differentiate is None else 0
-            function = vmap(function, dims, out_dims=out)
+    function = vmap(
+        function, tuple(map(axes.get, NAMES)), out_dims=out_dim if differentiate is None else 0
+    )
     if differentiate == "outside":
         function = grad(functools.partial(loss, function), wanted)
     try:
-        result = function(*(given.get(name) for name in NAMES))
+        result = function(*map(operands.get, NAMES))
     except (RuntimeError, ValueError) as error:
         return error
-    return result, given.get("mean"), given.get("variance")
+    return result, *map(operands.get, STATISTICS)
 
 
 def compare(kind, axes, training, close, differentiate=None, out_dim=0):
-    """Compare a choice with PyTorch's, and return whether PyTorch takes it."""
-    given = tensors(axes)
-    how = training, differentiate, out_dim
-    mine = outcome(function_of(kind, backnorm.torch), given, axes, *how)
+    """Compare a choice with PyTorch's, and return whether PyTorch accepts it."""
+    operands = tensors(axes)
+    options = training, differentiate, out_dim
+    mine = outcome(function_of(kind, True), operands, axes, *options)
     # PyTorch moves copies of statistics whose axes of problems are not the first.
-    statistics = [name for name in ("mean", "variance") if name in axes]
-    moved = given | {name: first(given[name], axes[name]).contiguous() for name in statistics}
-    leading = axes | {
-        name: tuple(None if place is None else 0 for place in axes[name]) for name in statistics
-    }
-    theirs = outcome(function_of(kind, torch.nn.functional), moved, leading, *how)
+    mapped = [name for name in STATISTICS if axes.get(name) is not None]
+    first = {name: operands[name].movedim(axes[name], 0).contiguous() for name in mapped}
+    leading = axes | dict.fromkeys(mapped, 0)
+    theirs = outcome(function_of(kind, False), operands | first, leading, *options)
     if isinstance(theirs, Exception):
         assert isinstance(mine, RuntimeError), (axes, theirs)
         assert "would be moved by every element of vmap" in str(mine)
@@ -132,8 +107,8 @@ def compare(kind, axes, training, close, differentiate=None, out_dim=0):
     assert not isinstance(mine, Exception), (axes, mine)
     result, *after = theirs
     after = [
-        None if each is None else first(each, axes[name], back=True)
-        for name, each in zip(("mean", "variance"), after, strict=True)
+        each.movedim(0, axes[name]) if name in mapped else each
+        for name, each in zip(STATISTICS, after, strict=True)
     ]
     close(mine, (result, *after), factor=16)
     return True
@@ -150,7 +125,7 @@ def test_every_choice_of_mapped_arguments(kind, training, present, close):
     for k, choice in enumerate(choices):
         # Every place of the axis comes up, in turns.
         axes = {
-            name: (None, k % (4 if name in ("x", "residual") else 2) if name in choice else None)
+            name: k % (4 if name in ("x", "residual") else 2) if name in choice else None
             for name in given
         }
         for differentiate in (None, "inside", "outside"):
@@ -163,44 +138,6 @@ def test_every_choice_of_mapped_arguments(kind, training, present, close):
         and not {"mean", "variance"} <= {*choice}
     ]  # fmt: skip
     assert taken == 3 * (len(choices) - len(refused))
-
-
-def nested(count, seed):
-    """Return choices of axes for two levels, at least one axis at each."""
-    draw = random.Random(seed)
-    found = []
-    while len(found) < count:
-        training = draw.random() < 0.7
-        present = ["x", *draw.choice([p for t, p in cases() if t == training])]
-        axes = {}
-        for name in present:
-            rank = 3 if name == "x" else 1
-            inside = draw.choice([None, draw.randint(0, rank)])
-            outside = draw.choice([None, draw.randint(0, rank)])
-            axes[name] = outside, inside
-        if all(any(places[level] is not None for places in axes.values()) for level in (0, 1)):
-            found.append((training, axes))
-    return found
-
-
-def check_nested(count, seed, close):
-    taken = sum(
-        compare("alone", axes, training, close, differentiate)
-        for training, axes in nested(count, seed)
-        for differentiate in (None, "inside")
-    )
-    assert taken > count // 2
-
-
-@pytest.mark.long
-def test_vmap_in_vmap(close):
-    check_nested(150, 0, close)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(1, 21))
-def test_many_of_vmap_in_vmap(seed, close):
-    check_nested(1000, seed, close)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -1,0 +1,180 @@
+"""The options of a call: validated once, and the same in its backward pass."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backnorm.activations import Activation, check_activation
+from backnorm.arithmetics import (
+    Arithmetic,
+    asked,
+    check_arithmetic,
+    chosen,
+    own_arithmetic,
+    resolved,
+)
+from backnorm.errors import ArgumentValueError
+from backnorm.scalars import check_flag, check_number
+from backnorm.torch.tensors import element_type
+
+__all__ = [
+    "Options",
+    "arithmetic_of",
+    "check_eps",
+    "check_numbers",
+    "eager_options",
+    "named",
+    "traced_options",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a call computes, besides its tensors.
+
+    Attributes
+    ----------
+    training : bool
+        Whether the statistics are those of the batch.
+    eps : float
+        Added to the variance.
+    activation : Activation or None
+        Its ceiling is rounded to the element type of the input.
+    arithmetic : {"float32", "float64"} or None
+        The type in which elements are computed. None, in a traced graph: nobody chose one, and a
+        compiler may (`lowering`).
+    """
+
+    training: bool
+    eps: float
+    activation: Activation | None
+    arithmetic: Arithmetic | None
+
+
+def eager_options(
+    training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
+) -> Options:
+    """Return the options of a call on tensors in memory, or raise.
+
+    They are cached: a repeated call with the same arguments in the same `backnorm.arithmetic` block
+    gets the same object.
+    """
+    try:
+        return _cached(training, eps, activation, arithmetic, dtype, chosen())
+    except TypeError:
+        # An argument without a hash is of a wrong type, which the check names.
+        return _checked(training, eps, activation, arithmetic, dtype)
+
+
+def _checked(
+    training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
+) -> Options:
+    check_eps(training, eps)
+    kind = element_type(dtype)
+    return Options(training, eps, check_activation(activation, kind), resolved(kind, arithmetic))
+
+
+# Typed, because True == 1 == 1.0. An error is raised anew in each call.
+@functools.lru_cache(maxsize=1024, typed=True)
+def _cached(
+    training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype, _block: Any
+) -> Options:
+    return _checked(training, eps, activation, arithmetic, dtype)
+
+
+def traced_options(
+    training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
+) -> Options:
+    """Return the options of a call of operators: under transforms, modes, tracers and compilers."""
+    check_eps(training, eps)
+    if not torch.compiler.is_dynamo_compiling():
+        kind = element_type(dtype)
+        is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+        resolve = asked if is_traced else resolved
+        return Options(training, eps, check_activation(activation, kind), resolve(kind, arithmetic))
+    ceiling = None
+    if isinstance(activation, Activation):
+        # A compiler cannot pass on a named tuple that the traced code makes.
+        activation, ceiling = activation
+    if ceiling is not None:
+        # A compiler makes variables of numbers that differ between calls or layers.
+        from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+        ceiling = guard_scalar(ceiling)
+    activation = _traced_activation(activation, ceiling, dtype)
+    return Options(training, eps, activation, _traced_arithmetic(arithmetic, dtype))
+
+
+def _traced_activation(name: Any, ceiling: float | None, dtype: torch.dtype) -> Activation | None:
+    value = name if ceiling is None else Activation(name, ceiling)
+    return check_activation(value, element_type(dtype))
+
+
+def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None:
+    """Return what the call or its block asks for; the graph holds for blocks that ask for it."""
+    if arithmetic is None:
+        # Dynamo does not know context variables, and would keep the first value for all calls.
+        from torch._dynamo.guards import GuardBuilder, install_guard
+        from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        module = InstructionTranslator.current_tx().import_source("backnorm.arithmetics")
+        block = CallFunctionNoArgsSource(AttrSource(module, "chosen"))
+        install_guard(block.make_guard(GuardBuilder.EQUALS_MATCH))
+    return asked(element_type(dtype), arithmetic)
+
+
+# Dynamo calls these while it traces, and takes their results as constants.
+_traced_activation._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_traced_arithmetic._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def arithmetic_of(dtype: torch.dtype, arithmetic: str | None) -> Arithmetic:
+    """Return the arithmetic of an operator: its argument, or without one the element type's own.
+
+    It does not depend on a block, so that a graph means the same wherever it runs.
+    """
+    return (
+        own_arithmetic(element_type(dtype)) if arithmetic is None else check_arithmetic(arithmetic)
+    )
+
+
+def check_numbers(training: Any, momentum: Any, eps: Any) -> tuple[bool, float, float]:
+    """Return training, momentum and eps as Python's own types, or raise.
+
+    As PyTorch does, it accepts a boolean and a tensor without axes as a number.
+    """
+    return check_flag("training", training), _number("momentum", momentum), _number("eps", eps)
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, torch.SymFloat | torch.SymInt):
+        return value
+    if isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad:
+        value = value.item()
+    if isinstance(value, bool | np.bool_):
+        value = float(value)
+    return check_number(name, value, accepted="float")
+
+
+def check_eps(training: bool, eps: float) -> None:
+    """Raise for an eps that PyTorch refuses."""
+    if eps > 0.0:
+        return
+    if training:
+        raise ArgumentValueError(
+            "eps", f"batch_norm eps must be positive during training, but got {eps}"
+        )
+    if not eps >= 0.0:
+        raise ArgumentValueError("eps", f"batch_norm eps must be non-negative, but got {eps}")
+
+
+def named(text: str, arithmetic: Arithmetic | None) -> str:
+    """Return the text of a layer, with its arithmetic if the layer has one of its own."""
+    return text if arithmetic is None else f"{text}, arithmetic={arithmetic!r}"
