@@ -78,8 +78,10 @@ class Tensors:
         # Kernels read those of one axis that are contiguous: their bytes tell their length.
         channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
         "{}.is_neg())",
-        # Without memory: a zero tensor, or a storage that was freed. The address is needed anyway.
-        lost="(not (at_{0} := {0}.data_ptr()) and {1}_bytes)",
+        # Without memory: a zero tensor, or a storage that was freed, which begins at 0. Most
+        # addresses are above the first number, which saves the other calls.
+        lost="((at_{0} := {0}.data_ptr()) < 0x10000000000 "
+        "and at_{0} == {0}.storage_offset() * {0}.itemsize and {1}_bytes)",
         held="at_{}",
         address="{}.data_ptr()",
         stage="stage.__call__",

@@ -143,7 +143,7 @@ class _Tensors(Tensors):
         arrays="torch, cuda",
         facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.device, {}.is_neg(), "
         f"{{}}.data_ptr() % {_ALIGNMENT} == 0)",
-        lost="(not {0}.data_ptr() and {0}.numel())",
+        lost="({0}.data_ptr() == {0}.storage_offset() * {0}.itemsize and {0}.numel())",
         address="{}",
         absent="None",
         constants=("channels", "statistics", "mask_bytes", "count"),

@@ -248,8 +248,7 @@ def contiguous(tensor: Tensor) -> Tensor:
 def check_memory(tensor: Tensor, name: str) -> int:
     """Return the address of a tensor's elements, or raise if they are not in memory.
 
-    The length of the storage is not compared: reading it makes a Python object for the storage, and
-    autograd then stops adding gradients in place.
+    A storage may be freed after the tensor was made.
     """
     if is_opaque(tensor):
         raise OpaqueTensorError(
@@ -258,10 +257,11 @@ def check_memory(tensor: Tensor, name: str) -> int:
             came=f"{tensor.layout}, keys {dispatch_keys(tensor)}",
             accepted="a strided tensor",
         )
-    if tensor._is_zerotensor():
-        return 0
     address = tensor.data_ptr()
-    if not address and tensor.numel():
+    # A storage that was freed begins at 0. Its Python object is not asked for: autograd would not
+    # add to a gradient in place whose storage has one.
+    freed = address == tensor.storage_offset() * tensor.itemsize
+    if freed and tensor.numel() and not tensor._is_zerotensor():
         raise TensorValueError(
             name,
             "has a non-zero number of elements, but its data is not allocated yet",

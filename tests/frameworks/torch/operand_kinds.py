@@ -88,7 +88,10 @@ def _made_in_inference_mode(tensor):
 
 def without_memory(tensor):
     """Return a tensor whose storage was taken away."""
-    tensor = tensor.clone()
+    return _emptied(tensor.clone())
+
+
+def _emptied(tensor):
     tensor.untyped_storage().resize_(0)
     return tensor
 
@@ -167,6 +170,7 @@ OTHER = {
     "compressed": lambda tensor: tensor.float().reshape(-1, 1).to_sparse_csr(),
     "of MKL-DNN": lambda tensor: tensor.float().to_mkldnn(),
     "without memory": without_memory,
+    "behind others without memory": lambda tensor: _emptied(_behind(tensor)),
     "to be negated, without memory": lambda tensor: _of_numbers(
         torch._neg_view, without_memory(tensor)),
     "fake": lambda tensor: FakeTensorMode().from_tensor(tensor),
