@@ -248,7 +248,8 @@ def contiguous(tensor: Tensor) -> Tensor:
 def check_memory(tensor: Tensor, name: str) -> int:
     """Return the address of a tensor's elements, or raise if they are not in memory.
 
-    A storage may be freed after the tensor was made.
+    The length of the storage is not compared: reading it makes a Python object for the storage, and
+    autograd then stops adding gradients in place.
     """
     if is_opaque(tensor):
         raise OpaqueTensorError(
@@ -258,8 +259,7 @@ def check_memory(tensor: Tensor, name: str) -> int:
             accepted="a strided tensor",
         )
     address = tensor.data_ptr()
-    # A storage that was freed begins at 0. Its Python object is not asked for: autograd would not
-    # add to a gradient in place whose storage has one.
+    # A storage that was freed begins at 0, and a view of it behind that.
     freed = address == tensor.storage_offset() * tensor.itemsize
     if freed and tensor.numel() and not tensor._is_zerotensor():
         raise TensorValueError(
