@@ -11,32 +11,31 @@ from backnorm.cpu.addresses import address_of
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Problem
-from backnorm.signature import Signature
 
 __all__ = ["check_memory", "check_out", "check_writable", "own"]
 
 
 def check_out(
     problem: Problem,
-    signature: Signature,
     operands: Sequence[np.ndarray | None],
     out: np.ndarray,
     *,
     contiguous: bool = False,
 ) -> bool:
-    """Check the array that a caller wants dx or y written to; say if it is a plain row-major array.
+    """Check the array for dx or y; return whether it is a plain row-major array.
 
     Parameters
     ----------
     problem : Problem
-    signature : Signature
-        It names the operand that `out` may be (in place); no other may overlap it.
+        Its signature names the operand that `out` may be, to work in place; `out` must not overlap
+        any other operand.
     operands : sequence of numpy.ndarray or None
-        Those of the signature.
+        The operands of the signature.
     out : numpy.ndarray
-        Of no subclass: see `own`.
+        Not of a subclass: see `own`.
     contiguous : bool
-        Whether all operands are, so that their bounds are known without another call of NumPy's.
+        Whether all operands are contiguous, so that their bounds are known without another call of
+        NumPy's.
 
     Raises
     ------
@@ -48,6 +47,7 @@ def check_out(
         check_memory(out, problem.shape, problem.dtype, like="x")
     if usual and contiguous and _are_apart(out, operands):
         return True
+    signature = problem.signature
     for name, array in zip(signature.names, operands, strict=True):
         if array is not None and np.may_share_memory(out, array):
             _check_apart(out, name, array, signature.overwrites)

@@ -1,20 +1,21 @@
-"""What an executable needs to know of NumPy's arrays; adapters have such a class for tensors."""
+"""NumPy's arrays as executables use them: an implementation of `interfaces.Arrays`."""
 
 from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from backnorm.aliasing import check_out, own
 from backnorm.allocation import allocate
-from backnorm.binding import Code
-from backnorm.cpu import addresses, engine
+from backnorm.cpu import addresses
+from backnorm.cpu.engine import CpuArrays
 from backnorm.cpu.scratch import bin_rows
 from backnorm.dtypes import FLOAT64
+from backnorm.interfaces import Code, Operands, Results
 from backnorm.layout import (
     MARK_BYTES,
     Order,
@@ -31,6 +32,8 @@ from backnorm.signature import Signature
 
 __all__ = ["NUMPY", "NumPy"]
 
+_Operands = Operands[np.ndarray]
+
 _BYTE = np.dtype(np.uint8)
 _put = struct.Struct(f"{MARK_BYTES}s").pack_into
 
@@ -42,15 +45,8 @@ def _marked(mask: np.ndarray, mark: bytes) -> np.ndarray:
     return mask
 
 
-class NumPy:
-    """What an executable needs to know of arrays.
-
-    Attributes
-    ----------
-    code : Code
-    names : dict
-        The global names of the code.
-    """
+class NumPy(CpuArrays[np.ndarray]):
+    """NumPy's arrays."""
 
     code = Code(
         arrays="numpy",
@@ -94,68 +90,41 @@ class NumPy:
         "marked": _marked,
     }
 
-    def read(self, operands: Sequence[object], signature: Signature) -> list[Any]:
-        """Return the operands as arrays, or raise if one cannot be or is missing."""
+    def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
+        return (
+            tuple(problem.shape[axis] for axis in order),
+            problem.dtype,
+            problem.channels,
+            problem.statistics_dtype,
+            mask_size(problem.size),
+            order_mark(problem.shape, order) if problem.writes_mask else None,
+            problem.count,
+            bin_rows(problem.dtype.itemsize),
+        )
+
+    def order_of(self, x: np.ndarray) -> Order:
+        return memory_order(x)
+
+    def read(self, operands: Sequence[object], signature: Signature) -> _Operands:
         return [
             None if value is None and not operand.required else as_array(operand.name, value)
             for operand, value in zip(signature.operands, operands, strict=True)
         ]
 
-    def described(self, read: Sequence[Any], signature: Signature) -> Sequence[Any]:
-        """Return the shapes and types that are checked."""
-        return read
-
-    def shown(self, channels: Any) -> Any:
-        """Return a per-channel array as NumPy's, for an error message."""
-        return channels.reshape(-1)
-
-    def order_of(self, x: Any) -> Order:
-        """Return the order of axes in which x is dense, or its own order if it is not."""
-        return memory_order(x)
-
-    def place(self, x: Any) -> Any:
-        """Return the machine to plan for."""
-        return engine.machine()
-
-    def planned(self, *how: Any) -> tuple[Any, Any]:
-        """Return a plan and its launch: see `cpu.engine.planned`."""
-        return engine.planned(*how)
-
-    def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
-        """Return the values of `code.constants`."""
-        shape = tuple(problem.shape[axis] for axis in order)
-        size, statistics = mask_size(problem.size), problem.statistics_dtype
-        mark = order_mark(problem.shape, order) if problem.writes_mask else None
-        rows = bin_rows(problem.dtype.itemsize)
-        return (
-            shape,
-            problem.dtype,
-            problem.channels,
-            statistics,
-            size,
-            mark,
-            problem.count,
-            rows,
-        )
-
-    def ready(
-        self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order
-    ) -> list[Any]:
-        """Return the operands as kernels read them: themselves, or copies."""
-        found: list[Any] = []
-        for array, operand in zip(read, signature.operands, strict=True):
+    def ready(self, read: _Operands, problem: Problem, order: Order) -> _Operands:
+        ready: list[np.ndarray | None] = []
+        for array, operand in zip(read, problem.signature.operands, strict=True):
             if array is None:
-                found.append(None)
+                ready.append(None)
             elif operand.kind == "data":
-                found.append(in_order(array, order, problem.dtype))
+                ready.append(in_order(array, order, problem.dtype))
             elif operand.kind == "mask":
-                found.append(reordered_mask(dense(array, _BYTE), problem.shape, order))
+                ready.append(reordered_mask(dense(array, _BYTE), problem.shape, order))
             else:
-                found.append(dense(array, problem.statistics_dtype))
-        return found
+                ready.append(dense(array, problem.statistics_dtype))
+        return ready
 
-    def are_plain(self, operands: Sequence[Any], order: Order, ready: Sequence[Any] = ()) -> bool:
-        """Whether kernels read the operands in place, here and in every call of the same facts."""
+    def are_plain(self, operands: Sequence[Any], order: Order, ready: _Operands = ()) -> bool:
         return order == _natural(len(order)) and all(
             array is None
             or (
@@ -168,61 +137,49 @@ class NumPy:
             for array, read in zip(operands, ready or operands, strict=True)
         )
 
-    def layouts(self, operands: Sequence[Any]) -> Any:
-        """Return what a key lacks of how the operands lie, or None if they are not all arrays."""
-        found = []
+    def layouts(self, operands: Sequence[object]) -> Hashable:
+        layouts = []
         for array in operands:
             if array is not None and type(array) is not np.ndarray:
                 return None
-            found.append(None if array is None else array.strides)
-        return tuple(found)
+            layouts.append(None if array is None else array.strides)
+        return tuple(layouts)
 
     def finished(
         self,
-        results: tuple[Any, ...],
-        operands: Sequence[Any],
-        ready: Sequence[Any],
-        signature: Signature,
+        results: Results,
+        operands: _Operands,
+        ready: _Operands,
+        problem: Problem,
         order: Order,
-    ) -> tuple[Any, ...]:
-        """Return the results with their axes in the caller's order."""
+    ) -> Results:
         if order == _natural(len(order)):
             return results
         return tuple(
-            found if found is None or result.kind != "data" else restore(found, order)
-            for found, result in zip(results, signature.results, strict=True)
+            array if array is None or result.kind != "data" else restore(array, order)
+            for array, result in zip(results, problem.signature.results, strict=True)
         )
 
-    def new(self, problem: Problem, order: Order) -> Any:
+    def new(self, problem: Problem, order: Order) -> np.ndarray:
         """Return a new array like x, dense in this order."""
         shape = tuple(problem.shape[axis] for axis in order)
-        return self.names["allocate"](shape, problem.dtype)
+        array: np.ndarray = self.names["allocate"](shape, problem.dtype)
+        return array
 
     def target(
         self,
-        out: Any,
-        operands: Sequence[Any],
-        signature: Signature,
+        out: np.ndarray,
+        operands: _Operands,
         problem: Problem,
         order: Order,
-        *,
         in_place: bool = False,
-    ) -> Any:
-        """Return `out` as a kernel can write to it, or None if the result must be copied there.
-
-        `in_place` says that kernels read all operands in place, in row-major order.
-
-        Raises
-        ------
-        ArgumentTypeError, ArgumentValueError
-            If `out` is not what the first result may be written to.
-        """
+    ) -> np.ndarray | None:
         out = own(out)
-        is_plain = check_out(problem, signature, operands, out, contiguous=in_place)
-        if problem.residual and signature.overwrites is not None:
+        is_plain = check_out(problem, operands, out, contiguous=in_place)
+        if problem.residual and problem.signature.overwrites is not None:
             # The gradient of the residual is read from dy once more after dx is written.
-            dy: Any = operands[signature.names.index(signature.overwrites)]
-            if np.may_share_memory(out, dy):
+            dy = operands[problem.signature.names.index(problem.signature.overwrites)]
+            if dy is not None and np.may_share_memory(out, dy):
                 return None
         if is_plain and (in_place or order == _natural(len(order))):
             return out
@@ -232,8 +189,7 @@ class NumPy:
                 return moved
         return None
 
-    def put(self, result: Any, out: Any) -> Any:
-        """Return `out`, with the result copied there unless it was written there."""
+    def put(self, result: np.ndarray, out: np.ndarray) -> np.ndarray:
         if result is not out:
             memory = own(out)
             if not np.may_share_memory(result, memory):

@@ -12,130 +12,84 @@ from __future__ import annotations
 
 import functools
 import linecache
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from backnorm.cpu.record import ADDRESSES
+from backnorm.interfaces import AnyArrays, Call, Code
 from backnorm.signature import Number, Signature
 
-__all__ = ["NO_FACTS", "Code", "caller", "facts", "runner", "written"]
+__all__ = ["NO_FACTS", "caller", "facts", "runner", "written"]
 
 
-#: What facts raise of an object that is no array, and a key of one that has no hash.
+#: The exceptions that facts raise for an object that is not an array, and a key for an option
+#: without a hash.
 NO_FACTS = "(AttributeError, TypeError, RuntimeError)"
 
 
-class Code(NamedTuple):
-    """Source expressions for a framework's arrays; ``{}`` stands for the variable's name.
-
-    Attributes
-    ----------
-    arrays : str
-        Whose arrays: it tells keys of the same facts apart.
-    facts : str
-        A tuple of everything that validation reads: the array's part of a cache key.
-    channel_facts : str
-        The same of a per-channel array, where fewer do.
-    mask_facts : str
-        The same of a mask, where there are more.
-    address : str
-        Where the elements begin, as the kernels take it.
-    absent : str
-        The address of an array that is absent.
-    header : int
-        Size of the header after which an object has the address of its elements, if `address` is
-        that of the object; else 0.
-    stage : str
-        How a stage is called: as a method it is called in half the time of an object.
-    lost : str
-        Whether the memory of an operand is not what its facts promise, where memory can be taken
-        away from an array; ``{0}`` is its name, ``{1}`` its kind.
-    held : str
-        The address of an operand, where `lost` has looked it up.
-    constants : tuple of str
-        Names of the values that an executable provides for `new`.
-    new : mapping of str to str
-        How a result is allocated, by its name or kind, from the constants and the operands; where
-        an array has many pages first by "large" and its name or kind, if there is such an entry.
-    """
-
-    arrays: str
-    facts: str
-    address: str
-    constants: tuple[str, ...]
-    new: Mapping[str, str]
-    absent: str = "0"
-    header: int = 0
-    stage: str = "stage"
-    channel_facts: str = ""
-    mask_facts: str = ""
-    lost: str = ""
-    held: str = ""
-
-
-def facts(code: Code, name: str, kind: str = "data", *, given: bool = False) -> str:
+def facts(code: Code, name: str, kind: str = "data", *, required: bool = False) -> str:
     """Return the expressions for the facts of an operand.
 
-    One, if it may be absent; else as many as there are facts, which takes half the time of a tuple
-    of them.
+    The facts of an operand that may be absent are one expression, a tuple or None. Those of a
+    required one are as many as there are facts, which takes half the time of a tuple.
     """
     of_kind = {"channel": code.channel_facts, "mask": code.mask_facts}.get(kind) or code.facts
-    found = of_kind.format(*[name] * of_kind.count("{}"))
-    return found[1:-1] if given else f"None if {name} is None else {found}"
+    expressions = of_kind.format(*[name] * of_kind.count("{}"))
+    return expressions[1:-1] if required else f"None if {name} is None else {expressions}"
 
 
-def caller(signature: Signature, code: Code, names: dict[str, Any]) -> Callable[..., Any]:
+def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
     """Return ``make(calls, first, get_num_threads, chosen)``, which returns the function of a call.
 
     That function takes the operands, the options, `out` and the numbers. It looks up its executable
     in the dictionary ``calls``; where there is none yet, it calls ``first`` with the key, the
-    operands, the options, `out` and the numbers. `names` are the global names of the code. The last
-    two say what holds for a call beside its arguments, and are part of the key.
+    operands, the options, `out` and the numbers. ``get_num_threads`` and ``chosen`` return settings
+    that are part of the key.
     """
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
     # True == 1 == 1.0: a key cannot tell them apart without their classes.
     key = [
         # One text: a hash that is known.
-        repr(f"{signature.operation}, {code.arrays}"),
-        *(facts(code, o.name, o.kind, given=o.required) for o in signature.operands),
+        repr(f"{signature.operation}, {arrays.code.arrays}"),
+        *(facts(arrays.code, o.name, o.kind, required=o.required) for o in signature.operands),
     ]
     # A tuple of its own: one of more than 30 parts Python makes by way of a list, in 0.2 us more.
     parts = (part for option in signature.options for part in (f"type({option})", option))
     key.append(f"({', '.join(parts)}, get_num_threads(), chosen())")
-    given, passed = _given(signature), _passed(signature.numbers)
+    parameters, numbers = _parameters(signature), _arguments(signature.numbers)
     lines = [
         "def make(calls, first, get_num_threads, chosen):",
-        f"    def call({operands}, {options}, out=None{given}):",
+        f"    def call({operands}, {options}, out=None{parameters}):",
         "        try:",
         f"            key = ({', '.join(key)})",
-        "            found = calls.get(key)",
+        "            executable = calls.get(key)",
         f"        except {NO_FACTS}:",
-        "            key = found = None",
+        "            key = executable = None",
         "        except Exception:",
         # Either an option's own method raised it, and the option is refused, or a signal handler.
-        f"            first(None, ({operands},), ({options},), out{passed})",
+        f"            first(None, ({operands},), ({options},), out{numbers})",
         "            raise",
-        "        if found is None:",
-        f"            return first(key, ({operands},), ({options},), out{passed})",
+        "        if executable is None:",
+        f"            return first(key, ({operands},), ({options},), out{numbers})",
         "        if out is None:",
-        f"            return found.plain({operands}{passed})",
-        f"        return found.into(({operands},), out{passed})",
+        f"            return executable.plain({operands}{numbers})",
+        f"        return executable.into(({operands},), out{numbers})",
         "    return call",
     ]
-    made: Callable[..., Any] = written(f"call of {signature.operation}", lines, names)["make"]
-    return made
+    make: Callable[..., Call]
+    make = written(f"call of {signature.operation}", lines, arrays.names)["make"]
+    return make
 
 
+@functools.lru_cache(maxsize=256)
 def runner(
     signature: Signature,
-    code: Code,
-    names: dict[str, Any],
-    *,
-    present: Iterable[str],
-    options: Iterable[str],
+    arrays: AnyArrays,
+    present: tuple[str, ...],
+    options: tuple[str, ...],
     large: bool,
-) -> Callable[..., Any]:
-    """Return ``make(stage, refuse, *constants, again)``, which returns what runs a kernel.
+) -> Callable[..., Call]:
+    """Return ``make(stage, refuse, *constants, again)``, which returns the function of a kernel.
 
     That function takes the operands and `out`, an array for the first result, or None to allocate
     all results. It returns all results, None for those that the options exclude. If an operand is
@@ -144,56 +98,27 @@ def runner(
     Parameters
     ----------
     signature : Signature
-    code : Code
-    names : dict
-        The global names of the code.
-    present : iterable of str
-        The operands that are given.
-    options : iterable of str
+    arrays : Arrays
+    present : tuple of str
+        The operands that are not None.
+    options : tuple of str
         The attributes of the problem that are true, of those on which results depend.
     large : bool
         Whether an array has many pages.
     """
-    return _runner(signature, _Hashed(code, names), tuple(present), tuple(options), large)
-
-
-class _Hashed(NamedTuple):
-    """Code and its global names, compared by identity: a cache key."""
-
-    code: Code
-    names: dict[str, Any]
-
-    def __hash__(self) -> int:
-        return id(self.names)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashed) and other.names is self.names
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-
-@functools.lru_cache(maxsize=256)
-def _runner(
-    signature: Signature,
-    hashed: _Hashed,
-    present: tuple[str, ...],
-    options: tuple[str, ...],
-    large: bool,
-) -> Callable[..., Any]:
-    code, names = hashed
-    taken = [o for o in signature.operands if o.name in present and o.field]
-    given = {o.field: (code.held or code.address).format(o.name) for o in taken}
-    numbers = [n for n in signature.numbers if n.operand is None or n.operand in present]
-    body, places = [], {}
+    code = arrays.code
+    inputs = [o for o in signature.operands if o.name in present and o.field]
+    address = code.known_address or code.address
+    addresses = {o.field: address.format(o.name) for o in inputs}
+    body = []
     if code.lost:
-        lost = " or ".join(code.lost.format(o.name, o.kind) for o in taken)
-        every = f"{', '.join(signature.names)}, out=out{_passed(signature.numbers)}"
+        lost = " or ".join(code.lost.format(o.name, o.kind) for o in inputs)
+        every = f"{', '.join(signature.names)}, out=out{_arguments(signature.numbers)}"
         body += [
             "try:",
             f"    lost = {lost}",
             f"except {NO_FACTS}:",
-            # It has the facts of an array, and is something else.
+            # The object has the facts of an array, and is something else.
             "    lost = True",
             "if lost:",
             f"    return again({every})",
@@ -214,11 +139,11 @@ def _runner(
             new = f"{new} if out is None else out"
         if result.name != new:
             body.append(f"{result.name} = {new}")
-        places[result.field] = code.address.format(result.name)
-    places = given | places
-    found = [places.get(field, code.absent) for field in ADDRESSES]
-    passed = _passed(numbers) + (f", header={code.header}" if code.header else "")
-    body.append(f"refused = stage({', '.join(found)}{passed})")
+        addresses[result.field] = code.address.format(result.name)
+    numbers = [n for n in signature.numbers if n.operand is None or n.operand in present]
+    arguments = ", ".join(addresses.get(field, code.absent) for field in ADDRESSES)
+    header = f", header={code.header}" if code.header else ""
+    body.append(f"refused = stage({arguments}{_arguments(numbers)}{header})")
     results = [result.name for result in signature.results]
     if "variance" in (*signature.names, *results):
         body += ["if refused >= 0:", "    refuse(variance, refused)"]
@@ -226,21 +151,22 @@ def _runner(
     lines = [
         f"def make({', '.join(('stage', 'refuse', *code.constants, 'again=None'))}):",
         f"    stage = {code.stage}",
-        f"    def run({', '.join(signature.names)}, out=None{_given(signature)}):",
+        f"    def run({', '.join(signature.names)}, out=None{_parameters(signature)}):",
         *(f"        {line}" for line in body),
         "    return run",
     ]
-    make: Callable[..., Any] = written(f"run of {signature.operation}", lines, names)["make"]
+    make: Callable[..., Call]
+    make = written(f"run of {signature.operation}", lines, arrays.names)["make"]
     return make
 
 
-def _given(signature: Signature) -> str:
-    """Return the parameters of a function's numbers."""
+def _parameters(signature: Signature) -> str:
+    """Return the parameters that a function has for the numbers."""
     return "".join(f", {number.name}={number.default!r}" for number in signature.numbers)
 
 
-def _passed(numbers: Iterable[Number]) -> str:
-    """Return the arguments that pass them on."""
+def _arguments(numbers: Iterable[Number]) -> str:
+    """Return the arguments that pass numbers on."""
     return "".join(f", {number.name}={number.name}" for number in numbers)
 
 
@@ -250,16 +176,16 @@ def written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[str
     Parameters
     ----------
     title : str
-        What tracebacks call the code.
+        The name of the code in tracebacks.
     lines : iterable of str
     names : dict
-        Its global names, which it shares with whoever changes them later.
+        The global names of the code, not copied: later changes of the dictionary take effect.
     """
     source = "\n".join(lines) + "\n"
     file = f"<backnorm: {title}, {hash(source) & 0xFFFFFFFF:08x}>"
     # A cache entry without a time of change is never thrown away.
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    found: dict[str, Any] = {}
-    # Of our own: signatures and expressions are constants of the package.
-    exec(compile(source, file, "exec"), names, found)  # noqa: S102
-    return found
+    defined: dict[str, Any] = {}
+    # Signatures and expressions are constants of the package.
+    exec(compile(source, file, "exec"), names, defined)  # noqa: S102
+    return defined

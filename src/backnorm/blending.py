@@ -92,7 +92,7 @@ def _checked(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
     if dx is None:
         dx = NUMPY.new(problem, tuple(range(len(problem.shape))))
     else:
-        check_out(problem, _BACKWARD, operands, dx)
+        check_out(problem, operands, dx)
     held = [dx]
     for array in channels:
         if array is None:

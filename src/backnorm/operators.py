@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -686,13 +687,13 @@ def explain(
     problem, read = _checked(
         "backward", operands, epsilon, data_format, training, residual, arithmetic, False
     )
-    decided: Plan = executable(problem, read[0]).plan
-    return decided
+    plan: Plan = executable(problem, read[0]).plan
+    return plan
 
 
 def _checked(
     operation: Operation, operands: tuple[Any, ...], *options: Any
-) -> tuple[Problem, list[Any]]:
+) -> tuple[Problem, Sequence[Any]]:
     """Return the problem of a call, its options in the signature's order; and the arrays."""
     signature = SIGNATURES[operation]
     read = NUMPY.read(operands, signature)

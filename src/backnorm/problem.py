@@ -20,7 +20,7 @@ from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, sta
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
 from backnorm.scalars import check_flag, check_number
-from backnorm.signature import SIGNATURES, Operand, Operation
+from backnorm.signature import SIGNATURES, Operand, Operation, Signature
 
 __all__ = [
     "Format",
@@ -116,6 +116,11 @@ class Problem:
     arithmetic: Arithmetic = field(kw_only=True)
 
     @property
+    def signature(self) -> Signature:
+        """The signature of the operation."""
+        return SIGNATURES[self.operation]
+
+    @property
     def relu(self) -> bool:
         """Whether a ReLU follows; of a backward pass, whether its mask is given."""
         return self.activation is not None and self.activation.name == "relu"
@@ -130,8 +135,7 @@ class Problem:
     @property
     def writes_mask(self) -> bool:
         """Whether the mask of a ReLU is a result."""
-        results = SIGNATURES[self.operation].results
-        return self.relu and any(result.kind == "mask" for result in results)
+        return self.relu and any(result.kind == "mask" for result in self.signature.results)
 
     @property
     def channels(self) -> int:

@@ -45,8 +45,7 @@ def test_every_address_goes_to_its_field(signature, given):
     def refuse(*_):
         raise AssertionError
 
-    how = {"present": present, "options": options, "large": False}
-    run = runner(signature, NUMPY.code, NUMPY.names, **how)(
+    run = runner(signature, NUMPY, tuple(present), tuple(options), large=False)(
         stage, refuse, (2, 3), np.dtype(np.float32), 3, np.dtype(np.float64), 16, bytes(8), 2, 8
     )
     arrays = {o.name: np.ones(3) for o in signature.operands if o.name in present}
@@ -68,7 +67,7 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
     def first(key, *_, **numbers):
         keys.append(key)
 
-    call = caller(signature, NUMPY.code, NUMPY.names)({}, first, lambda: 1, chosen)
+    call = caller(signature, NUMPY)({}, first, lambda: 1, chosen)
     array = np.ones(3, np.float32)
     others = [None, array[::2], array.astype(np.float64), array.astype(">f4"), array[None]]
     count, options = len(signature.operands), [1.5] * len(signature.options)
@@ -94,7 +93,7 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
 
 def test_what_is_no_array_has_no_key():
     keys = []
-    call = caller(SIGNATURES["inference"], NUMPY.code, NUMPY.names)(
+    call = caller(SIGNATURES["inference"], NUMPY)(
         {}, lambda key, *_: keys.append(key), lambda: 1, chosen
     )
     array = np.ones(3)
@@ -107,7 +106,7 @@ def test_tracebacks_show_the_code_that_was_written():
     def first(*_):
         raise ValueError("here")
 
-    call = caller(SIGNATURES["reduce"], NUMPY.code, NUMPY.names)({}, first, lambda: 1, chosen)
+    call = caller(SIGNATURES["reduce"], NUMPY)({}, first, lambda: 1, chosen)
     linecache.checkcache()
     with pytest.raises(ValueError, match="here") as raised:
         call(None, None, None, None, "NCX", None, False)
@@ -161,7 +160,7 @@ def test_what_a_signal_handler_raises_while_a_key_is_made_is_not_lost(monkeypatc
         raise ExpiredError
 
     called = []
-    make = caller(SIGNATURES["reduce"], NUMPY.code, dict(NUMPY.names))
+    make = caller(SIGNATURES["reduce"], NUMPY)
     call = make({}, lambda *arguments: called.append(arguments), get_num_threads, chosen)
     x = np.ones((2, 3), np.float32)
     with pytest.raises(ExpiredError):

@@ -1,18 +1,20 @@
-"""How the CPU computes a problem: a plan for this machine, and what is launched for it."""
+"""The CPU's engine: this machine, and the plan and the kernels of a problem for it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Protocol
 
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import Plan, plan
+from backnorm.interfaces import A, Arrays
 from backnorm.layout import Extents
 from backnorm.machine import Machine, detect
 from backnorm.problem import Problem
 from backnorm.threads import get_num_threads
 
-__all__ = ["machine", "planned"]
+__all__ = ["CpuArrays", "machine"]
 
 
 def machine() -> Machine:
@@ -20,12 +22,19 @@ def machine() -> Machine:
     return _machine(get_num_threads())
 
 
-def planned(
-    problem: Problem, extents: Extents, machine: Machine, exchanged: bool
-) -> tuple[Plan, Launch]:
-    """Return the plan of a problem, and its kernels."""
-    decided = plan(problem, extents, machine, exchanged=exchanged)
-    return decided, Launch(problem, decided)
+class CpuArrays(Arrays[A, Machine], Protocol[A]):
+    """Arrays that this machine computes with."""
+
+    def place(self, x: A | None) -> Machine:
+        """Return this machine."""
+        return machine()
+
+    def planned(
+        self, problem: Problem, extents: Extents, place: Machine, exchanged: bool
+    ) -> tuple[Plan, Launch]:
+        """Return the plan of a problem for a machine, and its kernels."""
+        decided = plan(problem, extents, place, exchanged=exchanged)
+        return decided, Launch(problem, decided)
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import numpy as np
 
+from backnorm import interfaces
 from backnorm.cpu.geometry import Segments
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.plan import Plan
@@ -23,15 +23,14 @@ from backnorm.cpu.record import (
 from backnorm.cpu.scratch import bin_rows, bins_own, columns_own, segments_own, table_pitch
 from backnorm.cpu.stage import Stage
 from backnorm.problem import Problem
-from backnorm.signature import SIGNATURES
 
 __all__ = ["Launch"]
 
 _ACTIVATIONS = {"silu": SILU, "hardswish": HARDSWISH}
 
 
-class Launch:
-    """How a problem's kernels are called, whatever the arrays.
+class Launch(interfaces.Launch):
+    """The kernels of a problem on a CPU.
 
     Parameters
     ----------
@@ -69,7 +68,7 @@ class Launch:
             own += bins_own(group, rows)
         if count * channels == 0:
             self._summed = self._written = 0
-        self._forward = SIGNATURES[problem.operation].normalises
+        self._forward = problem.signature.normalises
         operation = "forward" if self._forward else "backward" if problem.training else "frozen"
         name, statistics = type(geometry).__name__.lower(), problem.statistics_dtype
         follows = "" if problem.activation is None else problem.activation.name
@@ -99,8 +98,8 @@ class Launch:
     def complete(self) -> Stage:
         """Sum every channel, solve for its coefficients, write the output and the results."""
         items = self._summed if self._grouped else self._summed + self._written
-        how = {"prepares": self._source, "finishes": True, "grouped": self._grouped}
-        return self._of(self._summed, items, **how)
+        fields = {"prepares": self._source, "finishes": True, "grouped": self._grouped}
+        return self._of(self._summed, items, **fields)
 
     @functools.cached_property
     def sum_all(self) -> Stage:
@@ -116,16 +115,16 @@ class Launch:
     @functools.cached_property
     def apply(self) -> Stage:
         """Write the output: forward, from statistics alone; backward, also from sums."""
-        source = {"prepares": FROM_STATISTICS, "settles": not self._forward}
-        return self._of(0, self._written, **source)
+        fields = {"prepares": FROM_STATISTICS, "settles": not self._forward}
+        return self._of(0, self._written, **fields)
 
     @functools.cached_property
     def finish(self) -> Stage:
         """Write the output and the results, forward from moments, backward from sums."""
-        how = {"prepares": self._source, "settles": True, "finishes": True}
-        return self._of(0, self._written, **how)
+        fields = {"prepares": self._source, "settles": True, "finishes": True}
+        return self._of(0, self._written, **fields)
 
-    def _of(self, summed: int, items: int, **fields: Any) -> Stage:
+    def _of(self, summed: int, items: int, **fields: int) -> Stage:
         participants = max(1, min(self._threads, items))
         partial = self._partial if summed else 0
         return self._stage(

@@ -16,7 +16,6 @@ from backnorm.dtypes import is_16_bit
 from backnorm.layout import Extents
 from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
-from backnorm.signature import SIGNATURES
 
 __all__ = ["AT_ONCE", "SCHEDULE", "Plan", "plan"]
 
@@ -248,7 +247,7 @@ class _Memory(NamedTuple):
 
 def _inputs(problem: Problem) -> int:
     """Return how many arrays of x's shape are always read."""
-    operands = SIGNATURES[problem.operation].operands
+    operands = problem.signature.operands
     return sum(operand.kind == "data" and operand.required for operand in operands)
 
 

@@ -16,9 +16,10 @@ import triton.language as tl
 from backnorm.gpu.geometry import Tiling, power_of_two
 from backnorm.gpu.kernels import backward, forward
 from backnorm.gpu.kernels.frame import Form
+from backnorm.gpu.plan import GpuPlan
+from backnorm.interfaces import Launch
 from backnorm.layout import Extents
 from backnorm.problem import Problem
-from backnorm.signature import SIGNATURES
 
 __all__ = ["OPTIONS", "BackwardLaunch", "ForwardLaunch", "Kernel", "Launches", "Make", "New"]
 
@@ -139,7 +140,7 @@ class _Launch:
     def __init__(
         self,
         problem: Problem,
-        plan: Any,
+        plan: GpuPlan,
         new: New,
         make: Make,
         finishing: dict[str, Any],
@@ -171,7 +172,7 @@ class BackwardLaunch(_Launch):
     __slots__ = ()
     _functions = _BACKWARD
 
-    def __init__(self, problem: Problem, plan: Any, new: New, make: Make = Kernel) -> None:
+    def __init__(self, problem: Problem, plan: GpuPlan, new: New, make: Make = Kernel) -> None:
         finishing = {"EPSILON": problem.epsilon, "GRADIENTS": problem.operation == "backward"}
         super().__init__(problem, plan, new, make, finishing, {})
 
@@ -205,7 +206,7 @@ class ForwardLaunch(_Launch):
     __slots__ = ()
     _functions = _FORWARD
 
-    def __init__(self, problem: Problem, plan: Any, new: New, make: Make = Kernel) -> None:
+    def __init__(self, problem: Problem, plan: GpuPlan, new: New, make: Make = Kernel) -> None:
         constants = {"MOVING": problem.running}
         super().__init__(problem, plan, new, make, constants, constants)
 
@@ -250,8 +251,8 @@ class ForwardLaunch(_Launch):
         self._apply(_filled(operands), (y, y))
 
 
-class Launches:
-    """The launches of a problem, called as a CPU's stages are, with pointers for addresses.
+class Launches(Launch):
+    """The stages of a problem that need no other package than Triton; addresses are pointers.
 
     Parameters
     ----------
@@ -263,12 +264,12 @@ class Launches:
     _backward: Any
     _forward: Any
 
-    def __init__(self, problem: Problem, *planned: Any) -> None:
+    def __init__(self, problem: Problem, plan: GpuPlan, new: New, make: Make = Kernel) -> None:
         self._backward = self._forward = None
-        if "dy" in SIGNATURES[problem.operation].names:
-            self._backward = BackwardLaunch(problem, *planned)
+        if "dy" in problem.signature.names:
+            self._backward = BackwardLaunch(problem, plan, new, make)
         else:
-            self._forward = ForwardLaunch(problem, *planned)
+            self._forward = ForwardLaunch(problem, plan, new, make)
 
     def complete(self, *places: Any, momentum: float = 0.0) -> int:
         """Compute all results of a forward or a backward pass; return -1, as no channel is refused.
@@ -322,7 +323,7 @@ def _sizes(problem: Problem, extents: Extents, tiling: Tiling) -> tuple[int, ...
     )
 
 
-def _form(problem: Problem, plan: Any) -> Form:
+def _form(problem: Problem, plan: GpuPlan) -> Form:
     tiling = plan.tiling
     values = Form(
         columns=tiling.columns,

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from backnorm.binding import Code
 from backnorm.executable import executable
 from backnorm.gpu.device import Gpu
 from backnorm.gpu.plan import GpuPlan, plan_gpu
+from backnorm.interfaces import Arrays, Code, Launch
 from backnorm.jax import choice
 from backnorm.jax.launches import Call, Memory
 from backnorm.jax.problems import OPERANDS, problem_of
-from backnorm.layout import Extents
+from backnorm.layout import Extents, Order
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES, Operation
 
@@ -44,8 +44,8 @@ def computed(
     return together.results(operands[like[0]].shape, *written)
 
 
-class _Memories:
-    """What an executable needs to know of `Memory`: operands come as (outer, channels, inner)."""
+class _Memories(Arrays[Memory, Gpu]):
+    """Operands of the shape (outer, channels, inner), for kernels that XLA launches."""
 
     code = Code(
         arrays="jax, cuda",
@@ -57,25 +57,25 @@ class _Memories:
     )
     names: ClassVar[dict[str, Any]] = {"Memory": Memory}
 
-    def place(self, x: Any) -> Gpu:
-        """Return what a plan must know of the devices."""
+    def place(self, x: Memory | None) -> Gpu:
         gpu = choice.device()
         assert gpu is not None
         return gpu
 
     def planned(
-        self, problem: Problem, extents: Extents, gpu: Gpu, exchanged: bool
-    ) -> tuple[GpuPlan, Any]:
-        """Return a plan and its launches."""
+        self, problem: Problem, extents: Extents, place: Gpu, exchanged: bool
+    ) -> tuple[GpuPlan, Launch]:
         from backnorm.gpu.launch import Launches
 
-        plan = plan_gpu(problem, extents, gpu)
-        major, minor = gpu.capability
+        plan = plan_gpu(problem, extents, place)
+        major, minor = place.capability
         return plan, Launches(problem, plan, _new, partial(Call, 10 * major + minor))
 
-    def values(self, problem: Problem, order: Any) -> tuple[Any, ...]:
-        """Return the values of `code.constants`."""
+    def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
         return ()
+
+    def order_of(self, x: Memory) -> Order:
+        return (0, 1, 2)
 
 
 _MEMORIES = _Memories()

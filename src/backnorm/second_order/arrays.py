@@ -116,7 +116,7 @@ def double_backward(
     `elements` are x, dy and ddx, `channels` mean, variance, gamma, ddgamma and ddbeta. The arrays
     of `out` lie in memory as x does, which is dense in some order of its axes, the channels on one.
     """
-    read = NUMPY.read((*elements, *channels), SIGNATURES["double_backward"])
+    read: Sequence[Any] = NUMPY.read((*elements, *channels), SIGNATURES["double_backward"])
     x, dy, ddx, mean, variance, gamma, ddgamma, ddbeta = read
     problem = problem_of(
         "double_backward", *read, epsilon=epsilon, data_format=data_format, training=training

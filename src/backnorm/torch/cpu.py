@@ -10,20 +10,21 @@ Nothing here knows autograd.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from backnorm.binding import Code
-from backnorm.cpu import engine
+from backnorm.cpu.engine import CpuArrays
 from backnorm.cpu.scratch import bin_rows
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import operation
+from backnorm.interfaces import Arrays, Code, Operands, P, Results
 from backnorm.layout import Order, mask_size
-from backnorm.problem import Problem, problem_of
+from backnorm.machine import Machine
+from backnorm.problem import Metadata, Problem, problem_of
 from backnorm.second_order import arrays
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
 from backnorm.torch.checks import check_device
@@ -65,12 +66,114 @@ __all__ = [
     "unpack_mask",
 ]
 
+_Operands = Operands[Tensor]
+
 _RUNNING = ("running_mean", "running_variance")
 
 
-class Tensors:
-    """What an executable needs to know of tensors on a CPU."""
+class Tensors(Arrays[Tensor, P]):
+    """Tensors of strided layout, on any device; a class for each kind of device allocates them."""
 
+    names: ClassVar[dict[str, Any]] = {
+        "bits": torch.uint8,
+        "double": torch.float64,
+        "empty": torch.empty,
+        "empty_like": torch.empty_like,
+        "integers": torch.int64,
+        "large_empty_like": empty_like,
+    }
+
+    def order_of(self, x: Tensor) -> Order:
+        return order_of(x)
+
+    def read(self, operands: Sequence[Any], signature: Signature) -> _Operands:
+        read: list[Tensor | None] = []
+        for tensor, operand in zip(operands, signature.operands, strict=True):
+            if tensor is None:
+                read.append(None)
+                continue
+            tensor = in_memory(tensor, operand.name)
+            read.append(tensor)
+            check_device(operand.name, tensor, "x", read[0])
+            check_memory(tensor, operand.name)
+            if operand.name in _RUNNING:
+                check_own_memory(tensor, operand.name)
+        return read
+
+    def checked(
+        self, name: Operation, operands: Sequence[object], **options: Any
+    ) -> tuple[Problem, Sequence[Any]]:
+        """Return the problem of tensors, and the tensors; raise as `read` and `problem_of` do."""
+        signature = SIGNATURES[name]
+        read = self.read(operands, signature)
+        return problem_of(name, *self.described(read, signature), **options), read
+
+    def described(self, read: _Operands, signature: Signature) -> Operands[Metadata]:
+        x = read[0]
+        return [
+            None
+            if tensor is None
+            else wide_metadata(tensor, x)
+            if operand.kind == "channel"
+            else metadata(tensor)
+            for tensor, operand in zip(read, signature.operands, strict=True)
+        ]
+
+    def ready(self, read: _Operands, problem: Problem, order: Order) -> _Operands:
+        x = self.data(read[0])
+        rest = zip(read[1:], problem.signature.operands[1:], strict=True)
+        return [x, *(self._ready(tensor, operand, x) for tensor, operand in rest)]
+
+    def data(self, x: Tensor) -> Tensor:
+        """Return x as kernels read it."""
+        return dense(x)
+
+    def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
+        """Return a per-channel tensor as kernels read it."""
+        return wide(tensor, x)
+
+    def _ready(self, tensor: Tensor | None, operand: Operand, x: Tensor) -> Tensor | None:
+        if tensor is None:
+            return None
+        if operand.kind == "channel":
+            return self.channel(tensor, x)
+        if operand.kind == "mask":
+            return self.data(tensor)
+        if plain(tensor) and tensor.stride() == x.stride():
+            return self.data(tensor)
+        return torch.empty_like(x).copy_(tensor)
+
+    def layouts(self, operands: Sequence[object]) -> Hashable:
+        # The facts contain the strides; those of a subclass may be wrong.
+        plain_classes = (*PLAIN, type(None))
+        return () if all(type(operand) in plain_classes for operand in operands) else None
+
+    def finished(
+        self,
+        results: Results,
+        operands: _Operands,
+        ready: _Operands,
+        problem: Problem,
+        order: Order,
+    ) -> Results:
+        signature = problem.signature
+        for tensor, copy, operand in zip(operands, ready, signature.operands, strict=True):
+            if tensor is not None and operand.name in _RUNNING and copy is not tensor:
+                # `data` has a version counter of its own: see `statistics.update_running`.
+                tensor.data.copy_(copy)
+        if not signature.operation.startswith("backward"):
+            return results
+        weight = operands[signature.names.index("gamma")]
+        return tuple(
+            as_type(weight, tensor) if result.kind == "channel" else tensor
+            for tensor, result in zip(results, signature.results, strict=True)
+        )
+
+    def shown(self, channels: Tensor) -> np.ndarray:
+        return array_of(channels)
+
+
+class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
     code = Code(
         arrays="torch, cpu",
         # A tensor may be yet to be negated.
@@ -82,7 +185,7 @@ class Tensors:
         # addresses are above the first number, which saves the other calls.
         lost="((at_{0} := {0}.data_ptr()) < 0x10000000000 "
         "and at_{0} == {0}.storage_offset() * {0}.itemsize and {1}_bytes)",
-        held="at_{}",
+        known_address="at_{}",
         address="{}.data_ptr()",
         stage="stage.__call__",
         constants=(
@@ -107,144 +210,17 @@ class Tensors:
             "count": "count",
         },
     )
-    names: ClassVar[dict[str, Any]] = {
-        "bits": torch.uint8,
-        "double": torch.float64,
-        "empty": torch.empty,
-        "empty_like": torch.empty_like,
-        "integers": torch.int64,
-        "large_empty_like": empty_like,
-    }
 
-    def read(self, operands: Sequence[Any], signature: Signature) -> Sequence[Any]:
-        """Return the operands as plain tensors, or raise if one is elsewhere, or has no memory."""
-        read: list[Any] = []
-        for tensor, operand in zip(operands, signature.operands, strict=True):
-            if tensor is None:
-                read.append(None)
-                continue
-            found = in_memory(tensor, operand.name)
-            read.append(found)
-            self.check_place(found, operand.name, read[0])
-            if operand.name in _RUNNING:
-                check_own_memory(found, operand.name)
-        return read
-
-    def checked(
-        self, name: Operation, operands: Sequence[Any], **options: Any
-    ) -> tuple[Problem, Sequence[Any]]:
-        """Return the problem of tensors, and what is read; raise as `read` and `problem_of` do."""
-        signature = SIGNATURES[name]
-        read = self.read(operands, signature)
-        return problem_of(name, *self.described(read, signature), **options), read
-
-    def check_place(self, tensor: Tensor, name: str, x: Tensor) -> None:
-        """Raise unless a tensor has memory, where x has its own."""
-        check_device(name, tensor, "x", x)
-        check_memory(tensor, name)
-
-    def described(self, read: Sequence[Any], signature: Signature) -> list[Any]:
-        """Return the shapes and types that are checked: those that kernels will read."""
-        x = read[0]
-        return [
-            None
-            if tensor is None
-            else wide_metadata(tensor, x)
-            if operand.kind == "channel"
-            else metadata(tensor)
-            for tensor, operand in zip(read, signature.operands, strict=True)
-        ]
-
-    def shown(self, channels: Tensor) -> Any:
-        """Return a per-channel tensor as an array, for an error message."""
-        return array_of(channels)
-
-    def order_of(self, x: Tensor) -> Order:
-        """Return the order of axes in which x is dense, or a copy of it is."""
-        return order_of(x)
-
-    def place(self, x: Tensor) -> Any:
-        """Return the machine to plan for."""
-        return engine.machine()
-
-    def planned(self, *how: Any) -> tuple[Any, Any]:
-        """Return a plan and its launch: see `cpu.engine.planned`."""
-        return engine.planned(*how)
-
-    def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
-        """Return the values of `code.constants`."""
-        statistics = _like((problem.channels,), problem.statistics_dtype.name)
-        table = _like((4, problem.channels), problem.arithmetic)
-        data_bytes = problem.size * problem.dtype.itemsize
-        channel_bytes = problem.channels * problem.statistics_dtype.itemsize
-        sizes = data_bytes, channel_bytes, mask_size(problem.size), problem.channels, problem.count
-        return statistics, table, *sizes, bin_rows(problem.dtype.itemsize)
-
-    def ready(
-        self, read: Sequence[Any], signature: Signature, problem: Problem, order: Order
-    ) -> list[Any]:
-        """Return the operands as kernels read them: themselves, or copies."""
-        x = self.data(read[0])
-        return [
-            x if k == 0 else self._ready(tensor, operand, x)
-            for k, (tensor, operand) in enumerate(zip(read, signature.operands, strict=True))
-        ]
-
-    def data(self, x: Tensor) -> Tensor:
-        """Return x as kernels read it."""
-        return dense(x)
-
-    def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
-        """Return a per-channel tensor as kernels read it."""
-        return wide(tensor, x)
-
-    def _ready(self, tensor: Any, operand: Operand, x: Tensor) -> Any:
-        if tensor is None:
-            return None
-        if operand.kind == "channel":
-            return self.channel(tensor, x)
-        if operand.kind == "mask":
-            return self.data(tensor)
-        if plain(tensor) and tensor.stride() == x.stride():
-            return self.data(tensor)
-        return torch.empty_like(x).copy_(tensor)
-
-    def are_plain(self, operands: Sequence[Any], order: Order, ready: Sequence[Any]) -> bool:
-        """Whether kernels read the operands in place, here and in every call of the same facts."""
-        return all(one is other for one, other in zip(operands, ready, strict=True))
-
-    def layouts(self, operands: Sequence[Any]) -> Any:
-        """Return what a key lacks of how the operands lie: nothing, or None if it may be wrong."""
-        plain_classes = (*PLAIN, type(None))
-        return () if all(type(one) in plain_classes for one in operands) else None
-
-    def target(self, out: Any, *_: Any, in_place: bool = False) -> Any:
-        """Return what results are written to, which lies in memory as x does."""
-        return out
-
-    def put(self, result: Tensor, out: Any) -> Tensor:
-        """Return the first result, which is where it is to be."""
-        return result
-
-    def finished(
-        self,
-        results: tuple[Any, ...],
-        operands: Sequence[Any],
-        ready: Sequence[Any],
-        signature: Signature,
-        order: Order,
-    ) -> tuple[Any, ...]:
-        """Return the results in the caller's types; copy widened running statistics back."""
-        for tensor, used, operand in zip(operands, ready, signature.operands, strict=True):
-            if operand.name in _RUNNING and used is not tensor:
-                # `data` has a version counter of its own: see `statistics.update_running`.
-                tensor.data.copy_(used)
-        if not signature.operation.startswith("backward"):
-            return results
-        weight = operands[signature.names.index("gamma")]
-        return tuple(
-            as_type(weight, found) if result.kind == "channel" else found
-            for found, result in zip(results, signature.results, strict=True)
+    def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
+        return (
+            _like((problem.channels,), problem.statistics_dtype.name),
+            _like((4, problem.channels), problem.arithmetic),
+            problem.size * problem.dtype.itemsize,
+            problem.channels * problem.statistics_dtype.itemsize,
+            mask_size(problem.size),
+            problem.channels,
+            problem.count,
+            bin_rows(problem.dtype.itemsize),
         )
 
 
@@ -260,7 +236,7 @@ def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
     return tensor
 
 
-TENSORS = Tensors()
+TENSORS = _CpuTensors()
 
 #: See `kernels`.
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
@@ -278,13 +254,13 @@ _backward_coefficients = operation("backward_coefficients", TENSORS, exchanged=T
 
 
 def message(sums: Tensor, count: int) -> Tensor:
-    """Return what a phase tells the next as one tensor."""
+    """Return the sums and the count, which the phases exchange, as one tensor, without a wait."""
     return torch.cat((sums.flatten(), sums.new_full((1,), count)))
 
 
 def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return what `message` was made of."""
-    one, other, count = np.split(array_of(message), (message.numel() // 2, -1))
+    """Return the two sums and the count that `message` contains."""
+    first, second, count = np.split(array_of(message), (message.numel() // 2, -1))
     if not 0.0 <= count[0] < 2.0**63:
         raise ArgumentValueError(
             "sums",
@@ -292,7 +268,7 @@ def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
             came=count[0],
             accepted="a number, not negative",
         )
-    return one, other, int(count[0])
+    return first, second, int(count[0])
 
 
 def forward_coefficients(
@@ -317,8 +293,8 @@ def backward_coefficients(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of weight and bias, and the coefficients of dx in `arithmetic`."""
-    how = eps, "NCX", training, arithmetic_of(x.dtype, arithmetic)
-    return _backward_coefficients(x, dy, mean, variance, weight, *how)
+    options = eps, "NCX", training, arithmetic_of(x.dtype, arithmetic)
+    return _backward_coefficients(x, dy, mean, variance, weight, *options)
 
 
 def inference_coefficients(
@@ -351,7 +327,7 @@ def double_backward(
     gx, gdy = empty_like(x), empty_like(x)
     result = arrays.double_backward(
         [array_of(x), array_of(dy), None if ddx is None else array_of(ddx)],
-        [_channels(each, x) for each in channels],
+        [_channels(tensor, x) for tensor in channels],
         epsilon=eps,
         data_format="NCX",
         training=training,

@@ -11,31 +11,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from backnorm.activations import Activation
-from backnorm.binding import Code
 from backnorm.cpu.record import ADDRESSES
 from backnorm.executable import forget, operation
 from backnorm.gpu.device import Gpu
 from backnorm.gpu.launch import Launches
 from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
+from backnorm.interfaces import Code
 from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
 from backnorm.second_order import blocks
 from backnorm.signature import Operation
 from backnorm.torch import binned_sums
 from backnorm.torch.activations import activate, derivative
-from backnorm.torch.cpu import Tensors
-from backnorm.torch.tensors import (
-    as_type,
-    contiguous,
-    dense,
-    order_of,
-)
+from backnorm.torch.cpu import Tensors, message
+from backnorm.torch.tensors import as_type, contiguous, dense, order_of
 
 __all__ = [
     "TENSORS",
@@ -71,21 +66,14 @@ _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("resu
 #: A problem as it lies in memory, and where.
 Place = tuple[Problem, Extents, Gpu]
 
-# What tuning has found.
+# The knobs that tuning found.
 _tuned: dict[Place, Knobs] = {}
-
-
-class _Where(NamedTuple):
-    """A device, and what a plan must know of it."""
-
-    device: torch.device
-    gpu: Gpu
 
 
 class _Launches(Launches):
     """The launches of a problem on a device; without elements results of channels are zero."""
 
-    def __init__(self, problem: Problem, plan: GpuPlan, device: Any) -> None:
+    def __init__(self, problem: Problem, plan: GpuPlan, device: torch.device) -> None:
         def new(count: int) -> Tensor:
             return torch.empty(count, dtype=torch.float64, device=device)
 
@@ -136,9 +124,7 @@ class _Launches(Launches):
         return -1
 
 
-class _Tensors(Tensors):
-    """What an executable needs to know of tensors on a CUDA device."""
-
+class _CudaTensors(Tensors[torch.device]):
     code = Code(
         arrays="torch, cuda",
         facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.device, {}.is_neg(), "
@@ -158,40 +144,32 @@ class _Tensors(Tensors):
             "dbeta": "empty_like(mean if gamma is None else gamma)",
         },
     )
-    names: ClassVar[dict[str, Any]] = {
-        "bits": torch.uint8,
-        "double": torch.float64,
-        "empty_like": torch.empty_like,
-    }
 
-    def values(self, problem: Problem, order: Order) -> tuple[Any, ...]:
-        """Return the values of `code.constants`."""
+    def place(self, x: Tensor) -> torch.device:
+        return x.device
+
+    def planned(
+        self, problem: Problem, extents: Extents, place: torch.device, exchanged: bool
+    ) -> tuple[GpuPlan, _Launches]:
+        planned = problem, extents, gpu_of(place)
+        plan = plan_gpu(*planned, _tuned.get(planned))
+        return plan, _Launches(problem, plan, place)
+
+    def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
         statistics = getattr(torch, problem.statistics_dtype.name)
         return problem.channels, statistics, mask_size(problem.size), problem.count
 
-    def place(self, x: Tensor) -> _Where:
-        """Return the device of x."""
-        return _Where(x.device, gpu_of(x.device))
-
-    def planned(
-        self, problem: Problem, extents: Extents, where: Any, exchanged: bool
-    ) -> tuple[GpuPlan, _Launches]:
-        """Return a plan and its launches."""
-        place = problem, extents, where.gpu
-        plan = plan_gpu(*place, _tuned.get(place))
-        return plan, _Launches(problem, plan, where.device)
-
     def data(self, x: Tensor) -> Tensor:
-        """Return a tensor that is dense, plain and aligned: itself, or a copy."""
+        # Dense, plain and aligned.
         x = dense(x)
         return x if x.data_ptr() % _ALIGNMENT == 0 else x.detach().clone()
 
     def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
-        """Return a per-channel tensor as kernels read it: of 16 bits, too."""
+        # Kernels also read per-channel tensors of 16 bits.
         return contiguous(tensor)
 
 
-TENSORS = _Tensors()
+TENSORS = _CudaTensors()
 
 _forward, _inference = operation("forward", TENSORS), operation("inference", TENSORS)
 _reduce_forward, _reduce = operation("reduce_forward", TENSORS), operation("reduce", TENSORS)
@@ -214,8 +192,8 @@ def forward(*arguments: Any, momentum: float = 0.0) -> tuple[Any, ...]:
     """See `kernels`."""
     *operands, activation, arithmetic, reproducible = arguments
     fused, separate = _split(activation)
-    y, *others = _forward(*operands, fused, arithmetic, reproducible, momentum=momentum)
-    return y if separate is None else activate(y, separate, in_place=True), *others
+    y, *rest = _forward(*operands, fused, arithmetic, reproducible, momentum=momentum)
+    return y if separate is None else activate(y, separate, in_place=True), *rest
 
 
 def inference(*arguments: Any) -> tuple[Tensor]:
@@ -260,13 +238,8 @@ def reduce(
     return binned_sums.of_backward(x, dy, positive, mean)
 
 
-def message(sums: Tensor, count: int) -> Tensor:
-    """Return what a phase tells the next as one tensor; the count, too, without a wait."""
-    return torch.cat((sums.flatten(), sums.new_full((1,), count)))
-
-
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `message` was made of."""
+    """Return the two sums and the count that `message` contains."""
     channels = message.numel() // 2
     return message[:channels], message[channels:-1], message[-1:]
 
@@ -305,8 +278,8 @@ def double_backward(
 
     gx, gdy = torch.empty_like(x), torch.empty_like(x)
     gweight = blocks.double_backward(
-        [flat(each) for each in (x, dy, ddx)],
-        [None if each is None else each.detach() for each in channels],
+        [flat(tensor) for tensor in (x, dy, ddx)],
+        [None if tensor is None else tensor.detach() for tensor in channels],
         epsilon=eps,
         training=training,
         reduce=partial(blocks.sums, block=_BLOCK),
@@ -317,20 +290,20 @@ def double_backward(
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """Return what a plan must know of a device."""
+    """Return the properties of a device that a plan uses."""
     if device not in _devices:
-        facts_of = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         _devices[device] = Gpu(
-            facts_of.name,
-            (facts_of.major, facts_of.minor),
-            facts_of.multi_processor_count,
-            facts_of.L2_cache_size,
+            properties.name,
+            (properties.major, properties.minor),
+            properties.multi_processor_count,
+            properties.L2_cache_size,
         )
     return _devices[device]
 
 
 def place_of(name: Operation, *operands: Tensor | None, **options: Any) -> Place:
-    """Check the tensors of a call, and return what is planned."""
+    """Check the tensors of a call; return the problem, its extents and the device."""
     problem, (x, *_) = TENSORS.checked(name, operands, **options)
     extents = extents_of(problem.shape, problem.channel_axes, order_of(x))
     return problem, extents, gpu_of(x.device)

@@ -1,0 +1,209 @@
+"""The interfaces that an executable uses: a framework's `Arrays`, and the `Launch` of an engine."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from backnorm.layout import Extents, Order
+from backnorm.problem import Metadata, Problem
+from backnorm.signature import Operation, Signature
+
+__all__ = ["A", "AnyArrays", "Arrays", "Call", "Code", "Launch", "Operands", "P", "Results"]
+
+A = TypeVar("A")
+P = TypeVar("P", bound=Hashable)
+
+#: The results of an operation in the signature's order: arrays of the framework, the count as an
+#: int, and None for a result that the options exclude.
+Results = tuple[Any, ...]
+
+#: The function of an operation: takes operands, options, `out` and numbers.
+Call = Callable[..., Results]
+
+#: The operands of a signature, None for one that is absent.
+Operands = Sequence[A | None]
+
+# The stage that computes all results of an operation.
+_STAGES = {
+    "forward": "complete",
+    "backward": "complete",
+    "inference": "apply",
+    "apply": "apply",
+    "reduce": "sum_all",
+    "reduce_forward": "sum_all",
+    "apply_forward": "finish",
+    "apply_backward": "finish",
+    "forward_coefficients": "reduce",
+    "backward_coefficients": "reduce",
+    "activation_backward": "apply",
+}
+
+
+class Code(NamedTuple):
+    """Source expressions for a framework's arrays; ``{}`` stands for the variable's name.
+
+    Attributes
+    ----------
+    arrays : str
+        The name of the kind of arrays. It distinguishes keys of equal facts.
+    facts : str
+        A tuple of everything that validation reads: the array's part of a cache key.
+    address : str
+        The address of the first element, as the kernels take it.
+    constants : tuple of str
+        Names of the values that an executable provides for `new`.
+    new : mapping of str to str
+        The allocation of a result, by its name or kind, from the constants and the operands. An
+        entry whose key begins with "large" is preferred for an array of many pages.
+    absent : str
+        The address of an array that is absent.
+    header : int
+        Size of the header after which an object stores the address of its elements, if `address`
+        is that of the object; else 0.
+    stage : str
+        The callable of a stage. A bound method is called in half the time of an object.
+    channel_facts : str
+        The facts of a per-channel array, if fewer suffice.
+    mask_facts : str
+        The facts of a mask, if there are more.
+    lost : str
+        Whether the memory of an operand differs from what its facts promise, for arrays whose
+        memory can be freed; ``{0}`` is the operand's name, ``{1}`` its kind.
+    known_address : str
+        The address of an operand that `lost` has already read.
+    """
+
+    arrays: str
+    facts: str
+    address: str
+    constants: tuple[str, ...]
+    new: Mapping[str, str]
+    absent: str = "0"
+    header: int = 0
+    stage: str = "stage"
+    channel_facts: str = ""
+    mask_facts: str = ""
+    lost: str = ""
+    known_address: str = ""
+
+
+class Launch(Protocol):
+    """The kernels of a planned problem, as stages.
+
+    A stage takes the addresses of `cpu.record.ADDRESSES` in that order, and the numbers of the
+    signature by name. It returns the channel whose variance it refuses, or -1. Stages that no
+    operation of the framework uses may be missing.
+
+    - ``complete``: sum every channel, write the output and the results of channels;
+    - ``apply``: write the output from given statistics or sums;
+    - ``sum_all``: write the sums, or mean and variance, of every channel;
+    - ``finish``: write the output and the results of channels from given sums or moments;
+    - ``reduce``: sum every channel, write the results of channels and the coefficients.
+    """
+
+    __slots__ = ()
+
+    def stage(self, operation: Operation) -> Any:
+        """Return the stage that computes all results of an operation."""
+        return getattr(self, _STAGES[operation])
+
+
+class Arrays(Protocol[A, P]):
+    """The arrays of a framework, of type A, computed at a place of type P: a machine or a device.
+
+    An implementation has one instance: executables are cached by it. Defaults are those of arrays
+    that kernels read and write in place.
+
+    Attributes
+    ----------
+    code : Code
+    names : dict
+        The global names of the code.
+    """
+
+    code: ClassVar[Code]
+    names: ClassVar[dict[str, Any]]
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def place(self, x: A | None) -> P:
+        """Return the machine or the device to plan for."""
+
+    def planned(
+        self, problem: Problem, extents: Extents, place: P, exchanged: bool
+    ) -> tuple[Any, Launch]:
+        """Return the engine's plan of a problem, and its kernels.
+
+        `exchanged` says that sums will be exchanged between the phases.
+        """
+
+    def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
+        """Return the values of `code.constants` for arrays that are dense in this order."""
+
+    def order_of(self, x: A) -> Order:
+        """Return the order of axes in which x, or the copy that kernels read, is dense."""
+
+    def read(self, operands: Sequence[Any], signature: Signature) -> Operands[A]:
+        """Return the operands as arrays of type A, or raise if one cannot be or is missing."""
+        return operands
+
+    def described(self, read: Operands[A], signature: Signature) -> Operands[A | Metadata]:
+        """Return objects with the shapes and element types to validate."""
+        return read
+
+    def ready(self, read: Operands[A], problem: Problem, order: Order) -> Operands[A]:
+        """Return the operands as kernels read them: themselves, or copies."""
+        return read
+
+    def are_plain(self, operands: Sequence[Any], order: Order, ready: Operands[A] = ()) -> bool:
+        """Whether kernels read the operands in place, here and in every call of the same facts."""
+        return all(map(operator.is_, operands, ready or operands))
+
+    def layouts(self, operands: Sequence[Any]) -> Hashable:
+        """Return the part of the operands' layouts that a key lacks; None to cache no executable.
+
+        It is added to the key of a call whose operands kernels cannot read in place.
+        """
+        return ()
+
+    def target(
+        self, out: A, operands: Operands[A], problem: Problem, order: Order, in_place: bool = False
+    ) -> A | None:
+        """Return `out` as a kernel can write to it, or None if the result must be copied there.
+
+        `in_place` says that kernels read all operands in place.
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            If the first result cannot be written to `out`, which may be any object.
+        """
+        return out
+
+    def put(self, result: A, out: A) -> A:
+        """Return the first result in `out`, where it is copied unless it was written there."""
+        return result
+
+    def finished(
+        self,
+        results: Results,
+        operands: Operands[A],
+        ready: Operands[A],
+        problem: Problem,
+        order: Order,
+    ) -> Results:
+        """Return a kernel's results as the caller receives them: axis order, element types."""
+        return results
+
+    def shown(self, channels: A) -> np.ndarray:
+        """Return a per-channel array as NumPy's, of one axis, for an error message."""
+        return np.asarray(channels).reshape(-1)
+
+
+#: The arrays of whichever framework: executables do not depend on their type.
+AnyArrays = Arrays[Any, Any]
