@@ -1,6 +1,6 @@
 """The operations on arrays with the channels at any axis; no TensorFlow in here.
 
-Arrays that are new begin where TensorFlow takes them without a copy.
+New arrays are aligned so that TensorFlow takes them without a copy.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _Arrays = tuple[np.ndarray, ...]
 
 
 class Options(NamedTuple):
-    """What a call has beside its tensors.
+    """The arguments of a call that are not tensors.
 
     Attributes
     ----------
     epsilon : float
     axis : int
-        Not negative, where x's rank is known.
+        Not negative if x's rank is known.
     arithmetic : {"float32", "float64"} or None
-        What was asked for when the call was made, or traced; it holds for its gradients, too.
-        None: what kernels and formulas have without that.
+        The compute dtype that was set when the call was made, or traced; its gradients use the
+        same. None: the default of the element type.
     training : bool
     reproducible : bool
         Whether sums have the same bits however the batch is cut, ordered and laid out.
@@ -62,7 +62,7 @@ class Options(NamedTuple):
     reproducible: bool = False
 
     def of_kernels(self, dtype: np.dtype) -> Arithmetic:
-        """Return the arithmetic of kernels for elements of a type, whatever holds by now."""
+        """Return the compute dtype of kernels, which does not depend on the current setting."""
         return self.arithmetic or own_arithmetic(dtype)
 
 
@@ -121,12 +121,12 @@ def backward(
     return _backward(x, dy, None, mean, variance, gamma, *values)[:3]
 
 
-def double_backward(*given: Any) -> _Arrays:
+def double_backward(*arguments: Any) -> _Arrays:
     """Return the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> to x, dy, gamma.
 
-    Takes the operands of `backward`, ddx, ddgamma and ddbeta, and the options.
+    The arguments are the operands of `backward`, ddx, ddgamma and ddbeta, and the options.
     """
-    x, dy, *channels, ddx, ddgamma, ddbeta, options = given
+    x, dy, *channels, ddx, ddgamma, ddbeta, options = arguments
     return arrays.double_backward(
         (x, dy, ddx),
         (*channels, ddgamma, ddbeta),
@@ -142,7 +142,7 @@ def moments(x: np.ndarray, options: Options) -> _Arrays:
 
 
 def binned_moments(x: np.ndarray, options: Options) -> _Arrays:
-    """Return what `ReproducibleMoments` calls bins, of x."""
+    """Return the bins of x, as in `ReproducibleMoments`."""
     return _reduce_forward(x, (options.axis,), options.of_kernels(x.dtype), True)[:1]
 
 
@@ -156,7 +156,7 @@ def apply_moments(
 ) -> _Arrays:
     """Return y of a part, and mean and variance of the whole, each rounded once.
 
-    `mean` and `variance` are float64, those of the whole.
+    `mean` and `variance` of the whole are float64.
     """
     values = options.epsilon, (options.axis,), None, options.of_kernels(x.dtype), False
     return _apply_forward(x, None, gamma, beta, *values, sums=(mean, variance))[:3]
@@ -180,23 +180,17 @@ def sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _
 
 
 def binned_sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
-    """Return what `ReproducibleSums` calls bins, of dy and of dy * (x - mean)."""
+    """Return the bins of dy and of dy * (x - mean), as in `ReproducibleSums`."""
     values = (options.axis,), options.of_kernels(x.dtype), True
     return _reduce(x, dy, None, mean, *values)[:1]
 
 
-def apply_sums(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: _Optional,
-    sum_dy: np.ndarray,
-    sum_dy_xmu: np.ndarray,
-    count: np.ndarray,
-    options: Options,
-) -> _Arrays:
-    """Return dx of a part, from the sums of the whole and the number of elements of a channel."""
+def apply_sums(*arguments: Any) -> _Arrays:
+    """Return dx of a part, from the sums of the whole and the number of elements of a channel.
+
+    The arguments are the operands of `backward`, sum_dy, sum_dy_xmu and count, and the options.
+    """
+    x, dy, mean, variance, gamma, sum_dy, sum_dy_xmu, count, options = arguments
     values = options.epsilon, (options.axis,), True, False, options.of_kernels(x.dtype)
     whole = {"sums": (sum_dy, sum_dy_xmu), "count": int(count)}
     return _apply(x, dy, None, mean, variance, gamma, *values, **whole)[:1]
@@ -220,9 +214,9 @@ def apply_binned_sums(
 
 
 def _whole(parts: np.ndarray, x: np.ndarray) -> dict[str, Any]:
-    """Return the sums of all parts, and over how many elements, as a phase takes them.
+    """Return the sums of all parts and their number of elements, as the numbers of a phase.
 
-    Kernels round them: NumPy would take small numbers for 0 on TensorFlow's threads.
+    Kernels round the sums: NumPy would flush subnormal numbers to 0 on TensorFlow's threads.
     """
     bins = parts[:, :-1].reshape(len(parts), bin_rows(x.itemsize), -1)
     whole = functools.reduce(functools.partial(binned.added, xp=np), bins)
