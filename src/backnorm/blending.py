@@ -1,4 +1,4 @@
-"""Results of a backward pass blended into what the outputs hold: alpha * result + beta * held.
+"""Results of a backward pass blended into the outputs: alpha * result + beta * output.
 
 The sums are those of the engine. What is done to the elements is NumPy in float64, a block at a
 time, and rounded once; so a float64 result has the roundings of this arithmetic, five at the most,
@@ -52,7 +52,7 @@ def backward(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
         raise ArgumentValueError(
             "blend", "comes without a ReLU", came="a mask", accepted="no mask, or no blend"
         )
-    held = _checked(problem, operands, out, blend)
+    outputs = _checked(problem, operands, out, blend)
     x, dy, _, mean, variance, gamma = operands
     known = problem.shape, problem.channel_axes, problem.dtype, problem.statistics_dtype
     reduction = Problem("reduce", *known, arithmetic=problem.arithmetic)
@@ -66,16 +66,17 @@ def backward(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
         s = inverse if problem.inverse else 1.0 / np.sqrt(total + problem.epsilon)
         scale = s if gamma is None else gamma.astype(np.float64) * s
         _refuse(problem, variance, total)
-        _elements(whole, problem, (x, dy, mean), sums, s, scale, held[0], blend.data)
-        found = (s * sums.sum_dy_xmu, sums.sum_dy)
-        for array, value in zip(held[1:], found, strict=True):
+        _elements(whole, problem, (x, dy, mean), sums, s, scale, outputs[0], blend.data)
+        gradients = (s * sums.sum_dy_xmu, sums.sum_dy)
+        for array, value in zip(outputs[1:], gradients, strict=True):
             array[...] = rounded(_blended(value, array, blend.channels), array.dtype)
-    given = (array if memory is None else memory for array, memory in zip(held, out, strict=True))
-    return Gradients(*given)
+    # Arrays of the caller are returned as they came, of their own class.
+    pairs = zip(outputs, out, strict=True)
+    return Gradients(*(new if array is None else array for new, array in pairs))
 
 
 def _checked(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) -> list[np.ndarray]:
-    """Return the arrays to blend into: those that were given, and new ones."""
+    """Return the arrays to blend into: those of `out`, and new ones for None."""
     names, shares = ("dx", "dgamma", "dbeta"), (blend.data, blend.channels, blend.channels)
     if not isinstance(out, tuple) or len(out) != len(names):
         raise ArgumentTypeError(
@@ -93,22 +94,22 @@ def _checked(problem: Problem, operands: Sequence[Any], out: Any, blend: Blend) 
         dx = NUMPY.new(problem, tuple(range(len(problem.shape))))
     else:
         check_out(problem, operands, dx)
-    held = [dx]
+    outputs = [dx]
     for array in channels:
         if array is None:
             array = np.empty(problem.channels, problem.statistics_dtype)
         else:
             check_memory(array, (problem.channels,), problem.statistics_dtype, like="mean")
             operand_names = (f"{{{name}}}" for name in _BACKWARD.names)
-            others = zip((*operand_names, *names), (*operands, *held), strict=False)
-            for name, other in others:
-                if other is not None and np.may_share_memory(array, other):
+            named = zip((*operand_names, *names), (*operands, *outputs), strict=False)
+            for name, memory in named:
+                if memory is not None and np.may_share_memory(array, memory):
                     raise ArgumentValueError(
-                        "out", f"its {names[len(held)]} overlaps {name} in memory",
+                        "out", f"its {names[len(outputs)]} overlaps {name} in memory",
                         accepted="separate memory for dgamma and dbeta",
                     )  # fmt: skip
-        held.append(array)
-    return held
+        outputs.append(array)
+    return outputs
 
 
 def _refuse(problem: Problem, variance: np.ndarray, total: np.ndarray) -> None:
@@ -154,7 +155,7 @@ def _elements(
         moved[...] = target.reshape(moved.shape)
 
 
-def _blended(value: Any, held: np.ndarray, shares: tuple[float, float]) -> Any:
-    """Return alpha * value + beta * held; what is held is not read where beta is 0."""
+def _blended(value: Any, output: np.ndarray, shares: tuple[float, float]) -> Any:
+    """Return alpha * value + beta * output, whose elements are not read if beta is 0."""
     alpha, beta = shares
-    return alpha * value if beta == 0.0 else alpha * value + beta * held.astype(np.float64)
+    return alpha * value if beta == 0.0 else alpha * value + beta * output.astype(np.float64)
