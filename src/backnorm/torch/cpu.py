@@ -59,7 +59,6 @@ __all__ = [
     "forward_coefficients",
     "inference",
     "inference_coefficients",
-    "message",
     "parts",
     "reduce",
     "reduce_forward",
@@ -243,7 +242,7 @@ forward, inference = operation("forward", TENSORS), operation("inference", TENSO
 backward = operation("backward", TENSORS)
 activation_backward = operation("activation_backward", TENSORS)
 
-#: See `phases`.
+#: See `synchronised`.
 reduce_forward = operation("reduce_forward", TENSORS, exchanged=True)
 apply_forward = operation("apply_forward", TENSORS, exchanged=True)
 reduce = operation("reduce", TENSORS, exchanged=True)
@@ -253,13 +252,8 @@ _forward_coefficients = operation("forward_coefficients", TENSORS, exchanged=Tru
 _backward_coefficients = operation("backward_coefficients", TENSORS, exchanged=True)
 
 
-def message(sums: Tensor, count: int) -> Tensor:
-    """Return the sums and the count, which the phases exchange, as one tensor, without a wait."""
-    return torch.cat((sums.flatten(), sums.new_full((1,), count)))
-
-
 def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the two sums and the count that `message` contains."""
+    """Return two numbers of every channel, and the number of elements, from one tensor."""
     first, second, count = np.split(array_of(message), (message.numel() // 2, -1))
     if not 0.0 <= count[0] < 2.0**63:
         raise ArgumentValueError(

@@ -8,7 +8,7 @@ one that would take long, as bytes and, by rings, waiting grow with the group; s
 one after the other: of the means, weighted, and then of the variances and the squared distances of
 the means. Each process receives twice 8 * (2C + 1) bytes, whatever the size of the group.
 
-*Backward*: the sums of 2C numbers; the number of elements is known from the forward pass.
+*Backward*: the sums of as many numbers.
 
 *Reproducible sums* are integers, with the bins that they count in (`binned`): 8C + 1 numbers each
 way, or 10C + 1 of float64 elements. A small group gathers them as well; a large one first agrees on
@@ -18,40 +18,28 @@ the top bins, by a maximum of 2C numbers, and then adds up the rest.
 combine the statistics of different layers. So an exchange begins with its description: layer,
 channels, pass and settings in a gathered message, their digest in one that is reduced. Its first
 message has one length, whatever the layer is, because a backend may end a process that receives
-more than it expects. What that has no room for follows when all descriptions are found to be equal.
+more than it expects. The second message, if there is one, follows when all descriptions are equal.
 Where they differ every process raises. A GPU is not waited for: there the statistics become NaN.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
-from backnorm import binned
 from backnorm.binned import SPECIAL, raised, tops_of, with_tops
 from backnorm.errors import BacknormError
-from backnorm.torch.dispatch import needs_dispatcher
-from backnorm.torch.registry import Operation, register
 
-__all__ = [
-    "SynchronisationError",
-    "bins_of_all",
-    "check_count",
-    "group_of",
-    "is_first",
-    "moments_of_all",
-    "name_of",
-    "sums_of_all",
-]
+__all__ = ["Exchange", "SynchronisationError", "group_of", "name_of"]
 
 # Processes up to which each receives the numbers of all. By a ring that takes a hop less than
 # there are processes, in each pass; the three sums of both passes, each up and down a tree, take
@@ -63,8 +51,7 @@ _GATHERED = 12
 _DESCRIPTION, _STATISTICS = 16, 1025
 
 # For each group, the numbers of layers without a name, and the numbers to come.
-_NUMBERS: WeakKeyDictionary[Any, tuple[WeakKeyDictionary[torch.nn.Module, int], Any]]
-_NUMBERS = WeakKeyDictionary()
+_NUMBERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 # Its name until PyTorch 2.12. Neither is there where PyTorch was built without processes.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(
@@ -85,232 +72,158 @@ def group_of(group: Any) -> Any:
 
 
 def name_of(layer: torch.nn.Module, group: Any) -> str:
-    """Return what the description of an exchange calls a layer.
+    """Return the name of a layer in the description of an exchange.
 
-    That is its name where `convert` gave it one. The others are numbered in the order in which the
-    group first exchanges their statistics: where processes agree in each step, their numbers do.
+    `convert` gives a layer its name. The others are numbered in the order in which the group first
+    exchanges their statistics: where processes agree in each step, their numbers do.
     """
     name: str = layer.name
     if "name" in vars(layer) or torch.compiler.is_compiling():
         return name
     numbers, count = _NUMBERS.setdefault(group, (WeakKeyDictionary(), itertools.count(1)))
-    number = numbers.get(layer)
-    if number is None:
-        number = numbers[layer] = next(count)
-    return f"{name} (number {number} of its group)"
+    if layer not in numbers:
+        numbers[layer] = next(count)
+    return f"{name} (number {numbers[layer]} of its group)"
 
 
-def check_count(count: int, group: Any) -> None:
-    """Raise if a part has more elements in a channel than reproducible sums of all parts hold.
-
-    Each process checks its own part, before any exchange, as if all parts were as large.
-    """
-    binned.check_count("input", dist.get_world_size(group) * count)
-
-
-def is_first(group: Any) -> bool:
-    """Return whether this is the first process of a group; None is this one alone."""
-    return group is None or dist.get_rank(group) == 0
-
-
-def _operator(exchange: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Register an exchange as an operator, for compilers and for batched gradients.
-
-    The dispatcher calls the operator for each gradient of a batch in turn. A call on a plain tensor
-    is a call of the function itself, which takes less time.
-    """
-
-    def kernel(own: Tensor, channels: int, description: str, layer: str, group: str) -> Tensor:
-        return exchange(own, channels, description, layer, _group_named(group))
-
-    def fake(own: Tensor, *_: Any) -> Tensor:
-        return torch.empty_like(own)
-
-    operator = register(Operation(exchange.__name__, kernel, fake, reference="own"))
-
-    @functools.wraps(exchange)
-    def call(own: Tensor, channels: int, description: str, layer: str, group: Any) -> Tensor:
-        if needs_dispatcher(own):
-            result: Tensor = operator(own, channels, description, layer, group.group_name)
-            return result
-        return exchange(own, channels, description, layer, group)
-
-    return call
-
-
-def _group_named(name: str) -> Any:
-    # Only where PyTorch was built with processes.
-    from torch.distributed.distributed_c10d import _resolve_process_group
-
-    return _resolve_process_group(name)
-
-
-@_operator
-def moments_of_all(own: Tensor, channels: int, description: str, layer: str, group: Any) -> Tensor:
-    """Return the moments of the elements of all processes.
+class Exchange:
+    """One exchange of the processes of a group, and the check that they agree.
 
     Parameters
     ----------
-    own : Tensor, shape (2C + 1,)
-        Means, biased variances and number of elements, of this process's elements.
-    channels : int
-        C
+    group : str
+        The name of the group.
     description : str
-        The pass and the settings of the layer, which must be the same in all processes.
-    layer : str
-        The name of the layer, which must be the same in all processes.
-    group : ProcessGroup
+        Layer, channels, pass and settings, which must be the same in all processes.
+    local : Tensor, shape (n,)
+        The numbers of this process, of which the last is the number of its elements.
     """
-    exchange = _Exchange(group, layer, description, channels, own)
-    if exchange.size <= _GATHERED:
-        every = exchange.gathered(own)
-        counts = every[:, -1:]
-        total = counts.sum()
-        shares = counts / total.clamp(min=1.0)
-        means, variances = every[:, :channels], every[:, channels:-1]
-        mean = (shares * means).sum(0)
-        apart = means - mean
-        variance = (shares * (variances + apart * apart)).sum(0)
-        return exchange.result(torch.cat((mean, variance, total.view(1))))
-    mean, variance, count = own[:channels], own[channels:-1], own[-1:]
-    sums = exchange.reduced(torch.cat((mean * count, count)), dist.ReduceOp.SUM)
-    total = sums[-1:]
-    elements = total.clamp(min=1.0)
-    mean_of_all = sums[:-1] / elements
-    apart = mean - mean_of_all
-    squares = exchange.sum(count * (variance + apart * apart))
-    return exchange.result(torch.cat((mean_of_all, squares / elements, total)))
 
+    def __init__(self, group: str, description: str, local: Tensor) -> None:
+        # Only where PyTorch was built with processes.
+        from torch.distributed.distributed_c10d import _resolve_process_group
 
-@_operator
-def sums_of_all(own: Tensor, channels: int, description: str, layer: str, group: Any) -> Tensor:
-    """Return the sums of all processes.
+        self._group, self._local = _resolve_process_group(group), local
+        self._size, self.rank = dist.get_world_size(self._group), dist.get_rank(self._group)
+        self._text = f"{description}, {local.shape[0]} numbers"
+        self._is_gathered = self._size <= _GATHERED
 
-    Parameters
-    ----------
-    own : Tensor, shape (2C,)
-    channels, description, layer, group
-        As of `moments_of_all`.
-    """
-    exchange = _Exchange(group, layer, description, channels, own)
-    if exchange.size <= _GATHERED:
-        return exchange.result(exchange.gathered(own).sum(0))
-    return exchange.result(exchange.reduced(own, dist.ReduceOp.SUM))
+    def moments(self) -> Tensor:
+        """Return means, biased variances and number of the elements of all processes."""
+        channels = self._local.shape[0] // 2
+        if self._is_gathered:
+            every = self._gathered()
+            counts = every[:, -1:]
+            total = counts.sum()
+            weights = counts / total.clamp(min=1.0)
+            means, variances = every[:, :channels], every[:, channels:-1]
+            mean = (weights * means).sum(0)
+            distances = means - mean
+            variance = (weights * (variances + distances * distances)).sum(0)
+            return self._result(mean, variance, total.view(1))
+        mean, variance, count = self._local.split((channels, channels, 1))
+        sums = self._reduced(torch.cat((mean * count, count)), dist.ReduceOp.SUM)
+        total = sums[-1:]
+        elements = total.clamp(min=1.0)
+        mean_of_all = sums[:-1] / elements
+        distances = mean - mean_of_all
+        squares = self._sum(count * (variance + distances * distances))
+        return self._result(mean_of_all, squares / elements, total)
 
+    def sums(self) -> Tensor:
+        """Return the sums of the numbers of all processes."""
+        if self._is_gathered:
+            return self._result(self._gathered().sum(0))
+        return self._result(self._reduced(self._local, dist.ReduceOp.SUM))
 
-@_operator
-def bins_of_all(own: Tensor, channels: int, description: str, layer: str, group: Any) -> Tensor:
-    """Return the reproducible sums of all processes.
+    def bins(self, rows: int) -> Tensor:
+        """Return the reproducible sums of all processes, of so many rows, and their count."""
+        every = self._gathered() if self._is_gathered else self._local[None]
+        bins = every[:, :-1].reshape(len(every), rows, -1).transpose(0, 1)
+        tops = tops_of(bins).amax(1)
+        if not self._is_gathered:
+            tops = self._reduced(tops.flatten(), dist.ReduceOp.MAX).view(2, -1)
+        digits = raised(bins, tops[:, None], torch).sum(1)
+        numbers = torch.cat((digits.flatten(), every[:, -1].sum().view(1)))
+        if not self._is_gathered:
+            numbers = self._sum(numbers)
+        total = with_tops(numbers[:-1].view(rows, -1), tops, torch)
+        return self._result(total.flatten(), numbers[-1:])
 
-    Parameters
-    ----------
-    own : int64 Tensor, shape (rows * C + 1,)
-        Those of this process, and its number of elements.
-    channels, description, layer, group
-        As of `moments_of_all`.
-    """
-    exchange = _Exchange(group, layer, description, channels, own)
-    rows = own.shape[0] // channels if channels else 2
-    if exchange.size <= _GATHERED:
-        every = exchange.gathered(own)
-        count = every[:, -1].sum()
-        bins = every[:, :-1].reshape(exchange.size, rows, channels).transpose(0, 1)
-        tops = tops_of(bins).amax(1, keepdim=True)
-        total = raised(bins, tops, torch).sum(1)
-        tops = tops[:, 0]
-    else:
-        bins = own[:-1].view(rows, channels)
-        tops = exchange.reduced(tops_of(bins).flatten(), dist.ReduceOp.MAX).view(2, channels)
-        sums = exchange.sum(torch.cat((raised(bins, tops, torch).flatten(), own[-1:])))
-        total, count = sums[:-1].view(rows, channels), sums[-1]
-    return exchange.result(torch.cat((with_tops(total, tops, torch).flatten(), count.view(1))))
+    def _gathered(self) -> Tensor:
+        """Return the numbers of all processes, a row each: the first messages of an exchange."""
+        begin, rest = _split(self._local)
+        expected = _described(self._text).to(begin.device)
+        rows = self._rows(torch.cat((expected, begin.view(torch.int64))))
+        self._compare(rows[:, :_DESCRIPTION], expected)
+        found = rows[:, _DESCRIPTION:].contiguous().view(begin.dtype)
+        if rest.shape[0]:
+            found = torch.cat((found, self._rows(rest)), 1)
+        return found[:, : self._local.shape[0]].contiguous()
 
-
-class _Exchange:
-    """One exchange of the processes of a group: its collectives, and the check that they agree."""
-
-    def __init__(
-        self, group: Any, layer: str, description: str, channels: int, own: Tensor
-    ) -> None:
-        self.group, self.layer = group, layer
-        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self.text = f"{layer}, {channels} channels, {description}, {own.shape[0]} numbers"
-
-    def gathered(self, own: Tensor) -> Tensor:
-        """Return the numbers of all processes, a row each."""
-        begin, rest = own[:_STATISTICS], own[_STATISTICS:]
-        expected = _described(self.text).to(own.device)
-        padding = expected.new_zeros(_STATISTICS - begin.shape[0])
-        rows = self._rows(torch.cat((expected, begin.view(torch.int64), padding)))
-        descriptions, statistics = rows[:, :_DESCRIPTION], rows[:, _DESCRIPTION:]
-        self._compare(descriptions, expected)
-        found = statistics[:, : begin.shape[0]].contiguous().view(own.dtype)
-        return torch.cat((found, self._rows(rest)), 1) if rest.shape[0] else found
-
-    def reduced(self, own: Tensor, operation: Any) -> Tensor:
-        """Return the sum or maximum of the numbers of all processes: the first of an exchange."""
-        begin, rest = own[:_STATISTICS], own[_STATISTICS:]
+    def _reduced(self, own: Tensor, operation: Any) -> Tensor:
+        """Return the sum or maximum of numbers of all processes: the first of an exchange."""
+        begin, rest = _split(own)
         # Of 32 bits, so that a sum is exact. Two maxima are a maximum and a minimum.
-        digest = int(_described(self.text)[0]) & 0xFFFFFFFF
+        digest = int(_described(self._text)[0]) & 0xFFFFFFFF
         head = own.new_tensor([digest, -digest])
-        message = torch.cat((head, begin, own.new_zeros(_STATISTICS - begin.shape[0])))
+        message = torch.cat((head, begin))
         self._call(dist.all_reduce, message, op=operation)
-        expected = head * self.size if operation == dist.ReduceOp.SUM else head
-        self._compare(message[:2], expected)
-        found = message[2:][: begin.shape[0]]
+        self._compare(message[:2], head * self._size if operation == dist.ReduceOp.SUM else head)
         if rest.shape[0]:
             rest = rest.clone()
             self._call(dist.all_reduce, rest, op=operation)
-            found = torch.cat((found, rest))
-        return found
+        return torch.cat((message[2:], rest))[: own.shape[0]]
 
-    def sum(self, own: Tensor) -> Tensor:
-        """Return the sum of the numbers of all processes, in their place."""
+    def _sum(self, own: Tensor) -> Tensor:
+        """Return the sum of new numbers of all processes, in their place."""
         self._call(dist.all_reduce, own, op=dist.ReduceOp.SUM)
         return own
 
-    def result(self, numbers: Tensor) -> Tensor:
-        """Return the result of the exchange; on a GPU what becomes NaN if processes differ."""
+    def _result(self, *parts: Tensor) -> Tensor:
+        """Return the parts as one tensor; on a GPU it becomes NaN if processes differ."""
+        numbers = torch.cat(parts)
         if numbers.is_cpu:
             return numbers
         nothing = math.nan if numbers.is_floating_point() else SPECIAL
-        return torch.where(self.agree, numbers, numbers.new_full((), nothing))
+        return torch.where(self._agree, numbers, numbers.new_full((), nothing))
 
     def _compare(self, found: Tensor, expected: Tensor) -> None:
-        self.agree = (found == expected).all()
-        if found.is_cpu and not self.agree:
-            # In all processes, each of which differs from another one.
-            self._refuse(self._rows(_described(self.text)))
+        """Compare descriptions or digests; on a CPU, raise in all processes if two differ."""
+        self._agree = (found == expected).all()
+        if not found.is_cpu or self._agree:
+            return
+        descriptions = self._rows(_described(self._text))
+        own = descriptions[self.rank]
+        rank = next(k for k, other in enumerate(descriptions) if not other.equal(own))
+        raise SynchronisationError(
+            "all processes must call the same layers in the same order, with the same settings; "
+            f"got {_text_of(descriptions[rank])!r} from rank {rank}; expected {_text_of(own)!r}, "
+            f"as in this process (rank {self.rank} of {self._size})"
+        )
 
     def _rows(self, own: Tensor) -> Tensor:
-        every = own.new_empty(self.size * own.shape[0])
-        self._call(_all_gather, every, own.contiguous())
-        return every.view(self.size, -1)
+        every = own.new_empty(self._size * own.shape[0])
+        self._call(_all_gather, every, own)
+        return every.view(self._size, -1)
 
     def _call(self, collective: Callable[..., Any], *tensors: Tensor, **options: Any) -> None:
         try:
-            collective(*tensors, group=self.group, **options)
+            collective(*tensors, group=self._group, **options)
         except RuntimeError as error:
             raise SynchronisationError(
-                f"{self.layer}: this process (rank {self.rank} of {self.size}) could not exchange "
-                "its statistics with the others; one of them may have ended, raised, or left out "
-                f"this layer: {error}"
+                f"{self._text}: this process (rank {self.rank} of {self._size}) could not "
+                "exchange its statistics with the others; one of them may have ended, raised, or "
+                f"left out this layer: {error}"
             ) from error
 
-    def _refuse(self, descriptions: Tensor) -> NoReturn:
-        texts = [_text_of(row) for row in descriptions]
-        own = _text_of(_described(self.text))
-        rank = next(
-            k for k, row in enumerate(descriptions) if not row.equal(descriptions[self.rank])
-        )
-        raise SynchronisationError(
-            f"{self.layer}: all processes must call the same layers in the same order, with the "
-            f"same settings; got {texts[rank]!r} from rank {rank}; expected {own!r}, as in this "
-            f"process (rank {self.rank} of {self.size})"
-        )
+
+def _split(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the first message, zeros where there are fewer, and the rest."""
+    numbers = pad(numbers, (0, max(0, _STATISTICS - numbers.shape[0])))
+    return numbers[:_STATISTICS], numbers[_STATISTICS:]
 
 
-@functools.lru_cache(4096)
 def _described(text: str) -> Tensor:
     """Return a text as int64 numbers, of which the first is its digest."""
     encoded = text.encode()

@@ -43,7 +43,6 @@ __all__ = [
     "forward",
     "gpu_of",
     "inference",
-    "message",
     "on",
     "parts",
     "place_of",
@@ -177,7 +176,7 @@ _reduce_forward, _reduce = operation("reduce_forward", TENSORS), operation("redu
 #: See `kernels`.
 backward = operation("backward", TENSORS)
 
-#: See `phases`.
+#: See `synchronised`.
 apply_forward, apply = operation("apply_forward", TENSORS), operation("apply", TENSORS)
 
 
@@ -214,7 +213,7 @@ def activation_backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor]
 def reduce_forward(
     x: Tensor, data_format: str, arithmetic: str, reproducible: bool
 ) -> tuple[Tensor, Any]:
-    """See `phases`."""
+    """See `synchronised`."""
     if not reproducible:
         return _reduce_forward(x, data_format, arithmetic, False)
     TENSORS.checked("reduce_forward", (x,))
@@ -230,7 +229,7 @@ def reduce(
     arithmetic: str,
     reproducible: bool,
 ) -> tuple[Tensor, Any]:
-    """See `phases`."""
+    """See `synchronised`."""
     if not reproducible:
         return _reduce(x, dy, mask, mean, data_format, arithmetic, False)
     TENSORS.checked("reduce", (x, dy, mask, mean))
@@ -239,7 +238,7 @@ def reduce(
 
 
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the two sums and the count that `message` contains."""
+    """Return two numbers of every channel, and the number of elements, from one tensor."""
     channels = message.numel() // 2
     return message[:channels], message[channels:-1], message[-1:]
 

@@ -46,8 +46,8 @@ class Operation:
     function : type of Function, optional
         Has `setup_context`, `backward` and `jvp`. It becomes what autograd, forward mode and
         `torch.func` differentiate; the operator computes it.
-    backward : callable, optional
-        Without `function`: the backward pass of the operator.
+    backward, setup_context : callable, optional
+        Without `function`: the backward pass of the operator, and what saves tensors for it.
     batched : bool
         Whether a batch of problems is one problem with more channels (`transforms.batching_rule`).
     results_of_x : tuple of int
@@ -65,6 +65,7 @@ class Operation:
     fake: Callable[..., Any]
     function: type[Any] | None = None
     backward: Callable[..., Any] | None = None
+    setup_context: Callable[..., None] | None = None
     batched: bool = False
     results_of_x: tuple[int, ...] = ()
     schema: str | None = None
@@ -90,7 +91,7 @@ def register(operation: Operation) -> Any:
         _register_function(function, operator, operation.results_of_x)
         register_autograd(operator, function.backward, setup_context=function.setup_context)
     elif operation.backward is not None:
-        register_autograd(operator, operation.backward)
+        register_autograd(operator, operation.backward, setup_context=operation.setup_context)
     if operation.batched:
         register_vmap(operator, transforms.batching_rule(operator, operation.results_of_x))
     return operator

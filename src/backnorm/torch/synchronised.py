@@ -1,25 +1,50 @@
 """Batch normalisation in phases: of a batch that lies in several processes, or reproducibly.
 
-PyTorch's operators add a residual and apply an activation after it.
+Each pass reduces the elements of this process to two numbers of every channel, exchanges them with
+the other processes (`exchange`), and computes y or dx with the result. Between the phases they are
+a tensor of 2C + 1 float64 numbers on x's device: moments or sums, and the number of elements of a
+channel. Reproducible sums are integers until those of all processes are added up (`binned`).
+
+`torch.compile` sees three operators: the forward pass, and the two halves of the backward pass, of
+which the second computes dx. PyTorch's operators add a residual and apply an activation.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from backnorm.torch import checks, exchange, phases
+from backnorm import binned
+from backnorm.cpu.scratch import bin_rows
+from backnorm.errors import BacknormError
+from backnorm.torch import checks
 from backnorm.torch.activations import add_and_activate
-from backnorm.torch.dispatch import is_batched
-from backnorm.torch.options import Options
-from backnorm.torch.phases import refuse_second_order
-from backnorm.torch.running_statistics import Running
+from backnorm.torch.checks import TensorTypeError, check_device
+from backnorm.torch.dispatch import is_batched, is_transformed
+from backnorm.torch.exchange import Exchange
+from backnorm.torch.kernels import engine_of
+from backnorm.torch.options import Options, arithmetic_of
+from backnorm.torch.registry import Operation, register
+from backnorm.torch.running_statistics import Running, statistics_type
+from backnorm.torch.tensors import contiguous
 
-__all__ = ["ALONE", "Processes", "batch_norm", "batch_norm_with_moments"]
+__all__ = [
+    "ALONE",
+    "Processes",
+    "SecondOrderError",
+    "batch_norm",
+    "batch_norm_with_moments",
+    "normalise",
+]
+
+
+class SecondOrderError(BacknormError, NotImplementedError):
+    """A gradient over several processes, or with reproducible sums, was differentiated."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +68,206 @@ class Processes:
 
 #: This process, reproducibly.
 ALONE = Processes(None, "", True)
+
+
+# The phases. `group` is the name of a process group, None for this process alone.
+
+
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    arithmetic: str | None,
+    reproducible: bool,
+    layer: str,
+    group: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Return y, and means, biased variances and number of the elements of all processes."""
+    computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
+    moments = _message(*engine_of(x).reduce_forward(x, "NCX", computed_in, reproducible))
+    if group is not None:
+        # The arithmetic may differ: a process without elements may have another element type.
+        settings = f"{layer}, {x.shape[1]} channels, forward, {reproducible=}, {eps=}"
+        exchange = Exchange(group, settings, moments)
+    if reproducible:
+        bins, count = _bins(x, moments, exchange)
+        # This does not wait for a tensor on a GPU.
+        moments = torch.cat((*binned.moments_of(bins, count, torch), count))
+    elif exchange is not None:
+        moments = exchange.moments()
+    return normalise(x, weight, bias, moments, eps, arithmetic), moments
+
+
+def normalise(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    moments: Tensor,
+    eps: float,
+    arithmetic: str | None,
+) -> Tensor:
+    """Return y, given the moments of all elements."""
+    engine, computed_in = engine_of(x), arithmetic_of(x.dtype, arithmetic)
+    mean, variance, _ = engine.parts(moments)
+    y: Tensor = engine.apply_forward(
+        x, None, weight, bias, eps, "NCX", None, computed_in, False, sums=(mean, variance)
+    )[0]
+    return y
+
+
+def _sums(
+    x: Tensor,
+    dy: Tensor,
+    moments: Tensor,
+    eps: float,
+    arithmetic: str | None,
+    reproducible: bool,
+    layer: str,
+    group: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Return two times sums of dy and of dy * (x - mean), and the number of elements.
+
+    The first are those from which this process computes the gradients of weight and bias, the
+    second those of all processes.
+    """
+    computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
+    mean, _ = _statistics(x, moments)
+    local = _message(*engine_of(x).reduce(x, dy, None, mean, "NCX", computed_in, reproducible))
+    if group is not None:
+        settings = f"{layer}, {x.shape[1]} channels, backward, {reproducible=}, {eps=}"
+        exchange = Exchange(group, settings, local)
+    if not reproducible:
+        return local, local.clone() if exchange is None else exchange.sums()
+    bins, count = _bins(x, local, exchange)
+    total = torch.cat((*binned.sums_of(bins, torch), count))
+    is_first = exchange is None or exchange.rank == 0
+    return total.clone() if is_first else torch.zeros_like(total), total
+
+
+def _gradient(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor | None,
+    moments: Tensor,
+    sums: Tensor,
+    eps: float,
+    arithmetic: str | None,
+) -> Tensor:
+    """Return dx, given the moments of all elements and the sums of all processes."""
+    engine, computed_in = engine_of(x), arithmetic_of(x.dtype, arithmetic)
+    check_device("sums", sums, "x", x)
+    if sums.dtype is not torch.float64 or sums.shape != (2 * x.shape[1] + 1,):
+        raise TensorTypeError(
+            "sums", "must have two numbers of every channel of {x}, and the number of elements",
+            came=f"{sums.dtype}, shape {tuple(sums.shape)}", accepted="float64, shape (2C + 1,)",
+        )  # fmt: skip
+    sum_dy, sum_dy_xmu, count = engine.parts(contiguous(sums))
+    dx: Tensor = engine.apply(
+        x, dy, None, *_statistics(x, moments), weight, eps, "NCX", True, False, computed_in,
+        sums=(sum_dy, sum_dy_xmu), count=count,
+    )[0]  # fmt: skip
+    return dx
+
+
+def _message(sums: Tensor, count: int) -> Tensor:
+    """Return sums and the number of elements as one tensor; on a GPU, without a wait."""
+    return torch.cat((sums.flatten(), sums.new_full((1,), count)))
+
+
+def _bins(x: Tensor, local: Tensor, exchange: Exchange | None) -> tuple[Tensor, Tensor]:
+    """Return the reproducible sums of all processes, and the number of elements in float64."""
+    rows = bin_rows(x.element_size())
+    message = local if exchange is None else exchange.bins(rows)
+    return message[:-1].view(rows, -1), message[-1:].double()
+
+
+def _statistics(x: Tensor, moments: Tensor) -> tuple[Tensor, ...]:
+    """Return mean and variance, each rounded once."""
+    return moments[:-1].to(statistics_type(x.dtype)).chunk(2)
+
+
+# Derivatives, and the operators.
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _, *ctx.settings = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    eps, arithmetic, reproducible, layer, group = ctx.settings
+    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+    # Saved tensors are unpacked without dy, too: a checkpoint recomputes its layers then.
+    x, weight, moments = ctx.saved_tensors
+    if dy is None and group is None:
+        return (None,) * 8
+    if dy is None:
+        # Other processes may have gradients, and dx a part of them.
+        dy = torch.zeros_like(x)
+    if torch.is_grad_enabled() and is_batched(dy):
+        # The graph of a batch of gradients would be lost.
+        _refuse_second_order()
+    group = group if needs_x or reproducible else None
+    local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)
+    dx = dweight = dbias = None
+    if needs_x:
+        dx = _apply(x, dy, weight, moments, total, eps, arithmetic)
+    sum_dy, sum_dy_xmu = local[:-1].chunk(2)
+    _, variance = _statistics(x, moments)
+    if needs_weight:
+        # `rsqrt` is not rounded in the same way on every machine.
+        inverse = 1.0 / torch.sqrt(variance.double() + eps)
+        dweight = (sum_dy_xmu * inverse).to(weight.dtype)
+    if needs_bias:
+        dbias = sum_dy.to(variance.dtype if weight is None else weight.dtype)
+    return dx, dweight, dbias, None, None, None, None, None
+
+
+def _refuse_second_order(*_: Any) -> NoReturn:
+    raise SecondOrderError(
+        "batch normalisation over several processes, or with reproducible sums, is differentiable "
+        "once, not twice; backnorm.torch.revert(model) gives a model its layers of one process back"
+    )
+
+
+def _fake_forward(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(2 * x.shape[1] + 1, dtype=torch.float64)
+
+
+def _fake_sums(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _fake_forward(x)[1], _fake_forward(x)[1]
+
+
+def _fake_gradient(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+TABLE = (
+    Operation(
+        "synchronised", _forward, _fake_forward, setup_context=_setup_context, backward=_backward
+    ),
+    Operation("synchronised_sums", _sums, _fake_sums, backward=_refuse_second_order),
+    Operation("synchronised_gradient", _gradient, _fake_gradient, backward=_refuse_second_order),
+)
+
+_batch_norm, _reduce, _apply = map(register, TABLE)
+
+
+class _Transformed(Function):
+    """The forward pass under `torch.func` and forward mode.
+
+    It has no rule for vmap or forward mode, so they raise; the operator would lose a tangent.
+    """
+
+    forward = staticmethod(_batch_norm)
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_backward)
+
+
+# The functions.
 
 
 def batch_norm(
@@ -87,7 +312,7 @@ def batch_norm(
     checks.check_residual(residual, input, options.activation)
     y, moments = batch_norm_with_moments(input, weight, bias, options, processes)
     if running is not None:
-        _move(running, moments.detach())
+        _move(running, moments)
     return add_and_activate(y, residual, options.activation)
 
 
@@ -98,122 +323,21 @@ def batch_norm_with_moments(
     options: Options,
     processes: Processes,
 ) -> tuple[Tensor, Tensor]:
-    """Return the normalised values, and the result of `phases.moments` of all elements.
+    """Return the normalised values, and the moments of all elements.
 
     The arguments have been checked.
     """
     if processes.reproducible and processes.group is not None:
-        exchange.check_count(input.numel() // max(input.shape[1], 1), processes.group)
-    results: tuple[Tensor, Tensor]
-    results = _Synchronised.apply(input, weight, bias, options, processes)
+        # Each process checks its own part, as if all parts were as large.
+        count = input.numel() // max(input.shape[1], 1)
+        binned.check_count("input", dist.get_world_size(processes.group) * count)
+    group = None if processes.group is None else processes.group.group_name
+    run = _Transformed.apply if is_transformed() else _batch_norm
+    results: tuple[Tensor, Tensor] = run(
+        input, weight, bias, options.eps, options.arithmetic,
+        processes.reproducible, processes.layer, group,
+    )  # fmt: skip
     return results
-
-
-class _Synchronised(Function):
-    """The normalised values, and the moments of the whole batch."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        options: Options,
-        processes: Processes,
-    ) -> tuple[Tensor, Tensor]:
-        message = _message(x, "forward", options, processes)
-        if processes.reproducible:
-            bins = phases.binned_moments(x, options.arithmetic)
-            if processes.group is not None:
-                bins = exchange.bins_of_all(bins, *message)
-            moments = phases.rounded_moments(x, bins)
-        else:
-            moments = phases.moments(x, options.arithmetic)
-            moments = exchange.moments_of_all(moments, *message)
-        y, mean, variance = phases.apply_moments(
-            x, weight, bias, moments, options.eps, options.arithmetic
-        )
-        ctx.options, ctx.processes = options, processes
-        ctx.mark_non_differentiable(moments)
-        if not torch.compiler.is_compiling():
-            ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, mean, variance, moments)
-        return y, moments
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
-        if dy is None and ctx.processes.group is None:
-            return (None,) * len(ctx.needs_input_grad)
-        # Unpacked once: a checkpoint recomputes saved tensors for one access.
-        saved = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return _gradients(ctx, saved, dy)
-        if dy is not None and is_batched(dy):
-            # The graph of a batch of gradients would be lost.
-            refuse_second_order()
-        with torch.no_grad():
-            gradients = _gradients(ctx, saved, dy)
-        x, weight = saved[:2]
-        once = iter(_Once.apply(x, dy, weight, *(each for each in gradients if each is not None)))
-        return tuple(None if each is None else next(once) for each in gradients)
-
-
-class _Once(Function):
-    """Gradients as functions of x, dy and weight, whose derivative is an error.
-
-    `torch.autograd.function.once_differentiable` makes them functions of dy alone.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, dy: Tensor | None, weight: Tensor | None, *gradients: Tensor
-    ) -> Any:
-        return tuple(gradient.view_as(gradient) for gradient in gradients)
-
-    backward = staticmethod(refuse_second_order)
-
-
-def _message(
-    x: Tensor, direction: str, options: Options, processes: Processes
-) -> tuple[int, str, str, Any]:
-    """Return the channels, description, layer and group of an exchange."""
-    # The arithmetic may differ: a process without elements may have another element type.
-    description = f"{direction}, reproducible={processes.reproducible}, eps={options.eps}"
-    return x.shape[1], description, processes.layer, processes.group
-
-
-def _gradients(ctx: Any, saved: tuple[Any, ...], dy: Tensor | None) -> tuple[Any, ...]:
-    """Return the gradients of the inputs of `_Synchronised`; `saved` is `ctx.saved_tensors`."""
-    options, processes = ctx.options, ctx.processes
-    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    x, weight, mean, variance, moments = saved
-    if dy is None:
-        # Other processes may have gradients, and dx a part of them.
-        dy = torch.zeros_like(x)
-    message, channels, total = _message(x, "backward", options, processes), x.shape[1], None
-    if processes.reproducible:
-        bins = phases.binned_sums(x, dy, mean, options.arithmetic)
-        if processes.group is not None:
-            bins = exchange.bins_of_all(bins, *message)
-        total = phases.rounded_sums(x, bins)
-        local = total if exchange.is_first(processes.group) else torch.zeros_like(total)
-    else:
-        local = phases.sums(x, dy, mean, options.arithmetic)
-    dx = dweight = dbias = None
-    if needs_x:
-        if total is None:
-            total = torch.cat((exchange.sums_of_all(local[:-1], *message), moments[-1:]))
-        dx = phases.apply_sums(
-            x, dy, mean, variance, weight, total, options.eps, options.arithmetic
-        )
-    if needs_weight:
-        assert weight is not None
-        # `rsqrt` is not rounded in the same way on every machine.
-        inverse = 1.0 / torch.sqrt(variance.double() + options.eps)
-        dweight = (local[channels:-1] * inverse).to(weight.dtype)
-    if needs_bias:
-        dbias = local[:channels].to(mean.dtype if weight is None else weight.dtype)
-    return dx, dweight, dbias, None, None
 
 
 def _move(running: Running, moments: Tensor) -> None:

@@ -1,17 +1,18 @@
-"""The phases apart: what is known of parts of a batch adds up, and apply takes that of all."""
+"""The phases apart: moments and sums of parts of a batch add up, and give the results of all."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from backnorm.torch import cpu, kernels, phases
+from backnorm.torch import cpu, synchronised
 from backnorm.torch import gpu as engine
 
 from ..interpreter import DEVICE
 
 EPS = 1e-5
-HOW = "float64"
+# Arguments of the operators: sums that are not reproducible, a layer without name, no group.
+ALONE = False, "", None
 ARITHMETICS = "float64", "float32"
 # Shape, and whether it lies in memory as channels_last.
 CASES = [((40, 6, 9), False), ((8, 5, 6, 7), False), ((8, 5, 6, 7), True), ((70, 3), False)]
@@ -19,7 +20,7 @@ CASES = [((40, 6, 9), False), ((8, 5, 6, 7), False), ((8, 5, 6, 7), True), ((70,
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(gpu, monkeypatch):
-    monkeypatch.setattr(kernels, "engine_of", lambda x: engine)
+    monkeypatch.setattr(synchronised, "engine_of", lambda x: engine)
 
 
 def parts_of(x, channels_last):
@@ -50,49 +51,44 @@ def test_parts_are_normalised_as_the_whole(shape, channels_last, arithmetic):
     operands = x, None, weight, bias, None, None
     y, mean, variance, _ = cpu.forward(*operands, EPS, "NCX", None, arithmetic, False)
     xs, dys = (parts_of(each, channels_last) for each in (x, dy))
-    whole = moments_of_all([phases.moments(each, arithmetic) for each in xs])
+    operators, options = torch.ops.backnorm, (EPS, arithmetic)
+    results = [operators.synchronised(part, None, None, *options, *ALONE) for part in xs]
+    whole = moments_of_all([moments for _, moments in results])
     assert whole[-1] == x.numel() // shape[1]
+    torch.testing.assert_close(whole[:-1].cpu(), torch.cat((mean, variance)).double())
     weight, bias = weight.to(DEVICE), bias.to(DEVICE)
-    found = [phases.apply_moments(part, weight, bias, whole, EPS, arithmetic) for part in xs]
-    torch.testing.assert_close(torch.cat([each[0].cpu() for each in found]), y)
-    for each in found:
-        torch.testing.assert_close(each[1].cpu(), mean)
-        torch.testing.assert_close(each[2].cpu(), variance)
+    results = [synchronised.normalise(part, weight, bias, whole, *options) for part in xs]
+    torch.testing.assert_close(torch.cat([each.cpu() for each in results]), y)
     operands = x, dy, None, mean, variance, weight.cpu()
     expected, *_ = cpu.backward(*operands, EPS, "NCX", True, False, arithmetic, False, None)
-    mean, variance = mean.to(DEVICE), variance.to(DEVICE)
     pairs = list(zip(xs, dys, strict=True))
-    total = sum(phases.sums(*pair, mean, arithmetic) for pair in pairs)
+    sums = [operators.synchronised_sums(*pair, whole, *options, *ALONE) for pair in pairs]
+    total = sum(each for _, each in sums)
     assert total[-1] == x.numel() // shape[1]
-    results = [
-        phases.apply_sums(*pair, mean, variance, weight, total, EPS, arithmetic) for pair in pairs
-    ]
+    operands = weight, whole, total, *options
+    results = [operators.synchronised_gradient(*pair, *operands) for pair in pairs]
     together = torch.cat([each.cpu() for each in results])
     torch.testing.assert_close(together, expected, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(("shape", "channels_last"), CASES, ids=str)
+@pytest.mark.parametrize(("shape", "channels_last"), [*CASES, ((0, 5, 3), False)], ids=str)
 def test_reproducible_sums_are_those_of_the_cpu(shape, channels_last):
-    x, dy = torch.randn(shape) + 3, torch.randn(shape)
-    mean = torch.rand(shape[1])
-    moments, count = cpu.reduce_forward(x, "NCX", HOW, True)
-    sums, _ = cpu.reduce(x, dy, None, mean, "NCX", HOW, True)
+    x, dy, mean = torch.randn(shape) + 3, torch.randn(shape), torch.rand(shape[1])
     kind = torch.channels_last if channels_last else torch.contiguous_format
-    x, dy = (each.to(DEVICE).contiguous(memory_format=kind) for each in (x, dy))
-    message = phases.binned_moments(x, HOW)
-    assert torch.equal(message[:-1].cpu(), moments.flatten())
-    assert message[-1] == count
-    message = phases.binned_sums(x, dy, mean.to(DEVICE), HOW)
-    assert torch.equal(message[:-1].cpu(), sums.flatten())
-    rounded = phases.rounded_sums(x, message)
-    plain = phases.sums(x, dy, mean.to(DEVICE), HOW)
-    torch.testing.assert_close(rounded, plain, rtol=1e-9, atol=1e-9)
-
-
-def test_no_elements_have_bins_of_nothing():
-    x = torch.empty(0, 5, 3, device=DEVICE)
-    (expected, _), found = (
-        cpu.reduce_forward(x.cpu(), "NCX", HOW, True),
-        phases.binned_moments(x, HOW),
+    operands = [each.contiguous(memory_format=kind) for each in (x, dy)]
+    results = []
+    for module, device in ((cpu, "cpu"), (engine, DEVICE)):
+        x, dy = (each.to(device) for each in operands)
+        moments, count = module.reduce_forward(x, "NCX", "float64", True)
+        assert count == x.numel() // shape[1]
+        sums, _ = module.reduce(x, dy, None, mean.to(device), "NCX", "float64", True)
+        results.append((moments.cpu(), sums.cpu()))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    moments = torch.cat((mean, mean, mean[:1])).double().to(DEVICE)
+    plain, rounded = (
+        torch.ops.backnorm.synchronised_sums(
+            x, dy, moments, EPS, "float64", reproducible, "", None
+        )[1]
+        for reproducible in (False, True)
     )
-    assert torch.equal(found[:-1].cpu(), expected.flatten())
+    torch.testing.assert_close(rounded, plain, rtol=1e-9, atol=1e-9)

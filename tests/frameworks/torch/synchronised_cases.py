@@ -138,26 +138,9 @@ def parts(groups):
         yield name, case.run(layer, *mine)
         exchange._GATHERED = limit
     if dist.get_rank() < 2:
-        yield "twice", twice(groups[2])
         yield "batched", batched(groups[2])
         yield "no gradient", no_gradient(groups[2])
         yield "disagreements", dict(disagreements(groups[2]))
-
-
-def twice(group):
-    """Return what is said of a second derivative of x's, weight's and bias's gradients."""
-    layer = backnorm.torch.SyncBatchNorm(CHANNELS, process_group=group)
-    scale, found = torch.ones(CHANNELS, requires_grad=True), []
-    for k in range(3):
-        x = scale * torch.randn(3, CHANNELS)
-        inputs = x, layer.weight, layer.bias
-        gradient = torch.autograd.grad(layer(x).sin().sum(), inputs[k], create_graph=True)[0]
-        try:
-            (gradient.square().sum() + scale.sum()).backward()
-            found.append("")
-        except NotImplementedError as error:
-            found.append(str(error))
-    return found
 
 
 def batched(group):

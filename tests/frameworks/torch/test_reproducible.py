@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import backnorm
@@ -178,6 +179,24 @@ class TestGradients:
         (gradient,) = torch.autograd.grad(loss.sum(), inputs[of], create_graph=True)
         with pytest.raises(NotImplementedError, match="reproducible sums"):
             (gradient.square().sum() + scale.square().sum()).backward()
+
+    # PyTorch compiles its decompositions when the first dual number is made.
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script")
+    def test_forward_mode_and_vmap_raise(self):
+        def function(x):
+            return batch_norm(x, None, None, training=True, reproducible=True)
+
+        x = torch.randn(6, 3)
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+            function(forward_ad.make_dual(x, x))
+        with pytest.raises(RuntimeError, match="vmap"):
+            torch.func.vmap(function)(x[None])
+
+    def test_sums_of_another_shape_raise(self):
+        x, moments = torch.randn(6, 3), torch.ones(7, dtype=torch.float64)
+        for sums in (moments[1:], moments.float()):
+            with pytest.raises(backnorm.ArgumentTypeError, match="sums"):
+                torch.ops.backnorm.synchronised_gradient(x, x, None, moments, sums, 1e-5, None)
 
     @KINDS
     def test_batch_of_gradients_is_that_of_each(self, activation, added):
