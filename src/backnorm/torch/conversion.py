@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch.nn import Module
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.scalars import check_flag
 from backnorm.torch import modules, tools
-from backnorm.torch.fusion import check_fuse, fuse_pair, fuse_sequences, named_pairs, unfuse
-from backnorm.torch.library_layers import (
-    FrozenLayer,
-    LayerClass,
-    LayerWithActivation,
-    class_for,
-    is_batch_norm,
-    original_of,
-    replacement_of,
-)
-from backnorm.torch.separable import described_activation
+from backnorm.torch.fusion import check_fuse, fuse_pair, fuse_sequences, named_pairs
 
-__all__ = ["ConversionWarning", "LayerReport", "convert", "revert"]
+__all__ = [
+    "ConversionWarning", "LayerReport", "convert", "is_batch_norm", "original_of", "revert",
+]  # fmt: skip
 
 Model = TypeVar("Model", bound=Module)
 
-_SYNCHRONISED: dict[LayerClass, LayerClass] = dict.fromkeys(
-    (modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d), modules.SyncBatchNorm
-)
+# The modules that define layers, and the modules of backnorm with a class of the same name for
+# each. Those for timm and torchvision import these libraries, so they are imported when a model
+# has such a layer.
+_LIBRARIES = {
+    "torch.nn.modules.batchnorm": "backnorm.torch.modules",
+    "timm.layers.norm_act": "backnorm.torch.timm",
+    "torchvision.ops.misc": "backnorm.torch.torchvision",
+}
+_ORIGINALS = {ours: library for library, ours in _LIBRARIES.items()}
+_SYNCHRONISED = modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d
 # The classes whose `arithmetic` can be set.
-_OURS = modules._BatchNorm, FrozenLayer
+_OURS = modules._BatchNorm, modules.FrozenLayer
 # The attribute of a layer that `sync` changed: the class of the layer before.
 _CLASS_BEFORE_SYNC = "_class_before_sync"
 # Attributes that `convert` sets and PyTorch's layers do not have.
@@ -171,13 +172,15 @@ def convert(
         raise ArgumentValueError(
             "process_group", "must be None without sync=True", came=described(process_group)
         )
-    pairs = named_pairs(model, fuse) if isinstance(fuse, list) else []
-    tools.register_with_opacus(modules._BatchNorm)
     layers = {name: layer for name, layer in model.named_modules() if is_batch_norm(layer)}
-    classes = {name: _class_name(layer) for name, layer in layers.items()}
-    for layer in layers.values():
-        _change_class(layer, replacement_of)
-        if fuse is True and isinstance(layer, LayerWithActivation):
+    before = {name: _class_name(layer) for name, layer in layers.items()}
+    classes = {layer: _namesake(layer, _LIBRARIES) for layer in layers.values()}
+    pairs = named_pairs(model, fuse, classes) if isinstance(fuse, list) else []
+    tools.register_with_opacus(modules._BatchNorm)
+    for layer, cls in classes.items():
+        if cls is not None:
+            _set_class(layer, cls)
+        if fuse is True and hasattr(layer, "fuse_activation"):
             layer.fuse_activation = True
         if arithmetic is not None and isinstance(layer, _OURS):
             layer.arithmetic = arithmetic
@@ -190,9 +193,9 @@ def convert(
             layer.name = f"layer {name!r}" if name else "the model itself"
     obstacles = fuse_sequences(model) if fuse is True else {}
     for pair in pairs:
-        fuse_pair(pair)
+        fuse_pair(*pair)
     reports = [
-        _report(name, classes[name], layer, _obstacle(layer, fuse, obstacles))
+        LayerReport(name, before[name], _class_name(layer), *_outcome(layer, fuse, obstacles))
         for name, layer in layers.items()
     ]
     if not any(isinstance(layer, _OURS) for layer in layers.values()):
@@ -216,7 +219,7 @@ def revert(model: Model) -> Model:
     ----------
     model : torch.nn.Module
         Converted or not. Layers of `backnorm.torch` that the model was built with become PyTorch's
-        too, except for ``BatchNormReLU1d``, ``2d`` and ``3d``, which PyTorch does not have.
+        too, except for layers with an activation of their own, which PyTorch does not have.
 
     Returns
     -------
@@ -224,18 +227,31 @@ def revert(model: Model) -> Model:
         `model`.
     """
     _check_model(model)
-    unfuse(model)
     for module in model.modules():
+        if isinstance(module, modules.FusedActivation):
+            module.restore()
+        elif isinstance(module, modules._BatchNorm):
+            module.separate()
         if isinstance(module, modules.SyncBatchNorm):
             module.__dict__.pop("name", None)
         single = module.__dict__.pop(_CLASS_BEFORE_SYNC, None)
         if single is not None:
-            _change_class(module, {modules.SyncBatchNorm: single}.get)
+            _set_class(module, single)
             del module.process_group
-        if isinstance(module, _OURS) and _change_class(module, original_of):
+        original = original_of(module)
+        if original is not None:
+            _set_class(module, original)
             for name in _OWN_ATTRIBUTES:
                 module.__dict__.pop(name, None)
     return model
+
+
+def original_of(layer: Module) -> type[Module] | None:
+    """Return the class that replaces the class of a layer of backnorm, or None.
+
+    PyTorch does not have the class of a layer with an activation of its own.
+    """
+    return None if getattr(layer, "owns_activation", False) else _namesake(layer, _ORIGINALS)
 
 
 def _check_model(model: object) -> None:
@@ -243,24 +259,42 @@ def _check_model(model: object) -> None:
         raise ArgumentTypeError("model", "must be a torch.nn.Module", came=described(model))
 
 
-def _change_class(module: Module, counterpart: Callable[[LayerClass], LayerClass | None]) -> bool:
-    """Give a module the counterpart of its class, if there is one; return whether there is."""
-    cls = type(module)
-    replacement = class_for(module, counterpart)
-    if replacement is cls:
-        return False
-    module.__class__ = replacement
-    return True
+def is_batch_norm(module: Module) -> bool:
+    """Return whether a module is batch normalisation, by its class or the name of its class."""
+    return (
+        isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        or "batchnorm" in type(module).__name__.lower()
+    )
+
+
+def _namesake(layer: Module, libraries: Mapping[str, str]) -> type[Module] | None:
+    """Return the class named as a layer's class in the module paired with that class's module."""
+    cls = type_before_parametrizations(layer)
+    if cls.__module__ not in libraries:
+        return None
+    return getattr(importlib.import_module(libraries[cls.__module__]), cls.__name__, None)
+
+
+def _set_class(module: Module, cls: type[Module]) -> None:
+    """Change the class of a module.
+
+    A parametrised module has a subclass of its own, whose properties are its parameters. It gets a
+    subclass of the new class with the same properties.
+    """
+    if is_parametrized(module):
+        cls = type(type(module).__name__, (cls,), dict(vars(type(module))))
+    module.__class__ = cls
 
 
 def _synchronise(layers: dict[str, Module], group: Any) -> None:
     """Turn layers of one process into layers of a group; warn of those that cannot be."""
     others = []
     for name, layer in layers.items():
-        single = next((cls for cls in type(layer).__mro__ if cls in _SYNCHRONISED), None)
-        if _change_class(layer, _SYNCHRONISED.get):
+        cls = type_before_parametrizations(layer)
+        if cls in _SYNCHRONISED:
+            _set_class(layer, modules.SyncBatchNorm)
+            layer.__dict__[_CLASS_BEFORE_SYNC] = cls
             layer.process_group = group
-            layer.__dict__[_CLASS_BEFORE_SYNC] = single
         elif not isinstance(layer, modules.SyncBatchNorm | torch.nn.SyncBatchNorm):
             others.append(f"\n  {name or 'the model itself'}: {_class_name(layer)}")
     if others:
@@ -279,37 +313,26 @@ def _class_name(module: Module) -> str:
     return f"{package}.{cls.__qualname__}"
 
 
-def _report(name: str, before: str, layer: Module, obstacle: str) -> LayerReport:
-    after = _class_name(layer)
-    if isinstance(layer, _OURS):
-        activation = _fused_activation(layer)
-        reason = obstacle if activation is None else activation
-        return LayerReport(name, before, after, activation is not None, reason, layer.arithmetic)
+def _outcome(
+    layer: Module, fuse: object, obstacles: Mapping[Module, str]
+) -> tuple[bool, str, Arithmetic | None]:
+    """Return the last three attributes of a `LayerReport`."""
     if isinstance(layer, torch.nn.SyncBatchNorm):
-        reason = "it normalises over several processes"
+        return False, "it normalises over several processes", None
+    if not isinstance(layer, _OURS):
+        return False, "its class is not PyTorch's own, and may do something else", None
+    arithmetic, activation = layer.arithmetic, getattr(layer, "activation", None)
+    if activation is not None:
+        own = " of its own" if layer.owns_activation else ""
+        return True, modules.described_activation(activation) + own, arithmetic
+    if hasattr(layer, "fuse_activation"):
+        reason = layer.fusion_obstacle()
+        if reason is None:
+            return True, "its own activation", arithmetic
+    elif isinstance(layer, modules.FrozenLayer):
+        reason = "its statistics are constants"
+    elif fuse is True:
+        reason = obstacles.get(layer, "it is not in a torch.nn.Sequential; a pair can be named")
     else:
-        reason = "its class is not PyTorch's own, and may do something else"
-    return LayerReport(name, before, after, False, reason)
-
-
-def _fused_activation(layer: Module) -> str | None:
-    """Return the activation that a layer computes in the same pass as a phrase, or None."""
-    if isinstance(layer, modules._BatchNormReLU):
-        return "a ReLU of its own"
-    if isinstance(layer, LayerWithActivation):
-        return "its own activation" if layer.fusion_obstacle() is None else None
-    activation = getattr(layer, "activation", None)
-    return None if activation is None else described_activation(activation)
-
-
-def _obstacle(layer: Module, fuse: object, obstacles: dict[Module, str]) -> str:
-    """Return the reason why a layer was not fused; empty if no fusion was requested."""
-    if not fuse:
-        return ""
-    if isinstance(layer, FrozenLayer):
-        return "its statistics are constants"
-    if isinstance(layer, LayerWithActivation):
-        return layer.fusion_obstacle() or ""
-    if fuse is True:
-        return obstacles.get(layer, "it is not in a torch.nn.Sequential; a pair can be named")
-    return "no pair names it"
+        reason = "no pair names it"
+    return False, reason if fuse else "", arithmetic

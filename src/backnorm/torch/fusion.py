@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch.nn import Module, Sequential
@@ -17,31 +17,20 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from backnorm.activations import Activation
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.torch.activations import activation_of
-from backnorm.torch.library_layers import LayerClass, class_for, replacement_of
-from backnorm.torch.modules import BatchNorm2d
-from backnorm.torch.separable import FusedActivation, Separable, alteration_of
+from backnorm.torch.modules import BatchNorm2d, FusedActivation, alteration_of, described_activation
 
-__all__ = ["Pair", "check_fuse", "fuse_pair", "fuse_sequences", "named_pairs", "unfuse"]
+__all__ = ["check_fuse", "fuse_pair", "fuse_sequences", "named_pairs"]
 
 PairNames: TypeAlias = tuple[str, str]
 
 _ACCEPTED = "True, False, or pairs of names, such as [('norm1', 'relu1')]"
 
 
-class Pair(NamedTuple):
-    """A layer, and the module of the activation behind it."""
-
-    layer: Module
-    act: Module
-
-
 def check_fuse(fuse: object) -> bool | list[PairNames]:
     """Return the argument `fuse` of `convert` as a boolean or pairs of names, or raise."""
     if type(fuse) in (bool, np.bool_):
         return bool(fuse)
-    pairs: list[Any] = (
-        [*fuse] if isinstance(fuse, Iterable) and not isinstance(fuse, str) else [fuse]
-    )
+    pairs: Any = [fuse] if isinstance(fuse, str) or not isinstance(fuse, Iterable) else [*fuse]
     for pair in pairs:
         if not isinstance(pair, tuple | list) or [*map(type, pair)] != [str, str]:
             problem = "must be a boolean or pairs of names"
@@ -49,8 +38,13 @@ def check_fuse(fuse: object) -> bool | list[PairNames]:
     return [(layer, act) for layer, act in pairs]
 
 
-def named_pairs(model: Module, pairs: Iterable[PairNames]) -> list[Pair]:
-    """Return the layers and activations that are named; raise if a pair cannot be fused."""
+def named_pairs(
+    model: Module, pairs: Iterable[PairNames], classes: Mapping[Module, type[Module] | None]
+) -> list[tuple[Module, Module]]:
+    """Return the layers and activations that are named; raise if a pair cannot be fused.
+
+    `classes` are the classes that layers of the model get before pairs are fused, if they change.
+    """
     structure = _Structure(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     accepted, seen = [], set[Module]()
@@ -61,13 +55,13 @@ def named_pairs(model: Module, pairs: Iterable[PairNames]) -> list[Pair]:
             if modules[name] in seen:
                 raise _refusal(names, f"{name!r} is named twice")
             seen.add(modules[name])
-        pair = Pair(*(modules[name] for name in names))
-        if not _applies_activation(class_for(pair.layer, replacement_of)):
-            cls = type(pair.layer).__name__
+        layer, act = (modules[name] for name in names)
+        if not _applies_activation(classes.get(layer) or type(layer)):
+            cls = type(layer).__name__
             raise _refusal(names, f"{names[0]!r} is a {cls}, not a BatchNorm layer")
-        if obstacle := structure.obstacle(pair):
+        if obstacle := structure.obstacle(layer, act):
             raise _refusal(names, obstacle)
-        accepted.append(pair)
+        accepted.append((layer, act))
     return accepted
 
 
@@ -84,56 +78,43 @@ def fuse_sequences(model: Module) -> dict[Module, str]:
                 continue
             if act is None or _activation(act) is None:
                 obstacles.setdefault(layer, "no activation that can be fused follows it")
-            elif obstacle := structure.obstacle(Pair(layer, act)):
+            elif obstacle := structure.obstacle(layer, act):
                 obstacles.setdefault(layer, obstacle)
             else:
-                fuse_pair(Pair(layer, act))
+                fuse_pair(layer, act)
     return obstacles
 
 
-def fuse_pair(pair: Pair) -> None:
+def fuse_pair(layer: Module, act: Module) -> None:
     """Let a layer compute the activation behind it, and the activation's module nothing."""
-    layer, act = pair
-    activation = _activation(act)
-    if isinstance(act, FusedActivation) and act.fused_layer is not layer:
-        act.separate()
+    if isinstance(act, FusedActivation):
         act.restore()
-    if not isinstance(act, FusedActivation):
-        FusedActivation.replace(act, layer)
-    layer.activation = activation
-
-
-def unfuse(model: Module) -> None:
-    """Let the activations' modules of a model compute all activations."""
-    for module in list(model.modules()):
-        if isinstance(module, Separable):
-            module.separate()
-        if isinstance(module, FusedActivation):
-            module.restore()
+    layer.activation = activation_of(act)
+    FusedActivation.replace(act, layer)
 
 
 class _Structure:
     """Where the modules of a model are, and which of them an earlier conversion fused."""
 
     def __init__(self, model: Module) -> None:
-        modules = list(model.modules())
+        modules = dict.fromkeys(model.modules())
         self._places = Counter(child for parent in modules for child in parent._modules.values())
-        self._fused = {act.fused_layer: act for act in modules if isinstance(act, FusedActivation)}
+        self._partners = dict[Module, Module]()
+        for act in modules:
+            if isinstance(act, FusedActivation) and act.fused_layer in modules:
+                self._partners |= {act: act.fused_layer, act.fused_layer: act}
 
-    def obstacle(self, pair: Pair) -> str | None:
+    def obstacle(self, layer: Module, act: Module) -> str | None:
         """Return the reason why a layer cannot compute an activation, or None."""
-        layer, act = pair
         if isinstance(layer, LazyModuleMixin):
             return "it is lazy; it can be fused after its first batch"
         if _activation(act) is None:
             return f"a {type(act).__name__} is not an activation that can be fused"
-        if self._fused.get(layer, act) is not act:
-            return "it is fused with another activation of the model"
-        if (
-            isinstance(act, FusedActivation)
-            and act.fused_layer is not layer
-            and self._places[act.fused_layer]
-        ):
+        if getattr(layer, "owns_activation", False):
+            return f"it computes {described_activation(layer.activation)} of its own"
+        if self._partners.get(layer, act) is not act:
+            return "it is fused with another activation"
+        if self._partners.get(act, layer) is not layer:
             return "the activation behind it is fused with another layer"
         for module, subject in ((layer, "it"), (act, "the activation behind it")):
             if self._places[module] > 1:
@@ -145,19 +126,15 @@ class _Structure:
         return None
 
 
-def _applies_activation(cls: LayerClass) -> bool:
+def _applies_activation(cls: type[Module]) -> bool:
     """Return whether the forward of a class applies the layer's `activation`."""
     return cls.forward is BatchNorm2d.forward and cls.__call__ is Module.__call__
 
 
 def _calls_children_in_order(module: Module) -> bool:
-    cls = type(module)
-    return (
-        cls.forward is Sequential.forward
-        and cls.__iter__ is Sequential.__iter__
-        and cls.__call__ is Module.__call__
-        and "forward" not in module.__dict__
-    )
+    called = ("forward", "__iter__", "__call__")
+    own = all(getattr(type(module), name) is getattr(Sequential, name) for name in called)
+    return own and "forward" not in module.__dict__
 
 
 def _activation(act: Module) -> Activation | None:

@@ -1,13 +1,29 @@
-"""Modules: PyTorch's batch normalisation, computed by ours."""
+"""Modules: PyTorch's batch normalisation, computed by ours, alone or with an activation.
+
+A layer and the module of the activation behind it can be fused: the layer computes both. Both stay
+the same objects. The layer gets an `activation`, which its forward applies. The activation's module
+becomes a `FusedActivation`, which returns its input while the layer has an `activation`, and
+applies the activation otherwise.
+
+So one attribute of the layer decides which of the two modules computes the activation: the
+activation is neither computed twice nor left out when the layer loses the attribute. Both modules
+remove it (`separate`) when a change could make the fusion visible: a hook, another `forward`, other
+settings of the activation, a graph of `torch.fx`. Each module then computes its own part.
+
+Neither module notices that a third module replaces one of them, or is inserted between them.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.fx import Proxy
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import Arithmetic, check_arithmetic
@@ -17,7 +33,6 @@ from backnorm.torch import exchange, functional, synchronised, tools
 from backnorm.torch.checks import check_statistics, not_a_tensor
 from backnorm.torch.options import named, traced_options
 from backnorm.torch.running_statistics import Running
-from backnorm.torch.separable import Separable, as_node, described_activation
 
 __all__ = [
     "BatchNorm1d",
@@ -32,16 +47,109 @@ __all__ = [
     "SyncBatchNorm",
 ]
 
+_PHRASES = {"relu": "a ReLU", "silu": "a SiLU", "hardswish": "a Hardswish"}
 
-_REMEDY = (
-    "run backnorm.torch.revert(model) before; for statistics of all processes "
-    "backnorm.torch.convert(model, sync=True) is enough"
-)
+
+def described_activation(activation: Activation) -> str:
+    """Return an activation as a phrase, such as "a ReLU with the ceiling 6.0"."""
+    phrase, ceiling = _PHRASES[activation.name], activation.ceiling
+    return phrase if ceiling is None else f"{phrase} with the ceiling {ceiling}"
+
+
+def alteration_of(module: torch.nn.Module) -> str | None:
+    """Return what makes a module's call differ from the forward of its class, or None."""
+    hooks = (
+        module._forward_hooks, module._forward_pre_hooks,
+        module._backward_hooks, module._backward_pre_hooks,
+    )  # fmt: skip
+    if any(hooks) or torch.nn.modules.module._has_any_global_hook():
+        return "has hooks"
+    if "forward" in module.__dict__ or module._compiled_call_impl is not None:
+        return "has a forward of its own"
+    return None
+
+
+class Separable(torch.nn.Module):
+    """A module of a fused pair. A hook or another `forward` separates the pair (`separate`)."""
+
+    def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
+        """Separate the pair, and return a call of this module in the graph of `torch.fx`.
+
+        `torch.fx` traces the forward of modules that PyTorch does not define. Tools expect one
+        node, as for PyTorch's layer.
+        """
+        self.separate()
+        tools.warn_of_tracing(input.tracer, self.training)
+        inputs = (input,) if residual is None else (input, residual)
+        path = input.tracer.path_of_module(self)
+        return input.tracer.create_proxy("call_module", path, inputs, {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "forward":
+            self.separate()
+        super().__setattr__(name, value)
+
+
+def _separating(register: Callable[..., Any]) -> Any:
+    """Return a method that separates a pair, and then registers a hook."""
+
+    @functools.wraps(register)
+    def separate_and_register(self: Separable, *arguments: Any, **options: Any) -> Any:
+        self.separate()
+        return register(self, *arguments, **options)
+
+    return separate_and_register
+
+
+for _hook in ("forward", "forward_pre", "backward", "full_backward", "full_backward_pre"):
+    _method = f"register_{_hook}_hook"
+    setattr(Separable, _method, _separating(getattr(torch.nn.Module, _method)))
+
+
+class FusedActivation(Separable, torch.nn.Identity):
+    """The module of an activation while the layer before it computes the activation.
+
+    `fused_layer` is this layer. It is stored in `__dict__`, because it is not a child.
+    """
+
+    @staticmethod
+    def replace(module: torch.nn.Module, layer: torch.nn.Module) -> None:
+        """Turn the module of an activation into a `FusedActivation` of a layer."""
+        module.__dict__.update(fused_layer=layer, original_class=type(module))
+        module.__class__ = FusedActivation
+
+    def restore(self) -> None:
+        """Turn into the module of the activation again, which computes it."""
+        self.separate()
+        del self.__dict__["fused_layer"]
+        self.__class__ = self.__dict__.pop("original_class")
+
+    def separate(self) -> None:
+        """Let this module compute the activation from now on."""
+        self.fused_layer.__dict__.pop("activation", None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the input, or its activation if the layer has not computed it."""
+        if isinstance(input, Proxy):
+            return self.as_node(input)
+        if getattr(self.fused_layer, "activation", None) is not None:
+            return input
+        return self.original_class.forward(self, input)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Settings of the activation, such as `max_val`; not the attributes of every module.
+        if name != "training" and not name.startswith("_"):
+            self.separate()
+        super().__setattr__(name, value)
+
+    def extra_repr(self) -> str:
+        """Return the activation's class and settings."""
+        return f"{self.original_class.__name__}({self.original_class.extra_repr(self)})"
 
 
 @tools.unscriptable
 class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
-    """The forward that all layers share; everything else is PyTorch's."""
+    """What all layers share: the forward and its options; everything else is PyTorch's."""
 
     #: The type in which elements are computed; None for a layer that leaves it to the caller.
     arithmetic: Arithmetic | None = None
@@ -49,22 +157,32 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     #: Whether results in training have the same bits however the batch is cut.
     reproducible: bool = False
 
-    #: What is applied to the normalised values; `convert` sets it where it fuses two modules.
+    #: The activation that is applied to the normalised values.
     activation: Activation | None = None
+
+    #: Whether the activation was an argument of the layer: no other module computes it.
+    owns_activation: bool = False
 
     def __init__(
         self,
         *arguments: Any,
+        activation: str | Activation | None = None,
         arithmetic: Arithmetic | None = None,
         reproducible: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
         tools.register_with_opacus(_BatchNorm)
+        if activation is not None:
+            self.activation, self.owns_activation = check_activation(activation), True
         if arithmetic is not None:
             self.arithmetic = check_arithmetic(arithmetic)
         if check_flag("reproducible", reproducible):
             self.reproducible = True
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        tools.register_with_opacus(_BatchNorm)
 
     @property
     def num_features(self) -> int:
@@ -74,122 +192,95 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         (`torch.nn.SyncBatchNorm.convert_sync_batchnorm`, frozen layers, quantisation). The other
         layer would not compute the activation.
         """
-        if self.activation is not None:
+        # A lazy layer reads it itself, with its first batch.
+        if self.activation is not None and not isinstance(self, LazyModuleMixin):
             raise BacknormError(
                 f"num_features: a {type(self).__name__} computes "
                 f"{described_activation(self.activation)}, too; a layer that is built in its place "
-                f"would not: {self._remedy()}"
+                "would not: run backnorm.torch.revert(model) before, or make two modules of a "
+                "layer with an activation of its own; for statistics of all processes "
+                "backnorm.torch.convert(model, sync=True) is enough"
             )
-        channels: int = self.__dict__["num_features"]
-        return channels
+        return self.__dict__["num_features"]
 
     @num_features.setter
     def num_features(self, channels: int) -> None:
         self.__dict__["num_features"] = channels
 
     def __dir__(self) -> list[str]:
-        """Return the names of attributes, without `num_features` where it is an error."""
-        names: list[str] = super().__dir__()
-        return names if self.activation is None else [*filter("num_features".__ne__, names)]
-
-    def _remedy(self) -> str:
-        return _REMEDY
+        """Return the names of attributes, without those that can be errors."""
+        errors = {"qconfig"} if self.activation is None else {"qconfig", "num_features"}
+        return [name for name in super().__dir__() if name not in errors]
 
     def extra_repr(self) -> str:
         """Return PyTorch's, and arithmetic, reproducible and activation if they are set."""
         text = named(super().extra_repr(), self.arithmetic)
-        text = f"{text}, reproducible=True" if self.reproducible else text
+        if self.reproducible:
+            text += ", reproducible=True"
         if self.activation is None:
             return text
         name, ceiling = self.activation
-        bound = "" if ceiling is None else f", ceiling={ceiling}"
-        return f"{text}, activation={name!r}{bound}"
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise `input`, and apply the activation; in training, move the running statistics."""
-        if isinstance(input, Proxy):
-            self.separate()
-            return as_node(self, input)
-        self._check_input_dim(input)
-        return self._normalised(input, None, self.activation)
+        return f"{text}, activation={(name if ceiling is None else self.activation)!r}"
 
     def separate(self) -> None:
-        """Compute no activation from now on; the activation's module does."""
-        self.__dict__.pop("activation", None)
+        """Compute no activation of another module from now on."""
+        if not self.owns_activation:
+            self.__dict__.pop("activation", None)
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return activation(normalised input + residual).
+
+        In training, move the running statistics. A residual needs a ReLU.
+        """
+        if isinstance(input, Proxy):
+            return self.as_node(input, residual)
+        # PyTorch's check begins with the rank.
+        if not hasattr(input, "dim"):
+            raise not_a_tensor("input", input)
+        self._check_input_dim(input)
+        return self._normalised(input, residual, self.activation)
 
     def _normalised(
         self, input: Tensor, residual: Tensor | None, activation: Activation | None
     ) -> Tensor:
-        """Return activation(normalised input + residual)."""
-        mean, variance, training, momentum = self._statistics()
-        weight, bias = self._parameters_of_channels()
+        weight, bias, mean, variance, training, momentum = self._operands()
         return functional.batch_norm(
             input, mean, variance, weight, bias, training, momentum, self.eps,
             activation=activation, residual=residual,
             arithmetic=self.arithmetic, reproducible=self.reproducible,
         )  # fmt: skip
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        # PyTorch's looks at the rank before all else.
-        if not hasattr(input, "dim"):
-            raise not_a_tensor("input", input)
-        super()._check_input_dim(input)
-
-    def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
-        """Count a batch, and return running statistics, training and momentum of the function.
+    def _operands(self) -> tuple[Any, Any, Tensor | None, Tensor | None, bool, float]:
+        """Count a batch, and return weight, bias, running statistics, training and momentum.
 
         With momentum None the average is cumulative: the weight of the n-th batch is 1/n.
         """
-        running_mean, running_var, counter = self._buffers_of_channels()
+        weight, bias, mean, variance, counter = self._tensors()
         momentum = 0.0 if self.momentum is None else self.momentum
         if not self.training:
-            return running_mean, running_var, running_mean is None and running_var is None, momentum
-        if not is_compiling() and self._forward_hooks:
-            tools.check_validated(self, _BatchNorm)
+            return weight, bias, mean, variance, mean is None and variance is None, momentum
         if not self.track_running_stats:
-            return None, None, True, momentum
+            return weight, bias, None, None, True, momentum
         if counter is not None:
             counter.add_(1)
             if self.momentum is None:
                 momentum = 1.0 / float(counter)
-        return running_mean, running_var, True, momentum
+        return weight, bias, mean, variance, True, momentum
 
-    # A module looks an attribute up in 0.9 us (AMD EPYC, Zen 3). A parametrised parameter is not in
-    # these dictionaries; compilers know attributes alone.
-
-    def _parameters_of_channels(self) -> tuple[Tensor | None, Tensor | None]:
-        parameters = self._parameters
-        if is_compiling() or "weight" not in parameters or "bias" not in parameters:
-            return self.weight, self.bias
-        return parameters["weight"], parameters["bias"]
-
-    def _buffers_of_channels(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        names = "running_mean", "running_var", "num_batches_tracked"
-        buffers = self._buffers
-        if is_compiling() or not all(map(buffers.__contains__, names)):
-            return self.running_mean, self.running_var, self.num_batches_tracked
-        return buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
-
-
-class _BatchNormReLU(_BatchNorm):
-    """A layer with a ReLU of its own, which cannot be separated from it."""
-
-    def __init__(self, *arguments: Any, ceiling: float | None = None, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.activation = check_activation(Activation("relu", ceiling))
-
-    def separate(self) -> None:
-        """Keep the ReLU: no other module computes it."""
-
-    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return relu(normalised input + residual), no more than the ceiling."""
-        if isinstance(input, Proxy):
-            return as_node(self, input, *(() if residual is None else (residual,)))
-        self._check_input_dim(input)
-        return self._normalised(input, residual, self.activation)
-
-    def _remedy(self) -> str:
-        return "use two modules instead, a BatchNorm layer and a ReLU"
+    def _tensors(self) -> tuple[Any, ...]:
+        # Each attribute of a module takes 0.9 us (AMD EPYC, Zen 3). A compiler needs attributes,
+        # and a parametrised parameter is not in these dictionaries.
+        if not is_compiling():
+            parameters, buffers = self._parameters, self._buffers
+            try:
+                return (
+                    parameters["weight"], parameters["bias"], buffers["running_mean"],
+                    buffers["running_var"], buffers["num_batches_tracked"],
+                )  # fmt: skip
+            except KeyError:
+                pass
+        mean, variance = self.running_mean, self.running_var
+        return self.weight, self.bias, mean, variance, self.num_batches_tracked
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -204,25 +295,21 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
     """`torch.nn.BatchNorm3d`, computed by backnorm: inputs of shape (N, C, D, H, W)."""
 
 
-class BatchNormReLU1d(_BatchNormReLU, torch.nn.BatchNorm1d):
-    """relu(`BatchNorm1d`(input) + residual) in one pass; the residual may be absent.
-
-    With ``ceiling=6.0`` the ReLU is a ReLU6.
-    """
+class _BatchNormReLU(_BatchNorm):
+    def __init__(self, *arguments: Any, ceiling: float | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, activation=Activation("relu", ceiling), **settings)
 
 
-class BatchNormReLU2d(_BatchNormReLU, torch.nn.BatchNorm2d):
-    """relu(`BatchNorm2d`(input) + residual) in one pass; the residual may be absent.
-
-    With ``ceiling=6.0`` the ReLU is a ReLU6.
-    """
+class BatchNormReLU1d(_BatchNormReLU, BatchNorm1d):
+    """`BatchNorm1d` with ``activation="relu"``; with ``ceiling=6.0`` the ReLU is a ReLU6."""
 
 
-class BatchNormReLU3d(_BatchNormReLU, torch.nn.BatchNorm3d):
-    """relu(`BatchNorm3d`(input) + residual) in one pass; the residual may be absent.
+class BatchNormReLU2d(_BatchNormReLU, BatchNorm2d):
+    """`BatchNorm2d` with ``activation="relu"``; with ``ceiling=6.0`` the ReLU is a ReLU6."""
 
-    With ``ceiling=6.0`` the ReLU is a ReLU6.
-    """
+
+class BatchNormReLU3d(_BatchNormReLU, BatchNorm3d):
+    """`BatchNorm3d` with ``activation="relu"``; with ``ceiling=6.0`` the ReLU is a ReLU6."""
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -243,6 +330,8 @@ class SyncBatchNorm(_BatchNorm):
     ----------
     num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
         As of `torch.nn.SyncBatchNorm`; inputs are of shape (N, C, ...).
+    activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
+        Applied to the normalised values, in the same pass.
     arithmetic : {"float32", "float64"}, optional
         What elements are computed in.
     reproducible : bool
@@ -263,23 +352,14 @@ class SyncBatchNorm(_BatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         process_group: Any = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        *,
-        arithmetic: Arithmetic | None = None,
-        reproducible: bool = False,
+        *arguments: Any,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            num_features, eps, momentum, affine, track_running_stats, device, dtype,
-            arithmetic=arithmetic, reproducible=reproducible,
-        )  # fmt: skip
+        own = num_features, eps, momentum, affine, track_running_stats
+        super().__init__(*own, *arguments, **settings)
         self.process_group = process_group
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if not hasattr(input, "dim"):
-            raise not_a_tensor("input", input)
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+    _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
 
     @property
     def qconfig(self) -> NoReturn:
@@ -294,23 +374,19 @@ class SyncBatchNorm(_BatchNorm):
             "backnorm.torch.revert(model) before"
         )
 
-    def __dir__(self) -> list[str]:
-        """Return the names of attributes, without the one that is an error."""
-        return [*filter("qconfig".__ne__, super().__dir__())]
-
     def _normalised(
         self, input: Tensor, residual: Tensor | None, activation: Activation | None
     ) -> Tensor:
         group = exchange.group_of(self.process_group) if self.training else None
         if group is None:
             return super()._normalised(input, residual, activation)
-        mean, variance, _, momentum = self._statistics()
+        weight, bias, mean, variance, _, momentum = self._operands()
         running = None
         if mean is not None or variance is not None:
             running = Running(*check_statistics(mean, variance), momentum)
         layer = exchange.name_of(self, group)
         return synchronised.batch_norm(
-            input, residual, self.weight, self.bias, running,
+            input, residual, weight, bias, running,
             traced_options(True, self.eps, activation, self.arithmetic, input.dtype),
             synchronised.Processes(group, layer, self.reproducible),
         )  # fmt: skip
@@ -332,3 +408,32 @@ class LazyBatchNorm3d(_BatchNorm, torch.nn.LazyBatchNorm3d):
     """`torch.nn.LazyBatchNorm3d`, which becomes `BatchNorm3d` with its first batch."""
 
     cls_to_become = BatchNorm3d
+
+
+@tools.unscriptable
+class FrozenLayer(torch.nn.Module):
+    """Mixin for a layer whose statistics and parameters are constants."""
+
+    arithmetic: Arithmetic | None = None
+
+    def __repr__(self) -> str:
+        """Return the text of the library's layer, followed by the arithmetic if there is one."""
+        return named(super().__repr__().removesuffix(")"), self.arithmetic) + ")"
+
+    def _is_ordinary(self, x: Tensor) -> bool:
+        """Return whether the library's formula would neither broadcast nor promote x."""
+        mean, variance = self.running_mean, self.running_var
+        return (
+            not isinstance(x, Proxy)
+            and x.dim() == 4
+            and x.dtype.is_floating_point
+            and x.dtype == mean.dtype == variance.dtype == self.weight.dtype == self.bias.dtype
+            and x.shape[1] == mean.shape[0]
+            and not (mean.requires_grad or variance.requires_grad)
+        )
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
+            arithmetic=self.arithmetic,
+        )  # fmt: skip

@@ -7,24 +7,36 @@ from timm.layers import norm_act
 from torch import Tensor
 from torch.fx import Proxy
 
-from backnorm.torch import modules
 from backnorm.torch.activations import activation_of
-from backnorm.torch.library_layers import REPLACEMENTS, FrozenLayer, LayerWithActivation
-from backnorm.torch.separable import as_node
+from backnorm.torch.modules import FrozenLayer, _BatchNorm, alteration_of
 
 __all__ = ["BatchNormAct2d", "FrozenBatchNormAct2d"]
 
 
-class BatchNormAct2d(LayerWithActivation, modules._BatchNorm, norm_act.BatchNormAct2d):
+class BatchNormAct2d(_BatchNorm, norm_act.BatchNormAct2d):
     """`timm.layers.BatchNormAct2d`: backnorm normalises, then `drop` and `act` are called.
 
     With `fuse_activation`, backnorm computes the activation too, unless there is an obstacle.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    fuse_activation: bool = False
+
+    def fusion_obstacle(self) -> str | None:
+        """Return the reason why only the module `act` can compute the activation, or None."""
+        drop, act = self.drop, self.act
+        if not self.fuse_activation:
+            return "it was converted without fuse=True"
+        if activation_of(act) is None:
+            return f"its activation is {type(act).__name__}"
+        if type(drop) is not torch.nn.Identity:
+            return f"{type(drop).__name__} comes before its activation"
+        alteration = alteration_of(act) or alteration_of(drop)
+        return f"its activation {alteration}" if alteration else None
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Normalise x, apply the dropout, and apply the activation."""
         if isinstance(x, Proxy):
-            return as_node(self, x)
+            return self.as_node(x)
         torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
         if self.fusion_obstacle() is None:
             return self._normalised(x, None, activation_of(self.act))
@@ -39,7 +51,3 @@ class FrozenBatchNormAct2d(FrozenLayer, norm_act.FrozenBatchNormAct2d):
         if self._is_ordinary(x):
             return self.act(self.drop(self._normalised(x)))
         return super().forward(x)
-
-
-REPLACEMENTS[norm_act.BatchNormAct2d] = BatchNormAct2d
-REPLACEMENTS[norm_act.FrozenBatchNormAct2d] = FrozenBatchNormAct2d

@@ -19,7 +19,6 @@ from backnorm.errors import BacknormError
 
 __all__ = [
     "UnrecognisedLayerWarning",
-    "check_validated",
     "register_with_opacus",
     "unscriptable",
     "warn_of_tracing",
@@ -79,26 +78,6 @@ def register_with_opacus(base: type[torch.nn.Module]) -> None:
             registry.FIXERS.setdefault(cls, _fixed)
 
 
-def check_validated(layer: torch.nn.Module, base: type[torch.nn.Module]) -> None:
-    """Raise if Opacus computes per-sample gradients, and its validator did not know the layer.
-
-    That is the case if Opacus was imported after the layer was made. The class is registered now.
-    """
-    validators = sys.modules.get("opacus.validators")
-    if validators is None or type(layer) in validators.ModuleValidator.VALIDATORS:
-        return
-    register_with_opacus(base)
-    hooks = sys.modules["opacus.grad_sample"].AbstractGradSampleHooks
-    owners = (getattr(hook, "__self__", None) for hook in layer._forward_hooks.values())
-    if any(isinstance(owner, hooks) for owner in owners):
-        raise BacknormError(
-            "Opacus computes per-sample gradients, but batch normalisation mixes samples in "
-            "training. Its validator did not know backnorm's layers: import opacus before the "
-            "model is made, or call "
-            "opacus.validators.ModuleValidator.validate(model, strict=True) again"
-        )
-
-
 def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
     yield cls
     for subclass in cls.__subclasses__():
@@ -108,13 +87,11 @@ def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
 def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
     """Return the layer that Opacus puts in the place of PyTorch's layer.
 
-    A layer with a ReLU is returned as it is, because the ReLU would be lost. The validator rejects
-    such a layer.
+    A layer with an activation of its own is returned as it is: the activation would be lost. The
+    validator rejects such a layer.
     """
     # The layers import this module.
-    from backnorm.torch.conversion import revert
-    from backnorm.torch.library_layers import original_of
+    from backnorm.torch.conversion import original_of, revert
 
-    fix = sys.modules["opacus.validators"].ModuleValidator.FIXERS.get(original_of(type(layer)))
-    fixed: torch.nn.Module = layer if fix is None else fix(revert(layer), **options)
-    return fixed
+    fix = sys.modules["opacus.validators"].ModuleValidator.FIXERS.get(original_of(layer))
+    return layer if fix is None else fix(revert(layer), **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torchvision.ops import misc
 
-from backnorm.torch.library_layers import REPLACEMENTS, FrozenLayer
+from backnorm.torch.modules import FrozenLayer
 
 __all__ = ["FrozenBatchNorm2d"]
 
@@ -16,6 +16,3 @@ class FrozenBatchNorm2d(FrozenLayer, misc.FrozenBatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x with constants."""
         return self._normalised(x) if self._is_ordinary(x) else super().forward(x)
-
-
-REPLACEMENTS[misc.FrozenBatchNorm2d] = FrozenBatchNorm2d

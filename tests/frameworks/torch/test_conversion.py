@@ -71,6 +71,12 @@ def test_conversion_changes_classes_alone_and_is_reverted(fuse):
     assert contents(net) == before
 
 
+def test_attribute_of_user_is_kept():
+    layer = nn.BatchNorm1d(3)
+    layer.name = "first"
+    assert revert(convert(layer)).name == "first"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_layer_that_is_the_model_is_converted_and_reverted(name):
     module = getattr(nn, name)(3)

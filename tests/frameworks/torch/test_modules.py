@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import backnorm.torch
@@ -180,21 +181,52 @@ def test_forked_workers_of_a_data_loader():
     assert all(map(torch.equal, loader, expected))
 
 
-@pytest.mark.parametrize("ceiling", [None, 0.75])
+OWN_ACTIVATIONS = {
+    "relu": (backnorm.torch.BatchNormReLU2d, {}, torch.relu),
+    "ceiling": (
+        backnorm.torch.BatchNormReLU2d, {"ceiling": 0.75},
+        lambda z: functional.hardtanh(z, 0.0, 0.75),
+    ),
+    "relu6": (backnorm.torch.BatchNorm2d, {"activation": "relu6"}, functional.relu6),
+    "silu": (backnorm.torch.BatchNorm2d, {"activation": "silu"}, functional.silu),
+    "synchronised": (backnorm.torch.SyncBatchNorm, {"activation": "relu"}, torch.relu),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_ACTIVATIONS)
 @pytest.mark.parametrize("residual", [True, False])
-def test_layer_with_relu_computes_what_its_steps_do(residual, ceiling, close):
-    module = backnorm.torch.BatchNormReLU2d(3, ceiling=ceiling).double()
+def test_layer_with_own_activation_computes_what_its_steps_do(residual, name, close):
+    cls, options, activation = OWN_ACTIVATIONS[name]
+    module = cls(3, **options).double()
     plain = torch.nn.BatchNorm2d(3).double()
     x, side, dy = (torch.randn(4, 3, 5, 5).double() for _ in range(3))
-    assert ("ceiling=0.75" in repr(module)) is (ceiling is not None)
+    if residual and name == "silu":
+        with pytest.raises(backnorm.ArgumentError, match=r"^residual: "):
+            module(x, side)
+        return
+    assert ("ceiling=0.75" in repr(module)) is (name == "ceiling")
     for training in (True, False):
         module.train(training)
         plain.train(training)
         leaf = x.clone().requires_grad_()
         y = module(leaf, side) if residual else module(leaf)
-        z = plain(leaf) + side if residual else plain(leaf)
-        expected = torch.nn.functional.hardtanh(z, 0.0, ceiling or 1e9)
-        close(y, expected)
-        close(torch.autograd.grad(y, leaf, dy), torch.autograd.grad(expected, leaf, dy))
+        expected = activation(plain(leaf) + side if residual else plain(leaf))
+        close(y, expected, factor=16)
+        gradients = (torch.autograd.grad(z, leaf, dy) for z in (y, expected))
+        close(*gradients, factor=16)
     close(module.state_dict(), plain.state_dict())
-    close(copy.deepcopy(module)(x), module(x))
+    for duplicate in copies_of(module).values():
+        close(duplicate(x), module(x))
+
+
+def test_lazy_layer_with_own_activation_keeps_it(close):
+    layer = backnorm.torch.LazyBatchNorm1d(activation="relu")
+    x = torch.randn(4, 3)
+    close(layer(x), torch.relu(torch.nn.BatchNorm1d(3)(x)))
+    assert type(layer) is backnorm.torch.BatchNorm1d
+    assert layer.activation.name == "relu"
+
+
+def test_unknown_own_activation_raises():
+    with pytest.raises(backnorm.ArgumentError, match=r"^activation: .*'gelu'"):
+        backnorm.torch.BatchNorm2d(3, activation="gelu")

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.scalars import check_flag, check_integer
-from backnorm.torch.library_layers import is_batch_norm
+from backnorm.torch.conversion import is_batch_norm
 
 __all__ = ["ReproducibleGradients"]
 
