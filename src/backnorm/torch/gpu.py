@@ -29,7 +29,7 @@ from backnorm.second_order import blocks
 from backnorm.signature import Operation
 from backnorm.torch import binned_sums
 from backnorm.torch.activations import activate, derivative
-from backnorm.torch.cpu import Tensors, message
+from backnorm.torch.cpu import Tensors
 from backnorm.torch.tensors import as_type, contiguous, dense, order_of
 
 __all__ = [
