@@ -8,7 +8,7 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.torch import operations, synchronised
 from backnorm.torch.options import traced_options
-from backnorm.torch.running_statistics import statistics_type
+from backnorm.torch.tensors import statistics_type
 
 __all__ = ["batch_norm"]
 

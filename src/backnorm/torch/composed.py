@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x, factors
-from backnorm.torch.running_statistics import statistics_type
+from backnorm.torch.tensors import statistics_type
 
 __all__ = ["backward", "double_backward"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -12,15 +13,7 @@ from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
 from backnorm.scalars import check_flag
-from backnorm.torch import (
-    eager,
-    kernels,
-    lowering,
-    operations,
-    running_statistics,
-    sharding,
-    synchronised,
-)
+from backnorm.torch import eager, kernels, lowering, operations, registry, synchronised
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import (
     check,
@@ -30,19 +23,26 @@ from backnorm.torch.checks import (
     not_a_tensor,
     refuse,
 )
-from backnorm.torch.dispatch import (
-    is_exporting,
-    is_exporting_to_onnx,
+from backnorm.torch.options import (
+    Options,
+    Running,
+    check_numbers,
+    eager_options,
+    traced_options,
+)
+from backnorm.torch.tensors import (
+    OpaqueTensorError,
+    as_plain,
+    by_operators,
     is_transformed,
     needs_dispatcher,
-    profiled,
 )
-from backnorm.torch.options import Options, check_numbers, eager_options, traced_options
-from backnorm.torch.running_statistics import Running
-from backnorm.torch.tensors import OpaqueTensorError, as_plain, by_operators
 from backnorm.torch.tools import unscriptable
 
 __all__ = ["batch_norm"]
+
+# Input, residual, weight, bias, running mean and variance.
+Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 @unscriptable
@@ -141,34 +141,32 @@ def batch_norm(
     if reproducible is not False and check_flag("reproducible", reproducible) and training:
         options = traced_options(training, eps, activation, arithmetic, input.dtype)
         check_batch(input)
-        running = None
-        if running_mean is not None or running_var is not None:
-            running = Running(*check_statistics(running_mean, running_var), momentum)
+        running = _running(running_mean, running_var, momentum)
         return synchronised.batch_norm(*operands[:4], running, options, synchronised.ALONE)
     if needs_dispatcher(input):
         options = traced_options(training, eps, activation, arithmetic, input.dtype)
-        return _by_dispatcher(*operands, momentum, options)
+        return _by_dispatcher(operands, momentum, options)
     options = eager_options(training, eps, activation, arithmetic, input.dtype)
     try:
-        return _eager(*operands, momentum, options)
+        return _eager(operands, momentum, options)
     except OpaqueTensorError:
         # Another tensor than the input is not memory.
-        return _by_dispatcher(*operands, momentum, options)
+        return _by_dispatcher(operands, momentum, options)
     except ArgumentError as error:
         refuse(error, *operands, training)
 
 
-def _eager(
-    input: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    options: Options,
-) -> Tensor:
+def _running(
+    running_mean: Tensor | None, running_var: Tensor | None, momentum: float
+) -> Running | None:
+    if running_mean is None and running_var is None:
+        return None
+    return Running(*check_statistics(running_mean, running_var), momentum)
+
+
+def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute by kernels, through autograd if a gradient may be needed."""
+    input, residual, weight, bias, running_mean, running_var = operands
     wants_gradient = torch.is_grad_enabled() and (
         input.requires_grad
         # The kernels raise for an operand that is not a tensor.
@@ -178,42 +176,34 @@ def _eager(
     )
     if options.training:
         check_batch(input)
-        running = None
-        if running_mean is not None or running_var is not None:
-            running = Running(*check_statistics(running_mean, running_var), momentum)
+        running = _running(running_mean, running_var, momentum)
         if wants_gradient:
-            return eager.train(input, residual, weight, bias, running, options)
-        run = profiled(kernels.forward, eager.name_of(options, residual))
+            train = eager.TRAIN[eager.name_of(options, residual)]
+            y: Tensor = train(input, residual, weight, bias, running, options)
+            return y
+        run = eager.profiled(kernels.forward, eager.name_of(options, residual))
         return run(input, residual, weight, bias, running, options)[0]
     statistics = check_statistics(running_mean, running_var)
     if not wants_gradient:
-        infer = profiled(kernels.inference, eager.name_of(options, residual))
+        infer = eager.profiled(kernels.inference, eager.name_of(options, residual))
         return infer(input, residual, weight, bias, statistics, options)
     plain = options
     if options.activation is not None:
         plain = Options(False, options.eps, None, options.arithmetic)
-    y = eager.freeze(input, weight, bias, statistics, plain)
+    y = eager.freeze(input, None, weight, bias, statistics, plain)
     residual = as_plain(residual)
     check_residual(residual, input, options.activation)
-    activated: Tensor = by_operators(
-        add_and_activate, y, residual, options.activation, residual=residual
-    )
-    return activated
+    return by_operators(add_and_activate, y, residual, options.activation, residual=residual)
 
 
-def _by_dispatcher(
-    input: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    options: Options,
-) -> Tensor:
+_NAMES = "input", "residual", "weight", "bias", "running_mean", "running_var"
+
+
+def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute by operators, which transforms, modes, tracers and classes of tensors see."""
-    operands = input, residual, weight, bias, running_mean, running_var
-    if not torch.compiler.is_compiling():
+    input, residual, *_ = operands
+    is_traced = torch.compiler.is_compiling()
+    if not is_traced:
         plain: Any = tuple(map(as_plain, operands))
         if any(one is not other for one, other in zip(plain, operands, strict=True)):
             # Tensors of a subclass that are memory.
@@ -226,68 +216,78 @@ def _by_dispatcher(
     check_residual(residual, input, options.activation)
     if options.training:
         check_batch(input)
-    named = {} if torch.compiler.is_compiling() else dict(zip(_NAMES, operands, strict=True))
-    y: Tensor = by_operators(_activated, *operands, momentum, options, **named)
-    return y
+    named = {} if is_traced else dict(zip(_NAMES, operands, strict=True))
+    return by_operators(_of_operators, operands, momentum, options, **named)
 
 
-_NAMES = "input", "residual", "weight", "bias", "running_mean", "running_var"
-
-
-def _activated(input: Tensor, residual: Tensor | None, *arguments: Any) -> Tensor:
-    """Return the result by operators; `arguments` are those of `_normalised`."""
-    y = _normalised(input, *arguments)
-    return add_and_activate(y, residual, arguments[-1].activation)
-
-
-def _normalised(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    options: Options,
-) -> Tensor:
+def _of_operators(operands: Operands, momentum: float, options: Options) -> Tensor:
+    """Return the result by operators of PyTorch and ours."""
+    input, residual, weight, bias, running_mean, running_var = operands
     training, eps, arithmetic = options.training, options.eps, options.arithmetic
-    deployed = not training and arithmetic is None and is_exporting()
+    deployed = not training and arithmetic is None and _is_exporting()
     parameters = running_mean, running_var, weight, bias
-    if is_exporting_to_onnx() or (deployed and _have_one_type(*parameters)):
+    if _is_exporting_to_onnx() or (deployed and _have_one_type(*parameters)):
         # Tools that read the program know only PyTorch's operators.
-        return torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
+        y = torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
+    else:
+        y = _normalised(operands, momentum, options)
+    return add_and_activate(y, residual, options.activation)
+
+
+def _normalised(operands: Operands, momentum: float, options: Options) -> Tensor:
+    """Return the normalised input by our operators; update the running statistics."""
+    input, _, weight, bias, running_mean, running_var = operands
     if torch.compiler.is_compiling():
         lowering.lower()
-    sharding.register()
+    registry.register_sharding()
     transformed = is_transformed()
     if transformed and torch.compiler.is_compiling():
         _allow_in_graph()
-    if not training:
+    settings = options.eps, options.arithmetic
+    if not options.training:
         assert running_mean is not None
         assert running_var is not None
         infer = operations.inference if transformed else operations.batch_norm_inference
-        y: Tensor = infer(input, weight, bias, running_mean, running_var, eps, arithmetic)
+        y: Tensor = infer(input, weight, bias, running_mean, running_var, *settings)
         return y
     forward = operations.forward if transformed else operations.batch_norm
-    y, mean, variance = forward(input, weight, bias, eps, arithmetic)
+    y, mean, variance = forward(input, weight, bias, *settings)
     if running_mean is not None and running_var is not None:
-        moved = Running(running_mean, running_var, momentum)
-        running_statistics.move(moved, mean, variance, input)
+        operations.move(Running(running_mean, running_var, momentum), mean, variance, input)
     return y
+
+
+# PyTorch 2.6 does not have it.
+_exports = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def _is_exporting() -> bool:
+    """Whether `torch.export` or `torch.jit.trace` records a program, which may run elsewhere."""
+    return _exports() or torch._C._get_tracing_state() is not None
+
+
+def _is_exporting_to_onnx() -> bool:
+    """Whether `torch.onnx.export` records operators now."""
+    # Importing torch.onnx takes long, and a caller that exports has imported it.
+    onnx = sys.modules.get("torch.onnx")
+    return onnx is not None and onnx.is_in_onnx_export()
 
 
 def _allow_in_graph() -> bool:
     """Let a compiler put the functions of transforms into its graph as they are.
 
     It would trace them and lose their derivatives. The registration needs Dynamo imported, which
-    takes longer than importing backnorm: so Dynamo calls this function while it traces, and takes
-    the result as a constant.
+    takes longer than importing backnorm.
     """
     torch.compiler.allow_in_graph(
-        [operations.forward, operations.inference, running_statistics.move_below_transforms]
+        [operations.forward, operations.inference, operations.move_below_transforms]
     )
     return True
 
 
+# A compiler calls these while it traces, and takes their results as constants.
+_is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_is_exporting_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _allow_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -19,8 +19,7 @@ from backnorm.layout import mask_size
 from backnorm.problem import check_mask
 from backnorm.torch import cpu
 from backnorm.torch.checks import TensorValueError
-from backnorm.torch.options import Options
-from backnorm.torch.running_statistics import Running
+from backnorm.torch.options import Options, Running
 from backnorm.torch.tensors import metadata
 
 __all__ = [

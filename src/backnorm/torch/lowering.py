@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,73 +23,30 @@ import torch
 from torch import Tensor
 
 from backnorm.torch import cpu, operations
-from backnorm.torch.operations import like_parameter, like_statistics
-from backnorm.torch.options import arithmetic_of
-from backnorm.torch.registry import Operation, register
+from backnorm.torch.registry import register
 
 __all__ = ["lower"]
 
 
-def _coefficients(x: Tensor, arithmetic: str | None) -> Tensor:
-    return x.new_empty((4, x.shape[1]), dtype=getattr(torch, arithmetic_of(x.dtype, arithmetic)))
-
-
-def _fake_forward(
-    x: Tensor, _weight: Any, _bias: Any, _eps: float, arithmetic: str | None = None
-) -> Any:
-    return like_statistics(x), like_statistics(x), _coefficients(x, arithmetic)
-
-
-def _fake_backward(
-    x: Tensor, _dy: Any, _mean: Any, _variance: Any, weight: Tensor | None,
-    _eps: float, _training: bool, arithmetic: str | None = None,
-) -> Any:  # fmt: skip
-    dweight, dbias = like_parameter(x, weight), like_parameter(x, weight)
-    return dweight, dbias, _coefficients(x, arithmetic)
-
-
-def _fake_inference(
+def _fake_inference_coefficients(
     mean: Tensor, _variance: Any, _weight: Any, _bias: Any, _eps: float, arithmetic: str
 ) -> Tensor:
     return mean.new_empty((4, mean.shape[0]), dtype=getattr(torch, arithmetic))
 
 
-_COEFFICIENTS = (
-    Operation(
-        "forward_coefficients",
-        cpu.forward_coefficients,
-        _fake_forward,
-        schema="(Tensor x, Tensor? weight, Tensor? bias, float eps, str? arithmetic=None)"
-        " -> (Tensor mean, Tensor variance, Tensor coefficients)",
-        # It accepts x in any layout.
-        tags=(torch.Tag.flexible_layout,),
-    ),
-    Operation(
-        "backward_coefficients",
-        cpu.backward_coefficients,
-        _fake_backward,
-        schema="(Tensor x, Tensor dy, Tensor mean, Tensor variance, Tensor? weight, float eps,"
-        " bool training, str? arithmetic=None)"
-        " -> (Tensor dweight, Tensor dbias, Tensor coefficients)",
-    ),
-    # Of constants alone, so that Inductor's freezing computes it once.
-    Operation(
-        "inference_coefficients",
-        cpu.inference_coefficients,
-        _fake_inference,
-        schema="(Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float eps,"
-        " str arithmetic) -> Tensor",
-        reference="mean",
-    ),
+_forward_coefficients = register(
+    "forward_coefficients",
+    cpu.forward_coefficients,
+    ("statistics", "statistics", "coefficients"),
+    # It accepts x in any layout.
+    tags=(torch.Tag.flexible_layout,),
 )
-_forward_coefficients, _backward_coefficients, _inference_coefficients = map(
-    register, _COEFFICIENTS
+_backward_coefficients = register(
+    "backward_coefficients", cpu.backward_coefficients, ("parameter", "parameter", "coefficients")
 )
-
-# What Inductor calls for other elements. It refuses to call an operator that it decomposes.
-_forward_opaque, _inference_opaque, _backward_opaque = (
-    register(replace(operation, name=f"{operation.name}_whole", function=None, batched=False))
-    for operation in operations.TABLE[:3]
+# Of constants alone, so that Inductor's freezing computes it once.
+_inference_coefficients = register(
+    "inference_coefficients", cpu.inference_coefficients, _fake_inference_coefficients
 )
 
 
@@ -107,7 +63,7 @@ def _forward(
     arithmetic: str | None = None,
 ) -> Any:
     if not _is_lowered(x):
-        return _forward_opaque(x, weight, bias, eps, arithmetic)
+        return NotImplemented
     mean, variance, coefficients = _forward_coefficients(
         x, weight, bias, eps, arithmetic or "float32"
     )
@@ -124,7 +80,7 @@ def _inference(
     arithmetic: str | None = None,
 ) -> Any:
     if not _is_lowered(x):
-        return _inference_opaque(x, weight, bias, mean, variance, eps, arithmetic)
+        return NotImplemented
     coefficients = _inference_coefficients(
         mean, variance, weight, bias, eps, arithmetic or "float32"
     )
@@ -142,7 +98,7 @@ def _backward(
     arithmetic: str | None = None,
 ) -> Any:
     if not _is_lowered(x):
-        return _backward_opaque(x, dy, mean, variance, weight, eps, training, arithmetic)
+        return NotImplemented
     dweight, dbias, coefficients = _backward_coefficients(
         x, dy, mean, variance, weight, eps, training, arithmetic or "float32"
     )
@@ -203,10 +159,12 @@ def lower() -> None:
     # Dynamo does not call a cached function.
     if operations.batch_norm in decomposition.decompositions:
         return
-    from torch._inductor.lowering import make_fallback
+    from torch._inductor.lowering import constrain_to_fx_strides, make_fallback
 
     make_fallback(_backward_coefficients, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _FORMULAS.items():
+        # What Inductor calls for other elements.
+        make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
         decomposition.register_decomposition([operator])(formula)
     # A copy of the table, made when the first graph is compiled.
     decomposition.fast_random_decomps.cache_clear()

@@ -31,8 +31,7 @@ from backnorm.errors import BacknormError
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, synchronised, tools
 from backnorm.torch.checks import check_statistics, not_a_tensor
-from backnorm.torch.options import named, traced_options
-from backnorm.torch.running_statistics import Running
+from backnorm.torch.options import Running, named, traced_options
 
 __all__ = [
     "BatchNorm1d",

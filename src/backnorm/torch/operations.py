@@ -2,8 +2,8 @@
 
 `torch.compile`, `torch.export`, fake tensors and modes that see every operator call the operators;
 autograd, forward mode and `torch.func` differentiate the classes. An operator normalises and does
-nothing else: PyTorch's operators add a residual and apply an activation, and `running_statistics`
-moves the running statistics. Eager calls on tensors in memory do not come here (`eager`).
+nothing else: PyTorch's operators add a residual and apply an activation, and `move` updates the
+running statistics. Eager calls on tensors in memory do not come here (`eager`).
 
 The caller decides the arithmetic. Without it an operator computes in the element type's own, so
 that a graph means the same wherever it runs; Inductor has a rule of its own (`lowering`).
@@ -25,14 +25,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from backnorm.torch import composed, kernels
-from backnorm.torch.dispatch import is_batched, is_transformed
-from backnorm.torch.options import Options, arithmetic_of
-from backnorm.torch.registry import Operation, register
-from backnorm.torch.running_statistics import statistics_type
-from backnorm.torch.transforms import check_constants, primals
+from backnorm.torch.checks import TensorValueError
+from backnorm.torch.options import Options, Running, arithmetic_of
+from backnorm.torch.registry import register
+from backnorm.torch.tensors import is_batched, is_transformed
 
 __all__ = [
-    "TABLE",
     "backward",
     "batch_norm",
     "batch_norm_backward",
@@ -41,14 +39,12 @@ __all__ = [
     "double_backward",
     "forward",
     "inference",
-    "like_parameter",
-    "like_statistics",
 ]
 
 Gradients = tuple[Tensor | None, ...]
 
 
-# Kernels and fake kernels of the operators.
+# Kernels of the operators.
 
 
 def _forward(
@@ -59,10 +55,6 @@ def _forward(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return kernels.forward(x, None, weight, bias, None, _options(x, True, eps, arithmetic))[:3]
-
-
-def _fake_forward(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return torch.empty_like(x), like_statistics(x), like_statistics(x)
 
 
 def _inference(
@@ -76,10 +68,6 @@ def _inference(
 ) -> Tensor:
     options = _options(x, False, eps, arithmetic)
     return kernels.inference(x, None, weight, bias, (mean, variance), options)
-
-
-def _fake_inference(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
 
 
 def _backward(
@@ -97,30 +85,8 @@ def _backward(
     return kernels.backward(saved, dy, options, has_residual=False)[:3]
 
 
-def _fake_backward(
-    x: Tensor, _dy: Any, _mean: Any, _variance: Any, weight: Any, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), like_parameter(x, weight), like_parameter(x, weight)
-
-
-def _fake_double_backward(
-    x: Tensor, dy: Tensor, _mean: Any, _variance: Any, weight: Any, *_: Any
-) -> Gradients:
-    return torch.empty_like(x), torch.empty_like(x), like_parameter(x, weight)
-
-
 def _options(x: Tensor, training: bool, eps: float, arithmetic: str | None) -> Options:
     return Options(training, eps, None, arithmetic_of(x.dtype, arithmetic))
-
-
-def like_statistics(x: Tensor) -> Tensor:
-    """Return a new tensor like a mean of x."""
-    return x.new_empty((x.shape[1],), dtype=statistics_type(x.dtype))
-
-
-def like_parameter(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Return a new tensor like a gradient of `weight`."""
-    return like_statistics(x) if weight is None else weight.new_empty((x.shape[1],))
 
 
 # Derivatives.
@@ -155,7 +121,7 @@ class BatchNormBackward(Function):
         tweight: Tensor | None,
         *_: Any,
     ) -> Gradients:
-        x, dy, *channels = primals(ctx)
+        x, dy, *channels = _primals(ctx)
         tdx, tdweight, tdbias = None, None, None
         # The results are linear in dy. In x and weight: the Hessian of <dy, y> times the tangents.
         if tdy is not None:
@@ -193,7 +159,7 @@ class _Normalisation(Function):
     def jvp(
         ctx: Any, tx: Tensor | None, tweight: Tensor | None, tbias: Tensor | None, *others: Any
     ) -> Any:
-        x, mean, variance, weight = primals(ctx)
+        x, mean, variance, weight = _primals(ctx)
         by_x, by_parameters = None, None
         if tx is not None:
             options = ctx.eps, ctx.training, ctx.arithmetic
@@ -211,7 +177,7 @@ class _Normalisation(Function):
         if tangent is None:
             tangent = torch.zeros_like(x)
         elif not ctx.training:
-            check_constants(*others[:2])
+            _check_constants(*others[:2])
         return (tangent, None, None) if ctx.training else tangent
 
 
@@ -251,6 +217,26 @@ def _save(ctx: Any, *tensors: Tensor | None) -> None:
     ctx.save_for_forward(*tensors)
 
 
+def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
+    """Raise for tangents of given statistics, as PyTorch does."""
+    for name, tangent in (("running_mean", tmean), ("running_var", tvariance)):
+        if tangent is not None:
+            raise TensorValueError(
+                name,
+                "is a constant to derivatives, and must have no tangent",
+                hint=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal",
+            )
+
+
+def _primals(ctx: Any) -> list[Tensor | None]:
+    """Return the saved tensors without their tangents at the current level."""
+    # `forward_ad.unpack_dual` does not know the level of forward mode while a compiler traces.
+    return [
+        None if tensor is None else torch._VF._unpack_dual(tensor, level=0).primal
+        for tensor in ctx.saved_tensors
+    ]
+
+
 def _sum(one: Any, other: Any) -> Any:
     """Return the sum of two tensors, either of which may be absent."""
     if one is None or other is None:
@@ -258,53 +244,34 @@ def _sum(one: Any, other: Any) -> Any:
     return one + other
 
 
-# The table of the operators.
+# The operators.
 
-TABLE = (
-    Operation(
-        "batch_norm",
-        _forward,
-        _fake_forward,
-        function=BatchNorm,
-        batched=True,
-        results_of_x=(1, 2),
-    ),
-    Operation(
-        "batch_norm_inference",
-        _inference,
-        _fake_inference,
-        function=BatchNormInference,
-        batched=True,
-    ),
-    Operation(
-        "batch_norm_backward",
-        _backward,
-        _fake_backward,
-        function=BatchNormBackward,
-        batched=True,
-    ),
-    Operation(
-        "batch_norm_double_backward",
-        kernels.double_backward,
-        _fake_double_backward,
-        backward=_no_derivative,
-        batched=True,
-    ),
+batch_norm = register(
+    "batch_norm", _forward, ("data", "statistics", "statistics"), function=BatchNorm
 )
-
-batch_norm, batch_norm_inference, batch_norm_backward, batch_norm_double_backward = map(
-    register, TABLE
+batch_norm_inference = register(
+    "batch_norm_inference", _inference, ("data",), function=BatchNormInference
+)
+batch_norm_backward = register(
+    "batch_norm_backward",
+    _backward,
+    ("data", "parameter", "parameter"),
+    function=BatchNormBackward,
+)
+batch_norm_double_backward = register(
+    "batch_norm_double_backward",
+    kernels.double_backward,
+    ("data", "data", "parameter"),
+    backward=_no_derivative,
 )
 
 
-# The same as functions that every transform differentiates.
+# The same as functions that every transform differentiates; arguments are those of the operators.
 
 
-def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, arithmetic: str | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and biased variance of the batch, which are constants."""
-    results: tuple[Tensor, Tensor, Tensor] = BatchNorm.apply(x, weight, bias, eps, arithmetic)
+    results: tuple[Tensor, Tensor, Tensor] = BatchNorm.apply(*arguments)
     return results
 
 
@@ -314,38 +281,27 @@ def inference(
     bias: Tensor | None,
     mean: Tensor,
     variance: Tensor,
-    eps: float,
-    arithmetic: str | None,
+    *settings: Any,
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
     # A later batch in training moves the running statistics, and autograd does not see it. The
     # copies keep their tangents, which the operation refuses.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
-    y: Tensor = BatchNormInference.apply(x, weight, bias, mean, variance, eps, arithmetic)
+    y: Tensor = BatchNormInference.apply(x, weight, bias, mean, variance, *settings)
     return y
 
 
-def backward(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    training: bool,
-    arithmetic: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias, which can be differentiated again.
 
     PyTorch's batched gradients (``is_grads_batched``) lose the derivative of a `Function`, and keep
     those of PyTorch's operators.
     """
     if torch.is_grad_enabled() and is_batched(dy):
-        return composed.backward(x, dy, mean, variance, weight, eps, training)
-    gradients: tuple[Tensor, Tensor, Tensor] = BatchNormBackward.apply(
-        x, dy, mean, variance, weight, eps, training, arithmetic
-    )
+        *others, _arithmetic = arguments
+        return composed.backward(x, dy, *others)
+    gradients: tuple[Tensor, Tensor, Tensor] = BatchNormBackward.apply(x, dy, *arguments)
     return gradients
 
 
@@ -358,3 +314,81 @@ def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]
         return composed.double_backward(x, *arguments)
     gradients: tuple[Tensor, Tensor, Tensor] = batch_norm_double_backward(x, *arguments)
     return gradients
+
+
+# Running statistics.
+
+
+def move(running: Running, mean: Tensor, variance: Tensor, input: Tensor) -> None:
+    """Update running statistics by operators that the dispatcher or transforms know.
+
+    A batch without elements leaves them as they are.
+    """
+    if input.numel():
+        count = input.numel() // input.shape[1]
+        operands = running.mean, running.variance, mean.detach(), variance.detach()
+        update = move_below_transforms if is_transformed() else _move
+        update(*operands, running.momentum, count)
+
+
+def _move(
+    running_mean: Tensor,
+    running_var: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    momentum: float,
+    count: int,
+) -> None:
+    # In float64, rounded once, as in kernels. A tensor first: in `torch.jit.trace` counts are
+    # tensors of integers, whose ratio has 24 bits.
+    unbiased = variance.double() * count / (count - 1)
+    running_mean.copy_(running_mean.double() * (1.0 - momentum) + mean.double() * momentum)
+    running_var.copy_(running_var.double() * (1.0 - momentum) + unbiased * momentum)
+
+
+def move_below_transforms(*arguments: Any) -> Tensor:
+    """Update running statistics below all transforms, where they are memory."""
+    empty: Tensor = MoveRunningStatistics.apply(*arguments)
+    return empty
+
+
+class MoveRunningStatistics(Function):
+    """`_move`, below all transforms; it returns an empty tensor."""
+
+    @staticmethod
+    def forward(running_mean: Tensor, running_var: Tensor, *arguments: Any) -> Tensor:
+        # `data` has a version counter of its own: autograd does not record the update, as in
+        # PyTorch, where weights may be views of the same base.
+        _move(running_mean.data, running_var.data, *arguments)
+        return running_mean.new_empty(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Return no tangent: running statistics are constants."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int | None]:
+        names = "running_mean", "running_var"
+        for name, axis, batch_axis in zip(names, in_dims[:2], in_dims[2:4], strict=True):
+            if axis is None and batch_axis is not None:
+                raise TensorValueError(
+                    name,
+                    "would be moved by every element of vmap, but is one for all of them",
+                    accepted="a tensor that vmap maps over, or None",
+                    hint="torch.func.stack_module_state gives each model its own",
+                )
+        # The update is elementwise, so the axis of problems may be the first in all tensors.
+        moved = [
+            # If vmap maps over one of the running statistics and not over the batch, the other one
+            # stays as it is, as in PyTorch.
+            value.expand(info.batch_size, *value.shape).clone()
+            if axis is None
+            else value.movedim(axis, 0)
+            for value, axis in zip(inputs[:4], in_dims, strict=False)
+        ]
+        MoveRunningStatistics.apply(*moved, *inputs[4:])
+        return inputs[2].new_empty(0), None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from backnorm.torch.tensors import element_type
 
 __all__ = [
     "Options",
+    "Running",
     "arithmetic_of",
     "check_eps",
     "check_numbers",
@@ -57,6 +58,14 @@ class Options:
     arithmetic: Arithmetic | None
 
 
+class Running(NamedTuple):
+    """Running statistics, shape (C,), and the weight of a batch in their update."""
+
+    mean: Tensor
+    variance: Tensor
+    momentum: float
+
+
 def eager_options(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
@@ -65,19 +74,12 @@ def eager_options(
     They are cached: a repeated call with the same arguments in the same `backnorm.arithmetic` block
     gets the same object.
     """
+    arguments = training, eps, activation, arithmetic, dtype, chosen()
     try:
-        return _cached(training, eps, activation, arithmetic, dtype, chosen())
+        return _cached(*arguments)
     except TypeError:
         # An argument without a hash is of a wrong type, which the check names.
-        return _checked(training, eps, activation, arithmetic, dtype)
-
-
-def _checked(
-    training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
-) -> Options:
-    check_eps(training, eps)
-    kind = element_type(dtype)
-    return Options(training, eps, check_activation(activation, kind), resolved(kind, arithmetic))
+        return _cached.__wrapped__(*arguments)
 
 
 # Typed, because True == 1 == 1.0. An error is raised anew in each call.
@@ -85,19 +87,21 @@ def _checked(
 def _cached(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype, _block: Any
 ) -> Options:
-    return _checked(training, eps, activation, arithmetic, dtype)
+    check_eps(training, eps)
+    kind = element_type(dtype)
+    return Options(training, eps, check_activation(activation, kind), resolved(kind, arithmetic))
 
 
 def traced_options(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
     """Return the options of a call of operators: under transforms, modes, tracers and compilers."""
+    if not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
+        return eager_options(training, eps, activation, arithmetic, dtype)
     check_eps(training, eps)
     if not torch.compiler.is_dynamo_compiling():
         kind = element_type(dtype)
-        is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-        resolve = asked if is_traced else resolved
-        return Options(training, eps, check_activation(activation, kind), resolve(kind, arithmetic))
+        return Options(training, eps, check_activation(activation, kind), asked(kind, arithmetic))
     ceiling = None
     if isinstance(activation, Activation):
         # A compiler cannot pass on a named tuple that the traced code makes.

@@ -1,16 +1,26 @@
-"""Operators of the dispatcher (``torch.ops.backnorm.*``): each is a row, registered in one way."""
+"""Operators of the dispatcher (``torch.ops.backnorm.*``): each is registered in one way.
+
+An operator names its results. The names say what fake kernels return, and where DTensor may split
+results over a mesh.
+
+Channels are independent of each other. So B problems of C channels, of `torch.func.vmap`, are one
+problem of B * C channels, exactly and in one call; a tensor that vmap does not map over is the same
+for all. DTensor keeps tensors as they are that are sharded over channels, and gathers those that
+are sharded over batch or space, as for PyTorch's own operators: statistics are those of the whole
+batch.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.library import (
     infer_schema,
     register_autograd,
@@ -20,107 +30,90 @@ from torch.library import (
 )
 
 from backnorm.errors import ArgumentError
-from backnorm.torch import transforms
-from backnorm.torch.checks import check_device, not_a_tensor, renamed
-from backnorm.torch.tensors import in_memory
+from backnorm.torch.checks import check_device, renamed
+from backnorm.torch.options import arithmetic_of
+from backnorm.torch.tensors import in_memory, statistics_type
 
-__all__ = ["Operation", "register", "with_checks"]
+__all__ = ["like_statistics", "register", "register_sharding", "with_checks"]
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
 #: The operations' names for tensors, and the operators'.
 _NAMES = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
 
+#: data: like x. statistics: a mean or variance, a function of x alone. parameter: like the weight,
+#: or without one like statistics. coefficients: four numbers of every channel (`lowering`).
+Result = Literal["data", "statistics", "parameter", "coefficients"]
 
-@dataclass(frozen=True)
-class Operation:
-    """An operator of the dispatcher.
 
-    Attributes
+def register(
+    name: str,
+    kernel: Callable[..., Any],
+    results: tuple[Result, ...] | Callable[..., Any],
+    *,
+    function: type[Any] | None = None,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
+    tags: tuple[torch.Tag, ...] = (),
+) -> Any:
+    """Register an operator with the dispatcher, autograd, vmap and DTensor, and return it.
+
+    Parameters
     ----------
     name : str
     kernel : callable
-        Computes the results, on any device; its annotations are the operator's types.
-    fake : callable
-        Returns new tensors like the kernel's.
+        Computes the results, on any device; its annotations are the operator's types. All tensors
+        must be on the device of the first.
+    results : tuple of str, or callable
+        The results' names. The operator is then a problem of x, whose channels vmap may join and
+        DTensor may split. Of any other operator: a function that returns new tensors like the
+        kernel's.
     function : type of Function, optional
         Has `setup_context`, `backward` and `jvp`. It becomes what autograd, forward mode and
         `torch.func` differentiate; the operator computes it.
     backward, setup_context : callable, optional
         Without `function`: the backward pass of the operator, and what saves tensors for it.
-    batched : bool
-        Whether a batch of problems is one problem with more channels (`transforms.batching_rule`).
-    results_of_x : tuple of int
-        The positions of the results that depend on x alone.
-    schema : str, optional
-        Without it the schema follows from the kernel's annotations.
     tags : tuple of torch.Tag
         For Inductor: the layouts of operands that the operator takes.
-    reference : str
-        The tensor on whose device all others must be.
     """
-
-    name: str
-    kernel: Callable[..., Any]
-    fake: Callable[..., Any]
-    function: type[Any] | None = None
-    backward: Callable[..., Any] | None = None
-    setup_context: Callable[..., None] | None = None
-    batched: bool = False
-    results_of_x: tuple[int, ...] = ()
-    schema: str | None = None
-    tags: tuple[torch.Tag, ...] = ()
-    reference: str = "x"
-
-
-def register(operation: Operation) -> Any:
-    """Register an operation with the dispatcher, autograd and vmap; return the operator."""
-    name, function = operation.name, operation.function
-    schema = operation.schema or infer_schema(operation.kernel, mutates_args=())
     # `torch.library.custom_op` does the same, and takes 3 us more in every call (AMD EPYC, Zen 3).
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *operation.tags))
+    schema = infer_schema(kernel, mutates_args=())
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     # For all devices. Dynamo does not trace the Python code of a kernel that is registered so.
-    register_kernel(f"backnorm::{name}", None, with_checks(operation.kernel), lib=_LIBRARY)
+    register_kernel(f"backnorm::{name}", None, with_checks(kernel), lib=_LIBRARY)
     # Kernels read tensors that are lazily negated or zero themselves. PyTorch would copy them
     # before, and read beyond the end of a storage that was shortened.
     for key in ("Negative", "ZeroTensor"):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
     operator = getattr(torch.ops.backnorm, name).default
-    register_fake(operator, _with_device_check(operation))
+    register_fake(operator, _fake_kernel(kernel, results))
+    if backward is not None:
+        register_autograd(operator, backward, setup_context=setup_context)
+    if callable(results):
+        return operator
+    register_vmap(operator, _batching_rule(operator, results))
+    _split_by_channels.append((operator, results))
     if function is not None:
-        _register_function(function, operator, operation.results_of_x)
+        assert issubclass(function, Function)
+        function.forward = operator
+        function.jvp = staticmethod(_differentiable(function.jvp))
+        function.vmap = staticmethod(_batching_rule(function.apply, results))
         register_autograd(operator, function.backward, setup_context=function.setup_context)
-    elif operation.backward is not None:
-        register_autograd(operator, operation.backward, setup_context=operation.setup_context)
-    if operation.batched:
-        register_vmap(operator, transforms.batching_rule(operator, operation.results_of_x))
     return operator
-
-
-def _register_function(function: type[Any], operator: Any, results_of_x: tuple[int, ...]) -> None:
-    """Let an operator compute the forward pass of a class of functions."""
-    assert issubclass(function, Function)
-    function.forward = operator
-    function.jvp = staticmethod(transforms.differentiable(function.jvp))
-    function.vmap = staticmethod(transforms.batching_rule(function.apply, results_of_x))
 
 
 def with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel that takes subclasses of tensors; its errors have its own argument names."""
-    parameters = list(inspect.signature(kernel).parameters.values())
-    required = [(k, each.name) for k, each in enumerate(parameters) if each.annotation == "Tensor"]
+    parameters = inspect.signature(kernel).parameters.values()
+    names = [(each.name, each.annotation == "Tensor") for each in parameters]
 
     @functools.wraps(kernel)
     def call(*arguments: Any) -> Any:
-        for k, name in required:
-            # The dispatcher accepts None for a tensor.
-            if arguments[k] is None:
-                raise not_a_tensor(name, None)
         try:
             plain = [
-                in_memory(value, parameter.name) if isinstance(value, Tensor) else value
-                # The dispatcher leaves out defaults.
-                for value, parameter in zip(arguments, parameters, strict=False)
+                in_memory(value, name) if required or isinstance(value, Tensor) else value
+                # The dispatcher accepts None for a tensor, and leaves out defaults.
+                for value, (name, required) in zip(arguments, names, strict=False)
             ]
             return kernel(*plain)
         except ArgumentError as error:
@@ -129,18 +122,151 @@ def with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _with_device_check(operation: Operation) -> Callable[..., Any]:
-    """Return a fake kernel that raises unless all tensors are on the device of the reference.
+# Fake kernels, which compute shapes and types.
+
+
+def _fake_kernel(
+    kernel: Callable[..., Any], results: tuple[Result, ...] | Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a kernel of fake tensors, which raises unless all are on the device of the first.
 
     The dispatcher calls it if any tensor is on the meta device.
     """
-    names = list(inspect.signature(operation.kernel).parameters)
-    position = names.index(operation.reference)
+    parameters = list(inspect.signature(kernel).parameters)
 
     def call(*arguments: Any) -> Any:
-        for name, value in zip(names, arguments, strict=False):
+        operands = dict(zip(parameters, arguments, strict=False))
+        for name, value in operands.items():
             if isinstance(value, Tensor):
-                check_device(name, value, operation.reference, arguments[position])
-        return operation.fake(*arguments)
+                check_device(name, value, parameters[0], arguments[0])
+        if callable(results):
+            return results(*arguments)
+        new = tuple(_new_result(result, **operands) for result in results)
+        return new if len(new) > 1 else new[0]
 
     return call
+
+
+def _new_result(
+    result: Result,
+    x: Tensor,
+    weight: Tensor | None = None,
+    arithmetic: str | None = None,
+    **_: Any,
+) -> Tensor:
+    if result == "data":
+        return torch.empty_like(x)
+    if result == "coefficients":
+        dtype = getattr(torch, arithmetic_of(x.dtype, arithmetic))
+        return x.new_empty((4, x.shape[1]), dtype=dtype)
+    if result == "parameter" and weight is not None:
+        return weight.new_empty((x.shape[1],))
+    return like_statistics(x)
+
+
+def like_statistics(x: Tensor) -> Tensor:
+    """Return a new tensor like a mean of x."""
+    return x.new_empty((x.shape[1],), dtype=statistics_type(x.dtype))
+
+
+# Rules of `torch.func`.
+
+
+def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rule of forward mode that forward mode can differentiate again.
+
+    PyTorch calls a rule with forward mode off, for all levels at once, and the tangent of its
+    result would be 0. A rule leaves out the tangents of the current level itself.
+    """
+
+    @functools.wraps(jvp)
+    def call(*arguments: Any) -> Any:
+        with forward_ad._set_fwd_grad_enabled(True):
+            return jvp(*arguments)
+
+    return call
+
+
+def _batching_rule(function: Callable[..., Any], kinds: Sequence[Result]) -> Callable[..., Any]:
+    """Return the vmap rule of `function`, for `torch.library` and `torch.autograd.Function`.
+
+    A tensor with one axis is per channel; a tensor with more has the channels on the second axis.
+    """
+
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        size, axis_of_x = info.batch_size, in_dims[0]
+        # The shape of x of one problem.
+        _, channels, *_ = (n for k, n in enumerate(arguments[0].shape) if k != axis_of_x)
+        merged = [
+            _merge(argument, axis, size) if isinstance(argument, Tensor) else argument
+            for argument, axis in zip(arguments, in_dims, strict=True)
+        ]
+        results = function(*merged)
+        if isinstance(results, Tensor):
+            return _split(results, size, channels)
+        split = [_split(result, size, channels) for result in results]
+        batched = [
+            # Problems with the same x have the same statistics.
+            (result.select(axis, 0), None)
+            if kind == "statistics" and axis_of_x is None and size
+            else (result, axis)
+            for kind, (result, axis) in zip(kinds, split, strict=True)
+        ]
+        tensors, axes = zip(*batched, strict=True)
+        return tensors, axes
+
+    return vmap
+
+
+def _merge(tensor: Tensor, axis: int | None, size: int) -> Tensor:
+    """Return a tensor whose channels are those of all problems, problem by problem."""
+    if axis is None:
+        tensor, axis = tensor.expand(size, *tensor.shape), 0
+    channels = 0 if tensor.dim() == 2 else 1
+    return tensor.movedim(axis, channels).flatten(channels, channels + 1)
+
+
+def _split(tensor: Tensor, size: int, channels: int) -> tuple[Tensor, int]:
+    """Undo `_merge`, and return the axis of problems."""
+    axis = 0 if tensor.dim() == 1 else 1
+    return tensor.unflatten(axis, (size, channels)), axis
+
+
+# Distributed tensors.
+
+_split_by_channels: list[tuple[Any, tuple[Result, ...]]] = []
+
+
+def register_sharding() -> bool:
+    """Register the rules of our operators if DTensor is imported.
+
+    Importing DTensor takes longer than importing backnorm.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return False
+    _register_sharding()
+    return True
+
+
+# Dynamo calls it while it traces.
+register_sharding._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _register_sharding() -> None:
+    from torch.distributed.tensor.experimental import register_sharding
+
+    for operator, results in _split_by_channels:
+        register_sharding(operator)(functools.partial(_placements, results))
+
+
+def _placements(results: Sequence[Result], *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Return where results and arguments of an operator may be: replicated, or by channels."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    # An argument is the specification of a tensor, or None for an absent one.
+    ranks = [getattr(argument, "ndim", None) for argument in arguments]
+    replicated = [Replicate()] * len(results), [None if n is None else Replicate() for n in ranks]
+    axes = [1 if result in ("data", "coefficients") else 0 for result in results]
+    by_channels = [None if n is None else Shard(1 if n > 1 else 0) for n in ranks]
+    return [([Shard(axis) for axis in axes], by_channels), replicated]

@@ -25,13 +25,11 @@ from backnorm.errors import BacknormError
 from backnorm.torch import checks
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import TensorTypeError, check_device
-from backnorm.torch.dispatch import is_batched, is_transformed
 from backnorm.torch.exchange import Exchange
 from backnorm.torch.kernels import engine_of
-from backnorm.torch.options import Options, arithmetic_of
-from backnorm.torch.registry import Operation, register
-from backnorm.torch.running_statistics import Running, statistics_type
-from backnorm.torch.tensors import contiguous
+from backnorm.torch.options import Options, Running, arithmetic_of
+from backnorm.torch.registry import register
+from backnorm.torch.tensors import contiguous, is_batched, is_transformed, statistics_type
 
 __all__ = [
     "ALONE",
@@ -245,15 +243,11 @@ def _fake_gradient(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
-TABLE = (
-    Operation(
-        "synchronised", _forward, _fake_forward, setup_context=_setup_context, backward=_backward
-    ),
-    Operation("synchronised_sums", _sums, _fake_sums, backward=_refuse_second_order),
-    Operation("synchronised_gradient", _gradient, _fake_gradient, backward=_refuse_second_order),
+_batch_norm = register(
+    "synchronised", _forward, _fake_forward, backward=_backward, setup_context=_setup_context
 )
-
-_batch_norm, _reduce, _apply = map(register, TABLE)
+_reduce = register("synchronised_sums", _sums, _fake_sums, backward=_refuse_second_order)
+_apply = register("synchronised_gradient", _gradient, _fake_gradient, backward=_refuse_second_order)
 
 
 class _Transformed(Function):
@@ -347,6 +341,6 @@ def _move(running: Running, moments: Tensor) -> None:
     unbiased = moments[channels:-1] * (count / (count - 1.0).clamp(min=1.0))
     moves = (running.mean, moments[:channels]), (running.variance, unbiased)
     for statistic, value in moves:
-        # `data` has a version counter of its own: see `running_statistics`.
+        # `data` has a version counter of its own: see `operations`.
         target = statistic if torch.compiler.is_compiling() else statistic.data
         target.copy_(statistic.double() * (1.0 - weight) + value * weight)

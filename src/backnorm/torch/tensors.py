@@ -1,4 +1,4 @@
-"""Tensors: their types, classes and memory.
+"""Tensors: their types, classes and memory, and which calls on them the dispatcher must see.
 
 Kernels read memory. A tensor of a subclass that is memory is taken as a plain tensor, whatever its
 class says of its shape. An opaque tensor is one whose elements only operators know.
@@ -9,7 +9,6 @@ of another tensor they could not be changed in place after an autograd function,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +16,8 @@ import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from backnorm.allocation import LARGE, advise
@@ -40,17 +41,20 @@ __all__ = [
     "element_type",
     "empty_like",
     "in_memory",
-    "in_order",
+    "is_batched",
     "is_opaque",
+    "is_transformed",
     "metadata",
-    "order_in_memory",
+    "needs_dispatcher",
     "order_of",
     "plain",
+    "statistics_type",
     "tensor_of",
     "wide",
     "wide_metadata",
 ]
 
+Result = TypeVar("Result")
 Kind = TypeVar("Kind", Tensor, None, Tensor | None)
 
 _TYPES = {
@@ -67,6 +71,11 @@ _OTHER = np.dtype(object)
 def element_type(dtype: torch.dtype) -> np.dtype:
     """Return the type of elements as NumPy's."""
     return _TYPES.get(dtype, _OTHER)
+
+
+def statistics_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the mean and variance of an x of `dtype`."""
+    return torch.float32 if dtype.itemsize == 2 else dtype
 
 
 def metadata(tensor: Tensor) -> Any:
@@ -118,6 +127,40 @@ def is_opaque(tensor: Tensor) -> bool:
     return bool(dispatch_keys(tensor).raw_repr() & ~_IN_MEMORY)
 
 
+# Looked up once, because every call needs them.
+_are_transforms_active = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+
+#: Whether a tensor is a batch of gradients (``is_grads_batched``).
+is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+
+def needs_dispatcher(tensor: Tensor) -> bool:
+    """Whether a call on `tensor` must be made of operators that the dispatcher knows.
+
+    It must under `torch.compile` and `torch.export` (`is_compiling`), under `torch.func` and
+    forward-mode differentiation, under modes that see every operator (fake tensors, `make_fx`, FLOP
+    counters) and `torch.jit.trace`, for batched gradients (``is_grads_batched``), and for tensors
+    other than plain ones on a CPU or a CUDA device.
+    """
+    return (
+        is_compiling()
+        or (type(tensor) is not Tensor and type(tensor) is not Parameter)
+        or not (tensor.is_cpu or tensor.is_cuda)
+        or _are_transforms_active()
+        or _modes() > 0
+        or forward_ad._current_level >= 0
+        or is_batched(tensor)
+        or _tracing() is not None
+    )
+
+
+def is_transformed() -> bool:
+    """Whether `torch.func` or forward mode differentiates."""
+    return forward_ad._current_level >= 0 or _are_transforms_active()
+
+
 def in_memory(tensor: Tensor, name: str) -> Tensor:
     """Return a tensor of a subclass as a plain one, or raise if it is opaque.
 
@@ -144,7 +187,7 @@ def as_plain(value: Any) -> Any:
         return Tensor.as_subclass(value, Tensor)
 
 
-def by_operators(operators: Callable[..., Any], *arguments: Any, **tensors: Any) -> Any:
+def by_operators(operators: Callable[..., Result], *arguments: Any, **tensors: Any) -> Result:
     """Return what operators return; `tensors` are the tensors among the arguments, by name.
 
     A class of tensors raises errors of many kinds for operators that it does not have, or not with
@@ -153,7 +196,7 @@ def by_operators(operators: Callable[..., Any], *arguments: Any, **tensors: Any)
     try:
         return operators(*arguments)
     except Exception as error:
-        if torch.compiler.is_compiling() or isinstance(error, BacknormError):
+        if is_compiling() or isinstance(error, BacknormError):
             raise
         opaque = [
             (name, tensor)
@@ -207,26 +250,6 @@ def order_of(x: Tensor) -> Order:
     if x.permute(order).is_contiguous():
         return order
     return by_strides(torch.empty_like(x, device="meta").stride())
-
-
-@functools.lru_cache(maxsize=256)
-def order_in_memory(strides: tuple[int, ...]) -> Tensor:
-    """Return strides as a tensor: what a mask of a ReLU is saved with.
-
-    The bits of a mask are in the order of x in memory. Hooks of saved tensors keep values, and may
-    return x in another order.
-    """
-    return torch.tensor(strides, device="cpu")
-
-
-def in_order(x: Tensor, order: Tensor) -> Tensor:
-    """Return x in the order of memory that `order_in_memory` describes: itself, or a copy."""
-    strides = tuple(order.tolist())
-    if x.stride() == strides:
-        return x
-    axes = order_of(torch.empty_strided(x.shape, strides, device="meta"))
-    inverse = sorted(range(len(axes)), key=axes.__getitem__)
-    return x.permute(axes).contiguous().permute(inverse)
 
 
 def wide(tensor: Kind, x: Tensor) -> Kind:
@@ -300,29 +323,21 @@ class _Memory:
             "data": (address, False),
             "shape": tensor.shape,
             "strides": strides,
-            "typestr": _typestr(tensor.dtype, name),
+            "typestr": element_type(tensor.dtype).str,
             "version": 3,
         }
-
-
-@functools.cache
-def _typestr(dtype: torch.dtype, name: str) -> str:
-    # NumPy has no bfloat16: over as integers.
-    like = torch.empty(0, dtype=torch.int16 if dtype is torch.bfloat16 else dtype)
-    try:
-        return like.numpy().dtype.str
-    except TypeError as error:
-        raise TensorTypeError(name, "unsupported element type", came=dtype) from error
 
 
 def array_of(tensor: Tensor, name: str = "tensor") -> np.ndarray:
     """Return the tensor's memory as an array; errors call it `name`."""
     tensor = in_memory(tensor, name)
+    if tensor.dtype not in _TYPES:
+        raise TensorTypeError(name, "unsupported element type", came=tensor.dtype)
     if not plain(tensor):
         check_memory(tensor, name)
         tensor = tensor.detach().clone()
-    array = np.asarray(_Memory(tensor, name))
-    return array.view(ml_dtypes.bfloat16) if tensor.dtype is torch.bfloat16 else array
+    # NumPy reads bfloat16, which is not a type of its own, as two bytes.
+    return np.asarray(_Memory(tensor, name)).view(element_type(tensor.dtype))
 
 
 def tensor_of(array: np.ndarray) -> Tensor:

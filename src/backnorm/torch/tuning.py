@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -82,17 +83,11 @@ def tune(
     options = eager_options(True, eps, activation, arithmetic, input.dtype)
     has_residual = residual is not None
     with torch.no_grad(), gpu.on(input):
-
-        def forward() -> Any:
-            return kernels.forward(input, residual, weight, bias, None, options)
-
+        forward = partial(kernels.forward, input, residual, weight, bias, None, options)
         _, mean, variance, mask = forward()
         dy = torch.empty_like(input).copy_(input)
         saved = kernels.Saved(input, weight, mean, variance, mask)
-
-        def backward() -> Any:
-            return kernels.backward(saved, dy, options, has_residual)
-
+        backward = partial(kernels.backward, saved, dy, options, has_residual)
         common = {"epsilon": eps, "arithmetic": options.arithmetic}
         place = gpu.place_of(
             "forward", input, residual, weight, bias, None, None,
