@@ -180,7 +180,8 @@ class TestGradients:
         with pytest.raises(NotImplementedError, match="reproducible sums"):
             (gradient.square().sum() + scale.square().sum()).backward()
 
-    # PyTorch compiles its decompositions when the first dual number is made.
+    # PyTorch compiles its decompositions when the first dual number is made, which takes seconds.
+    @pytest.mark.long
     @pytest.mark.filterwarnings("ignore:`torch.jit.script")
     def test_forward_mode_and_vmap_raise(self):
         def function(x):
