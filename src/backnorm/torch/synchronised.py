@@ -24,12 +24,18 @@ from backnorm.cpu.scratch import bin_rows
 from backnorm.errors import BacknormError
 from backnorm.torch import checks
 from backnorm.torch.activations import add_and_activate
-from backnorm.torch.checks import TensorTypeError, check_device
+from backnorm.torch.checks import TensorTypeError, check_device, check_tensor
 from backnorm.torch.exchange import Exchange
 from backnorm.torch.kernels import engine_of
 from backnorm.torch.options import Options, Running, arithmetic_of
 from backnorm.torch.registry import register
-from backnorm.torch.tensors import contiguous, is_batched, is_transformed, statistics_type
+from backnorm.torch.tensors import (
+    check_memory,
+    contiguous,
+    is_batched,
+    is_transformed,
+    statistics_type,
+)
 
 __all__ = [
     "ALONE",
@@ -107,7 +113,7 @@ def normalise(
 ) -> Tensor:
     """Return y, given the moments of all elements."""
     engine, computed_in = engine_of(x), arithmetic_of(x.dtype, arithmetic)
-    mean, variance, _ = engine.parts(moments)
+    mean, variance, _ = engine.parts(_check_message("moments", moments, x))
     y: Tensor = engine.apply_forward(
         x, None, weight, bias, eps, "NCX", None, computed_in, False, sums=(mean, variance)
     )[0]
@@ -154,18 +160,28 @@ def _gradient(
 ) -> Tensor:
     """Return dx, given the moments of all elements and the sums of all processes."""
     engine, computed_in = engine_of(x), arithmetic_of(x.dtype, arithmetic)
-    check_device("sums", sums, "x", x)
-    if sums.dtype is not torch.float64 or sums.shape != (2 * x.shape[1] + 1,):
-        raise TensorTypeError(
-            "sums", "must have two numbers of every channel of {x}, and the number of elements",
-            came=f"{sums.dtype}, shape {tuple(sums.shape)}", accepted="float64, shape (2C + 1,)",
-        )  # fmt: skip
-    sum_dy, sum_dy_xmu, count = engine.parts(contiguous(sums))
+    sum_dy, sum_dy_xmu, count = engine.parts(_check_message("sums", sums, x))
     dx: Tensor = engine.apply(
         x, dy, None, *_statistics(x, moments), weight, eps, "NCX", True, False, computed_in,
         sums=(sum_dy, sum_dy_xmu), count=count,
     )[0]  # fmt: skip
     return dx
+
+
+def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
+    """Return moments or sums as kernels read them, or raise."""
+    check_tensor("x", x)
+    check_device(name, message, "x", x)
+    check_memory(message, name)
+    # The kernel checks the rest of x.
+    shape = (2 * x.shape[1] + 1,) if x.dim() > 1 else message.shape
+    if message.dtype is not torch.float64 or message.shape != shape:
+        raise TensorTypeError(
+            name, "must have two numbers of every channel of {x}, and the number of elements",
+            came=f"{message.dtype}, shape {tuple(message.shape)}",
+            accepted="float64, shape (2C + 1,)",
+        )  # fmt: skip
+    return contiguous(message)
 
 
 def _message(sums: Tensor, count: int) -> Tensor:
@@ -182,6 +198,7 @@ def _bins(x: Tensor, local: Tensor, exchange: Exchange | None) -> tuple[Tensor, 
 
 def _statistics(x: Tensor, moments: Tensor) -> tuple[Tensor, ...]:
     """Return mean and variance, each rounded once."""
+    moments = _check_message("moments", moments, x)
     return moments[:-1].to(statistics_type(x.dtype)).chunk(2)
 
 

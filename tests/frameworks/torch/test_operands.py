@@ -331,9 +331,12 @@ def same(one, other):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_tensor_of_an_operator(name):
     operator = OPERATORS[name]
+    settings = {
+        "eps": EPSILON, "training": True, "arithmetic": None, "reproducible": False,
+        "layer": "layer 'norm'", "group": None,
+    }  # fmt: skip
     names = [each.name for each in operator._schema.arguments]
-    options = {each: value for each, value in {"eps": EPSILON, "training": True}.items()
-               if each in names}  # fmt: skip
+    options = {name: value for name, value in settings.items() if name in names}
     make_good = functools.partial(operands_of, tensors_of(operator))
     wrong = []
     for operand, label, make in cases(make_good):
