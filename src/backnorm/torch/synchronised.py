@@ -136,7 +136,7 @@ def _sums(
     second those of all processes.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
-    mean, _ = _statistics(x, moments)
+    mean, _ = _statistics(x, _check_message("moments", moments, x))
     local = _message(*engine_of(x).reduce(x, dy, None, mean, "NCX", computed_in, reproducible))
     if group is not None:
         settings = f"{layer}, {x.shape[1]} channels, backward, {reproducible=}, {eps=}"
@@ -160,9 +160,10 @@ def _gradient(
 ) -> Tensor:
     """Return dx, given the moments of all elements and the sums of all processes."""
     engine, computed_in = engine_of(x), arithmetic_of(x.dtype, arithmetic)
+    mean, variance = _statistics(x, _check_message("moments", moments, x))
     sum_dy, sum_dy_xmu, count = engine.parts(_check_message("sums", sums, x))
     dx: Tensor = engine.apply(
-        x, dy, None, *_statistics(x, moments), weight, eps, "NCX", True, False, computed_in,
+        x, dy, None, mean, variance, weight, eps, "NCX", True, False, computed_in,
         sums=(sum_dy, sum_dy_xmu), count=count,
     )[0]  # fmt: skip
     return dx
@@ -198,7 +199,6 @@ def _bins(x: Tensor, local: Tensor, exchange: Exchange | None) -> tuple[Tensor, 
 
 def _statistics(x: Tensor, moments: Tensor) -> tuple[Tensor, ...]:
     """Return mean and variance, each rounded once."""
-    moments = _check_message("moments", moments, x)
     return moments[:-1].to(statistics_type(x.dtype)).chunk(2)
 
 
