@@ -153,7 +153,22 @@ def batch_norm(
         # Another tensor than the input is not memory.
         return _by_dispatcher(operands, momentum, options)
     except ArgumentError as error:
+        if _is_empty_of_integers(input):
+            # PyTorch computes it, in the type of the parameters.
+            parameters = running_mean, running_var, weight, bias
+            y = torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
+            return add_and_activate(y, residual, options.activation)
         refuse(error, *operands, training)
+
+
+def _is_empty_of_integers(input: Tensor) -> bool:
+    return not (
+        input.is_nested
+        or input.is_floating_point()
+        or input.is_complex()
+        or input.layout is not torch.strided
+        or input.numel()
+    )
 
 
 def _running(

@@ -254,3 +254,13 @@ def test_the_signature_is_pytorchs_and_keywords_of_ours():
         "activation": None, "residual": None, "arithmetic": None, "reproducible": False,
     }  # fmt: skip
     assert {each.kind for each in parameters[count:]} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_empty_input_of_integers_gives_what_pytorch_gives(training):
+    x, ones = torch.ones(0, 3, dtype=torch.int32), torch.ones(3)
+    operands = x, torch.zeros(3), ones, ones, ones, training
+    expected = functional.batch_norm(*operands)
+    y = backnorm.torch.batch_norm(*operands, activation="relu")
+    assert y.shape == expected.shape
+    assert y.dtype is expected.dtype
