@@ -342,11 +342,17 @@ def batch_norm_with_moments(
         # Each process checks its own part, as if all parts were as large.
         count = input.numel() // max(input.shape[1], 1)
         binned.check_count("input", dist.get_world_size(processes.group) * count)
-    group = None if processes.group is None else processes.group.group_name
+    layer, group = processes.layer, None
+    if processes.group is not None:
+        group = processes.group.group_name
+        if options.activation is not None:
+            # Not computed here, but processes must agree about it.
+            name, ceiling = options.activation
+            layer = f"{layer}, {name}" + ("" if ceiling is None else f" up to {ceiling}")
     run = _Transformed.apply if is_transformed() else _batch_norm
     results: tuple[Tensor, Tensor] = run(
         input, weight, bias, options.eps, options.arithmetic,
-        processes.reproducible, processes.layer, group,
+        processes.reproducible, layer, group,
     )  # fmt: skip
     return results
 

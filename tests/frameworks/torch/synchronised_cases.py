@@ -200,6 +200,11 @@ def disagreements(group):
     def settings(**how):
         return lambda: forward(*layers(1, **({} if first else how)))
 
+    def activation():
+        (layer,) = layers(1)
+        layer.activation = RELU if first else None
+        layer(torch.ones(2, 4))
+
     def passes():
         a, b = layers(2)
         y = a(torch.ones(2, 4, requires_grad=True))
@@ -217,6 +222,7 @@ def disagreements(group):
         "in another order": in_order,
         "reproducible": settings(reproducible=True),
         "channels": settings(channels=5),
+        "activation": activation,
         "forward and backward": passes,
         "without names": unnamed,
         "compiled": compiled,

@@ -106,6 +106,7 @@ def test_process_without_gradient_takes_part(parts):
         ("in another order", "layer '0', 4 channels", "layer '1', 4 channels"),
         ("reproducible", "reproducible=False", "reproducible=True"),
         ("channels", "4 channels", "5 channels"),
+        ("activation", "layer '0', relu, 4 channels", "layer '0', 4 channels"),
         (
             "forward and backward",
             "layer '0', 4 channels, backward",
