@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.jax import check, derivatives, formulas
+from backnorm.jax.activations import activated, forward_relu
 from backnorm.jax.check import Groups
 from backnorm.jax.exchange import moments_of_all
 from backnorm.jax.formulas import working_type
 from backnorm.jax.mapped import alike
-from backnorm.jax.relu import activated, forward_relu
 
 __all__ = ["Setting", "batch_norm", "batch_norm_backward", "batch_norm_inference"]
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from backnorm.activations import check_activation
 from backnorm.errors import ArgumentValueError
+from backnorm.jax.activations import activated
 from backnorm.jax.formulas import working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
-from backnorm.jax.relu import activated
 from backnorm.problem import residual_alone
 
 __all__ = ["feature_axes", "trained", "with_running_statistics"]
