@@ -62,7 +62,6 @@ __all__ = [
     "parts",
     "reduce",
     "reduce_forward",
-    "unpack_mask",
 ]
 
 _Operands = Operands[Tensor]
@@ -158,7 +157,7 @@ class Tensors(Arrays[Tensor, P]):
         signature = problem.signature
         for tensor, copy, operand in zip(operands, ready, signature.operands, strict=True):
             if tensor is not None and operand.name in _RUNNING and copy is not tensor:
-                # `data` has a version counter of its own: see `statistics.update_running`.
+                # `data` has a version counter of its own: see `operations`.
                 tensor.data.copy_(copy)
         if not signature.operation.startswith("backward"):
             return results
@@ -328,13 +327,6 @@ def double_backward(
         out=(array_of(gx), array_of(gdy)),
     )
     return gx, gdy, as_type(channels[2], tensor_of(result.gamma))
-
-
-def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Return the mask of a forward pass as booleans that lie as x does."""
-    x = dense(x)
-    bits = np.unpackbits(array_of(mask), count=x.numel(), bitorder="little").view(np.bool_)
-    return torch.from_numpy(bits).as_strided(x.shape, x.stride())
 
 
 def _channels(tensor: Tensor | None, x: Tensor) -> Any:

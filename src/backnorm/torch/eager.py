@@ -29,7 +29,14 @@ from backnorm.torch.activations import activate, derivative
 from backnorm.torch.checks import renamed
 from backnorm.torch.kernels import Saved
 from backnorm.torch.options import Options, Running
-from backnorm.torch.tensors import PLAIN, by_operators, is_opaque, needs_dispatcher, order_of
+from backnorm.torch.tensors import (
+    PLAIN,
+    by_operators,
+    is_opaque,
+    needs_dispatcher,
+    order_of,
+    unpack_mask,
+)
 
 __all__ = ["TRAIN", "freeze", "name_of", "profiled"]
 
@@ -77,7 +84,7 @@ def _by_operations(saved: Saved, dy: Tensor, options: Options) -> tuple[Tensor |
     x, weight, mean, variance, mask, bias = saved
     activation = options.activation
     if mask is not None:
-        dy = torch.where(kernels.unpack_mask(mask, x), dy, 0.0)
+        dy = torch.where(unpack_mask(mask, x), dy, 0.0)
     elif activation is not None:
         # To differentiate again, the activation's input must be a function of x.
         z = operations.forward(x, weight, bias, options.eps, options.arithmetic)[0]

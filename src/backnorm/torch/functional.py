@@ -95,8 +95,8 @@ def batch_norm(
         Computed in the same pass. ``backnorm.Activation("relu", ceiling)`` is a ReLU with another
         upper bound than 6, which is rounded to input's type. A ReLU keeps one bit an element for
         the backward pass; the input of SiLU and Hardswish is recomputed there. It is a step of its
-        own with gradients of given statistics (training=False), under `torch.func` and under
-        `torch.compile`, which fuses it; and SiLU and Hardswish are if `reproducible`.
+        own with gradients of given statistics (training=False), if `reproducible`, under
+        `torch.func` and under `torch.compile`, which fuses it.
     residual : Tensor, optional
         Added before the activation, which must be a ReLU; of input's shape and type.
     arithmetic : {"float32", "float64"}, optional
@@ -147,27 +147,24 @@ def batch_norm(
         options = traced_options(training, eps, activation, arithmetic, input.dtype)
         return _by_dispatcher(operands, momentum, options)
     options = eager_options(training, eps, activation, arithmetic, input.dtype)
+    if not input.is_floating_point() and _is_empty_of_integers(input):
+        # PyTorch computes it, in the type of the parameters.
+        parameters = running_mean, running_var, weight, bias
+        y = torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
+        check_residual(residual, y, options.activation)
+        return add_and_activate(y, residual, options.activation)
     try:
         return _eager(operands, momentum, options)
     except OpaqueTensorError:
         # Another tensor than the input is not memory.
         return _by_dispatcher(operands, momentum, options)
     except ArgumentError as error:
-        if _is_empty_of_integers(input):
-            # PyTorch computes it, in the type of the parameters.
-            parameters = running_mean, running_var, weight, bias
-            y = torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
-            return add_and_activate(y, residual, options.activation)
         refuse(error, *operands, training)
 
 
 def _is_empty_of_integers(input: Tensor) -> bool:
     return not (
-        input.is_nested
-        or input.is_floating_point()
-        or input.is_complex()
-        or input.layout is not torch.strided
-        or input.numel()
+        input.is_nested or input.is_complex() or input.layout is not torch.strided or input.numel()
     )
 
 

@@ -30,7 +30,7 @@ from backnorm.signature import Operation
 from backnorm.torch import binned_sums
 from backnorm.torch.activations import activate, derivative
 from backnorm.torch.cpu import Tensors
-from backnorm.torch.tensors import as_type, contiguous, dense, order_of
+from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
 
 __all__ = [
     "TENSORS",
@@ -48,7 +48,6 @@ __all__ = [
     "place_of",
     "reduce",
     "reduce_forward",
-    "unpack_mask",
     "use",
 ]
 
@@ -241,14 +240,6 @@ def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return two numbers of every channel, and the number of elements, from one tensor."""
     channels = message.numel() // 2
     return message[:channels], message[channels:-1], message[-1:]
-
-
-def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Return the mask of a forward pass as booleans that lie as x does."""
-    x = dense(x)
-    shifts = torch.arange(8, dtype=torch.uint8, device=mask.device)
-    bits = (mask[:, None] >> shifts & 1).flatten()[: x.numel()].bool()
-    return bits.as_strided(x.shape, x.stride())
 
 
 # Elements in a block, 8 MiB in float64: long enough to hide what the launch of a kernel costs.

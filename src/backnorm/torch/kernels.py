@@ -12,15 +12,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from backnorm.layout import mask_size
-from backnorm.problem import check_mask
 from backnorm.torch import cpu
 from backnorm.torch.checks import TensorValueError
 from backnorm.torch.options import Options, Running
-from backnorm.torch.tensors import metadata
 
 __all__ = [
     "Saved",
@@ -29,7 +25,6 @@ __all__ = [
     "engine_of",
     "forward",
     "inference",
-    "unpack_mask",
 ]
 
 
@@ -149,11 +144,3 @@ def double_backward(
     gradients: tuple[Tensor, Tensor, Tensor]
     gradients = engine.double_backward(read[:3], read[3:], eps, training)
     return gradients
-
-
-def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Return a mask as booleans with the shape and strides of x, whose elements are not read."""
-    check_mask(metadata(mask), mask_size(x.numel()))
-    like = torch.empty_strided(x.shape, x.stride(), device="meta")
-    positive: Tensor = engine_of(mask).unpack_mask(mask, like)
-    return positive

@@ -22,8 +22,8 @@ from torch.nn import Parameter
 
 from backnorm.allocation import LARGE, advise
 from backnorm.errors import BacknormError
-from backnorm.layout import Order, by_strides
-from backnorm.problem import Metadata
+from backnorm.layout import Order, by_strides, mask_size
+from backnorm.problem import Metadata, check_mask
 from backnorm.torch.checks import TensorTypeError, TensorValueError, not_a_tensor
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "plain",
     "statistics_type",
     "tensor_of",
+    "unpack_mask",
     "wide",
     "wide_metadata",
 ]
@@ -78,15 +79,13 @@ def statistics_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize == 2 else dtype
 
 
-def metadata(tensor: Tensor) -> Any:
+def metadata(tensor: Tensor) -> Metadata:
     """Return a tensor's shape and type."""
     return Metadata(tuple(tensor.shape), element_type(tensor.dtype))
 
 
-def wide_metadata(tensor: Tensor | None, x: Tensor) -> Any:
+def wide_metadata(tensor: Tensor, x: Tensor) -> Metadata:
     """Return a per-channel tensor's shape and type: float32 if it has 16 bits, as x has."""
-    if tensor is None:
-        return None
     shape, dtype = metadata(tensor)
     if tensor.dtype is x.dtype and tensor.dtype.itemsize == 2:
         dtype = np.dtype(np.float32)
@@ -313,8 +312,8 @@ class _Memory:
 
     __slots__ = ("__array_interface__", "_tensor")
 
-    def __init__(self, tensor: Tensor, name: str) -> None:
-        address = check_memory(tensor, name)
+    def __init__(self, tensor: Tensor) -> None:
+        address = check_memory(tensor, "tensor")
         self._tensor = tensor
         strides = None
         if not tensor.is_contiguous():
@@ -328,16 +327,16 @@ class _Memory:
         }
 
 
-def array_of(tensor: Tensor, name: str = "tensor") -> np.ndarray:
-    """Return the tensor's memory as an array; errors call it `name`."""
-    tensor = in_memory(tensor, name)
+def array_of(tensor: Tensor) -> np.ndarray:
+    """Return the tensor's memory as an array."""
+    tensor = in_memory(tensor, "tensor")
     if tensor.dtype not in _TYPES:
-        raise TensorTypeError(name, "unsupported element type", came=tensor.dtype)
+        raise TensorTypeError("tensor", "unsupported element type", came=tensor.dtype)
     if not plain(tensor):
-        check_memory(tensor, name)
+        check_memory(tensor, "tensor")
         tensor = tensor.detach().clone()
     # NumPy reads bfloat16, which is not a type of its own, as two bytes.
-    return np.asarray(_Memory(tensor, name)).view(element_type(tensor.dtype))
+    return np.asarray(_Memory(tensor)).view(element_type(tensor.dtype))
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
@@ -345,6 +344,18 @@ def tensor_of(array: np.ndarray) -> Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).clone()
     return torch.from_numpy(array).clone()
+
+
+def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
+    """Return the mask of a forward pass as booleans that lie as x does, or raise if it is not one.
+
+    The elements of x are not read.
+    """
+    check_mask(metadata(mask), mask_size(x.numel()))
+    like = dense(torch.empty_strided(x.shape, x.stride(), device="meta"))
+    shifts = torch.arange(8, dtype=torch.uint8, device=mask.device)
+    bits = (mask[:, None] >> shifts & 1).flatten()[: x.numel()].bool()
+    return bits.as_strided(x.shape, like.stride())
 
 
 def as_type(weight: Tensor | None, gradient: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from backnorm.gpu.device import KNOWN
 from backnorm.gpu.plan import candidates, plan_gpu
 from backnorm.layout import extents_of
 from backnorm.torch import cpu, gpu
+from backnorm.torch.tensors import unpack_mask
 
 from .. import interpreter
 from ..interpreter import DEVICE
@@ -92,9 +93,9 @@ def test_results_are_those_of_the_cpu(shape, schedule, layout, relu, scheduled):
     *theirs, bits = cpu.forward(*given, *options)
     compare(ours, theirs)
     if relu:
-        positive = cpu.unpack_mask(bits, x)
-        assert torch.equal(cpu.unpack_mask(mask.cpu(), x), positive)
-        assert torch.equal(gpu.unpack_mask(mask, *there([x])).cpu(), positive)
+        positive = unpack_mask(bits, x)
+        assert torch.equal(unpack_mask(mask.cpu(), x), positive)
+        assert torch.equal(unpack_mask(mask, *there([x])).cpu(), positive)
     given = x, dy, bits, *theirs[1:], weight
     options = 1e-5, "NCX", True, relu, None, False
     *ours, dresidual = gpu.backward(*there(given), *options)
