@@ -71,6 +71,8 @@ sweep:
 # Fixtures of the core's files are not made twice; elsewhere a worker without work takes some.
 test-core: FOLDER := tests --ignore tests/frameworks
 test-core: DIST := loadfile
+# Without a GPU those of `gpu_device` are collected, and skipped.
+test-gpu: FOLDER := tests/frameworks/gpu tests/frameworks/gpu_device
 test-keras-%: FOLDER := tests/frameworks/keras
 test-keras-%: export KERAS_BACKEND = $(@:test-keras-%=%)
 

@@ -24,12 +24,14 @@ def data_of(dtype, data_format, *, x=1.0, dy=1.0):
     rng = np.random.default_rng(8)
     data = realistic_data(SHAPES[data_format], dtype, data_format=data_format, rng=rng)
     kind = data.x.dtype.type
+    with np.errstate(over="ignore"):
+        variance = data.variance * data.variance.dtype.type(x) ** 2
     return dataclasses.replace(
         data,
         x=data.x * kind(x),
         dy=data.dy * kind(dy),
         mean=data.mean * data.mean.dtype.type(x),
-        variance=data.variance * data.variance.dtype.type(x) ** 2,
+        variance=variance,
         epsilon=0.0,
     )
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backnorm.torch.arithmetics import decided
 from torch import nn
 
 import backnorm.torch
 from backnorm.torch import gpu, kernels, tune
+from backnorm.torch.options import eager_options
 
 CUDA = torch.device("cuda")
 
@@ -29,13 +29,10 @@ def seeded():
 
 def step(x, dy, weight, bias):
     """Return what a training step computes."""
-    arithmetic = decided(x.dtype, None)
-    y, mean, variance, *_ = kernels.forward(
-        x, None, weight, bias, 1e-5, None, False, None, arithmetic
-    )
-    *gradients, _ = kernels.backward(
-        x, dy, None, mean, variance, weight, 1e-5, True, False, arithmetic
-    )
+    options = eager_options(True, 1e-5, None, None, x.dtype)
+    y, mean, variance, _ = kernels.forward(x, None, weight, bias, None, options)
+    saved = kernels.Saved(x, weight, mean, variance)
+    *gradients, _ = kernels.backward(saved, dy, options, False)
     return y, mean, variance, *gradients
 
 
@@ -69,6 +66,7 @@ def test_the_same_bits_again_and_in_a_graph(shape, channels_last):
         assert torch.equal(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_nothing_waits(shape):
     given = tensors(shape)
@@ -165,6 +163,8 @@ def test_a_model_trains_as_pytorchs(channels_last):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+# Importing Inductor uses a function of PyTorch that PyTorch deprecates.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_compiled_models():
     layer = backnorm.torch.BatchNorm2d(8).to(CUDA)
     compiled = torch.compile(layer, fullgraph=True)
