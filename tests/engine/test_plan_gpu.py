@@ -113,9 +113,12 @@ def test_what_bits_depend_on_is_the_same_on_every_device(shape, data_format, gpu
         # Large: the sums of a channel come from many programs.
         ((256, 256, 56, 56), "NCX", "two passes", False),
         ((256, 56, 56, 256), "NXC", "two passes", True),
-        # The L2 cache holds what the programs at work have read.
-        ((256, 2048, 7, 7), "NCX", "complete", False),
-        # Runs of 1225 elements are not aligned, rows of 128 * 1225 are.
+        # Short runs: rows that hold all channels are read faster.
+        ((256, 1024, 14, 14), "NCX", "two passes", True),
+        ((64, 1024, 14, 14), "NCX", "complete", False),
+        # Runs of 49 and 1225 elements are not aligned, rows of 2048 * 49 and 128 * 1225 are.
+        ((256, 2048, 7, 7), "NCX", "two passes", True),
+        ((64, 2048, 7, 7), "NCX", "complete", False),
         ((256, 128, 35, 35), "NCX", "two passes", True),
     ],
 )
@@ -128,7 +131,7 @@ def test_schedules(shape, data_format, schedule, columns):
 def test_large_problems_keep_every_multiprocessor_busy():
     for shape, data_format in [((256, 64, 112, 112), "NCX"), ((256, 7, 7, 2048), "NXC")]:
         tiling = planned(problem(shape, data_format)).tiling
-        assert tiling.units * tiling.blocks >= 4 * H200.multiprocessors
+        assert tiling.units * tiling.blocks >= 3 * H200.multiprocessors
 
 
 def test_a_mask_has_whole_bytes_for_every_program():
@@ -198,4 +201,4 @@ def test_tiles_hold_every_element(shape, scale, data_format, dtype, operation, r
 def test_bfloat16_is_read_16_bytes_at_a_time():
     tiling = planned(problem((256, 56, 56, 256), "NXC", BFLOAT16)).tiling
     assert tiling.align * 2 >= 16
-    assert tiling.tile_rows * tiling.tile_columns == tiling.warps * 32 * 8
+    assert tiling.tile_rows * tiling.tile_columns % (tiling.warps * 32 * 8) == 0

@@ -36,9 +36,10 @@ Make = Callable[..., Any]
 OPTIONS = {"enable_fp_fusion": False}
 
 # Partial results that a program adds up at a time, and channels that share the 32 bytes that
-# memory is read in.
+# memory is read in. With few channels a program has fewer: more programs are worth more.
 _PARTS = 1024
 _TOGETHER = 4
+_FEW_CHANNELS = 128
 _FINISH_WARPS = 4
 
 
@@ -336,7 +337,6 @@ def _form(problem: Problem, plan: GpuPlan) -> Form:
         moments=plan.moments,
         relu=problem.relu,
         residual=problem.residual,
-        whole_bytes=tiling.width % 8 == 0,
         training=problem.training,
         has_gamma=problem.has_gamma,
         has_beta=problem.has_beta,
@@ -364,7 +364,9 @@ def _finish(
     # Of columns there is one for every place of a channel in a row.
     inner = extents.inner if tiling.columns else 1
     parts = tiling.blocks * tiling.repeats
-    together = min(_TOGETHER, power_of_two(extents.channels)) if inner == 1 else 1
+    together = 1
+    if inner == 1:
+        together = min(_TOGETHER, power_of_two(max(1, extents.channels // _FEW_CHANNELS)))
     tile = {
         "TILE_CHANNELS": together,
         "TILE_PARTS": min(_PARTS // together, power_of_two(parts * inner)),

@@ -33,8 +33,12 @@ _WARP = 32
 _VECTOR = 16
 _RUN = 64
 
+# The numbers below are the best of some thirty candidates for 94 layers (the shapes of ResNet-50 at
+# batches of 32 and 256, and small ones; contiguous and channels_last; float32 and bfloat16), timed
+# on an H200. `docs/gpu.md` has the times.
+
 # Runs of one channel shorter than this are read as columns of a row that holds all channels.
-_SHORT = 64
+_SHORT = 1024
 
 # Rows that pay for sums kept per column, where a row holds more than a value for each channel.
 _TALL = 32
@@ -45,33 +49,35 @@ _MOST_REPEATS = 16
 
 # Elements of a program: enough for its start and its last sum not to count, and few enough that
 # the programs that end last leave little idle.
-_SHARES = (16384, 32768, 65536)
+_SHARE = 32768
+_SHARES = (_SHARE, 2 * _SHARE)
 
 # Bytes of a tile's row, where a row holds all channels. Wider would read no better, and there is a
 # partial result for every column of every program.
 _COLUMNS = 256
 
 # Rows that a program sums at the least then: it stores two or four float64 for each column. More,
-# as long as there are programs enough. Where even these are few, tiles are narrower.
+# as long as there are programs enough: each adds to what the second kernel adds up. Where even
+# these are few, tiles are narrower.
 _LEAST_ROWS = 128
-_ENOUGH = 2048
+_ENOUGH = 512
 _FEW = 512
 
 # Programs that a problem is cut into at the least, if its tiles are enough: more than any device
 # runs at once.
 _PROGRAMS = 1024
 
-# One program alone gets about 100 GB/s out of a multiprocessor, and a launch costs about 3
-# microseconds: as long as a unit has no more elements than this, one launch beats three.
+# Elements of a unit up to which one launch beats three: one program alone reads about 100 GB/s,
+# and a launch costs about 3 microseconds. Fewer where a row begins at any element, so that a thread
+# reads one element at a time.
 _COMPLETE = 32768
+_COMPLETE_ODD = 8192
 
-# A program for every multiprocessor, each with that much of the inputs, and the L2 cache holds it
-# until it is read again: 30 of an H200's 60 MiB, so that memory is read once.
-_MANY_UNITS = 96
-_HELD = 224 << 10
+# Elements of a unit from which a program that has all of it reads tiles ahead.
+_AHEAD = 16384
 
-# Elements of a unit from which a program has a multiprocessor to itself: 32 warps.
-_ALONE = 16384
+# Bytes that a thread reads at once at the least, for tiles to be read ahead.
+_ODD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +217,12 @@ def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
     yield chosen
     tried = [
         Knobs("two passes", warps, vectors, stages, share)
-        for warps, vectors, stages, share in itertools.product((4, 8), (1, 2), (1, 3), _SHARES)
+        for warps, vectors, stages, share in itertools.product((2, 4), (1, 2, 4), (2, 4), _SHARES)
     ]
     if _holds_channels(problem, extents):
         tried += [
             Knobs("complete", warps, vectors, stages, 0)
-            for warps, vectors, stages in itertools.product((8, 16, 32), (1, 2), (1, 3))
+            for warps, vectors, stages in itertools.product((4, 8, 16), (1, 2), (1, 3))
         ]
     yield from (knobs for knobs in tried if knobs != chosen)
 
@@ -224,21 +230,24 @@ def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
 def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     """Return the heuristic's knobs of a schedule.
 
-    A program of two passes is small: a reduction keeps two float64, or as much, for every element
-    of its tile, 64 to 86 registers a thread with 8 elements (compiled for compute capability 9.0;
-    in float32, whose sums have more steps, up to 95), so that five to eight programs share a
-    multiprocessor's 65,536, and two tiles of each are on their way: more than the 26 KiB a
-    multiprocessor that an H200 needs to hide 0.8 microseconds at 4.3 TB/s. A program that does all
-    of its channels' work may be alone on its multiprocessor: more warps.
+    A program of two passes is small, so that many share a multiprocessor, each with four tiles on
+    their way from memory. A program that does all of its channels' work may be alone on its
+    multiprocessor, and has more warps; fewer where a thread reads one element at a time.
     """
-    vectors = 1 if problem.dtype.itemsize == 2 else 2
-    if schedule == "complete":
-        warps = 16 if problem.count <= _ALONE else 32
-        if extents.inner == 1 and problem.dtype.itemsize == 2:
-            # A thread has eight columns, and the coefficients of each.
-            warps = 8
-        return Knobs(schedule, warps, vectors, 1, 0)
-    return Knobs(schedule, 4, vectors, 3, _SHARES[1])
+    complete = schedule == "complete"
+    narrow = is_16_bit(problem.dtype)
+    vectors = 1 if narrow else 2
+    columns = _as_columns(problem, extents, _VECTOR // problem.dtype.itemsize, complete=complete)
+    if not complete:
+        if columns:
+            vectors = 4 if problem.operation in _OF_MOMENTS else 2
+        return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
+    if columns:
+        # A thread has the coefficients of each of its columns, eight where they are of 16 bits.
+        return Knobs(schedule, 8 if narrow else 16, vectors, 3, 0)
+    if _is_odd(problem, extents):
+        return Knobs(schedule, 4, vectors, 1, 0)
+    return Knobs(schedule, 8, vectors, 3 if problem.count > _AHEAD else 1, 0)
 
 
 def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
@@ -267,7 +276,7 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
     if complete:
         per_block = tiles
     elif columns:
-        rows_each = rows * units * knobs.share // (_ENOUGH * _SHARES[1])
+        rows_each = rows * units * knobs.share // (_ENOUGH * _SHARE)
         per_block = -(-max(_LEAST_ROWS, rows_each) // tile_rows)
     else:
         per_block = min(knobs.share, -(-problem.size // _PROGRAMS)) // tile
@@ -298,11 +307,17 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
         return True
     if channels == 1:
         return False
-    if problem.writes_mask and inner % 8:
-        # A program must write whole bytes of the mask.
+    if inner % 8 and _has_mask(problem):
+        # A program reads and writes whole bytes of the mask.
         return True
     # Runs that are not aligned are read element by element: still better than reading them twice.
     return not complete and outer >= _TALL and (inner < _SHORT or inner % vector != 0)
+
+
+def _has_mask(problem: Problem) -> bool:
+    """Whether the mask of a ReLU is read or written."""
+    reads = any(operand.kind == "mask" for operand in problem.signature.operands)
+    return problem.relu and (reads or problem.writes_mask)
 
 
 def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
@@ -334,6 +349,11 @@ def _holds_channels(problem: Problem, extents: Extents) -> bool:
     )
 
 
+def _is_odd(problem: Problem, extents: Extents) -> bool:
+    """Whether runs of a channel begin where a thread can read but an element at a time."""
+    return extents.inner > 1 and extents.inner * problem.dtype.itemsize % _ODD != 0
+
+
 def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
     """Return the heuristic's choice, and why."""
     apart = _knobs(problem, extents, "two passes")
@@ -344,9 +364,7 @@ def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
     whole = _knobs(problem, extents, "complete")
     tiling = _tiling(problem, extents, whole)
     unit = problem.size // max(1, tiling.units)
-    if unit <= _COMPLETE:
-        return whole, f"one launch: a unit has no more than {_COMPLETE} elements"
-    held = unit * problem.dtype.itemsize * (2 if problem.operation == "backward" else 1)
-    if held <= _HELD and tiling.units >= _MANY_UNITS:
-        return whole, f"one launch: the L2 cache holds {held >> 10} KiB of every multiprocessor"
+    most = _COMPLETE_ODD if _is_odd(problem, extents) else _COMPLETE
+    if unit <= most:
+        return whole, f"one launch: a unit has no more than {most} elements"
     return apart, f"{tiling.units} units of {unit} elements are shared out"

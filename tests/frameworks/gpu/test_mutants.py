@@ -80,13 +80,18 @@ def channel_of_the_next(i_unit, frame, FORM: tl.constexpr):
 
 
 @triton.jit
-def every_bit(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
+def every_bit(b_bytes, FORM: tl.constexpr):
     return tl.full((FORM.tile_rows, FORM.tile_columns), 1, tl.int32) != 0
 
 
 @triton.jit
-def bits_turned(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
-    return ~tiles_load_bits(p_bits, i_tile, i_unit, frame, FORM)
+def bits_turned(b_bytes, FORM: tl.constexpr):
+    return ~tiles_bits_of(b_bytes, FORM)
+
+
+@triton.jit
+def bytes_of_the_first_tile(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
+    return tiles_load_bytes(p_bits, i_tile * 0, i_unit, frame, FORM)
 
 
 @triton.jit
@@ -141,7 +146,8 @@ def left_out(b_high, b_low, HOW: tl.constexpr):
 
 
 tiles_collect, tiles_channels_of = tiles.collect, tiles.channels_of
-tiles_load_bits, tiles_elements_of = tiles.load_bits, tiles.elements_of
+tiles_bits_of, tiles_load_bytes = tiles.bits_of, tiles.load_bytes
+tiles_elements_of = tiles.elements_of
 forward_pivot, formulas_beside = forward._pivot, formulas._beside
 
 BACKWARD = [
@@ -163,8 +169,9 @@ FORWARD = [
     ("elements_of", elements_of_whole_tiles),
 ]
 OF_RELU = [
-    (backward, "load_bits", every_bit),
-    (backward, "load_bits", bits_turned),
+    (backward, "bits_of", every_bit),
+    (backward, "bits_of", bits_turned),
+    (backward, "load_bytes", bytes_of_the_first_tile),
     (forward, "relu", keeps_what_is_negative),
     (forward, "relu", without_a_ceiling),
     (forward, "passed", passed_at_the_ceiling),

@@ -36,12 +36,15 @@ class Code:
     ----------
     name : str
     ptx : str
+    warps : int
+        Of a program.
     registers, spilled : int
         Of a thread; bytes that it keeps in memory for want of registers.
     """
 
     name: str
     ptx: str
+    warps: int
     registers: int
     spilled: int
 
@@ -101,7 +104,9 @@ def _compile(kernel, problem, target, tmp_path):
     registers, stack, local = (
         int(re.search(rf"{word}:(\d+)", told)[1]) for word in ("REG", "STACK", "LOCAL")
     )
-    return Code(kernel._function.__name__, result.asm["ptx"], registers, stack + local)
+    return Code(
+        kernel._function.__name__, result.asm["ptx"], kernel._warps, registers, stack + local
+    )
 
 
 def _type(name, problem, kernel):

@@ -17,12 +17,15 @@ LARGE = {
 COMPLETE = {
     "NCX": ((8, 16, 8, 8), 1),
     "NXC": ((16, 7, 7, 512), 3),
-    "NCX, runs of 49": ((256, 2048, 7, 7), 1),
+    "NCX, runs of 49": ((64, 2048, 7, 7), 1),
     "NCX, runs of 64": ((256, 512, 8, 8), 1),
 }
 
 # Elements of a 16-byte access, as PTX has it.
 WIDE = ("v4.b32", "v2.b64")
+
+# An asynchronous copy of 16 bytes.
+COPIED = r"cp\.async\.c[ag]\.shared\.global[^;]*0x10"
 
 
 # Elements, and what they are computed in where that is not their own.
@@ -59,8 +62,8 @@ def test_large_problems(operation, layout, dtype, arithmetic, relu, tmp_path):
     for name, code in codes.items():
         # (8 bytes of stack are what ptxas's own division of float64 wants.)
         assert code.spilled <= 8, name
-        # Four programs of four warps share a multiprocessor at the least.
-        assert code.registers <= 128, name
+        # Four programs share a multiprocessor at the least, of 65536 registers.
+        assert 4 * code.warps * 32 * code.registers <= 65536, name
         assert "atom" not in code.ptx, name
         assert not re.search(r"\bred\.", code.ptx), name
         # Subnormal numbers are numbers.
@@ -69,7 +72,7 @@ def test_large_problems(operation, layout, dtype, arithmetic, relu, tmp_path):
     sums, apply = codes[f"{operation}_sums"].ptx, codes[f"{operation}_apply"].ptx
     # Large arrays are read ahead of the arithmetic, 16 bytes at a time, and so they are written.
     for text in (sums, apply):
-        assert len(re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*0x10", text)) >= 2 * arrays
+        assert len(re.findall(COPIED, text)) >= 2 * arrays
     assert any(f"st.global.{wide}" in apply for wide in WIDE)
 
 
@@ -89,7 +92,8 @@ def test_one_kernel_where_that_is_enough(operation, layout, dtype, arithmetic, t
     (code,) = compiled(problem, "h200", tmp_path)
     assert code.name == f"{operation}_complete"
     assert code.spilled <= 8
-    assert ("ld.global.v4.b32" in code.ptx) is ("49" not in layout)
+    wide = "ld.global.v4.b32" in code.ptx or re.search(COPIED, code.ptx)
+    assert bool(wide) is ("49" not in layout)
     assert "atom" not in code.ptx
 
 

@@ -28,10 +28,11 @@ from backnorm.gpu.kernels.arithmetic import (
 from backnorm.gpu.kernels.formulas import derivative, inverse_deviation, scaled, solve_backward
 from backnorm.gpu.kernels.frame import CHANNELS, PARTS, SIZES, Frame
 from backnorm.gpu.kernels.tiles import (
+    bits_of,
     channels_of,
     collect,
     first_and_last,
-    load_bits,
+    load_bytes,
     partials_of,
     parts_of,
     per_column,
@@ -209,13 +210,20 @@ def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.
     b_low = b_sum
     b_sum_xmu = b_sum
     b_low_xmu = b_sum
+    if FORM.relu:
+        # The compiler reads x and dy ahead, but no single bytes: those of the next tile are read
+        # while this one is computed.
+        b_next = load_bytes(p_bits, i_first, i_unit, frame, FORM)
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_first + i_step
         o_elements, m_there = place(i_tile, i_unit, frame, FORM)
+        if FORM.relu:
+            b_bits = bits_of(b_next, FORM)
+            b_next = load_bytes(p_bits, i_tile + 1, i_unit, frame, FORM)
         b_x = widen(tl.load(p_x + o_elements, mask=m_there, other=0.0), FORM.arithmetic)
         b_dy = widen(tl.load(p_dy + o_elements, mask=m_there, other=0.0), FORM.arithmetic)
         if FORM.relu:
-            b_dy = tl.where(load_bits(p_bits, i_tile, i_unit, frame, FORM), b_dy, 0.0)
+            b_dy = tl.where(b_bits, b_dy, 0.0)
         # Where there is no element dy is 0, and so is the product.
         if FORM.arithmetic == "pairs":
             b_none = tl.zeros_like(b_dy)
@@ -265,12 +273,16 @@ def _write(
     shift = split(per_column(b_shift, FORM), FORM.arithmetic)
     slope = split(per_column(b_slope, FORM), FORM.arithmetic)
     gain = split(per_column(b_gain, FORM), FORM.arithmetic)
+    if FORM.relu:
+        b_next = load_bytes(p_bits, i_last - 1, i_unit, frame, FORM)
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_last - 1 - i_step
         o_elements, m_there = place(i_tile, i_unit, frame, FORM)
+        if FORM.relu:
+            b_bits = bits_of(b_next, FORM)
+            b_next = load_bytes(p_bits, tl.maximum(i_tile - 1, 0), i_unit, frame, FORM)
         b_dy = tl.load(p_dy + o_elements, mask=m_there, other=0.0, eviction_policy="evict_first")
         if FORM.relu:
-            b_bits = load_bits(p_bits, i_tile, i_unit, frame, FORM)
             b_dy = tl.where(b_bits, b_dy, tl.zeros_like(b_dy))
             if FORM.residual:
                 tl.store(p_dresidual + o_elements, b_dy, mask=m_there)

@@ -60,8 +60,6 @@ class Form(NamedTuple):
         Whether there is a ReLU, and a residual before it.
     ceiling : float
         Of the ReLU; infinity without one.
-    whole_bytes : bool
-        Whether every row of a tile begins with a byte of the ReLU's mask.
     training : bool
         Whether the statistics are functions of x.
     has_gamma, has_beta : bool
@@ -78,7 +76,6 @@ class Form(NamedTuple):
     moments: Arithmetic
     relu: bool
     residual: bool
-    whole_bytes: bool
     training: bool
     has_gamma: bool
     has_beta: bool

@@ -10,11 +10,12 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "bits_of",
     "channels_of",
     "collect",
     "elements_of",
     "first_and_last",
-    "load_bits",
+    "load_bytes",
     "partials_of",
     "parts_of",
     "per_column",
@@ -64,18 +65,17 @@ def elements_of(i_tile, i_unit, frame, FORM: tl.constexpr):
 
 
 @triton.jit
-def load_bits(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return the bits of a tile as booleans."""
-    if FORM.whole_bytes:
-        o_bytes, m_bytes = _place_bytes(i_tile, i_unit, frame, FORM)
-        b_bytes = tl.load(p_bits + o_bytes, mask=m_bytes, other=0).to(tl.int32)
-        b_bits = b_bytes[:, :, None] >> tl.arange(0, 8)[None, None, :]
-        b_bits = tl.reshape(b_bits, (FORM.tile_rows, FORM.tile_columns))
-    else:
-        o_elements, m_there = place(i_tile, i_unit, frame, FORM)
-        b_bytes = tl.load(p_bits + o_elements // 8, mask=m_there, other=0).to(tl.int32)
-        b_bits = b_bytes >> (o_elements % 8).to(tl.int32)
-    return (b_bits & 1) != 0
+def load_bytes(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
+    """Return the bytes of the mask that a tile's bits are in."""
+    o_bytes, m_bytes = _place_bytes(i_tile, i_unit, frame, FORM)
+    return tl.load(p_bits + o_bytes, mask=m_bytes, other=0)
+
+
+@triton.jit
+def bits_of(b_bytes, FORM: tl.constexpr):
+    """Return the bits of a tile as booleans, given their bytes."""
+    b_bits = b_bytes.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]
+    return (tl.reshape(b_bits, (FORM.tile_rows, FORM.tile_columns)) & 1) != 0
 
 
 @triton.jit
