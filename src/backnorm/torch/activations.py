@@ -88,7 +88,8 @@ def add_and_activate(y: Tensor, residual: Tensor | None, activation: Activation 
 
 def activate(y: Tensor, activation: Activation, *, in_place: bool = False) -> Tensor:
     """Return y with an activation applied."""
-    name, ceiling = activation
+    # By their names: PyTorch 2.11's compiler cannot unpack a named tuple that the graph is given.
+    name, ceiling = activation.name, activation.ceiling
     if name != "relu":
         return _SMOOTH[name].function(y, inplace=in_place)
     if ceiling is not None:

@@ -105,7 +105,7 @@ def traced_options(
     ceiling = None
     if isinstance(activation, Activation):
         # A compiler cannot pass on a named tuple that the traced code makes.
-        activation, ceiling = activation
+        activation, ceiling = activation.name, activation.ceiling
     if ceiling is not None:
         # A compiler makes variables of numbers that differ between calls or layers.
         from torch.fx.experimental.symbolic_shapes import guard_scalar
