@@ -10,13 +10,11 @@ them for ever. Our pool starts again in it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from sys import modules
@@ -26,14 +24,12 @@ from backnorm.cpu import library
 from backnorm.cpu.kinds import THREADS
 from backnorm.cpu.slots import CELLS, CREATE, PARALLEL, THREAD_NUMBER
 
-__all__ = ["Service", "apart", "region", "runner", "service"]
+__all__ = ["Service", "region", "runner", "service"]
 
 _TEAM = ("GOMP_parallel", "omp_get_thread_num")
 _POOL = ("pthread_create", "pthread_detach", "pthread_sigmask")
 
 _HAS_POOL: bool = sys.platform == "linux"
-
-_apart: ContextVar[bool] = ContextVar("backnorm_apart", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +77,10 @@ def region() -> int:
     PyTorch's operators waits 4 ms until they are started again.
     """
     torch = modules.get("torch")
-    if torch is None or _apart.get() or not (_found or not _why_not(torch)):
+    if torch is None or not (_found or not _why_not(torch)):
         return 0
     number: int = torch.get_num_threads()
     return number
-
-
-@contextlib.contextmanager
-def apart() -> Iterator[None]:
-    """Let no call of this thread enter PyTorch's team, such as on a thread of another framework."""
-    token = _apart.set(True)
-    try:
-        yield
-    finally:
-        _apart.reset(token)
 
 
 def service() -> Service:
@@ -112,8 +98,6 @@ def _why_not(torch: Any) -> str:
     """Return why the team of a PyTorch that is imported does not serve, or nothing if it does."""
     if _barred:
         return "this process was forked from one with PyTorch, whose team is not in it"
-    if _apart.get():
-        return "this is a thread of another framework"
     if not hasattr(torch, "get_num_threads"):
         return "PyTorch is being imported"
     found, where = _team()

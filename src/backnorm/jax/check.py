@@ -203,12 +203,12 @@ def check_operands(
     )
 
 
-def check_reproducible(asked: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:
+def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:
     """Return whether sums are to be reproducible, or raise.
 
     `names` are the mapped axes that the batch is spread over.
     """
-    if not check_flag("reproducible", asked):
+    if not check_flag("reproducible", value):
         return False
     if names:
         raise ArgumentValueError(

@@ -33,14 +33,14 @@ def by_kernels(shape: Sequence[Any], context: Any) -> bool:
     ArgumentValueError
         If they were asked for (``BACKNORM_JAX_CUDA=triton``) and cannot be launched.
     """
-    asked = config.jax_on_cuda()
-    if asked == "formulas" or 0 in shape:
+    setting = config.jax_on_cuda()
+    if setting == "formulas" or 0 in shape:
         return False
     reason = _reason_against(shape)
     if reason is None:
         # XLA splits formulas over devices, but no call of a kernel: it would gather the arrays.
-        return asked == "triton" or not _is_split(context)
-    if asked == "triton":
+        return setting == "triton" or not _is_split(context)
+    if setting == "triton":
         raise ArgumentValueError(
             "BACKNORM_JAX_CUDA",
             "asks for Triton kernels, and there is an obstacle",

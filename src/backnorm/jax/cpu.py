@@ -1,8 +1,9 @@
 """The computations on a CPU: our kernels, called by XLA itself.
 
 `computed` is traced when a primitive is lowered for a CPU. `elsewhere` is the primitive as plain
-formulas; they are also taken for arrays without elements, and for shapes that are not known
-(`jax.export` with symbolic dimensions), for which no kernel can be planned ahead.
+formulas; they are also taken for arrays without elements, for shapes that are not known
+(`jax.export` with symbolic dimensions), for which no kernel can be planned ahead, and with a jaxlib
+whose foreign function interface is not known.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from backnorm.jax import callback, ffi
+from backnorm.jax import ffi
 from backnorm.jax.deviations import is_refused
 from backnorm.jax.problems import OPERANDS, is_known, problem_of
 from backnorm.signature import Operation
@@ -31,7 +32,7 @@ def computed(
 ) -> Sequence[jax.Array]:
     """Return the results of an operation; `like` has for each the operand of its shape and type."""
     kinds = [operands[k] for k in like]
-    if not is_known(kinds[0].shape):
+    if not is_known(kinds[0].shape) or not ffi.is_usable():
         return elsewhere(*operands, reproducible=reproducible, **parameters)
     return call(operation, operands, kinds, reproducible=reproducible, **parameters)
 
@@ -64,9 +65,8 @@ def call(
     problem = problem_of(operation, arrays["x"], statistics, **parameters)
     if "variance" in arrays:
         arrays["variance"] = _not_refused(arrays["variance"], parameters["epsilon"])
-    run = ffi.call if ffi.reason_against() is None else callback.call
     several = {"instances": parameters["instances"], "spread": parameters["spread"]}
-    return run(problem, arrays, kinds, count=parts * problem.count, **several)
+    return ffi.call(problem, arrays, kinds, count=parts * problem.count, **several)
 
 
 def _not_refused(variance: jax.Array, epsilon: float) -> jax.Array:

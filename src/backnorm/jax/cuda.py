@@ -30,16 +30,16 @@ __all__ = ["computed"]
 
 
 def computed(
-    operation: Operation, like: Sequence[int], *operands: jax.Array, **how: Any
+    operation: Operation, like: Sequence[int], *operands: jax.Array, **parameters: Any
 ) -> Sequence[jax.Array]:
     """Return the results of an operation; `like` has for each the operand of its shape and type."""
     names, signature = OPERANDS[operation], SIGNATURES[operation]
     x, gamma = operands[0], operands[names.index("gamma")]
-    together = _Together(problem_of(operation, x, gamma, **how), how)
+    together = _Together(problem_of(operation, x, gamma, **parameters), parameters)
     wide = sum(o.kind == "data" for o in signature.operands if o.name in names)
-    given = dict(zip(names, together.memories(operands, wide), strict=True))
+    memories = dict(zip(names, together.memories(operands, wide), strict=True))
     found = executable(together.problem, arrays=_MEMORIES)
-    results = found.plain(*signature.arranged(given))
+    results = found.plain(*signature.arranged(memories))
     written = [result for result in results if result is not None]
     return together.results(operands[like[0]].shape, *written)
 
@@ -94,13 +94,17 @@ class _Together:
     ----------
     one : Problem
         Of one instance.
-    how : dict
+    parameters : dict
         With `instances`, their number or None, and `spread`, which operands have a leading axis
         of them.
     """
 
-    def __init__(self, one: Problem, how: dict[str, Any]) -> None:
-        self._one, self._spread, self._instances = one.shape, how["spread"], how["instances"]
+    def __init__(self, one: Problem, parameters: dict[str, Any]) -> None:
+        self._one, self._spread, self._instances = (
+            one.shape,
+            parameters["spread"],
+            parameters["instances"],
+        )
         outer, channels, inner = one.shape
         self.problem = dataclasses.replace(
             one, shape=(outer, (self._instances or 1) * channels, inner)

@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 
-def forward(*operands: jax.Array, reproducible: bool = False, **how: Any) -> Arrays:
+def forward(*operands: jax.Array, reproducible: bool = False, **parameters: Any) -> Arrays:
     """Return y, mean and variance from x, gamma and beta."""
-    return bind(FORWARD, *operands, reproducible=reproducible, **how)
+    return bind(FORWARD, *operands, reproducible=reproducible, **parameters)
 
 
-def backward(*operands: jax.Array, reproducible: bool = False, **how: Any) -> Arrays:
+def backward(*operands: jax.Array, reproducible: bool = False, **parameters: Any) -> Arrays:
     """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
-    return bind(BACKWARD, *operands, reproducible=reproducible, **how)
+    return bind(BACKWARD, *operands, reproducible=reproducible, **parameters)
 
 
 #: From x, mean, variance, gamma and beta to y, in a tuple.
@@ -49,28 +49,28 @@ normalize = partial(bind, NORMALIZE)
 statistics = partial(bind, STATISTICS)
 
 
-def forward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
+def forward_pushed(kept: Arrays, tangents: Arrays, **parameters: Any) -> Arrays:
     """Return the tangents of y, mean and variance; that of y None if it is zero."""
     x, mean, variance, gamma = kept
     dx, dgamma, dbeta = tangents
     dy, dmean, dvariance = None, _zeros_like(mean), _zeros_like(mean)
     if dx is not None:
-        dy, sum_dx_h, sum_dx = backward(x, dx, mean, variance, gamma, training=True, **how)
-        count = formulas.count_of(x, how["axis"])
-        s = inverse_deviation(variance, how["epsilon"])
+        dy, sum_dx_h, sum_dx = backward(x, dx, mean, variance, gamma, training=True, **parameters)
+        count = formulas.count_of(x, parameters["axis"])
+        s = inverse_deviation(variance, parameters["epsilon"])
         dmean, dvariance = sum_dx / count, 2 * (sum_dx_h / count) / s
-    return _with_parameters(dy, x, mean, variance, dgamma, dbeta, **how), dmean, dvariance
+    return _with_parameters(dy, x, mean, variance, dgamma, dbeta, **parameters), dmean, dvariance
 
 
-def forward_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
+def forward_pulled(kept: Arrays, cotangents: Arrays, **parameters: Any) -> Arrays:
     """Return the cotangents of x, gamma and beta."""
     x, mean, variance, gamma = kept
     dy, dmean, dvariance = cotangents
     dy = _zeros_like(x) if dy is None else dy
-    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, training=True, **how)
+    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, training=True, **parameters)
     # The statistics are seldom differentiated: running averages are not.
     if not (dmean is None and dvariance is None):
-        more = _through_statistics(x, mean, dmean, dvariance, how["axis"])
+        more = _through_statistics(x, mean, dmean, dvariance, parameters["axis"])
         dx = (dx.astype(more.dtype) + more).astype(x.dtype)
     return dx, dgamma, dbeta
 
@@ -86,28 +86,28 @@ give_derivative(
 )
 
 
-def _backward_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
+def _backward_pushed(kept: Arrays, tangents: Arrays, **parameters: Any) -> Arrays:
     x, dy, mean, variance, gamma = kept
     if all(each is None for k, each in enumerate(tangents) if k != 1):
-        return backward(x, tangents[1], mean, variance, gamma, **how)
-    given = zip(kept, tangents, strict=True)
+        return backward(x, tangents[1], mean, variance, gamma, **parameters)
+    pairs = zip(kept, tangents, strict=True)
     # Forward mode is the transpose of reverse mode, so that there is one formula.
     push = jax.linear_transpose(
-        lambda *cotangents: _backward_pulled(kept, cotangents, **how), dy, gamma, gamma
+        lambda *cotangents: _backward_pulled(kept, cotangents, **parameters), dy, gamma, gamma
     )
     found: Arrays = push(
-        tuple(_zeros_like(array) if each is None else each for array, each in given)
+        tuple(_zeros_like(array) if each is None else each for array, each in pairs)
     )
     return found
 
 
-def _backward_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
+def _backward_pulled(kept: Arrays, cotangents: Arrays, **parameters: Any) -> Arrays:
     _, dy, _, _, gamma = kept
     # The second order has an arithmetic of its own, and no reproducible sums.
-    del how["arithmetic"], how["reproducible"]
-    given = zip((dy, gamma, gamma), cotangents, strict=True)
-    each = (_zeros_like(array) if each is None else each for array, each in given)
-    return formulas.second_order(*kept, *each, **how)
+    del parameters["arithmetic"], parameters["reproducible"]
+    pairs = zip((dy, gamma, gamma), cotangents, strict=True)
+    each = (_zeros_like(array) if each is None else each for array, each in pairs)
+    return formulas.second_order(*kept, *each, **parameters)
 
 
 give_derivative(
@@ -121,26 +121,26 @@ give_derivative(
 )
 
 
-def _normalize_pushed(kept: Arrays, tangents: Arrays, **how: Any) -> Arrays:
+def _normalize_pushed(kept: Arrays, tangents: Arrays, **parameters: Any) -> Arrays:
     x, mean, variance, gamma = kept
     dx, dmean, dvariance, dgamma, dbeta = tangents
     dy = None
     if dx is not None:
-        dy, _, _ = backward(x, dx, mean, variance, gamma, training=False, **how)
+        dy, _, _ = backward(x, dx, mean, variance, gamma, training=False, **parameters)
     # What statistics owe to y is a scale and an offset for every channel, as parameters do.
-    by_mean, by_variance = _by_statistics(variance, gamma, how["epsilon"])
+    by_mean, by_variance = _by_statistics(variance, gamma, parameters["epsilon"])
     if dmean is not None:
         dbeta = by_mean * dmean if dbeta is None else dbeta + by_mean * dmean
     if dvariance is not None:
         dgamma = by_variance * dvariance if dgamma is None else dgamma + by_variance * dvariance
-    return (_with_parameters(dy, x, mean, variance, dgamma, dbeta, **how),)
+    return (_with_parameters(dy, x, mean, variance, dgamma, dbeta, **parameters),)
 
 
-def _normalize_pulled(kept: Arrays, cotangents: Arrays, **how: Any) -> Arrays:
+def _normalize_pulled(kept: Arrays, cotangents: Arrays, **parameters: Any) -> Arrays:
     x, mean, variance, gamma = kept
     (dy,) = cotangents
-    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, training=False, **how)
-    by_mean, by_variance = _by_statistics(variance, gamma, how["epsilon"])
+    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, training=False, **parameters)
+    by_mean, by_variance = _by_statistics(variance, gamma, parameters["epsilon"])
     return dx, by_mean * dbeta, by_variance * dgamma, dgamma, dbeta
 
 
@@ -192,14 +192,14 @@ def _with_parameters(
     dgamma: Any,
     dbeta: Any,
     reproducible: bool = False,
-    **how: Any,
+    **parameters: Any,
 ) -> Any:
     """Return the tangent dy with what those of gamma and beta add: y is linear in these."""
     if dgamma is None and dbeta is None:
         return dy
     dgamma = _zeros_like(mean) if dgamma is None else dgamma
     dbeta = _zeros_like(mean) if dbeta is None else dbeta
-    (more,) = normalize(x, mean, variance, dgamma, dbeta, **how)
+    (more,) = normalize(x, mean, variance, dgamma, dbeta, **parameters)
     return more if dy is None else dy + more
 
 

@@ -56,9 +56,9 @@ def give_derivative(primitive: Any, rule: Rule) -> None:
         *,
         instances: int | None,
         spread: Sequence[bool],
-        **how: Any,
+        **parameters: Any,
     ) -> tuple[Any, Any]:
-        results = primitive.bind(*operands, instances=instances, spread=spread, **how)
+        results = primitive.bind(*operands, instances=instances, spread=spread, **parameters)
         kept = rule.keep(tuple(operands), tuple(results))
         kept_spread = rule.keep(tuple(spread), (instances is not None,) * len(results))
         present = _which(tangents)
@@ -68,7 +68,7 @@ def give_derivative(primitive: Any, rule: Rule) -> None:
             present=present,
             instances=instances,
             spread=(*kept_spread, *_chosen(spread, present)),
-            **how,
+            **parameters,
         )
         return results, found
 
@@ -91,11 +91,13 @@ def _derivative(name: str, rule: Rule) -> Any:
             found.append(kind)
         return found
 
-    def pushed(*operands: Any, present: Any, instances: int | None, spread: Any, **how: Any) -> Any:
+    def pushed(
+        *operands: Any, present: Any, instances: int | None, spread: Any, **parameters: Any
+    ) -> Any:
         count = len(operands) - sum(present)
 
         def of_one(*operands: Any) -> Arrays:
-            return rule.push(operands[:count], _filled(operands[count:], present), **how)
+            return rule.push(operands[:count], _filled(operands[count:], present), **parameters)
 
         return of_instances(of_one, instances, spread)(*operands)
 
@@ -106,23 +108,23 @@ def _derivative(name: str, rule: Rule) -> Any:
         present: Sequence[bool],
         instances: int | None,
         spread: Sequence[bool],
-        **how: Any,
+        **parameters: Any,
     ) -> tuple[Any, Any]:
         count, moved = len(operands) - sum(present), _which(tangents)
-        how |= {"instances": instances}
+        parameters |= {"instances": instances}
         if any(moved[:count]):
-            function = partial(pushed, present=present, spread=spread, **how)
+            function = partial(pushed, present=present, spread=spread, **parameters)
             return _differentiated(function, operands, tangents, moved)
         # Linear in its tangents: the derivative is the same map, of those that are not zero.
         left = iter(moved[count:])
         return (
-            made.bind(*operands, present=present, spread=spread, **how),
+            made.bind(*operands, present=present, spread=spread, **parameters),
             made.bind(
                 *operands[:count],
                 *_chosen(tangents, moved),
                 present=tuple(is_there and next(left) for is_there in present),
                 spread=(*spread[:count], *_chosen(spread, moved)),
-                **how,
+                **parameters,
             ),
         )
 
@@ -132,15 +134,17 @@ def _derivative(name: str, rule: Rule) -> Any:
         present: Sequence[bool],
         instances: int | None,
         spread: Sequence[bool],
-        **how: Any,
+        **parameters: Any,
     ) -> list[Any]:
         count, there = len(operands) - sum(present), _which(cotangents)
         if not any(there):
             return [None] * count + [ad.Zero(each.aval) for each in operands[count:]]
 
-        def of_one(*given: Any) -> list[Any]:
-            setting = tuple(sorted(how.items()))
-            return _chosen(pull(setting, given[:count], _filled(given[count:], there)), present)
+        def of_one(*arguments: Any) -> list[Any]:
+            setting = tuple(sorted(parameters.items()))
+            return _chosen(
+                pull(setting, arguments[:count], _filled(arguments[count:], there)), present
+            )
 
         spreads = (*spread[:count], *[True] * sum(there))
         found = of_instances(of_one, instances, spreads)(
@@ -172,8 +176,8 @@ def _differentiated(
 ) -> tuple[Any, Any]:
     """Return the results of a function and their tangents, by those operands that are `moved`."""
 
-    def of_moved(*given: Any) -> Any:
-        each = iter(given)
+    def of_moved(*arguments: Any) -> Any:
+        each = iter(arguments)
         pairs = zip(operands, moved, strict=True)
         return function(*(next(each) if is_moved else operand for operand, is_moved in pairs))
 

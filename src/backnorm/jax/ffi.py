@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,12 +24,11 @@ from backnorm.cpu.record import SLOTS
 from backnorm.cpu.xla_structures import ELEMENTS
 from backnorm.errors import ArgumentValueError, MachineCodeError
 from backnorm.executable import executable
-from backnorm.jax import header
 from backnorm.layout import mask_size
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
 
-__all__ = ["TARGET", "call", "reason_against", "register"]
+__all__ = ["TARGET", "call", "is_usable", "reason_against", "register"]
 
 #: The name of the handler, in the text of compiled functions too.
 TARGET = "backnorm_kernel"
@@ -35,20 +36,65 @@ TARGET = "backnorm_kernel"
 # Of these phases sums are told to other devices in between, which is planned in another way.
 _PHASES = ("reduce", "apply")
 
+_HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
+
 _lock = threading.Lock()
 _registered: list[Any] = []
 
 
+class Version(NamedTuple):
+    """A version of XLA's foreign function interface."""
+
+    major: int
+    minor: int
+
+
+#: The versions in which structures are as `xla_structures` has them: those of jaxlib 0.5 to 0.11.
+VERSIONS = frozenset(Version(0, minor) for minor in range(1, 5))
+
+
 @functools.cache
-def _version() -> header.Version | str:
-    """Return the version of XLA's interface here, or why it is foreign."""
-    return header.read(jax.ffi.include_dir())
+def version() -> Version | None:
+    """Return the version of the interface that this jaxlib has, None if it does not say.
+
+    Only jaxlib's header has it. A handler of a version that XLA does not know would keep JAX from
+    making its devices.
+    """
+    try:
+        lines = (Path(jax.ffi.include_dir()) / _HEADER).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    definitions = (words for words in map(str.split, lines) if words[:1] == ["#define"])
+    defined = {words[1]: words[2] for words in definitions if len(words) == 3}
+    numbers = [defined.get(f"XLA_FFI_API_{part}", "") for part in ("MAJOR", "MINOR")]
+    return Version(*map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
 
 
 def reason_against() -> str | None:
     """Return why kernels cannot be called by XLA here, or None if they can."""
-    version = _version()
-    return version if isinstance(version, str) else None
+    found = version()
+    if found in VERSIONS:
+        return None
+    known = f"{min(VERSIONS)[0]}.{min(VERSIONS)[1]} to {max(VERSIONS)[0]}.{max(VERSIONS)[1]}"
+    came = "none" if found is None else f"{found.major}.{found.minor}"
+    return f"the foreign function interface of this jaxlib has version {came}, known are {known}"
+
+
+def is_usable() -> bool:
+    """Whether kernels can be called by XLA here; warn once if not."""
+    reason = reason_against()
+    if reason is not None:
+        _warn(reason)
+    return reason is None
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    warnings.warn(
+        f"backnorm cannot call its kernels on CPUs and runs jax.numpy code: {reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def call(
@@ -127,10 +173,10 @@ def register() -> None:
     """Register the handler, once for the process, and keep it: XLA never forgets its address."""
     if _registered:
         return
-    version = _version()
-    assert not isinstance(version, str)
+    found = version()
+    assert found is not None
     # Before the lock is taken: it may have to be built.
-    answer = xla.handler(*version)
+    answer = xla.handler(*found)
     with _lock:
         if not _registered:
             jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(answer), platform="cpu")

@@ -134,8 +134,8 @@ def forward(
     """Return y, and the mean and the biased variance of every channel."""
     kind = working_type(x.dtype)
     mean, variance = statistics(x, axis=axis, arithmetic=arithmetic)
-    how: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
-    y = normalize(x, mean, variance, gamma, beta, **how)
+    options: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
+    y = normalize(x, mean, variance, gamma, beta, **options)
     return y, mean.astype(kind), variance.astype(kind)
 
 
@@ -227,7 +227,7 @@ def second_order(
     axes, wide = _others(x, axis), jnp.result_type(float)
     s = inverse_deviation(variance, epsilon, wide)
     wide_x, wide_dy, wide_ddx = (each.astype(wide) for each in (x, dy, ddx))
-    given = Channels(
+    channels = Channels(
         *(_spread(each.astype(wide), x, axis)
           for each in (mean, s, gamma, ddgamma, ddbeta))
     )  # fmt: skip
@@ -237,10 +237,10 @@ def second_order(
         return jnp.sum(right, axes, keepdims=True), jnp.sum(product, axes, keepdims=True)
 
     share = jnp.ones((), wide) / count_of(x, axis) if training else ABSENT
-    k = factors(reduce, wide_x, wide_dy, wide_ddx, given, share=share, alone=True)
+    k = factors(reduce, wide_x, wide_dy, wide_ddx, channels, share=share, alone=True)
     return (
         _rounded(by_x_alone(k, wide_dy, wide_ddx), x.dtype),
-        _rounded(by_dy(k, k.s * (wide_x - given.mean), wide_ddx - k.mean_ddx), dy.dtype),
+        _rounded(by_dy(k, k.s * (wide_x - channels.mean), wide_ddx - k.mean_ddx), dy.dtype),
         *(jnp.squeeze(each, axes).astype(mean.dtype) for each in (k.mean, k.variance, k.gamma)),
     )
 

@@ -78,7 +78,7 @@ def _spread_out(
     places = zip(operands, axes, strict=True)
     (size,) = {operand.shape[axis] for operand, axis in places if axis is not None}
     inner = 1 if instances is None else instances
-    given, now = [], []
+    moved, now = [], []
     for k, (operand, axis) in enumerate(zip(operands, axes, strict=True)):
         # What is the same for all instances stays one array, unless a result is to be like it.
         is_spread = axis is not None or spread[k] or k in like
@@ -87,9 +87,9 @@ def _spread_out(
             both = outer if spread[k] else outer[:, None]
             both = jnp.broadcast_to(both, (size, inner, *both.shape[2:]))
             operand = both.reshape(size * inner, *both.shape[2:])
-        given.append(operand)
+        moved.append(operand)
         now.append(is_spread)
-    found = primitive.bind(*given, instances=size * inner, spread=tuple(now), **setting)
+    found = primitive.bind(*moved, instances=size * inner, spread=tuple(now), **setting)
     if instances is not None:
         found = [result.reshape(size, inner, *result.shape[1:]) for result in found]
     return found, [0] * len(found)

@@ -55,7 +55,7 @@ class Call:
         As of `launch.Kernel`.
     """
 
-    __slots__ = ("_function", "_how", "_sizes")
+    __slots__ = ("_function", "_options", "_sizes")
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Call:
         from backnorm.gpu.launch import OPTIONS
 
         self._function, self._sizes = function, tuple(map(_Size, sizes))
-        self._how = {
+        self._options = {
             "grid": (programs,),
             "name": f"backnorm_{function.__name__}",
             "num_warps": warps,
@@ -87,19 +87,19 @@ class Call:
         """Let the outputs hold what the kernel makes of the inputs."""
         # Memory that holds nothing, and memory that comes twice, stand for what is not used.
         some = inputs[0].value
-        given = [some if memory.value is None else memory.value for memory in inputs]
+        arrays = [some if memory.value is None else memory.value for memory in inputs]
         again = [memory in outputs[:k] for k, memory in enumerate(outputs)]
         kinds = [
             jax.ShapeDtypeStruct((1,), memory.kind.dtype) if is_again else memory.kind
             for memory, is_again in zip(outputs, again, strict=True)
         ]
         found = _library().triton_call(
-            *given,
+            *arrays,
             *self._sizes,
             *map(np.float32, numbers),
             kernel=self._function,
             out_shape=kinds,
-            **self._how,
+            **self._options,
         )
         for memory, is_again, array in zip(outputs, again, found, strict=True):
             # JAX without 64 bits narrows types in places. Not here; sums would lose their digits.

@@ -22,9 +22,9 @@ from backnorm.signature import Operation
 __all__ = ["BACKWARD", "FORWARD", "NORMALIZE", "STATISTICS", "bind"]
 
 
-def bind(primitive: Any, *operands: jax.Array, **how: Any) -> tuple[jax.Array, ...]:
+def bind(primitive: Any, *operands: jax.Array, **parameters: Any) -> tuple[jax.Array, ...]:
     """Return the results of a primitive, of one instance."""
-    return tuple(primitive.bind(*operands, **one_by_one(len(operands)), **how))
+    return tuple(primitive.bind(*operands, **one_by_one(len(operands)), **parameters))
 
 
 def _primitive(
@@ -72,14 +72,14 @@ def _primitive(
     by_kernels = mlir.lower_fun(on_cuda, multiple_results=True)
 
     def lowered_for_cuda(
-        context: Any, *operands: Any, reproducible: bool = False, **how: Any
+        context: Any, *operands: Any, reproducible: bool = False, **parameters: Any
     ) -> Any:
         shape, devices = context.avals_in[like[0]].shape, context.module_context.axis_context
         # Kernels on these devices have no reproducible sums, either.
         if reproducible or not choice.by_kernels(shape, devices):
-            return by_formulas(context, *operands, reproducible=reproducible, **how)
+            return by_formulas(context, *operands, reproducible=reproducible, **parameters)
         with launches.compiling():
-            return by_kernels(context, *operands, **how)
+            return by_kernels(context, *operands, **parameters)
 
     mlir.register_lowering(made, lowered_for_cuda, platform="cuda")
     return made
@@ -104,8 +104,8 @@ def _statistics() -> Any:
         kind = x.update(shape=shape, dtype=jnp.dtype(formulas.type_for(x, arithmetic)))
         return [kind, kind]
 
-    def computed(x: jax.Array, *, instances: int | None, spread: Any, **how: Any) -> Any:
-        return of_instances(partial(formulas.statistics, **how), instances, spread)(x)
+    def computed(x: jax.Array, *, instances: int | None, spread: Any, **parameters: Any) -> Any:
+        return of_instances(partial(formulas.statistics, **parameters), instances, spread)(x)
 
     made = new_primitive("backnorm_statistics", results, like=(0,))
     mlir.register_lowering(made, mlir.lower_fun(computed, multiple_results=True))

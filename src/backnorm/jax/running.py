@@ -109,11 +109,11 @@ def batch_norm_with_state(
     channels = {"mean": state.mean, "variance": state.variance, "gamma": gamma, "beta": beta}
     mean, variance, gamma, beta = (_widened(name, each, work) for name, each in channels.items())
     if not training:
-        how: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
-        return batch_norm_inference(x, mean, variance, gamma, beta, **how), state
+        options: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
+        return batch_norm_inference(x, mean, variance, gamma, beta, **options), state
     setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x), None)
-    given = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
-    check.check_operands("inference", setting, x=x, **given)
+    operands = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
+    check.check_operands("inference", setting, x=x, **operands)
     y, *batch = batch_norm(
         x,
         gamma,

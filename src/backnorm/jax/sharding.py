@@ -48,20 +48,20 @@ def splitting(operation: Operation, kernel: _Kernel, lowered: Any) -> Any:
         The rule that lowers it for one device, where its arrays cannot be spread.
     """
 
-    def rule(context: Any, *operands: Any, **how: Any) -> Any:
+    def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
         devices = devices_of(context)
         if not devices or not is_known(context.avals_in[0].shape):
-            return lowered(context, *operands, **how)
+            return lowered(context, *operands, **parameters)
 
-        def split(*operands: jax.Array, **how: Any) -> Any:
-            return _Split(operation, kernel, devices, how).bind(*operands)
+        def split(*operands: jax.Array, **parameters: Any) -> Any:
+            return _Split(operation, kernel, devices, parameters).bind(*operands)
 
         # JAX asks for devices, of which only the number matters. That functions depend on them has
         # to be told of a primitive ahead, and would forbid that arrays of one lie on two meshes.
         module = context.module_context
         place = dataclasses.replace(module.axis_context, device_assignment=devices)
         context = context.replace(module_context=module.replace(axis_context=place))
-        return mlir.lower_fun(split, multiple_results=True)(context, *operands, **how)
+        return mlir.lower_fun(split, multiple_results=True)(context, *operands, **parameters)
 
     return rule
 
@@ -89,7 +89,7 @@ class _Split:
     operation : str
     kernel : callable
     devices : tuple of jax.Device
-    how : dict
+    parameters : dict
         The primitive's parameters.
     """
 
@@ -98,28 +98,31 @@ class _Split:
         operation: Operation,
         kernel: _Kernel,
         devices: tuple[Any, ...],
-        how: dict[str, Any],
+        parameters: dict[str, Any],
     ) -> None:
-        self._operation, self._kernel, self._how = operation, kernel, how
+        self._operation, self._kernel, self._parameters = operation, kernel, parameters
         self._mesh = Mesh(np.array(devices), (_DEVICES,))
 
     def bind(self, *operands: jax.Array) -> Any:
         """Return the results of the primitive."""
-        signature, spread = SIGNATURES[self._operation], self._how["spread"]
+        signature, spread = SIGNATURES[self._operation], self._parameters["spread"]
         kinds = {operand.name: operand.kind for operand in signature.operands}
         named = zip(OPERANDS[self._operation], spread, operands, strict=True)
-        given = [self._axes(kinds[name], each, x.ndim) for name, each, x in named]
-        rank, several = operands[0].ndim - spread[0], self._how["instances"] is not None
+        operand_axes = [self._axes(kinds[name], each, x.ndim) for name, each, x in named]
+        rank, several = operands[0].ndim - spread[0], self._parameters["instances"] is not None
         results = [r.kind for r in signature.results if r.option is None]
-        found = [self._axes(kind, several, rank + several) for kind in results]
+        result_axes = [self._axes(kind, several, rank + several) for kind in results]
         # Axes of the array that is cut: all that any array has.
-        self._all, self._given, self._found = found[0], given, found
-        made = custom_partitioning(lambda *each: tuple(self._kernel(*each, **self._how)))
+        self._all = result_axes[0]
+        self._operand_axes, self._result_axes = operand_axes, result_axes
+        made = custom_partitioning(lambda *each: tuple(self._kernel(*each, **self._parameters)))
         made.def_partition(
             self._partition,
             infer_sharding_from_operands=self._inferred,
             decode_shardings=False,
-            sharding_rule=" -> ".join(", ".join(map(" ".join, side)) for side in (given, found)),
+            sharding_rule=" -> ".join(
+                ", ".join(map(" ".join, side)) for side in (operand_axes, result_axes)
+            ),
         )
         return made(*operands)
 
@@ -129,36 +132,37 @@ class _Split:
             axes = [_CHANNEL]
         else:
             axes = [f"{_OTHER}{k}" for k in range(rank - is_spread)]
-            axes[self._how["axis"]] = _CHANNEL
+            axes[self._parameters["axis"]] = _CHANNEL
         return (_INSTANCE, *axes) if is_spread else tuple(axes)
 
-    def _partition(self, _: Any, given: Any, found: Any) -> tuple[Any, ...]:
-        """Return what a device computes, and how results and operands are spread."""
-        holders, like = self._holders((*given, *found), (*self._given, *self._found))
+    def _partition(self, _: Any, operands: Any, results: Any) -> tuple[Any, ...]:
+        """Return what a device computes, and the shardings of results and operands."""
+        axes = *self._operand_axes, *self._result_axes
+        holders, like = self._holders((*operands, *results), axes)
         inner = [k for k, axis in enumerate(self._all) if axis not in (_INSTANCE, _CHANNEL)]
         groups = tiles.groups_of(holders, inner)
-        how = dict(self._how)
-        if how["instances"] is not None:
-            how["instances"] //= holders.shape[0]
+        parameters = dict(self._parameters)
+        if parameters["instances"] is not None:
+            parameters["instances"] //= holders.shape[0]
 
         def computed(*operands: jax.Array) -> tuple[Any, ...]:
             part = PARTS.get(self._operation)
             if part is None or len(groups[0]) == 1:
-                return tuple(self._kernel(*operands, **how))
+                return tuple(self._kernel(*operands, **parameters))
             exchanged = {"axis_name": _DEVICES, "axis_index_groups": groups}
-            return part(*operands, groups=exchanged, **how)
+            return part(*operands, groups=exchanged, **parameters)
 
         return (
             self._mesh,
             computed,
-            self._spread(holders, self._found, like),
-            self._spread(holders, self._given, like),
+            self._spread(holders, self._result_axes, like),
+            self._spread(holders, self._operand_axes, like),
         )
 
-    def _inferred(self, _: Any, given: Any, __: Any) -> tuple[Any, ...]:
-        """Return how results are spread; GSPMD asks."""
-        holders, like = self._holders(given, self._given)
-        return self._spread(holders, self._found, like)
+    def _inferred(self, _: Any, operands: Any, __: Any) -> tuple[Any, ...]:
+        """Return the shardings of results, for GSPMD."""
+        holders, like = self._holders(operands, self._operand_axes)
+        return self._spread(holders, self._result_axes, like)
 
     def _holders(self, arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[np.ndarray, Any]:
         """Return the holders of what has all axes, and a sharding of the class that JAX wants.

@@ -105,18 +105,6 @@ def pair(normal):
 
 
 @pytest.fixture
-def through_python(monkeypatch):
-    """Have kernels called as if jaxlib's foreign function interface were not known."""
-    from backnorm.jax import callback, ffi
-
-    jax.clear_caches()
-    callback._warn.cache_clear()
-    monkeypatch.setattr(ffi, "reason_against", lambda: "it is a test")
-    yield
-    jax.clear_caches()
-
-
-@pytest.fixture
 def arguments(normal):
     """Return a function that makes as many arguments, or their tangents."""
 

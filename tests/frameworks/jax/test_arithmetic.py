@@ -78,15 +78,6 @@ def test_bits_are_those_of_numpys_functions(dtype, arithmetic, data):
         differ(expected, canonical(given, OTHER[arithmetic]))
 
 
-@ARITHMETICS
-@TYPES
-def test_by_way_of_python_too(dtype, arithmetic, data, through_python):
-    given = data(dtype)
-    with pytest.warns(RuntimeWarning, match="through Python"):
-        found = everything(given, arithmetic=arithmetic)
-    same(found, canonical(given, arithmetic))
-
-
 @TYPES
 def test_a_block_says_it_for_calls_that_do_not(dtype, data):
     given = data(dtype)

@@ -17,11 +17,12 @@ import backnorm.jax
 from backnorm.cpu import xla
 from backnorm.cpu.kinds import FLOOR, LIBRARIES
 from backnorm.cpu.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
-from backnorm.cpu.xla_structures import STRUCTURES, offsets
-from backnorm.jax import ffi, header
+from backnorm.cpu.xla_structures import offsets
+from backnorm.jax import ffi
 from backnorm.problem import Problem
 
 from .conftest import EPSILON, agree
+from .xla_header import differences
 
 INCLUDED = Path(jax.ffi.include_dir())
 HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
@@ -49,23 +50,20 @@ def given(rng):
 class TestHeader:
     @pytest.fixture
     def changed(self, tmp_path):
-        """Return what is read of a header in which one text is another."""
+        """Return what differs in a header in which one text is another."""
 
         def read(old, new):
             text = (INCLUDED / HEADER).read_text()
             assert old in text
-            path = tmp_path / HEADER
-            path.parent.mkdir(parents=True)
+            path = tmp_path / "c_api.h"
             path.write_text(text.replace(old, new))
-            return header.read(str(tmp_path))
+            return differences(path)
 
         return read
 
-    def test_of_this_jaxlib(self):
-        version = header.read(str(INCLUDED))
-        assert isinstance(version, header.Version)
-        assert version.major == 0
-        assert ffi.reason_against() is None
+    def test_structures_of_this_jaxlib_are_those_of_the_handler(self):
+        assert differences(INCLUDED / HEADER) == []
+        assert ffi.version() in ffi.VERSIONS
 
     def test_offsets(self):
         # As a compiler has them.
@@ -75,15 +73,6 @@ class TestHeader:
         assert offsets("Buffer").dims == 40
         assert offsets("Metadata").traits == 32
         assert offsets("Api").ThreadPool_Schedule == 136
-
-    def test_absent(self, tmp_path):
-        assert "has no header" in header.read(str(tmp_path))
-
-    def test_without_a_version(self, changed):
-        assert "no version" in changed("#define XLA_FFI_API_MINOR", "#define XLA_MINOR")
-
-    def test_of_another_version(self, changed):
-        assert "1." in changed("#define XLA_FFI_API_MAJOR 0", "#define XLA_FFI_API_MAJOR 1")
 
     @pytest.mark.parametrize(
         ("old", "new", "structure"),
@@ -98,18 +87,64 @@ class TestHeader:
             ("struct XLA_FFI_Array {", "struct XLA_FFI_Arrays {", "Array"),
         ],
     )  # fmt: skip
-    def test_of_another_layout(self, old, new, structure, changed):
-        assert structure in STRUCTURES
-        assert f"XLA_FFI_{structure} " in changed(old, new)
+    def test_another_layout_differs(self, old, new, structure, changed):
+        assert f"XLA_FFI_{structure}" in changed(old, new)
 
-    def test_of_other_types(self, changed):
-        assert "bfloat16" in changed("XLA_FFI_DataType_BF16 = 16", "XLA_FFI_DataType_BF16 = 34")
+    def test_another_code_of_a_type_differs(self, changed):
+        assert changed("XLA_FFI_DataType_BF16 = 16", "XLA_FFI_DataType_BF16 = 34") == ["bfloat16"]
 
-    def test_more_fields_at_the_end(self, changed):
-        added = "  XLA_FFI_Future* future;  // out\n  void* more;\n"
-        assert isinstance(changed("  XLA_FFI_Future* future;  // out\n};\n\nXLA_FFI_DEFINE_STRUCT_"
-                                  "TRAITS(XLA_FFI_CallFrame", added + "};\n\nXLA_FFI_DEFINE_STRUCT_"
-                                  "TRAITS(XLA_FFI_CallFrame"), header.Version)  # fmt: skip
+    def test_more_fields_at_the_end_do_not_differ(self, changed):
+        end = ("  XLA_FFI_Future* future;  // out\n};\n\nXLA_FFI_DEFINE_STRUCT_"
+               "TRAITS(XLA_FFI_CallFrame")  # fmt: skip
+        assert changed(end, end.replace("// out\n", "// out\n  void* more;\n")) == []
+
+
+class TestVersion:
+    @pytest.fixture
+    def without_interface(self, tmp_path, monkeypatch):
+        """Return a function that puts another header in the place of jaxlib's; None: no header."""
+
+        def install(text):
+            monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+            if text is not None:
+                path = tmp_path / HEADER
+                path.parent.mkdir(parents=True)
+                path.write_text(text)
+            ffi.version.cache_clear()
+            ffi._warn.cache_clear()
+            jax.clear_caches()
+
+        yield install
+        monkeypatch.undo()
+        ffi.version.cache_clear()
+        jax.clear_caches()
+
+    @pytest.mark.parametrize(
+        ("header", "came"),
+        [
+            (None, "none"),
+            ("#define XLA_FFI_API_MAJOR 0\n", "none"),
+            ("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 77\n", "0.77"),
+            ("#define XLA_FFI_API_MAJOR 1\n#define XLA_FFI_API_MINOR 1\n", "1.1"),
+        ],
+    )
+    def test_unknown_version_runs_formulas_and_warns(self, header, came, given, without_interface):
+        arguments = given((4, 8, 5, 5))
+        expected = backward(*arguments)
+        without_interface(header)
+        with pytest.warns(RuntimeWarning, match=rf"has version {came}, known are 0\.1 to 0\.4"):
+            found = jax.jit(backward)(*arguments)
+        agree(found, expected, 1e-5)
+        assert "backnorm_kernel" not in jax.jit(backward).lower(*arguments).as_text()
+
+    def test_unknown_version_refuses_reproducible_sums(self, given, without_interface):
+        without_interface(None)
+        x, *_ = given((4, 8, 5, 5))
+        with (
+            pytest.warns(RuntimeWarning, match="has version none"),
+            pytest.raises(backnorm.ArgumentValueError, match="reproducible"),
+        ):
+            backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1, reproducible=True)
 
 
 class TestRefusals:

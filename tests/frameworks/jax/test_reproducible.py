@@ -19,7 +19,7 @@ import backnorm.jax.linen
 import backnorm.jax.nnx
 from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.jax import batch_norm, batch_norm_backward, batch_norm_with_state, callback, ffi
+from backnorm.jax import batch_norm, batch_norm_backward, batch_norm_with_state, ffi
 from backnorm.jax.running import RunningStatistics
 
 from .test_sharded import gathered, shardy, told  # noqa: F401  (fixtures)
@@ -348,18 +348,6 @@ def test_without_elements():
     y, mean, variance = batch_norm(x, **HOW)
     assert y.shape == (0, 3)
     assert not np.any([mean, variance])
-
-
-def test_through_python(monkeypatch):
-    """Where XLA's interface is not known, on one device."""
-    monkeypatch.setattr(ffi, "reason_against", lambda: "a test")
-    jax.clear_caches()
-    x, dy, gamma, beta = data(np.float32)
-    callback._warn.cache_clear()
-    with pytest.warns(RuntimeWarning, match="through Python"):
-        found = jax.jit(both)(x, dy, gamma, beta)
-    jax.clear_caches()
-    assert differences(found, by_numpy(x, dy, gamma, beta)) == []
 
 
 def test_one_call_of_a_kernel_on_one_device():

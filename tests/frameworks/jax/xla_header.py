@@ -1,24 +1,22 @@
-"""Whether XLA's foreign function interface is the one that our handler is written for.
+"""XLA's header of its foreign function interface, read to compare it with `xla_structures`.
 
-jaxlib comes with the header of its interface. The handler reads structures by offsets; so each is
-looked up in that header and compared, and what a later version moved is found here and not in a
-crash.
+The handler reads structures by offsets. A version of jaxlib that moves a field without a new major
+version would crash; this finds it in the header that jaxlib comes with.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from backnorm.cpu.xla_structures import ELEMENTS, MADE, STRUCTURES, parsed
 
-__all__ = ["Version", "read"]
+__all__ = ["differences"]
 
 _Fields = list[tuple[str, int | str]]
 
-# What would be changed without a new number, is a field at the end of a structure.
-_MAJOR = 0
+# The name of a structure from version 0.4 on, and the one before.
+_RENAMED = {"XLA_FFI_InternalExtension": "XLA_FFI_Extension_Base"}
 _SIZES = {"size_t": 8, "int64_t": 8, "int32_t": 4, "uint32_t": 4, "int": 4}
 _SAME_AS = {
     "uint8": "U8",
@@ -30,44 +28,21 @@ _SAME_AS = {
 }
 
 
-class Version(NamedTuple):
-    """Version of the interface, as the header has it."""
-
-    major: int
-    minor: int
-
-
-def read(folder: str) -> Version | str:
-    """Return the version of the interface in the header in jaxlib's `folder`, or why it is foreign.
-
-    Parameters
-    ----------
-    folder : str
-        What `jax.ffi.include_dir` returned.
-    """
-    path = Path(folder) / "xla" / "ffi" / "api" / "c_api.h"
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        return f"jaxlib has no header of its foreign function interface ({error})"
-    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
-    return _version(text, _structures(text))
-
-
-def _version(text: str, found: dict[str, _Fields]) -> Version | str:
-    numbers = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text))
-    if len(numbers) != 2:
-        return "the header has no version"
-    if int(numbers["MAJOR"]) != _MAJOR:
-        return f"version {numbers['MAJOR']}.{numbers['MINOR']} is not known, only {_MAJOR}"
-    for name, fields in STRUCTURES.items():
-        if not _agrees(parsed(fields), found.get(name, []), exactly=name in MADE):
-            return f"the structure XLA_FFI_{name} is not the one that is known"
+def differences(path: Path) -> list[str]:
+    """Return what in a header is not as `xla_structures` has it."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.DOTALL)
+    for name, before in _RENAMED.items():
+        text = re.sub(rf"\b{name}\b", before, text)
+    structures = _structures(text)
+    different = [
+        f"XLA_FFI_{name}"
+        for name, fields in STRUCTURES.items()
+        if not _agrees(parsed(fields), structures.get(name, []), exactly=name in MADE)
+    ]
     codes = dict(re.findall(r"XLA_FFI_DataType_(\w+) = (\d+)", text))
-    for name, code in ELEMENTS.items():
-        if codes.get(_SAME_AS[name]) != str(code):
-            return f"the code of {name} is not the one that is known"
-    return Version(int(numbers["MAJOR"]), int(numbers["MINOR"]))
+    return different + [
+        name for name, code in ELEMENTS.items() if codes.get(_SAME_AS[name]) != str(code)
+    ]
 
 
 def _agrees(known: _Fields, there: _Fields, *, exactly: bool) -> bool:
