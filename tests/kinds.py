@@ -25,7 +25,7 @@ import numpy as np
 
 import backnorm
 from backnorm.errors import shown
-from backnorm.results import Blend, ChannelSums
+from backnorm.results import ChannelSums
 
 
 class Kind(NamedTuple):
@@ -368,7 +368,6 @@ def _nonsense() -> dict[str, Any]:
         "an object that says it is an integer": impostor(int, __index__=_raise),
         "an object that says it is a string": impostor(str, __hash__=_raise, __eq__=_raise),
         "an object that says it is a tuple": impostor(tuple, __len__=_raise),
-        "an object that says it is a blend": impostor(Blend),
         "an object that says it is a sum": impostor(ChannelSums),
         "a float that raises": raising(float, methods=("__float__", "__repr__", "__eq__"))(0.5),
         "a sequence without a length": raising(list, methods=("__len__", "__iter__"))(),

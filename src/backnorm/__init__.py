@@ -24,7 +24,6 @@ from backnorm.operators import (
 )
 from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (
-    Blend,
     ChannelMoments,
     ChannelSums,
     Gradients,
@@ -46,7 +45,6 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "BacknormError",
-    "Blend",
     "ChannelMoments",
     "ChannelSums",
     "Gradients",

@@ -12,7 +12,7 @@ from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Problem
 
-__all__ = ["check_memory", "check_out", "check_writable", "own"]
+__all__ = ["check_apart", "check_memory", "check_out", "check_writable", "own"]
 
 
 def check_out(
@@ -50,7 +50,7 @@ def check_out(
     signature = problem.signature
     for name, array in zip(signature.names, operands, strict=True):
         if array is not None and np.may_share_memory(out, array):
-            _check_apart(out, name, array, signature.overwrites)
+            check_apart(out, name, array, signature.overwrites)
     return usual
 
 
@@ -68,7 +68,7 @@ def _are_apart(
     return True
 
 
-def _check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str | None) -> None:
+def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str | None) -> None:
     """Raise if `out` overlaps an operand, unless it is the one that may be overwritten."""
     in_place = name == overwrites
     if (in_place and array is out) or not _overlap(out, array):

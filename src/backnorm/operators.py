@@ -7,24 +7,20 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from backnorm import blending
 from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.arrays import NUMPY
 from backnorm.cpu.plan import Plan
-from backnorm.errors import ArgumentValueError, shown
 from backnorm.executable import executable, operation
 from backnorm.problem import Format, Problem, problem_of
 from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (
-    Blend,
     ChannelMoments,
     ChannelSums,
     Gradients,
     GradientsWithResidual,
     Normalized,
     NormalizedWithMask,
-    check_blend,
     check_of_channels,
     check_whole,
 )
@@ -70,7 +66,6 @@ def batch_norm_backward(
     arithmetic: Arithmetic | None = ...,
     reproducible: bool = ...,
     out: Any = ...,
-    blend: Blend | None = ...,
 ) -> Gradients: ...
 
 
@@ -108,7 +103,6 @@ def batch_norm_backward(
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
     out: Any = None,
-    blend: Blend | None = None,
 ) -> Gradients | GradientsWithResidual:
     r"""Return the gradients of batch normalisation, and of a ReLU behind it.
 
@@ -153,14 +147,10 @@ def batch_norm_backward(
     reproducible : bool
         Whether results have the same bits in every layout, however elements are ordered in a
         channel, and by `reduce` and `apply` however the batch is cut into parts. Sums are then
-        added up as integers, which takes longer, and of fewer than 2^31 elements a channel. Not
-        with `blend`.
+        added up as integers, which takes longer, and of fewer than 2^31 elements a channel.
     out : array, optional
         Where to write dx, of x's shape and type. ``out=dy`` works in place; any other overlap with
-        an input is an error. With `blend`, a tuple of arrays for dx, dgamma and dbeta.
-    blend : Blend, optional
-        Shares alpha and beta: each output becomes alpha * gradient + beta * what it held, rounded
-        once for types narrower than float64. Not with a mask.
+        an input is an error.
 
     Returns
     -------
@@ -179,15 +169,6 @@ def batch_norm_backward(
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    if blend is not None:
-        operands = x, dy, mask, mean, variance, gamma
-        options = epsilon, data_format, training, residual, arithmetic, reproducible
-        problem, arrays = _checked("backward", operands, *options)
-        if problem.reproducible:
-            raise ArgumentValueError(
-                "reproducible", "comes without blend", came=shown(reproducible), accepted="False"
-            )
-        return blending.backward(problem, arrays, out, check_blend(blend))
     dx, dgamma, dbeta, dresidual = _backward(
         x,
         dy,

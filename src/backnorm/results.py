@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from backnorm.dtypes import FLOAT64, element_type
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
-from backnorm.scalars import check_integer, check_number
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.scalars import check_integer
 
 __all__ = [
-    "Blend",
     "ChannelMoments",
     "ChannelSums",
     "Gradients",
@@ -23,7 +21,6 @@ __all__ = [
     "NormalizedWithMask",
     "SecondGradients",
     "arrays_of",
-    "check_blend",
     "check_of_channels",
     "check_whole",
 ]
@@ -38,20 +35,6 @@ class Gradients(NamedTuple):
     dx: np.ndarray
     dgamma: np.ndarray
     dbeta: np.ndarray
-
-
-class Blend(NamedTuple):
-    """How a result is blended into what its output holds: alpha * result + beta * held.
-
-    Attributes
-    ----------
-    data, channels : (float, float)
-        alpha and beta of dx, and of dgamma and dbeta, finite. With beta = 0 what is held is not
-        read.
-    """
-
-    data: tuple[float, float] = (1.0, 0.0)
-    channels: tuple[float, float] = (1.0, 0.0)
 
 
 class SecondGradients(NamedTuple):
@@ -318,31 +301,3 @@ def _array_of(name: str, field: str, value: object) -> np.ndarray:
             accepted="rank 1",
         )
     return array.astype(FLOAT64)
-
-
-def check_blend(blend: object) -> Blend:
-    """Return a blend of floats, or raise if it is no `Blend` or of other than finite numbers."""
-    accepted = "Blend((alpha, beta), (alpha, beta)) of finite numbers"
-    if not issubclass(type(blend), Blend):
-        raise ArgumentTypeError(
-            "blend", "must be a Blend", came=type(blend).__name__, accepted=accepted
-        )
-    pairs: list[tuple[float, float]] = []
-    # Of a subclass the elements, whatever it says of itself.
-    given: Any = tuple.__getitem__(cast("Blend", blend), slice(None))
-    for field, pair in zip(Blend._fields, given, strict=True):
-        if type(pair) not in (tuple, list) or len(pair) != 2:
-            raise ArgumentTypeError(
-                "blend", f"its {field} must be a pair, alpha and beta", came=described(pair),
-                accepted=accepted,
-            )  # fmt: skip
-        problem = f"its {field} must be real numbers"
-        alpha, beta = (
-            check_number("blend", share, problem=problem, accepted=accepted) for share in pair
-        )
-        if not (math.isfinite(alpha) and math.isfinite(beta)):
-            raise ArgumentValueError(
-                "blend", f"its {field} must be finite", came=shown(pair), accepted=accepted
-            )
-        pairs.append((alpha, beta))
-    return Blend(*pairs)

@@ -165,7 +165,7 @@ class Maker:
 # How often: a pass of the package's own, and what it has beside x.
 _KINDS = {
     "forward": 15, "relu forward": 14, "running": 4, "inference": 6, "relu inference": 8,
-    "backward": 15, "relu backward": 20, "frozen": 6, "blend": 3, "double_backward": 2,
+    "backward": 15, "relu backward": 20, "frozen": 9, "double_backward": 2,
     "phases": 7, "relu phases": 5, "forward phases": 5, "relu forward phases": 5,
 }  # fmt: skip
 
@@ -336,8 +336,6 @@ def _backward(
     options["training"] = kind != "frozen" and make.often(0.8)
     if kind == "double_backward":
         return _second(make, shape, dtype, channels, statistics, options)
-    if kind == "blend":
-        return _blend(make, dtype, channels, statistics, options)
     more: dict[str, Any] = {}
     if kind.startswith("relu"):
         size = mask_size(math.prod(shape))
@@ -418,25 +416,3 @@ def _second(
         return judge.check_double_backward(*inputs, results, **cotangents, **options)
 
     return call, verdicts
-
-
-def _blend(
-    make: Maker, dtype: np.dtype, channels: Any, statistics: np.dtype, options: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Return a backward pass whose results are blended into what the outputs hold."""
-    shares = ((1.0, 0.0), (0.5, 0.25), (1.0, 1.0), (0.0, 2.0))
-    blend = backnorm.Blend(make.rnd.choice(shares), make.rnd.choice(shares))
-    x = make.operands["x"]
-    values = data_values(make.rnd, dtype, x.content.size, make.values)
-    make.memory("dx", Operand(x.shape, dtype, values, x.offset, x.strides))
-    for name in ("dgamma", "dbeta"):
-        held = channel_values(make.rnd, statistics, channels[0], make.values)
-        make.memory(name, Operand(channels, statistics, held))
-    names = "dx", "dgamma", "dbeta"
-
-    def call(given: Arrays) -> tuple[Any, ...]:
-        inputs = {name: value for name, value in given.items() if name not in names}
-        out = tuple(given[name] for name in names)
-        return tuple(backnorm.batch_norm_backward(**inputs, out=out, blend=blend, **options))
-
-    return call, None

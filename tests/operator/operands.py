@@ -17,7 +17,7 @@ import warnings
 import numpy as np
 
 import backnorm
-from backnorm import Activation, Blend, ChannelMoments, ChannelSums
+from backnorm import Activation, ChannelMoments, ChannelSums
 from backnorm.activations import ACTIVATIONS
 from backnorm.errors import shown
 from backnorm.executable import forget
@@ -64,22 +64,16 @@ class Subject:
         # What is only planned is not written.
         self.has_out = "out" in taken and name not in OPERATIONS
         self.shape = SHAPES[options["data_format"]]
-        given = [
-            f"{k}={'...' if k == 'blend' else v}" for k, v in options.items() if k != "epsilon"
-        ]
+        given = [f"{k}={v}" for k, v in options.items() if k != "epsilon"]
         self.name = f"{name}({', '.join([*self.names, *given])}) in {self.dtype}"
-        self.blends = "blend" in options
-        options = ["epsilon", "data_format", "training", "activation", "residual", "blend", "out"]
+        options = ["epsilon", "data_format", "training", "activation", "residual", "out"]
         options += ["arithmetic", "reproducible"]
         self.changeable = [
             option
             for option in options
             if option in taken
             and option not in self.signature.names
-            # What is only planned is not written, and what is blended has its own.
-            and (option != "out" or (self.has_out and not self.blends))
-            and (option != "blend" or self.blends)
-            and (option != "reproducible" or not self.blends)
+            and (option != "out" or self.has_out)
         ]
 
     def good(self):
@@ -99,17 +93,8 @@ class Subject:
             made[self.whole] = WHOLE[self.whole](*rng.uniform(0.5, 2, (2, CHANNELS)), 24)
         return made
 
-    def new_out(self):
-        """Return arrays to write to, the same in every call; None if there are none."""
-        if not self.blends:
-            return None
-        channels = np.full(CHANNELS, 3, self.dtype)
-        return np.full(self.shape, 2, self.dtype), channels, channels.copy()
-
     def call(self, given, **more):
         """Return the results of a call as arrays, or the plan."""
-        out = self.new_out()
-        more = more if out is None else {"out": out, **more}
         found = self.function(**{**self.options, **given, **more})
         if isinstance(found, np.ndarray):
             return [found]
@@ -144,7 +129,6 @@ def subjects(*, everything):
             "data_format": ["NCX", "NXC"],
             "training": [True, False],
             "activation": [None, "relu"],
-            "blend": [None, Blend((0.5, 0.25), (2.0, 0.5))],
         }
         choices = {option: values for option, values in choices.items() if option in taken}
         optional = [each.name for each in signature.operands if not each.required]
@@ -155,13 +139,9 @@ def subjects(*, everything):
             usual = options["data_format"] == "NCX" and options.get("training", True)
             if not everything and usual != full:
                 continue
-            if options.get("blend", 0) is None:
-                del options["blend"]
             if "epsilon" in taken:
                 options["epsilon"] = 1e-3
-            rectified = options.get(
-                "activation", "activation" not in taken and "blend" not in options
-            )
+            rectified = options.get("activation", "activation" not in taken)
             present = [
                 each.name
                 for each in signature.operands
@@ -207,19 +187,6 @@ def kinds_of_whole(sums):
 
 def kinds_of_option(option, subject):
     """Yield what may stand in the place of an option."""
-    if option == "blend":
-        yield Kind("a plain tuple", ((0.5, 0.25), (2.0, 0.5)), None, refused=True)
-        yield Kind("of lists", Blend([0.5, 0.25], [2, 0.5]), Blend((0.5, 0.25), (2.0, 0.5)))
-        yield Kind("of one", Blend((0.5,), (2.0, 0.5)), None, refused=True)
-        for kind in values():
-            yield kind._replace(refused=True)
-            for place in range(4):
-                given, meant = [0.5, 0.25, 2.0, 0.5], [0.5, 0.25, 2.0, 0.5]
-                given[place], meant[place] = kind.value, kind.plain
-                made, plain = (Blend(tuple(each[:2]), tuple(each[2:])) for each in (given, meant))
-                label = f"with {kind.label} at {place}"
-                yield Kind(label, made, plain, refused=not is_number(kind.plain))
-        return
     if option == "activation":
         for name, value in ACTIVATIONS.items():
             mask = value.name == "relu"
@@ -317,52 +284,39 @@ def cases(subject):
 
 def cases_of_out(subject):
     """Yield a label, and what makes the operands, `out`, and whether that is accepted."""
-    good, number = subject.good(), len(subject.new_out() or ())
-    shapes = [subject.shape, (CHANNELS,), (CHANNELS,)][: max(1, number)]
-    for place, shape in enumerate(shapes):
-
-        def whole(array, place=place):
-            return array if not number else replaced(subject.new_out(), place, array)
-
-        array = np.full(shape, 2, subject.dtype)
-        for kind in kinds(array):
-            if kind.label == "absent" and not number:
-                continue
-            yield f"{place} {kind.label}", good, whole(kind.value), None
-        for operand in subject.operands:
-            memory = np.full(int(np.prod(shape)) + 1, 1, subject.dtype)
-            array = memory[:-1].reshape(shape)
-            overwritten = operand.name == subject.signature.overwrites and place == 0
-            for label, start in (("at the memory of", 0), ("beside part of", 1)):
-                wanted = good[operand.name]
-                raw = memory[start:].view(wanted.dtype)
-                count = min(wanted.size, raw.size)
-                if count < wanted.size:
-                    # Of a channel's array: the operand is the longer one.
-                    memory = np.ones(wanted.size + 1, wanted.dtype)
-                    raw = memory[start:]
-                    array = memory[: int(np.prod(shape))].reshape(shape)
-                inside = raw[: wanted.size].reshape(wanted.shape)
-                inside[...] = wanted
-                given = good | {operand.name: inside}
-                fine = overwritten and not start
-                yield f"{place} {label} {operand.name}", given, whole(array), fine or operand.name
-
-
-def replaced(arrays, place, array):
-    """Return a tuple with another array at a place."""
-    return *arrays[:place], array, *arrays[place + 1 :]
+    good, shape = subject.good(), subject.shape
+    array = np.full(shape, 2, subject.dtype)
+    for kind in kinds(array):
+        if kind.label != "absent":
+            yield kind.label, good, kind.value, None
+    for operand in subject.operands:
+        memory = np.full(int(np.prod(shape)) + 1, 1, subject.dtype)
+        array = memory[:-1].reshape(shape)
+        overwritten = operand.name == subject.signature.overwrites
+        for label, start in (("at the memory of", 0), ("beside part of", 1)):
+            wanted = good[operand.name]
+            raw = memory[start:].view(wanted.dtype)
+            count = min(wanted.size, raw.size)
+            if count < wanted.size:
+                # Of a channel's array: the operand is the longer one.
+                memory = np.ones(wanted.size + 1, wanted.dtype)
+                raw = memory[start:]
+                array = memory[: int(np.prod(shape))].reshape(shape)
+            inside = raw[: wanted.size].reshape(wanted.shape)
+            inside[...] = wanted
+            given = good | {operand.name: inside}
+            fine = overwritten and not start
+            yield f"{label} {operand.name}", given, array, fine or operand.name
 
 
 def outcome_of_out(subject, given, out, allowed):
     """Return what came of a call: an error that names what overlaps, or the right result."""
     plain = {name: renewed(value) for name, value in given.items()}
-    held = [renewed(each) for each in out] if subject.blends else None
-    before = copies(given), copies(dict(enumerate(out if subject.blends else [out])))
+    before = copies(given), copies({"out": out})
     try:
         results = subject.call(given, out=out)
     except backnorm.ArgumentError as error:
-        after = copies(given), copies(dict(enumerate(out if subject.blends else [out])))
+        after = copies(given), copies({"out": out})
         if error.argument != "out":
             return f"another is named: {error!r}"
         if before != after:
@@ -374,11 +328,8 @@ def outcome_of_out(subject, given, out, allowed):
         return f"not ours: {type(error).__name__}: {shown(error, str)}"
     if allowed not in (None, True):
         return "a result in shared memory"
-    expected = subject.call(plain, **({"out": tuple(held)} if subject.blends else {}))
-    wanted = out if subject.blends else (out,)
-    if not all(
-        one is other for one, other in zip(results, wanted, strict=False) if other is not None
-    ):
+    expected = subject.call(plain)
+    if out is not None and results[0] is not out:
         return "another array"
     results = [own(each) for each in results]
     equal = all(

@@ -339,14 +339,6 @@ class TestErrors:
             with pytest.raises(ArgumentTypeError, match="reproducible"):
                 call()
 
-    def test_no_blend(self):
-        blend = backnorm.Blend()
-        with pytest.raises(ArgumentValueError, match="blend"):
-            backnorm.batch_norm_backward(
-                self.x, self.dy, self.gamma, self.gamma**2, epsilon=EPSILON, reproducible=True,
-                blend=blend, out=(None, None, None),
-            )  # fmt: skip
-
     def test_sums_of_another_kind_do_not_add_up(self):
         moments = backnorm.reduce_forward(self.x, reproducible=True)
         with pytest.raises(TypeError):

@@ -14,7 +14,6 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._check import channel_axes_of, format_of, kept_shape
 from backnorm.dialects._statistics import statistics_of, variance_of_inverse
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.results import Blend
 from backnorm.signature import SIGNATURES, Operation
 
 __all__ = ["Call", "CanonicalCall", "canonical_call"]
@@ -93,8 +92,9 @@ class CanonicalCall:
         ``1 / sqrt(variance + epsilon)``.
     weight : float or None
         The share by which running statistics move towards those of the batch; None: they do not.
-    blend : Blend or None
-        What the results are blended with in the memory that is given for them.
+    blended : bool
+        Whether the dialect's own code writes the results: weighted, and added to what the memory
+        for them holds.
     arithmetic : {"float32", "float64"}
     """
 
@@ -108,7 +108,7 @@ class CanonicalCall:
     channel_axes: tuple[int, ...] = (1,)
     inverse_std: bool = False
     weight: float | None = None
-    blend: Blend | None = None
+    blended: bool = False
 
     @property
     def recomputes(self) -> bool:

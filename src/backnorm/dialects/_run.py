@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from backnorm import blending
 from backnorm.arrays import NUMPY
 from backnorm.binding import written
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
@@ -24,7 +23,6 @@ from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit, rounded
 from backnorm.errors import ArgumentError
 from backnorm.executable import Executable, executable
 from backnorm.problem import Metadata, Problem
-from backnorm.results import Blend
 from backnorm.signature import SIGNATURES
 
 __all__ = ["Bound"]
@@ -99,7 +97,7 @@ class Bound:
             "    except ArgumentError as error:",
             "        raise error.in_words(words) from None",
         ]
-        if "memory_dx" in schema.words:
+        if "memory_dx" in schema.words and not canonical.blended:
             lines.insert(
                 1, f"    memory = {schema.words['memory_dx']} if memory is None else memory"
             )
@@ -111,7 +109,8 @@ class Bound:
         results = self._results()
         memory = {t.name for t in schema.inputs if t.role in ("memory_dgamma", "memory_dbeta")}
         missing = {tensor.role for tensor in schema.outputs} - {*results, "empty"}
-        if schema.hooks.finish is not None and (missing or not memory.isdisjoint(call.inputs)):
+        writes = canonical.blended or not memory.isdisjoint(call.inputs)
+        if schema.hooks.finish is not None and (missing or writes):
             arrays = ", ".join(f"{name!r}: {name}" for name in call.inputs)
             by_role = ", ".join(f"{role!r}: {code}" for role, code in results.items())
             lines.append(f"    results = finish(call, {{{arrays}}}, {{{by_role}}})")
@@ -127,7 +126,6 @@ class Bound:
         bound: Callable[..., Any] = _compiled(tuple(lines))(
             execute=self.executable.plain if plain else self.executable.run,
             run=self.executable.run,
-            blended=canonical.blend and functools.partial(_blended, problem, canonical.blend),
             words={**schema.words, **canonical.inputs},
             pack=pack,
             finish=schema.hooks.finish,
@@ -146,9 +144,6 @@ class Bound:
         """Return the lines that compute the results of the canonical operation."""
         words, names = self.call.schema.words, SIGNATURES[self.canonical.operation].names
         operands = ", ".join(map(self._operand, names))
-        if self.canonical.blend is not None:
-            held = f"memory, {words['memory_dgamma']}, {words['memory_dbeta']}"
-            return [f"found = blended(({operands}), ({held}))"]
         if self.executable.problem.running:
             operands += ", momentum=moved_by"
         return [
@@ -162,7 +157,7 @@ class Bound:
     def _operand(self, role: str) -> str:
         """Return the code of an operand: statistics and parameters of one type.
 
-        Kernels take addresses, whatever the shape; what is blended is computed by NumPy.
+        Kernels take addresses, whatever the shape.
         """
         if self.canonical.recomputes and role in _STATISTICS:
             return f"new_{role}"
@@ -172,10 +167,8 @@ class Bound:
         if name is None or role in ("x", "dy"):
             return str(name)
         array = self.call.inputs[name]
-        flat = array.ndim == 1 or self.canonical.blend is None
-        code = name if flat else f"{name}.reshape(-1)"
         same = element_type(array.dtype) == self.executable.problem.statistics_dtype
-        return code if same else f"{code}.astype(statistics)"
+        return name if same else f"{name}.astype(statistics)"
 
     def _before(self, role: str) -> str:
         """Return the code of new memory with running statistics before they move.
@@ -210,23 +203,11 @@ class Bound:
         return code if same else f"rounded({code}, types[{role!r}])"
 
 
-def _blended(
-    problem: Problem, blend: Blend, operands: tuple[Any, ...], held: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """Return gradients that are blended into the memory of dx, and into copies of the others.
-
-    Those may have another shape and type than the engine writes.
-    """
-    dtype = problem.statistics_dtype
-    copies = (None if array is None else array.astype(dtype).reshape(-1) for array in held[1:])
-    return (*blending.backward(problem, operands, (held[0], *copies), blend), None)
-
-
 @functools.lru_cache(maxsize=512)
 def _compiled(lines: tuple[str, ...]) -> Callable[..., Any]:
     """Return a function that makes the function in `lines` from what it uses."""
     given = (
-        "execute, run, blended, words, pack, finish, call, types, statistics, kept, axes, epsilon, "
+        "execute, run, words, pack, finish, call, types, statistics, kept, axes, epsilon, "
         "moved_by, channels"
     )
     code = [f"def make({given}):", *(f"    {line}" for line in lines), "    return repeat"]

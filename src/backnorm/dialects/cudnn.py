@@ -6,14 +6,13 @@ descriptors; an output that is None is a new array.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from backnorm.aliasing import check_writable
+from backnorm.aliasing import check_apart, check_writable, own
 from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects.operator import by_name, function
 from backnorm.dialects.schema import (
@@ -26,8 +25,8 @@ from backnorm.dialects.schema import (
     kept,
     type_rules,
 )
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.results import Blend
+from backnorm.dtypes import rounded
+from backnorm.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["OPERATORS", "BatchNormalizationBackward"]
 
@@ -57,30 +56,57 @@ def _check_memory(call: Call) -> None:
             check_writable(name, memory)
 
 
+def _weights(call: Call, role: str) -> tuple[float, float]:
+    """Return the weights of a gradient and of what its memory holds, alpha and beta."""
+    kind = "Data" if role == "dx" else "Param"
+    return call.number(f"alpha{kind}Diff"), call.number(f"beta{kind}Diff")
+
+
 def _blended(call: Call, canonical: CanonicalCall) -> CanonicalCall:
-    """Return the call with what its results are blended with, if there is anything."""
-    blend = Blend(
-        (call.number("alphaDataDiff"), call.number("betaDataDiff")),
-        (call.number("alphaParamDiff"), call.number("betaParamDiff")),
-    )
-    # What is blended is no result of the canonical operation.
-    return canonical if blend == Blend() else replace(canonical, blend=blend, outputs={})
+    """Return the call; weighted gradients are no results of the canonical operation."""
+    if all(_weights(call, role) == (1.0, 0.0) for role in ("dx", "dgamma")):
+        return canonical
+    return replace(canonical, blended=True, outputs={})
 
 
 def _in_memory(
     call: Call, arrays: Mapping[str, np.ndarray], results: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Write the gradients of parameters to the memory that was given."""
-    memory = {"dgamma": "dBnScale", "dbeta": "dBnBias"}
-    given = {role: name for role, name in memory.items() if name in arrays}
-    for name, other in itertools.product(given.values(), arrays):
-        if other != name and np.may_share_memory(arrays[name], arrays[other]):
-            problem = f"overlaps {other} in memory"
-            raise ArgumentValueError(name, problem, accepted="separate memory")
-    for role, name in given.items():
-        arrays[name][...] = results[role]
-        results[role] = arrays[name]
+    """Write alpha * gradient + beta * memory to the memory that was given.
+
+    In float64, of gradients that were rounded to their type: so results are rounded twice. What
+    memory holds is not read if beta is 0.
+    """
+    memory = {"dx": "dx", "dgamma": "dBnScale", "dbeta": "dBnBias"}
+    for name in memory.values():
+        _check_apart(name, arrays)
+    for role, name in memory.items():
+        gradient, target = results[role], arrays.get(name)
+        weights = alpha, beta = _weights(call, role)
+        # Without weights dx is in its memory already.
+        if weights != (1.0, 0.0):
+            with np.errstate(all="ignore"):
+                value = alpha * gradient.astype(np.float64)
+                if target is not None and beta != 0.0:
+                    value += beta * own(target).astype(np.float64)
+            gradient = rounded(value, gradient.dtype)
+        if target is None:
+            results[role] = gradient
+        elif target is not gradient:
+            own(target)[...] = gradient
+            results[role] = target
     return results
+
+
+def _check_apart(name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise if the memory for an output overlaps other arrays; that of dx may be dy."""
+    overwrites = "dy" if name == "dx" else None
+    for other, array in arrays.items():
+        if name in arrays and other != name and np.may_share_memory(arrays[name], array):
+            try:
+                check_apart(arrays[name], "dy" if other == "dy" else "other", array, overwrites)
+            except ArgumentError as error:
+                raise error.in_words({"out": name, "other": other, "dy": "dy"}) from None
 
 
 BatchNormalizationBackward = function(
@@ -133,7 +159,8 @@ BatchNormalizationBackward = function(
         notes=(
             "Per-channel tensors have the rank of x: 1 x C x 1 x 1 in mode SPATIAL, 1 x C x H x W "
             "in mode PER_ACTIVATION. NHWC is a matter of strides.",
-            "An output becomes alpha * result + beta * what it held, not read if beta is 0. "
+            "An output becomes alpha * result + beta * what it held, not read if beta is 0; then "
+            "the result is rounded to its type first. "
             "MIOpen's call has the same arguments and takes alpha 1 and beta 0 alone.",
             "Without saved statistics those of x are computed again, with epsilon.",
         ),
