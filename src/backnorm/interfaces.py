@@ -27,21 +27,6 @@ Call = Callable[..., Results]
 #: The operands of a signature, None for one that is absent.
 Operands = Sequence[A | None]
 
-# The stage that computes all results of an operation.
-_STAGES = {
-    "forward": "complete",
-    "backward": "complete",
-    "inference": "apply",
-    "apply": "apply",
-    "reduce": "sum_all",
-    "reduce_forward": "sum_all",
-    "apply_forward": "finish",
-    "apply_backward": "finish",
-    "forward_coefficients": "reduce",
-    "backward_coefficients": "reduce",
-    "activation_backward": "apply",
-}
-
 
 class Code(NamedTuple):
     """Source expressions for a framework's arrays; ``{}`` stands for the variable's name.
@@ -91,25 +76,54 @@ class Code(NamedTuple):
     known_address: str = ""
 
 
-class Launch(Protocol):
+class Launch:
     """The kernels of a planned problem, as stages.
 
     A stage takes the addresses of `cpu.record.ADDRESSES` in that order, and the numbers of the
     signature by name. It returns the channel whose variance it refuses, or -1. Stages that no
     operation of the framework uses may be missing.
-
-    - ``complete``: sum every channel, write the output and the results of channels;
-    - ``apply``: write the output from given statistics or sums;
-    - ``sum_all``: write the sums, or mean and variance, of every channel;
-    - ``finish``: write the output and the results of channels from given sums or moments;
-    - ``reduce``: sum every channel, write the results of channels and the coefficients.
     """
 
     __slots__ = ()
 
+    @property
+    def complete(self) -> Any:
+        """Sum every channel, write the output and the results of channels."""
+        raise NotImplementedError
+
+    @property
+    def apply(self) -> Any:
+        """Write the output from given statistics or sums."""
+        raise NotImplementedError
+
+    @property
+    def sum_all(self) -> Any:
+        """Write the sums, or mean and variance, of every channel."""
+        raise NotImplementedError
+
+    @property
+    def finish(self) -> Any:
+        """Write the output and the results of channels from given sums or moments."""
+        raise NotImplementedError
+
+    @property
+    def reduce(self) -> Any:
+        """Sum every channel, write the results of channels and the coefficients."""
+        raise NotImplementedError
+
     def stage(self, operation: Operation) -> Any:
         """Return the stage that computes all results of an operation."""
-        return getattr(self, _STAGES[operation])
+        match operation:
+            case "forward" | "backward":
+                return self.complete
+            case "inference" | "apply" | "activation_backward":
+                return self.apply
+            case "reduce" | "reduce_forward":
+                return self.sum_all
+            case "apply_forward" | "apply_backward":
+                return self.finish
+            case "forward_coefficients" | "backward_coefficients":
+                return self.reduce
 
 
 class Arrays(Protocol[A, P]):

@@ -12,7 +12,7 @@ import pytest
 
 from backnorm.allocation import LARGE, allocate
 from backnorm.cpu import addresses
-from backnorm.cpu.addresses import MEMORY, address_of
+from backnorm.cpu.addresses import HEADER, address_of
 
 _PLAIN = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 
@@ -67,13 +67,13 @@ def test_an_address_is_the_one_that_numpy_says(array):
 @pytest.mark.skipif(
     sys.implementation.name != "cpython" or struct.calcsize("P") != 8, reason="CPython of 64 bits"
 )
-def test_they_are_found_the_quick_way_here():
-    assert address_of is not addresses._slow
-    assert MEMORY is not None
+def test_addresses_are_behind_the_header_in_cpython():
+    assert address_of is not addresses._by_numpy
+    assert object.__basicsize__ == HEADER
 
 
 def _numpy_elsewhere():
-    """Return samples of which one is not where the quick way looks."""
+    """Return samples of which one has no address behind the header."""
     return [*samples()[:-1], np.ones(3).view(_Elsewhere)]
 
 
@@ -88,7 +88,7 @@ samples = addresses._samples
         ("_samples", _numpy_elsewhere),
     ],
 )
-def test_they_are_found_the_slow_way_where_the_quick_one_fails(monkeypatch, name, other):
+def test_addresses_are_numpys_where_they_are_not_behind_the_header(monkeypatch, name, other):
     monkeypatch.setattr(addresses, name, other)
-    assert addresses._memory() is None
-    assert addresses._slow(_PLAIN) == address_of(_PLAIN)
+    assert addresses._header() == 0
+    assert addresses._by_numpy(_PLAIN) == address_of(_PLAIN)
