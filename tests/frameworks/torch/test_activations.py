@@ -271,7 +271,7 @@ def test_other_activations_are_refused(value, training):
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), 1e-60, True, "6", torch.ones(2)])
-def test_a_ceiling_must_be_a_number_above_zero(value):
+def test_ceiling_that_is_not_positive_raises(value):
     is_number = type(value) in (int, float)
     error = backnorm.ArgumentValueError if is_number else backnorm.ArgumentTypeError
     with pytest.raises(error, match=r"^ceiling: "):

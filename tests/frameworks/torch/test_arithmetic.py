@@ -115,7 +115,7 @@ class TestCalls:
         [("float16", ArgumentValueError), (torch.float32, ArgumentTypeError),
          (["float32"], ArgumentTypeError), (1, ArgumentTypeError)],
     )  # fmt: skip
-    def test_what_is_no_arithmetic_is_named(self, wrong, error):
+    def test_unknown_arithmetic_raises(self, wrong, error):
         x = torch.randn(4, 3)
         layer = backnorm.torch.BatchNorm1d(3)
         layer.arithmetic = wrong
@@ -136,7 +136,7 @@ class TestCalls:
 class TestBlocks:
     @TYPES
     @pytest.mark.parametrize("name", CALLS_OF)
-    def test_a_backward_pass_is_computed_as_its_forward_pass_was(self, name, dtype, computed):
+    def test_backward_has_arithmetic_of_its_forward(self, name, dtype, computed):
         x, residual, dy, *channels = operands(dtype, 3)
         with backnorm.arithmetic(OTHERS[dtype]):
             y = CALLS_OF[name](x, residual, *channels)
@@ -150,7 +150,7 @@ class TestBlocks:
             y.backward(dy)
         assert {arithmetic for _, arithmetic in computed()} == {own(dtype)}
 
-    def test_a_call_has_precedence(self, computed):
+    def test_argument_has_precedence_over_block(self, computed):
         x, dy, *channels = operands(torch.bfloat16)
         with backnorm.arithmetic("float64"):
             batch_norm(x, *channels, True, arithmetic="float32").backward(dy)
@@ -168,7 +168,7 @@ class TestBlocks:
         assert computed() == {("forward", "float64")}
 
     @pytest.mark.long
-    def test_the_environment(self, monkeypatch):
+    def test_environment_variable_sets_arithmetic(self, monkeypatch):
         code = (
             "import torch, backnorm.torch as b; from backnorm.executable import CALLS\n"
             "x = torch.randn(4, 3, requires_grad=True)\n"
@@ -218,7 +218,7 @@ class TestLayers:
         assert computed() == {("forward", "float32")}
 
     @pytest.mark.parametrize("fuse", [False, True])
-    def test_a_whole_model(self, fuse, computed):
+    def test_convert_sets_arithmetic_of_every_layer(self, fuse, computed):
         how = {"dtype": torch.bfloat16}
         model = nn.Sequential(
             nn.Conv2d(3, 4, 1, **how), nn.BatchNorm2d(4, **how), nn.ReLU(),
@@ -265,7 +265,7 @@ class TestLayers:
 class TestTransforms:
     @TYPES
     @pytest.mark.parametrize("training", [True, False])
-    def test_they_compute_in_what_is_asked_for(self, training, dtype, computed):
+    def test_transforms_compute_in_requested_arithmetic(self, training, dtype, computed):
         x, dy, mean, variance, weight, bias = (each.detach() for each in operands(dtype))
 
         statistics = (None, None) if training else (mean, variance)
@@ -296,7 +296,7 @@ OPERATORS = {
 class TestOperators:
     @TYPES
     @pytest.mark.parametrize("name", OPERATORS)
-    def test_an_operator_has_the_elements_own_unless_it_is_told(self, name, dtype, computed):
+    def test_operator_without_arithmetic_has_that_of_its_elements(self, name, dtype, computed):
         x, dy, mean, variance, weight, bias = operands(dtype)
         mean, variance = mean.float(), variance.float()
         tensors = {"x": x, "dy": dy, "mean": mean, "variance": variance}
@@ -342,9 +342,7 @@ def graph_arithmetics(graph):
 class TestCompilers:
     @TYPES
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-    def test_what_is_compiled_holds_for_the_blocks_that_it_was_compiled_in(
-        self, dtype, backend, computed
-    ):
+    def test_compiled_graph_holds_for_its_block_alone(self, dtype, backend, computed):
         graphs = []
 
         def counted(graph, inputs):
@@ -366,7 +364,7 @@ class TestCompilers:
                 assert {each for _, each in computed()} == {name or own(dtype)}
         assert len(graphs) == 3
 
-    def test_a_block_inside_what_is_compiled(self, computed):
+    def test_block_inside_compiled_function_holds_there(self, computed):
         module = Model(torch.bfloat16)
 
         @torch.compile(backend="eager")
@@ -384,7 +382,7 @@ class TestCompilers:
             assert computed() == {("forward", "float64"), ("forward", "float32")}
 
     @pytest.mark.parametrize("wrong", ["float16", 1])
-    def test_what_is_no_arithmetic_is_named(self, wrong):
+    def test_unknown_arithmetic_raises(self, wrong):
         @torch.compile(backend="eager")
         def call(x):
             return batch_norm(x, None, None, training=True, arithmetic=wrong)
@@ -393,7 +391,7 @@ class TestCompilers:
             call(torch.randn(4, 3))
 
     @pytest.mark.parametrize("strict", [True, False])
-    def test_an_exported_program_has_what_it_was_exported_with(self, strict, tmp_path, computed):
+    def test_exported_program_keeps_arithmetic(self, strict, tmp_path, computed):
         x = torch.randn(4, 3).bfloat16()
         with backnorm.arithmetic("float64"):
             program = torch.export.export(Model(torch.bfloat16), (x,), strict=strict)

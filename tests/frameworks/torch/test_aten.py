@@ -111,7 +111,7 @@ def test_argument_lists_are_pytorchs(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_two_phases_give_pytorchs_gradient(dtype):
+def test_two_phases_give_gradient_of_pytorch(dtype):
     given = arguments((6, 3, 8), dtype)
     dy, x, weight, _, _, mean, invstd = map_arrays(given[:7])
     reduced = aten.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, True, True)

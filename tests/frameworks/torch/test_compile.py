@@ -95,7 +95,7 @@ def test_without_gradients_and_in_narrow_types(close):
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_a_module_with_and_without_momentum(momentum, close):
+def test_compiled_layer_matches_for_every_momentum(momentum, close):
     ours, theirs = (
         cls(3, momentum=momentum) for cls in (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d)
     )
@@ -179,7 +179,7 @@ def test_forward_mode_inside(close):
     close(compiled(x), tangent(x))
 
 
-def test_an_error_while_compiling_says_what_is_wrong():
+def test_compiled_call_raises_error_of_argument():
     def call(x, weight):
         return backnorm.torch.batch_norm(x, None, None, weight, None, True)
 

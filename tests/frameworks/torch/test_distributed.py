@@ -18,7 +18,7 @@ def results(processes):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "mixed"])
-def test_the_same_as_with_pytorchs_layers(name, results, close):
+def test_dtensor_results_are_those_of_pytorchs_layers(name, results, close):
     for result in results:
         (expected, place), *ours = result[name].values()
         assert ours
@@ -27,7 +27,7 @@ def test_the_same_as_with_pytorchs_layers(name, results, close):
             assert where == place
 
 
-def test_a_mixture_is_refused_as_by_pytorch(results):
+def test_mixture_with_dtensor_is_refused(results):
     for result in results:
         for said in result["mixed"].values():
             assert "got mixed torch.Tensor and DTensor" in said

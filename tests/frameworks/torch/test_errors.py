@@ -69,7 +69,7 @@ def test_other_devices_are_refused_clearly():
     assert y.shape == x.shape
 
 
-def test_a_device_without_kernels():
+def test_tensor_on_device_without_kernels_raises():
     from backnorm.torch import checks
 
     class Elsewhere(torch.Tensor):

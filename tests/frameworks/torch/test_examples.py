@@ -39,7 +39,7 @@ def exact(digits, batch):
     return digits.first_step(own, batch[0].double(), batch[1])
 
 
-def test_an_epoch_of_digits(digits, rows, assert_one_epoch):
+def test_epoch_of_digits_improves(digits, rows, assert_one_epoch):
     digits.main(epochs=1)
     assert_one_epoch(rows())
 
@@ -66,7 +66,7 @@ def test_in_16_bits_gradients_are_as_near_the_exact_ones(
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_a_step_of_resnet(memory_format, example):
+def test_step_of_resnet_agrees_with_pytorch(memory_format, example):
     resnet = example("resnet_step")
     losses, seconds, apart = resnet.compare(*resnet.images_of(4, 64), memory_format, 1)
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)

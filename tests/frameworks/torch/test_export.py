@@ -99,7 +99,7 @@ def compare(program, theirs, close):
 @pytest.mark.parametrize(("strict", "gradient"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fuse", [True, False])
-def test_a_model_that_has_not_run(strict, gradient, training, fuse, close):
+def test_exported_model_matches_before_its_first_call(strict, gradient, training, fuse, close):
     ours, theirs = models(fuse, training)
     # What is exported without gradients has them all the same, as with PyTorch's layers.
     with torch.set_grad_enabled(gradient):
@@ -115,7 +115,7 @@ def test_a_model_that_has_not_run(strict, gradient, training, fuse, close):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_an_evaluation_of_a_given_arithmetic_is_exported_as_our_operator(strict, close):
+def test_export_of_evaluation_with_arithmetic_has_operator(strict, close):
     ours, theirs = models(False, False)
     backnorm.torch.convert(ours, arithmetic="float64")
     program = exported(ours, strict)
@@ -125,7 +125,7 @@ def test_an_evaluation_of_a_given_arithmetic_is_exported_as_our_operator(strict,
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_an_evaluation_of_types_that_pytorch_refuses_is_exported_as_our_operator(close):
+def test_export_of_types_that_pytorch_refuses_has_operator(close):
     ours = backnorm.torch.BatchNorm1d(3, dtype=torch.bfloat16).eval()
     ours.running_mean, ours.running_var = ours.running_mean.float(), ours.running_var.float()
     x = torch.randn(4, 3).bfloat16()
@@ -134,7 +134,7 @@ def test_an_evaluation_of_types_that_pytorch_refuses_is_exported_as_our_operator
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "as it is"])
-def test_a_copy_that_has_not_run(way, close):
+def test_exported_copy_matches_before_its_first_call(way, close):
     for strict, training in ((True, True), (False, False)):
         ours, theirs = models(True, training, way)
         compare(exported(ours, strict), theirs, close)
@@ -175,7 +175,7 @@ def check_in_another_process(path, theirs, tmp_path, message=None):
 
 @pytest.mark.long
 @pytest.mark.parametrize("arithmetic", [None, "float64"])
-def test_a_program_in_another_process(arithmetic, tmp_path):
+def test_exported_program_runs_in_another_process(arithmetic, tmp_path):
     ours, theirs = models(True, False)
     backnorm.torch.convert(ours, arithmetic=arithmetic)
     program = torch.export.export(ours, (images(),), dynamic_shapes=({0: BATCH},))
@@ -186,7 +186,7 @@ def test_a_program_in_another_process(arithmetic, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_a_trace_of_an_evaluation_in_another_process(tmp_path):
+def test_trace_runs_in_another_process(tmp_path):
     ours, theirs = models(True, False)
     torch.jit.save(torch.jit.trace(ours, images()), tmp_path / "trace.pt")
     check_in_another_process(tmp_path / "trace.pt", theirs, tmp_path)
@@ -207,7 +207,7 @@ class WithStatistics(torch.nn.Module):
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor wants a C++ compiler")
 @pytest.mark.parametrize("training", [True, False])
-def test_a_package_of_aotinductor(training, tmp_path, close):
+def test_aotinductor_package_matches(training, tmp_path, close):
     ours, theirs = models(True, training)
     path = str(tmp_path / "package.pt2")
     ours = WithStatistics(ours) if training else ours

@@ -101,7 +101,7 @@ def test_results_lie_in_memory_as_the_input_does(dtype, rank, layout, parameters
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_the_memory_format_shows_where_space_is_one_element(memory_format):
+def test_output_of_one_element_planes_keeps_memory_format(memory_format):
     x = torch.empty((4, 3, 1, 1), memory_format=memory_format).copy_(torch.randn(4, 3, 1, 1))
     y = backnorm.torch.batch_norm(x, None, None, training=True)
     assert y.stride() == x.stride()
@@ -185,7 +185,7 @@ def test_frozen_gradients_keep_the_statistics_of_their_forward(parameters, close
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_only_gradients_that_are_required_are_computed(training, parameters):
+def test_backward_computes_required_gradients_alone(training, parameters):
     weight, bias, *statistics = parameters(3)
     running = (None, None) if training else statistics
     x, residual, dy = (torch.randn(4, 3, 5).double() for _ in range(3))
@@ -244,7 +244,7 @@ def test_subclass_of_tensors_gets_the_options_that_were_passed():
         assert torch.equal(y.as_subclass(torch.Tensor), expected)
 
 
-def test_the_signature_is_pytorchs_and_keywords_of_ours():
+def test_signature_is_that_of_pytorch_and_four_keywords():
     ours, theirs = map(inspect.signature, (backnorm.torch.batch_norm, functional.batch_norm))
     parameters, count = list(ours.parameters.values()), len(theirs.parameters)
     assert [(each.name, each.default) for each in parameters[:count]] == [

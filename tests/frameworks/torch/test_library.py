@@ -100,7 +100,7 @@ def call(x, weight, bias, mean, variance):
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_a_trace_is_made_of_operators(mode, parameters, close):
+def test_trace_has_operators_with_arithmetic(mode, parameters, close):
     x, arguments = torch.randn(5, 3, 4).double(), parameters(3)
     copies = [tensor.clone() for tensor in arguments]
     graph = make_fx(call, tracing_mode=mode)(x, *[tensor.clone() for tensor in arguments])
@@ -142,7 +142,7 @@ def test_fake_tensors_without_their_mode(parameters):
     assert y.shape == x.shape
 
 
-def test_the_operator_of_the_second_order_says_that_it_has_no_derivative():
+def test_double_backward_operator_refuses_derivative():
     x = torch.randn(4, 3).requires_grad_()
     gx, *_ = torch.ops.backnorm.batch_norm_double_backward(
         x, x.detach(), torch.zeros(3), torch.ones(3), None, x.detach(), None, None, 1e-5, True

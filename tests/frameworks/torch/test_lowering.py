@@ -135,7 +135,7 @@ def test_formulas_are_within_the_budgets_of_kernels(dtype, training, kind, arith
 
 @pytest.mark.parametrize("ratio", [1e2, 1e4])
 @pytest.mark.parametrize("arithmetic", ["float32", "float64"])
-def test_a_mean_that_is_far_from_zero(arithmetic, ratio):
+def test_compiled_program_keeps_digits_with_large_mean(arithmetic, ratio):
     how = {"training": True, "kind": "", "arithmetic": arithmetic, "ratio": ratio}
     judged(compiled(None, []), torch.float32, torch.clone, **how)
 

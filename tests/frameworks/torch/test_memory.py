@@ -106,7 +106,7 @@ def test_calls_with_what_was_resized_between_them(close):
         layer.weight.data.copy_(weight)
 
 
-def test_a_refused_call_leaves_memory_as_it_was():
+def test_refused_call_leaves_memory_unchanged():
     x, mean, variance = torch.randn(4, 3), torch.zeros(3), -torch.ones(3)
     with pytest.raises(backnorm.ArgumentError, match="channel 0"):
         backnorm.torch.batch_norm(x, mean, variance)

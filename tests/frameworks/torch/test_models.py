@@ -132,7 +132,7 @@ def compare(library, name, size, capsys, layout="contiguous", backend=None):
     ("library", "name", "size"),
     [QUICK[0], *(pytest.param(*model, marks=pytest.mark.long) for model in QUICK[1:])],
 )
-def test_a_few(library, name, size, layout, capsys):
+def test_few_models_train_as_with_pytorchs_layers(library, name, size, layout, capsys):
     compare(library, name, size, capsys, layout)
 
 
@@ -140,7 +140,7 @@ def test_a_few(library, name, size, layout, capsys):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize(("library", "name", "size"), [*TORCHVISION, *TIMM])
-def test_a_model_of_each_family(library, name, size, layout, capsys):
+def test_model_of_each_family_trains_as_with_pytorchs_layers(library, name, size, layout, capsys):
     if layout == "channels_last" and len(size) == 5:
         pytest.skip("of videos there is channels_last_3d, which modules have no function for")
     compare(library, name, size, capsys, layout)

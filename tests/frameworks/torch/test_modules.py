@@ -41,7 +41,7 @@ def passes(module, shape, *, seed=0, dtype=torch.float64):
 
 @pytest.mark.parametrize(("ours", "theirs", "shape"), PAIRS)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_same_as_pytorchs(ours, theirs, shape, settings, close):
+def test_layer_gives_results_of_pytorchs_layer(ours, theirs, shape, settings, close):
     modules = [cls(3, **settings).double() for cls in (ours, theirs)]
     assert isinstance(modules[0], theirs)
     assert repr(modules[0]) == repr(modules[1])
@@ -85,7 +85,7 @@ def test_copies(ours, theirs, shape, close):
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5), (4,), (4, 3, 2, 2, 2, 2)])
-def test_the_rank_of_the_input(shape):
+def test_layer_refuses_input_of_other_rank(shape):
     for cls in (backnorm.torch.BatchNorm2d, torch.nn.BatchNorm2d, backnorm.torch.BatchNormReLU2d):
         with pytest.raises(ValueError, match="expected 4D input"):
             cls(3)(torch.randn(shape))
@@ -121,7 +121,7 @@ def test_checkpoint(reentrant, close):
     close(*results)
 
 
-def test_an_input_changed_before_backward_is_noticed():
+def test_backward_raises_after_input_was_changed():
     x = torch.randn(4, 3, requires_grad=True)
     hidden = x * 1
     y = backnorm.torch.BatchNorm1d(3)(hidden)
@@ -130,7 +130,7 @@ def test_an_input_changed_before_backward_is_noticed():
         y.backward(torch.randn(4, 3))
 
 
-def test_an_output_may_be_changed(close):
+def test_output_changed_in_place_gives_right_gradient(close):
     x, dy = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
     module = backnorm.torch.BatchNorm1d(3)
     for change, equal in (

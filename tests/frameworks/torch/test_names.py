@@ -76,7 +76,7 @@ def test_given_statistics(name):
     ]  # fmt: skip
 
 
-def test_the_second_order():
+def test_second_order_has_a_name_in_profiles():
     x = torch.randn(4, 3, 5, requires_grad=True)
     y = backnorm.torch.batch_norm(x, None, None, training=True)
     (dx,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
@@ -103,7 +103,7 @@ def test_transforms_and_forward_mode(training, node):
     assert names == [node.replace("Backward", "GeneratedBackward"), node]
 
 
-def test_what_traces_and_compilers_call_them():
+def test_traces_and_graphs_name_operators():
     def call(x):
         y = backnorm.torch.batch_norm(x, None, None, training=True, activation="relu")
         return backnorm.torch.batch_norm(y, torch.zeros(3), torch.ones(3))

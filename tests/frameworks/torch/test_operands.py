@@ -201,13 +201,13 @@ in_training = pytest.mark.parametrize("training", [False, True], ids=["evaluatio
 )
 @in_training
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_every_tensor_of_the_function(function, training, wants_gradients, dtype):
+def test_function_accepts_or_names_every_kind_of_tensor(function, training, wants_gradients, dtype):
     check(function, training, wants_gradients, dtype)
 
 
 @in_training
 @pytest.mark.parametrize("module", MODULES)
-def test_every_tensor_of_a_module(module, training):
+def test_module_accepts_or_names_every_kind_of_tensor(module, training):
     check(module, training, True, torch.float32)
 
 
@@ -329,7 +329,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_every_tensor_of_an_operator(name):
+def test_operator_accepts_or_names_every_kind_of_tensor(name):
     operator = OPERATORS[name]
     settings = {
         "eps": EPSILON, "training": True, "arithmetic": None, "reproducible": False,

@@ -8,5 +8,5 @@ from ...pages import pages_of, run
 
 
 @pytest.mark.parametrize("page", pages_of("torch"))
-def test_the_code_of_a_page_runs(page):
+def test_page_code_runs(page):
     run(page)

@@ -129,7 +129,7 @@ def models(processes):
 
 
 @pytest.mark.parametrize("kind", cases.KINDS)
-def test_a_model_becomes_what_it_does_in_one_process(kind, models):
+def test_two_processes_train_as_one(kind, models):
     expected = cases.trained_alone(kind, 2)
     one, other = (found[kind] for found in models)
     assert one.keys() == other.keys() == expected.keys()
@@ -190,25 +190,25 @@ class TestConversion:
         with pytest.raises(ValueError, match="at least 2D"):
             layer(torch.zeros(4))
 
-    def test_it_can_be_copied_and_pickled(self):
+    def test_synchronised_layer_can_be_copied_and_pickled(self):
         layer = convert(self.model(), sync=True)
         for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             assert type(other[1]) is SyncBatchNorm
             assert type(revert(other)[1]) is nn.BatchNorm2d
 
-    def test_what_cannot_be_synchronised_is_named(self):
+    def test_convert_names_layers_that_stay_unsynchronised(self):
         model = nn.Sequential(nn.BatchNorm1d(3), nn.LazyBatchNorm2d())
         with pytest.warns(ConversionWarning, match=r"not synchronised.*\n  1: .*LazyBatchNorm2d"):
             convert(model, sync=True)
         assert type(model[0]) is SyncBatchNorm
 
-    def test_a_process_group_needs_sync(self):
+    def test_process_group_without_sync_raises(self):
         with pytest.raises(backnorm.ArgumentValueError, match="process_group"):
             convert(self.model(), process_group=object())
         with pytest.raises(backnorm.ArgumentTypeError, match="sync"):
             convert(self.model(), sync="yes")
 
-    def test_a_second_conversion_changes_nothing(self):
+    def test_second_conversion_changes_nothing(self):
         model = convert(self.model(), sync=True)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -71,7 +71,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("relu", [False, True])
-def test_the_same_as_of_the_formula(training, name, relu, parameters, close):
+def test_transforms_give_derivatives_of_formula(training, name, relu, parameters, close):
     weight, bias, mean, variance = parameters(3)
     x, factor = torch.randn(4, 3, 2).double(), torch.randn(4, 3, 2).double()
     running = (None, None) if training else (mean, variance)
