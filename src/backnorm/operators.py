@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -46,46 +46,43 @@ _apply_forward = operation("apply_forward", exchanged=True)
 # Half as long as calling the class.
 _new = tuple.__new__
 
+
+class _CommonOptions(TypedDict, total=False):
+    """Options that all overloads of a function share, for type checkers."""
+
+    data_format: Format
+    arithmetic: Arithmetic | None
+
+
+class _ForwardOptions(_CommonOptions, total=False):
+    epsilon: Required[float]
+    reproducible: bool
+    out: np.ndarray | None
+
+
+class _BackwardOptions(_CommonOptions, total=False):
+    epsilon: Required[float]
+    training: bool
+    mask: Any
+    out: Any
+
+
 _RELUS = ("relu", "relu6")
 _NO_MASK = "the gradients of other activations need their input, not a mask: apply them to y"
 
 
 @overload
 def batch_norm_backward(
-    x: Any,
-    dy: Any,
-    mean: Any,
-    variance: Any,
-    gamma: Any = ...,
-    *,
-    epsilon: float,
-    data_format: Format = ...,
-    training: bool = ...,
-    mask: Any = ...,
-    residual: Literal[False] = ...,
-    arithmetic: Arithmetic | None = ...,
-    reproducible: bool = ...,
-    out: Any = ...,
-) -> Gradients: ...
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any = ..., *,
+    residual: Literal[False] = ..., reproducible: bool = ..., **options: Unpack[_BackwardOptions]
+) -> Gradients: ...  # fmt: skip
 
 
 @overload
 def batch_norm_backward(
-    x: Any,
-    dy: Any,
-    mean: Any,
-    variance: Any,
-    gamma: Any = ...,
-    *,
-    epsilon: float,
-    data_format: Format = ...,
-    training: bool = ...,
-    mask: Any,
-    residual: bool,
-    arithmetic: Arithmetic | None = ...,
-    reproducible: bool = ...,
-    out: np.ndarray | None = ...,
-) -> GradientsWithResidual: ...
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any = ..., *,
+    residual: bool, reproducible: bool = ..., **options: Unpack[_BackwardOptions]
+) -> GradientsWithResidual: ...  # fmt: skip
 
 
 def batch_norm_backward(
@@ -191,33 +188,16 @@ def batch_norm_backward(
 
 @overload
 def batch_norm_forward(
-    x: Any,
-    gamma: Any = ...,
-    beta: Any = ...,
-    *,
-    epsilon: float,
-    data_format: Format = ...,
-    activation: None = ...,
-    arithmetic: Arithmetic | None = ...,
-    reproducible: bool = ...,
-    out: np.ndarray | None = ...,
-) -> Normalized: ...
+    x: Any, gamma: Any = ..., beta: Any = ..., *,
+    activation: None = ..., **options: Unpack[_ForwardOptions]
+) -> Normalized: ...  # fmt: skip
 
 
 @overload
 def batch_norm_forward(
-    x: Any,
-    gamma: Any = ...,
-    beta: Any = ...,
-    *,
-    epsilon: float,
-    data_format: Format = ...,
-    activation: str | Activation,
-    residual: Any = ...,
-    arithmetic: Arithmetic | None = ...,
-    reproducible: bool = ...,
-    out: np.ndarray | None = ...,
-) -> NormalizedWithMask: ...
+    x: Any, gamma: Any = ..., beta: Any = ..., *,
+    activation: str | Activation, residual: Any = ..., **options: Unpack[_ForwardOptions]
+) -> NormalizedWithMask: ...  # fmt: skip
 
 
 def batch_norm_forward(
@@ -369,21 +349,13 @@ def batch_norm_inference(
 
 @overload
 def reduce_forward(
-    x: Any,
-    *,
-    data_format: Format = ...,
-    arithmetic: Arithmetic | None = ...,
-    reproducible: Literal[False] = ...,
+    x: Any, *, reproducible: Literal[False] = ..., **options: Unpack[_CommonOptions]
 ) -> ChannelMoments: ...
 
 
 @overload
 def reduce_forward(
-    x: Any,
-    *,
-    data_format: Format = ...,
-    arithmetic: Arithmetic | None = ...,
-    reproducible: bool,
+    x: Any, *, reproducible: bool, **options: Unpack[_CommonOptions]
 ) -> ChannelMoments | ReproducibleMoments: ...
 
 
@@ -476,28 +448,16 @@ def apply_forward(
 
 @overload
 def reduce(
-    x: Any,
-    dy: Any,
-    mean: Any,
-    *,
-    data_format: Format = ...,
-    mask: Any = ...,
-    arithmetic: Arithmetic | None = ...,
-    reproducible: Literal[False] = ...,
-) -> ChannelSums: ...
+    x: Any, dy: Any, mean: Any, *,
+    mask: Any = ..., reproducible: Literal[False] = ..., **options: Unpack[_CommonOptions]
+) -> ChannelSums: ...  # fmt: skip
 
 
 @overload
 def reduce(
-    x: Any,
-    dy: Any,
-    mean: Any,
-    *,
-    data_format: Format = ...,
-    mask: Any = ...,
-    arithmetic: Arithmetic | None = ...,
-    reproducible: bool,
-) -> ChannelSums | ReproducibleSums: ...
+    x: Any, dy: Any, mean: Any, *,
+    mask: Any = ..., reproducible: bool, **options: Unpack[_CommonOptions]
+) -> ChannelSums | ReproducibleSums: ...  # fmt: skip
 
 
 def reduce(
@@ -548,40 +508,16 @@ def reduce(
 
 @overload
 def apply(
-    x: Any,
-    dy: Any,
-    mean: Any,
-    variance: Any,
-    gamma: Any,
-    sums: ChannelSums | ReproducibleSums,
-    *,
-    epsilon: float,
-    data_format: Format = ...,
-    training: bool = ...,
-    mask: Any = ...,
-    residual: Literal[False] = ...,
-    arithmetic: Arithmetic | None = ...,
-    out: np.ndarray | None = ...,
-) -> np.ndarray: ...
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, sums: ChannelSums | ReproducibleSums, *,
+    residual: Literal[False] = ..., **options: Unpack[_BackwardOptions]
+) -> np.ndarray: ...  # fmt: skip
 
 
 @overload
 def apply(
-    x: Any,
-    dy: Any,
-    mean: Any,
-    variance: Any,
-    gamma: Any,
-    sums: ChannelSums | ReproducibleSums,
-    *,
-    epsilon: float,
-    data_format: Format = ...,
-    training: bool = ...,
-    mask: Any,
-    residual: bool,
-    arithmetic: Arithmetic | None = ...,
-    out: np.ndarray | None = ...,
-) -> np.ndarray | tuple[np.ndarray, np.ndarray]: ...
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, sums: ChannelSums | ReproducibleSums, *,
+    residual: bool, **options: Unpack[_BackwardOptions]
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]: ...  # fmt: skip
 
 
 def apply(
