@@ -240,7 +240,8 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     columns = _as_columns(problem, extents, _VECTOR // problem.dtype.itemsize, complete=complete)
     if not complete:
         if columns:
-            vectors = 4 if problem.operation in _OF_MOMENTS else 2
+            # Four of 16 bits need more registers than there are, where pairs compute.
+            vectors = 4 if problem.operation in _OF_MOMENTS and not narrow else 2
         return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
     if columns:
         # A thread has the coefficients of each of its columns, eight where they are of 16 bits.

@@ -108,6 +108,13 @@ def test_pairs_are_not_contracted(operation, dtype, tmp_path):
         assert len(re.findall(r"fma\.rn\.f32", code.ptx)) <= products
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_columns_in_pairs_spill_no_registers(operation, dtype, tmp_path):
+    for code in compiled(problem_of(operation, *LARGE["NXC"], dtype, relu=True), "l40s", tmp_path):
+        assert code.spilled <= 8, code.name
+
+
 # A contraction takes the rounding error away that a compensated sum is to find.
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", ["NCX", "NXC"])
