@@ -95,7 +95,7 @@ class DeviceWatch:
         # The host of a virtual machine takes three times as long for some calls as for others. If
         # the device had nothing to do before a call is queued, its time would be the host's.
         fastest = min(spent)
-        call.dispatch = max(time for time in spent if time <= _INTERRUPTED * fastest)
+        call.dispatch = max(each for each in spent if each <= _INTERRUPTED * fastest)
         return self.sample(call, 1)
 
     def sample(self, call: Queued, loop: int) -> float:

@@ -63,8 +63,7 @@ class _ForwardOptions(_CommonOptions, total=False):
 class _BackwardOptions(_CommonOptions, total=False):
     epsilon: Required[float]
     training: bool
-    mask: Any
-    out: Any
+    out: np.ndarray | None
 
 
 _RELUS = ("relu", "relu6")
@@ -74,14 +73,15 @@ _NO_MASK = "the gradients of other activations need their input, not a mask: app
 @overload
 def batch_norm_backward(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any = ..., *,
-    residual: Literal[False] = ..., reproducible: bool = ..., **options: Unpack[_BackwardOptions]
+    mask: Any = ..., residual: Literal[False] = ..., reproducible: bool = ...,
+    **options: Unpack[_BackwardOptions]
 ) -> Gradients: ...  # fmt: skip
 
 
 @overload
 def batch_norm_backward(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any = ..., *,
-    residual: bool, reproducible: bool = ..., **options: Unpack[_BackwardOptions]
+    mask: Any, residual: bool, reproducible: bool = ..., **options: Unpack[_BackwardOptions]
 ) -> GradientsWithResidual: ...  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def batch_norm_backward(
     residual: bool = False,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
-    out: Any = None,
+    out: np.ndarray | None = None,
 ) -> Gradients | GradientsWithResidual:
     r"""Return the gradients of batch normalisation, and of a ReLU behind it.
 
@@ -509,14 +509,14 @@ def reduce(
 @overload
 def apply(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, sums: ChannelSums | ReproducibleSums, *,
-    residual: Literal[False] = ..., **options: Unpack[_BackwardOptions]
+    mask: Any = ..., residual: Literal[False] = ..., **options: Unpack[_BackwardOptions]
 ) -> np.ndarray: ...  # fmt: skip
 
 
 @overload
 def apply(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, sums: ChannelSums | ReproducibleSums, *,
-    residual: bool, **options: Unpack[_BackwardOptions]
+    mask: Any, residual: bool, **options: Unpack[_BackwardOptions]
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]: ...  # fmt: skip
 
 

@@ -78,12 +78,13 @@ def _in_memory(
     memory holds is not read if beta is 0.
     """
     memory = {"dx": "dx", "dgamma": "dBnScale", "dbeta": "dBnBias"}
-    for name in memory.values():
-        _check_apart(name, arrays)
+    for role, name in memory.items():
+        # Without weights a kernel has checked the memory of dx, and written to it.
+        if name in arrays and arrays[name] is not results[role]:
+            _check_apart(name, arrays)
     for role, name in memory.items():
         gradient, target = results[role], arrays.get(name)
         weights = alpha, beta = _weights(call, role)
-        # Without weights dx is in its memory already.
         if weights != (1.0, 0.0):
             with np.errstate(all="ignore"):
                 value = alpha * gradient.astype(np.float64)
@@ -102,7 +103,7 @@ def _check_apart(name: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise if the memory for an output overlaps other arrays; that of dx may be dy."""
     overwrites = "dy" if name == "dx" else None
     for other, array in arrays.items():
-        if name in arrays and other != name and np.may_share_memory(arrays[name], array):
+        if other != name and np.may_share_memory(arrays[name], array):
             try:
                 check_apart(arrays[name], "dy" if other == "dy" else "other", array, overwrites)
             except ArgumentError as error:

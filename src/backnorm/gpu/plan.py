@@ -33,9 +33,10 @@ _WARP = 32
 _VECTOR = 16
 _RUN = 64
 
-# The numbers below are the best of some thirty candidates for 94 layers (the shapes of ResNet-50 at
-# batches of 32 and 256, and small ones; contiguous and channels_last; float32 and bfloat16), timed
-# on an H200. `docs/gpu.md` has the times.
+# The numbers below, and those of `_knobs`, are the best of some thirty candidates for 94 layers:
+# the shapes of ResNet-50 at batches of 32 and 256, and small ones; contiguous and channels_last;
+# float32 and bfloat16, timed on an H200. But `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and
+# `_PROGRAMS` are estimates. `docs/gpu.md` has the times.
 
 # Runs of one channel shorter than this are read as columns of a row that holds all channels.
 _SHORT = 1024
@@ -68,15 +69,15 @@ _FEW = 512
 _PROGRAMS = 1024
 
 # Elements of a unit up to which one launch beats three: one program alone reads about 100 GB/s,
-# and a launch costs about 3 microseconds. Fewer where a row begins at any element, so that a thread
-# reads one element at a time.
+# and a launch costs about 3 microseconds. Fewer where runs are odd, see `_ODD`.
 _COMPLETE = 32768
 _COMPLETE_ODD = 8192
 
 # Elements of a unit from which a program that has all of it reads tiles ahead.
 _AHEAD = 16384
 
-# Bytes that a thread reads at once at the least, for tiles to be read ahead.
+# Runs of a channel are odd if they are no multiple of so many bytes: a thread reads fewer at once.
+# Read ahead, they took several times as long.
 _ODD = 8
 
 
@@ -232,7 +233,7 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
 
     A program of two passes is small, so that many share a multiprocessor, each with four tiles on
     their way from memory. A program that does all of its channels' work may be alone on its
-    multiprocessor, and has more warps; fewer where a thread reads one element at a time.
+    multiprocessor, and has more warps; fewer where runs are odd.
     """
     complete = schedule == "complete"
     narrow = is_16_bit(problem.dtype)
@@ -351,7 +352,7 @@ def _holds_channels(problem: Problem, extents: Extents) -> bool:
 
 
 def _is_odd(problem: Problem, extents: Extents) -> bool:
-    """Whether runs of a channel begin where a thread can read but an element at a time."""
+    """Whether runs of a channel are such that a thread reads fewer than `_ODD` bytes at once."""
     return extents.inner > 1 and extents.inner * problem.dtype.itemsize % _ODD != 0
 
 

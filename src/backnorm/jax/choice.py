@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ from backnorm import config
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu.device import Gpu
 from backnorm.jax import launches
+from backnorm.jax.fallback import warn_of_formulas
 from backnorm.jax.problems import is_known
 
 __all__ = ["by_kernels", "device"]
@@ -70,20 +69,11 @@ def _reason_against(shape: Sequence[Any]) -> str | None:
         return "jax-triton is not installed"
     reason = launches.reason_against()
     if reason is not None:
-        _warn(reason)
+        warn_of_formulas("launch its kernels on CUDA devices", reason)
         return reason
     if device() is None:
         return "this process has no CUDA device, or several of different compute capabilities"
     return None if is_known(shape) else f"the shape {shape} has symbolic sizes"
-
-
-@functools.cache
-def _warn(reason: str) -> None:
-    warnings.warn(
-        f"backnorm cannot launch its kernels on CUDA devices and runs jax.numpy code: {reason}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
 
 
 def _is_split(context: Any) -> bool:

@@ -100,11 +100,8 @@ class _Together:
     """
 
     def __init__(self, one: Problem, parameters: dict[str, Any]) -> None:
-        self._one, self._spread, self._instances = (
-            one.shape,
-            parameters["spread"],
-            parameters["instances"],
-        )
+        self._one = one.shape
+        self._spread, self._instances = parameters["spread"], parameters["instances"]
         outer, channels, inner = one.shape
         self.problem = dataclasses.replace(
             one, shape=(outer, (self._instances or 1) * channels, inner)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from backnorm.cpu.record import SLOTS
 from backnorm.cpu.xla_structures import ELEMENTS
 from backnorm.errors import ArgumentValueError, MachineCodeError
 from backnorm.executable import executable
+from backnorm.jax.fallback import warn_of_formulas
 from backnorm.layout import mask_size
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
@@ -48,9 +48,12 @@ class Version(NamedTuple):
     major: int
     minor: int
 
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
 
-#: The versions in which structures are as `xla_structures` has them: those of jaxlib 0.5 to 0.11.
-VERSIONS = frozenset(Version(0, minor) for minor in range(1, 5))
+
+# The versions in which structures are as `xla_structures` has them: those of jaxlib 0.5 to 0.11.
+_OLDEST, _NEWEST = Version(0, 1), Version(0, 4)
 
 
 @functools.cache
@@ -73,28 +76,21 @@ def version() -> Version | None:
 def reason_against() -> str | None:
     """Return why kernels cannot be called by XLA here, or None if they can."""
     found = version()
-    if found in VERSIONS:
+    if found is not None and _OLDEST <= found <= _NEWEST:
         return None
-    known = f"{min(VERSIONS)[0]}.{min(VERSIONS)[1]} to {max(VERSIONS)[0]}.{max(VERSIONS)[1]}"
-    came = "none" if found is None else f"{found.major}.{found.minor}"
-    return f"the foreign function interface of this jaxlib has version {came}, known are {known}"
+    came = "none" if found is None else str(found)
+    return (
+        f"the foreign function interface of this jaxlib has version {came}, "
+        f"known are {_OLDEST} to {_NEWEST}"
+    )
 
 
 def is_usable() -> bool:
     """Whether kernels can be called by XLA here; warn once if not."""
     reason = reason_against()
     if reason is not None:
-        _warn(reason)
+        warn_of_formulas("call its kernels on CPUs", reason)
     return reason is None
-
-
-@functools.cache
-def _warn(reason: str) -> None:
-    warnings.warn(
-        f"backnorm cannot call its kernels on CPUs and runs jax.numpy code: {reason}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
 
 
 def call(

@@ -62,7 +62,7 @@ def lowered(function, *given):
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
     monkeypatch.delenv(ASKED, raising=False)
-    kept = launches.reason_against, launches._library, choice._warn
+    kept = launches.reason_against, launches._library, choice.warn_of_formulas
     for function in kept:
         function.cache_clear()
     jax.clear_caches()
@@ -123,7 +123,7 @@ class TestChoice:
         monkeypatch.setattr(launches, "is_installed", lambda: installed)
         monkeypatch.setattr(launches, "reason_against", lambda: reason)
         monkeypatch.setattr(choice, "device", lambda: device)
-        monkeypatch.setattr(choice, "_warn", lambda reason: None)
+        monkeypatch.setattr(choice, "warn_of_formulas", lambda *_: None)
         with pytest.raises(ArgumentValueError, match=f"(?s)BACKNORM_JAX_CUDA.*{said}"):
             lowered(trained, *inputs(ONE))
 
