@@ -13,7 +13,7 @@ import triton.language as tl
 from backnorm.conformance.battery import Case, cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
-from backnorm.conformance.relu_battery import examine_relu
+from backnorm.conformance.relu_battery import examine_relu, relu_case
 from backnorm.dtypes import FLOAT32
 from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
@@ -171,7 +171,6 @@ FORWARD = [
 OF_RELU = [
     (backward, "bits_of", every_bit),
     (backward, "bits_of", bits_turned),
-    (backward, "load_bytes", bytes_of_the_first_tile),
     (forward, "relu", keeps_what_is_negative),
     (forward, "relu", without_a_ceiling),
     (forward, "passed", passed_at_the_ceiling),
@@ -277,9 +276,9 @@ def in_128_tiles(monkeypatch, **changed):
     forget()
 
 
-def long_data():
+def long_data(rows=8192):
     rng = np.random.default_rng(4)
-    return realistic_data((8192, 32), FLOAT32, data_format="NXC", rng=rng)
+    return realistic_data((rows, 32), FLOAT32, data_format="NXC", rng=rng)
 
 
 @pytest.mark.parametrize("name", ["h200", "l40s"])
@@ -322,3 +321,14 @@ def test_relu(module, name, broken, arithmetic, monkeypatch):
     monkeypatch.setattr(module, name, broken)
     operators = arrays.WithRelu(arithmetic)
     assert any(rejected(examine_relu(operators, case)) for case in RELU_CASES[arithmetic])
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_relu_mask_of_the_first_tile_is_rejected(arithmetic, monkeypatch):
+    # A unit of the battery's cases is one tile in float64.
+    case = relu_case("", long_data(1024), np.random.default_rng(5))
+    case = dataclasses.replace(case, arithmetic=arithmetic)
+    operators = arrays.WithRelu(arithmetic)
+    assert not rejected(examine_relu(operators, case))
+    monkeypatch.setattr(backward, "load_bytes", bytes_of_the_first_tile)
+    assert rejected(examine_relu(operators, case))
