@@ -154,12 +154,12 @@ def _axes(
 ) -> tuple[int, ...]:
     """Return the channel axes; of attributes that will be refused anyway, any axis there is."""
     rank, usual = len(shape), {a.name: a.default for a in schema.attributes}
-    if schema.hooks.channel_axes is not None:
+    if schema.channel_axes is not None:
         # Arrays that have a shape, and hold but one element.
         known = {**shapes, schema.words["x"]: shape}
         with contextlib.suppress(KeyError, TypeError, ValueError):
             arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
-            return schema.hooks.channel_axes(usual | dict(attributes), arrays)
+            return schema.channel_axes(usual | dict(attributes), arrays)
     for spec in schema.attributes:
         if spec.role == "channel_axis":
             axis = attributes.get(spec.name)

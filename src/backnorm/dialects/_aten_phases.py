@@ -52,23 +52,22 @@ PHRASES = Phrases(
     gradient_type="must have the element type of input",
     channel_size="must hold one value per channel of input ({channels})",
 )
-GRAD_OUT = data("grad_out", "dy", "T", "gradient of the output")
-INPUT = data("input", "x", "T", "input of the forward, (N, C, ...)")
-WEIGHT = channel("weight", "gamma", "U", "scale; None: 1", required=False)
+GRAD_OUT = data("grad_out", "dy", "T")
+INPUT = data("input", "x", "T")
+WEIGHT = channel("weight", "gamma", "U", required=False)
 
 _STATISTICS = (
-    channel("mean", "mean", "V", "mean of the whole batch"),
-    channel("invstd", "inverse_deviation", "V", "1 / sqrt(variance + epsilon)"),
+    channel("mean", "mean", "V"),
+    channel("invstd", "inverse_deviation", "V"),
 )
 INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
 
 
-def _schema(op: str, summary: str, outputs: tuple[TensorSpec, ...]) -> OperatorSchema:
+def _schema(op: str, outputs: tuple[TensorSpec, ...]) -> OperatorSchema:
     return OperatorSchema(
         dialect="aten",
         op=op,
         operation="reduce" if op.endswith("reduce") else "apply",
-        summary=summary,
         source=SOURCE,
         inputs=INPUTS,
         outputs=outputs,
@@ -83,7 +82,6 @@ def _schema(op: str, summary: str, outputs: tuple[TensorSpec, ...]) -> OperatorS
 
 _REDUCE = _schema(
     "batch_norm_backward_reduce",
-    "Sums of the gradient of batch normalisation over one part of a batch.",
     tuple(
         channel(name, role, "V", required=False)
         for name, role in (
@@ -96,7 +94,6 @@ _REDUCE = _schema(
 )
 _ELEMT = _schema(
     "batch_norm_backward_elemt",
-    "Gradient of one part of a batch, from sums over the whole.",
     (data("grad_input", "dx", "T"),),
 )
 

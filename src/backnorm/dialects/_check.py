@@ -27,11 +27,11 @@ from backnorm.scalars import check_integer, check_word
 __all__ = [
     "channel_axes_of",
     "check_inputs",
+    "check_mask",
     "check_memory",
     "check_outputs",
     "format_of",
     "kept_shape",
-    "wanted",
 ]
 
 Attributes = Mapping[str, object]
@@ -128,8 +128,8 @@ def channel_axes_of(
     schema: OperatorSchema, attributes: Attributes, arrays: Mapping[str, np.ndarray]
 ) -> tuple[int, ...]:
     """Return the axes of the data that are not reduced, ascending."""
-    if schema.hooks.channel_axes is not None:
-        return schema.hooks.channel_axes(attributes, arrays)
+    if schema.channel_axes is not None:
+        return schema.channel_axes(attributes, arrays)
     for spec in schema.attributes:
         if spec.role == "channel_axis":
             axis = attributes[spec.name]
@@ -144,17 +144,18 @@ def kept_shape(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
     return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
 
 
-def wanted(schema: OperatorSchema, output_mask: object) -> list[str]:
-    """Return the names of the outputs that a mask, a boolean each, asks for."""
-    names = [tensor.name for tensor in schema.outputs]
+def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
+    """Return the flags of an output mask, which say of each output whether it is wanted."""
+    kind, outputs = type(output_mask), schema.outputs
     accepted = "a sequence of three booleans"
-    kind = type(output_mask)
-    if issubclass(kind, str) or not issubclass(kind, Sequence | np.ndarray):
+    is_sequence = issubclass(kind, (tuple, list, np.ndarray)) or issubclass(kind, Sequence)
+    if issubclass(kind, str) or not is_sequence:
         raise ArgumentTypeError(
             "output_mask", "says which results are wanted", came=kind.__name__, accepted=accepted
         )
     flags = _elements("output_mask", output_mask, accepted)
-    if len(flags) != len(names):
+    if len(flags) != len(outputs):
+        names = [tensor.name for tensor in outputs]
         raise ArgumentValueError(
             "output_mask",
             f"must have an element for each of {', '.join(names[:-1])} and {names[-1]}",
@@ -162,11 +163,11 @@ def wanted(schema: OperatorSchema, output_mask: object) -> list[str]:
             accepted=accepted,
         )
     for flag in flags:
-        if type(flag) not in (bool, np.bool_):
+        if type(flag) is not bool and type(flag) is not np.bool_:
             raise ArgumentTypeError(
                 "output_mask", "must hold booleans", came=shown(flag), accepted=accepted
             )
-    return [name for name, flag in zip(names, flags, strict=True) if flag]
+    return flags
 
 
 def _names(argument: str, given: Any, accepted: str) -> list[str]:
