@@ -2,6 +2,7 @@
 #   make demo          run the main job on real data
 #   make test          run the tests, but for the long ones
 #   make test-all      run all tests but the sweeps
+#   make mutants       break each adapter in one place, and let the tests of `make test` find it
 #   make test-torch    run those of one framework alone; also test-core, test-jax, test-keras-jax, ...
 #   make kernels       compile all kernels for this processor: two minutes on two processors, once
 #   make wheel-check   install the wheel with every Python that the machine has, and run its demo
@@ -26,6 +27,8 @@ JOBS   ?= 2
 PYTEST_FLAGS ?=
 # Which tests: the tiers are `not long and not sweep`, `not sweep`, and `sweep`.
 TIER   ?= not long and not sweep
+# What each run of pytest adds its processor time to.
+TIMES  ?= $(abspath $(VENV))/test-times.jsonl
 FOLDER  = tests/frameworks/$(@:test-%=%)
 DIST    = worksteal
 # A run of pytest each: no two frameworks share a process, nor two backends of Keras.
@@ -46,7 +49,7 @@ ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS := 1
 endif
 
-.PHONY: demo test test-all sweep $(RUNS:%=test-%) browser-hint
+.PHONY: demo test test-all sweep mutants $(RUNS:%=test-%) browser-hint
 .PHONY: kernels bench bench-quick gpu-check docs lint format build wheel-check clean
 
 # What the demo calls, and no more.
@@ -58,12 +61,18 @@ demo: $(VENV)/.package
 kernels: $(VENV)/.package
 	$(KERNELS)
 
-# All runs, also after one that failed.
+# All runs, also after one that failed; at the end their processor time, by folder.
 test: $(VENV)/.test kernels
-	$(MAKE) --keep-going $(RUNS:%=test-%)
+	rm -f $(TIMES)
+	BACKNORM_TEST_TIMES=$(TIMES) $(MAKE) --keep-going $(RUNS:%=test-%); status=$$?; \
+	  $(BIN)/python -m tests.support.processor_time $(TIMES); exit $$status
 
 test-all: browser-hint
 	$(MAKE) test TIER="not sweep"
+
+# A copy of the package for each wrong step, and a process of the tests that must fail.
+mutants: $(VENV)/.test kernels
+	$(BIN)/python -m pytest -n $(JOBS) -m "not long" $(PYTEST_FLAGS) tests/mutants
 
 sweep:
 	$(MAKE) test TIER=sweep

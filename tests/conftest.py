@@ -16,12 +16,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.processor_time import ProcessorTime
+
 # The module of NumPy's arrays, and the names of its allocators in the code of a call.
 ARRAYS, ALLOCATORS = "backnorm.arrays", ("allocate", "empty")
 # The module that fills in the records of the kernels.
 RECORDS = "backnorm.cpu.stage"
 
 _NAN = np.array(np.nan).view(np.int64)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(ProcessorTime(config))
 
 
 class Cases(NamedTuple):
