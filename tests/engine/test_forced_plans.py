@@ -21,8 +21,8 @@ from backnorm.conformance.relu_battery import random_mask
 from backnorm.cpu import engine
 from backnorm.cpu.candidates import is_legal
 from backnorm.cpu.geometry import Columns, Segments
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
 from backnorm.executable import forget
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
 
 SHAPES = {
     "long-segments": ("NCX", (2, 3, 5000)),

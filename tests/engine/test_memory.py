@@ -16,12 +16,12 @@ from backnorm.cpu import engine, stage
 from backnorm.cpu.geometry import Columns
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import plan
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 from backnorm.executable import forget
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 
 MB, COLUMN, THREAD = 10**6, 64, 1 << 17
 #: Bytes more of a column where sums are reproducible: digits instead of pairs.

@@ -11,7 +11,7 @@ import backnorm
 from backnorm import Activation, reference
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import examine_relu, relu_case
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32, FLOAT64
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32, FLOAT64
 
 from .test_relu import LARGE, LAYOUTS, Ours, assert_passed
 

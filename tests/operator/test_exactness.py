@@ -9,7 +9,14 @@ import backnorm
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, is_16_bit, statistics_types
+from tests.support.dtypes import (
+    ELEMENT_TYPES,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    is_16_bit,
+    statistics_types,
+)
 
 BATTERY = {case.name: case for case in cases()}
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]

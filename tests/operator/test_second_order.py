@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import backnorm
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import check_double_backward
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
 from backnorm.second_order import arrays
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
 
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
 LAYOUTS = [

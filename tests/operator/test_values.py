@@ -8,7 +8,7 @@ import pytest
 import backnorm
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 
 NAMES = ("x", "dy", "mean", "variance", "gamma")
 SPECIAL = [np.inf, -np.inf, np.nan]

@@ -7,8 +7,8 @@ import pytest
 
 from backnorm import reference
 from backnorm.conformance.data import exact_data, realistic_data
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
 from backnorm.reference import _blocks
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT64
 
 TINY = 2.0**-94
 

@@ -9,8 +9,8 @@ from mpmath import mpf
 
 from backnorm import reference
 from backnorm.conformance.data import exact_data, realistic_data
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 from backnorm.reference import _blocks
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 
 from . import high_precision as hp
 

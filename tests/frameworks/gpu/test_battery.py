@@ -10,7 +10,7 @@ from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.judge import check_forward, check_inference
 from backnorm.conformance.relu_battery import examine_relu
-from backnorm.dtypes import FLOAT32
+from tests.support.dtypes import FLOAT32
 
 from . import arrays
 

@@ -14,12 +14,12 @@ from backnorm.conformance.battery import Case, cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
 from backnorm.conformance.relu_battery import examine_relu, relu_case
-from backnorm.dtypes import FLOAT32
 from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
 from backnorm.gpu.kernels import backward, formulas, forward, tiles
 from backnorm.gpu.plan import Knobs, plan_gpu
 from backnorm.torch import gpu
+from tests.support.dtypes import FLOAT32
 
 from .. import interpreter
 from . import arrays

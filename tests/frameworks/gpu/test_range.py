@@ -11,7 +11,7 @@ import pytest
 from backnorm.conformance.battery import Case, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from . import arrays
 

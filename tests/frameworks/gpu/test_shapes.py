@@ -15,12 +15,12 @@ from backnorm.conformance.battery import Case, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
 from backnorm.conformance.relu_battery import examine_relu, relu_case
-from backnorm.dtypes import BFLOAT16, FLOAT32
 from backnorm.gpu.device import KNOWN
 from backnorm.gpu.plan import candidates, plan_gpu
 from backnorm.layout import extents_of
 from backnorm.torch import cpu, gpu
 from backnorm.torch.tensors import unpack_mask
+from tests.support.dtypes import BFLOAT16, FLOAT32
 
 from .. import interpreter
 from ..interpreter import DEVICE

@@ -16,11 +16,11 @@ import backnorm.jax
 from backnorm import ArgumentTypeError, ArgumentValueError
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from backnorm.jax import formulas
 from backnorm.jax.ffi import TARGET
 from backnorm.jax.linen import BatchNorm as LinenBatchNorm
 from backnorm.jax.nnx import BatchNorm as NnxBatchNorm
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 BOTH = ("float32", "float64")
 # So many elements that some of float16, too, depend on the arithmetic.

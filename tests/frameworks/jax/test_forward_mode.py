@@ -13,8 +13,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import backnorm.jax
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.jax.ffi import TARGET
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .conftest import EPSILON, agree, textbook
 from .pairs import AXIS, HOW, PAIRS, SHAPE

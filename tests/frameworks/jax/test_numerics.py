@@ -13,8 +13,8 @@ import backnorm.jax
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32
 from backnorm.jax import deviations, formulas
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32
 
 from .conftest import EPSILON, SHAPES, agree, gradient_of_gradient, textbook, weighed
 

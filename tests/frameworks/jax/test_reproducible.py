@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 import backnorm
 import backnorm.jax.linen
 import backnorm.jax.nnx
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import batch_norm, batch_norm_backward, batch_norm_with_state, ffi
 from backnorm.jax.running import RunningStatistics
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .test_sharded import gathered, shardy, told  # noqa: F401  (fixtures)
 

@@ -13,8 +13,8 @@ import pytest
 import backnorm.jax
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 from backnorm.jax import formulas
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 
 from .conftest import EPSILON
 

@@ -19,8 +19,8 @@ import backnorm.jax.linen
 import backnorm.jax.nnx
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.jax import batch_norm, batch_norm_backward, batch_norm_inference, ffi, sharding
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .conftest import EPSILON, agree, gradient_of_gradient, weighed
 

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import RunningStatistics, batch_norm, batch_norm_inference, batch_norm_with_state
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .conftest import EPSILON, agree, weighed
 

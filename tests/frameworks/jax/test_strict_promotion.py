@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.jax import (
     RunningStatistics,
     batch_norm,
@@ -17,6 +16,7 @@ from backnorm.jax import (
 )
 from backnorm.jax.linen import BatchNorm as OfLinen
 from backnorm.jax.nnx import BatchNorm as OfNnx
+from tests.support.dtypes import ELEMENT_TYPES
 
 HOW = {"epsilon": 1e-3, "axis": 1}
 

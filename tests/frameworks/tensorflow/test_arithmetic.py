@@ -13,7 +13,7 @@ from backnorm import ArgumentTypeError, ArgumentValueError
 from backnorm import tensorflow as ours
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from .bits import differ, same
 

@@ -12,9 +12,9 @@ import tensorflow as tf
 import backnorm
 from backnorm import ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm import tensorflow as ours
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from backnorm.tensorflow import exchange
 from backnorm.tensorflow.operators import batch_norm_synchronised
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 from .bits import differ, same
 

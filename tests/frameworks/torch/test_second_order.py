@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.torch import cpu, gpu
 from backnorm.torch.tensors import array_of, tensor_of
+from tests.support.dtypes import ELEMENT_TYPES
 
 NAMES = ("x", "dy", "mean", "variance", "gamma")
 COTANGENTS = ("ddx", "ddgamma", "ddbeta")
