@@ -22,8 +22,9 @@ KERNELS := $(BIN)/python -m backnorm.cpu.build.make
 # What links machine code, if no C compiler does.
 LINKER  := $(if $(shell command -v $(firstword $(CC))),,ziglang)
 
-# Workers of a test run, and options for pytest.
+# Runs at a time of `make test`, workers of a run that is asked for alone, and options for pytest.
 JOBS   ?= 2
+WORKERS ?= $(JOBS)
 PYTEST_FLAGS ?=
 # Which tests: the tiers are `not long and not sweep`, `not sweep`, and `sweep`.
 TIER   ?= not long and not sweep
@@ -61,10 +62,12 @@ demo: $(VENV)/.package
 kernels: $(VENV)/.package
 	$(KERNELS)
 
-# All runs, also after one that failed; at the end their processor time, by folder.
+# All runs, also after one that failed, each printed when it has ended; then their processor time.
+# A run is one process: workers would import frameworks and collect tests once each.
 test: $(VENV)/.test kernels
 	rm -f $(TIMES)
-	BACKNORM_TEST_TIMES=$(TIMES) $(MAKE) --keep-going $(RUNS:%=test-%); status=$$?; \
+	BACKNORM_TEST_TIMES=$(TIMES) $(MAKE) --jobs $(JOBS) --output-sync=target --keep-going \
+	  WORKERS=0 $(RUNS:%=test-%); status=$$?; \
 	  $(BIN)/python -m tests.support.processor_time $(TIMES); exit $$status
 
 test-all: browser-hint
@@ -87,7 +90,7 @@ test-keras-%: export KERAS_BACKEND = $(@:test-keras-%=%)
 
 # Not every run has something for every tier, of which pytest makes the status 5.
 $(RUNS:%=test-%): $(VENV)/.test kernels
-	$(BIN)/python -m pytest -n $(JOBS) --dist $(DIST) -m "$(TIER)" $(PYTEST_FLAGS) \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist $(DIST) -m "$(TIER)" $(PYTEST_FLAGS) \
 	  $(FOLDER) || test $$? -eq 5
 
 browser-hint:

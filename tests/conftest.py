@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.support import tiers
 from tests.support.processor_time import ProcessorTime
 
 # The module of NumPy's arrays, and the names of its allocators in the code of a call.
@@ -28,6 +29,7 @@ _NAN = np.array(np.nan).view(np.int64)
 
 def pytest_configure(config):
     config.pluginmanager.register(ProcessorTime(config))
+    config.pluginmanager.register(tiers)
 
 
 class Cases(NamedTuple):

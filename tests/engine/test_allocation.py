@@ -70,7 +70,16 @@ def run(code, timeout=120):
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.float32,
+        *(
+            pytest.param(dtype, marks=pytest.mark.long)
+            for dtype in (np.float64, np.float16, ml_dtypes.bfloat16)
+        ),
+    ],
+)
 def test_arrays_are_like_those_of_numpy(dtype):
     for shape in (LARGE, (3, 4), (0, 7), (), (1 << 25,), (1 << 27,)):
         array = allocate(shape, np.dtype(dtype))

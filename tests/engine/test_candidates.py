@@ -81,6 +81,7 @@ def test_the_chosen_plan_is_the_first_and_others_differ_in_schedule_alone(data, 
     assert len(others) >= 2 or not problem.size
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_all_of_them_give_the_same_bits(data, operation):
     operands, problem, extents = planned(data, operation)

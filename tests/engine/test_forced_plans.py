@@ -276,6 +276,7 @@ COMPUTED = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @COMPUTED
 @pytest.mark.parametrize("name", SHAPES)
@@ -331,6 +332,7 @@ def wide_ranging(data, dtype):
     return data
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize(
     ("dtype", "arithmetic"),

@@ -246,7 +246,7 @@ MUTANTS = (
         "dialects/operator.py",
         "*attributes,\n                *map(type, attributes),",
         "*map(type, attributes),",
-        ("tests/dialects/test_repeated.py",),
+        ("tests/contract/test_front_doors.py",),
     ),
     Mutant(
         "dialects: the node's order of gamma and beta is swapped",
@@ -257,9 +257,9 @@ MUTANTS = (
     ),
     Mutant(
         "dialects: epsilon is added to an inverse standard deviation",
-        "dialects/_call.py",
-        "0.0 if inverse else epsilon,",
-        "epsilon,",
+        "dialects/_run.py",
+        "inverse=canonical.inverse_std,",
+        "inverse=False,",
         ("tests/dialects/test_cudnn.py", "tests/dialects/test_aten.py"),
     ),
     Mutant(

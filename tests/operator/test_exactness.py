@@ -49,6 +49,7 @@ def test_the_battery(name):
     assert_passed(examine(backnorm.batch_norm_backward, BATTERY[name]))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 def test_backward_at_sizes_around_those_of_vectors_and_tiles(dtype, data_format, shape, rng):
@@ -61,6 +62,7 @@ def test_backward_at_sizes_around_those_of_vectors_and_tiles(dtype, data_format,
     check(data, training=False)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("dtype", "statistics"), TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 def test_forward_and_inference(dtype, statistics, data_format, shape, rng):

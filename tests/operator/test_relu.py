@@ -59,6 +59,7 @@ def test_the_battery(name):
     assert_passed(examine_relu(Ours, BATTERY[name]))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("with_residual", [True, False])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)

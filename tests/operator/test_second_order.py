@@ -54,6 +54,7 @@ def as_float(gradients):
     return [values.astype(float) for values in gradients]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("dtype", "statistics"), TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
@@ -65,6 +66,7 @@ def test_types_and_layouts(dtype, statistics, data_format, shape, training, rng,
     check(arguments | {"training": training})
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("absent", [c for n in range(1, 4) for c in itertools.combinations(
@@ -150,6 +152,7 @@ def test_empty_tensors_give_zeros(dtype, shape, training):
     np.testing.assert_array_equal(gradients.gamma, np.zeros(shape[1], other), strict=True)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("name", ["x", "dy", "ddx", *CHANNEL_ARRAYS])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

@@ -28,6 +28,7 @@ def placed(data, name, value):
     return tuple(arrays.values())
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)

@@ -52,6 +52,7 @@ def usual_first(names, types=USUAL):
     ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", usual_first(BATTERY))
 def test_backward(name, gpu):
     case = BATTERY[name]
@@ -60,6 +61,7 @@ def test_backward(name, gpu):
         assert verdict.passed, f"{quantity}: {verdict}"
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", usual_first(FORWARD, USUAL[1:]))
 def test_forward_and_inference(name, gpu):
     case, data = BATTERY[name], BATTERY[name].data
@@ -72,6 +74,7 @@ def test_forward_and_inference(name, gpu):
         assert verdict.passed, f"{quantity}: {verdict}"
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", usual_first(RELU_BATTERY, USUAL[1:]))
 def test_relu(name, gpu):
     case = RELU_BATTERY[name]

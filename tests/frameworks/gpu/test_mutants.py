@@ -223,6 +223,7 @@ def forward_verdicts(case):
     return check_forward(*given, arrays.forward(*given, **how), **how)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("name", "broken"), BACKWARD, ids=name_of)
 def test_backward(name, broken, arithmetic, monkeypatch):
@@ -230,6 +231,7 @@ def test_backward(name, broken, arithmetic, monkeypatch):
     assert any(rejected(backward_verdicts(case)) for case in CASES[arithmetic])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("name", "broken"), FORWARD, ids=name_of)
 def test_forward(name, broken, arithmetic, monkeypatch):
@@ -315,6 +317,7 @@ def test_rounding_errors_of_long_sums(name, broken, long_sums, monkeypatch):
     assert not backward_verdicts(long_sums)["dbeta"].passed
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("module", "name", "broken"), OF_RELU, ids=name_of)
 def test_relu(module, name, broken, arithmetic, monkeypatch):

@@ -47,6 +47,7 @@ def failed(data):
     ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("data_format", SHAPES)
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize(

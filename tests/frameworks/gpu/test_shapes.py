@@ -75,6 +75,7 @@ def unequal(ours, theirs):
     return int((a != b).sum()), int(np.abs(a - b).max(initial=0))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -128,6 +129,7 @@ def in_float32(shape, dtype, layout):
 
 
 # The CPU's float32 adds up in another order: here the judge decides, by the same budget.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

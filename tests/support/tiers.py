@@ -1,0 +1,48 @@
+"""Which parameter sets of a test `make test` runs, where its whole matrix would add little.
+
+`@pytest.mark.covering(strength)` keeps a selection in which every `strength` values of different
+parameters meet in some parameter set (a covering array); the other sets become `long`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark as `long` what the markers `covering` leave out."""
+    tests = defaultdict(list)
+    for item in items:
+        marker = item.get_closest_marker("covering")
+        rare = any(item.get_closest_marker(tier) for tier in ("long", "sweep"))
+        if marker is not None and not rare and hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0], *marker.args].append(item)
+    for (name, strength), matrix in tests.items():
+        combinations = [combinations_of(item.callspec.indices, strength) for item in matrix]
+        kept = covering(combinations, random.Random(name))
+        for number, item in enumerate(matrix):
+            if number not in kept:
+                item.add_marker(pytest.mark.long)
+
+
+def covering(combinations, rng):
+    """Return the numbers of sets that have every element of the sets, chosen greedily."""
+    order = list(range(len(combinations)))
+    rng.shuffle(order)
+    missing, kept = set().union(*combinations), set()
+    while missing:
+        best = max(order, key=lambda number: len(combinations[number] & missing))
+        missing -= combinations[best]
+        kept.add(best)
+    return kept
+
+
+def combinations_of(indices, strength):
+    """Return the combinations of `strength` parameters with their values."""
+    strength = min(strength, len(indices))
+    return frozenset(itertools.combinations(sorted(indices.items()), strength))
