@@ -56,6 +56,7 @@ def close(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 9), (12, 6)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}], ids=str)
 def test_a_layer_trains_as_pytorchs(shape, options, launched):
@@ -74,6 +75,7 @@ def test_a_layer_trains_as_pytorchs(shape, options, launched):
     assert launched == ["forward", "backward", "inference"]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 16)], ids=str)
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_with_relu(shape, has_residual):
@@ -144,6 +146,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("of_dy", LAYOUTS)
 @pytest.mark.parametrize("of_x", LAYOUTS)
 def test_memory_of_every_kind(of_x, of_dy):
@@ -321,6 +324,7 @@ def test_the_same_bits_again():
         assert torch.equal(one, other)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("activation", [nn.SiLU, nn.Hardswish])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_an_activation_is_pytorchs_own(activation, training, launched):

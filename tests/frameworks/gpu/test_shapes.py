@@ -75,7 +75,7 @@ def unequal(ours, theirs):
     return int((a != b).sum()), int(np.abs(a - b).max(initial=0))
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -78,6 +78,7 @@ def test_the_battery(name):
     assert_passed(examine(backward, BATTERY[name]))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("shape", [(6, 5, 3, 4), (3, 17, 7, 7), (9, 5), (40, 12, 30)])
@@ -249,6 +250,7 @@ def test_values_propagate_and_never_raise(normal):
 class TestFormulas:
     """What other platforms run, here on the CPU."""
 
+    @pytest.mark.covering(1)
     @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
     @pytest.mark.parametrize(("shape", "axis"), SHAPES)
     def test_agree_with_the_kernels(self, shape, axis, dtype, layer, normal):

@@ -55,6 +55,14 @@ def two(replicas):
     return replicas(2)
 
 
+def few(names):
+    """Return parameters: the cases of three replicas, which are another process, are long."""
+    return [
+        pytest.param(name, marks=[] if len(CASES[name].parts) == 2 else pytest.mark.long)
+        for name in names
+    ]
+
+
 def wrong(case, found):
     """Return what is not that of the whole batch, by the allowance of one device."""
     y, dx, of_parameters, moved = found
@@ -83,14 +91,14 @@ def wrong(case, found):
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES))
 def test_parts_are_normalised_as_the_whole(name, traced, replicas):
     case = CASES[name]
     assert wrong(case, replicas(len(case.parts))[name, traced]) == []
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].reproducible])
+@pytest.mark.parametrize("name", few(name for name in CASES if CASES[name].reproducible))
 def test_reproducible_parts_have_the_bits_of_the_whole(name, traced, replicas):
     case = CASES[name]
     y, dx, of_parameters, moved = replicas(len(case.parts))[name, traced]

@@ -117,6 +117,7 @@ def test_the_second_order_has_its_own(arithmetic, data):
     same(*found)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mode", ["XLA", "forward"])
 @TYPES
 def test_formulas_compute_in_what_is_asked_for(mode, dtype, data):
