@@ -211,8 +211,8 @@ def batch_norm_backward_elemt(
     )
     common = common_type({n: a for n, a in arrays.items() if n in ("mean", "invstd", "weight")})
     mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
-    given = {"has_gamma": weight is not None, "inverse": True}
-    found = _executable("apply", x, mean.dtype, arithmetic, **given)
+    options = {"has_gamma": weight is not None, "inverse": True}
+    found = _executable("apply", x, mean.dtype, arithmetic, **options)
     added = sums.sum_dy, sums.sum_dy_xmu
     dx: np.ndarray
     dx, _ = found.run(x, dy, None, mean, invstd, weight, sums=added, count=sums.count)
@@ -229,16 +229,16 @@ def _executable(
     dtype, own = element_type(x.dtype), element_type(statistics)
     assert dtype is not None
     assert own is not None
-    how = resolved(dtype, arithmetic)
-    problem = Problem(operation, x.shape, (1,), dtype, own, **options, arithmetic=how)
+    computed_in = resolved(dtype, arithmetic)
+    problem = Problem(operation, x.shape, (1,), dtype, own, **options, arithmetic=computed_in)
     return executable(problem, x, exchanged=True)
 
 
 def _checked(schema: OperatorSchema, *values: ArrayLike | None) -> dict[str, np.ndarray]:
-    given: Mapping[str, object] = {
+    inputs: Mapping[str, object] = {
         tensor.name: value for tensor, value in zip(schema.inputs, values, strict=True)
     }
-    arrays = check_inputs(schema, {}, given)
+    arrays = check_inputs(schema, {}, inputs)
     check_inverse("invstd", arrays["invstd"])
     return arrays
 

@@ -293,29 +293,29 @@ def _problem(call: Call, canonical: CanonicalCall) -> Problem:
 
 
 def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> np.dtype:
-    """Return the element type of statistics and parameters, of operands and results.
+    """Return the element type in which kernels read and write statistics and parameters.
 
-    Those of a call are of one type, or else float32 and 16 bits. Where results are of several types
-    they are computed in float64 and rounded once.
+    The inputs of a call have one type, or float32 and one of 16 bits. If results have several
+    types, they are computed in float64 and rounded once.
     """
-    given = {
+    inputs = {
         element_type(call.inputs[name].dtype)
         for role, name in canonical.inputs.items()
         if role not in ("x", "dy")
     }
-    asked = {_type_of_result(call, each.name) for each in SIGNATURES[canonical.operation].results}
-    asked.discard(None)
-    if canonical.recomputes or len(asked) > 1:
+    results = {_type_of_result(call, each.name) for each in SIGNATURES[canonical.operation].results}
+    results.discard(None)
+    if canonical.recomputes or len(results) > 1:
         return FLOAT64
-    if canonical.operation == "backward" and len(given) > 1:
+    if canonical.operation == "backward" and len(inputs) > 1:
         return FLOAT64
     common: np.dtype | None = FLOAT32
-    if len(given) == 1:
-        (common,) = given
-    elif not given:
-        (common,) = asked or {FLOAT32 if is_16_bit(dtype) else dtype}
+    if len(inputs) == 1:
+        (common,) = inputs
+    elif not inputs:
+        (common,) = results or {FLOAT32 if is_16_bit(dtype) else dtype}
     assert common is not None
-    return common if asked <= {common} else FLOAT64
+    return common if results <= {common} else FLOAT64
 
 
 def _type_of_result(call: Call, role: str) -> np.dtype | None:
