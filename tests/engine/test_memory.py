@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import backnorm
 from backnorm.conformance.data import realistic_data
-from backnorm.cpu import engine, stage
+from backnorm.cpu import stage
 from backnorm.cpu.geometry import Columns
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import plan
@@ -21,6 +21,7 @@ from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
+from tests.support import internals
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 
 MB, COLUMN, THREAD = 10**6, 64, 1 << 17
@@ -118,8 +119,7 @@ CASES = {
 def peak(monkeypatch):
     """Return a function: the most bytes that a second call takes, its results among them."""
     # Nothing that a first call has left is there for the second.
-    monkeypatch.setattr(stage, "_KEPT", 0)
-    monkeypatch.setattr(stage, "_LARGEST", 0)
+    internals.keep_no_records(monkeypatch)
     forget()
 
     def measured(call):
@@ -150,15 +150,8 @@ def test_a_call_takes_the_memory_of_its_record_and_no_more(
     data_format, shape = CASES[name]
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=4.0)
     machine = Machine(threads, 1 << 21, 1 << 25, "made up")
-    monkeypatch.setattr(engine, "_machine", lambda threads: machine)
-    sizes = []
-    memory = stage._memory
-
-    def counted(size):
-        sizes.append(size)
-        return memory(size)
-
-    monkeypatch.setattr(stage, "_memory", counted)
+    internals.plan_for(monkeypatch, machine)
+    sizes = internals.sizes_of_records(monkeypatch)
     decided = backnorm.explain(*data.backward_inputs, **data.options)
     per_channel = data.mean, data.variance, data.gamma, data.beta
     calls = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import backnorm
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import check_double_backward
-from backnorm.second_order import arrays
+from tests.support import internals
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
 
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
@@ -290,7 +290,7 @@ def test_bits_depend_neither_on_threads_nor_on_blocks(dtype, rng, monkeypatch):
     try:
         for threads, block in ((1, 1 << 15), (2, 700), (4, 37)):
             backnorm.set_num_threads(threads)
-            monkeypatch.setattr(arrays, "_BLOCK", block)
+            internals.blocks_of_second_order(monkeypatch, block)
             seen.add(b"".join(values.tobytes() for values in double_backward(arguments)))
     finally:
         backnorm.set_num_threads(before)
