@@ -85,7 +85,7 @@ MUTANTS = (
         "torch/tensors.py",
         "bits = (mask[:, None] >> shifts & 1).flatten()[: x.numel()].bool()",
         "bits = (mask[:, None] >> shifts & 1).flatten()[: x.numel()].bool().roll(1)",
-        (f"{_TORCH}/test_activations.py",),
+        (f"{_TORCH}/test_gradients.py",),
     ),
     Mutant(
         "torch: vmap merges the wrong axis",
@@ -106,7 +106,7 @@ MUTANTS = (
         "torch/tensors.py",
         "return bits.as_strided(x.shape, like.stride())",
         "return bits.view(x.shape)",
-        (f"{_TORCH}/test_activations.py",),
+        (f"{_TORCH}/test_gradients.py",),
     ),
     Mutant(
         "torch: the order of a mask is not restored",

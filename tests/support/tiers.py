@@ -13,9 +13,11 @@ from collections import defaultdict
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark as `long` what the markers `covering` leave out."""
+    """Mark as `long` what the markers `covering` leave out.
+
+    After folders have added their own markers (`tryfirst`), before pytest selects by markers.
+    """
     tests = defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("covering")
@@ -23,7 +25,9 @@ def pytest_collection_modifyitems(items):
         if marker is not None and not rare and hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0], *marker.args].append(item)
     for (name, strength), matrix in tests.items():
-        combinations = [combinations_of(item.callspec.indices, strength) for item in matrix]
+        # Values need not be comparable; the sets of a matrix share the objects.
+        values = [{n: id(value) for n, value in item.callspec.params.items()} for item in matrix]
+        combinations = [combinations_of(each, strength) for each in values]
         kept = covering(combinations, random.Random(name))
         for number, item in enumerate(matrix):
             if number not in kept:
@@ -42,7 +46,7 @@ def covering(combinations, rng):
     return kept
 
 
-def combinations_of(indices, strength):
+def combinations_of(values, strength):
     """Return the combinations of `strength` parameters with their values."""
-    strength = min(strength, len(indices))
-    return frozenset(itertools.combinations(sorted(indices.items()), strength))
+    strength = min(strength, len(values))
+    return frozenset(itertools.combinations(sorted(values.items()), strength))

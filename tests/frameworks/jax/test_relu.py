@@ -41,6 +41,7 @@ def operands(normal, shape, axis, added):
     return (*given, normal(*shape)) if added else given
 
 
+@pytest.mark.covering(1)
 @ADDED
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_values_and_derivatives(shape, axis, added, normal):
@@ -89,6 +90,7 @@ def test_every_instance_has_its_own(added, normal):
     agree(mapped(ours), mapped(composed))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
 def test_without_a_residual_bits_are_those_of_two_passes(dtype, arithmetic, normal):
@@ -196,6 +198,7 @@ def test_ceiling_with_residual_bounds_the_sum(normal):
     agree(found, jnp.clip(y + residual, 0.0, 0.75))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("axis", [-1, (1, -1)])
 def test_layers(frozen, axis, normal):

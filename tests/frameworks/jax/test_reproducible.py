@@ -97,6 +97,7 @@ def width(dtype):
         yield
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_one_device_has_the_bits_of_arrays(dtype, x64):
@@ -136,6 +137,7 @@ def test_any_cut_has_the_bits_of_one_device(cut, shardy):  # noqa: F811
         assert differences(function(*spread), expected) == []
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_every_type_and_what_is_told(dtype, devices):

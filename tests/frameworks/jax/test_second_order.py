@@ -32,6 +32,7 @@ def layer(rng, dtype, shape, ratio=10.0):
     return data, ((rng.standard_normal(shape) + 0.7).astype(dtype), ddgamma, ddbeta)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(6, 5, 8), (64, 2, 32, 16)], ids=str)
 @pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
 def test_it_is_within_its_budget(dtype, wide, shape, rng):

@@ -96,6 +96,7 @@ def compare(program, theirs, close):
     close(moved, {name: expected[name] for name in moved})
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("strict", "gradient"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fuse", [True, False])
@@ -223,6 +224,7 @@ def test_aotinductor_package_matches(training, tmp_path, close):
             check_in_another_process(path, theirs, tmp_path)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fuse", [True, False])
