@@ -1,7 +1,8 @@
 """Which parameter sets of a test `make test` runs, where its whole matrix would add little.
 
 `@pytest.mark.covering(strength)` keeps a selection in which every `strength` values of different
-parameters meet in some parameter set (a covering array); the other sets become `long`.
+parameters meet in some parameter set (a covering array); the other sets become `long`. Strength 0
+keeps one set.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ pytestmark = [two, pytest.mark.skipif("sys.platform != 'linux'", reason="the poo
 
 
 @pytest.mark.parametrize(
-    "how", [(), pytest.param(("pinned",), marks=pytest.mark.long), ("allocating",)]
+    "how", [(), *(pytest.param((how,), marks=pytest.mark.long) for how in ("pinned", "allocating"))]
 )
 def test_signals_come_before_or_after_a_call(drive, how):
     drive("signals", 300, *how)

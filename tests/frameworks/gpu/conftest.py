@@ -51,11 +51,13 @@ def pytest_collection_modifyitems(items):
             rare |= (given["layout"] == "NXC") is (given["schedule"] == "complete")
         if given.get("gpu") == "l40s" and rare:
             item.add_marker(pytest.mark.sweep)
-        elif item.originalname == "test_relu" and _is_long(given.get("name", "residual")):
+        elif _is_long(item.originalname, given.get("name", "residual")):
             item.add_marker(pytest.mark.long)
 
 
-def _is_long(name):
-    """Whether a case of the battery with a ReLU is left to `make test-all`: of NCX all but one."""
+def _is_long(test, name):
+    """Whether a case of a battery is left to `make test-all`: a second arithmetic, most of NCX."""
+    if test == "test_forward_and_inference":
+        return "-in-" in name
     kept = "ceiling-residual" if "NCX" in name else "residual"
-    return kept not in name
+    return test == "test_relu" and kept not in name

@@ -311,6 +311,7 @@ def test_long_sums_in_float32(long_sums):
     assert not rejected(backward_verdicts(long_sums))
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(("name", "broken"), OF_SUMS, ids=name_of)
 def test_rounding_errors_of_long_sums(name, broken, long_sums, monkeypatch):
     monkeypatch.setattr(backward, name, broken)
@@ -326,6 +327,7 @@ def test_relu(module, name, broken, arithmetic, monkeypatch):
     assert any(rejected(examine_relu(operators, case)) for case in RELU_CASES[arithmetic])
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_relu_mask_of_the_first_tile_is_rejected(arithmetic, monkeypatch):
     # A unit of the battery's cases is one tile in float64.

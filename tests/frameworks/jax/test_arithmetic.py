@@ -339,6 +339,7 @@ class TestFormulas:
         same([np.asarray(found).astype("d")], [expected.astype("d")])
         np.testing.assert_array_equal(slopes, weights.astype("d"))
 
+    @pytest.mark.covering(0)
     @TYPES
     def test_in_float64_they_hold_its_budget(self, dtype, data):
         given = data(dtype)
@@ -359,6 +360,7 @@ class TestFormulas:
             found = tuple(map(np.asarray, jax.jit(function)(*given.backward_inputs)))
             passed(check_backward(*given.backward_inputs, found, training=training, **judged))
 
+    @pytest.mark.covering(0)
     @TYPES
     def test_without_a_word_they_are_those_of_float32(self, dtype, data):
         given = data(dtype)

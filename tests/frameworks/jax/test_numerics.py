@@ -114,6 +114,7 @@ def test_derivatives_of_higher_order(shape, axis, orders, layer, normal):
         theirs = gradient_of_gradient(theirs, 3, again)
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_gradients_for_any_axis(shape, axis, layer, normal):
     inputs, weights = layer(shape, axis), (normal(*shape), normal(shape[axis]))

@@ -64,6 +64,7 @@ def test_values_and_derivatives(shape, axis, added, normal):
         agree(*alone)
 
 
+@pytest.mark.covering(0)
 @ADDED
 def test_the_second_order(added, normal):
     given = operands(normal, (6, 3, 4, 5), -1, added)
@@ -160,6 +161,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("activation", OTHERS, ids=str)
 def test_other_activations_are_applied_to_the_output(activation, normal):
     given = operands(normal, (6, 3, 4, 5), -1, False)

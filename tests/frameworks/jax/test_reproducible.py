@@ -153,6 +153,7 @@ def test_every_type_and_what_is_told(dtype, devices):
     assert told(compiled) == {"all-reduce": 2 * (2 + rows) * 8 * CHANNELS}
 
 
+@pytest.mark.long
 def test_plain_sums_depend_on_the_cut():
     """So the tests above can fail."""
     different = set()
@@ -295,6 +296,7 @@ def test_flax():
             assert differences(found, expected) == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gathered")
 def test_where_the_compiler_cannot_split_kernels():
     """X is gathered, and so the bits are the same."""

@@ -100,6 +100,7 @@ def judge(data, mean, variance, cotangents, gradients, **options):
     assert [verdict.detail for verdict in verdicts.values() if not verdict.passed] == []
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
 @pytest.mark.parametrize("axis", [1, 3])
 def test_memory_beyond_the_results(dtype, wide, axis):

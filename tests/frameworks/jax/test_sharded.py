@@ -92,6 +92,7 @@ def arrays(normal):
     return [3 * normal(*SHAPE) + 2, normal(CHANNELS) + 1, normal(CHANNELS), normal(*SHAPE)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("cut", CUTS)
 def test_results_and_what_is_told(cut, arrays, shardy):
     """Both passes in training and not; of x nothing is told, of every channel two numbers."""
@@ -131,6 +132,7 @@ def test_without_the_rule_x_is_gathered(arrays, gathered):
     assert told(compiled) == {"all-gather": x.nbytes}
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("cut", ["batch", "batch and channels", "channels"])
 def test_derivatives(cut, arrays, normal):
     """Of all results, in both modes, and of the second order; of x nothing is gathered."""
@@ -156,6 +158,7 @@ def test_derivatives(cut, arrays, normal):
         assert operation == "all-reduce" or size < x.nbytes / 4
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_they_are_within_the_budget(dtype, arithmetic, rng):
@@ -213,6 +216,7 @@ def test_elements_of_dx_that_xla_takes_for_zero(normal):
         assert np.abs(found.view(np.int32) - one.view(np.int32)).max() <= 1
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("spec", [P("a", "b"), P(None, "b", None, None, "a"), P("b", None, "a")])
 def test_instances(spec, normal):
     """Under `jax.vmap`, instances, the batch and the channels being cut."""
@@ -298,6 +302,7 @@ def test_exported_functions_are_as_before(arrays):
     agree(jax.jit(again.call)(*spread), function(x, gamma, beta), 1e-13)
 
 
+@pytest.mark.long
 def test_flax_linen(normal):
     class Model(linen.Module):
         @linen.compact

@@ -40,6 +40,7 @@ def outcome(call, model, x, dy):
     return y.detach(), x.grad, [p.grad for p in model.parameters()], [*model.buffers()]
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("fuse", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["contiguous", "channels_last"])

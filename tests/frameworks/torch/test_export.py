@@ -134,6 +134,7 @@ def test_export_of_types_that_pytorch_refuses_has_operator(close):
     close(torch.jit.trace(ours, x)(x), ours(x))
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "as it is"])
 def test_exported_copy_matches_before_its_first_call(way, close):
     for strict, training in ((True, True), (False, False)):
