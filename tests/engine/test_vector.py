@@ -167,6 +167,7 @@ def _all_16_bit_values(dtype):
         return values, values.astype(np.float64)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("copy", [_widen, _copy_one_by_one], ids=["vector", "scalar"])
 def test_every_16_bit_value_survives_widening_and_narrowing(dtype, copy):

@@ -141,7 +141,7 @@ MUTANTS = (
         "torch/conversion.py",
         "module.__dict__.pop(name, None)\n    return model",
         "pass\n    return model",
-        (f"{_TORCH}/test_conversion.py",),
+        (f"{_TORCH}/test_arithmetic.py", f"{_TORCH}/test_reproducible.py"),
     ),
     Mutant(
         "torch: Inductor's formula has the wrong sign",

@@ -296,6 +296,7 @@ class TestArithmetic:
         torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
         assert computed == [(operation, expected) for operation in TRAINED]
 
+    @pytest.mark.covering(0)
     def test_of_a_block_that_has_ended(self, dtype, asked, expected, computed):
         x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
         with nullcontext() if asked is None else backnorm.arithmetic(asked):
@@ -303,6 +304,7 @@ class TestArithmetic:
         torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
         assert computed == [(operation, expected) for operation in TRAINED]
 
+    @pytest.mark.covering(0)
     def test_of_layers(self, dtype, asked, expected, computed):
         layer = nn.Sequential(nn.BatchNorm1d(3, dtype=dtype))
         layer = backnorm.torch.convert(layer, arithmetic=asked)

@@ -283,6 +283,7 @@ def long_data(rows=8192):
     return realistic_data((rows, 32), FLOAT32, data_format="NXC", rng=rng)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["h200", pytest.param("l40s", marks=pytest.mark.long)])
 def test_squares_about_what_is_not_the_mean(name, monkeypatch):
     data = long_data()

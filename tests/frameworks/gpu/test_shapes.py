@@ -157,6 +157,7 @@ def test_float32_arithmetic_keeps_its_budget_with_relu(shape, schedule, layout, 
     assert [str(verdict) for verdict in verdicts.values() if not verdict.passed] == []
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (300, 7)], ids=str)
 def test_float32_arithmetic_has_the_same_bits_on_every_device(shape, layout):

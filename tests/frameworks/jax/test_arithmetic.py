@@ -90,6 +90,7 @@ def test_a_block_says_it_for_calls_that_do_not(dtype, data):
         same(everything(given), canonical(given, None))
 
 
+@pytest.mark.covering(1)
 @ARITHMETICS
 @TYPES
 def test_derivatives_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
@@ -166,6 +167,7 @@ def test_instances_have_the_bits_that_they_have_alone(dtype, arithmetic, data):
         same([result[k] for result in found], canonical(each, arithmetic)[:3])
 
 
+@pytest.mark.covering(0)
 @ARITHMETICS
 @TYPES
 def test_a_batch_on_several_devices(dtype, arithmetic, data):

@@ -142,7 +142,7 @@ SEVERAL = [
 ]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(
     ("name", "moved"), [*ONE, *(pytest.param(*each, marks=pytest.mark.sweep) for each in SEVERAL)]
 )

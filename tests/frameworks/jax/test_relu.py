@@ -41,7 +41,7 @@ def operands(normal, shape, axis, added):
     return (*given, normal(*shape)) if added else given
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @ADDED
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_values_and_derivatives(shape, axis, added, normal):
@@ -180,6 +180,7 @@ def test_other_activations_are_applied_to_the_output(activation, normal):
         agree(layer(given[0], frozen, activation=activation), OTHERS[activation](y), 1e-6)
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("activation", ["relu", "relu6", Activation("relu", 0.75)], ids=str)
 @pytest.mark.parametrize("masked", [False, True])
 def test_relu_has_no_slope_at_its_bounds(activation, masked, normal):

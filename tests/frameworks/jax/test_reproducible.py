@@ -120,6 +120,7 @@ def test_one_device_has_the_bits_of_arrays(dtype, x64):
             assert differences(found, expected) == []
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("cut", CUTS)
 def test_any_cut_has_the_bits_of_one_device(cut, shardy):  # noqa: F811
     devices, spec = CUTS[cut]

@@ -54,6 +54,7 @@ def test_it_is_within_its_budget(dtype, wide, shape, rng):
     judge(data, mean, variance, cotangents, gradients, wide=wide, in_parts=True)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
 def test_with_frozen_statistics(dtype, wide, rng):
     data, cotangents = layer(rng, dtype, (6, 5, 8))
@@ -66,6 +67,7 @@ def test_with_frozen_statistics(dtype, wide, rng):
     judge(data, inputs[2], inputs[3], cotangents, gradients, wide=wide, training=False)
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(("dtype", "wide"), [(FLOAT64, True), (FLOAT32, True), (FLOAT32, False)])
 def test_a_constant_channel_and_an_epsilon_near_the_smallest_number(dtype, wide, rng):
     """Which no float32 holds; x owes nothing to a variance of 0, whatever its derivative is."""

@@ -35,6 +35,7 @@ def x(request, normal):
     return normal(6, 5, 4).astype(request.param)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kept", ELEMENT_TYPES, ids=str)
 def test_batch_norm_with_state_takes_any_types(x, kept, training):
@@ -46,6 +47,7 @@ def test_batch_norm_with_state_takes_any_types(x, kept, training):
     assert_same_when_strict(step, x)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32], ids=str)
 @pytest.mark.parametrize("library", ["linen", "nnx"])

@@ -67,6 +67,7 @@ def passes(net):
     return results, dict(net.state_dict())
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("kind", ACTIVATED)
 def test_timm_layer_with_activation_is_converted_and_reverted(kind, fuse, close):
