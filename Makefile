@@ -32,7 +32,7 @@ DIST    = worksteal
 FRAMEWORKS := torch jax jax_gpu tensorflow gpu gpu_code
 RUNS   := core $(FRAMEWORKS) keras-tensorflow keras-torch keras-jax
 
-# Where a benchmark puts result.json, report.md and report.html.
+# Where a benchmark puts result.json and plot.png; models in a folder of their own.
 BENCH ?= bench-results
 
 # The same of the benchmark on a GPU, what it measures, and the Python that has PyTorch for CUDA.
@@ -85,21 +85,22 @@ browser-hint:
 	@command -v chromium chromium-browser google-chrome > /dev/null || \
 	  echo "No browser: tests of pages are skipped. On Debian: apt-get install chromium"
 
-# All suites, operations and types beside all peers: about 25 minutes on two processors.
+# All suites, operations and types beside all peers (25 minutes on two processors), and all models.
 bench: $(VENV)/.bench kernels
-	$(BIN)/python -m benchmarks --suite all --op all --dtype all --out $(BENCH)
+	$(BIN)/python -m benchmarks operator --suite all --op all --dtype all --out $(BENCH)
+	$(BIN)/python -m benchmarks models --out $(BENCH)/models
 
 # A few telling cells: less than two minutes.
 bench-quick: $(VENV)/.bench kernels
-	$(BIN)/python -m benchmarks --quick --out $(BENCH)
+	$(BIN)/python -m benchmarks operator --quick --out $(BENCH)
 
 # On an NVIDIA GPU: every test of the kernels there, what only a GPU can show, and the benchmark of
-# the targets (about half an hour). Ends with an error where there is none.
+# large and small layers (about half an hour). Ends with an error where there is none.
 gpu-check: $(VENV)/.gpu
 	$(GPU_PYTHON) -c 'import torch; torch.cuda.is_available() or exit("no CUDA device")'
 	$(GPU_PYTHON) -m pytest -m "not sweep" $(PYTEST_FLAGS) \
 	  tests/frameworks/gpu tests/frameworks/gpu_device
-	$(GPU_PYTHON) -m benchmarks --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
+	$(GPU_PYTHON) -m benchmarks operator --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
 
 # Without the network: what the site shows lies in it. (The variable: no advertisement.)
 docs: $(VENV)/.docs

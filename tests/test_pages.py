@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 
@@ -15,11 +14,7 @@ from .pages import ROOT, blocks, pages, pages_of, run
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     # The files that pages read, and where they write.
     shutil.copytree(ROOT / "docs" / "examples", tmp_path / "docs" / "examples")
-    result = json.loads((ROOT / "docs" / "bench" / "result.json").read_text(encoding="utf-8"))
-    # A few cells of every kind: a page draws them all.
-    result["rows"] = result["rows"][::40]
-    for name in ("result.json", "before.json"):
-        (tmp_path / name).write_text(json.dumps(result))
+    shutil.copy(ROOT / "docs" / "bench" / "zen5.json", tmp_path / "result.json")
     monkeypatch.chdir(tmp_path)
     run(page)
 

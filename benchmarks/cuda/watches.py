@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from benchmarks.cuda.device import TorchDevice
+    from benchmarks.cuda.device import Cuda
 
 __all__ = ["SMALL", "DeviceWatch", "Queued", "WholeWatch"]
 
@@ -78,7 +78,7 @@ class DeviceWatch:
     the device's. The L2 is emptied before a row, not before a call.
     """
 
-    def __init__(self, device: TorchDevice) -> None:
+    def __init__(self, device: Cuda) -> None:
         self._device = device
 
     def warm(self, call: Queued, seconds: float) -> float:
@@ -129,7 +129,7 @@ class DeviceWatch:
 class WholeWatch:
     """Tells the time of a whole call, dispatch included, as the host sees it."""
 
-    def __init__(self, device: TorchDevice) -> None:
+    def __init__(self, device: Cuda) -> None:
         self._device = device
 
     def warm(self, call: Queued, seconds: float) -> float:
@@ -148,7 +148,7 @@ class WholeWatch:
         return _row(self._device, call, loop * _MANY)
 
 
-def _row(device: TorchDevice, call: Queued, calls: int) -> float:
+def _row(device: Cuda, call: Queued, calls: int) -> float:
     """Make calls in a row, wait for the last, and return the seconds of one."""
     begin = time.perf_counter()
     for _ in itertools.repeat(None, calls - 1):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.model import Cell, Operation
-from benchmarks.tensors import LayerTensors
+from benchmarks.cells import Cell, Operation
+from benchmarks.peers.tensors import LayerTensors
 
 __all__ = ["NAMES", "inverse_deviation", "native_call"]
 
