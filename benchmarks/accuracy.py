@@ -52,7 +52,7 @@ def float32_loss(count: int, spread: float) -> float:
     or take the variance as the mean square less the squared mean, pay for x and mean apart:
     `spread` = 1 + 2 |mean|/deviation, squared, times as much.
 
-    That is generous, and still small beside what a wrong formula does: with M = 10**6 and mean =
+    That is generous, and still small compared to a wrong formula: with M = 10**6 and mean =
     deviation it is 0.2 % of the terms, and a term that is left out or a wrong power of s is all of
     one. Only M - 1 in the place of M is not noticed above some thousands.
     """

@@ -1,4 +1,4 @@
-"""The two times of a call on a GPU: what the device takes, and what a whole call takes.
+"""Clocks for the two times of a call on a GPU: the device's, and that of a whole call.
 
 The device's time is read off CUDA events. A call costs the host some microseconds (looking up the
 operator, allocating, launching) before the device has anything to do. So before each measured
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SMALL", "DeviceWatch", "Queued", "WholeWatch"]
 
-#: Bytes of x up to which a problem is small: what a call costs beside the device's work shows.
+#: Bytes of x up to which a problem is small: the host's part of a call shows.
 SMALL = 1 << 20
 
 # The host may take so many times as long as the slowest call took while it was watched (a call that
@@ -45,7 +45,7 @@ _EVENTS = 2e-5
 # Calls in one stretch: the device's queue takes a thousand launches, and a call is a few.
 _MOST_QUEUED = 100
 
-# Calls that the host's clock times in the place of one, so that waiting for the last shows little.
+# Calls that the host's clock times instead of one, so that waiting for the last shows little.
 _MANY = 20
 
 
@@ -61,7 +61,7 @@ class Queued:
     cold : bool
         Whether it is timed with an L2 that does not hold its inputs.
     dispatch : float
-        Seconds that the host takes, once that has been looked at.
+        Seconds that the host takes; measured by `DeviceWatch.warm`.
     """
 
     call: Callable[[], Any]

@@ -68,9 +68,9 @@ def _variants(frame: pd.DataFrame) -> list[str]:
 
 
 def _ratios(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.Series]]:
-    """Yield our variants, the variants they are beside, and the ratios of their steps.
+    """Yield our variants, the variants they are compared with, and the ratios of their steps.
 
-    Compiled ones are beside the framework's own layers compiled.
+    Compiled ones are compared with the framework's own layers compiled.
     """
     variants = _variants(frame)
     for variant in (name for name in variants if name.startswith("backnorm")):

@@ -1,6 +1,6 @@
 """NumPy's arrays as PyTorch's tensors (N, C, spatial ...), and back.
 
-PyTorch is handed in: whoever has it imported it.
+PyTorch's module is an argument, so nothing is imported here.
 """
 
 from __future__ import annotations

@@ -9,31 +9,9 @@ import typer
 
 from benchmarks.cells import ITEMSIZE, OPERATIONS, quick, select, workloads
 
-RESNET50 = """50,64,112,112 50,256,56,56 50,64,56,56 50,512,28,28 50,128,28,28 50,1024,14,14
-    50,256,14,14 50,2048,7,7 50,512,7,7"""
-INCEPTION = "96,32,149,149 96,80,73,73 96,64,35,35 96,160,17,17 96,384,8,8"
-TENSORFLOW = "64,64,56,56 64,256,56,56 64,128,28,28 64,512,28,28 64,1024,14,14"
-OTHER = "4096,512 32,27,7 64,3,224,224 8,1,512,512 8,4096,2,2"
-DENSENET = "64,112,112 128,57,57 224,29,29 864,15,15 1024,8,8"
 
-
-def shapes(text):
-    return {tuple(map(int, word.split(","))) for word in text.split()}
-
-
-@pytest.mark.parametrize(
-    ("suite", "expected"),
-    [
-        ("resnet50", shapes(RESNET50)),
-        ("inception", shapes(INCEPTION)),
-        ("densenet", {(n, *rest) for n in (1, 32) for rest in shapes(DENSENET)}),
-        ("tensorflow", shapes(TENSORFLOW)),
-        ("3d", shapes("32,128,12,10,8 2,32,64,64,64")),
-        ("other", shapes(OTHER)),
-    ],
-)
-def test_workloads_have_their_shapes(suite, expected):
-    assert set(map(tuple, workloads()[suite]["shapes"])) == expected
+def shapes(suite, device="cpu"):
+    return set(map(tuple, workloads(device)[suite]["shapes"]))
 
 
 def test_workloads_say_where_their_shapes_come_from():
@@ -48,8 +26,8 @@ def test_workloads_say_where_their_shapes_come_from():
 
 def test_workloads_of_a_gpu_have_resnet_50_and_tensorflow_at_batch_256():
     assert set(workloads("cuda")) == {"batch256", *workloads()}
-    found = set(map(tuple, workloads("cuda")["batch256"]["shapes"]))
-    assert found == {(256, *rest) for _, *rest in shapes(RESNET50) | shapes(TENSORFLOW)}
+    expected = {(256, *rest) for _, *rest in shapes("resnet50") | shapes("tensorflow")}
+    assert shapes("batch256", "cuda") == expected
 
 
 def test_select_sweep_goes_from_a_kibibyte_to_a_gibibyte():
@@ -65,7 +43,7 @@ def test_select_all_is_what_the_files_list_with_the_same_arrays_side_by_side():
         found = [cell for cell in cells if cell.suite == name]
         assert {cell.op for cell in found} == set(workload["ops"])
         assert {cell.dtype for cell in found} == set(workload["dtypes"])
-        assert {cell.shape for cell in found} == set(map(tuple, workload["shapes"]))
+        assert {cell.shape for cell in found} == shapes(name)
     arrays = [(cell.suite, cell.shape, cell.layout, cell.dtype) for cell in cells]
     changes = sum(a != b for a, b in itertools.pairwise(arrays))
     assert changes == len(set(arrays)) - 1

@@ -7,7 +7,7 @@ import pytest
 
 from backnorm.dialects.aten import native_batch_norm_backward
 from backnorm.dtypes import FLOAT32
-from benchmarks.studies import errors, show
+from benchmarks.studies import errors
 from benchmarks.studies.errors import GRADIENTS, errors_of, exact_gradients, make, measured, tables
 
 
@@ -51,8 +51,3 @@ def test_tables_have_a_contestant_measured_in_its_own_process(monkeypatch):
     assert found.keys() == {(3, 1.0), (3, 100.0), (4, 1.0), (4, 100.0)}
     text = "\n".join(tables({"ours": found}))
     assert text.count("| ours | 0.5, 0.29 |") == 2
-
-
-def test_show_prints_headings_and_rows(capsys):
-    show([("a", "b"), (1, 2)])
-    assert capsys.readouterr().out == "| a | b |\n|---|---|\n| 1 | 2 |\n"
