@@ -12,8 +12,8 @@ from benchmarks.peers.tensors import LayerTensors
 
 __all__ = ["NAMES", "inverse_deviation", "native_call"]
 
-#: The results of the operators that are compared, in their order. The third of a forward pass is the
-#: inverse deviation, for which we have no name.
+#: The results of the operators that are compared, in their order. The third of a forward pass is
+#: the inverse deviation, for which we have no name.
 NAMES: dict[Operation, tuple[str, ...]] = {
     "backward": ("dx", "dgamma", "dbeta"),
     "forward": ("y", "mean"),

@@ -3,8 +3,8 @@
 Each process, of gloo on this machine, has 8 images of 160 x 160 of each of ResNet-50's layers. In
 turns: our layer of one process, ours synchronised, the same with reproducible sums, and PyTorch's
 operators by the formula of its SyncBatchNorm, which does not run on the CPU. ``--errors``: the
-gradients of those, of parts of different sizes, compared with the exact ones of the batch. ``--messages``:
-the messages alone, of processes that do nothing else.
+gradients of those, of parts of different sizes, compared with the exact ones of the batch.
+``--messages``: the messages alone, of processes that do nothing else.
 """
 
 from __future__ import annotations
