@@ -5,6 +5,7 @@ dy is never constant: with a constant dy the exact dx and dgamma are 0, and a wr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from backnorm.dtypes import FLOAT32, is_16_bit
 from backnorm.problem import channel_axis_of
 
-__all__ = ["ExactCase", "LayerData", "exact_data", "realistic_data"]
+__all__ = ["ExactCase", "LayerData", "exact_data", "read_only", "realistic_data"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,11 +113,8 @@ def exact_data(
     remainders of sum(p) and sum(b q) over the pairs makes both sums exact multiples of M. An odd
     element has c = 0.
     """
-    axis = channel_axis_of(data_format) % len(shape)
-    channels = shape[axis]
-    count = int(np.prod(shape[:axis] + shape[axis + 1 :], dtype=np.int64))
-    statistics = statistics_dtype or (FLOAT32 if is_16_bit(dtype) else dtype)
-
+    axis, channels, others, statistics = _layout(shape, dtype, data_format, statistics_dtype)
+    count = math.prod(others)
     unit = 2.0 ** rng.integers(-2, 1, channels)
     mean = rng.integers(-mean_magnitude, mean_magnitude, channels, endpoint=True).astype(float)
     gamma = rng.choice([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0], channels)
@@ -135,7 +133,6 @@ def exact_data(
     y = (gamma * s)[column] * deviation + beta[column]
 
     def tensor(rows: np.ndarray) -> np.ndarray:
-        others = shape[:axis] + shape[axis + 1 :]
         return np.ascontiguousarray(np.moveaxis(rows.reshape(channels, *others), 0, axis))
 
     return ExactCase(
@@ -187,10 +184,7 @@ def realistic_data(
     mean and variance are those of the values of x as rounded to `dtype`, rounded themselves to
     `statistics_dtype`.
     """
-    axis = channel_axis_of(data_format) % len(shape)
-    channels = shape[axis]
-    others = shape[:axis] + shape[axis + 1 :]
-    statistics = statistics_dtype or (FLOAT32 if is_16_bit(dtype) else dtype)
+    axis, channels, others, statistics = _layout(shape, dtype, data_format, statistics_dtype)
     # Channels first, whatever the layout: rows of channels are then turned into place.
     per_channel = (channels,) + (1,) * len(others)
 
@@ -207,18 +201,36 @@ def realistic_data(
         variance = np.square(rows - mean[:, None]).mean(axis=1)
     else:
         mean, variance = np.zeros(channels), np.ones(channels)
+    gamma = rng.uniform(0.5, 1.5, channels) * rng.choice([-1.0, 1.0], channels)
     return LayerData(
         x=np.ascontiguousarray(np.moveaxis(x, 0, axis)),
         dy=np.ascontiguousarray(np.moveaxis(dy.astype(dtype), 0, axis)),
         mean=mean.astype(statistics),
         variance=variance.astype(statistics),
-        gamma=(rng.uniform(0.5, 1.5, channels) * rng.choice([-1.0, 1.0], channels)).astype(
-            statistics
-        ),
+        gamma=gamma.astype(statistics),
         beta=rng.uniform(-1, 1, channels).astype(statistics),
         epsilon=epsilon,
         data_format=data_format,
     )
+
+
+def _layout(
+    shape: tuple[int, ...], dtype: np.dtype, data_format: str, statistics: np.dtype | None
+) -> tuple[int, int, tuple[int, ...], np.dtype]:
+    """Return the channel axis, the channels, the sizes of the other axes, and the statistics type.
+
+    By default the statistics of a 16-bit type are float32, others of the data's own type.
+    """
+    axis = channel_axis_of(data_format) % len(shape)
+    others = shape[:axis] + shape[axis + 1 :]
+    return axis, shape[axis], others, statistics or (FLOAT32 if is_16_bit(dtype) else dtype)
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Return a view of an array that cannot be written to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _exact_channel(

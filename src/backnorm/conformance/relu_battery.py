@@ -7,7 +7,7 @@ pass is given is drawn at random, and not the operator's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -15,25 +15,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from backnorm import reference
+from backnorm._doubledouble import Exact
 from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
-from backnorm.conformance._chosen import computed_in
-from backnorm.conformance.data import LayerData, realistic_data
+from backnorm.conformance.battery import Subject, computed_in, subjects
+from backnorm.conformance.data import LayerData, read_only, realistic_data
 from backnorm.conformance.judge import (
     Verdict,
     check_relu_backward,
     check_relu_forward,
     check_relu_inference,
 )
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, statistics_types
+from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.dtypes import FLOAT64
 
 __all__ = ["ReluCase", "ReluOperators", "examine_relu", "random_mask", "relu_case", "relu_cases"]
 
 # Odd sizes: the last byte of a mask is not full.
 _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
-
-# Binary digits of an element.
-_DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
 class ReluOperators(Protocol):
@@ -130,42 +129,29 @@ def relu_cases(
 
 def _all_cases(seed: int, activation: Activation) -> Iterator[ReluCase]:
     rng = np.random.default_rng(seed)
-    for dtype in ELEMENT_TYPES:
-        for statistics in statistics_types(dtype):
-            for data_format in _SHAPES:
-                for case in _of_types(dtype, statistics, data_format, rng):
-                    yield replace(case, activation=activation)
-                if activation.ceiling is not None:
-                    types = f"{dtype}-{statistics}-{data_format}"
-                    yield _about(activation.ceiling, types, dtype, statistics, data_format, rng)
+    for subject in subjects(_SHAPES):
+        for case in _of_subject(subject, rng):
+            yield replace(case, activation=activation)
+        if activation.ceiling is not None:
+            yield _about(activation.ceiling, subject, rng)
 
 
 def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]:
     """Run the operators on `case` and judge all that they return."""
-    data, options = case.data, case.data.options
-    x, dy, mean, variance, scale, offset = (
-        _read_only(array) for array in (*data.backward_inputs, data.beta)
-    )
-    gamma, beta = (scale, offset) if case.affine else (None, None)
-    residual = None if case.residual is None else _read_only(case.residual)
-    mask = _read_only(case.mask)
-
-    added = options | {"activation": case.activation, "residual": residual}
-    result = operators.forward(x, gamma, beta, **added)
-    forward = check_relu_forward(x, gamma, beta, result, **added, arithmetic=case.arithmetic)
-    y = operators.inference(x, mean, variance, gamma, beta, **added)
-    inference = check_relu_inference(
-        x, mean, variance, gamma, beta, y, **added, arithmetic=case.arithmetic
-    )
-    wanted = options | {
-        "mask": mask,
-        "residual": residual is not None,
-        "training": case.training,
-    }
-    gradients = operators.backward(x, dy, mean, variance, gamma, **wanted)
-    backward = check_relu_backward(
-        x, dy, mean, variance, gamma, gradients, **wanted, arithmetic=case.arithmetic
-    )
+    data = case.data
+    judged: Any = {"arithmetic": case.arithmetic}
+    x, dy, mean, variance, gamma, beta = map(read_only, (*data.backward_inputs, data.beta))
+    affine = (gamma, beta) if case.affine else (None, None)
+    residual = None if case.residual is None else read_only(case.residual)
+    options: Any = {**data.options, "activation": case.activation, "residual": residual}
+    y = operators.forward(x, *affine, **options)
+    forward = check_relu_forward(x, *affine, y, **options, **judged)
+    y = operators.inference(x, mean, variance, *affine, **options)
+    inference = check_relu_inference(x, mean, variance, *affine, y, **options, **judged)
+    masked: Any = {"mask": read_only(case.mask), "residual": residual is not None}
+    options = {**data.options, **masked, "training": case.training}
+    gradients = operators.backward(x, dy, mean, variance, affine[0], **options)
+    backward = check_relu_backward(x, dy, mean, variance, affine[0], gradients, **options, **judged)
     passes = {"forward": forward, "inference": inference, "backward": backward}
     return {
         f"{name} {quantity}": verdict
@@ -174,13 +160,10 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]
     }
 
 
-def _of_types(
-    dtype: np.dtype, statistics: np.dtype, data_format: str, rng: np.random.Generator
-) -> Iterator[ReluCase]:
-    types = f"{dtype}-{statistics}-{data_format}"
-    real = partial(
-        realistic_data, dtype=dtype, data_format=data_format, rng=rng, statistics_dtype=statistics
-    )
+def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase]:
+    dtype, _, data_format = subject
+    types = subject.name
+    real: Callable[..., LayerData] = partial(realistic_data, **subject.options, rng=rng)
     plain = real(_SHAPES[data_format])
     yield relu_case(f"residual-{types}", plain, rng)
     yield relu_case(f"no-residual-{types}", plain, rng, with_residual=False)
@@ -191,32 +174,20 @@ def _of_types(
     yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)
     if dtype != FLOAT64:
         # Positive values that are rounded to 0 have no bit. (The oracle ends where float64 does.)
-        least = np.full_like(plain.gamma, _least_subnormal(dtype))
+        least = np.full_like(plain.gamma, ulp_at(Exact.of(0.0), dtype))
         vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
         yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)
     yield _with_nan(f"nan-{types}", plain, rng)
 
 
-def _about(
-    ceiling: float,
-    types: str,
-    dtype: np.dtype,
-    statistics: np.dtype,
-    data_format: str,
-    rng: np.random.Generator,
-) -> ReluCase:
+def _about(ceiling: float, subject: Subject, rng: np.random.Generator) -> ReluCase:
     """Return a case of values that are the ceiling, or not, as they are rounded."""
-    options: dict[str, Any] = {
-        "data_format": data_format,
-        "rng": rng,
-        "statistics_dtype": statistics,
-    }
-    data = realistic_data(_SHAPES[data_format], dtype, **options)
-    near = ceiling * float(2.0 ** -_DIGITS[dtype.name])
+    data = realistic_data(_SHAPES[subject.data_format], **subject.options, rng=rng)
+    near = ceiling * ulp_at(Exact.of(0.5), subject.dtype)
     data = replace(
         data, gamma=np.full_like(data.gamma, near), beta=np.full_like(data.beta, ceiling)
     )
-    name = f"about-the-ceiling-{types}"
+    name = f"about-the-ceiling-{subject.name}"
     return relu_case(name, data, rng, with_residual=False, activation=Activation("relu", ceiling))
 
 
@@ -241,14 +212,3 @@ def _with_nan(name: str, data: LayerData, rng: np.random.Generator) -> ReluCase:
     positive[2, 2, 1, 1] = False
     x, dy, positive = (np.moveaxis(array, 0, axis) for array in (x, dy, positive))
     return replace(case, data=replace(data, x=x, dy=dy), mask=reference.pack_mask(positive, x))
-
-
-def _least_subnormal(dtype: np.dtype) -> float:
-    one = np.ones(1, f"u{dtype.itemsize}")
-    return float(one.view(dtype)[0])
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.flags.writeable = False
-    return view

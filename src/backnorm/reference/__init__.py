@@ -18,16 +18,8 @@ float64 evaluation of the same formula decides between infinity and NaN.
 """
 
 from backnorm._doubledouble import Exact
+from backnorm.reference._masks import counting, masked, pack_mask, unpack_mask
 from backnorm.reference._passes import backward, forward, inference
-from backnorm.reference._relu import (
-    counting,
-    masked,
-    pack_mask,
-    relu_backward,
-    relu_forward,
-    relu_inference,
-    unpack_mask,
-)
 from backnorm.reference._results import (
     ExactGradients,
     ExactNormalized,
@@ -49,8 +41,5 @@ __all__ = [
     "inference",
     "masked",
     "pack_mask",
-    "relu_backward",
-    "relu_forward",
-    "relu_inference",
     "unpack_mask",
 ]

@@ -5,13 +5,17 @@ one statement of what is allowed is :func:`budget`.
 """
 
 from backnorm.conformance.judge._budget import Budget, Quantity, budget
-from backnorm.conformance.judge._passes import check_backward, check_forward, check_inference
+from backnorm.conformance.judge._passes import (
+    check_backward,
+    check_double_backward,
+    check_forward,
+    check_inference,
+)
 from backnorm.conformance.judge._relu import (
     check_relu_backward,
     check_relu_forward,
     check_relu_inference,
 )
-from backnorm.conformance.judge._second_order import check_double_backward
 from backnorm.conformance.judge._ulps import ulp_error
 from backnorm.conformance.judge._verdict import Verdict, judge
 

@@ -94,23 +94,22 @@ def budget(
         For an element type or a quantity that there is no budget for, and for float64 data in
         float32 arithmetic.
     """
-    if output not in ELEMENT_TYPES or data not in ELEMENT_TYPES:
-        raise ArgumentTypeError(
-            "output" if output not in ELEMENT_TYPES else "data",
-            "no budget for this element type",
-            came=output if output not in ELEMENT_TYPES else data,
-            accepted=", ".join(str(t) for t in ELEMENT_TYPES),
-        )
+    for name, dtype in (("output", output), ("data", data)):
+        if dtype not in ELEMENT_TYPES:
+            accepted = ", ".join(map(str, ELEMENT_TYPES))
+            raise ArgumentTypeError(
+                name, "no budget for this element type", came=dtype, accepted=accepted
+            )
     if quantity not in get_args(Quantity):
         raise ArgumentValueError(
             "quantity", "unknown", came=repr(quantity), accepted=", ".join(get_args(Quantity))
         )
-    how = own_arithmetic(data) if arithmetic is None else resolved(data, arithmetic)
+    compute_dtype = own_arithmetic(data) if arithmetic is None else resolved(data, arithmetic)
     second = quantity.startswith("second_")
     elementwise = quantity in ("dx", "y", "second_x", "second_dy")
     if second and is_16_bit(data):
         terms = 2.0**-20
-    elif how == "float32" and not second:
+    elif compute_dtype == "float32" and not second:
         terms = 2.0**-20 if elementwise or is_16_bit(output) else 2.0**-22
     elif data == FLOAT64:
         terms = 2.0**-49 if elementwise and not second else 2.0**-48

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,16 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._budget import Quantity, budget
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT64, element_type
-from backnorm.reference import ExactNormalized
+from backnorm.reference import (
+    ExactGradients,
+    ExactNormalized,
+    ExactOutput,
+    ExactSecondGradients,
+)
 
-__all__ = ["Verdict", "judge", "judge_statistics", "judge_typed", "refused"]
+__all__ = ["Verdict", "judge", "judge_all", "refused"]
+
+Record = ExactGradients | ExactNormalized | ExactOutput | ExactSecondGradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,37 +107,40 @@ def judge(
     return Verdict(float(ulps.max()), worst_excess, bool(worst_excess <= 1.0), where, detail)
 
 
-def judge_typed(
-    quantity: Quantity,
-    actual: np.ndarray,
-    exact: Exact,
-    terms: FloatArray,
+def judge_all(
+    exact: Record,
+    quantities: Sequence[Quantity],
+    outputs: Sequence[np.ndarray],
+    types: Sequence[np.dtype | None],
     data: np.dtype,
-    expected: np.dtype,
-    *,
-    more: float = 0.0,
     arithmetic: Arithmetic | None = None,
-) -> Verdict:
-    """Judge an output whose element type is prescribed."""
-    if element_type(actual.dtype) != element_type(expected):
-        return refused(f"{quantity} has element type {actual.dtype}, not {expected}")
-    return judge(quantity, actual, exact, terms, data, more=more, arithmetic=arithmetic)
-
-
-def judge_statistics(
-    mean: np.ndarray,
-    variance: np.ndarray,
-    exact: ExactNormalized,
-    data: np.dtype,
-    arithmetic: Arithmetic | None,
+    more: Sequence[float] | None = None,
 ) -> dict[str, Verdict]:
-    """Judge the statistics that a forward pass returns, whatever their element type."""
-    return {
-        "mean": judge("mean", mean, exact.mean, exact.mean_terms, data, arithmetic=arithmetic),
-        "variance": judge(
-            "variance", variance, exact.variance, exact.variance_terms, data, arithmetic=arithmetic
-        ),
-    }
+    """Judge outputs by the fields of the oracle's record that they are named after.
+
+    Parameters
+    ----------
+    exact : ExactGradients, ExactNormalized, ExactOutput or ExactSecondGradients
+    quantities : sequence of str
+        What each output is; the field of "second_x" is "x".
+    outputs : sequence of numpy.ndarray
+    types : sequence of numpy.dtype or None
+        The element type that each output must have; None: any.
+    data, arithmetic
+        As in :func:`judge`.
+    more : sequence of float
+        As in :func:`judge`, for each output; None: 0.
+    """
+    more = [0.0] * len(quantities) if more is None else more
+    verdicts = {}
+    for quantity, actual, expected, extra in zip(quantities, outputs, types, more, strict=True):
+        name = quantity.removeprefix("second_")
+        if expected is not None and element_type(actual.dtype) != element_type(expected):
+            verdicts[name] = refused(f"{quantity} has element type {actual.dtype}, not {expected}")
+            continue
+        known = getattr(exact, name), getattr(exact, f"{name}_terms")
+        verdicts[name] = judge(quantity, actual, *known, data, more=extra, arithmetic=arithmetic)
+    return verdicts
 
 
 def refused(detail: str) -> Verdict:
