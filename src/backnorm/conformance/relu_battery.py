@@ -140,18 +140,18 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]
     """Run the operators on `case` and judge all that they return."""
     data = case.data
     judged: Any = {"arithmetic": case.arithmetic}
-    x, dy, mean, variance, gamma, beta = map(read_only, (*data.backward_inputs, data.beta))
-    affine = (gamma, beta) if case.affine else (None, None)
+    x, dy, mean, variance, *affine = map(read_only, (*data.backward_inputs, data.beta))
+    gamma, beta = affine if case.affine else (None, None)
     residual = None if case.residual is None else read_only(case.residual)
     options: Any = {**data.options, "activation": case.activation, "residual": residual}
-    y = operators.forward(x, *affine, **options)
-    forward = check_relu_forward(x, *affine, y, **options, **judged)
-    y = operators.inference(x, mean, variance, *affine, **options)
-    inference = check_relu_inference(x, mean, variance, *affine, y, **options, **judged)
+    y = operators.forward(x, gamma, beta, **options)
+    forward = check_relu_forward(x, gamma, beta, y, **options, **judged)
+    y = operators.inference(x, mean, variance, gamma, beta, **options)
+    inference = check_relu_inference(x, mean, variance, gamma, beta, y, **options, **judged)
     masked: Any = {"mask": read_only(case.mask), "residual": residual is not None}
     options = {**data.options, **masked, "training": case.training}
-    gradients = operators.backward(x, dy, mean, variance, affine[0], **options)
-    backward = check_relu_backward(x, dy, mean, variance, affine[0], gradients, **options, **judged)
+    gradients = operators.backward(x, dy, mean, variance, gamma, **options)
+    backward = check_relu_backward(x, dy, mean, variance, gamma, gradients, **options, **judged)
     passes = {"forward": forward, "inference": inference, "backward": backward}
     return {
         f"{name} {quantity}": verdict
