@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-__all__ = [
-    "SIGNATURES",
-    "Kind",
-    "Number",
-    "Operand",
-    "Operation",
-    "Result",
-    "Signature",
-]
+__all__ = ["SIGNATURES", "Kind", "Number", "Operand", "Operation", "Result", "Signature"]
 
 Operation = Literal[
     "backward",
@@ -178,41 +170,27 @@ _RUNNING = (
     Operand("running_mean", "channel", required=False, field="running_mean"),
     Operand("running_variance", "channel", required=False, field="running_variance"),
 )
+_DDX = Operand("ddx", "data", required=False)
+_DDCHANNELS = tuple(Operand(name, "channel", required=False) for name in ("ddgamma", "ddbeta"))
 # The weight of the batch in the running statistics.
 _MOMENTUM = Number("momentum", 0.0, "running_mean")
 # `reproducible` says that sums must not depend on how the batch is cut: see `binned`.
 _NORMALISE = ("epsilon", "data_format", "activation", "arithmetic", "reproducible")
 
+_SPLIT = "data_format", "arithmetic", "reproducible"
+
 _ALL = (
     Signature(
         "backward",
         (_X, _DY, _MASK, _MEAN, _VARIANCE, _GAMMA),
-        (
-            _DX,
-            _DGAMMA,
-            _DBETA,
-            _DRESIDUAL,
-        ),
+        (_DX, _DGAMMA, _DBETA, _DRESIDUAL),
         ("epsilon", "data_format", "training", "residual", "arithmetic", "reproducible"),
         overwrites="dy",
     ),
-    # The gradient of another activation than a ReLU needs what it was applied to, which is not
-    # stored: `activation_backward` computes that again, and `backward` takes its dz for dy.
     Signature(
         "forward",
-        (
-            _X,
-            _RESIDUAL,
-            _GAMMA,
-            _BETA,
-            *_RUNNING,
-        ),
-        (
-            _Y,
-            _MEAN_OF_X,
-            _VARIANCE_OF_X,
-            _MASK_OF_Y,
-        ),
+        (_X, _RESIDUAL, _GAMMA, _BETA, *_RUNNING),
+        (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
         _NORMALISE,
         numbers=(_MOMENTUM,),
     ),
@@ -223,12 +201,7 @@ _ALL = (
         ("epsilon", "data_format", "activation", "arithmetic"),
     ),
     # See `results.ChannelSums`.
-    Signature(
-        "reduce",
-        (_X, _DY, _MASK, _MEAN),
-        _SUMMED,
-        ("data_format", "arithmetic", "reproducible"),
-    ),
+    Signature("reduce", (_X, _DY, _MASK, _MEAN), _SUMMED, _SPLIT),
     Signature(
         "apply",
         (_X, _DY, _MASK, _MEAN, _VARIANCE, _GAMMA),
@@ -238,13 +211,8 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
     ),
     # See `results.ChannelMoments`.
-    Signature(
-        "reduce_forward",
-        (_X,),
-        _SUMMED,
-        ("data_format", "arithmetic", "reproducible"),
-    ),
-    # If reproducible, of sums that are not rounded yet; `apply_backward` likewise.
+    Signature("reduce_forward", (_X,), _SUMMED, _SPLIT),
+    # A reproducible problem has sums that are not rounded yet; so has `apply_backward`.
     Signature(
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
@@ -252,6 +220,8 @@ _ALL = (
         _NORMALISE,
         numbers=(_SUMS, _COUNT),
     ),
+    # The gradient of an activation other than a ReLU needs the input of the activation, which is
+    # not stored. This operation computes it again; `backward` takes the resulting dz for dy.
     Signature(
         "activation_backward",
         (_X, _DY, *_GIVEN),
@@ -260,7 +230,7 @@ _ALL = (
         overwrites="dy",
         public=False,
     ),
-    # `apply` with all results, for a compiler that tells sums by itself.
+    # `apply` with all results, for a compiler that exchanges sums itself.
     Signature(
         "apply_backward",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
@@ -269,7 +239,7 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
         public=False,
     ),
-    # What a compiler needs that computes the elements itself, with what stands around them.
+    # For a compiler that computes the elements itself, together with the code around them.
     Signature(
         "forward_coefficients",
         (_X, _GAMMA, _BETA),
@@ -286,16 +256,7 @@ _ALL = (
     ),
     Signature(
         "double_backward",
-        (
-            _X,
-            _DY,
-            Operand("ddx", "data", required=False),
-            _MEAN,
-            _VARIANCE,
-            _GAMMA,
-            Operand("ddgamma", "channel", required=False),
-            Operand("ddbeta", "channel", required=False),
-        ),
+        (_X, _DY, _DDX, _MEAN, _VARIANCE, _GAMMA, *_DDCHANNELS),
         (),
         ("epsilon", "data_format", "training"),
     ),
