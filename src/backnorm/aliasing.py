@@ -8,11 +8,10 @@ from typing import Any, cast
 import numpy as np
 
 from backnorm.cpu.addresses import address_of
-from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.problem import Problem
+from backnorm.problem import Problem, check_like
 
-__all__ = ["check_apart", "check_memory", "check_out", "check_writable", "own"]
+__all__ = ["check_apart", "check_out", "check_writable", "own"]
 
 
 def check_out(
@@ -44,7 +43,8 @@ def check_out(
     # The usual case, decided quickly.
     usual = out.flags.carray and out.shape == problem.shape and out.dtype is problem.dtype
     if not usual:
-        check_memory(out, problem.shape, problem.dtype, like="x")
+        check_like("out", out, problem.shape, problem.dtype)
+        check_writable("out", out)
     if usual and contiguous and _are_apart(out, operands):
         return True
     signature = problem.signature
@@ -102,24 +102,6 @@ def own(out: object) -> np.ndarray:
             "out", "must be an array", came=kind.__name__, accepted="a NumPy array or None"
         )
     return np.ndarray.view(cast("np.ndarray", out), np.ndarray)
-
-
-def check_memory(out: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, *, like: str) -> None:
-    """Check shape, element type and flags of an array to write to, which is like an operand."""
-    if out.shape != shape:
-        raise ArgumentValueError(
-            "out",
-            f"must have the shape of {{{like}}}",
-            came=f"shape {out.shape}",
-            accepted=f"shape {shape}",
-        )
-    kind = element_type(out.dtype)
-    # NumPy takes None for float64 in a comparison.
-    if kind is None or kind != dtype:
-        raise ArgumentTypeError(
-            "out", f"must have the element type of {{{like}}}", came=out.dtype, accepted=dtype
-        )
-    check_writable("out", out)
 
 
 def check_writable(name: str, array: np.ndarray) -> None:

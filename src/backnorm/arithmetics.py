@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -120,11 +120,9 @@ def own_arithmetic(dtype: np.dtype) -> Arithmetic:
 def check_arithmetic(name: object, argument: str = "arithmetic") -> Arithmetic:
     """Return `name` if it is one of the two, or raise."""
     word = check_word(argument, name, accepted=_ACCEPTED)
-    if word == "float32":
-        return "float32"
-    if word == "float64":
-        return "float64"
-    raise ArgumentValueError(argument, "unknown", came=shown(word), accepted=_ACCEPTED)
+    if word not in get_args(Arithmetic):
+        raise ArgumentValueError(argument, "unknown", came=shown(word), accepted=_ACCEPTED)
+    return cast("Arithmetic", word)
 
 
 @functools.cache

@@ -22,9 +22,11 @@ A value that is not accepted is an error, not a default.
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Literal, TypeVar
 
 from backnorm.errors import ArgumentValueError
+
+_Word = TypeVar("_Word", bound=str)
 
 __all__ = ["arithmetic", "cpu_level", "initial_threads", "jax_on_cuda", "openmp_threads"]
 
@@ -61,33 +63,22 @@ def cpu_level() -> str | None:
 
 def arithmetic() -> Literal["float32", "float64"] | None:
     """Return BACKNORM_ARITHMETIC, or None if it is not set."""
-    text = os.environ.get("BACKNORM_ARITHMETIC")
-    if text is None:
-        return None
-    if text == "float32":
-        return "float32"
-    if text == "float64":
-        return "float64"
-    raise ArgumentValueError(
-        "BACKNORM_ARITHMETIC",
-        "environment variable must name what elements are computed in",
-        came=repr(text),
-        accepted="float32, float64",
-    )
+    problem = "environment variable must name what elements are computed in"
+    return _word("BACKNORM_ARITHMETIC", problem, "float32", "float64")
 
 
 def jax_on_cuda() -> Literal["triton", "formulas"] | None:
     """Return BACKNORM_JAX_CUDA, or None if it is not set."""
-    text = os.environ.get("BACKNORM_JAX_CUDA")
+    problem = "environment variable must name what runs on CUDA devices"
+    return _word("BACKNORM_JAX_CUDA", problem, "triton", "formulas")
+
+
+def _word(name: str, problem: str, *accepted: _Word) -> _Word | None:
+    """Return the value of a variable, or None if it is not set; raise if it is not accepted."""
+    text = os.environ.get(name)
+    for word in accepted:
+        if word == text:
+            return word
     if text is None:
         return None
-    if text == "triton":
-        return "triton"
-    if text == "formulas":
-        return "formulas"
-    raise ArgumentValueError(
-        "BACKNORM_JAX_CUDA",
-        "environment variable must name what runs on CUDA devices",
-        came=repr(text),
-        accepted="triton, formulas",
-    )
+    raise ArgumentValueError(name, problem, came=repr(text), accepted=", ".join(accepted))

@@ -19,7 +19,7 @@ from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
-from backnorm.scalars import check_flag, check_number
+from backnorm.scalars import as_array, check_flag, check_number, missing
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "as_array",
     "channel_axis_of",
     "check_epsilon",
+    "check_like",
     "check_mask",
     "problem_of",
     "unsupported_type",
@@ -205,7 +206,7 @@ def problem_of(
     for operand, array in zip(signature.operands, operands, strict=True):
         if array is None:
             if operand.required:
-                raise _missing(operand.name)
+                raise missing(operand.name)
             continue
         if not present:
             dtype = _check_input(operand.name, array, least=2 if axes is None else 0)
@@ -217,7 +218,7 @@ def problem_of(
             channels = math.prod(shape[each] for each in axes)
             allowed = statistics_types(dtype)
         elif operand.kind == "data":
-            _check_like(operand.name, array, shape, dtype)
+            check_like(operand.name, array, shape, dtype)
         elif operand.kind == "mask":
             check_mask(array, mask_size(math.prod(shape)))
         else:
@@ -284,36 +285,6 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
     )
 
 
-def as_array(name: str, value: object) -> np.ndarray:
-    """Return `value` as a plain array without copying, or raise if it cannot be one.
-
-    A masked array is refused: its mask would be lost.
-    """
-    if type(value) is np.ndarray:
-        return value
-    if issubclass(type(value), np.ma.MaskedArray):
-        raise ArgumentTypeError(
-            name,
-            "masked arrays are not supported: the mask would be lost",
-            came=type(value).__name__,
-            accepted="an array",
-            hint="fill it first, e.g. with .filled(0)",
-        )
-    if value is None:
-        raise _missing(name)
-    try:
-        return np.asarray(value)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise ArgumentTypeError(
-            name,
-            f"cannot be read as an array ({shown(error, str)})",
-            came=type(value).__name__,
-            accepted="an array",
-        ) from error
-
-
 def channel_axis_of(data_format: object) -> int:
     """Return the channel axis of a data format: 1 for NCX, -1 for NXC."""
     if issubclass(type(data_format), str):
@@ -351,10 +322,6 @@ def _check_axes(axes: tuple[object, ...], rank: int) -> None:
         )
 
 
-def _missing(name: str) -> ArgumentTypeError:
-    return ArgumentTypeError(name, "is required", came="None", accepted="an array")
-
-
 def residual_alone(operation: Operation) -> ArgumentValueError:
     """Return the error for a residual without a ReLU behind it."""
     if operation.startswith(("backward", "apply")) and operation != "apply_forward":
@@ -385,8 +352,8 @@ def _check_input(name: str, array: Any, least: int) -> np.dtype:
     return dtype
 
 
-def _check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raise if an array has not x's shape and type."""
+def check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raise unless an array has x's shape and element type."""
     if array.shape != shape:
         raise ArgumentValueError(
             name,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from backnorm.dtypes import FLOAT64, element_type
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
-from backnorm.scalars import check_integer
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.scalars import as_array, check_integer
 
 __all__ = [
     "ChannelMoments",
@@ -275,17 +275,7 @@ def _is_plain(array: object) -> bool:
 
 def _array_of(name: str, field: str, value: object) -> np.ndarray:
     """Return one value of every channel as a float64 array."""
-    try:
-        if issubclass(type(value), np.ma.MaskedArray):
-            raise TypeError("masked arrays are not supported: the mask would be lost")
-        array = np.asarray(value)
-    except Exception as error:
-        raise ArgumentTypeError(
-            name,
-            f"its {field} cannot be read as an array ({shown(error, str)})",
-            came=type(value).__name__,
-            accepted="a float64 array",
-        ) from error
+    array = as_array(name, value, f"its {field}: ")
     if element_type(array.dtype) is None:
         raise ArgumentTypeError(
             name,

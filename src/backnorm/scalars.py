@@ -1,4 +1,4 @@
-"""Arguments that are numbers, flags or words, read in one way by all front doors.
+"""Arguments that are numbers, flags, words or arrays, read in one way by all front doors.
 
 What a value is its type says, and never the value: an object can say that it is of any class, and
 its methods can raise anything. What is returned is Python's own, whatever came.
@@ -13,11 +13,40 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.errors import ArgumentTypeError, described
+from backnorm.errors import ArgumentTypeError, described, shown
 
-__all__ = ["check_flag", "check_integer", "check_number", "check_word"]
+__all__ = ["as_array", "check_flag", "check_integer", "check_number", "check_word", "missing"]
 
 _FLAGS = (bool, np.bool_)
+
+
+def as_array(name: str, value: object, field: str = "") -> np.ndarray:
+    """Return `value` as a plain array without copying, or raise if it cannot be one.
+
+    A masked array is refused: its mask would be lost. `field` names the part of the argument.
+    """
+    if type(value) is np.ndarray:
+        return value
+    if value is None:
+        raise missing(name)
+    problem = "masked arrays are not supported: the mask would be lost"
+    hint: str | None = "fill it first, e.g. with .filled(0)"
+    cause = None
+    if not issubclass(type(value), np.ma.MaskedArray):
+        try:
+            return np.asarray(value)
+        except MemoryError:
+            raise
+        except Exception as error:
+            problem, hint, cause = f"cannot be read as an array ({shown(error, str)})", None, error
+    raise ArgumentTypeError(
+        name, field + problem, came=type(value).__name__, accepted="an array", hint=hint
+    ) from cause
+
+
+def missing(name: str) -> ArgumentTypeError:
+    """Return the error for a required array that is None."""
+    return ArgumentTypeError(name, "is required", came="None", accepted="an array")
 
 
 def check_flag(name: str, value: object) -> bool:
