@@ -1,10 +1,11 @@
-"""Environment variables: every one that backnorm reads, read here and nowhere else.
+"""Environment variables: this module reads every variable that backnorm reads.
 
 =======================  ==================================================================
 ``BACKNORM_NUM_THREADS``  Threads to start with, an integer >= 1 (default: all processors that
                           this process may use); more than those is capped.
-``OMP_NUM_THREADS``       The same, if that is not set, where PyTorch is not imported (which heeds
-                          it itself). Of a list the first number counts; it is not ours to refuse.
+``OMP_NUM_THREADS``       The same, if the former is not set and PyTorch is not imported (PyTorch
+                          reads the variable itself). The first number of a list counts; a value
+                          that is not a number is ignored.
 ``BACKNORM_CPU_LEVEL``    Level of processors whose machine code is used: ``x86-64-v4-bf16``,
                           ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the best that this
                           processor has).
@@ -51,7 +52,7 @@ def initial_threads() -> int | None:
 
 
 def openmp_threads() -> int | None:
-    """Return the first number of OMP_NUM_THREADS, or None if there is none, or not one >= 1."""
+    """Return the first number of OMP_NUM_THREADS, or None if it is not a number >= 1."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None
 

@@ -211,5 +211,5 @@ class Arrays(Protocol[A, P]):
         return np.asarray(channels).reshape(-1)
 
 
-#: The arrays of whichever framework: executables do not depend on their type.
+#: The arrays of any framework: executables do not depend on their type.
 AnyArrays = Arrays[Any, Any]

@@ -178,12 +178,11 @@ def problem_of(
     ----------
     operation : str
     *operands : array, Metadata or None
-        As the signature has them. Without gamma and beta the statistics of a forward pass come in
-        float32 beside a 16-bit x (the mean of many 16-bit values deserves more digits than they
-        have), else in x's type.
+        In the signature's order. Without gamma and beta the statistics of a forward pass are of x's
+        type, but float32 for a 16-bit x, because the mean of many values has more digits.
     epsilon, training, residual, reproducible
-        Options; those that the signature does not name are ignored. `residual` says of a
-        backward pass whether the gradient of a residual is wanted.
+        Options; those that the signature does not name are ignored. In a backward pass `residual`
+        requests the gradient of the residual.
     data_format : {"NCX", "NXC"} or tuple of int
         Or the channel axes, ascending.
     activation : None, str or Activation
@@ -197,7 +196,7 @@ def problem_of(
     """
     signature = SIGNATURES[operation]
     if issubclass(type(data_format), tuple):
-        # Of a subclass the elements, whatever it says of itself.
+        # A subclass may override access to its elements.
         axes: tuple[int, ...] | None = tuple.__getitem__(cast("tuple[int, ...]", data_format), _ALL)
     else:
         axes, axis = None, channel_axis_of(data_format)
@@ -260,7 +259,7 @@ def problem_of(
 
 
 def unsupported_type(name: str, came: object, hint: str | None = None) -> ArgumentTypeError:
-    """Return the error for data whose elements are of another type than those of `dtypes`."""
+    """Return the error for data of an element type that `dtypes` does not have."""
     return ArgumentTypeError(
         name, "unsupported element type", came=came, accepted=_TYPE_NAMES, hint=hint
     )
@@ -278,7 +277,7 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
     return ArgumentValueError(
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
-        # Of x it is refused only as a sum of two zeros.
+        # A forward pass refuses only a variance and an epsilon that are both 0.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",
@@ -362,7 +361,7 @@ def check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -
             accepted=f"shape {shape}",
         )
     own = element_type(array.dtype)
-    # NumPy takes None for float64 in a comparison.
+    # None == float64 in NumPy.
     if own is None or own != dtype:
         raise ArgumentTypeError(
             name, "must have the element type of {x}", came=array.dtype, accepted=dtype

@@ -1,7 +1,7 @@
 """Arguments that are numbers, flags, words or arrays, read in one way by all front doors.
 
-What a value is its type says, and never the value: an object can say that it is of any class, and
-its methods can raise anything. What is returned is Python's own, whatever came.
+The type of a value decides, never the value itself: an object can claim any class, and its methods
+can raise anything. Numbers, flags and words are returned as Python's own types.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _FLAGS = (bool, np.bool_)
 def as_array(name: str, value: object, field: str = "") -> np.ndarray:
     """Return `value` as a plain array without copying, or raise if it cannot be one.
 
-    A masked array is refused: its mask would be lost. `field` names the part of the argument.
+    A masked array is refused, because its mask would be lost. `field` begins the message: the part
+    of the argument that the value is.
     """
     if type(value) is np.ndarray:
         return value
@@ -61,9 +62,9 @@ def check_flag(name: str, value: object) -> bool:
 def check_number(
     name: str, value: Any, *, accepted: str, problem: str = "must be a real number"
 ) -> float:
-    """Return `value` as a float, infinity for one that is too large; or raise if it is no number.
+    """Return `value` as a float, infinity if it is too large; raise if it is not a number.
 
-    A boolean is none, nor is an array.
+    Booleans and arrays are not numbers.
     """
     if type(value) is float:
         return value
@@ -81,7 +82,7 @@ def check_number(
 def check_integer(
     name: str, value: Any, *, accepted: str, problem: str = "must be an integer"
 ) -> int:
-    """Return `value` as an int, or raise if it is not one. A boolean is none."""
+    """Return `value` as an int, or raise if it is not one. A boolean is not an integer."""
     if type(value) is int:
         return value
     if type(value) in _FLAGS:
@@ -93,9 +94,9 @@ def check_integer(
 
 
 def check_word(name: str, value: object, *, accepted: str) -> str:
-    """Return `value` as a plain string, or raise if it is none."""
+    """Return `value` as a plain string, or raise if it is not a string."""
     if issubclass(type(value), str):
-        # A subclass can compare as it likes.
+        # A subclass can define any comparison.
         return str.__str__(value)
     raise _no_value(name, "must be a string", value, accepted)
 

@@ -13,8 +13,8 @@ __all__ = ["parse_attributes"]
 def parse_attributes(value: object, where: str) -> dict[str, object]:
     """Return name -> value of a JSON object ``{name: {"type": ..., "value": ...}}``.
 
-    Only that each value is of the type it declares is checked here; whether an operator has the
-    attribute, and takes that value, is for the operator to say.
+    Each value is checked to be of its declared type. The operator checks whether it has the
+    attribute and accepts the value.
     """
     attributes = {}
     for name, entry in expect_object(value, where).items():

@@ -27,7 +27,7 @@ MAX_ELEMENTS = 2**48
 
 _MAX_RANK = 12  # DNNL_MAX_NDIMS
 _MAX_ID = 2**64 - 1
-# What oneDNN writes for a dimension or a stride that shape inference has yet to fill in.
+# A dimension or a stride in oneDNN's files that shape inference has not filled in.
 _UNKNOWN = (-1, -(2**63))
 _LAYOUT_TYPES = ("strided", "any", "undef")
 _PROPERTY_TYPES = ("undef", "variable", "constant")
@@ -61,8 +61,8 @@ def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> Logic
 def check_elements(shape: tuple[int, ...], where: str) -> None:
     """Raise if an array of `shape` would have more than `MAX_ELEMENTS` elements.
 
-    Zeros are left out: an empty array's other dimensions count too, for NumPy, which cannot have
-    every empty array, and because they size the parameters.
+    Dimensions of 0 are left out: the other dimensions of an empty array count, because NumPy
+    limits them, and because they are the sizes of the parameters.
     """
     if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
         raise ArgumentValueError(
@@ -71,7 +71,7 @@ def check_elements(shape: tuple[int, ...], where: str) -> None:
 
 
 def merge(known: LogicalTensor, other: LogicalTensor, where: str) -> LogicalTensor:
-    """Return the one tensor that two mentions of an id describe, each filling the other's gaps."""
+    """Return the tensor that two mentions of an id describe; each may fill gaps of the other."""
     for attribute in ("dtype", "shape", "stride", "name"):
         first, second = getattr(known, attribute), getattr(other, attribute)
         if first is not None and second is not None and first != second:

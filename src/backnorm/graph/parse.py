@@ -36,12 +36,12 @@ def parse_graph(document: object, where: str = "graph file") -> Graph:
         (``engine_kind``, ``fpmath_mode``, ``input_ports``) are accepted and change nothing: the
         results are exact to one rounding in any case.
     where : str
-        What errors call the document.
+        The name of the document in errors.
 
     Raises
     ------
     ArgumentError
-        Naming the place in the document, what came and what is accepted.
+        With the place in the document, the value and the accepted values.
     """
     fields = expect_object(document, where)
     _check_version(fields, where)

@@ -1,4 +1,4 @@
-"""JSON from files that nobody vouches for: bounded, strict, with errors that say where."""
+"""JSON from untrusted files: bounded, strict, with errors that name the place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 MAX_BYTES = 16 * 2**20
 
 _LONGEST_NAME = 200
-# What .safetensors files keep their remarks under.
+# The key of the metadata in .safetensors files.
 _RESERVED_NAMES = ("__metadata__",)
 
 
@@ -59,8 +59,8 @@ def read_json(path: Path, most: int | None = None, hint: str | None = None) -> o
 def parse_json(data: bytes, where: str) -> object:
     """Return the value of the UTF-8 JSON text `data`.
 
-    Refused beside bad syntax: a byte order mark, duplicate keys, NaN and infinities (also numbers
-    that overflow to one), and nesting beyond Python's recursion limit.
+    Besides bad syntax these are refused: a byte order mark, duplicate keys, NaN and infinities
+    (also numbers that overflow to one), and nesting beyond Python's recursion limit.
     """
     try:
         return json.loads(
