@@ -105,17 +105,14 @@ POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TERM": "
         ('"$@"', ASCII, 0, ""),
         ('"$@"', POSIX, 0, ""),
         ('set -o pipefail; "$@" | true', {}, 0, ""),
-        ('set -o pipefail; "$@" | head -1', {}, 0, ""),
         ('"$@" >&- 2>&- <&-', {}, 0, ""),
-        ('"$@" >/dev/full', {}, 2, "No space left on device\n"),
         ('"$@" >/dev/full', {"PYTHONUNBUFFERED": "1"}, 2, "No space left on device\n"),
     ],
 )
 def test_streams_do_not_change_the_status(shell, environment, status, says):
-    for option in ([], ["--json"]):
-        done = run(*RUN, *option, shell=shell, **environment)
-        assert (done.returncode, done.stderr.count("\n")) == (status, says.count("\n"))
-        assert done.stderr.endswith(says)
+    done = run(*RUN, shell=shell, **environment)
+    assert (done.returncode, done.stderr.count("\n")) == (status, says.count("\n"))
+    assert done.stderr.endswith(says)
 
 
 SLOW = """

@@ -101,6 +101,14 @@ def test_random_tensors_beyond_memory_are_an_error(refused, write_json, call):
     assert "Unable to allocate" in refused("run", file, "--random", 0)
 
 
+@pytest.mark.parametrize("shape", [(6, 5), (5,), ()])
+def test_operands_of_different_ranks_are_rejected(refused, write_json, tmp_path, shape):
+    np.savez(tmp_path / "in.npz", x=np.ones(shape), y_backprop=np.ones((6, 5, 4, 3), np.float32))
+    document = {"dialect": "tensorflow", "op": "FusedBatchNormGradV3"}
+    line = refused("run", write_json(document), "--tensors", tmp_path / "in.npz", "--random", 0)
+    assert "error: x: " in line
+
+
 def test_the_command_fills_what_is_missing_and_says_so(cli, write_json, call, tmp_path, tensors):
     np.savez(tmp_path / "x.npz", x=tensors["x"])
     file = write_json(call())

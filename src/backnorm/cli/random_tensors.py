@@ -69,7 +69,6 @@ def random_tensors(
     )
     axes = _channel_axes(schema, attributes, shapes, shape)
     kept = tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
-    others = tuple(axis for axis in range(len(shape)) if axis not in axes)
     arrays = dict(known)
     # x comes before the statistics that are computed from it.
     for port in sorted(missing, key=lambda port: specs[port].kind != "data"):
@@ -86,7 +85,7 @@ def random_tensors(
         else:
             size = shapes.get(port, kept if spec.kind == "kept" else (math.prod(kept),))
             x = arrays.get(schema.words["x"]) if schema.operation == "backward" else None
-            array = _channel(rng, spec, size, x, others).astype(types.get(port, channel_type))
+            array = _channel(rng, spec, size, x, axes).astype(types.get(port, channel_type))
         arrays[port] = array
     return {port: arrays[port] for port in missing}
 
@@ -132,13 +131,14 @@ def _channel(
     spec: TensorSpec,
     shape: tuple[int, ...],
     x: np.ndarray | None,
-    reduced: tuple[int, ...],
+    axes: tuple[int, ...],
 ) -> np.ndarray:
     """Return a per-channel tensor; a statistic is that of `x`, if there is one with elements."""
     role, keepdims = spec.role, spec.kind == "kept"
     if role == "gamma":
         return rng.uniform(0.5, 1.5, shape)
     if x is not None and x.size:
+        reduced = tuple(axis for axis in range(x.ndim) if axis not in axes)
         if role == "mean":
             return np.asarray(x.mean(reduced, np.float64, keepdims=keepdims))
         if role in ("variance", "inverse_deviation"):

@@ -29,7 +29,7 @@ __all__ = ["RunOptions", "RunReport", "StepReport", "TensorFacts", "run_file"]
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What to run and how.
+    """Options of a run.
 
     Attributes
     ----------
