@@ -24,7 +24,9 @@ __all__ = ["NO_FACTS", "caller", "facts", "runner", "written"]
 
 #: The exceptions that facts raise for an object that is not an array, and a key for an option
 #: without a hash.
-NO_FACTS = "(AttributeError, TypeError, RuntimeError)"
+NO_FACTS = (AttributeError, TypeError, RuntimeError)
+# As the generated code names them.
+_NO_FACTS = f"({', '.join(error.__name__ for error in NO_FACTS)})"
 
 
 def facts(code: Code, name: str, kind: str = "data", *, required: bool = False) -> str:
@@ -63,7 +65,7 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         "        try:",
         f"            key = ({', '.join(key)})",
         "            executable = calls.get(key)",
-        f"        except {NO_FACTS}:",
+        f"        except {_NO_FACTS}:",
         "            key = executable = None",
         "        except Exception:",
         # Either an option's own method raised it, and the option is refused, or a signal handler.
@@ -87,7 +89,6 @@ def runner(
     arrays: AnyArrays,
     present: tuple[str, ...],
     options: tuple[str, ...],
-    large: bool,
 ) -> Callable[..., Call]:
     """Return ``make(stage, refuse, *constants, again)``, which returns the function of a kernel.
 
@@ -103,8 +104,6 @@ def runner(
         The operands that are not None.
     options : tuple of str
         The attributes of the problem that are true, of those on which results depend.
-    large : bool
-        Whether an array has many pages.
     """
     code = arrays.code
     inputs = [o for o in signature.operands if o.name in present and o.field]
@@ -117,24 +116,22 @@ def runner(
         body += [
             "try:",
             f"    lost = {lost}",
-            f"except {NO_FACTS}:",
+            f"except {_NO_FACTS}:",
             # The object has the facts of an array, and is something else.
             "    lost = True",
             "if lost:",
             f"    return again({every})",
         ]
-    sizes = ("large ", "") if large else ("",)
     made = [r for r in signature.results if r.option is None or r.option in options]
     first = next((result for result in made if result.kind == "data"), None)
     for result in signature.results:
         if result not in made:
             body.append(f"{result.name} = None")
             continue
-        keys: tuple[str, ...] = (result.name, result.kind)
+        keys = result.name, result.kind
         if result.kind == "sums" and "reproducible" in options:
-            keys = ("bins",)
-        ways = [size + name for name in keys for size in sizes]
-        new = next(code.new[way] for way in ways if way in code.new)
+            keys = "bins", "bins"
+        new = code.new.get(keys[0]) or code.new[keys[1]]
         if result is first:
             new = f"{new} if out is None else out"
         if result.name != new:
