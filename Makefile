@@ -118,13 +118,12 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# A wheel has the machine code of all levels of processors: six minutes on two processors, once.
+# The wheel of a release: machine code for every x86-64 processor.
+build: export BACKNORM_BUILD_LEVELS ?= all
 build: $(VENV)/.lint
 	$(BIN)/python -m build --no-isolation --sdist --wheel
 
-# For processors such as this one alone, unless BACKNORM_BUILD_LEVELS says otherwise; what is checked
-# does not depend on it.
-wheel-check: export BACKNORM_BUILD_LEVELS ?= own
+# Of the wheel for processors like this one, or of the release's: make wheel-check BACKNORM_BUILD_LEVELS=all
 wheel-check: $(VENV)/.package
 	$(BIN)/python scripts/wheel_check.py
 
