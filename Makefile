@@ -116,8 +116,6 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	# What stands beside a stub.
-	$(BIN)/mypy src/backnorm/dialects/*.py
 	$(BIN)/lint-imports
 
 format: $(VENV)/.lint
