@@ -2,8 +2,8 @@
 #   make demo          run the main job on real data
 #   make test          run the tests, but for the long ones
 #   make test-all      run all tests but the sweeps
-#   make test-core     run those that need no framework: 0.3 GB is installed, 5 GB for make test
-#   make test-torch    run those of one framework alone; also test-jax, test-keras-jax, test-bench, ...
+#   make test-torch    run those of one framework alone; also test-core, test-jax, test-keras-jax, ...
+#                      test-core installs no framework: 0.3 GB, where make test needs 5
 #   make kernels       compile all kernels for this processor: two minutes on two processors, once
 #   make wheel-check   install the wheel with every Python that the machine has, and run its demo
 #   make bench         measure everything beside all peers
