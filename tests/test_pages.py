@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import shutil
+from importlib.util import find_spec
 
 import pytest
+
+from tests.required import require
 
 from .pages import ROOT, blocks, pages, pages_of, run
 
 
 @pytest.mark.parametrize("page", pages_of(None))
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    if any("benchmarks" in block.code for block in blocks(page)):
+        require(find_spec("pandas"), "pandas, which writes the tables of benchmarks")
     # The files that pages read, and where they write.
     shutil.copytree(ROOT / "docs" / "examples", tmp_path / "docs" / "examples")
     shutil.copy(ROOT / "docs" / "bench" / "zen5.json", tmp_path / "result.json")
