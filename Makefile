@@ -33,7 +33,7 @@ DIST    = worksteal
 FRAMEWORKS := torch jax jax_gpu tensorflow gpu gpu_code
 RUNS   := core bench $(FRAMEWORKS) keras-tensorflow keras-torch keras-jax
 
-# Where a benchmark puts result.json and plot.png; models in a folder of their own.
+# Where a benchmark puts result.json and plot.png.
 BENCH ?= bench-results
 
 # The same of the benchmark on a GPU, what it measures, and the Python that has PyTorch for CUDA.
@@ -91,10 +91,9 @@ browser-hint:
 	@command -v chromium chromium-browser google-chrome > /dev/null || \
 	  echo "No browser: tests of pages are skipped. On Debian: apt-get install chromium"
 
-# All suites, operations and types beside all peers (25 minutes on two processors), and all models.
+# All suites, operations and types beside all peers: half an hour on two processors.
 bench: $(VENV)/.bench kernels
 	$(BIN)/python -m benchmarks operator --suite all --op all --dtype all --out $(BENCH)
-	$(BIN)/python -m benchmarks models --out $(BENCH)/models
 
 # A few telling cells: less than two minutes.
 bench-quick: $(VENV)/.bench kernels
