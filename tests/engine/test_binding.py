@@ -18,6 +18,7 @@ from backnorm.dialects import ngraph
 from backnorm.executable import CALLS, forget, operation
 from backnorm.layout import adjacent, extents_of
 from backnorm.signature import SIGNATURES
+from tests.support.dtypes import FLOAT32, FLOAT64
 
 RUN = [each for each in SIGNATURES.values() if each.public and each.results]
 
@@ -45,8 +46,8 @@ def test_every_address_goes_to_its_field(signature, given):
     def refuse(*_):
         raise AssertionError
 
-    run = runner(signature, NUMPY, tuple(present), tuple(options), large=False)(
-        stage, refuse, (2, 3), np.dtype(np.float32), 3, np.dtype(np.float64), 16, bytes(8), 2, 8
+    run = runner(signature, NUMPY, tuple(present), tuple(options))(
+        stage, refuse, False, (2, 3), FLOAT32, 3, FLOAT64, 16, bytes(8), 2, 8
     )
     arrays = {o.name: np.ones(3) for o in signature.operands if o.name in present}
     results = run(*(arrays.get(name) for name in signature.names))

@@ -272,8 +272,8 @@ MUTANTS = (
     Mutant(
         "operators: out is ignored",
         "operators.py",
-        "activation,\n        arithmetic,\n        out,\n    )\n    return y",
-        "activation,\n        arithmetic,\n        None,\n    )\n    return y",
+        "epsilon, data_format, activation, arithmetic, out,",
+        "epsilon, data_format, activation, arithmetic, None,",
         ("tests/operator/test_out.py",),
     ),
 )

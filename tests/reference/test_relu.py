@@ -8,6 +8,7 @@ import pytest
 from mpmath import mpf
 
 from backnorm import reference
+from backnorm.activations import RELU
 from backnorm.conformance.data import realistic_data
 from backnorm.layout import mask_size
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT64
@@ -32,10 +33,13 @@ def channel(values, index):
 def test_forward_and_inference(dtype, with_residual, rng):
     data = realistic_data((3, 2, 5), dtype, rng=rng, ratio=10.0)
     added = rng.standard_normal(data.x.shape).astype(dtype)
-    options = data.options | {"residual": added if with_residual else None}
+    options = data.options | {
+        "activation": RELU,
+        "residual": added if with_residual else None,
+    }
     parameters = (data.gamma, data.beta)
-    trained = reference.relu_forward(data.x, *parameters, **options)
-    given = reference.relu_inference(data.x, data.mean, data.variance, *parameters, **options)
+    trained = reference.forward(data.x, *parameters, **options)
+    given = reference.inference(data.x, data.mean, data.variance, *parameters, **options)
     cut_off = 0
     for c in range(2):
         gamma, beta, mean, variance = (
@@ -59,7 +63,7 @@ def test_terms_have_the_residual(rng):
     residual = rng.standard_normal(data.x.shape)
     inputs = (data.x, data.mean, data.variance, data.gamma, data.beta)
     plain = reference.inference(*inputs, **data.options)
-    added = reference.relu_inference(*inputs, residual=residual, **data.options)
+    added = reference.inference(*inputs, activation=RELU, residual=residual, **data.options)
     np.testing.assert_array_equal(added.y_terms, plain.y_terms + np.abs(residual))
 
 
@@ -67,7 +71,7 @@ def test_nan_stays_and_has_no_bit(rng):
     data = realistic_data((3, 2, 5), FLOAT64, rng=rng)
     residual = np.zeros(data.x.shape)
     residual[0, 0] = np.nan, np.inf, -np.inf, 1e3, -1e3
-    y = reference.relu_forward(data.x, residual=residual, **data.options).y.hi
+    y = reference.forward(data.x, activation=RELU, residual=residual, **data.options).y.hi
     np.testing.assert_array_equal(y[0, 0, :3], [np.nan, np.inf, 0.0])
     assert y[0, 0, 3] > 0 == y[0, 0, 4]
     mask = reference.pack_mask(y > 0, data.x)
@@ -98,7 +102,7 @@ def test_backward_is_that_of_the_masked_gradient(training, rng):
     data.dy[0, 1, 2], positive[0, 1, 2] = np.nan, False
     mask = reference.pack_mask(positive, data.x)
     options = data.options | {"training": training}
-    exact = reference.relu_backward(*data.backward_inputs, mask=mask, **options)
+    exact = reference.backward(*data.backward_inputs, mask=mask, **options)
     data.dy[~positive] = 0.0
     expected = reference.backward(*data.backward_inputs, **options)
     for name in ("dx", "dgamma", "dbeta"):

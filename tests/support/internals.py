@@ -56,13 +56,14 @@ def keep_no_records(monkeypatch):
 
 def sizes_of_records(monkeypatch):
     """Return a list, to which each new record then adds its bytes."""
-    sizes, memory = [], stage._memory
+    sizes, aligned = [], stage.aligned
 
-    def counted(size):
-        sizes.append(size)
-        return memory(size)
+    def counted(shape, dtype):
+        cells = aligned(shape, dtype)
+        sizes.append(cells.nbytes)
+        return cells
 
-    monkeypatch.setattr(stage, "_memory", counted)
+    monkeypatch.setattr(stage, "aligned", counted)
     return sizes
 
 

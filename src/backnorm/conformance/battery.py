@@ -1,32 +1,41 @@
 """A battery of cases that tells a right backward pass from a wrong one.
 
-Each case is there because some plausible mistake shows in it and perhaps nowhere else. The
-tests run it on backnorm's operator, which must pass, and on broken kernels, which must not.
+Each case shows some plausible mistake that perhaps no other case shows. The tests run the battery
+on backnorm's operator, which must pass, and on broken kernels, which must fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from backnorm._doubledouble import Exact
-from backnorm.arithmetics import Arithmetic
-from backnorm.conformance._chosen import computed_in
-from backnorm.conformance.data import ExactCase, LayerData, exact_data, realistic_data
+from backnorm.arithmetics import Arithmetic, check_arithmetic
+from backnorm.conformance.data import (
+    ExactCase,
+    LayerData,
+    exact_data,
+    read_only,
+    realistic_data,
+)
 from backnorm.conformance.judge import Quantity, Verdict, check_backward, judge
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit, statistics_types
 
-__all__ = ["BackwardOperator", "Case", "cases", "examine"]
+__all__ = ["BackwardOperator", "Case", "Subject", "cases", "computed_in", "examine", "subjects"]
 
 _SHAPES = {"NCX": (6, 5, 3, 4), "NXC": (6, 3, 4, 5)}
 
+_GRADIENTS: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
+
+_Case = TypeVar("_Case", bound=Any)
+
 
 class BackwardOperator(Protocol):
-    """The calling convention of what is examined; returns dx, dgamma, dbeta."""
+    """The calling convention of the operator under test; returns dx, dgamma, dbeta."""
 
     def __call__(
         self,
@@ -43,6 +52,28 @@ class BackwardOperator(Protocol):
         """Compute the gradients; the inputs are read-only."""
 
 
+class Subject(NamedTuple):
+    """Types and layout of a case."""
+
+    dtype: np.dtype
+    statistics: np.dtype
+    data_format: str
+
+    @property
+    def name(self) -> str:
+        """The part of a case's name that has types and layout."""
+        return "-".join(map(str, self))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the functions that return data."""
+        return {
+            "dtype": self.dtype,
+            "data_format": self.data_format,
+            "statistics_dtype": self.statistics,
+        }
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
     """One call of the operator.
@@ -50,14 +81,14 @@ class Case:
     Attributes
     ----------
     name : str
-        Unique; says what the case is about, the types and the layout.
+        Unique; has the subject of the case, the types and the layout.
     data : LayerData
         An :class:`ExactCase` is judged by its own results with no allowance for cancellation.
     training : bool
     scaled : bool
         Whether gamma is passed.
     arithmetic : {"float32", "float64"} or None
-        What the operator computes in, by which it is judged; None: see :func:`judge.budget`.
+        The compute dtype of the operator, by which it is judged; None: see :func:`judge.budget`.
     """
 
     name: str
@@ -74,65 +105,58 @@ def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]
     ----------
     seed : int
     arithmetic : {"float32", "float64"}, optional
-        What the operator computes in, and is judged by: those cases whose elements may be computed
-        so. None: all, each judged as what its elements are usually computed in.
+        The compute dtype of the operator, by which it is judged; cases that it excludes are left
+        out. None: all cases, each judged by the default compute dtype of its elements.
     """
-    return computed_in(_all_cases(seed), arithmetic)
-
-
-def _all_cases(seed: int) -> Iterator[Case]:
     rng = np.random.default_rng(seed)
+    every = (case for subject in subjects(_SHAPES) for case in _of_subject(subject, rng))
+    return computed_in(every, arithmetic)
+
+
+def subjects(formats: Iterable[str]) -> Iterator[Subject]:
+    """Yield every combination of element types, statistics types and these data formats."""
     for dtype in ELEMENT_TYPES:
         for statistics in statistics_types(dtype):
-            for data_format in _SHAPES:
-                yield from _of_types(dtype, statistics, data_format, rng)
+            for data_format in formats:
+                yield Subject(dtype, statistics, data_format)
+
+
+def computed_in(cases: Iterable[_Case], arithmetic: object) -> Iterator[_Case]:
+    """Yield the cases that this compute dtype does not exclude, with it; None: all unchanged."""
+    name = None if arithmetic is None else check_arithmetic(arithmetic)
+    for case in cases:
+        if name is None:
+            yield case
+        elif name == "float64" or case.data.x.dtype != FLOAT64:
+            yield replace(case, arithmetic=name)
 
 
 def examine(operator: BackwardOperator, case: Case) -> dict[str, Verdict]:
     """Run `operator` on `case` and judge dx, dgamma and dbeta."""
-    data = case.data
-    x, dy, mean, variance, scale = (_read_only(array) for array in data.backward_inputs)
-    gamma = scale if case.scaled else None
-    gradients = operator(
-        x,
-        dy,
-        mean,
-        variance,
-        gamma,
-        epsilon=data.epsilon,
-        data_format=data.data_format,
-        training=case.training,
-    )
+    data, options = case.data, {"training": case.training, **case.data.options}
+    x, dy, mean, variance, scale = map(read_only, data.backward_inputs)
+    operands = x, dy, mean, variance, scale if case.scaled else None
+    gradients = operator(*operands, **options)
     if isinstance(data, ExactCase) and case.training and case.scaled:
-        dx, dgamma, dbeta = gradients
-        return {
-            "dx": _judge_known("dx", dx, data.dx, case),
-            "dgamma": _judge_known("dgamma", dgamma, data.dgamma, case),
-            "dbeta": _judge_known("dbeta", dbeta, data.dbeta, case),
-        }
-    how = {"training": case.training, "arithmetic": case.arithmetic, **data.options}
-    return check_backward(x, dy, mean, variance, gamma, gradients, **how)
+        known = data.dx, data.dgamma, data.dbeta
+        judged = zip(_GRADIENTS, gradients, known, strict=True)
+        return {name: _judge_known(name, came, right, case) for name, came, right in judged}
+    return check_backward(*operands, gradients, arithmetic=case.arithmetic, **options)
 
 
 def _judge_known(
     quantity: Quantity, actual: np.ndarray, expected: np.ndarray, case: Case
 ) -> Verdict:
-    """Judge against a result known beforehand: one rounding, and no allowance for cancellation."""
+    """Judge by a known result: one rounding is allowed, and nothing for cancellation."""
     known = Exact.of(expected), np.zeros(expected.shape), case.data.x.dtype
     return judge(quantity, actual, *known, arithmetic=case.arithmetic)
 
 
-def _of_types(
-    dtype: np.dtype, statistics: np.dtype, data_format: str, rng: np.random.Generator
-) -> Iterator[Case]:
-    types = f"{dtype}-{statistics}-{data_format}"
-    shape = _SHAPES[data_format]
-    exact = partial(
-        exact_data, dtype=dtype, data_format=data_format, rng=rng, statistics_dtype=statistics
-    )
-    real = partial(
-        realistic_data, dtype=dtype, data_format=data_format, rng=rng, statistics_dtype=statistics
-    )
+def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[Case]:
+    dtype, statistics, data_format = subject
+    types, shape = subject.name, _SHAPES[data_format]
+    exact: Callable[..., LayerData] = partial(exact_data, **subject.options, rng=rng)
+    real: Callable[..., LayerData] = partial(realistic_data, **subject.options, rng=rng)
 
     yield Case(f"exact-{types}", exact(shape))
     yield Case(f"exact-statistics-supplied-{types}", exact(shape, epsilon=2.0**-6))
@@ -168,9 +192,3 @@ def _of_types(
         ratio = 1e6 if dtype == FLOAT64 else 1e4
         yield Case(f"mean-over-deviation-{ratio:g}-{types}", real(shape, ratio=ratio))
         yield Case(f"huge-gradients-{types}", real(shape, gradient_scale=1e30))
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.flags.writeable = False
-    return view

@@ -1,13 +1,13 @@
 """A battery of cases that tells right operators with a ReLU from wrong ones.
 
-As in :mod:`backnorm.conformance.battery`, each case is there because some plausible mistake shows
-in it and perhaps nowhere else. Forward and backward are judged apart: the mask that the backward
-pass is given is drawn at random, and not the operator's own.
+As in :mod:`backnorm.conformance.battery`, each case shows some plausible mistake that perhaps no
+other case shows. Forward and backward are judged separately: the backward pass gets a random mask
+instead of the operator's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -15,29 +15,28 @@ from typing import Any, Protocol
 import numpy as np
 
 from backnorm import reference
+from backnorm._doubledouble import Exact
 from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
-from backnorm.conformance._chosen import computed_in
-from backnorm.conformance.data import LayerData, realistic_data
+from backnorm.conformance.battery import Subject, computed_in, subjects
+from backnorm.conformance.data import LayerData, read_only, realistic_data
 from backnorm.conformance.judge import (
     Verdict,
     check_relu_backward,
     check_relu_forward,
     check_relu_inference,
 )
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, statistics_types
+from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.dtypes import FLOAT64
 
 __all__ = ["ReluCase", "ReluOperators", "examine_relu", "random_mask", "relu_case", "relu_cases"]
 
 # Odd sizes: the last byte of a mask is not full.
 _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
-# Binary digits of an element.
-_DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-
 
 class ReluOperators(Protocol):
-    """The three operators, called as those of backnorm."""
+    """Three operators with the calling convention of backnorm's."""
 
     def forward(self, x: np.ndarray, gamma: Any, beta: Any, **options: Any) -> Any:
         """Return y, mean, variance, mask."""
@@ -63,15 +62,16 @@ class ReluCase:
     data : LayerData
     residual : numpy.ndarray or None
     mask : numpy.ndarray
-        For the backward pass.
+        The mask of the backward pass.
     training : bool
-        Of the backward pass.
+        Whether the backward pass is one of training.
     affine : bool
         Whether gamma and beta are passed.
     activation : Activation
         A ReLU, whose ceiling is a number of x's type.
     arithmetic : {"float32", "float64"} or None
-        What the operators compute in, by which they are judged; None: see :func:`judge.budget`.
+        The compute dtype of the operators, by which they are judged; None: see
+        :func:`judge.budget`.
     """
 
     name: str
@@ -123,49 +123,36 @@ def relu_cases(
     """Yield the battery, small cases for every type and layout; the same for the same seed.
 
     `arithmetic` is as in :func:`backnorm.conformance.battery.cases`. `activation` is a ReLU whose
-    ceiling every element type has exactly.
+    ceiling is exact in every element type.
     """
     return computed_in(_all_cases(seed, activation), arithmetic)
 
 
 def _all_cases(seed: int, activation: Activation) -> Iterator[ReluCase]:
     rng = np.random.default_rng(seed)
-    for dtype in ELEMENT_TYPES:
-        for statistics in statistics_types(dtype):
-            for data_format in _SHAPES:
-                for case in _of_types(dtype, statistics, data_format, rng):
-                    yield replace(case, activation=activation)
-                if activation.ceiling is not None:
-                    types = f"{dtype}-{statistics}-{data_format}"
-                    yield _about(activation.ceiling, types, dtype, statistics, data_format, rng)
+    for subject in subjects(_SHAPES):
+        for case in _of_subject(subject, rng):
+            yield replace(case, activation=activation)
+        if activation.ceiling is not None:
+            yield _about(activation.ceiling, subject, rng)
 
 
 def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]:
     """Run the operators on `case` and judge all that they return."""
-    data, options = case.data, case.data.options
-    x, dy, mean, variance, scale, offset = (
-        _read_only(array) for array in (*data.backward_inputs, data.beta)
-    )
-    gamma, beta = (scale, offset) if case.affine else (None, None)
-    residual = None if case.residual is None else _read_only(case.residual)
-    mask = _read_only(case.mask)
-
-    added = options | {"activation": case.activation, "residual": residual}
-    result = operators.forward(x, gamma, beta, **added)
-    forward = check_relu_forward(x, gamma, beta, result, **added, arithmetic=case.arithmetic)
-    y = operators.inference(x, mean, variance, gamma, beta, **added)
-    inference = check_relu_inference(
-        x, mean, variance, gamma, beta, y, **added, arithmetic=case.arithmetic
-    )
-    wanted = options | {
-        "mask": mask,
-        "residual": residual is not None,
-        "training": case.training,
-    }
-    gradients = operators.backward(x, dy, mean, variance, gamma, **wanted)
-    backward = check_relu_backward(
-        x, dy, mean, variance, gamma, gradients, **wanted, arithmetic=case.arithmetic
-    )
+    data = case.data
+    judged: Any = {"arithmetic": case.arithmetic}
+    x, dy, mean, variance, *affine = map(read_only, (*data.backward_inputs, data.beta))
+    gamma, beta = affine if case.affine else (None, None)
+    residual = None if case.residual is None else read_only(case.residual)
+    options: Any = {**data.options, "activation": case.activation, "residual": residual}
+    y = operators.forward(x, gamma, beta, **options)
+    forward = check_relu_forward(x, gamma, beta, y, **options, **judged)
+    y = operators.inference(x, mean, variance, gamma, beta, **options)
+    inference = check_relu_inference(x, mean, variance, gamma, beta, y, **options, **judged)
+    masked: Any = {"mask": read_only(case.mask), "residual": residual is not None}
+    options = {**data.options, **masked, "training": case.training}
+    gradients = operators.backward(x, dy, mean, variance, gamma, **options)
+    backward = check_relu_backward(x, dy, mean, variance, gamma, gradients, **options, **judged)
     passes = {"forward": forward, "inference": inference, "backward": backward}
     return {
         f"{name} {quantity}": verdict
@@ -174,13 +161,10 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]
     }
 
 
-def _of_types(
-    dtype: np.dtype, statistics: np.dtype, data_format: str, rng: np.random.Generator
-) -> Iterator[ReluCase]:
-    types = f"{dtype}-{statistics}-{data_format}"
-    real = partial(
-        realistic_data, dtype=dtype, data_format=data_format, rng=rng, statistics_dtype=statistics
-    )
+def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase]:
+    dtype, _, data_format = subject
+    types = subject.name
+    real: Callable[..., LayerData] = partial(realistic_data, **subject.options, rng=rng)
     plain = real(_SHAPES[data_format])
     yield relu_case(f"residual-{types}", plain, rng)
     yield relu_case(f"no-residual-{types}", plain, rng, with_residual=False)
@@ -190,33 +174,21 @@ def _of_types(
     yield relu_case(f"mean-over-deviation-{types}", real(_SHAPES[data_format], ratio=10.0), rng)
     yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)
     if dtype != FLOAT64:
-        # Positive values that are rounded to 0 have no bit. (The oracle ends where float64 does.)
-        least = np.full_like(plain.gamma, _least_subnormal(dtype))
+        # Positive values that are rounded to 0 have no bit. The oracle has float64's range.
+        least = np.full_like(plain.gamma, ulp_at(Exact.of(0.0), dtype))
         vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
         yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)
     yield _with_nan(f"nan-{types}", plain, rng)
 
 
-def _about(
-    ceiling: float,
-    types: str,
-    dtype: np.dtype,
-    statistics: np.dtype,
-    data_format: str,
-    rng: np.random.Generator,
-) -> ReluCase:
-    """Return a case of values that are the ceiling, or not, as they are rounded."""
-    options: dict[str, Any] = {
-        "data_format": data_format,
-        "rng": rng,
-        "statistics_dtype": statistics,
-    }
-    data = realistic_data(_SHAPES[data_format], dtype, **options)
-    near = ceiling * float(2.0 ** -_DIGITS[dtype.name])
+def _about(ceiling: float, subject: Subject, rng: np.random.Generator) -> ReluCase:
+    """Return a case of values that differ from the ceiling only before they are rounded."""
+    data = realistic_data(_SHAPES[subject.data_format], **subject.options, rng=rng)
+    near = ceiling * ulp_at(Exact.of(0.5), subject.dtype)
     data = replace(
         data, gamma=np.full_like(data.gamma, near), beta=np.full_like(data.beta, ceiling)
     )
-    name = f"about-the-ceiling-{types}"
+    name = f"about-the-ceiling-{subject.name}"
     return relu_case(name, data, rng, with_residual=False, activation=Activation("relu", ceiling))
 
 
@@ -230,7 +202,7 @@ def _turned(data: LayerData) -> LayerData:
 
 
 def _with_nan(name: str, data: LayerData, rng: np.random.Generator) -> ReluCase:
-    """Return a case with NaN in x (spoils its channel), the residual, and where dy is masked."""
+    """Return a case with NaN in x (all its channel becomes NaN), the residual, and a masked dy."""
     axis = 1 if data.data_format == "NCX" else -1
     x, dy = (np.moveaxis(array.copy(), axis, 0) for array in (data.x, data.dy))
     case = relu_case(name, data, rng)
@@ -241,14 +213,3 @@ def _with_nan(name: str, data: LayerData, rng: np.random.Generator) -> ReluCase:
     positive[2, 2, 1, 1] = False
     x, dy, positive = (np.moveaxis(array, 0, axis) for array in (x, dy, positive))
     return replace(case, data=replace(data, x=x, dy=dy), mask=reference.pack_mask(positive, x))
-
-
-def _least_subnormal(dtype: np.dtype) -> float:
-    one = np.ones(1, f"u{dtype.itemsize}")
-    return float(one.view(dtype)[0])
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.flags.writeable = False
-    return view

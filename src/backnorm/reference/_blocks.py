@@ -1,106 +1,120 @@
-"""The blocks in which the oracle works, and the few things that are done to one."""
+"""Blocks of the oracle: memory besides the results does not grow with the data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from backnorm._doubledouble import Exact, FloatArray
+from backnorm._doubledouble import Exact
 from backnorm.problem import channel_axis_of
+from backnorm.reference._terms import Term
 
-__all__ = [
-    "Blocks",
-    "Cell",
-    "column",
-    "empty_exact",
-    "inverse_deviation",
-    "load",
-    "row_sum",
-    "store",
-    "store_block",
-    "zeros",
-]
+__all__ = ["Blocks", "Outputs", "Part", "sums"]
 
-# Elements in one block: a score of float64 temporaries of this size stay in the second-level cache.
+# Elements of a block: twenty float64 temporaries of this size stay in the second-level cache.
 _BLOCK = 1 << 14
-# Channels taken together at the least, so that channels-last data is read in whole cache lines.
+# Least channels of a block, so that channels-last data is read in whole cache lines.
 _BLOCK_CHANNELS = 16
-# Square roots of numbers below this lose their lower parts.
-_SMALL = 2.0**-800
 
-Cell = tuple[slice, slice, slice]
+_Cell = tuple[slice, slice, slice]
+_Record = TypeVar("_Record")
 
 
 class Blocks:
-    """A tensor seen as (outer, channel, inner), and the small blocks it is worked through in."""
+    """A tensor seen as (outer, channel, inner), which is worked through in small blocks."""
 
     def __init__(self, shape: tuple[int, ...], data_format: str) -> None:
         axis = channel_axis_of(data_format) % len(shape)
-        self.channels = shape[axis]
+        self.shape, self.channels = shape, shape[axis]
         self.outer = math.prod(shape[:axis])
         self.inner = math.prod(shape[axis + 1 :])
-        self.count = self.outer * self.inner
+        #: Elements per channel, as a divisor.
+        self.count = float(max(self.outer * self.inner, 1))
 
     def view(self, array: np.ndarray) -> np.ndarray:
         """Return `array` in shape (outer, channel, inner)."""
         return array.reshape(self.outer, self.channels, self.inner)
 
-    def channel_parts(self) -> Iterator[slice]:
+    def parts(self) -> Iterator[Part]:
         """Yield ranges of channels."""
-        step = max(_BLOCK_CHANNELS, _BLOCK // max(self.count, 1))
+        step = max(_BLOCK_CHANNELS, _BLOCK // max(self.outer * self.inner, 1))
         for start in range(0, self.channels, step):
-            yield slice(start, min(start + step, self.channels))
+            yield Part(self, slice(start, min(start + step, self.channels)))
 
-    def cells(self, part: slice) -> Iterator[Cell]:
-        """Yield blocks (outer, channel, inner) that together cover the channels of `part`."""
-        room = max(1, _BLOCK // (part.stop - part.start))
-        inner_step = max(1, min(self.inner, room))
+
+class Part:
+    """A range of channels."""
+
+    def __init__(self, blocks: Blocks, channels: slice) -> None:
+        self.blocks, self.channels = blocks, channels
+        #: The place of the range in an array of one value per channel, seen as (1, channel, 1).
+        self.cell: _Cell = slice(None), channels, slice(None)
+
+    def channel(self, values: np.ndarray | None, absent: float = 0.0) -> Term:
+        """Return one value per channel, shape (channels, 1)."""
+        if values is None:
+            return Term.of(np.full((self.channels.stop - self.channels.start, 1), absent))
+        return Term.of(np.asarray(values[self.channels], np.float64)[:, None])
+
+    def cells(self) -> Iterator[_Cell]:
+        """Yield blocks that together cover the channels."""
+        outer, inner = self.blocks.outer, self.blocks.inner
+        room = max(1, _BLOCK // (self.channels.stop - self.channels.start))
+        inner_step = max(1, min(inner, room))
         outer_step = max(1, room // inner_step)
-        # Of an empty tensor there are none, however many rows of nothing it has.
-        for outer in range(0, self.outer if self.inner else 0, outer_step):
-            for inner in range(0, self.inner, inner_step):
-                yield slice(outer, outer + outer_step), part, slice(inner, inner + inner_step)
+        # An empty tensor has no blocks, however many empty rows it has.
+        for i in range(0, outer if inner else 0, outer_step):
+            for j in range(0, inner, inner_step):
+                yield slice(i, i + outer_step), self.channels, slice(j, j + inner_step)
+
+    def load(self, view: np.ndarray, cell: _Cell) -> Term:
+        """Return a block of an array, shape (channels, elements)."""
+        block = np.moveaxis(view[cell], 1, 0)
+        return Term.of(block.astype(np.float64, order="C").reshape(block.shape[0], -1))
 
 
-def load(view: np.ndarray, cell: Cell) -> FloatArray:
-    """Return a block as float64, shape (channels, elements)."""
-    block = np.moveaxis(view[cell], 1, 0)
-    return block.astype(np.float64, order="C").reshape(block.shape[0], -1)
+def sums(part: Part, number: int, terms: Iterable[Sequence[Term]]) -> list[Term]:
+    """Return the sums of each channel over blocks of `number` terms."""
+    totals = [part.channel(None)] * number
+    for block in terms:
+        totals = [total + term.sum() for total, term in zip(totals, block, strict=True)]
+    return [total.settled() for total in totals]
 
 
-def store_block(view: FloatArray, cell: Cell, value: FloatArray) -> None:
-    """Write a block of shape (channels, elements) back into its place."""
-    target = np.moveaxis(view[cell], 1, 0)
-    target[...] = value.reshape(target.shape)
+class Outputs:
+    """Results that are written a block at a time.
 
+    Parameters
+    ----------
+    blocks : Blocks
+    elements, channels : tuple of str
+        Names of the results with a value for each element, and for each channel.
+    """
 
-def column(values: np.ndarray, part: slice) -> FloatArray:
-    return np.asarray(values[part], np.float64)[:, None]
+    def __init__(
+        self, blocks: Blocks, elements: tuple[str, ...], channels: tuple[str, ...] = ()
+    ) -> None:
+        shape, per_channel = (blocks.outer, blocks.channels, blocks.inner), (1, blocks.channels, 1)
+        self._shapes = dict.fromkeys(elements, blocks.shape)
+        self._shapes |= dict.fromkeys(channels, (blocks.channels,))
+        sizes = dict.fromkeys(elements, shape) | dict.fromkeys(channels, per_channel)
+        self._arrays = {name: [np.empty(size) for _ in range(3)] for name, size in sizes.items()}
 
+    def write(self, name: str, cell: _Cell, value: Term) -> None:
+        """Write a block of a result."""
+        value = value.settled()
+        forms = value.exact.hi, value.exact.lo, value.size
+        for array, form in zip(self._arrays[name], forms, strict=True):
+            target = np.moveaxis(array[cell], 1, 0)
+            target[...] = form.reshape(target.shape)
 
-def row_sum(value: Exact) -> Exact:
-    return value.sum()[:, None]
-
-
-def zeros(channels: int) -> Exact:
-    return Exact.of(np.zeros((channels, 1)))
-
-
-def empty_exact(shape: tuple[int, ...]) -> Exact:
-    return Exact(np.empty(shape), np.empty(shape))
-
-
-def store(target: Exact, part: slice, value: Exact) -> None:
-    target.hi[part], target.lo[part] = value.hi, value.lo
-
-
-def inverse_deviation(variance: Exact | FloatArray, epsilon: float) -> Exact:
-    """Return ``1 / sqrt(variance + epsilon)``."""
-    exact = variance if isinstance(variance, Exact) else Exact.of(variance)
-    total = exact + epsilon
-    # What a small number leaves behind its digits would be no number, unless that is made larger.
-    scale = np.where(np.abs(total.hi) < _SMALL, 2.0**400, 1.0)
-    root = (total * (scale * scale)).sqrt()
-    return ((1.0 / root) * scale).settled(1.0 / np.sqrt(exact.hi + epsilon))
+    def as_record(self, record: type[_Record]) -> _Record:
+        """Return the results, each with its T, as a record with a field for each."""
+        fields: dict[str, Any] = {}
+        for name, array in self._arrays.items():
+            hi, lo, fields[f"{name}_terms"] = (part.reshape(self._shapes[name]) for part in array)
+            fields[name] = Exact(hi, lo)
+        return record(**fields)

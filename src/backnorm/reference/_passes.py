@@ -1,29 +1,16 @@
-"""The oracle's forward, backward and inference passes."""
+"""The oracle's forward, inference and backward passes."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from backnorm._doubledouble import Exact
-from backnorm.reference._blocks import (
-    Blocks,
-    column,
-    empty_exact,
-    inverse_deviation,
-    load,
-    row_sum,
-    store,
-    store_block,
-    zeros,
-)
+from backnorm.activations import Activation
+from backnorm.reference._blocks import Blocks, Outputs, sums
+from backnorm.reference._masks import masked
 from backnorm.reference._results import ExactGradients, ExactNormalized, ExactOutput
+from backnorm.reference._terms import Term, inverse_deviation, rectified
 
 __all__ = ["backward", "forward", "inference"]
-
-# The formulas are written once, and evaluated with Exact or with float64 arrays.
-_Value = Any
 
 
 def backward(
@@ -33,6 +20,7 @@ def backward(
     variance: np.ndarray,
     gamma: np.ndarray | None = None,
     *,
+    mask: np.ndarray | None = None,
     epsilon: float,
     data_format: str = "NCX",
     training: bool = True,
@@ -47,6 +35,8 @@ def backward(
         Statistics, shape (C,), used as supplied.
     gamma : numpy.ndarray, optional
         Scale, shape (C,); absent, 1.
+    mask : numpy.ndarray, optional
+        Mask of a ReLU behind the layer, uint8; dy is taken for 0 where no bit is set.
     epsilon : float
         Added to the variance.
     data_format : {"NCX", "NXC"}
@@ -62,61 +52,23 @@ def backward(
         and zeros.
     """
     blocks = Blocks(x.shape, data_format)
-    x3, dy3 = blocks.view(x), blocks.view(dy)
-    channels, count = blocks.channels, blocks.count
-    dx, dx_terms = empty_exact(x3.shape), np.empty(x3.shape)
-    dgamma, dbeta = empty_exact((channels,)), empty_exact((channels,))
-    dgamma_terms, dbeta_terms = np.empty(channels), np.empty(channels)
-
+    outputs = Outputs(blocks, ("dx",), ("dgamma", "dbeta"))
+    xs, dys = blocks.view(x), blocks.view(dy if mask is None else masked(dy, mask, x))
+    count = blocks.count
     with np.errstate(all="ignore"):
-        for part in blocks.channel_parts():
-            m = column(mean, part)
-            g = 1.0 if gamma is None else column(gamma, part)
-            s = inverse_deviation(column(variance, part), epsilon)
-
-            width = part.stop - part.start
-            sum_dy, sum_dy_xmu = zeros(width), zeros(width)
-            plain_dy, plain_dy_xmu, abs_dy, abs_dy_xmu = np.zeros((4, width, 1))
-            for cell in blocks.cells(part):
-                d, v = load(dy3, cell), load(x3, cell)
-                sum_dy += row_sum(Exact.of(d))
-                sum_dy_xmu += row_sum((Exact.of(v) - m) * d)
-                plain_dy += d.sum(1, keepdims=True)
-                plain_dy_xmu += (d * (v - m)).sum(1, keepdims=True)
-                abs_dy += np.abs(d).sum(1, keepdims=True)
-                abs_dy_xmu += np.abs(d * (v - m)).sum(1, keepdims=True)
-            sum_dy = sum_dy.settled(plain_dy)
-            sum_dy_xmu = sum_dy_xmu.settled(plain_dy_xmu)
-
-            store(dbeta, part, sum_dy[:, 0])
-            store(dgamma, part, (s * sum_dy_xmu).settled(s.hi * sum_dy_xmu.hi)[:, 0])
-            dbeta_terms[part] = abs_dy[:, 0]
-            dgamma_terms[part] = (s.hi * abs_dy_xmu)[:, 0]
-
-            for cell in blocks.cells(part):
-                d, v = load(dy3, cell), load(x3, cell)
+        for part in blocks.parts():
+            m, g = part.channel(mean), part.channel(gamma, 1.0)
+            s = inverse_deviation(part.channel(variance), epsilon)
+            loaded = ((part.load(dys, cell), part.load(xs, cell)) for cell in part.cells())
+            sum_dy, sum_dy_c = sums(part, 2, ((d, (v - m).single() * d) for d, v in loaded))
+            outputs.write("dbeta", part.cell, sum_dy)
+            outputs.write("dgamma", part.cell, s * sum_dy_c)
+            for cell in part.cells():
+                d, c = part.load(dys, cell), (part.load(xs, cell) - m).single()
                 if training:
-                    value = _dx(d, Exact.of(v) - m, g, s, sum_dy, sum_dy_xmu, count)
-                    plain = _dx(d, v - m, g, s.hi, sum_dy.hi, sum_dy_xmu.hi, count)
-                    terms = -_dx(
-                        -np.abs(d), np.abs(v - m), np.abs(g), s.hi, abs_dy, abs_dy_xmu, count
-                    )
-                else:
-                    value, plain = g * s * d, g * s.hi * d
-                    terms = np.abs(plain)
-                value = value.settled(plain)
-                store_block(dx.hi, cell, value.hi)
-                store_block(dx.lo, cell, value.lo)
-                store_block(dx_terms, cell, terms)
-
-    return ExactGradients(
-        Exact(dx.hi.reshape(x.shape), dx.lo.reshape(x.shape)),
-        dgamma,
-        dbeta,
-        dx_terms.reshape(x.shape),
-        dgamma_terms,
-        dbeta_terms,
-    )
+                    d = d - sum_dy / count - c * (s * s * (sum_dy_c / count))
+                outputs.write("dx", cell, g * s * d)
+    return outputs.as_record(ExactGradients)
 
 
 def forward(
@@ -126,6 +78,8 @@ def forward(
     *,
     epsilon: float,
     data_format: str = "NCX",
+    activation: Activation | None = None,
+    residual: np.ndarray | None = None,
 ) -> ExactNormalized:
     """Return the exact training forward; y is computed from the unrounded statistics.
 
@@ -133,67 +87,37 @@ def forward(
     ----------
     x, gamma, beta, epsilon, data_format
         As in :func:`backward`; beta absent is 0.
+    activation : Activation, optional
+        A ReLU, whose ceiling is a number of x's type.
+    residual : numpy.ndarray, optional
+        Added before the ReLU; of x's shape.
 
     Returns
     -------
     ExactNormalized
         With T of mean: ``sum|x|/M``; of variance: itself, ``sum(c**2)/M``; of y:
-        ``|gamma s| (|x| + sum|x|/M) + |beta|``, because the mean is itself a rounded sum of x here.
-        M = 0 gives an empty y and zeros.
+        ``|gamma s| (|x| + sum|x|/M) + |beta| + |residual|``, because the mean is itself a rounded
+        sum of x here. M = 0 gives an empty y and zeros.
     """
     blocks = Blocks(x.shape, data_format)
-    x3 = blocks.view(x)
-    channels, count = blocks.channels, max(blocks.count, 1)
-    y, y_terms = empty_exact(x3.shape), np.empty(x3.shape)
-    mean, variance = empty_exact((channels,)), empty_exact((channels,))
-    mean_terms, variance_terms = np.empty(channels), np.empty(channels)
-
+    outputs = Outputs(blocks, ("y",), ("mean", "variance"))
+    xs, added = blocks.view(x), [] if residual is None else [blocks.view(residual)]
     with np.errstate(all="ignore"):
-        for part in blocks.channel_parts():
-            g = 1.0 if gamma is None else column(gamma, part)
-            b = 0.0 if beta is None else column(beta, part)
-            width = part.stop - part.start
-
-            total = zeros(width)
-            plain, magnitude = np.zeros((2, width, 1))
-            for cell in blocks.cells(part):
-                v = load(x3, cell)
-                total += row_sum(Exact.of(v))
-                plain += v.sum(1, keepdims=True)
-                magnitude += np.abs(v).sum(1, keepdims=True)
-            m = (total / float(count)).settled(plain / count)
-            magnitude /= count
-
-            squares = zeros(width)
-            plain = np.zeros((width, 1))
-            for cell in blocks.cells(part):
-                v = load(x3, cell)
-                c = Exact.of(v) - m
-                squares += row_sum(c * c)
-                plain += np.square(v - m.hi).sum(1, keepdims=True)
-            w = (squares / float(count)).settled(plain / count)
-
-            store(mean, part, m[:, 0])
-            store(variance, part, w[:, 0])
-            mean_terms[part] = magnitude[:, 0]
-            variance_terms[part] = w.hi[:, 0]
-
+        for part in blocks.parts():
+            g, b = part.channel(gamma, 1.0), part.channel(beta)
+            (total,) = sums(part, 1, ((part.load(xs, cell),) for cell in part.cells()))
+            m = (total / blocks.count).settled()
+            centred = ((part.load(xs, cell) - m).single() for cell in part.cells())
+            (squares,) = sums(part, 1, ((c * c,) for c in centred))
+            w = (squares / blocks.count).settled()
+            outputs.write("mean", part.cell, m)
+            outputs.write("variance", part.cell, w.single())
             s = inverse_deviation(w, epsilon)
-            for cell in blocks.cells(part):
-                v = load(x3, cell)
-                value = (g * s * (Exact.of(v) - m) + b).settled(g * s.hi * (v - m.hi) + b)
-                store_block(y.hi, cell, value.hi)
-                store_block(y.lo, cell, value.lo)
-                store_block(y_terms, cell, np.abs(g) * s.hi * (np.abs(v) + magnitude) + np.abs(b))
-
-    return ExactNormalized(
-        Exact(y.hi.reshape(x.shape), y.lo.reshape(x.shape)),
-        mean,
-        variance,
-        y_terms.reshape(x.shape),
-        mean_terms,
-        variance_terms,
-    )
+            for cell in part.cells():
+                y = g * s * (part.load(xs, cell) - m) + b
+                terms = [part.load(array, cell) for array in added]
+                outputs.write("y", cell, _followed(y, terms, activation))
+    return outputs.as_record(ExactNormalized)
 
 
 def inference(
@@ -205,42 +129,38 @@ def inference(
     *,
     epsilon: float,
     data_format: str = "NCX",
+    activation: Activation | None = None,
+    residual: np.ndarray | None = None,
 ) -> ExactOutput:
     """Return the exact normalisation of x by given statistics.
 
     Parameters
     ----------
-    x, mean, variance, gamma, beta, epsilon, data_format
-        As in :func:`backward`; beta absent is 0.
+    x, mean, variance, gamma, beta, epsilon, data_format, activation, residual
+        As in :func:`backward` and :func:`forward`.
 
     Returns
     -------
     ExactOutput
-        With T of y: ``|gamma s c| + |beta|``.
+        With T of y: ``|gamma s c| + |beta| + |residual|``.
     """
     blocks = Blocks(x.shape, data_format)
-    x3 = blocks.view(x)
-    y, y_terms = empty_exact(x3.shape), np.empty(x3.shape)
+    outputs = Outputs(blocks, ("y",))
+    xs, added = blocks.view(x), [] if residual is None else [blocks.view(residual)]
     with np.errstate(all="ignore"):
-        for part in blocks.channel_parts():
-            m = column(mean, part)
-            g = 1.0 if gamma is None else column(gamma, part)
-            b = 0.0 if beta is None else column(beta, part)
-            s = inverse_deviation(column(variance, part), epsilon)
-            for cell in blocks.cells(part):
-                v = load(x3, cell)
-                plain = g * s.hi * (v - m) + b
-                value = (g * s * (Exact.of(v) - m) + b).settled(plain)
-                store_block(y.hi, cell, value.hi)
-                store_block(y.lo, cell, value.lo)
-                store_block(y_terms, cell, np.abs(g * s.hi * (v - m)) + np.abs(b))
-    return ExactOutput(
-        Exact(y.hi.reshape(x.shape), y.lo.reshape(x.shape)), y_terms.reshape(x.shape)
-    )
+        for part in blocks.parts():
+            m, g, b = part.channel(mean), part.channel(gamma, 1.0), part.channel(beta)
+            s = inverse_deviation(part.channel(variance), epsilon)
+            for cell in part.cells():
+                y = g * s * (part.load(xs, cell) - m).single() + b
+                terms = [part.load(array, cell) for array in added]
+                outputs.write("y", cell, _followed(y, terms, activation))
+    return outputs.as_record(ExactOutput)
 
 
-def _dx(
-    dy: _Value, c: _Value, gamma: _Value, s: _Value, sum_dy: _Value, sum_dy_xmu: _Value, count: int
-) -> _Value:
-    """Return the training formula of dx."""
-    return gamma * s * (dy - sum_dy / float(count) - c * (s * s * (sum_dy_xmu / float(count))))
+def _followed(y: Term, added: list[Term], activation: Activation | None) -> Term:
+    """Return y with what is added to it, behind the activation."""
+    y = y.settled()
+    for term in added:
+        y = (y + term).settled()
+    return y if activation is None else rectified(y, activation.ceiling)

@@ -13,51 +13,30 @@ and 2*c/M.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from backnorm._doubledouble import Exact, FloatArray
-from backnorm.reference._blocks import (
-    Blocks,
-    Cell,
-    column,
-    empty_exact,
-    inverse_deviation,
-    load,
-    row_sum,
-    store,
-    store_block,
-    zeros,
-)
+from backnorm.reference._blocks import Blocks, Outputs, sums
 from backnorm.reference._results import ExactSecondGradients
+from backnorm.reference._terms import Term, inverse_deviation
 
 __all__ = ["double_backward"]
 
-# The formulas are written once, and evaluated with Exact, with float64, and with magnitudes.
-_Value = Any
-
-
-class _Sums(NamedTuple):
-    """The five sums of a channel, as in the module's docstring."""
-
-    d: _Value
-    q: _Value
-    i: _Value
-    p: _Value
-    r: _Value
-
 
 class _Channel(NamedTuple):
-    """Values of a channel; `minus` is -1, or 1 where magnitudes are added up."""
+    """Values of a channel: its parameters, M, and the five sums of the module's docstring."""
 
-    gamma: _Value
-    s: _Value
-    ddgamma: _Value
-    ddbeta: _Value
+    gamma: Term
+    s: Term
+    ddgamma: Term
+    ddbeta: Term
     elements: float
-    minus: float
+    d: Term
+    q: Term
+    i: Term
+    p: Term
+    r: Term
 
 
 def double_backward(
@@ -92,110 +71,64 @@ def double_backward(
         sums of magnitudes for its sums, and plus for minus. M = 0 gives zeros.
     """
     blocks = Blocks(x.shape, data_format)
-    x3, dy3 = blocks.view(x), blocks.view(dy)
-    ddx3 = None if ddx is None else blocks.view(ddx)
-    results = {name: empty_exact(x3.shape) for name in ("x", "dy")}
-    terms = {name: np.empty(x3.shape) for name in ("x", "dy")}
-    gradient, gradient_terms = empty_exact((blocks.channels,)), np.empty(blocks.channels)
+    outputs = Outputs(blocks, ("x", "dy"), ("gamma",))
+    ddx = np.broadcast_to(0.0, x.shape) if ddx is None else ddx
+    xs, dys, ddxs = map(blocks.view, (x, dy, ddx))
     by_gamma, by_dy, by_x = (
         (_gamma, _dy, _x) if training else (_frozen_gamma, _frozen_dy, _frozen_x)
     )
-
-    def elements(part: slice) -> Iterator[tuple[Cell, FloatArray, FloatArray, FloatArray]]:
-        for cell in blocks.cells(part):
-            d = load(dy3, cell)
-            yield cell, load(x3, cell), d, np.zeros_like(d) if ddx3 is None else load(ddx3, cell)
-
     with np.errstate(all="ignore"):
-        for part in blocks.channel_parts():
-            m = column(mean, part)
-            s = inverse_deviation(column(variance, part), epsilon)
-            g, dg, db = (
-                np.full_like(m, absent) if values is None else column(values, part)
-                for values, absent in ((gamma, 1.0), (ddgamma, 0.0), (ddbeta, 0.0))
+        for part in blocks.parts():
+            m, s = part.channel(mean), inverse_deviation(part.channel(variance), epsilon)
+            loaded = (
+                (part.load(dys, cell), part.load(ddxs, cell), (part.load(xs, cell) - m).single())
+                for cell in part.cells()
             )
-            count = float(max(blocks.count, 1))
-            exact = _Channel(g, s, dg, db, count, -1.0)
-            plain = _Channel(g, s.hi, dg, db, count, -1.0)
-            sizes = _Channel(np.abs(g), s.hi, np.abs(dg), np.abs(db), count, 1.0)
-
-            width = part.stop - part.start
-            total = [zeros(width) for _ in _Sums._fields]
-            rough, magnitude = np.zeros((2, len(_Sums._fields), width, 1))
-            for _, v, d, e in elements(part):
-                c = Exact.of(v) - m
-                for k, term in enumerate(_summands(Exact.of(d), Exact.of(e), c)):
-                    total[k] += row_sum(term)
-                for k, term in enumerate(_summands(d, e, v - m)):
-                    rough[k] += term.sum(1, keepdims=True)
-                    magnitude[k] += np.abs(term).sum(1, keepdims=True)
-            sums = _Sums(*(t.settled(r) for t, r in zip(total, rough, strict=True)))
-            hi, absolute = _Sums(*(t.hi for t in sums)), _Sums(*magnitude)
-
-            store(gradient, part, by_gamma(sums, exact).settled(by_gamma(hi, plain))[:, 0])
-            gradient_terms[part] = by_gamma(absolute, sizes)[:, 0]
-            for cell, v, d, e in elements(part):
-                c, size = Exact.of(v) - m, (np.abs(d), np.abs(e), np.abs(v - m))
-                for name, element in (("x", by_x), ("dy", by_dy)):
-                    value = element(Exact.of(d), Exact.of(e), c, sums, exact)
-                    value = value.settled(element(d, e, v - m, hi, plain))
-                    store_block(results[name].hi, cell, value.hi)
-                    store_block(results[name].lo, cell, value.lo)
-                    store_block(terms[name], cell, element(*size, absolute, sizes))
-
-    by_input = {n: Exact(r.hi.reshape(x.shape), r.lo.reshape(x.shape)) for n, r in results.items()}
-    return ExactSecondGradients(
-        by_input["x"],
-        by_input["dy"],
-        gradient,
-        terms["x"].reshape(x.shape),
-        terms["dy"].reshape(x.shape),
-        gradient_terms,
-    )
+            totals = sums(part, 5, ((d, d * c, e, e * c, d * e) for d, e, c in loaded))
+            parameters = part.channel(gamma, 1.0), s, part.channel(ddgamma), part.channel(ddbeta)
+            k = _Channel(*parameters, blocks.count, *totals)
+            outputs.write("gamma", part.cell, by_gamma(k))
+            for cell in part.cells():
+                d, e = part.load(dys, cell), part.load(ddxs, cell)
+                c = (part.load(xs, cell) - m).single()
+                outputs.write("x", cell, by_x(d, e, c, k))
+                outputs.write("dy", cell, by_dy(d, e, c, k))
+    return outputs.as_record(ExactSecondGradients)
 
 
-def _summands(d: _Value, e: _Value, c: _Value) -> _Sums:
-    """Return what is added up in each sum; d and e stand for dy and ddx, here and below."""
-    return _Sums(d, d * c, e, e * c, d * e)
-
-
-def _gamma(sums: _Sums, k: _Channel) -> _Value:
+def _gamma(k: _Channel) -> Term:
     """Return dL/dgamma."""
-    products = sums.i * sums.d / k.elements + k.s * sums.p * (k.s * sums.q) / k.elements
-    return k.s * (sums.r + k.minus * products)
+    return k.s * (k.r - (k.i * k.d / k.elements + k.s * k.p * (k.s * k.q) / k.elements))
 
 
-def _by_q(sums: _Sums, k: _Channel) -> _Value:
+def _by_q(k: _Channel) -> Term:
     """Return dL/d(s*Q). Two factors s can be no number, so the other one comes last."""
-    return k.ddgamma + k.minus * (k.gamma * k.s * (k.s * sums.p) / k.elements)
+    return k.ddgamma - k.gamma * k.s * (k.s * k.p) / k.elements
 
 
-def _dy(d: _Value, e: _Value, c: _Value, sums: _Sums, k: _Channel) -> _Value:
-    """Return dL/d(dy): directly, through Q, and through D."""
-    by_d = k.ddbeta + k.minus * (k.gamma * k.s * sums.i / k.elements)
-    return k.gamma * k.s * e + _by_q(sums, k) * (k.s * c) + by_d
+def _dy(d: Term, e: Term, c: Term, k: _Channel) -> Term:
+    """Return dL/d(dy), directly, through Q, and through D; d and e stand for dy and ddx."""
+    by_d = k.ddbeta - k.gamma * k.s * k.i / k.elements
+    return k.gamma * k.s * e + _by_q(k) * (k.s * c) + by_d
 
 
-def _x(d: _Value, e: _Value, c: _Value, sums: _Sums, k: _Channel) -> _Value:
+def _x(d: Term, e: Term, c: Term, k: _Channel) -> Term:
     """Return dL/dx: through c in Q and in P, and through the mean and the variance."""
-    by_q = _by_q(sums, k)
-    by_p = k.minus * (k.gamma * k.s * (k.s * sums.q) / k.elements)
-    by_c = by_q * d + by_p * e
-    by_mean = k.minus * (by_q * sums.d + by_p * sums.i)
+    by_q, by_p = _by_q(k), k.gamma * k.s * (k.s * k.q) / k.elements
+    by_c, by_mean = by_q * d - by_p * e, by_p * k.i - by_q * k.d
     # s = (variance + epsilon)**(-1/2), so dL/dvariance is -s**3/2 times dL/ds.
-    products = sums.i * sums.d / k.elements + 3.0 * (k.s * sums.p * (k.s * sums.q)) / k.elements
-    by_s_times_s = k.gamma * k.s * (sums.r + k.minus * products) + k.ddgamma * (k.s * sums.q)
-    by_variance = k.minus * (by_s_times_s * (k.s * c))
-    return k.s * (by_c + by_mean / k.elements + by_variance / k.elements)
+    products = k.i * k.d / k.elements + 3.0 * (k.s * k.p * (k.s * k.q)) / k.elements
+    by_s_times_s = k.gamma * k.s * (k.r - products) + k.ddgamma * (k.s * k.q)
+    return k.s * (by_c + by_mean / k.elements - by_s_times_s * (k.s * c) / k.elements)
 
 
-def _frozen_gamma(sums: _Sums, k: _Channel) -> _Value:
-    return k.s * sums.r
+def _frozen_gamma(k: _Channel) -> Term:
+    return k.s * k.r
 
 
-def _frozen_dy(d: _Value, e: _Value, c: _Value, sums: _Sums, k: _Channel) -> _Value:
+def _frozen_dy(d: Term, e: Term, c: Term, k: _Channel) -> Term:
     return k.gamma * k.s * e + k.ddgamma * k.s * c + k.ddbeta
 
 
-def _frozen_x(d: _Value, e: _Value, c: _Value, sums: _Sums, k: _Channel) -> _Value:
+def _frozen_x(d: Term, e: Term, c: Term, k: _Channel) -> Term:
     return k.ddgamma * k.s * d

@@ -1,17 +1,21 @@
-"""How far a result may be from the exact one, and whether it is.
+"""Verdicts on results, by their distance from exact results.
 
-Errors are counted in units in the last place (ulp) of the output's type at the exact value. The
-one statement of what is allowed is :func:`budget`.
+Errors are in units in the last place (ulp) of the output's type at the exact value. :func:`budget`
+is the only statement of the allowed error.
 """
 
 from backnorm.conformance.judge._budget import Budget, Quantity, budget
-from backnorm.conformance.judge._passes import check_backward, check_forward, check_inference
+from backnorm.conformance.judge._passes import (
+    check_backward,
+    check_double_backward,
+    check_forward,
+    check_inference,
+)
 from backnorm.conformance.judge._relu import (
     check_relu_backward,
     check_relu_forward,
     check_relu_inference,
 )
-from backnorm.conformance.judge._second_order import check_double_backward
 from backnorm.conformance.judge._ulps import ulp_error
 from backnorm.conformance.judge._verdict import Verdict, judge
 

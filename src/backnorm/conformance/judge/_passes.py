@@ -1,15 +1,54 @@
-"""Verdicts on the forward, backward and inference passes."""
+"""Verdicts on the forward, backward and inference passes, and on the gradients of the backward."""
 
 from __future__ import annotations
+
+from typing import Required, TypedDict, Unpack
 
 import numpy as np
 
 from backnorm import reference
+from backnorm._doubledouble import Exact
+from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
-from backnorm.conformance.judge._verdict import Verdict, judge_statistics, judge_typed
-from backnorm.results import Gradients, Normalized
+from backnorm.conformance.judge._budget import Quantity
+from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.conformance.judge._verdict import Verdict, judge_all
+from backnorm.results import Gradients, Normalized, SecondGradients
 
-__all__ = ["check_backward", "check_forward", "check_inference"]
+__all__ = [
+    "BackwardOptions",
+    "ForwardOptions",
+    "check_backward",
+    "check_double_backward",
+    "check_forward",
+    "check_inference",
+]
+
+
+class _Options(TypedDict, total=False):
+    """Options of all passes of the oracle."""
+
+    epsilon: Required[float]
+    data_format: str
+
+
+class ForwardOptions(_Options, total=False):
+    """Options of the oracle's forward and inference passes."""
+
+    activation: Activation
+    residual: np.ndarray | None
+
+
+class BackwardOptions(_Options, total=False):
+    """Options of the oracle's backward pass."""
+
+    training: bool
+
+
+class _SecondOptions(BackwardOptions, total=False):
+    ddx: np.ndarray | None
+    ddgamma: np.ndarray | None
+    ddbeta: np.ndarray | None
 
 
 def check_backward(
@@ -20,43 +59,17 @@ def check_backward(
     gamma: np.ndarray | None,
     gradients: Gradients | tuple[np.ndarray, np.ndarray, np.ndarray],
     *,
-    epsilon: float,
-    data_format: str = "NCX",
-    training: bool = True,
     arithmetic: Arithmetic | None = None,
+    **options: Unpack[BackwardOptions],
 ) -> dict[str, Verdict]:
     """Judge `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
 
     dx must have x's type and shape, dgamma and dbeta mean's. `arithmetic` is what they were
-    computed in, for :func:`budget`.
+    computed in, for :func:`budget`. `options` are epsilon, data_format and training.
     """
-    exact = reference.backward(
-        x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
-    )
-    dx, dgamma, dbeta = gradients
-    return {
-        "dx": judge_typed(
-            "dx", dx, exact.dx, exact.dx_terms, x.dtype, x.dtype, arithmetic=arithmetic
-        ),
-        "dgamma": judge_typed(
-            "dgamma",
-            dgamma,
-            exact.dgamma,
-            exact.dgamma_terms,
-            x.dtype,
-            mean.dtype,
-            arithmetic=arithmetic,
-        ),
-        "dbeta": judge_typed(
-            "dbeta",
-            dbeta,
-            exact.dbeta,
-            exact.dbeta_terms,
-            x.dtype,
-            mean.dtype,
-            arithmetic=arithmetic,
-        ),
-    }
+    exact = reference.backward(x, dy, mean, variance, gamma, **options)
+    types = x.dtype, mean.dtype, mean.dtype
+    return judge_all(exact, ("dx", "dgamma", "dbeta"), gradients, types, x.dtype, arithmetic)
 
 
 def check_forward(
@@ -65,17 +78,16 @@ def check_forward(
     beta: np.ndarray | None,
     normalized: Normalized | tuple[np.ndarray, np.ndarray, np.ndarray],
     *,
-    epsilon: float,
-    data_format: str = "NCX",
     arithmetic: Arithmetic | None = None,
+    **options: Unpack[ForwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge `normalized` (y, mean, variance) of the given inputs; see :func:`reference.forward`."""
-    exact = reference.forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
-    y, mean, variance = normalized
-    return {
-        "y": judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype, arithmetic=arithmetic),
-        **judge_statistics(mean, variance, exact, x.dtype, arithmetic),
-    }
+    """Judge `normalized` (y, mean, variance) of the given inputs; see :func:`reference.forward`.
+
+    y must have x's type. `options` are those of the oracle.
+    """
+    exact = reference.forward(x, gamma, beta, **options)
+    types = x.dtype, None, None
+    return judge_all(exact, ("y", "mean", "variance"), normalized, types, x.dtype, arithmetic)
 
 
 def check_inference(
@@ -86,14 +98,67 @@ def check_inference(
     beta: np.ndarray | None,
     y: np.ndarray,
     *,
-    epsilon: float,
-    data_format: str = "NCX",
     arithmetic: Arithmetic | None = None,
+    **options: Unpack[ForwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge `y`, the normalisation of x by given statistics; see :func:`reference.inference`."""
-    exact = reference.inference(
-        x, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
-    )
-    return {
-        "y": judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype, arithmetic=arithmetic)
-    }
+    """Judge `y`, the normalisation of x by given statistics; see :func:`reference.inference`.
+
+    y must have x's type. `options` are those of the oracle.
+    """
+    exact = reference.inference(x, mean, variance, gamma, beta, **options)
+    return judge_all(exact, ("y",), (y,), (x.dtype,), x.dtype, arithmetic)
+
+
+def check_double_backward(
+    x: np.ndarray,
+    dy: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    gamma: np.ndarray | None,
+    gradients: SecondGradients | tuple[np.ndarray, np.ndarray, np.ndarray],
+    *,
+    wide: bool = True,
+    in_parts: bool = False,
+    **options: Unpack[_SecondOptions],
+) -> dict[str, Verdict]:
+    """Judge the gradients of the backward pass; see :func:`reference.double_backward`.
+
+    Those with respect to x and dy must have x's type and shape, that of gamma mean's.
+
+    Parameters
+    ----------
+    x, dy, mean, variance, gamma
+        The inputs of the backward pass.
+    gradients : tuple of arrays
+        The gradients with respect to x, dy and gamma.
+    wide : bool
+        Whether all operations are float64.
+    in_parts : bool
+        Whether the gradient of x is the sum of two, each rounded to x's type.
+    **options
+        epsilon, data_format, training, ddx, ddgamma and ddbeta, as the oracle takes them.
+
+    Notes
+    -----
+    The formulas (:mod:`backnorm.second_order.formulas`) are the same for all frameworks. The sums,
+    their type and the number of roundings differ:
+
+    - NumPy, PyTorch on a CPU, TensorFlow: float64 and the engine's sums, as :func:`budget` assumes.
+    - PyTorch on a GPU: float64, and PyTorch's sums, which are not compensated but added up in
+      trees: log2(M) roundings for blocks of 2**20 elements, and one for each block. Up to some
+      2**23 elements per channel that is within the 32 roundings of the budget; channels of 2**17
+      elements of float64 lose 2**-51 T.
+    - JAX with `jax_enable_x64`: float64 and XLA's sums, which are as accurate. But JAX adds the
+      direct gradient of x and the gradient through the statistics as two arrays of x's type
+      (`in_parts`). Neither exceeds T, so their roundings are u*T in all, u being half the distance
+      from 1 to the next number of that type; 2*u*T also leaves room for the error of float32.
+    - JAX without it: float32 in all operations and sums (not `wide`). The argument of 16-bit data,
+      2**-20 T, then also holds for float32 data, whose budget in float64 is 2**20 times smaller.
+      Channels of 2**18 elements lost 2**-23 T.
+    """
+    exact = reference.double_backward(x, dy, mean, variance, gamma, **options)
+    more = 0.0 if wide else 2.0**-20
+    parts = float(ulp_at(Exact.of(np.ones(())), x.dtype)) if in_parts else 0.0
+    quantities: tuple[Quantity, ...] = "second_x", "second_dy", "second_gamma"
+    types, more_of_each = (x.dtype, x.dtype, mean.dtype), (more + parts, more, more)
+    return judge_all(exact, quantities, gradients, types, x.dtype, more=more_of_each)

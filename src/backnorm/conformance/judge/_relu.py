@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from backnorm import reference
-from backnorm.activations import RELU, Activation
+from backnorm.activations import RELU
 from backnorm.arithmetics import Arithmetic
-from backnorm.conformance.judge._passes import check_backward
-from backnorm.conformance.judge._verdict import Verdict, judge_statistics, judge_typed, refused
+from backnorm.conformance.judge._passes import (
+    BackwardOptions,
+    ForwardOptions,
+    check_backward,
+    check_forward,
+    check_inference,
+)
+from backnorm.conformance.judge._verdict import Verdict, refused
 from backnorm.layout import mask_size
 
 __all__ = ["check_relu_backward", "check_relu_forward", "check_relu_inference"]
@@ -22,27 +28,19 @@ def check_relu_forward(
     beta: np.ndarray | None,
     result: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None],
     *,
-    residual: np.ndarray | None = None,
-    activation: Activation = RELU,
-    epsilon: float,
-    data_format: str = "NCX",
     arithmetic: Arithmetic | None = None,
+    **options: Unpack[ForwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge `result` (y, mean, variance, mask); see :func:`reference.relu_forward`.
+    """Judge `result` (y, mean, variance, mask); see :func:`reference.forward`.
 
-    The mask is judged by the y that came, not by the exact one: a bit is set exactly where y > 0,
-    and less than the ceiling of `activation`, a ReLU.
+    The mask is judged by the operator's y, not by the exact one: a bit is set exactly where y is
+    more than 0 and less than the ceiling of `activation`, by default a ReLU without a ceiling.
     """
-    ceiling = activation.ceiling
-    added: Any = {"residual": residual, "ceiling": ceiling}
-    options: Any = {"epsilon": epsilon, "data_format": data_format}
-    exact = reference.relu_forward(x, gamma, beta, **added, **options)
+    ceiling = options.setdefault("activation", RELU).ceiling
     y, mean, variance, mask = result
-    return {
-        "y": _judge_y(y, exact, x, ceiling, arithmetic),
-        **judge_statistics(mean, variance, exact, x.dtype, arithmetic),
-        "mask": _judge_mask(mask, y, x, ceiling),
-    }
+    verdicts = check_forward(x, gamma, beta, (y, mean, variance), arithmetic=arithmetic, **options)
+    mask_verdict = _judge_mask(mask, y, x, ceiling)
+    return verdicts | {"y": _bounded(verdicts["y"], y, ceiling), "mask": mask_verdict}
 
 
 def check_relu_inference(
@@ -53,18 +51,14 @@ def check_relu_inference(
     beta: np.ndarray | None,
     y: np.ndarray,
     *,
-    residual: np.ndarray | None = None,
-    activation: Activation = RELU,
-    epsilon: float,
-    data_format: str = "NCX",
     arithmetic: Arithmetic | None = None,
+    **options: Unpack[ForwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge `y` = relu(batch norm + residual); see :func:`reference.relu_inference`."""
-    ceiling = activation.ceiling
-    added: Any = {"residual": residual, "ceiling": ceiling}
-    options: Any = {"epsilon": epsilon, "data_format": data_format}
-    exact = reference.relu_inference(x, mean, variance, gamma, beta, **added, **options)
-    return {"y": _judge_y(y, exact, x, ceiling, arithmetic)}
+    """Judge `y` = relu(batch norm + residual); see :func:`reference.inference`."""
+    ceiling = options.setdefault("activation", RELU).ceiling
+    operands = x, mean, variance, gamma, beta
+    verdicts = check_inference(*operands, y, arithmetic=arithmetic, **options)
+    return {"y": _bounded(verdicts["y"], y, ceiling)}
 
 
 def check_relu_backward(
@@ -77,12 +71,10 @@ def check_relu_backward(
     *,
     mask: np.ndarray,
     residual: bool = False,
-    epsilon: float,
-    data_format: str = "NCX",
-    training: bool = True,
     arithmetic: Arithmetic | None = None,
+    **options: Unpack[BackwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge `gradients` (dx, dgamma, dbeta, dresidual); see :func:`reference.relu_backward`.
+    """Judge `gradients` (dx, dgamma, dbeta, dresidual) behind a ReLU with this mask.
 
     dresidual must be dy itself where the mask is set and 0 elsewhere, or absent (or None) unless
     `residual`.
@@ -91,38 +83,20 @@ def check_relu_backward(
     assert dx is not None
     assert dgamma is not None
     assert dbeta is not None
-    dresidual = rest[0] if rest else None
-    gradient = reference.masked(dy, mask, x)
+    gradient, exact = reference.masked(dy, mask, x), (dx, dgamma, dbeta)
     verdicts = check_backward(
-        x,
-        gradient,
-        mean,
-        variance,
-        gamma,
-        (dx, dgamma, dbeta),
-        epsilon=epsilon,
-        data_format=data_format,
-        training=training,
-        arithmetic=arithmetic,
+        x, gradient, mean, variance, gamma, exact, arithmetic=arithmetic, **options
     )
-    return verdicts | {"dresidual": _judge_dresidual(dresidual, gradient if residual else None)}
+    dresidual = _judge_dresidual(rest[0] if rest else None, gradient if residual else None)
+    return verdicts | {"dresidual": dresidual}
 
 
-def _judge_y(
-    y: np.ndarray,
-    exact: reference.ExactNormalized | reference.ExactOutput,
-    x: np.ndarray,
-    ceiling: float | None,
-    arithmetic: Arithmetic | None,
-) -> Verdict:
-    verdict = judge_typed("y", y, exact.y, exact.y_terms, x.dtype, x.dtype, arithmetic=arithmetic)
-    if not verdict.passed:
-        return verdict
-    # Beside a bound the budget has room on both sides; a result of ReLU has none beyond it.
+def _bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
+    """Refuse a y beyond the bounds of a ReLU, which the budget alone would allow."""
     values = y.astype(np.float64)
-    if (values < 0).any():
+    if verdict.passed and (values < 0).any():
         return refused(f"y is negative {int((values < 0).sum())} times")
-    if ceiling is not None and (values > ceiling).any():
+    if verdict.passed and ceiling is not None and (values > ceiling).any():
         return refused(f"y is more than {ceiling} {int((values > ceiling).sum())} times")
     return verdict
 
@@ -156,7 +130,7 @@ def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> 
 
 
 def _judge_equal(quantity: str, actual: np.ndarray, expected: np.ndarray) -> Verdict:
-    """Judge an output that leaves no room: equal values, and NaN where NaN is expected."""
+    """Judge an output that must be equal, with NaN where NaN is expected."""
     different = (actual != expected) & ~((actual != actual) & (expected != expected))
     if not different.any():
         return Verdict(0.0, 0.0, True, (), f"{quantity} is as it must be")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,16 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._budget import Quantity, budget
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT64, element_type
-from backnorm.reference import ExactNormalized
+from backnorm.reference import (
+    ExactGradients,
+    ExactNormalized,
+    ExactOutput,
+    ExactSecondGradients,
+)
 
-__all__ = ["Verdict", "judge", "judge_statistics", "judge_typed", "refused"]
+__all__ = ["Verdict", "judge", "judge_all", "refused"]
+
+Record = ExactGradients | ExactNormalized | ExactOutput | ExactSecondGradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class Verdict:
     where : tuple of int
         Index of the element that `worst_excess` was seen at; empty for an empty output.
     detail : str
-        That element: what came, what is exact, error and allowance.
+        That element: its value, the exact value, the error and the allowed error.
     """
 
     worst_ulp: float
@@ -58,19 +66,19 @@ def judge(
     Parameters
     ----------
     quantity : str
-        What it is, for :func:`budget`.
+        The quantity, for :func:`budget`.
     actual : numpy.ndarray
-        The output that is judged; its own type is the one it was rounded to.
+        The output to judge; its type is that of the rounding.
     exact : Exact
         Exact values.
     terms : numpy.ndarray
         float64: T of each element.
     dtype : numpy.dtype
-        Element type of the data (x) it was computed from.
+        Element type of x.
     more : float
-        A multiple of T that is allowed beside the budget.
+        A multiple of T that is allowed besides the budget.
     arithmetic : {"float32", "float64"}, optional
-        What it was computed in, for :func:`budget`.
+        The compute dtype, for :func:`budget`.
     """
     output, data = element_type(actual.dtype), element_type(dtype)
     if output is None or data is None:
@@ -82,9 +90,9 @@ def judge(
     allowance = budget(quantity, output, data, arithmetic)
     error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
     with np.errstate(all="ignore"):
-        # Where T is not finite although the result is, T says nothing and half an ulp has to do.
+        # If T is not finite although the result is, only half an ulp is allowed.
         slack = np.where(np.isfinite(terms), terms, 0.0) * (allowance.terms + more)
-        # No float64 pair holds a part below 2**-1074, so the oracle itself may be off by that.
+        # A pair of float64 has no part below 2**-1074, so the oracle has that error.
         allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)
         excess = error / allowed
         ulps, allowed_ulps = error / ulp, allowed / ulp
@@ -99,37 +107,40 @@ def judge(
     return Verdict(float(ulps.max()), worst_excess, bool(worst_excess <= 1.0), where, detail)
 
 
-def judge_typed(
-    quantity: Quantity,
-    actual: np.ndarray,
-    exact: Exact,
-    terms: FloatArray,
+def judge_all(
+    exact: Record,
+    quantities: Sequence[Quantity],
+    outputs: Sequence[np.ndarray],
+    types: Sequence[np.dtype | None],
     data: np.dtype,
-    expected: np.dtype,
-    *,
-    more: float = 0.0,
     arithmetic: Arithmetic | None = None,
-) -> Verdict:
-    """Judge an output whose element type is prescribed."""
-    if element_type(actual.dtype) != element_type(expected):
-        return refused(f"{quantity} has element type {actual.dtype}, not {expected}")
-    return judge(quantity, actual, exact, terms, data, more=more, arithmetic=arithmetic)
-
-
-def judge_statistics(
-    mean: np.ndarray,
-    variance: np.ndarray,
-    exact: ExactNormalized,
-    data: np.dtype,
-    arithmetic: Arithmetic | None,
+    more: Sequence[float] | None = None,
 ) -> dict[str, Verdict]:
-    """Judge the statistics that a forward pass returns, whatever their element type."""
-    return {
-        "mean": judge("mean", mean, exact.mean, exact.mean_terms, data, arithmetic=arithmetic),
-        "variance": judge(
-            "variance", variance, exact.variance, exact.variance_terms, data, arithmetic=arithmetic
-        ),
-    }
+    """Judge outputs by the fields of the oracle's record that they are named after.
+
+    Parameters
+    ----------
+    exact : ExactGradients, ExactNormalized, ExactOutput or ExactSecondGradients
+    quantities : sequence of str
+        The quantity of each output; the field of "second_x" is "x".
+    outputs : sequence of numpy.ndarray
+    types : sequence of numpy.dtype or None
+        The element type that each output must have; None: any.
+    data, arithmetic
+        As in :func:`judge`.
+    more : sequence of float
+        As in :func:`judge`, for each output; None: 0.
+    """
+    more = [0.0] * len(quantities) if more is None else more
+    verdicts = {}
+    for quantity, actual, expected, extra in zip(quantities, outputs, types, more, strict=True):
+        name = quantity.removeprefix("second_")
+        if expected is not None and element_type(actual.dtype) != element_type(expected):
+            verdicts[name] = refused(f"{quantity} has element type {actual.dtype}, not {expected}")
+            continue
+        known = getattr(exact, name), getattr(exact, f"{name}_terms")
+        verdicts[name] = judge(quantity, actual, *known, data, more=extra, arithmetic=arithmetic)
+    return verdicts
 
 
 def refused(detail: str) -> Verdict:

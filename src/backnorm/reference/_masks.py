@@ -1,0 +1,50 @@
+"""Masks of a ReLU: bits that say where the derivative of y = relu(batch norm + residual) is 1.
+
+relu(v) is v where v > 0, NaN where v is NaN, and else 0; with a ceiling, a number of x's type, it
+is at most that. Its derivative is 1 where 0 < y < ceiling, and else 0, at NaN too. The backward
+pass needs nothing else of y: bit i % 8 of byte i // 8 belongs to element i in the order in which x
+lies in memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backnorm.layout import in_order, mask_size, memory_order, order_mark, restore
+
+__all__ = [
+    "counting",
+    "masked",
+    "pack_mask",
+    "unpack_mask",
+]
+
+
+def counting(y: np.ndarray, ceiling: float | None = None) -> np.ndarray:
+    """Return where the derivative of a ReLU is 1, given its result y."""
+    # Not in y's own type: ml_dtypes warns of NaN.
+    values = y.astype(np.float64)
+    return values > 0 if ceiling is None else (values > 0) & (values < ceiling)
+
+
+def unpack_mask(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return a mask as booleans in x's shape; its bits are in the order in which x lies."""
+    order = memory_order(x)
+    bits = np.unpackbits(mask, count=x.size, bitorder="little").astype(bool)
+    return restore(bits.reshape([x.shape[axis] for axis in order]), order)
+
+
+def pack_mask(positive: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return the mask of an x, with the order of its bits, for booleans in x's shape."""
+    order = memory_order(x)
+    mask = np.zeros(mask_size(x.size), np.uint8)
+    packed = np.packbits(in_order(positive, order, np.dtype(bool)).ravel(), bitorder="little")
+    mask[: packed.size] = packed
+    mark = order_mark(x.shape, order)
+    mask[-len(mark) :] = np.frombuffer(mark, np.uint8)
+    return mask
+
+
+def masked(dy: np.ndarray, mask: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return dy where the mask is set, and 0 elsewhere."""
+    return np.where(unpack_mask(mask, x), dy, np.zeros((), dy.dtype))

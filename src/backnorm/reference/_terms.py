@@ -1,0 +1,89 @@
+"""Numbers that carry the sum of the magnitudes of their terms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backnorm._doubledouble import Exact, FloatArray
+
+__all__ = ["Term", "inverse_deviation", "rectified"]
+
+# Square roots of numbers below this lose their lower parts.
+_SMALL = 2.0**-800
+
+
+class Term:
+    """Arrays of numbers, in the three forms in which the oracle evaluates every formula.
+
+    Operators evaluate all three, so a formula is written once.
+
+    Attributes
+    ----------
+    exact : Exact
+        The value. It is not followed beyond infinity and NaN.
+    plain : numpy.ndarray
+        The value in float64, which decides between infinity and NaN.
+    size : numpy.ndarray
+        T: the formula with magnitudes for its terms, and plus for minus.
+    """
+
+    __slots__ = ("exact", "plain", "size")
+
+    def __init__(self, exact: Exact, plain: FloatArray, size: FloatArray) -> None:
+        self.exact, self.plain, self.size = exact, plain, size
+
+    @classmethod
+    def of(cls, values: FloatArray) -> Term:
+        """Return float64 values as terms."""
+        return cls(Exact.of(values), values, np.abs(values))
+
+    def __add__(self, other: Term) -> Term:
+        return Term(self.exact + other.exact, self.plain + other.plain, self.size + other.size)
+
+    def __sub__(self, other: Term) -> Term:
+        return Term(self.exact - other.exact, self.plain - other.plain, self.size + other.size)
+
+    def __mul__(self, other: Term) -> Term:
+        return Term(self.exact * other.exact, self.plain * other.plain, self.size * other.size)
+
+    def __rmul__(self, factor: float) -> Term:
+        return Term(self.exact * factor, self.plain * factor, self.size * factor)
+
+    def __truediv__(self, divisor: float) -> Term:
+        return Term(self.exact / divisor, self.plain / divisor, self.size / divisor)
+
+    def sum(self) -> Term:
+        """Return the sum of each channel."""
+        plain, size = (part.sum(1, keepdims=True) for part in (self.plain, self.size))
+        return Term(self.exact.sum()[:, None], plain, size)
+
+    def settled(self) -> Term:
+        """Return the exact value where it is finite, else the float64 value, in both forms."""
+        exact = self.exact.settled(self.plain)
+        return Term(exact, exact.hi, self.size)
+
+    def single(self) -> Term:
+        """Return the same value as one term: T is its magnitude."""
+        return Term(self.exact, self.plain, np.abs(self.plain))
+
+
+def inverse_deviation(variance: Term, epsilon: float) -> Term:
+    """Return ``1 / sqrt(variance + epsilon)`` as one term."""
+    total = variance.exact + epsilon
+    # The low part of a small number would underflow, unless the number is scaled.
+    scale = np.where(np.abs(total.hi) < _SMALL, 2.0**400, 1.0)
+    root = (total * (scale * scale)).sqrt()
+    plain = 1.0 / np.sqrt(variance.exact.hi + epsilon)
+    return Term((1.0 / root) * scale, plain, plain).settled().single()
+
+
+def rectified(value: Term, ceiling: float | None) -> Term:
+    """Return a settled value behind a ReLU. T is unchanged: a ReLU does not enlarge an error."""
+    hi, lo = value.exact.hi, value.exact.lo
+    stays = (hi > 0) | np.isnan(hi)
+    hi, lo = np.where(stays, hi, 0.0), np.where(stays, lo, 0.0)
+    if ceiling is not None:
+        # The low part of a pair says whether the pair is more than its high part.
+        more = (hi > ceiling) | ((hi == ceiling) & (lo > 0))
+        hi, lo = np.where(more, ceiling, hi), np.where(more, 0.0, lo)
+    return Term(Exact(hi, lo), hi, value.size)

@@ -1,0 +1,180 @@
+"""Tensors that `--random` makes up."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from backnorm.cli.random_tensors import random_tensors
+from backnorm.dialects import registry
+from backnorm.graph.program import Tensor
+
+SCHEMA = registry.operator("onednn_graph", "BatchNormTrainingBackward").schema
+PORTS = ("src", "diff_dst", "mean", "variance", "gamma")
+
+
+def missing(*ports, shape=None, dtype=None):
+    return {port: Tensor(port, (port,), shape if port == "src" else None, dtype) for port in ports}
+
+
+def make(given=None, seed=0, data_format="NXC", **wanted):
+    given = given or {}
+    wanted = missing(*(port for port in PORTS if port not in given), **wanted)
+    return random_tensors(SCHEMA, {"data_format": data_format}, given, wanted, seed)
+
+
+def test_everything_is_made_from_one_shape():
+    made = make(shape=(4, 6, 5, 3))
+    assert {port: array.shape for port, array in made.items()} == {
+        "src": (4, 6, 5, 3),
+        "diff_dst": (4, 6, 5, 3),
+        "mean": (3,),
+        "variance": (3,),
+        "gamma": (3,),
+    }
+    assert {array.dtype for array in made.values()} == {np.dtype(np.float32)}
+
+
+def test_the_data_format_says_which_axis_is_the_channel():
+    assert make(shape=(4, 6, 5, 3), data_format="NCX")["mean"].shape == (6,)
+
+
+@pytest.mark.parametrize("given_x", [True, False])
+def test_the_statistics_are_those_of_x(given_x, rng):
+    x = rng.normal(5.0, 2.0, (4, 6, 5, 3)).astype(np.float32)
+    made = make({"src": x}) if given_x else make(shape=x.shape)
+    x = np.float64(x if given_x else made["src"])
+    np.testing.assert_allclose(made["mean"], x.mean((0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(made["variance"], x.var((0, 1, 2)), rtol=1e-6)
+
+
+def test_variance_is_positive_even_of_a_constant():
+    made = make({"src": np.ones((4, 5, 3), np.float32)})
+    assert made["variance"].tolist() == [1, 1, 1]
+
+
+def test_dy_is_not_constant_and_channels_differ():
+    made = make(shape=(8, 9, 9, 3))
+    assert np.unique(made["diff_dst"]).size > 1000
+    assert np.ptp(made["src"].mean((0, 1, 2))) > 0.1
+
+
+def test_types_follow_the_operator_and_what_is_known():
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    made = make({"diff_dst": np.zeros((2, 5, 3), bfloat16)})
+    assert (made["src"].dtype, made["mean"].dtype) == (bfloat16, np.float32)
+    made = make({"diff_dst": np.zeros((2, 5, 3), bfloat16), "gamma": np.zeros(3, bfloat16)})
+    assert (made["src"].dtype, made["mean"].dtype) == (bfloat16, bfloat16)
+    schema = registry.operator("ngraph", "BatchNormInference").schema
+    ports = {p: Tensor(p, (p,)) for p in ("gamma", "beta", "mean", "variance")}
+    made = random_tensors(schema, {}, {"input": np.zeros((2, 5, 3))}, ports, 0)
+    assert {array.dtype for array in made.values()} == {np.dtype(np.float64)}
+    assert made["mean"].shape == (5,)
+    assert (made["variance"] > 0).all()
+
+
+def test_a_seed_is_reproducible_and_seeds_differ():
+    first, again, other = (make(shape=(2, 5, 3), seed=seed) for seed in (1, 1, 2))
+    for port in PORTS:
+        assert first[port].tobytes() == again[port].tobytes()
+        assert first[port].tobytes() != other[port].tobytes()
+
+
+def test_supplying_one_tensor_leaves_the_others_as_they_were():
+    everything = make(shape=(2, 5, 3))
+    rest = make({"gamma": everything["gamma"], "src": everything["src"]})
+    for port, array in rest.items():
+        assert array.tobytes() == everything[port].tobytes()
+
+
+def test_an_unknown_shape_is_refused(refused, write_json, call):
+    line = refused("run", write_json(call()), "--random", 0)
+    assert "no shape of 2 or more dimensions is known" in line
+    assert "src, diff_dst" in line
+
+
+def test_random_tensors_beyond_memory_are_an_error(refused, write_json, call):
+    file = write_json(call(shapes={"src": [2**24, 2**24]}))
+    assert "Unable to allocate" in refused("run", file, "--random", 0)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (5,), ()])
+def test_operands_of_different_ranks_are_rejected(refused, write_json, tmp_path, shape):
+    np.savez(tmp_path / "in.npz", x=np.ones(shape), y_backprop=np.ones((6, 5, 4, 3), np.float32))
+    document = {"dialect": "tensorflow", "op": "FusedBatchNormGradV3"}
+    line = refused("run", write_json(document), "--tensors", tmp_path / "in.npz", "--random", 0)
+    assert "error: x: " in line
+
+
+def test_the_command_fills_what_is_missing_and_says_so(cli, write_json, call, tmp_path, tensors):
+    np.savez(tmp_path / "x.npz", x=tensors["x"])
+    file = write_json(call())
+    result = cli("run", file, "--tensors", tmp_path / "x.npz", "--random", 7, "--check", "--json")
+    assert result.exit_code == 0, result.output
+    (step,) = json.loads(result.stdout)["steps"]
+    assert [t["random"] for t in step["inputs"]] == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_tensorflow_forward_with_nothing_given(cli, write_json, is_training):
+    document = {
+        "dialect": "tensorflow",
+        "op": "FusedBatchNormV3",
+        "attributes": {"is_training": is_training},
+        "shapes": {"x": [3, 4, 4, 5]},
+        "types": {"x": "float16"},
+    }
+    result = cli("run", write_json(document), "--random", 0, "--check", "--json")
+    assert result.exit_code == 0, result.output
+
+
+def test_the_feature_index_is_the_channel_axis():
+    schema = registry.operator("stablehlo", "batch_norm_grad").schema
+    ports = {p: Tensor(p, (p,)) for p in ("scale", "mean", "variance", "grad_output")}
+    x = np.arange(120.0).reshape(2, 3, 4, 5)
+    for axis in range(4):
+        made = random_tensors(schema, {"feature_index": axis}, {"operand": x}, ports, 0)
+        others = tuple(k for k in range(4) if k != axis)
+        np.testing.assert_allclose(made["mean"], x.mean(others))
+        np.testing.assert_allclose(made["variance"], x.var(others))
+    for refused_later in (4, -1, "1", None):
+        made = random_tensors(schema, {"feature_index": refused_later}, {"operand": x}, ports, 0)
+        assert made["grad_output"].shape == x.shape
+
+
+def test_an_inverse_deviation_is_that_of_x(rng):
+    schema = registry.operator("aten", "native_batch_norm_backward").schema
+    x = rng.normal(5.0, 2.0, (4, 3, 6))
+    made = random_tensors(schema, {}, {"input": x}, {"save_invstd": Tensor("s", ("s",))}, 0)
+    np.testing.assert_allclose(made["save_invstd"], 1 / np.sqrt(x.var((0, 2)) + 1e-5))
+
+
+USUAL = {
+    "mode": "PER_ACTIVATION",
+    "alphaDataDiff": 1.0,
+    "betaDataDiff": 0.0,
+    "alphaParamDiff": 1.0,
+    "betaParamDiff": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "op", "data", "attributes", "shapes"),
+    [
+        ("onnxruntime", "BatchNormalizationGrad", "X", {}, {}),
+        ("onnxruntime", "BatchNormInternal", "X", {}, {}),
+        ("cudnn", "BatchNormalizationBackward", "x", USUAL | {"epsilon": 1e-5}, {}),
+        ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", "Input", {"Epsilon": 1e-5}, {}),
+        ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", "Input", {"Epsilon": 1e-5},
+         {"Mean": [1, 4, 1, 5], "Variance": [1, 4, 1, 5], "Scale": [1, 4, 1, 5]}),
+    ],
+)  # fmt: skip
+def test_dialects_with_nothing_given(cli, write_json, dialect, op, data, attributes, shapes):
+    document = {"dialect": dialect, "op": op, "attributes": attributes}
+    document["shapes"] = {data: [6, 4, 3, 5]} | shapes
+    result = cli("run", write_json(document), "--random", 0, "--check", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["passed"]
