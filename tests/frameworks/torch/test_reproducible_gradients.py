@@ -137,12 +137,14 @@ def states(results, run, name):
 
 
 class TestTraining:
+    @pytest.mark.long
     @pytest.mark.parametrize("name", [name for name in cases.CASES if "without" not in name])
     def test_training_on_any_number_of_processes_has_same_bits(self, name, results):
         first, *others = states(results, "networks", name)
         assert 1 + len(others) == sum(map(len, cases.CASES[name].parts))
         assert all(have_same_bits(first, other) for other in others)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("name", ["without micro-batches", "without hook"])
     def test_training_without_one_of_both_has_other_bits(self, name, results):
         first, *others = states(results, "networks", name)
@@ -157,6 +159,7 @@ class TestTraining:
         first, *others = states(results, "long", "other layers")
         assert any(not have_same_bits(first, other) for other in others)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("name", ["uneven parts", "averaged", "modules by themselves"])
     def test_training_is_that_without_hook_within_rounding(self, name, results):
         expected = results[0]["networks"]["without hook"][1]
@@ -165,6 +168,7 @@ class TestTraining:
 
 
 class TestHook:
+    @pytest.mark.long
     def test_average_in_any_order_of_processes_has_same_exact_bits(self, results):
         expected = results[0]["orders"]["hook"][0].expand(3, -1)
         assert all(have_same_bits(each["orders"]["hook"], expected) for each in results)
@@ -177,6 +181,7 @@ class TestHook:
         error = every.abs().amax(0) * 2.0**-40 + mean.abs() * 2.0**-24 + 2.0**-149
         assert ((expected[0] - mean).abs() <= error)[finite].all()
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("name", "words"),
         [
@@ -189,6 +194,7 @@ class TestHook:
     def test_hook_raises_in_every_process(self, name, words, results):
         assert all(re.search(words, each["errors"][name]) for each in results)
 
+    @pytest.mark.long
     def test_most_terms_are_added_and_one_more_raises(self, results):
         for each in results:
             assert len(each["counts"]) == 8

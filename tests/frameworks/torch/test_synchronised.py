@@ -128,6 +128,7 @@ def models(processes):
     return processes(cases, 2, "models")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_two_processes_train_as_one(kind, models):
     expected = cases.trained_alone(kind, 2)
@@ -142,7 +143,14 @@ def test_two_processes_train_as_one(kind, models):
         torch.testing.assert_close(one[name], value, rtol=tolerance, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("when", ["before", "between", "backward", "left out"])
+# Two processes each.
+@pytest.mark.parametrize(
+    "when",
+    [
+        "backward",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("before", "between", "left out")),
+    ],
+)
 def test_others_raise_when_a_process_does_not_come(when, processes):
     (found,) = processes(cases, 2, f"ends {when}")
     layer = "layer '3'" if when in ("backward", "between") else "layer"
