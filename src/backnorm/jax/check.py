@@ -11,7 +11,7 @@ import numpy as np
 from backnorm import problem
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
-from backnorm.jax.problems import is_known
+from backnorm.jax.problems import Options, is_known
 from backnorm.problem import Metadata
 from backnorm.scalars import check_flag, check_integer
 from backnorm.signature import SIGNATURES, Operation
@@ -185,21 +185,18 @@ def _is_name(name: object) -> bool:
 
 
 def check_operands(
-    operation: Operation, setting: Any, *, activation: Any = None, **arrays: Any
+    operation: Operation, options: Options, *, activation: Any = None, **arrays: Any
 ) -> problem.Problem:
-    """Return the problem of an operation on operands by their names, or raise.
-
-    `setting` has epsilon and the channel axis, not negative, and whether sums are reproducible.
-    """
+    """Return the problem of an operation on operands by their names, or raise."""
     operands = [_read(each) for each in SIGNATURES[operation].arranged(arrays)]
     return problem.problem_of(
         operation,
         *operands,
-        epsilon=setting.epsilon,
-        data_format=(setting.axis,),
+        epsilon=options.epsilon,
+        data_format=(options.axis,),
         activation=activation,
-        # The number of elements, which is limited then, is not known of a symbolic shape.
-        reproducible=setting.reproducible and is_known(arrays["x"].shape),
+        # Reproducible sums limit the number of elements, which a symbolic shape does not have.
+        reproducible=options.reproducible and is_known(arrays["x"].shape),
     )
 
 

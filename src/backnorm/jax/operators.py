@@ -1,21 +1,29 @@
-"""Batch normalisation on JAX arrays: what is asked for, and the checks."""
+"""Batch normalisation on JAX arrays: the public functions, and the compiled ones that they call."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from backnorm.activations import Activation, check_activation
+from backnorm.activations import RELU, Activation, check_activation
 from backnorm.arithmetics import Arithmetic, asked
 from backnorm.dtypes import FLOAT64
-from backnorm.jax import check, compiled
-from backnorm.jax.compiled import Setting
+from backnorm.jax import check, derivatives, formulas
+from backnorm.jax.activations import activated
+from backnorm.jax.check import Groups
+from backnorm.jax.formulas import working_type
+from backnorm.jax.parts import moments_of_all
+from backnorm.jax.problems import Options
+from backnorm.jax.varying import alike
 from backnorm.scalars import check_flag
 
 __all__ = ["batch_norm", "batch_norm_backward", "batch_norm_inference"]
+
+_compiled = partial(jax.jit, inline=True)
 
 
 def batch_norm(
@@ -99,17 +107,15 @@ def batch_norm(
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    (x,) = _read(x=x)
+    x = check.read("x", x)
     gamma, beta, residual = _read_optional(gamma=gamma, beta=beta, residual=residual)
     names = check.check_axis_name(axis_name)
-    groups = check.check_axis_index_groups(axis_index_groups, names)
+    groups = names, check.check_axis_index_groups(axis_index_groups, names)
     reproducible = check.check_reproducible(reproducible, names, mask)
-    setting = _setting(x, epsilon, axis, arithmetic, reproducible)
-    options: dict[str, Any] = {"setting": setting, "axis_name": names, "axis_index_groups": groups}
-    options["activation"] = check_activation(activation)
-    operands = (x, gamma, beta, check.read_mask(mask, x), residual)
-    y, mean, variance = compiled.batch_norm(*operands, **options)
-    return y, mean, variance
+    options = _options(x, epsilon, axis, arithmetic, reproducible)
+    operands = x, gamma, beta, check.read_mask(mask, x), residual
+    activation = check_activation(activation)
+    return _batch_norm(operands, options=options, activation=activation, groups=groups)
 
 
 def batch_norm_inference(
@@ -154,8 +160,8 @@ def batch_norm_inference(
     """
     x, mean, variance = _read(x=x, mean=mean, variance=variance)
     gamma, beta = _read_optional(gamma=gamma, beta=beta)
-    setting = _setting(x, epsilon, axis, arithmetic)
-    return compiled.batch_norm_inference(x, mean, variance, gamma, beta, setting=setting)
+    options = _options(x, epsilon, axis, arithmetic)
+    return _batch_norm_inference((x, mean, variance, gamma, beta), options=options)
 
 
 def batch_norm_backward(
@@ -225,25 +231,121 @@ def batch_norm_backward(
     x, dy, mean, variance = _read(x=x, dy=dy, mean=mean, variance=variance)
     (gamma,) = _read_optional(gamma=gamma)
     reproducible = check.check_reproducible(reproducible)
-    setting = _setting(x, epsilon, axis, arithmetic, reproducible)
-    training = check_flag("training", training)
-    given = (x, dy, mean, variance, gamma)
-    dx, dgamma, dbeta = compiled.batch_norm_backward(*given, setting=setting, training=training)
-    return dx, dgamma, dbeta
+    options = _options(x, epsilon, axis, arithmetic, reproducible)
+    options = options._replace(training=check_flag("training", training))
+    return _batch_norm_backward((x, dy, mean, variance, gamma), options=options)
 
 
-def _setting(
+@partial(_compiled, static_argnames=("options", "activation", "groups"))
+def _batch_norm(
+    operands: tuple[Any, ...],
+    *,
+    options: Options,
+    activation: Activation | None,
+    groups: tuple[tuple[Hashable, ...], Groups | None],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return y, mean and variance from x, gamma, beta, mask and residual.
+
+    `groups` has the mapped axes that the batch is spread over, and the groups of places on them.
+    """
+    x, gamma, beta, mask, residual = operands
+    arrays = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
+    problem = check.check_operands("forward", options, activation=activation, **arrays)
+    activation, dtype = problem.activation, problem.statistics_dtype
+    x, gamma, beta = alike(x, *_scale_and_offset(x, gamma, beta, options))
+    if groups[0] or mask is not None:
+        mean, variance = _statistics(x, mask, options, groups)
+        y = _normalized(x, mean, variance, gamma, beta, options)
+    elif activation == RELU:
+        inputs = alike(x, gamma, beta, *([] if residual is None else [residual]))
+        y, mean, variance = derivatives.forward_relu(*inputs, options=options)
+        activation = None
+    else:
+        y, mean, variance = derivatives.forward(x, gamma, beta, options=options)
+    return activated(y, residual, activation), mean.astype(dtype), variance.astype(dtype)
+
+
+def _statistics(
+    x: jax.Array, mask: Any, options: Options, groups: tuple[Any, Any]
+) -> tuple[jax.Array, jax.Array]:
+    """Return mean and variance, NaN for a channel without an element that is counted."""
+    count = None
+    if mask is None:
+        mean, variance = derivatives.statistics(x, options)
+    else:
+        mean, variance, count = formulas.masked_statistics(x, mask, options)
+    if groups[0]:
+        names = dict(zip(("axis_name", "axis_index_groups"), groups, strict=True))
+        mean, variance, count = moments_of_all(mean, variance, count, names)
+    if count is not None:
+        nothing = jnp.where(count > 0, 0.0, jnp.nan).astype(mean.dtype)
+        mean, variance = mean + nothing, variance + nothing
+    return mean, variance
+
+
+@partial(_compiled, static_argnames=("options",))
+def _batch_norm_inference(operands: tuple[Any, ...], *, options: Options) -> jax.Array:
+    """Return y from x, mean, variance, gamma and beta."""
+    x, mean, variance, gamma, beta = operands
+    arrays = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
+    check.check_operands("inference", options, x=x, **arrays)
+    gamma, beta = _scale_and_offset(x, gamma, beta, options)
+    return _normalized(x, mean, variance, gamma, beta, options)
+
+
+@partial(_compiled, static_argnames=("options",))
+def _batch_norm_backward(
+    operands: tuple[Any, ...], *, options: Options
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
+    x, dy, mean, variance, gamma = operands
+    arrays = {"mean": mean, "variance": variance, "gamma": gamma}
+    dtype = check.check_operands("backward", options, x=x, dy=dy, **arrays).statistics_dtype
+    work = working_type(x.dtype)
+    gamma, _ = _scale_and_offset(x, gamma, None, options)
+    inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)
+    dx, dgamma, dbeta = derivatives.backward(*inputs, options=options)
+    return dx, dgamma.astype(dtype), dbeta.astype(dtype)
+
+
+def _normalized(
+    x: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    gamma: jax.Array,
+    beta: jax.Array,
+    options: Options,
+) -> jax.Array:
+    work = working_type(x.dtype)
+    inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
+    (y,) = derivatives.normalize(*inputs, options=options)
+    return y
+
+
+def _scale_and_offset(
+    x: jax.Array, gamma: Any, beta: Any, options: Options
+) -> tuple[jax.Array, jax.Array]:
+    """Return gamma and beta, or 1 and 0, in the type of per-channel arrays.
+
+    Statistics and parameter gradients of 16-bit parameters are rounded once, at the end.
+    """
+    work, channels = working_type(x.dtype), x.shape[options.axis]
+    gamma = jnp.ones(channels, work) if gamma is None else gamma.astype(work)
+    return gamma, jnp.zeros(channels, work) if beta is None else beta.astype(work)
+
+
+def _options(
     x: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: bool = False
-) -> Setting:
+) -> Options:
     epsilon, axis = check.check_epsilon(epsilon), check.check_axis(axis, x)
-    # NumPy's float64 is what JAX makes of it.
+    # JAX converts float64 NumPy input to its default float type.
     dtype = jnp.result_type(float) if x.dtype == FLOAT64 else x.dtype
-    return Setting(epsilon, axis, asked(dtype, arithmetic), reproducible)
+    return Options(epsilon, axis, asked(dtype, arithmetic), reproducible)
 
 
-def _read(**given: Any) -> list[Any]:
-    return [check.read(name, value) for name, value in given.items()]
+def _read(**arrays: Any) -> list[Any]:
+    return [check.read(name, value) for name, value in arrays.items()]
 
 
-def _read_optional(**given: Any) -> list[Any]:
-    return [None if value is None else check.read(name, value) for name, value in given.items()]
+def _read_optional(**arrays: Any) -> list[Any]:
+    return [None if value is None else check.read(name, value) for name, value in arrays.items()]
