@@ -198,12 +198,13 @@ give_derivative(
 
 
 def _statistics_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:
-    return formulas.statistics_pushed(*residuals, *tangents, options.axis)
+    (x, mean), (dx,) = residuals, tangents
+    return formulas.statistics_pushed(x, mean, dx, options.axis)
 
 
 def _statistics_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -> Arrays:
-    x, mean = residuals
-    return (_through_statistics(x, mean, *cotangents, options).astype(x.dtype),)
+    (x, mean), (dmean, dvariance) = residuals, cotangents
+    return (_through_statistics(x, mean, dmean, dvariance, options).astype(x.dtype),)
 
 
 give_derivative(

@@ -128,7 +128,8 @@ def call(
     if "variance" in arrays:
         arrays["variance"] = _accepted(arrays["variance"], options.epsilon)
     signature, batch = SIGNATURES[operation], batch_size(operands)
-    fields = {each.name: each.field for each in (*signature.operands, *signature.numbers)}
+    fields = {operand.name: operand.field for operand in signature.operands}
+    fields |= {number.name: number.field for number in signature.numbers}
     described = [_described(array, fields[name], batch) for name, array in arrays.items()]
     types = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     written = [r.field for r in signature.results if r.field and r.option is None]
