@@ -43,34 +43,34 @@ def batch_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise a batch with its own statistics.
 
-    mean and variance are those of each channel of x, the variance being the biased one (divided
-    by the number of elements), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta. Then
-    the activation is applied; before a ReLU the residual is added to y.
+    mean and variance are those of each channel of x; the variance is the biased one (divided by the
+    number of elements). y = gamma * (x - mean) / sqrt(variance + epsilon) + beta. Then the
+    activation is applied; before a ReLU the residual is added to y.
 
     Differentiable in x, gamma and beta in reverse and in forward mode (`jax.grad`, `jax.jvp`,
     `jax.linearize`, `jax.hessian`), to any order; mean and variance have derivatives, too. Under
-    `jax.vmap` every instance has statistics of its own.
+    `jax.vmap` every problem of the batch has its own statistics.
 
     Parameters
     ----------
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent; x's type, or float32 beside a 16-bit x.
+        Scale and offset, 1 and 0 if absent; x's type, or float32 for a 16-bit x.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
-        Where the channels are.
+        The axis of the channels.
     axis_name : str or tuple of str, optional
         Mapped axes (of `jax.shard_map`, `jax.pmap` or `jax.vmap`) over which the batch is
-        spread: the statistics are those of all its parts, which have one shape. Gradients are
-        what JAX gives for the textbook formula with `jax.lax.pmean`.
+        spread: the statistics are those of all its parts, which have one shape. Gradients are those
+        of the textbook formula with `jax.lax.pmean`.
     axis_index_groups : sequence of sequences of int, optional
-        Groups of places on these axes, as of `jax.lax.pmean`: each group is a batch of its own.
+        Groups of indices on these axes, as of `jax.lax.pmean`: each group is a separate batch.
     mask : array of bool, optional
-        Which elements of x the statistics are of, in a shape that broadcasts to x's. y is that of
-        all elements. Without any in a channel, its statistics and its y are NaN. With `axis_name`
-        they are of the elements of all parts, however many each has.
+        The elements of x that the statistics are of, in a shape that broadcasts to x's. y is that
+        of all elements. A channel without such elements has NaN statistics and y. With `axis_name`
+        the statistics are of the elements of all parts, which may have different numbers of them.
     activation : {"relu", "relu6", "silu", "hardswish"} or backnorm.Activation, optional
         ``Activation("relu", ceiling)`` is min(ceiling, max(0, y)); the derivative of a ReLU is 0
         where y is 0 or the ceiling. Kernels for CPUs compute "relu" in the same pass; all others
@@ -78,30 +78,30 @@ def batch_norm(
     residual : array, optional
         Added before a ReLU; of x's shape and type.
     arithmetic : {"float32", "float64"}, optional
-        What elements are computed in, and short runs of sums added up, here and in derivatives of
-        the first order. None: what holds when the function is traced (`backnorm.arithmetic`). Where
-        formulas run instead of kernels, "float64" needs ``jax_enable_x64``, and float32 elements
-        are computed in float32 if nothing is asked for.
+        The compute dtype of elements and of short sums, here and in derivatives of the first order.
+        None: the setting when the function is traced (`backnorm.arithmetic`). Where formulas run
+        instead of kernels, "float64" needs ``jax_enable_x64``, and the default for float32 elements
+        is float32.
     reproducible : bool
-        Whether y, mean, variance and gradients in reverse mode are to have the same bits however
-        the batch is cut over devices, ordered or laid out, and those of NumPy's operators. On CPUs,
-        without `axis_name` and `mask`.
+        Whether y, mean, variance and gradients in reverse mode have the same bits however the batch
+        is split over devices, ordered or laid out: those of NumPy's operators. On CPUs, without
+        `axis_name` and `mask`.
 
     Returns
     -------
     y : array
         Of x's shape and type.
     mean, variance : array, shape (C,)
-        Of gamma's type (without gamma and beta: x's, or float32 beside a 16-bit x). 0 of an
-        empty batch.
+        Of gamma's type (without gamma and beta: x's, or float32 for a 16-bit x). 0 for an empty
+        batch.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         For a wrong type, shape, axis or epsilon, when the function is traced. Values are not
-        looked at: NaN, infinity, and a variance + epsilon of 0 propagate. Arrays that were deleted
-        or donated, and arrays on several devices, are errors of JAX's own (RuntimeError and
-        ValueError).
+        checked: NaN, infinity, and a variance + epsilon of 0 propagate. JAX raises its own errors
+        for arrays that were deleted or donated (RuntimeError), or are on several devices
+        (ValueError).
 
     References
     ----------
@@ -138,13 +138,13 @@ def batch_norm_inference(
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     mean, variance : array, shape (C,)
-        Statistics; x's type, or float32 beside a 16-bit x.
+        Statistics; x's type, or float32 for a 16-bit x.
     gamma, beta : array, shape (C,), optional
         Scale and offset, of mean's type; 1 and 0 if absent.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
-        Where the channels are.
+        The axis of the channels.
     arithmetic : {"float32", "float64"}, optional
         As of `batch_norm`.
 
@@ -186,8 +186,8 @@ def batch_norm_backward(
         dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
         dx     = gamma*s * dy                                            frozen statistics
 
-    Differentiable as the function of five arrays that it is: mean and variance are arguments like
-    x. If they are what `batch_norm` returned for x, the chain rule adds what they owe to x.
+    Differentiable as a function of five arrays: mean and variance are arguments like x. If
+    `batch_norm` returned them for x, the chain rule adds their derivatives in x.
 
     Parameters
     ----------
@@ -196,21 +196,21 @@ def batch_norm_backward(
     dy : array
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : array, shape (C,)
-        The statistics of the forward pass, used as they are. The variance is the biased one. x's
-        type, or float32 beside a 16-bit x.
+        The statistics of the forward pass; the variance is the biased one. x's type, or float32
+        for a 16-bit x.
     gamma : array, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
-        Where the channels are.
+        The axis of the channels.
     training : bool
         True: the statistics depended on x. False: they were constants.
     arithmetic : {"float32", "float64"}, optional
         As of `batch_norm`.
     reproducible : bool
-        Whether dx, dgamma and dbeta are to have the same bits however the batch is cut over
-        devices, ordered or laid out, and those of NumPy's operators. On CPUs.
+        Whether dx, dgamma and dbeta have the same bits however the batch is split over devices,
+        ordered or laid out: those of NumPy's operators. On CPUs.
 
     Returns
     -------

@@ -142,7 +142,7 @@ def _normalized(
 
 
 def _check(options: Options) -> None:
-    """Raise if sums are asked for that only kernels have."""
+    """Raise if sums are reproducible: only kernels have such sums."""
     if options.reproducible:
         raise ArgumentValueError(
             "reproducible",

@@ -192,8 +192,8 @@ def place(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
 def here(tensors: Sequence[Any]) -> list[Any]:
     """Return the tensors as those of the graph that is being traced.
 
-    A gradient function keeps them, and may be called while another graph is traced, which can
-    reach into this one but not through it.
+    A gradient function keeps them, and may be called while another graph is traced. That graph can
+    use tensors of the graph around it, but not of one further out.
     """
     if tf.executing_eagerly():
         return list(tensors)
