@@ -58,7 +58,7 @@ def _primitive(
 
     def lowered_for_cpu(context: Any, *operands: Any, **parameters: Any) -> Any:
         rule = by_formula
-        if is_known(context.avals_in[0].shape) and ffi.is_usable():
+        if is_known(context.avals_in[like[0]].shape) and ffi.is_usable():
             devices = sharding.devices_of(context)
             rule = sharding.split_lowering(operation, by_kernel, devices)
         return rule(context, *operands, **parameters)

@@ -208,6 +208,15 @@ def test_statistics_of_16_bit_parameters_are_rounded_once_and_only_at_the_end(dt
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(other.astype(dtype)))
 
 
+def test_vmap_of_backward_over_an_empty_batch_with_shared_operands(layer, normal):
+    x, gamma, _ = layer((6, 5, 4), 1)
+    backward = partial(backnorm.jax.batch_norm_backward, epsilon=EPSILON, axis=1)
+    mapped = jax.vmap(backward, in_axes=(None, 0, None, None, None))
+    dx, dgamma, dbeta = mapped(x, normal(0, 6, 5, 4), normal(5), normal(5) ** 2, gamma)
+    assert dx.shape == (0, 6, 5, 4)
+    assert dgamma.shape == dbeta.shape == (0, 5)
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 4, 3), (2, 4, 0)])
 def test_arrays_without_elements(shape):
     x = jnp.zeros(shape)
