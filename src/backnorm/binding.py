@@ -24,7 +24,9 @@ __all__ = ["NO_FACTS", "caller", "facts", "runner", "written"]
 
 #: The exceptions that facts raise for an object that is not an array, and a key for an option
 #: without a hash.
-NO_FACTS = "(AttributeError, TypeError, RuntimeError)"
+NO_FACTS = (AttributeError, TypeError, RuntimeError)
+# As the generated code names them.
+_NO_FACTS = f"({', '.join(error.__name__ for error in NO_FACTS)})"
 
 
 def facts(code: Code, name: str, kind: str = "data", *, required: bool = False) -> str:
@@ -63,7 +65,7 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         "        try:",
         f"            key = ({', '.join(key)})",
         "            executable = calls.get(key)",
-        f"        except {NO_FACTS}:",
+        f"        except {_NO_FACTS}:",
         "            key = executable = None",
         "        except Exception:",
         # Either an option's own method raised it, and the option is refused, or a signal handler.
@@ -114,7 +116,7 @@ def runner(
         body += [
             "try:",
             f"    lost = {lost}",
-            f"except {NO_FACTS}:",
+            f"except {_NO_FACTS}:",
             # The object has the facts of an array, and is something else.
             "    lost = True",
             "if lost:",

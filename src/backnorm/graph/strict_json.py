@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.files import check_readable, errors_named
 
 __all__ = [
     "MAX_BYTES",
@@ -31,27 +30,16 @@ _LONGEST_NAME = 200
 _RESERVED_NAMES = ("__metadata__",)
 
 
-def read_json(path: Path, most: int | None = None, hint: str | None = None) -> object:
-    """Return the JSON document in a file, which takes up to 44 times as much memory.
+def read_json(path: Path) -> object:
+    """Return the JSON document in a file of at most `MAX_BYTES`.
 
-    Parameters
-    ----------
-    path : Path
-    most : int, optional
-        Bytes that it may have (default: `MAX_BYTES`).
-    hint : str, optional
-        How to have more allowed.
+    As Python's objects it takes up to 44 times as much memory.
     """
-    most = MAX_BYTES if most is None else most
-    check_readable(path)
-    with errors_named(path), path.open("rb") as stream:
-        data = stream.read(most + 1)
-    if len(data) > most:
+    with path.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
         raise ArgumentValueError(
-            str(path),
-            "the file is too large for JSON",
-            accepted=f"at most {most} bytes",
-            hint=hint,
+            str(path), "the file is too large for JSON", accepted=f"at most {MAX_BYTES} bytes"
         )
     return parse_json(data, str(path))
 
