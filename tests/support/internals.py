@@ -175,13 +175,13 @@ def messages_of_replicas(monkeypatch):
     """Return a list, to which each message of a replica then adds its type and size."""
     import tensorflow as tf
 
-    from backnorm.tensorflow import exchange
+    from backnorm.tensorflow import synchronised
 
-    messages, original = [], exchange._sum
+    messages, original = [], synchronised._sum
 
     def counted(tensor, replica):
         messages.append((tensor.dtype, int(tf.size(tensor))))
         return original(tensor, replica)
 
-    monkeypatch.setattr(exchange, "_sum", counted)
+    monkeypatch.setattr(synchronised, "_sum", counted)
     return messages
