@@ -31,7 +31,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["LARGE", "advise", "allocate"]
+__all__ = ["ALIGNMENT", "LARGE", "advise", "aligned", "allocate", "is_aligned"]
+
+#: Bytes of a cache line, and of the widest vectors.
+ALIGNMENT = 64
 
 # Blocks are whole huge pages. What follows was written once by one thread (Intel Xeon, family 6
 # model 167, 2 virtual processors).
@@ -93,7 +96,7 @@ class _Block:
         self.since = 0.0
         self.shelf = _shelf_of(size)
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.address: int = np.frombuffer(self.memory, np.uint8).__array_interface__["data"][0]
+        self.address: int = _address(np.frombuffer(self.memory, np.uint8))
         advise(self.address, size)
 
 
@@ -146,6 +149,27 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if block is None:
         return np.empty(shape, dtype)
     return np.asarray(_Lease(block, size)).view(dtype).reshape(shape)
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return a new array as `allocate` does that begins at a multiple of `ALIGNMENT` bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    if size >= LARGE and is_aligned(array := allocate(shape, dtype)):
+        return array
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -_address(memory) % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def is_aligned(array: np.ndarray) -> bool:
+    """Whether an array begins at a multiple of `ALIGNMENT` bytes."""
+    return _address(array) % ALIGNMENT == 0
+
+
+def _address(array: np.ndarray) -> int:
+    # `array.ctypes` takes another microsecond.
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _take(size: int) -> _Block | None:

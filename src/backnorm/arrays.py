@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from backnorm.aliasing import check_out, own
-from backnorm.allocation import allocate
+from backnorm.allocation import LARGE, allocate
 from backnorm.cpu import addresses
 from backnorm.cpu.engine import CpuArrays
 from backnorm.cpu.scratch import bin_rows
@@ -59,6 +59,7 @@ class NumPy(CpuArrays[np.ndarray]):
         header=addresses.HEADER,
         stage="stage.__call__",
         constants=(
+            "is_large",
             "shape",
             "dtype",
             "channels",
@@ -69,8 +70,8 @@ class NumPy(CpuArrays[np.ndarray]):
             "rows",
         ),
         new={
-            "data": "empty(shape, dtype)",
-            "large data": "allocate(shape, dtype)",
+            # A function of Python's takes 0.25 us more.
+            "data": "(allocate if is_large else empty)(shape, dtype)",
             "channel": "empty(channels, statistics)",
             "mask": "marked(allocate((mask_bytes,), byte), mark)",
             "sums": "empty((2, channels), double)",
@@ -92,6 +93,7 @@ class NumPy(CpuArrays[np.ndarray]):
 
     def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
         return (
+            problem.data_bytes >= LARGE,
             tuple(problem.shape[axis] for axis in order),
             problem.dtype,
             problem.channels,

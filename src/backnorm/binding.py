@@ -87,7 +87,6 @@ def runner(
     arrays: AnyArrays,
     present: tuple[str, ...],
     options: tuple[str, ...],
-    large: bool,
 ) -> Callable[..., Call]:
     """Return ``make(stage, refuse, *constants, again)``, which returns the function of a kernel.
 
@@ -103,8 +102,6 @@ def runner(
         The operands that are not None.
     options : tuple of str
         The attributes of the problem that are true, of those on which results depend.
-    large : bool
-        Whether an array has many pages.
     """
     code = arrays.code
     inputs = [o for o in signature.operands if o.name in present and o.field]
@@ -123,18 +120,14 @@ def runner(
             "if lost:",
             f"    return again({every})",
         ]
-    sizes = ("large ", "") if large else ("",)
     made = [r for r in signature.results if r.option is None or r.option in options]
     first = next((result for result in made if result.kind == "data"), None)
     for result in signature.results:
         if result not in made:
             body.append(f"{result.name} = None")
             continue
-        keys: tuple[str, ...] = (result.name, result.kind)
-        if result.kind == "sums" and "reproducible" in options:
-            keys = ("bins",)
-        ways = [size + name for name in keys for size in sizes]
-        new = next(code.new[way] for way in ways if way in code.new)
+        kind = "bins" if result.kind == "sums" and "reproducible" in options else result.kind
+        new = code.new.get(result.name) or code.new[kind]
         if result is first:
             new = f"{new} if out is None else out"
         if result.name != new:

@@ -12,7 +12,6 @@ import functools
 from collections.abc import Hashable
 from typing import Any
 
-from backnorm.allocation import LARGE
 from backnorm.arithmetics import chosen
 from backnorm.arrays import NUMPY
 from backnorm.binding import caller, runner
@@ -119,7 +118,6 @@ class Executable:
             arrays,
             tuple(o.name for o in signature.operands if optional.get(o.name, o.required)),
             tuple(name for name in options if getattr(problem, name)),
-            problem.size * problem.dtype.itemsize >= LARGE,
         )
         constants = arrays.values(problem, self.order)
         return make(self.stage, self._refuse, *constants, again=self._again)

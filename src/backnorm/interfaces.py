@@ -42,8 +42,7 @@ class Code(NamedTuple):
     constants : tuple of str
         Names of the values that an executable provides for `new`.
     new : mapping of str to str
-        The allocation of a result, by its name or kind, from the constants and the operands. An
-        entry whose key begins with "large" is preferred for an array of many pages.
+        The allocation of a result, by its name or kind, from the constants and the operands.
     absent : str
         The address of an array that is absent.
     header : int

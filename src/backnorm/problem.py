@@ -148,6 +148,11 @@ class Problem:
         return math.prod(self.shape)
 
     @property
+    def data_bytes(self) -> int:
+        """Bytes of x."""
+        return self.size * self.dtype.itemsize
+
+    @property
     def count(self) -> int:
         """Number of elements per channel, M (also defined when C = 0)."""
         return math.prod(

@@ -15,6 +15,7 @@ from backnorm.binding import caller, runner
 from backnorm.cpu import addresses
 from backnorm.cpu.record import ADDRESSES
 from backnorm.dialects import ngraph
+from backnorm.dtypes import FLOAT32, FLOAT64
 from backnorm.executable import CALLS, forget, operation
 from backnorm.layout import adjacent, extents_of
 from backnorm.signature import SIGNATURES
@@ -45,8 +46,8 @@ def test_every_address_goes_to_its_field(signature, given):
     def refuse(*_):
         raise AssertionError
 
-    run = runner(signature, NUMPY, tuple(present), tuple(options), large=False)(
-        stage, refuse, (2, 3), np.dtype(np.float32), 3, np.dtype(np.float64), 16, bytes(8), 2, 8
+    run = runner(signature, NUMPY, tuple(present), tuple(options))(
+        stage, refuse, False, (2, 3), FLOAT32, 3, FLOAT64, 16, bytes(8), 2, 8
     )
     arrays = {o.name: np.ones(3) for o in signature.operands if o.name in present}
     results = run(*(arrays.get(name) for name in signature.names))

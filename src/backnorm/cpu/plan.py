@@ -205,7 +205,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     inputs = sum(operand.kind == "data" and operand.required for operand in operands)
     # An output that does not stay in the cache is written past it. Inputs that are read twice
     # should stay, so half the cache is theirs.
-    written, shared = size * problem.dtype.itemsize, counted(machine.cache_shared)
+    written, shared = problem.data_bytes, counted(machine.cache_shared)
     moved = (inputs + 1 + problem.residual) * written
     room = shared if problem.operation in AT_ONCE else shared // 2
     streaming, held = moved > room, inputs * written <= shared
@@ -373,7 +373,7 @@ def _group(task: _Task, geometry: Segments | Columns, exchanged: bool) -> tuple[
     if task.held and task.streaming and is_16_bit(problem.dtype) and not task.has_large_cache:
         return False, "two passes: all inputs stay in the shared cache"
     items = -(-channels // (geometry.group * geometry.batch))
-    channel = task.inputs * problem.size * problem.dtype.itemsize // max(1, channels)
+    channel = task.inputs * problem.data_bytes // max(1, channels)
     held = channel * geometry.group
     cache = max(machine.cache_per_core, counted(machine.cache_shared) // threads)
     if held > cache:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from backnorm.allocation import aligned
 from backnorm.cpu import library
 from backnorm.cpu.addresses import address_of
 from backnorm.cpu.kinds import Kind
@@ -30,6 +31,8 @@ __all__ = ["Stage"]
 _fill = struct.Struct(f"{len(ADDRESSES) + 3}n").pack_into
 _weigh = struct.Struct("d").pack_into
 _MOMENTUM, _COUNT, _EXCHANGED = map(SLOTS.__getitem__, ("momentum", "count", "exchanged"))
+
+_CELL = np.dtype(np.int64)
 
 # Nanoseconds until Python may run signal handlers.
 _LIMIT = 100_000_000
@@ -50,9 +53,7 @@ class _Record:
     __slots__ = ("address", "cells", "view")
 
     def __init__(self, cells: np.ndarray, size: int) -> None:
-        memory = _memory(size + 64)
-        start = -address_of(memory) % 64 // 8
-        self.cells = memory[start : start + size // 8]
+        self.cells: Any = aligned((size // 8,), _CELL)
         self.cells[: cells.size] = cells
         self.address, self.view = address_of(self.cells), memoryview(self.cells)
 
@@ -73,11 +74,6 @@ def _record(cells: np.ndarray, size: int) -> _Record:
             return record
         _large.append(record)
     return _Record(cells, size)
-
-
-def _memory(size: int) -> Any:
-    """Return so many bytes of new memory, as cells."""
-    return np.empty(size // 8, np.int64)
 
 
 class Stage:
@@ -124,7 +120,7 @@ class Stage:
         head = head_of(self.template, kind.geometry)
         for name, value in {**numbers, **fields, "limit": _LIMIT}.items():
             head[name] = value
-        self._size = int(head["bytes"][0])
+        self._size, self._count = int(head["bytes"][0]), int(head["count"][0])
         self._function = 0
         self._spare: list[_Record] = []
         self._keeps = self._size <= _KEPT
@@ -192,9 +188,10 @@ class Stage:
         while not ended:
             ended = run(record.address, 0)
         if ended > 0:
-            # Not one whose count is another than the stage's own. (A weight that is left over has
-            # no meaning without running statistics.)
-            if self._keeps and count is None:
+            # A weight that is left over has no meaning without running statistics.
+            if self._keeps:
+                if count is not None:
+                    record.view[_COUNT] = self._count
                 self._spare.append(record)
             elif _KEPT < self._size <= _LARGEST:
                 _large.append(record)

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from backnorm import binned
+from backnorm.allocation import aligned
 from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.arrays import NumPy
 from backnorm.cpu.scratch import bin_rows
 from backnorm.dtypes import FLOAT64
 from backnorm.executable import operation
 from backnorm.second_order import arrays
-from backnorm.tensorflow.memory import empty
 
 __all__ = [
     "Options",
@@ -75,7 +75,7 @@ class _Aligned(NumPy):
             "channel": "empty(channels, statistics)",
         },
     )
-    names: ClassVar[dict[str, Any]] = {**NumPy.names, "aligned": empty}
+    names: ClassVar[dict[str, Any]] = {**NumPy.names, "aligned": aligned}
 
 
 _ALIGNED = _Aligned()

@@ -10,19 +10,15 @@ has another one is copied.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from backnorm.allocation import allocate
+from backnorm.allocation import aligned, is_aligned
 from backnorm.dtypes import BFLOAT16
 
-__all__ = ["as_array", "as_tensor", "empty"]
-
-# EIGEN_MAX_ALIGN_BYTES of a build for the widest vectors; narrower builds ask for less.
-_ALIGNMENT = 64
+__all__ = ["as_array", "as_tensor"]
 
 
 def as_array(tensor: Any) -> np.ndarray:
@@ -35,29 +31,12 @@ def as_tensor(array: np.ndarray) -> Any:
 
     The array must not be written to afterwards.
     """
-    if not (array.flags.c_contiguous and _aligned(array)):
-        array, given = empty(array.shape, array.dtype), array
+    if not (array.flags.c_contiguous and is_aligned(array)):
+        array, given = aligned(array.shape, array.dtype), array
         array[...] = given
     if array.dtype == BFLOAT16:  # NumPy's DLPack knows no bfloat16
         return tf.bitcast(_shared(array.view(np.uint16)), tf.bfloat16)
     return _shared(array)
-
-
-def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return a new C-contiguous array that TensorFlow takes without a copy."""
-    array = allocate(shape, dtype)
-    if _aligned(array):
-        return array
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def _aligned(array: np.ndarray) -> bool:
-    # ctypes.data would cost another microsecond.
-    address: int = array.__array_interface__["data"][0]
-    return address % _ALIGNMENT == 0
 
 
 def _shared(array: np.ndarray) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backnorm.allocation import LARGE
 from backnorm.cpu.engine import CpuArrays
 from backnorm.cpu.scratch import bin_rows
 from backnorm.errors import ArgumentValueError
@@ -187,6 +188,7 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
         address="{}.data_ptr()",
         stage="stage.__call__",
         constants=(
+            "is_large",
             "statistics",
             "table",
             "data_bytes",
@@ -197,8 +199,7 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
             "rows",
         ),
         new={
-            "data": "empty_like(x)",
-            "large data": "large_empty_like(x)",
+            "data": "(large_empty_like if is_large else empty_like)(x)",
             # 0.2 us less than of a length and a type.
             "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
@@ -211,9 +212,10 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
 
     def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
         return (
+            problem.data_bytes >= LARGE,
             _like((problem.channels,), problem.statistics_dtype.name),
             _like((4, problem.channels), problem.arithmetic),
-            problem.size * problem.dtype.itemsize,
+            problem.data_bytes,
             problem.channels * problem.statistics_dtype.itemsize,
             mask_size(problem.size),
             problem.channels,

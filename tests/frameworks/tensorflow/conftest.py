@@ -21,14 +21,15 @@ tf.config.set_logical_device_configuration(
 @pytest.fixture(autouse=True)
 def poisoned_results(monkeypatch):
     """Poison the memory of results that are allocated here rather than by the engine."""
-    original = calls.empty
+    names = calls._ALIGNED.names
+    original = names["aligned"]
 
-    def empty(shape, dtype):
+    def aligned(shape, dtype):
         array = original(shape, dtype)
         array.fill(np.nan)
         return array
 
-    monkeypatch.setattr(calls, "empty", empty)
+    monkeypatch.setitem(names, "aligned", aligned)
 
 
 @pytest.fixture(params=["eager", "graph"])

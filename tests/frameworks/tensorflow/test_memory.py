@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 from backnorm import tensorflow as ours
+from backnorm.allocation import aligned
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32
 from backnorm.tensorflow import calls, differentiable
-from backnorm.tensorflow.memory import as_array, as_tensor, empty
+from backnorm.tensorflow.memory import as_array, as_tensor
 
 SHAPES = [(2, 3, 4), (64, 100, 100)]  # below and above what is allocated in huge pages
 
@@ -71,7 +72,7 @@ def test_a_function_copies_no_tensor(seen, rng, dtype, shape):
 @pytest.mark.parametrize("size", [0, 1, 7, 1000, 3 << 20])
 def test_new_arrays_begin_where_tensorflow_wants_them(dtype, size):
     for _ in range(5):
-        array = empty((size,), dtype)
+        array = aligned((size,), dtype)
         assert array.shape == (size,)
         assert array.dtype == dtype
         assert array.flags.carray
@@ -86,18 +87,18 @@ def test_new_arrays_begin_where_tensorflow_wants_them(dtype, size):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_arrays_that_begin_elsewhere_are_copied(dtype):
     # TensorFlow's operators would end the process: "Check failed: IsAligned()".
-    array = empty((1001,), dtype)[1:]
+    array = aligned((1001,), dtype)[1:]
     array[...] = np.arange(1000) % 100
     tensor = as_tensor(array)
     assert address(tensor) % 64 == 0
     np.testing.assert_array_equal(as_array(tensor + tensor), array + array)
-    strided = empty((40, 30), dtype).T
+    strided = aligned((40, 30), dtype).T
     strided[...] = np.arange(1200).reshape(30, 40) % 100
     np.testing.assert_array_equal(as_array(as_tensor(strided)), strided)
 
 
 def test_a_tensor_keeps_the_memory_of_its_array_and_no_longer():
-    array = empty((1 << 20,), FLOAT32)
+    array = aligned((1 << 20,), FLOAT32)
     array[...] = np.arange(1 << 20)
     owner = array
     while isinstance(owner.base, np.ndarray):
