@@ -192,7 +192,7 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
         functions = np.stack([dy, np.ones_like(dy), x - mean], axis=1)
         fit, *_ = np.linalg.lstsq(functions, row, rcond=None)
         rest = np.linalg.norm(row - functions @ fit)
-        residual.append(float(rest / max(np.linalg.norm(row), _TINY)))
+        residual.append(float(rest) / max(float(np.linalg.norm(row)), _TINY))
         for values, value in zip((gain, offset, slope), fit, strict=True):
             values.append(float(value))
     found = Coefficients(*map(np.array, (gain, offset, slope)), *of_parameters)
