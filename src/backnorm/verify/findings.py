@@ -1,0 +1,219 @@
+"""From verdicts to sentences."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backnorm.conformance.battery import Case
+from backnorm.conformance.diagnosis import Diagnosis, diagnose
+from backnorm.conformance.ladder import RUNGS, Rung
+from backnorm.verify.cases import selected
+from backnorm.verify.run import Results, Verdict
+from backnorm.verify.subjects import OUTPUTS
+
+__all__ = ["Finding", "counts", "findings"]
+
+_FAULTS = {
+    "changed_input": "the subject writes to an input",
+    "not_repeatable": "the same inputs give other bits in another call",
+    "stale": "the gradients of an earlier call are returned for a changed dy in the same memory",
+    "hang": "the subject does not return",
+    "crash": "the subject ends its process",
+    "out_of_memory": "the subject takes more memory than allowed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes
+    ----------
+    id : str
+        For programs.
+    says : str
+        A sentence without a full stop.
+    outputs : tuple of str
+    cases : int
+        In how many cases of how many that were judged.
+    of : int
+    first : str
+        The first case.
+    evidence : mapping
+        Numbers.
+    reproduce : str
+        The command that repeats it.
+    """
+
+    id: str
+    says: str
+    outputs: tuple[str, ...]
+    cases: int
+    of: int
+    first: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    reproduce: str = ""
+
+
+def counts(results: Results) -> dict[str, int]:
+    """Return how many (case, output) pairs have each status."""
+    found = {"judged": 0, "passed": 0}
+    for verdict in results.verdicts:
+        found[verdict.status] = found.get(verdict.status, 0) + 1
+        if verdict.status not in ("refused", "not_run"):
+            found["judged"] += 1
+        if verdict.status in RUNGS:
+            found["passed"] += 1
+    return found
+
+
+def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
+    """Return what is wrong, the mistakes of formula first.
+
+    Parameters
+    ----------
+    results : Results
+    at_least : Rung
+        The worst rung that is no finding.
+    """
+    found = [
+        *_of_formula(results),
+        *_of_numbers(results),
+        *_faults(results),
+        *_below(results, at_least),
+    ]
+    return [_with_command(finding, results) for finding in found]
+
+
+def _of_formula(results: Results) -> Iterator[Finding]:
+    cases = {c.name: c for c in selected(results.job.selection) if c.name in results.outputs}
+    diagnoses: dict[str, list[tuple[Case, Diagnosis]]] = {}
+    for name, outputs in results.outputs.items():
+        case = cases[name]
+        wrong = {v.output for v in results.verdicts if v.case == name and v.status == "wrong"}
+        if not wrong or any(array.shape == () for array in outputs.values()):
+            continue
+        arrays = outputs.get("dx"), outputs.get("dgamma"), outputs.get("dbeta")
+        diagnosis = diagnose(case.data, arrays, training=case.training)
+        if diagnosis.kind != "right":
+            diagnoses.setdefault(diagnosis.says, []).append((case, diagnosis))
+    judged = _judged(results)
+    for says, each in diagnoses.items():
+        (first, diagnosis), subjects = (
+            each[0],
+            {(c.data.x.dtype, c.data.data_format) for c, _ in each},
+        )
+        wrong = [
+            v for v in results.verdicts
+            if v.status in ("wrong", "nonfinite") and any((v.dtype, v.layout) == (str(d), f) for d, f in subjects)
+        ]  # fmt: skip
+        names = "-".join(diagnosis.names) or diagnosis.kind
+        outputs = tuple(o for o in OUTPUTS if any(v.output == o for v in wrong))
+        number = len({v.case for v in wrong})
+        yield Finding(names, says, outputs, number, judged, first.name, diagnosis.evidence)
+
+
+def _of_numbers(results: Results) -> Iterator[Finding]:
+    """Yield what is wrong in types and layouts whose formula is right, by output and case."""
+    explained = {
+        (v.dtype, v.layout)
+        for v in results.verdicts
+        if v.case in results.outputs and v.status == "wrong" and _is_explained(results, v.case)
+    }
+    wrong = [
+        v for v in results.verdicts
+        if v.status in ("wrong", "nonfinite") and (v.dtype, v.layout) not in explained
+    ]  # fmt: skip
+    judged = _judged(results)
+
+    def family(verdict: Verdict) -> tuple[str, str, str]:
+        subject = verdict.case.rpartition(f"-{verdict.dtype}-")[0]
+        return verdict.output, subject, verdict.status
+
+    for (output, about, status), each in itertools.groupby(sorted(wrong, key=family), family):
+        verdicts = list(each)
+        worst = max(verdicts, key=lambda v: v.grade.worst_ulp if v.grade else 0.0)
+        says, evidence = f"{output} is wrong in {about}", {}
+        if worst.grade is None:
+            says = worst.text
+        elif status == "nonfinite":
+            says = f"{output} is {worst.grade.got:g} in {about}, where it should be {worst.grade.exact:.6g}"
+        else:
+            share = list(worst.grade.share.values())[-1]
+            says = (
+                f"{output} is {worst.grade.worst_ulp:.2g} ulp off in {about}, {share:.2g} times what "
+                "serial sums may lose"
+            )
+            evidence = {
+                "worst_ulp": worst.grade.worst_ulp,
+                "share_of_serial": share,
+                "condition": worst.grade.condition,
+                "where": worst.grade.where,
+            }
+        where = sorted({f"{v.dtype} {v.layout}" for v in verdicts})
+        yield Finding(
+            f"{output}-{status}", f"{says} ({', '.join(where)})", (output,),
+            len({v.case for v in verdicts}), judged, worst.case, evidence,
+        )  # fmt: skip
+
+
+def _is_explained(results: Results, name: str) -> bool:
+    case = next(c for c in selected(results.job.selection) if c.name == name)
+    outputs = results.outputs[name]
+    arrays = outputs.get("dx"), outputs.get("dgamma"), outputs.get("dbeta")
+    if any(array is not None and array.shape == () for array in arrays):
+        return False
+    return diagnose(case.data, arrays, training=case.training).kind != "right"
+
+
+def _faults(results: Results) -> Iterator[Finding]:
+    for status, says in _FAULTS.items():
+        verdicts = [v for v in results.verdicts if v.status == status]
+        if verdicts:
+            first = verdicts[0]
+            outputs = tuple(o for o in OUTPUTS if any(v.output == o for v in verdicts))
+            text = f"{says}: {first.text}" if status in ("hang", "crash", "out_of_memory") else says
+            number = len({v.case for v in verdicts})
+            yield Finding(status, text, outputs, number, _judged(results), first.case)
+
+
+def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
+    worse = RUNGS[RUNGS.index(at_least) + 1 :]
+    for output in OUTPUTS:
+        verdicts = [v for v in results.verdicts if v.output == output and v.status in worse]
+        if verdicts:
+            worst = max(verdicts, key=lambda v: RUNGS.index(v.status))  # type: ignore[arg-type]
+            yield Finding(
+                f"{output}-{worst.status}",
+                f"{output} is as accurate as {worst.status}, not {at_least}",
+                (output,),
+                len({v.case for v in verdicts}),
+                _judged(results),
+                worst.case,
+            )
+
+
+def _judged(results: Results) -> int:
+    return len({v.case for v in results.verdicts if v.status not in ("refused", "not_run")})
+
+
+def _with_command(finding: Finding, results: Results) -> Finding:
+    job = results.job
+    parts = ["backnorm", "verify", shlex.quote(job.subject)]
+    if job.dialect is not None:
+        parts += ["--dialect", job.dialect]
+    if job.op is not None:
+        parts += ["--op", job.op]
+    if job.selection.tier != "smoke":
+        parts += ["--tier", job.selection.tier]
+    if job.selection.seed:
+        parts += ["--seed", str(job.selection.seed)]
+    parts += ["--only", shlex.quote(finding.first), "--show"]
+    return Finding(
+        finding.id, finding.says, finding.outputs, finding.cases, finding.of, finding.first,
+        finding.evidence, " ".join(parts),
+    )  # fmt: skip
