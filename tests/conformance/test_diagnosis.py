@@ -7,11 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
+from backnorm.conformance import mutants as kernels
 from backnorm.conformance.diagnosis import diagnose, diagnostic_data
 from backnorm.conformance.formula import MISTAKES
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
-
-from ..mutants import kernels
 
 NAMES = {
     "DbetaWithS": "dbeta-s",

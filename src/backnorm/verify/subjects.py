@@ -156,7 +156,7 @@ class OfDialect:
     def _for(self, case: Case) -> OperatorSchema:
         operator = registry.operator(self._schema.dialect, self._schema.op)
         training = [spec.name for spec in self._schema.attributes if spec.role == "training"]
-        return operator.schema_for({name: case.training for name in training})
+        return operator.schema_for(dict.fromkeys(training, case.training))
 
     def _attributes(self, inputs: Inputs, case: Case) -> dict[str, Any]:
         x, schema = inputs["x"], self._schema
