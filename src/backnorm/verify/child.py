@@ -22,7 +22,7 @@ import numpy as np
 from backnorm.conformance.battery import Case
 from backnorm.verify.cases import Selection, selected
 from backnorm.verify.memory import Guarded
-from backnorm.verify.subjects import OUTPUTS, Refused, subject_of
+from backnorm.verify.subjects import OUTPUTS, RefusedError, subject_of
 
 __all__ = ["main"]
 
@@ -51,7 +51,7 @@ class Runner:
         inputs = _inputs(case)
         try:
             outputs, faults = self._outputs(inputs, case)
-        except Refused as refused:
+        except RefusedError as refused:
             self.say(event="refused", case=case.name, text=str(refused))
             return
         except Exception as error:

@@ -107,10 +107,12 @@ def _of_formula(results: Results) -> Iterator[Finding]:
             each[0],
             {(c.data.x.dtype, c.data.data_format) for c, _ in each},
         )
+        columns = {(str(dtype), layout) for dtype, layout in subjects}
         wrong = [
-            v for v in results.verdicts
-            if v.status in ("wrong", "nonfinite") and any((v.dtype, v.layout) == (str(d), f) for d, f in subjects)
-        ]  # fmt: skip
+            v
+            for v in results.verdicts
+            if v.status in ("wrong", "nonfinite") and (v.dtype, v.layout) in columns
+        ]
         names = "-".join(diagnosis.names) or diagnosis.kind
         outputs = tuple(o for o in OUTPUTS if any(v.output == o for v in wrong))
         number = len({v.case for v in wrong})
@@ -141,13 +143,12 @@ def _of_numbers(results: Results) -> Iterator[Finding]:
         if worst.grade is None:
             says = worst.text
         elif status == "nonfinite":
-            says = f"{output} is {worst.grade.got:g} in {about}, where it should be {worst.grade.exact:.6g}"
+            says = f"{output} is {worst.grade.got:g} in {about}, and the exact value is finite: "
+            says += f"{worst.grade.exact:.6g}"
         else:
             share = list(worst.grade.share.values())[-1]
-            says = (
-                f"{output} is {worst.grade.worst_ulp:.2g} ulp off in {about}, {share:.2g} times what "
-                "serial sums may lose"
-            )
+            says = f"{output} is {worst.grade.worst_ulp:.2g} ulp off in {about}, "
+            says += f"{share:.2g} times what serial sums may lose"
             evidence = {
                 "worst_ulp": worst.grade.worst_ulp,
                 "share_of_serial": share,

@@ -104,10 +104,10 @@ def tensorflow(
     """Return the gradients of TensorFlow's FusedBatchNormGradV3 on the CPU."""
     import tensorflow as framework
 
-    from backnorm.verify.subjects import Refused
+    from backnorm.verify.subjects import RefusedError
 
     if data_format != "NXC" or x.ndim != 4 or x.dtype == np.float64:
-        raise Refused("TensorFlow's kernel takes NHWC of rank 4, of at most 32 bits")
+        raise RefusedError("TensorFlow's kernel takes NHWC of rank 4, of at most 32 bits")
     scale = np.ones_like(mean) if gamma is None else gamma
     results = framework.raw_ops.FusedBatchNormGradV3(
         y_backprop=dy,

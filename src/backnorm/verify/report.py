@@ -225,7 +225,8 @@ def as_markdown(results: Results, found: Sequence[Finding]) -> str:
         cells = [str(_cell(_worst(results, output, *column))) for column in columns]
         lines.append(f"| {output} | " + " | ".join(cells) + " |")
     lines.append("")
-    for each in found:
-        lines.append(f"- {each.says} ({each.cases} of {each.of} cases): `{each.reproduce}`")
+    lines += [
+        f"- {each.says} ({each.cases} of {each.of} cases): `{each.reproduce}`" for each in found
+    ]
     lines += ["", _summary(results, found)]
     return "\n".join(lines) + "\n"

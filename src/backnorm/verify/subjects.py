@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -26,14 +26,14 @@ from backnorm.dtypes import FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.verify import peers
 
-__all__ = ["OUTPUTS", "Inputs", "Refused", "Subject", "subject_of"]
+__all__ = ["OUTPUTS", "Inputs", "RefusedError", "Subject", "subject_of"]
 
 OUTPUTS = ("dx", "dgamma", "dbeta")
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A subject does not take a case."""
 
 
@@ -41,7 +41,7 @@ class Subject(Protocol):
     """A function of the inputs of a case (x, dy, mean, variance, gamma) and of its options."""
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        """Return dx, dgamma and dbeta; raise :class:`Refused` for a case that is not taken."""
+        """Return dx, dgamma and dbeta; raise :class:`RefusedError` for a case that is not taken."""
 
 
 class Function:
@@ -67,7 +67,7 @@ class Function:
             if self._names is None or name in self._names:
                 taken[name] = value
             elif name in usual and value != usual[name]:
-                raise Refused(f"the function has no parameter {name}")
+                raise RefusedError(f"the function has no parameter {name}")
         if "epsilon" not in taken:
             found = next((n for n in ("eps", "Epsilon") if n in (self._names or ())), None)
             if found is not None:
@@ -110,7 +110,7 @@ class OfDialect:
         values = self._inputs(inputs, case) | self._attributes(inputs, case)
         missing = [t.name for t in schema.inputs if t.required and values.get(t.name) is None]
         if missing and missing != [t.name for t in schema.inputs if t.kind == "opaque"]:
-            raise Refused(f"the operator needs {missing[0]}")
+            raise RefusedError(f"the operator needs {missing[0]}")
         if schema.style == "configured":
             attributes = [values[spec.name] for spec in schema.attributes if not spec.extension]
             operands = [values[name] for name in schema.order]
@@ -163,14 +163,14 @@ class OfDialect:
         assert x is not None
         axis = 1 if case.data.data_format == "NCX" else x.ndim - 1
         if not case.training and all(spec.role != "training" for spec in schema.attributes):
-            raise Refused("the operator has no frozen statistics")
+            raise RefusedError("the operator has no frozen statistics")
         low, high = schema.ranks
         if x.ndim < low or (high and x.ndim > high):
-            raise Refused(f"the operator takes rank {schema.rank_text}")
+            raise RefusedError(f"the operator takes rank {schema.rank_text}")
         fitting = [f for f in schema.formats if f.is_any or f.layout == case.data.data_format]
         fitting = [f for f in fitting if f.rank in (None, x.ndim)]
         if not fitting:
-            raise Refused(f"the operator has no layout {case.data.data_format}")
+            raise RefusedError(f"the operator has no layout {case.data.data_format}")
         known = {
             "epsilon": case.data.epsilon,
             "training": case.training,
@@ -189,7 +189,7 @@ class OfLibrary:
     It returns 0, or another number for a case that it does not take.
     """
 
-    _TYPES = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
+    _TYPES: ClassVar[dict[str, int]] = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
 
     def __init__(self, library: str, symbol: str) -> None:
         self._function = getattr(ctypes.CDLL(library), symbol)
@@ -221,7 +221,7 @@ class OfLibrary:
             *pointers, shape, x.ndim, axis, case.data.epsilon, int(case.training), kind
         )
         if status:
-            raise Refused(f"the function returned {status}")
+            raise RefusedError(f"the function returned {status}")
         return dict(memory)
 
 
