@@ -34,9 +34,9 @@ def pytest_collection_modifyitems(
     subject = config.getoption("--backnorm")
     if subject is None:
         return
-    from backnorm.verify.cases import Selection, selected
-    from backnorm.verify.run import Job
-    from backnorm.verify.subjects import OUTPUTS
+    from backnorm.conformance.verify.cases import Selection, selected
+    from backnorm.conformance.verify.run import Job
+    from backnorm.conformance.verify.subjects import OUTPUTS
 
     dtypes = tuple(config.getoption("--backnorm-dtypes").split(","))
     selection = Selection(config.getoption("--backnorm-tier"), dtypes)
@@ -58,9 +58,9 @@ class _Run:
     def verdict(self, key: tuple[str, str]) -> Any:
         """Return the verdict on an output of a case."""
         if self._verdicts is None:
-            from backnorm.verify.findings import findings
-            from backnorm.verify.report import as_json
-            from backnorm.verify.run import verify
+            from backnorm.conformance.verify.findings import findings
+            from backnorm.conformance.verify.report import as_json
+            from backnorm.conformance.verify.run import verify
 
             results = verify(self._job)
             self._verdicts = {(v.case, v.output): v for v in results.verdicts}

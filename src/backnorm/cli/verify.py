@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 __all__ = ["verify"]
 
@@ -56,10 +56,11 @@ def verify(
     Every case runs in a process of its own, with read-only inputs between unreadable pages. Exit
     status: 0 fine, 1 a finding or nothing judged, 2 bad usage.
     """
-    from backnorm.verify import report
-    from backnorm.verify.cases import Selection
-    from backnorm.verify.findings import counts, findings
-    from backnorm.verify.run import Job, verify as run
+    from backnorm.conformance.verify import report
+    from backnorm.conformance.verify.cases import Selection
+    from backnorm.conformance.verify.findings import counts, findings
+    from backnorm.conformance.verify.run import Job
+    from backnorm.conformance.verify.run import verify as run
 
     to_stdout = json is not None and str(json) == "-"
     console = Console(stderr=to_stdout, record=html is not None)
@@ -71,9 +72,11 @@ def verify(
         job = Job(subject, selection, dialect, op, timeout, memory)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(subject, total=None)
-            results = run(
-                job, lambda done, total: progress.update(task, completed=done, total=total)
-            )
+
+            def advance(done: int, total: int, task: TaskID = task) -> None:
+                progress.update(task, completed=done, total=total)
+
+            results = run(job, advance)
         found = findings(results, at_least)
         report.show(results, found, console)
         if show:

@@ -21,10 +21,10 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
 from backnorm.conformance.diagnosis import diagnose
 from backnorm.conformance.ladder import RUNGS, Rung
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.run import graded
+from backnorm.conformance.verify.subjects import Function, OfDialect, RefusedError
 from backnorm.dialects import registry
-from backnorm.verify.cases import Selection, selected
-from backnorm.verify.run import graded
-from backnorm.verify.subjects import Function, OfDialect, RefusedError
 
 __all__ = ["CheckedCase", "cases"]
 
@@ -48,8 +48,9 @@ class CheckedCase:
         Parameters
         ----------
         function : callable
-            As :class:`backnorm.verify.subjects.Function` calls it, or with `dialect` the operator
-            of a specification. Its inputs are read-only. A case that it refuses is skipped.
+            As :class:`backnorm.conformance.verify.subjects.Function` calls it, or with `dialect`
+            the operator of a specification. Its inputs are read-only. A case that it refuses is
+            skipped.
 
         Raises
         ------

@@ -85,9 +85,12 @@ def policy_of(text: str) -> Compare:
         numbers = {k: float(v) for k, v in (part.split("=") for part in text.split(","))}
     except ValueError as error:
         raise ArgumentValueError(
-            "--audit", "is no policy", came=repr(text),
-            accepted=f"rtol=,atol=; pcc=, cosine=, rms=, ulp=; module:function; {', '.join(POLICIES)}",
-        ) from error  # fmt: skip
+            "--audit",
+            "is no policy",
+            came=repr(text),
+            accepted="rtol=,atol=; pcc=, cosine=, rms=, ulp=; module:function; "
+            + ", ".join(POLICIES),
+        ) from error
     match sorted(numbers):
         case ["atol", "rtol"] | ["atol"] | ["rtol"]:
             rtol, atol = numbers.get("rtol", 0.0), numbers.get("atol", 0.0)
@@ -168,15 +171,18 @@ class _Float32(Kernel):
 
 
 def _serial(terms: np.ndarray) -> np.ndarray:
-    return np.add.accumulate(terms, axis=1)[:, -1:]
+    total: np.ndarray = np.add.accumulate(terms, axis=1)[:, -1:]
+    return total
 
 
 def _pairwise(terms: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(terms).sum(1, keepdims=True)
+    total: np.ndarray = np.ascontiguousarray(terms).sum(1, keepdims=True)
+    return total
 
 
 def _wide(terms: np.ndarray) -> np.ndarray:
-    return terms.astype(np.float64).sum(1, keepdims=True)
+    total: np.ndarray = terms.astype(np.float64).sum(1, keepdims=True)
+    return total
 
 
 _RIGHT: Mapping[str, Kernel] = {

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify.run import Results, Verdict
 from backnorm.errors import ArgumentValueError
-from backnorm.verify.run import Results, Verdict
 
 __all__ = ["Expectation", "is_new", "read_baseline", "read_expectations", "without_expected"]
 

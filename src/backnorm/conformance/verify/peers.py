@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import backnorm
-from backnorm.dtypes import BFLOAT16, FLOAT32, element_type, is_16_bit
+from backnorm.dtypes import BFLOAT16, element_type, is_16_bit
 
 __all__ = ["PEERS"]
 
@@ -29,15 +29,15 @@ def textbook(
 ) -> _Gradients:
     """Return the gradients by NumPy, in float32 for elements of at most 32 bits."""
     dtype = element_type(x.dtype)
-    wide = np.dtype(FLOAT32 if dtype != np.float64 else np.float64)
+    wide: Any = np.float64 if dtype == np.float64 else np.float32
     axis = 1 if data_format == "NCX" else x.ndim - 1
     others = tuple(k for k in range(x.ndim) if k != axis)
     kept = [size if k == axis else 1 for k, size in enumerate(x.shape)]
     m, v = (each.astype(wide).reshape(kept) for each in (mean, variance))
     g = np.ones_like(m) if gamma is None else gamma.astype(wide).reshape(kept)
-    d, count = dy.astype(wide), wide.type(max(x.size // max(x.shape[axis], 1), 1))
+    d, count = dy.astype(wide), wide(max(x.size // max(x.shape[axis], 1), 1))
     with np.errstate(all="ignore"):
-        s = 1 / np.sqrt(v + wide.type(epsilon))
+        s = 1 / np.sqrt(v + wide(epsilon))
         normalized = (x.astype(wide) - m) * s
         dbeta = d.sum(others, keepdims=True)
         dgamma = (d * normalized).sum(others, keepdims=True)
@@ -104,7 +104,7 @@ def tensorflow(
     """Return the gradients of TensorFlow's FusedBatchNormGradV3 on the CPU."""
     import tensorflow as framework
 
-    from backnorm.verify.subjects import RefusedError
+    from backnorm.conformance.verify.subjects import RefusedError
 
     if data_format != "NXC" or x.ndim != 4 or x.dtype == np.float64:
         raise RefusedError("TensorFlow's kernel takes NHWC of rank 4, of at most 32 bits")

@@ -20,11 +20,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from backnorm.conformance.battery import Case
+from backnorm.conformance.verify import peers
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.verify import peers
 
 __all__ = ["OUTPUTS", "Inputs", "RefusedError", "Subject", "subject_of"]
 
@@ -232,7 +232,7 @@ def subject_of(name: str, *, dialect: str | None = None, op: str | None = None) 
     ----------
     name : str
         ``module:function``, ``file.py:function``, ``library.so:symbol``, or a name of
-        :mod:`backnorm.verify.peers`.
+        :mod:`backnorm.conformance.verify.peers`.
     dialect, op : str, optional
         Whose words the function is called in.
 
@@ -297,8 +297,8 @@ def _by_name(names: Any, results: Any) -> Outputs:
 
 
 def _array(value: Any) -> np.ndarray | None:
-    if value is None or isinstance(value, np.ndarray):
-        return value
+    if value is None:
+        return None
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":

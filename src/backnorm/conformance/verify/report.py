@@ -14,10 +14,10 @@ from rich.text import Text
 
 import backnorm
 from backnorm.conformance.ladder import RUNGS
-from backnorm.verify.cases import DTYPES, LAYOUTS
-from backnorm.verify.findings import Finding, counts
-from backnorm.verify.run import STATUSES, Results, Status
-from backnorm.verify.subjects import OUTPUTS
+from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
+from backnorm.conformance.verify.findings import Finding, counts
+from backnorm.conformance.verify.run import STATUSES, Results, Status
+from backnorm.conformance.verify.subjects import OUTPUTS
 
 __all__ = ["as_json", "as_junit", "as_markdown", "show", "show_case"]
 

@@ -20,10 +20,10 @@ import numpy as np
 from backnorm import reference
 from backnorm.conformance.battery import Case
 from backnorm.conformance.ladder import RUNGS, Grade, Rung, grade
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.subjects import OUTPUTS
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
-from backnorm.verify.cases import Selection, selected
-from backnorm.verify.subjects import OUTPUTS
 
 __all__ = ["STATUSES", "Job", "Results", "Status", "Verdict", "graded", "verify"]
 
@@ -60,7 +60,7 @@ class Job:
     Attributes
     ----------
     subject : str
-        As on the command line, see :func:`backnorm.verify.subjects.subject_of`.
+        As on the command line, see :func:`backnorm.conformance.verify.subjects.subject_of`.
     selection : Selection
     dialect, op : str or None
         Whose words the subject is called in.
@@ -170,7 +170,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     with (folder / "stderr").open("wb") as errors:
         child = subprocess.Popen(
-            [sys.executable, "-m", "backnorm.verify.child"],
+            [sys.executable, "-m", "backnorm.conformance.verify.child"],
             stdin=subprocess.PIPE,
             stdout=errors,
             stderr=errors,
@@ -276,7 +276,7 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
         status, text, found = graded_outputs[output]
         fault = next((each for each in event["faults"] if each.split()[0] in STATUSES), None)
         if fault is not None:
-            status, text = fault.split()[0], fault  # type: ignore[assignment]
+            status, text = fault.split()[0], fault
         verdicts.append(Verdict(known[0], output, *known[1:], status, text, found))
     return verdicts
 

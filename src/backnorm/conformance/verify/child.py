@@ -1,4 +1,4 @@
-"""A process that runs a subject on cases: ``python -m backnorm.verify.child``.
+"""A process that runs a subject on cases: ``python -m backnorm.conformance.verify.child``.
 
 It reads one line of JSON from its standard input, writes a line of JSON for each event to the file
 descriptor that this names, and the outputs of each case to a file. What the subject prints goes to
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from backnorm.conformance.battery import Case
-from backnorm.verify.cases import Selection, selected
-from backnorm.verify.memory import Guarded
-from backnorm.verify.subjects import OUTPUTS, RefusedError, subject_of
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.memory import Guarded
+from backnorm.conformance.verify.subjects import OUTPUTS, RefusedError, subject_of
 
 __all__ = ["main"]
 
@@ -62,13 +62,10 @@ class Runner:
         arrays = {name: array for name, array in outputs.items() if array is not None}
         types = {name: str(array.dtype) for name, array in arrays.items()}
         # A file of NumPy's has no bfloat16.
-        np.savez(
-            path,
-            **{
-                n: np.ascontiguousarray(a).view(np.uint8) if a.ndim else a.reshape(1).view(np.uint8)
-                for n, a in arrays.items()
-            },
-        )  # type: ignore[arg-type]
+        stored: dict[str, Any] = {
+            name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()
+        }
+        np.savez(path, **stored)
         self.say(
             event="end",
             case=case.name,
@@ -155,9 +152,11 @@ def _same(one: dict[str, np.ndarray | None], other: dict[str, np.ndarray | None]
 
 def _remaining(job: dict[str, Any]) -> Iterator[Case]:
     """Yield the cases that were not run yet."""
-    selection = Selection(
-        **{n: tuple(v) if isinstance(v, list) else v for n, v in job["selection"].items()}
-    )
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in job["selection"].items()
+    }
+    selection = Selection(**fields)
     done = set(job["done"])
     for case in selected(selection):
         if case.name not in done:

@@ -22,11 +22,11 @@ import backnorm
 from backnorm import reference
 from backnorm.conformance.battery import Case
 from backnorm.conformance.ladder import RUNGS, allowances
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.run import Job, Results, Verdict, graded
+from backnorm.conformance.verify.subjects import OUTPUTS
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
-from backnorm.verify.cases import Selection, selected
-from backnorm.verify.run import Job, Results, Verdict, graded
-from backnorm.verify.subjects import OUTPUTS
 
 __all__ = ["FORMATS", "export", "judge"]
 
@@ -47,7 +47,8 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
     form : {"raw", "npy", "npz", "safetensors"}
     """
     folder.mkdir(parents=True, exist_ok=True)
-    described, lines = [], []
+    described: list[dict[str, Any]] = []
+    lines: list[str] = []
     for case in selected(selection):
         arrays = _arrays(case)
         _write(folder / case.name, arrays, form)
@@ -69,7 +70,10 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
     # The same for programs without a reader of JSON: a line an array.
     _put(folder / "manifest.tsv", "".join(lines).encode())
     for name in ("backnorm_cases.hpp", "backnorm_subject.h"):
-        _put(folder / name, (resources.files("backnorm.verify") / "include" / name).read_bytes())
+        _put(
+            folder / name,
+            (resources.files("backnorm.conformance.verify") / "include" / name).read_bytes(),
+        )
     return len(described)
 
 

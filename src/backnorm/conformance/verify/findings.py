@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis, diagnose
 from backnorm.conformance.ladder import RUNGS, Rung
-from backnorm.verify.cases import selected
-from backnorm.verify.run import Results, Verdict
-from backnorm.verify.subjects import OUTPUTS
+from backnorm.conformance.verify.cases import selected
+from backnorm.conformance.verify.run import Results, Verdict
+from backnorm.conformance.verify.subjects import OUTPUTS
 
 __all__ = ["Finding", "counts", "findings"]
 
@@ -90,42 +89,55 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
 
 
 def _of_formula(results: Results) -> Iterator[Finding]:
-    cases = {c.name: c for c in selected(results.job.selection) if c.name in results.outputs}
-    diagnoses: dict[str, list[tuple[Case, Diagnosis]]] = {}
-    for name, outputs in results.outputs.items():
-        case = cases[name]
-        wrong = {v.output for v in results.verdicts if v.case == name and v.status == "wrong"}
-        if not wrong or any(array.shape == () for array in outputs.values()):
-            continue
-        arrays = outputs.get("dx"), outputs.get("dgamma"), outputs.get("dbeta")
-        diagnosis = diagnose(case.data, arrays, training=case.training)
-        if diagnosis.kind != "right":
-            diagnoses.setdefault(diagnosis.says, []).append((case, diagnosis))
-    judged = _judged(results)
-    for says, each in diagnoses.items():
-        (first, diagnosis), subjects = (
-            each[0],
-            {(c.data.x.dtype, c.data.data_format) for c, _ in each},
-        )
-        columns = {(str(dtype), layout) for dtype, layout in subjects}
+    """Yield the mistakes that the diagnostic cases show, each with all that it may explain."""
+    columns: dict[str, set[tuple[str, str]]] = {}
+    first: dict[str, tuple[str, Diagnosis]] = {}
+    for name, diagnosis in _diagnosed(results).items():
+        verdict = next(v for v in results.verdicts if v.case == name)
+        columns.setdefault(diagnosis.says, set()).add((verdict.dtype, verdict.layout))
+        first.setdefault(diagnosis.says, (name, diagnosis))
+    for says, (name, diagnosis) in first.items():
         wrong = [
             v
             for v in results.verdicts
-            if v.status in ("wrong", "nonfinite") and (v.dtype, v.layout) in columns
+            if v.status in ("wrong", "nonfinite") and (v.dtype, v.layout) in columns[says]
         ]
-        names = "-".join(diagnosis.names) or diagnosis.kind
-        outputs = tuple(o for o in OUTPUTS if any(v.output == o for v in wrong))
-        number = len({v.case for v in wrong})
-        yield Finding(names, says, outputs, number, judged, first.name, diagnosis.evidence)
+        yield Finding(
+            "-".join(diagnosis.names) or diagnosis.kind,
+            says,
+            tuple(o for o in OUTPUTS if any(v.output == o for v in wrong)),
+            len({v.case for v in wrong}),
+            _judged(results),
+            name,
+            diagnosis.evidence,
+        )
+
+
+def _diagnosed(results: Results) -> dict[str, Diagnosis]:
+    """Return the diagnoses of those diagnostic cases that are wrong, by case."""
+    cases = {c.name: c for c in selected(results.job.selection) if c.name in results.outputs}
+    found = {}
+    for name, outputs in results.outputs.items():
+        # Outputs of another type or shape have no grade, and their text says enough.
+        own = [v for v in results.verdicts if v.case == name]
+        if not any(v.status in ("wrong", "nonfinite") and v.grade is not None for v in own):
+            continue
+        arrays = {v.output: outputs[v.output] for v in own if v.grade is not None}
+        case = cases[name]
+        diagnosis = diagnose(
+            case.data,
+            (arrays.get("dx"), arrays.get("dgamma"), arrays.get("dbeta")),
+            training=case.training,
+        )
+        if diagnosis.kind != "right":
+            found[name] = diagnosis
+    return found
 
 
 def _of_numbers(results: Results) -> Iterator[Finding]:
     """Yield what is wrong in types and layouts whose formula is right, by output and case."""
-    explained = {
-        (v.dtype, v.layout)
-        for v in results.verdicts
-        if v.case in results.outputs and v.status == "wrong" and _is_explained(results, v.case)
-    }
+    diagnosed = _diagnosed(results)
+    explained = {(v.dtype, v.layout) for v in results.verdicts if v.case in diagnosed}
     wrong = [
         v for v in results.verdicts
         if v.status in ("wrong", "nonfinite") and (v.dtype, v.layout) not in explained
@@ -162,15 +174,6 @@ def _of_numbers(results: Results) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _is_explained(results: Results, name: str) -> bool:
-    case = next(c for c in selected(results.job.selection) if c.name == name)
-    outputs = results.outputs[name]
-    arrays = outputs.get("dx"), outputs.get("dgamma"), outputs.get("dbeta")
-    if any(array is not None and array.shape == () for array in arrays):
-        return False
-    return diagnose(case.data, arrays, training=case.training).kind != "right"
-
-
 def _faults(results: Results) -> Iterator[Finding]:
     for status, says in _FAULTS.items():
         verdicts = [v for v in results.verdicts if v.status == status]
@@ -187,7 +190,7 @@ def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
     for output in OUTPUTS:
         verdicts = [v for v in results.verdicts if v.output == output and v.status in worse]
         if verdicts:
-            worst = max(verdicts, key=lambda v: RUNGS.index(v.status))  # type: ignore[arg-type]
+            worst = max(verdicts, key=lambda v: RUNGS.index(v.status))
             yield Finding(
                 f"{output}-{worst.status}",
                 f"{output} is as accurate as {worst.status}, not {at_least}",
