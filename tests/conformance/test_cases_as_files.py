@@ -24,7 +24,10 @@ int main(int, char **argv) {
     for (const char *output : {"dx", "dgamma", "dbeta"}) {
       std::vector<char> got = c.get(output).bytes;
       judged += 1;
-      if (!c.within(output, got.data(), backnorm::exact)) { wrong += 1; std::puts(c.why().c_str()); }
+      if (!c.within(output, got.data(), backnorm::exact)) {
+        wrong += 1;
+        std::puts(c.why().c_str());
+      }
       std::size_t width = got.size() / c.size(output);
       for (std::size_t i = 0; i < width; ++i) got[i] = 0x11;
       if (c.within(output, got.data(), backnorm::serial)) { wrong += 1; std::puts(output); }
@@ -150,7 +153,8 @@ def test_verify_c_function_is_judged_and_refusals_are_counted(tmp_path):
     (tmp_path / "mine.c").write_text(SUBJECT)
     library = tmp_path / "libmine.so"
     subprocess.run(
-        ["gcc", "-O2", "-shared", "-fPIC", "-I", str(tmp_path), str(tmp_path / "mine.c"), "-o", str(library)],
+        ["gcc", "-O2", "-shared", "-fPIC", "-I", str(tmp_path), str(tmp_path / "mine.c"),
+         "-o", str(library)],
         check=True,
     )  # fmt: skip
     selection = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*"))

@@ -62,7 +62,8 @@ def test_verify_json_names_finding_and_verdicts(tmp_path):
     report = tmp_path / "report.json"
     done = CliRunner().invoke(
         app,
-        ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32", "--only", "diagnostic-float32*",
+        ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
+         "--only", "diagnostic-float32*",
          "--json", str(report), "--junit", str(tmp_path / "junit.xml")],
     )  # fmt: skip
     assert done.exit_code == 1
@@ -78,7 +79,8 @@ def test_verify_xfail_takes_a_finding_away(tmp_path):
     expected.write_text("*/dbeta  # dbeta is known to be wrong\n")
     done = CliRunner().invoke(
         app,
-        ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32", "--only", "diagnostic-float32*",
+        ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
+         "--only", "diagnostic-float32*",
          "--xfail", str(expected)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output

@@ -10,6 +10,7 @@ import backnorm
 from backnorm.cli import program, text
 from backnorm.cli.allowance import MEBIBYTES
 from backnorm.cli.program import FAILED, Threads, begin, exits_in_one_line
+from backnorm.cli.verify import cases_app, judge, tolerance, verify
 
 __all__ = ["app", "main"]
 
@@ -19,6 +20,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+for command in (verify, judge, tolerance):
+    app.command()(exits_in_one_line()(command))
+app.add_typer(cases_app, name="cases")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

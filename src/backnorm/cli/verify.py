@@ -1,4 +1,4 @@
-"""``backnorm verify``, ``judge``, ``cases`` and ``tolerance``: the judge of other implementations."""
+"""`backnorm verify`, `judge`, `cases`, `tolerance`: the judge of other implementations."""
 
 from __future__ import annotations
 
@@ -253,27 +253,25 @@ def tolerance(
 
 
 def _print_bounds(dtype: str, elements: int) -> None:
-    from backnorm.conformance.ladder import bound, rungs
+    from backnorm.conformance.ladder import KINDS, QUANTITIES, bound, rungs
     from backnorm.conformance.verify.cases import DTYPES
     from backnorm.errors import ArgumentValueError
 
     if dtype not in DTYPES:
-        raise ArgumentValueError(
-            "--dtype", "unknown", came=repr(dtype), accepted=", ".join(DTYPES)
-        )
+        raise ArgumentValueError("--dtype", "unknown", came=repr(dtype), accepted=", ".join(DTYPES))
     own = DTYPES[dtype]
     statistics = own if dtype.startswith("float") and dtype != "float16" else DTYPES["float32"]
     table = Table(title=f"{dtype}, {elements} elements a channel", box=None)
     table.add_column("rung")
-    for name in ("dx", "dgamma", "dbeta"):
+    for name in QUANTITIES:
         table.add_column(f"{name}, expected")
         table.add_column(f"{name}, never beyond")
     for rung in rungs(own):
-        cells = []
-        for name in ("dx", "dgamma", "dbeta"):
-            output = own if name == "dx" else statistics
-            for kind in ("expected", "guaranteed"):
-                cells.append(str(bound(rung, name, output, own, elements, kind=kind)))  # type: ignore[arg-type]
+        cells = [
+            str(bound(rung, name, own if name == "dx" else statistics, own, elements, kind=kind))
+            for name in QUANTITIES
+            for kind in KINDS
+        ]
         table.add_row(rung, *cells)
     Console().print(table)
     print("The argument for every bound: docs/tolerance.md")

@@ -25,12 +25,15 @@ from backnorm.reference import Scale
 from backnorm.results import Gradients
 
 __all__ = [
+    "KINDS",
+    "QUANTITIES",
     "RUNGS",
     "Bound",
     "BoundKind",
     "Grade",
     "Rung",
     "Status",
+    "allowances",
     "bound",
     "grade",
     "grade_backward",
@@ -44,8 +47,8 @@ BoundKind = Literal["expected", "guaranteed"]
 #: The ladder, best first.
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 
-_QUANTITIES: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
-_KINDS: tuple[BoundKind, ...] = get_args(BoundKind)
+QUANTITIES: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
+KINDS: tuple[BoundKind, ...] = get_args(BoundKind)
 
 #: Unit roundoff of each type.
 _ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
@@ -190,8 +193,8 @@ def bound(
         If an argument is unknown, or `data` is float64 and the rung float32.
     """
     _check_word("rung", rung, RUNGS)
-    _check_word("quantity", quantity, _QUANTITIES)
-    _check_word("kind", kind, _KINDS)
+    _check_word("quantity", quantity, QUANTITIES)
+    _check_word("kind", kind, KINDS)
     if accumulator is not None and accumulator not in _ROUNDOFF:
         accepted = ", ".join(map(str, _ROUNDOFF))
         raise ArgumentTypeError("accumulator", "unknown", came=accumulator, accepted=accepted)
@@ -266,21 +269,15 @@ def grade(
     if actual.size == 0:
         return Grade("exact", 0.0, dict.fromkeys(ladder, 0.0), (), 0.0, 0.0, 1.0)
     error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
+    bounds = allowances(quantity, exact, terms, scale, output, data_type, count, kind=kind)
     shares: dict[Rung, float] = {}
     worst: dict[Rung, int] = {}
-    allowed = np.zeros(exact.shape)
-    for rung in ladder:
-        limits = [bound(rung, quantity, output, data_type, count, kind="guaranteed")]
-        if kind == "expected":
-            limits.append(bound(rung, quantity, output, data_type, count))
-        allowances = [limit.allowance(ulp, terms, scale) for limit in limits]
-        # No float64 pair holds a part below 2**-1074, so the oracle itself may be off by that.
-        least = np.minimum.reduce(allowances) + (2.0**-1074 if output == FLOAT64 else 0.0)
-        allowed = np.maximum(allowed, least)
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        for rung, allowed in bounds.items():
             excess = error / allowed
-        worst[rung] = int(np.argmax(excess))
-        shares[rung] = float(excess.flat[worst[rung]])
+            worst[rung] = int(np.argmax(excess))
+            shares[rung] = float(excess.flat[worst[rung]])
+    allowed = bounds[ladder[-1]]
     place = next((i for i, rung in enumerate(ladder) if shares[rung] <= 1.0), len(ladder))
     status: Status = ladder[place] if place < len(ladder) else "wrong"
     index = worst[ladder[max(place - 1, 0)]]
@@ -294,6 +291,40 @@ def grade(
         ulps, condition = float((error / ulp).max()), terms[where] / np.abs(exact.hi[where])
     got, value = float(actual[where]), float(exact.hi[where])
     return Grade(status, ulps, shares, where, got, value, float(condition))
+
+
+def allowances(
+    quantity: Quantity,
+    exact: Exact,
+    terms: FloatArray,
+    scale: Scale,
+    output: np.dtype,
+    data: np.dtype,
+    count: int,
+    *,
+    kind: BoundKind = "expected",
+) -> dict[Rung, FloatArray]:
+    """Return the allowed absolute error of each element on each rung, best rung first.
+
+    Parameters
+    ----------
+    quantity, exact, terms, scale, data, count, kind
+        As in :func:`grade`.
+    output : numpy.dtype
+        Element type of the quantity.
+    """
+    ulp, allowed = ulp_at(exact, output), np.zeros(exact.shape)
+    found: dict[Rung, FloatArray] = {}
+    for rung in rungs(data):
+        limits = [bound(rung, quantity, output, data, count, kind="guaranteed")]
+        if kind == "expected":
+            limits.append(bound(rung, quantity, output, data, count))
+        least = np.minimum.reduce([limit.allowance(ulp, terms, scale) for limit in limits])
+        # No float64 pair holds a part below 2**-1074, so the oracle itself may be off by that.
+        least = least + (2.0**-1074 if output == FLOAT64 else 0.0)
+        allowed = np.maximum(allowed, least)
+        found[rung] = allowed
+    return found
 
 
 def grade_backward(
@@ -317,7 +348,7 @@ def grade_backward(
     count = x.size // channels if channels else 0
     grades: dict[str, Grade] = {}
     for name, actual, expected in zip(
-        _QUANTITIES, gradients, (x.dtype, mean.dtype, mean.dtype), strict=True
+        QUANTITIES, gradients, (x.dtype, mean.dtype, mean.dtype), strict=True
     ):
         if element_type(actual.dtype) != element_type(expected):
             raise ArgumentTypeError(

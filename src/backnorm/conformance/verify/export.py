@@ -1,7 +1,7 @@
 """Cases as files, for tests in any language, and verdicts on results that are files.
 
 A folder has a folder for each case, and ``manifest.json`` beside them. Of each case there are the
-inputs; of each output the exact value as a sum of two float64 (``exact`` and ``low``), T of each
+inputs; of each output the exact value as a sum of two float64 (``high`` and ``low``), T of each
 element, the bound of each rung in absolute terms, and the exact value rounded to its type. So a
 test has a bound for every element without any mathematics. Raw arrays are little-endian, in C
 order. The same selection gives the same bytes.
@@ -91,7 +91,7 @@ def _arrays(case: Case) -> dict[str, np.ndarray]:
         dtype = element_type((x if name == "dx" else mean).dtype)
         assert dtype is not None
         arrays |= {
-            f"{name}.exact": value.hi,
+            f"{name}.high": value.hi,
             f"{name}.low": value.lo,
             f"{name}.terms": terms,
             name: rounded(value.hi, dtype),

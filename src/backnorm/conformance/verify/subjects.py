@@ -305,6 +305,8 @@ def _array(value: Any) -> np.ndarray | None:
             import ml_dtypes
             import torch
 
-            return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+            bits: np.ndarray = value.view(torch.int16).numpy()
+            found: np.ndarray = bits.view(ml_dtypes.bfloat16)
+            return found
         return np.asarray(value.numpy())
     return np.asarray(value)

@@ -85,7 +85,7 @@ class test_case {
   bool within(const std::string &output, const void *got, rung r) const {
     const array &right = get(output);
     if (!has(output + "." + name_of(r))) r = pairwise;  // float64 has no rung float32
-    const array &hi = get(output + ".exact"), &lo = get(output + ".low"),
+    const array &hi = get(output + ".high"), &lo = get(output + ".low"),
                 &bound = get(output + "." + name_of(r));
     for (std::size_t i = 0; i < right.size(); ++i) {
       double g = element(static_cast<const char *>(got), right.dtype, i);
