@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from backnorm.cli import program, text
+from backnorm.cli import text
 from backnorm.cli.program import FAILED, INTERRUPTED, Threads, begin, exits_in_one_line
-from backnorm.errors import BacknormError
-from backnorm.files import file_path
+from backnorm.errors import ArgumentValueError, BacknormError
 
 __all__ = ["app", "main"]
 
@@ -19,7 +19,7 @@ app = typer.Typer(name="benchmarks", add_completion=False, pretty_exceptions_ena
 
 def main() -> None:
     """Run the benchmark and exit."""
-    program.main(app)
+    app()
 
 
 Suite = Annotated[
@@ -114,7 +114,7 @@ def bench(
         report = run_bench(
             BenchOptions(suite, op, dtype, layout, peers, quick, out, settings, device, condition)
         )
-    text.print_table(report.table())
+    text.print_report({}, [report.table()], as_json=False)
     for line in report.summary():
         print(line)
     for failure in report.failures:
@@ -146,8 +146,8 @@ def plans(
         from benchmarks.options import run_plans
 
         begin(threads)
-        report = run_plans((suite, op, dtype, layout), None if out is None else file_path(out))
-    text.print_table(report.table())
+        report = run_plans((suite, op, dtype, layout), None if out is None else _file_path(out))
+    text.print_report({}, [report.table()], as_json=False)
     print(report.summary())
     if report.interrupted:
         text.warn("interrupted")
@@ -184,11 +184,18 @@ def models(
         from benchmarks.models.options import run_models
 
         begin(threads)
-        path = None if out is None else file_path(out)
+        path = None if out is None else _file_path(out)
         report = run_models((model, layout, precision, batch, variant), rounds, path)
-    text.print_table(report.table())
+    text.print_report({}, [report.table()], as_json=False)
     for line in report.summary():
         print(line)
     if report.interrupted:
         text.warn("interrupted")
         raise typer.Exit(INTERRUPTED)
+
+
+def _file_path(text: str) -> Path:
+    """Return `text` as the path of a file; raise if it can only be that of a folder."""
+    if os.path.basename(text) in ("", ".", ".."):
+        raise ArgumentValueError(text or repr(text), "must be the path of a file, not of a folder")
+    return Path(text)

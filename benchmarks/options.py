@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 import backnorm
-from backnorm.cli.progress import progress, weighted_progress
-from backnorm.cli.signals import signals
+from backnorm.cli.progress import progress
 from backnorm.cli.text import counted, warn
 from backnorm.errors import ArgumentValueError
 from backnorm.files import check_writable
@@ -130,10 +131,11 @@ def run_bench(options: BenchOptions) -> BenchReport:
     warn(f"{len(campaign.cells)} cells, about {_duration(expected)}")
     interrupted = False
     try:
-        with weighted_progress(expected) as advance:
-            campaign.run(advance)
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("", total=expected)
+            campaign.run(lambda what, done: bar.update(task, description=what, completed=done))
     except KeyboardInterrupt:
-        signals.heed()
         interrupted = True
     result = campaign.result()
     written = []
@@ -181,7 +183,6 @@ def run_plans(wanted: tuple[str, str, str, str], out: Path | None) -> PlansRepor
                 advance(str(cell))
                 trials.append(try_plans(cell))
     except KeyboardInterrupt:
-        signals.heed()
         interrupted = True
     if out is not None:
         write_trials(trials, where, out)

@@ -16,13 +16,13 @@ from backnorm.arrays import NUMPY
 from backnorm.cli.render import captioned_table, number_texts
 from backnorm.cli.text import counted, plain
 from backnorm.cpu import engine
-from backnorm.cpu.candidates import candidates
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import SCHEDULE, Plan
 from backnorm.executable import Executable
 from backnorm.layout import extents_of
 from backnorm.problem import problem_of
 from backnorm.signature import SIGNATURES
+from benchmarks.candidates import candidates
 from benchmarks.data import make_data
 from benchmarks.environment import write_rows
 from benchmarks.model import Cell, Environment, Timing

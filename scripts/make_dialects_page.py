@@ -118,8 +118,7 @@ def _attribute(attribute: AttributeSpec) -> Sequence[str]:
     accepted = ", ".join(f"`{choice}`" for choice in attribute.choices)
     if attribute.type in ("f32", "f64"):
         accepted = "finite" if attribute.range == "any" else f"finite, {attribute.range}"
-    summary = attribute.summary + (" (backnorm's own)" if attribute.extension else "")
-    return f"`{attribute.name}`", attribute.type, default, accepted, summary
+    return f"`{attribute.name}`", attribute.type, default, accepted, attribute.summary
 
 
 def _rules(schema: OperatorSchema) -> Iterator[str]:

@@ -10,7 +10,6 @@ from rich.table import Table
 
 import backnorm
 from backnorm.cli.progress import progress
-from backnorm.cli.signals import signals
 from backnorm.files import check_writable
 from benchmarks.cells import chosen, words
 from benchmarks.environment import write_rows
@@ -63,7 +62,6 @@ def run_models(
         with progress(len(every)) as advance:
             run.measure(advance)
     except KeyboardInterrupt:
-        signals.heed()
         interrupted = True
     if out is not None:
         write_rows(list(map(dataclasses.asdict, run.rows)), run.environment(), out)

@@ -8,7 +8,8 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from backnorm.files import atomic_writer, check_writable, prepare_folder
+from backnorm.errors import ArgumentValueError
+from backnorm.files import atomic_writer, check_writable
 from benchmarks.model import LEAST_PASSES, PASSES, Result
 from benchmarks.report import tables
 from benchmarks.report.figures import SWEEP, TARGETS, cells, groups, losing, summary
@@ -70,7 +71,7 @@ def prepare(folder: Path) -> None:
     OSError
         If the folder cannot be made.
     """
-    prepare_folder(folder, *_FILES)
+    _prepare_folder(folder, *_FILES)
 
 
 def write_report(result: Result, directory: str | Path) -> list[Path]:
@@ -90,7 +91,7 @@ def write_report(result: Result, directory: str | Path) -> list[Path]:
         If the folder cannot be written to.
     """
     folder = Path(directory)
-    prepare_folder(folder)
+    _prepare_folder(folder)
     json, markdown, html = (folder / name for name in _FILES)
     write_result(result, json)
     _write(markdown, to_markdown(result))
@@ -185,3 +186,21 @@ def _write(path: Path, text: str) -> None:
     check_writable(path)
     with atomic_writer(path) as stream:
         stream.write(text.encode())
+
+
+def _prepare_folder(folder: Path, *names: str) -> None:
+    """Make a folder with its parents, and raise if a file of one of `names` cannot be in it.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is something else of that name, or a file cannot be written.
+    OSError
+        If the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ArgumentValueError(str(folder), "is not a folder") from error
+    for name in names:
+        check_writable(folder / name)

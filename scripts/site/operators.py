@@ -1,14 +1,13 @@
 """For griffe, which reads the sources for the reference: what only the imported package knows.
 
-The dialects' operators are made from schemas when they are imported. Their signatures are in the
-stubs, their documentation in the operators. `backnorm.tensorflow` has the names of `backnorm.keras`
-when it is asked for them. And docstrings are reStructuredText where pages are Markdown.
+Most operators of the dialects are instances of a class, and are called as functions are.
+`backnorm.tensorflow` has the names of `backnorm.keras`. Docstrings are reStructuredText, and pages
+are Markdown.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
 from typing import Any
 
@@ -52,27 +51,21 @@ def _markdown(text: str) -> str:
 
 
 def _describe(module: griffe.Module) -> None:
-    imported = importlib.import_module(module.path)
-    path = module.filepath.with_suffix(".pyi")
-    stubs = griffe.visit(module.path, path, path.read_text(encoding="utf-8"))
-    for name, found in imported.OPERATORS.items():
-        if isinstance(module[name], griffe.Function):
-            # Written out as a function, documentation and all.
-            continue
-        if isinstance(found, type):
-            described = stubs[name]
-            described["__call__"].docstring = _docstring(found.__call__)
-        else:
-            described = _function(name, stubs[stubs[name].annotation.name]["__call__"])
-        described.docstring = _docstring(found)
-        module.set_member(name, described)
+    """Show an operator that is not configured as a function, which it is called as."""
+    for name, operator in importlib.import_module(module.path).OPERATORS.items():
+        if not isinstance(operator, type):
+            # The class that defines the method: versions of an operator share it.
+            owner = type(operator).__call__.__qualname__.partition(".")[0]
+            module.set_member(name, _function(name, module[owner]["__call__"]))
 
 
 def _function(name: str, call: griffe.Function) -> griffe.Function:
-    # An operator without a configuration is called as a function is, so it is shown as one.
     parameters = griffe.Parameters(*list(call.parameters)[1:])
-    return griffe.Function(name, parameters=parameters, returns=call.returns, lineno=call.lineno)
-
-
-def _docstring(found: object) -> griffe.Docstring:
-    return griffe.Docstring(_markdown(inspect.getdoc(found) or ""), parser="numpy")
+    return griffe.Function(
+        name,
+        parameters=parameters,
+        returns=call.returns,
+        lineno=call.lineno,
+        endlineno=call.endlineno,
+        docstring=call.docstring,
+    )

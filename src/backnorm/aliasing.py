@@ -1,4 +1,4 @@
-"""Rules of `out`: what may be written to, and what it may share memory with."""
+"""Rules of `out`: the arrays that may be written to, and the memory that they may share."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any, cast
 import numpy as np
 
 from backnorm.cpu.addresses import address_of
-from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.problem import Problem
+from backnorm.problem import Problem, check_like
 
-__all__ = ["check_apart", "check_memory", "check_out", "check_writable", "own"]
+__all__ = ["check_apart", "check_out", "check_writable", "own"]
 
 
 def check_out(
@@ -34,17 +33,17 @@ def check_out(
     out : numpy.ndarray
         Not of a subclass: see `own`.
     contiguous : bool
-        Whether all operands are contiguous, so that their bounds are known without another call of
-        NumPy's.
+        Whether all operands are contiguous, so that their bounds follow from address and size.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
     """
-    # The usual case, decided quickly.
+    # The usual case is decided quickly.
     usual = out.flags.carray and out.shape == problem.shape and out.dtype is problem.dtype
     if not usual:
-        check_memory(out, problem.shape, problem.dtype, like="x")
+        check_like("out", out, problem.shape, problem.dtype)
+        check_writable("out", out)
     if usual and contiguous and _are_apart(out, operands):
         return True
     signature = problem.signature
@@ -57,7 +56,7 @@ def check_out(
 def _are_apart(
     out: np.ndarray, operands: Sequence[np.ndarray | None], address: Any = address_of
 ) -> bool:
-    """Whether contiguous arrays end before `out`, which is one, or begin after it."""
+    """Whether all operands end before `out` or begin after it; all arrays are contiguous."""
     begin = address(out)
     end = begin + out.nbytes
     for array in operands:
@@ -83,20 +82,19 @@ def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str |
 
 
 def own(out: object) -> np.ndarray:
-    """Return an array to write to as an array of NumPy's own class, on the same memory.
+    """Return an output array as a plain NumPy array on the same memory.
 
-    Where its elements are and how they lie is what NumPy's own attributes say. A subclass can have
-    any others in their place, and a kernel would write where those say.
+    A subclass can override the attributes that a kernel reads addresses and strides from.
 
     Raises
     ------
     ArgumentTypeError
-        If it is no array, or a masked one.
+        If `out` is not an array, or is a masked array.
     """
     kind = type(out)
     if kind is np.ndarray:
         return cast("np.ndarray", out)
-    # An object can say that it is of any class: `isinstance` believes it.
+    # `isinstance` would believe an object that claims another class.
     if not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
         raise ArgumentTypeError(
             "out", "must be an array", came=kind.__name__, accepted="a NumPy array or None"
@@ -104,26 +102,8 @@ def own(out: object) -> np.ndarray:
     return np.ndarray.view(cast("np.ndarray", out), np.ndarray)
 
 
-def check_memory(out: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, *, like: str) -> None:
-    """Check shape, element type and flags of an array to write to, which is like an operand."""
-    if out.shape != shape:
-        raise ArgumentValueError(
-            "out",
-            f"must have the shape of {{{like}}}",
-            came=f"shape {out.shape}",
-            accepted=f"shape {shape}",
-        )
-    kind = element_type(out.dtype)
-    # NumPy takes None for float64 in a comparison.
-    if kind is None or kind != dtype:
-        raise ArgumentTypeError(
-            "out", f"must have the element type of {{{like}}}", came=out.dtype, accepted=dtype
-        )
-    check_writable("out", out)
-
-
 def check_writable(name: str, array: np.ndarray) -> None:
-    """Raise unless every element of an array of NumPy's own class can hold a value of its own."""
+    """Raise unless a plain array is writeable and its elements do not share memory."""
     if not array.flags.writeable:
         raise ArgumentValueError(name, "is read-only", accepted="a writable array")
     if not array.flags.c_contiguous and _overlaps_itself(array):
@@ -144,13 +124,13 @@ def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _overlaps_itself(array: np.ndarray) -> bool:
-    """Whether two elements share memory, or cannot be told to be apart."""
+    """Whether two elements share memory, or may do so."""
     strides = sorted(
         (abs(stride), size)
         for stride, size in zip(array.strides, array.shape, strict=True)
         if size > 1
     )
-    # Usually all that one axis reaches lies within a step along the next one.
+    # Usually the whole extent of one axis lies within one step of the next axis.
     reach = array.itemsize
     for stride, size in strides:
         if stride < reach:
@@ -158,14 +138,14 @@ def _overlaps_itself(array: np.ndarray) -> bool:
         reach += stride * (size - 1)
     else:
         return False
-    # Two elements differ first in one axis: some of its first row meets some of its other rows.
+    # Two elements differ in a first axis: then its first row overlaps its other rows.
     rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
     return any(_overlap(each[:1], each[1:]) for each in rows)
 
 
 def _overlap(left: np.ndarray, right: np.ndarray) -> bool:
     try:
-        # The exact answer can take exponential time; the stubs know no bound but the two names.
+        # The exact answer can take exponential time. The stubs do not have this bound.
         return np.shares_memory(left, right, max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True

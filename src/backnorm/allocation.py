@@ -36,26 +36,26 @@ __all__ = ["ALIGNMENT", "LARGE", "advise", "aligned", "allocate", "is_aligned"]
 #: Bytes of a cache line, and of the widest vectors.
 ALIGNMENT = 64
 
-# Blocks are whole huge pages. What follows was written once by one thread (Intel Xeon, family 6
-# model 167, 2 virtual processors).
+# Blocks are whole huge pages. The times below are those of one thread that wrote an output once
+# (Intel Xeon, family 6 model 167, 2 virtual processors).
 #
-# The C library uses memory of up to 32 MiB again too, as fast, but gives back to the system what
-# lies at the end of its heap: three outputs of 3.5 MB that end together took 1.0 ms each instead of
-# 0.26, of 16 MB 3.5 instead of 1.2.
+# The C library also reuses memory of up to 32 MiB, as fast, but returns the end of its heap to the
+# system: three outputs of 3.5 MB that were freed together took 1.0 ms each instead of 0.26, three
+# of 16 MB 3.5 instead of 1.2.
 _PAGE = LARGE = 2 << 20
 
-# NumPy takes large arrays from the system each time, in huge pages too: 64 MB took 15 ms, and 8.6
-# in a block that was used again, 160 MB 37 and 20. 512 MB would gain as much (113 and 61), but for
-# that it would have to be kept.
+# NumPy takes large arrays from the system each time, also in huge pages: 64 MB took 15 ms, and 8.6
+# in a reused block, 160 MB 37 and 20. 512 MB would gain as much (113 and 61), but would have to be
+# kept.
 _LARGEST = 192 << 20
 
-# Small blocks are many, because a new one takes longer than what the C library has at hand: 8
-# sizes of 2 to 28 MB in turn took 17 ms with three kept, 10 with twelve, and 8 from NumPy.
+# More small blocks are kept, because a new block takes longer than memory of the C library's heap:
+# 8 sizes of 2 to 28 MB in turn took 17 ms with three blocks kept, 10 with twelve, and 8 from NumPy.
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
-# Seconds that a freed block is kept, from the allocation of its last array on (freeing reads no
-# clock).
+# Seconds that a freed block is kept. They count from the allocation of its last array, because
+# freeing an array reads no clock.
 _MOMENT = 1.0
 
 _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
@@ -78,7 +78,7 @@ _madvise = _system_call()
 def advise(address: int, size: int) -> None:
     """Ask the system for huge pages where all of these bytes will be written.
 
-    A system without them says no, which changes nothing.
+    A system without huge pages refuses, which changes nothing.
     """
     # Only whole pages.
     first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
@@ -87,7 +87,7 @@ def advise(address: int, size: int) -> None:
 
 
 class _Block:
-    """Memory of our own. The mapping ends with it."""
+    """Memory that is mapped as long as this object exists."""
 
     __slots__ = ("address", "memory", "shelf", "since", "size")
 
@@ -118,8 +118,8 @@ class _Lease:
 class _End(weakref.ref[_Lease]):
     """A weak reference to a lease, appended to a shelf when the lease is freed.
 
-    Python calls `append` itself. In a `__del__` of ours it could run a signal handler, and what
-    that raised would be lost: one in a hundred Ctrl-C was.
+    Python calls `append` itself. A `__del__` method could run a signal handler, and the exception
+    of the handler would be lost: one in a hundred Ctrl-C was.
     """
 
     __slots__ = ("block",)
@@ -177,13 +177,13 @@ def _take(size: int) -> _Block | None:
     found: _End | None = None
     stale = time.monotonic() - _MOMENT
     for shelf in _shelves:
-        # Once around, so that the order stays. Blocks that arrive meanwhile wait for the next call.
+        # One turn of the shelf, which keeps its order. Blocks that arrive meanwhile wait.
         for _ in range(len(shelf)):
             try:
                 end = shelf.popleft()
             except IndexError:  # another thread has taken them
                 break
-            # Of those that fit the newest, which may still be in a cache.
+            # The newest block that fits may still be in a cache.
             rest: _End | None = end
             if end.block.size == size:
                 found, rest = end, found

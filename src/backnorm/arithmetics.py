@@ -1,7 +1,7 @@
-"""In what a call computes: what it asks for, what this block asks for, what its elements have.
+"""The arithmetic of a call: of its argument, else of the block, else of the element type.
 
-The arithmetic of a call is the type in which its elements are computed and short runs of its sums
-are added up; longer ones are float64 in any.
+The arithmetic is the type in which elements are computed and short runs of sums are added up.
+Longer runs are added up in float64 in any arithmetic.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -35,33 +35,34 @@ _ACCEPTED = "'float32' or 'float64'"
 
 _chosen: ContextVar[Arithmetic | None] = ContextVar("backnorm_arithmetic", default=None)
 
-#: Return what the block that is being run asks for, None outside of all: part of every call's key.
+#: Return the arithmetic of the current block, None outside of blocks; part of every call's key.
 chosen = _chosen.get
 
 
 @contextlib.contextmanager
 def arithmetic(name: Arithmetic) -> Iterator[None]:
-    """Let calls in a ``with`` block compute in this type, those of other threads not.
+    """Let calls in a ``with`` block compute in this type, but not calls of other threads.
 
     Parameters
     ----------
     name : {"float32", "float64"}
         float64: every element is the exact value rounded once, but for 2**-40 of the magnitude of
-        its terms. float32: faster, and off by up to 2**-20 of that magnitude beside the rounding,
-        on average by 2**-25 (``backnorm.conformance.judge.budget`` has both). It holds for calls
-        without an ``arithmetic`` of their own. Elements that are float64 themselves are computed
-        in float64 in any case.
+        its terms. float32: faster, and off by up to 2**-20 of that magnitude besides the rounding,
+        on average by 2**-25 (``backnorm.conformance.judge.budget`` has both). The block has no
+        effect on calls with an ``arithmetic`` argument, nor on float64 elements, which are computed
+        in float64.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is neither.
+        If `name` is neither.
 
     Notes
     -----
-    An inner block has precedence over an outer one. Outside of all, it is what the environment
-    variable BACKNORM_ARITHMETIC says when it is first needed; without that, float32 for elements of
-    16 bits and float64 for others. It is also a decorator: of functions, not of coroutines.
+    An inner block has precedence over an outer one. Outside of blocks, the environment variable
+    BACKNORM_ARITHMETIC decides, which is read when it is first needed; if it is not set, elements
+    of 16 bits are computed in float32 and others in float64. The block is also a decorator, of
+    functions but not of coroutines.
 
     Examples
     --------
@@ -80,18 +81,18 @@ def arithmetic(name: Arithmetic) -> Iterator[None]:
 
 
 def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
-    """Return the arithmetic of a call on elements of a type, which asks for one, or (None) not.
+    """Return the arithmetic of a call on elements of a type; `arithmetic` is its argument, or None.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it asks for something else than the two, or for float32 beside float64 elements.
+        If the argument is neither of the two, or float32 for float64 elements.
     """
     return asked(dtype, arithmetic) or own_arithmetic(dtype)
 
 
 def asked(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
-    """Return what a call itself, its block or the environment asks for, or None if none does.
+    """Return the arithmetic of the argument, the block or the environment; None if none has one.
 
     Raises
     ------
@@ -113,21 +114,19 @@ def asked(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
 
 
 def own_arithmetic(dtype: np.dtype) -> Arithmetic:
-    """Return what elements of a type are computed in if nothing else is asked for."""
+    """Return the default arithmetic of an element type."""
     return "float32" if is_16_bit(dtype) else "float64"
 
 
 def check_arithmetic(name: object, argument: str = "arithmetic") -> Arithmetic:
-    """Return `name` if it is one of the two, or raise."""
+    """Return `name` if it is an arithmetic, or raise."""
     word = check_word(argument, name, accepted=_ACCEPTED)
-    if word == "float32":
-        return "float32"
-    if word == "float64":
-        return "float64"
-    raise ArgumentValueError(argument, "unknown", came=shown(word), accepted=_ACCEPTED)
+    if word not in get_args(Arithmetic):
+        raise ArgumentValueError(argument, "unknown", came=shown(word), accepted=_ACCEPTED)
+    return cast("Arithmetic", word)
 
 
 @functools.cache
 def _initial() -> Arithmetic | None:
-    """Return what the environment asked for when it was first needed."""
+    """Return the arithmetic that the environment had when it was first needed."""
     return config.arithmetic()

@@ -24,7 +24,9 @@ __all__ = ["NO_FACTS", "caller", "facts", "runner", "written"]
 
 #: The exceptions that facts raise for an object that is not an array, and a key for an option
 #: without a hash.
-NO_FACTS = "(AttributeError, TypeError, RuntimeError)"
+NO_FACTS = (AttributeError, TypeError, RuntimeError)
+# As the generated code names them.
+_NO_FACTS = f"({', '.join(error.__name__ for error in NO_FACTS)})"
 
 
 def facts(code: Code, name: str, kind: str = "data", *, required: bool = False) -> str:
@@ -63,7 +65,7 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         "        try:",
         f"            key = ({', '.join(key)})",
         "            executable = calls.get(key)",
-        f"        except {NO_FACTS}:",
+        f"        except {_NO_FACTS}:",
         "            key = executable = None",
         "        except Exception:",
         # Either an option's own method raised it, and the option is refused, or a signal handler.
@@ -114,7 +116,7 @@ def runner(
         body += [
             "try:",
             f"    lost = {lost}",
-            f"except {NO_FACTS}:",
+            f"except {_NO_FACTS}:",
             # The object has the facts of an array, and is something else.
             "    lost = True",
             "if lost:",
@@ -126,8 +128,10 @@ def runner(
         if result not in made:
             body.append(f"{result.name} = None")
             continue
-        kind = "bins" if result.kind == "sums" and "reproducible" in options else result.kind
-        new = code.new.get(result.name) or code.new[kind]
+        keys = result.name, result.kind
+        if result.kind == "sums" and "reproducible" in options:
+            keys = "bins", "bins"
+        new = code.new.get(keys[0]) or code.new[keys[1]]
         if result is first:
             new = f"{new} if out is None else out"
         if result.name != new:

@@ -1,10 +1,11 @@
-"""Environment variables: every one that backnorm reads, read here and nowhere else.
+"""Environment variables: this module reads every variable that backnorm reads.
 
 =======================  ==================================================================
 ``BACKNORM_NUM_THREADS``  Threads to start with, an integer >= 1 (default: all processors that
                           this process may use); more than those is capped.
-``OMP_NUM_THREADS``       The same, if that is not set, where PyTorch is not imported (which heeds
-                          it itself). Of a list the first number counts; it is not ours to refuse.
+``OMP_NUM_THREADS``       The same, if the former is not set and PyTorch is not imported (PyTorch
+                          reads the variable itself). The first number of a list counts; a value
+                          that is not a number is ignored.
 ``BACKNORM_CPU_LEVEL``    Level of processors whose machine code is used: ``x86-64-v4-bf16``,
                           ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the best that this
                           processor has).
@@ -22,9 +23,11 @@ A value that is not accepted is an error, not a default.
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Literal, TypeVar
 
 from backnorm.errors import ArgumentValueError
+
+_Word = TypeVar("_Word", bound=str)
 
 __all__ = ["arithmetic", "cpu_level", "initial_threads", "jax_on_cuda", "openmp_threads"]
 
@@ -49,7 +52,7 @@ def initial_threads() -> int | None:
 
 
 def openmp_threads() -> int | None:
-    """Return the first number of OMP_NUM_THREADS, or None if there is none, or not one >= 1."""
+    """Return the first number of OMP_NUM_THREADS, or None if it is not a number >= 1."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None
 
@@ -61,33 +64,22 @@ def cpu_level() -> str | None:
 
 def arithmetic() -> Literal["float32", "float64"] | None:
     """Return BACKNORM_ARITHMETIC, or None if it is not set."""
-    text = os.environ.get("BACKNORM_ARITHMETIC")
-    if text is None:
-        return None
-    if text == "float32":
-        return "float32"
-    if text == "float64":
-        return "float64"
-    raise ArgumentValueError(
-        "BACKNORM_ARITHMETIC",
-        "environment variable must name what elements are computed in",
-        came=repr(text),
-        accepted="float32, float64",
-    )
+    problem = "environment variable must name what elements are computed in"
+    return _word("BACKNORM_ARITHMETIC", problem, "float32", "float64")
 
 
 def jax_on_cuda() -> Literal["triton", "formulas"] | None:
     """Return BACKNORM_JAX_CUDA, or None if it is not set."""
-    text = os.environ.get("BACKNORM_JAX_CUDA")
+    problem = "environment variable must name what runs on CUDA devices"
+    return _word("BACKNORM_JAX_CUDA", problem, "triton", "formulas")
+
+
+def _word(name: str, problem: str, *accepted: _Word) -> _Word | None:
+    """Return the value of a variable, or None if it is not set; raise if it is not accepted."""
+    text = os.environ.get(name)
+    for word in accepted:
+        if word == text:
+            return word
     if text is None:
         return None
-    if text == "triton":
-        return "triton"
-    if text == "formulas":
-        return "formulas"
-    raise ArgumentValueError(
-        "BACKNORM_JAX_CUDA",
-        "environment variable must name what runs on CUDA devices",
-        came=repr(text),
-        accepted="triton, formulas",
-    )
+    raise ArgumentValueError(name, problem, came=repr(text), accepted=", ".join(accepted))

@@ -81,34 +81,27 @@ class Launch:
     A stage takes the addresses of `cpu.record.ADDRESSES` in that order, and the numbers of the
     signature by name. It returns the channel whose variance it refuses, or -1. Stages that no
     operation of the framework uses may be missing.
+
+    Attributes
+    ----------
+    complete
+        Sums every channel, writes the output and the results of channels.
+    apply
+        Writes the output from given statistics or sums.
+    sum_all
+        Writes the sums, or mean and variance, of every channel.
+    finish
+        Writes the output and the results of channels from given sums or moments.
+    reduce
+        Sums every channel, writes the results of channels and the coefficients.
     """
 
     __slots__ = ()
-
-    @property
-    def complete(self) -> Any:
-        """Sum every channel, write the output and the results of channels."""
-        raise NotImplementedError
-
-    @property
-    def apply(self) -> Any:
-        """Write the output from given statistics or sums."""
-        raise NotImplementedError
-
-    @property
-    def sum_all(self) -> Any:
-        """Write the sums, or mean and variance, of every channel."""
-        raise NotImplementedError
-
-    @property
-    def finish(self) -> Any:
-        """Write the output and the results of channels from given sums or moments."""
-        raise NotImplementedError
-
-    @property
-    def reduce(self) -> Any:
-        """Sum every channel, write the results of channels and the coefficients."""
-        raise NotImplementedError
+    complete: Any
+    apply: Any
+    sum_all: Any
+    finish: Any
+    reduce: Any
 
     def stage(self, operation: Operation) -> Any:
         """Return the stage that computes all results of an operation."""
@@ -218,5 +211,5 @@ class Arrays(Protocol[A, P]):
         return np.asarray(channels).reshape(-1)
 
 
-#: The arrays of whichever framework: executables do not depend on their type.
+#: The arrays of any framework: executables do not depend on their type.
 AnyArrays = Arrays[Any, Any]

@@ -167,20 +167,9 @@ def batch_norm_backward(
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
     dx, dgamma, dbeta, dresidual = _backward(
-        x,
-        dy,
-        mask,
-        mean,
-        variance,
-        gamma,
-        epsilon,
-        data_format,
-        training,
-        residual,
-        arithmetic,
-        reproducible,
-        out,
-    )
+        x, dy, mask, mean, variance, gamma,
+        epsilon, data_format, training, residual, arithmetic, reproducible, out,
+    )  # fmt: skip
     if dresidual is None:
         return _new(Gradients, (dx, dgamma, dbeta))
     return GradientsWithResidual(dx, dgamma, dbeta, dresidual)
@@ -260,19 +249,9 @@ def batch_norm_forward(
     if activation is not None and not (type(activation) is str and activation in _RELUS):
         activation = check_activation(activation, accepted=_RELUS, hint=_NO_MASK)
     y, mean, variance, mask = _forward(
-        x,
-        residual,
-        gamma,
-        beta,
-        None,
-        None,
-        epsilon,
-        data_format,
-        activation,
-        arithmetic,
-        reproducible,
-        out,
-    )
+        x, residual, gamma, beta, None, None,
+        epsilon, data_format, activation, arithmetic, reproducible, out,
+    )  # fmt: skip
     if mask is None:
         return _new(Normalized, (y, mean, variance))
     return NormalizedWithMask(y, mean, variance, mask)
@@ -332,18 +311,9 @@ def batch_norm_inference(
     if activation is not None and type(activation) is not str:
         activation = check_activation(activation)
     (y,) = _inference(
-        x,
-        residual,
-        mean,
-        variance,
-        gamma,
-        beta,
-        epsilon,
-        data_format,
-        activation,
-        arithmetic,
-        out,
-    )
+        x, residual, mean, variance, gamma, beta,
+        epsilon, data_format, activation, arithmetic, out,
+    )  # fmt: skip
     return y
 
 

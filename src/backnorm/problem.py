@@ -19,7 +19,7 @@ from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
-from backnorm.scalars import check_flag, check_number
+from backnorm.scalars import as_array, check_flag, check_number, missing
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "as_array",
     "channel_axis_of",
     "check_epsilon",
+    "check_like",
     "check_mask",
     "problem_of",
     "unsupported_type",
@@ -177,12 +178,11 @@ def problem_of(
     ----------
     operation : str
     *operands : array, Metadata or None
-        As the signature has them. Without gamma and beta the statistics of a forward pass come in
-        float32 beside a 16-bit x (the mean of many 16-bit values deserves more digits than they
-        have), else in x's type.
+        In the signature's order. Without gamma and beta the statistics of a forward pass are of x's
+        type, but float32 for a 16-bit x, because the mean of many values has more digits.
     epsilon, training, residual, reproducible
-        Options; those that the signature does not name are ignored. `residual` says of a
-        backward pass whether the gradient of a residual is wanted.
+        Options; those that the signature does not name are ignored. In a backward pass `residual`
+        requests the gradient of the residual.
     data_format : {"NCX", "NXC"} or tuple of int
         Or the channel axes, ascending.
     activation : None, str or Activation
@@ -196,7 +196,7 @@ def problem_of(
     """
     signature = SIGNATURES[operation]
     if issubclass(type(data_format), tuple):
-        # Of a subclass the elements, whatever it says of itself.
+        # A subclass may override access to its elements.
         axes: tuple[int, ...] | None = tuple.__getitem__(cast("tuple[int, ...]", data_format), _ALL)
     else:
         axes, axis = None, channel_axis_of(data_format)
@@ -205,7 +205,7 @@ def problem_of(
     for operand, array in zip(signature.operands, operands, strict=True):
         if array is None:
             if operand.required:
-                raise _missing(operand.name)
+                raise missing(operand.name)
             continue
         if not present:
             dtype = _check_input(operand.name, array, least=2 if axes is None else 0)
@@ -217,7 +217,7 @@ def problem_of(
             channels = math.prod(shape[each] for each in axes)
             allowed = statistics_types(dtype)
         elif operand.kind == "data":
-            _check_like(operand.name, array, shape, dtype)
+            check_like(operand.name, array, shape, dtype)
         elif operand.kind == "mask":
             check_mask(array, mask_size(math.prod(shape)))
         else:
@@ -259,7 +259,7 @@ def problem_of(
 
 
 def unsupported_type(name: str, came: object, hint: str | None = None) -> ArgumentTypeError:
-    """Return the error for data whose elements are of another type than those of `dtypes`."""
+    """Return the error for data of an element type that `dtypes` does not have."""
     return ArgumentTypeError(
         name, "unsupported element type", came=came, accepted=_TYPE_NAMES, hint=hint
     )
@@ -277,41 +277,11 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
     return ArgumentValueError(
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
-        # Of x it is refused only as a sum of two zeros.
+        # A forward pass refuses only a variance and an epsilon that are both 0.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",
     )
-
-
-def as_array(name: str, value: object) -> np.ndarray:
-    """Return `value` as a plain array without copying, or raise if it cannot be one.
-
-    A masked array is refused: its mask would be lost.
-    """
-    if type(value) is np.ndarray:
-        return value
-    if issubclass(type(value), np.ma.MaskedArray):
-        raise ArgumentTypeError(
-            name,
-            "masked arrays are not supported: the mask would be lost",
-            came=type(value).__name__,
-            accepted="an array",
-            hint="fill it first, e.g. with .filled(0)",
-        )
-    if value is None:
-        raise _missing(name)
-    try:
-        return np.asarray(value)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise ArgumentTypeError(
-            name,
-            f"cannot be read as an array ({shown(error, str)})",
-            came=type(value).__name__,
-            accepted="an array",
-        ) from error
 
 
 def channel_axis_of(data_format: object) -> int:
@@ -351,10 +321,6 @@ def _check_axes(axes: tuple[object, ...], rank: int) -> None:
         )
 
 
-def _missing(name: str) -> ArgumentTypeError:
-    return ArgumentTypeError(name, "is required", came="None", accepted="an array")
-
-
 def residual_alone(operation: Operation) -> ArgumentValueError:
     """Return the error for a residual without a ReLU behind it."""
     if operation.startswith(("backward", "apply")) and operation != "apply_forward":
@@ -385,8 +351,8 @@ def _check_input(name: str, array: Any, least: int) -> np.dtype:
     return dtype
 
 
-def _check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raise if an array has not x's shape and type."""
+def check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raise unless an array has x's shape and element type."""
     if array.shape != shape:
         raise ArgumentValueError(
             name,
@@ -395,7 +361,7 @@ def _check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) 
             accepted=f"shape {shape}",
         )
     own = element_type(array.dtype)
-    # NumPy takes None for float64 in a comparison.
+    # None == float64 in NumPy.
     if own is None or own != dtype:
         raise ArgumentTypeError(
             name, "must have the element type of {x}", came=array.dtype, accepted=dtype

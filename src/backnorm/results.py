@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from backnorm.dtypes import FLOAT64, element_type
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
-from backnorm.scalars import check_integer
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.scalars import as_array, check_integer
 
 __all__ = [
     "ChannelMoments",
@@ -25,7 +25,7 @@ __all__ = [
     "check_whole",
 ]
 
-# What a kernel can count.
+# The largest count of a kernel.
 _MOST = sys.maxsize
 
 
@@ -57,8 +57,8 @@ class NormalizedWithMask(NamedTuple):
     """Result of the training forward with a ReLU: as `Normalized`, and the mask.
 
     Bit i % 8 of byte i // 8 of the mask (uint8) says whether element i of y, in the order of
-    memory, is more than zero. After eight bytes of padding, the last eight bytes say which order of
-    axes that is (zeros: row-major), for an x that lies otherwise in the backward pass.
+    memory, is more than zero. After eight bytes of padding, the last eight bytes store that order
+    of axes (zeros: row-major), so that the backward pass can take an x in another order.
     """
 
     y: np.ndarray
@@ -68,7 +68,7 @@ class NormalizedWithMask(NamedTuple):
 
 
 class GradientsWithResidual(NamedTuple):
-    """Gradients through a ReLU and the sum before it: as `Gradients`, and the residual's."""
+    """Gradients through a ReLU and an addition: as `Gradients`, and that of the residual."""
 
     dx: np.ndarray
     dgamma: np.ndarray
@@ -77,10 +77,10 @@ class GradientsWithResidual(NamedTuple):
 
 
 class _OfChannels:
-    """What is known of some elements of every channel: two arrays, and how many elements.
+    """Two arrays of sums or moments over some elements of every channel, and their number.
 
-    A subclass is a dataclass of two arrays and `count`; two of them add up to what is known of both
-    sets of elements.
+    A subclass is a dataclass of two arrays and `count`. Two records add up to that of both sets of
+    elements.
     """
 
     __slots__ = ()
@@ -88,7 +88,7 @@ class _OfChannels:
 
     @classmethod
     def zero(cls, channels: int) -> Self:
-        """Return what is known of no elements, for `channels` channels, 0 or more."""
+        """Return the record of no elements, for `channels` channels, 0 or more."""
         accepted = "an integer, 0 or more"
         number = check_integer("channels", channels, accepted=accepted)
         if not 0 <= number <= _MOST // FLOAT64.itemsize:
@@ -98,7 +98,7 @@ class _OfChannels:
         return cls(np.zeros(number), np.zeros(number), 0)  # type: ignore[call-arg]
 
     def __add__(self, other: object) -> Self:
-        """Return the same of both sets of elements."""
+        """Return the record of both sets of elements."""
         cls = type(self)
         if not isinstance(other, cls):
             return NotImplemented
@@ -110,7 +110,7 @@ class _OfChannels:
                 f"only {_NAMES[cls]} over the same channels add up",
                 came=f"{first.size} and {second.size} channels",
             )
-        # Infinities of different signs are NaN.
+        # Infinities of different signs add up to NaN.
         with np.errstate(all="ignore"):
             return one._plus(two)
 
@@ -174,7 +174,7 @@ class ChannelMoments(_OfChannels):
 
     def _plus(self, other: ChannelMoments) -> ChannelMoments:
         if not (self.count and other.count):
-            # What is known of no elements may be anything.
+            # The moments of no elements have no meaning.
             return self if self.count else other
         count = self.count + other.count
         weight, share = self.count / count, other.count / count
@@ -185,7 +185,7 @@ class ChannelMoments(_OfChannels):
         )
 
 
-# What they are called as arguments, and the functions that return them.
+# The names of the arguments, and the functions that return the records.
 _NAMES = {ChannelSums: "sums", ChannelMoments: "moments"}
 _SOURCES = {ChannelSums: "backnorm.reduce", ChannelMoments: "backnorm.reduce_forward"}
 
@@ -204,7 +204,7 @@ def check_of_channels(known: object, cls: type[_Known]) -> _Known:
     Parameters
     ----------
     known
-        Arrays of any floating-point type, or what can be read as such.
+        Its arrays may be of any floating-point type, or array-like.
     cls : {ChannelSums, ChannelMoments}
     """
     name = _NAMES[cls]
@@ -242,15 +242,15 @@ def check_of_channels(known: object, cls: type[_Known]) -> _Known:
 
 
 def check_whole(known: _OfChannels, channels: int, count: int) -> None:
-    """Raise unless checked sums or moments can be those of a batch with this part in it.
+    """Raise unless sums or moments, already checked, can be those of a batch with this part.
 
     Parameters
     ----------
     known : ChannelSums or ChannelMoments
     channels : int
-        Of the part.
+        Channels of the part.
     count : int
-        Elements of a channel in it.
+        Elements of a channel in the part.
     """
     name, (one, _) = _NAMES[type(known)], arrays_of(known)
     if one.shape != (channels,):
@@ -275,17 +275,7 @@ def _is_plain(array: object) -> bool:
 
 def _array_of(name: str, field: str, value: object) -> np.ndarray:
     """Return one value of every channel as a float64 array."""
-    try:
-        if issubclass(type(value), np.ma.MaskedArray):
-            raise TypeError("masked arrays are not supported: the mask would be lost")
-        array = np.asarray(value)
-    except Exception as error:
-        raise ArgumentTypeError(
-            name,
-            f"its {field} cannot be read as an array ({shown(error, str)})",
-            came=type(value).__name__,
-            accepted="a float64 array",
-        ) from error
+    array = as_array(name, value, f"its {field}: ")
     if element_type(array.dtype) is None:
         raise ArgumentTypeError(
             name,

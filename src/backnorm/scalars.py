@@ -1,7 +1,7 @@
-"""Arguments that are numbers, flags or words, read in one way by all front doors.
+"""Arguments that are numbers, flags, words or arrays, read in one way by all front doors.
 
-What a value is its type says, and never the value: an object can say that it is of any class, and
-its methods can raise anything. What is returned is Python's own, whatever came.
+The type of a value decides, never the value itself: an object can claim any class, and its methods
+can raise anything. Numbers, flags and words are returned as Python's own types.
 """
 
 from __future__ import annotations
@@ -13,11 +13,41 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.errors import ArgumentTypeError, described
+from backnorm.errors import ArgumentTypeError, described, shown
 
-__all__ = ["check_flag", "check_integer", "check_number", "check_word"]
+__all__ = ["as_array", "check_flag", "check_integer", "check_number", "check_word", "missing"]
 
 _FLAGS = (bool, np.bool_)
+
+
+def as_array(name: str, value: object, field: str = "") -> np.ndarray:
+    """Return `value` as a plain array without copying, or raise if it cannot be one.
+
+    A masked array is refused, because its mask would be lost. `field` begins the message: the part
+    of the argument that the value is.
+    """
+    if type(value) is np.ndarray:
+        return value
+    if value is None:
+        raise missing(name)
+    problem = "masked arrays are not supported: the mask would be lost"
+    hint: str | None = "fill it first, e.g. with .filled(0)"
+    cause = None
+    if not issubclass(type(value), np.ma.MaskedArray):
+        try:
+            return np.asarray(value)
+        except MemoryError:
+            raise
+        except Exception as error:
+            problem, hint, cause = f"cannot be read as an array ({shown(error, str)})", None, error
+    raise ArgumentTypeError(
+        name, field + problem, came=type(value).__name__, accepted="an array", hint=hint
+    ) from cause
+
+
+def missing(name: str) -> ArgumentTypeError:
+    """Return the error for a required array that is None."""
+    return ArgumentTypeError(name, "is required", came="None", accepted="an array")
 
 
 def check_flag(name: str, value: object) -> bool:
@@ -32,9 +62,9 @@ def check_flag(name: str, value: object) -> bool:
 def check_number(
     name: str, value: Any, *, accepted: str, problem: str = "must be a real number"
 ) -> float:
-    """Return `value` as a float, infinity for one that is too large; or raise if it is no number.
+    """Return `value` as a float, infinity if it is too large; raise if it is not a number.
 
-    A boolean is none, nor is an array.
+    Booleans and arrays are not numbers.
     """
     if type(value) is float:
         return value
@@ -52,7 +82,7 @@ def check_number(
 def check_integer(
     name: str, value: Any, *, accepted: str, problem: str = "must be an integer"
 ) -> int:
-    """Return `value` as an int, or raise if it is not one. A boolean is none."""
+    """Return `value` as an int, or raise if it is not one. A boolean is not an integer."""
     if type(value) is int:
         return value
     if type(value) in _FLAGS:
@@ -64,9 +94,9 @@ def check_integer(
 
 
 def check_word(name: str, value: object, *, accepted: str) -> str:
-    """Return `value` as a plain string, or raise if it is none."""
+    """Return `value` as a plain string, or raise if it is not a string."""
     if issubclass(type(value), str):
-        # A subclass can compare as it likes.
+        # A subclass can define any comparison.
         return str.__str__(value)
     raise _no_value(name, "must be a string", value, accepted)
 

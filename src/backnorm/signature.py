@@ -1,8 +1,8 @@
-"""What every operation takes and returns, described once.
+"""The operands, options and results of every operation.
 
 Validation (`problem`), the keys of the call cache (`executable.CALLS`), the binding of addresses
-(`binding`), the rules of `out` (`aliasing`) and the tables of the dialects read it here, so that no
-operand can be in one of them and missing in another.
+(`binding`), the rules of `out` (`aliasing`) and the tables of the dialects read the signatures, so
+that no operand can be in one of them and missing in another.
 """
 
 from __future__ import annotations
@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-__all__ = [
-    "SIGNATURES",
-    "Kind",
-    "Number",
-    "Operand",
-    "Operation",
-    "Result",
-    "Signature",
-]
+__all__ = ["SIGNATURES", "Kind", "Number", "Operand", "Operation", "Result", "Signature"]
 
 Operation = Literal[
     "backward",
@@ -88,16 +80,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Passed to a kernel with every call beside addresses, and no part of the call cache's keys.
+    """An argument that is passed to a kernel with every call, and is not part of a cache key.
 
     Attributes
     ----------
     name : str
     default : object
     operand : str or None
-        The operand that it belongs to; without that it is not passed.
+        The operand without which the number is not passed.
     field : str
-        The field of a kernel's record that holds its address, if it is arrays.
+        The field of a kernel's record that holds its address, if the number is an array.
     """
 
     name: str
@@ -116,7 +108,7 @@ class Signature:
     operands : tuple of Operand
         In the order in which the package's own functions pass them; x is the first.
     results : tuple of Result
-        The first is the one that is written to `out`.
+        The first is written to `out`.
     options : tuple of str
         The arguments that are not arrays, in the order in which the package's own functions pass
         them.
@@ -124,7 +116,7 @@ class Signature:
         The operand that `out` may be, to work in place.
     numbers : tuple of Number
     public : bool
-        Whether the package has a function of it; others are what adapters call.
+        Whether the package has a function of it; only adapters call the other operations.
     """
 
     operation: Operation
@@ -142,14 +134,12 @@ class Signature:
 
     @cached_property
     def normalises(self) -> bool:
-        """Whether what is written is made of normalised elements: in a forward pass, and where dy
-        is the gradient of an activation behind them.
-        """
+        """Whether kernels normalise x: forward, and for the gradient of an activation."""
         return "dy" not in self.names or "beta" in self.names
 
-    def arranged(self, given: Mapping[str, Any]) -> list[Any]:
-        """Return values by the operands' names in their order, None for those that are absent."""
-        return [given.get(name) for name in self.names]
+    def arranged(self, operands: Mapping[str, Any]) -> list[Any]:
+        """Return the operands in their order, None for those that are absent."""
+        return [operands.get(name) for name in self.names]
 
 
 _X = Operand("x", "data", field="x")
@@ -168,9 +158,9 @@ _MEAN_OF_X = Result("mean", "channel", "result")
 _VARIANCE_OF_X = Result("variance", "channel", "result_2")
 _COEFFICIENTS = Result("coefficients", "coefficients", "exchanged")
 _COUNTED = Result("count", "count", "")
-# Both in one array: sum_dy and sum_dy_xmu, or mean and variance.
+# One array of both rows: sum_dy and sum_dy_xmu, or mean and variance.
 _SUMMED = (Result("sums", "sums", "exchanged"), _COUNTED)
-# The same two, and the number of elements that they are over.
+# The sums or moments that a caller provides, and the elements of a channel that they are over.
 _SUMS, _COUNT = Number("sums", field="exchanged"), Number("count")
 
 _GIVEN = (_MEAN, _VARIANCE, _GAMMA, _BETA)
@@ -178,41 +168,27 @@ _RUNNING = (
     Operand("running_mean", "channel", required=False, field="running_mean"),
     Operand("running_variance", "channel", required=False, field="running_variance"),
 )
+_DDX = Operand("ddx", "data", required=False)
+_DDCHANNELS = tuple(Operand(name, "channel", required=False) for name in ("ddgamma", "ddbeta"))
 # The weight of the batch in the running statistics.
 _MOMENTUM = Number("momentum", 0.0, "running_mean")
-# `reproducible` says that sums must not depend on how the batch is cut: see `binned`.
+# `reproducible`: sums do not depend on how the batch is cut, see `binned`.
 _NORMALISE = ("epsilon", "data_format", "activation", "arithmetic", "reproducible")
+
+_SPLIT = "data_format", "arithmetic", "reproducible"
 
 _ALL = (
     Signature(
         "backward",
         (_X, _DY, _MASK, _MEAN, _VARIANCE, _GAMMA),
-        (
-            _DX,
-            _DGAMMA,
-            _DBETA,
-            _DRESIDUAL,
-        ),
+        (_DX, _DGAMMA, _DBETA, _DRESIDUAL),
         ("epsilon", "data_format", "training", "residual", "arithmetic", "reproducible"),
         overwrites="dy",
     ),
-    # The gradient of another activation than a ReLU needs what it was applied to, which is not
-    # stored: `activation_backward` computes that again, and `backward` takes its dz for dy.
     Signature(
         "forward",
-        (
-            _X,
-            _RESIDUAL,
-            _GAMMA,
-            _BETA,
-            *_RUNNING,
-        ),
-        (
-            _Y,
-            _MEAN_OF_X,
-            _VARIANCE_OF_X,
-            _MASK_OF_Y,
-        ),
+        (_X, _RESIDUAL, _GAMMA, _BETA, *_RUNNING),
+        (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
         _NORMALISE,
         numbers=(_MOMENTUM,),
     ),
@@ -223,12 +199,7 @@ _ALL = (
         ("epsilon", "data_format", "activation", "arithmetic"),
     ),
     # See `results.ChannelSums`.
-    Signature(
-        "reduce",
-        (_X, _DY, _MASK, _MEAN),
-        _SUMMED,
-        ("data_format", "arithmetic", "reproducible"),
-    ),
+    Signature("reduce", (_X, _DY, _MASK, _MEAN), _SUMMED, _SPLIT),
     Signature(
         "apply",
         (_X, _DY, _MASK, _MEAN, _VARIANCE, _GAMMA),
@@ -238,13 +209,8 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
     ),
     # See `results.ChannelMoments`.
-    Signature(
-        "reduce_forward",
-        (_X,),
-        _SUMMED,
-        ("data_format", "arithmetic", "reproducible"),
-    ),
-    # If reproducible, of sums that are not rounded yet; `apply_backward` likewise.
+    Signature("reduce_forward", (_X,), _SUMMED, _SPLIT),
+    # A reproducible problem has sums that are not rounded yet; so has `apply_backward`.
     Signature(
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
@@ -252,6 +218,8 @@ _ALL = (
         _NORMALISE,
         numbers=(_SUMS, _COUNT),
     ),
+    # The gradient of an activation other than a ReLU needs the input of the activation, which is
+    # not stored. This operation computes it again; `backward` takes the resulting dz for dy.
     Signature(
         "activation_backward",
         (_X, _DY, *_GIVEN),
@@ -260,7 +228,7 @@ _ALL = (
         overwrites="dy",
         public=False,
     ),
-    # `apply` with all results, for a compiler that tells sums by itself.
+    # `apply` with all results, for a compiler that exchanges sums itself.
     Signature(
         "apply_backward",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
@@ -269,7 +237,7 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
         public=False,
     ),
-    # What a compiler needs that computes the elements itself, with what stands around them.
+    # For a compiler that computes the elements itself, together with the code around them.
     Signature(
         "forward_coefficients",
         (_X, _GAMMA, _BETA),
@@ -286,16 +254,7 @@ _ALL = (
     ),
     Signature(
         "double_backward",
-        (
-            _X,
-            _DY,
-            Operand("ddx", "data", required=False),
-            _MEAN,
-            _VARIANCE,
-            _GAMMA,
-            Operand("ddgamma", "channel", required=False),
-            Operand("ddbeta", "channel", required=False),
-        ),
+        (_X, _DY, _DDX, _MEAN, _VARIANCE, _GAMMA, *_DDCHANNELS),
         (),
         ("epsilon", "data_format", "training"),
     ),

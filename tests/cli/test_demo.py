@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backnorm.cli import demo
-from backnorm.cli.demo_cases import LAYERS, cases, load_layers
+from backnorm.cli.demo import LAYERS, cases, read_layers
 from backnorm.dialects.registry import DIALECTS, operators
 
 
@@ -55,7 +55,7 @@ def perturbed(cases_to_spoil, factor):
 
     def spoiled():
         for case in cases():
-            if (case.dialect, case.layout, str(case.dtype)) in cases_to_spoil:
+            if (case.schema.dialect, case.layout, str(case.dtype)) in cases_to_spoil:
                 yield Spoiled(case, factor)
             else:
                 yield case
@@ -110,28 +110,28 @@ def test_a_wrong_result_fails_the_demo(cli, monkeypatch):
 
 @pytest.fixture(scope="module")
 def layers():
-    return {layer.name: layer for layer in load_layers()}
+    return read_layers()
 
 
 def test_the_layers_are_spatial_and_dense(layers):
     assert tuple(layers) == LAYERS
-    assert layers["conv8"].x.shape[2:] == (8, 8)
-    assert layers["conv4"].x.shape[2:] == (4, 4)
-    assert layers["dense"].x.ndim == 2
+    assert layers["conv8"]["x"].shape[2:] == (8, 8)
+    assert layers["conv4"]["x"].shape[2:] == (4, 4)
+    assert layers["dense"]["x"].ndim == 2
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_tensors_are_those_of_a_training_step(layers, name):
     layer = layers[name]
-    axes = tuple(i for i in range(layer.x.ndim) if i != 1)
-    wide = np.float64(layer.x)
-    np.testing.assert_array_equal(layer.mean, wide.mean(axes).astype(np.float32))
-    np.testing.assert_array_equal(layer.variance, wide.var(axes).astype(np.float32))
-    assert layer.dy.shape == layer.x.shape
+    axes = tuple(i for i in range(layer["x"].ndim) if i != 1)
+    wide = np.float64(layer["x"])
+    np.testing.assert_array_equal(layer["mean"], wide.mean(axes).astype(np.float32))
+    np.testing.assert_array_equal(layer["variance"], wide.var(axes).astype(np.float32))
+    assert layer["dy"].shape == layer["x"].shape
     # A ReLU follows each layer, so about half of the gradients are zero; the others vary.
-    assert 0.3 < (layer.dy == 0).mean() < 0.7
-    assert np.unique(layer.dy).size > 1000
-    assert np.isfinite(layer.dy).all()
+    assert 0.3 < (layer["dy"] == 0).mean() < 0.7
+    assert np.unique(layer["dy"]).size > 1000
+    assert np.isfinite(layer["dy"]).all()
 
 
 def test_the_data_is_small():

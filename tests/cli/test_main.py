@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import backnorm
-from backnorm.cli import app, program
+from backnorm.cli import app
+
+COMMAND = [sys.executable, "-m", "backnorm"]
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "call_random.json"
+RUN = ["run", str(EXAMPLE), "--random", "1", "--repeat", "1"]
 
 
-def run(*arguments, **options):
+def run(*arguments, shell='"$@"', **environment):
+    """Run the command in a line of the shell."""
     return subprocess.run(
-        [sys.executable, "-m", "backnorm", *arguments],
+        ["bash", "-c", shell, "bash", *COMMAND, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        **options,
+        env={**os.environ, **environment},
     )
-
-
-def no_signals(monkeypatch):
-    """Leave this process's handlers of signals alone."""
-    for name in ("watch", "release", "leave"):
-        monkeypatch.setattr(program.signals, name, lambda: None)
 
 
 @pytest.fixture
@@ -33,7 +35,6 @@ def main(monkeypatch, capsys):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["backnorm", *map(str, arguments)])
-        no_signals(monkeypatch)
         with pytest.raises(SystemExit) as exit_:
             app.main()
         return (exit_.value.code or 0, *capsys.readouterr())
@@ -41,11 +42,11 @@ def main(monkeypatch, capsys):
     return call
 
 
-def test_version(main):
+def test_version_option_prints_the_version(main):
     assert main("--version") == (0, f"backnorm {backnorm.__version__}\n", "")
 
 
-def test_without_a_command_there_is_help(main):
+def test_command_without_arguments_prints_help(main):
     status, out, _ = main()
     assert status == 0
     for command in ("run", "demo", "info"):
@@ -58,53 +59,95 @@ def test_without_a_command_there_is_help(main):
         (("nonsense",), "nonsense"),
         (("run",), "Missing argument"),
         (("run", "a.json", "--repeat", "0"), "--repeat"),
+        (("run", "a.json", "--random", "-1"), "--random"),
         (("run", "a.json", "--threads", "many"), "--threads"),
         (("demo", "--nope"), "--nope"),
         (("info", "a", "b", "c"), "c"),
     ],
 )
-def test_bad_usage_is_one_line(main, arguments, says):
+def test_bad_usage_ends_with_2_and_names_the_option(main, arguments, says):
     status, out, err = main(*arguments)
     assert (status, out) == (2, "")
-    assert err.startswith("backnorm: error: ")
-    assert err.count("\n") == 1
     assert says in err
 
 
-def test_an_interruption_is_no_traceback(main, monkeypatch):
+def test_interruption_ends_with_130_in_one_line(main, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("backnorm.cli.info.describe", interrupted)
-    status, _, err = main("info")
-    assert status == 130
-    assert err.strip() == "backnorm: interrupted"
+    monkeypatch.setattr("backnorm.cli.app.describe", interrupted)
+    assert main("info") == (130, "", "backnorm: interrupted\n")
 
 
-def test_a_bug_is_not_hidden(monkeypatch):
+def test_bug_is_shown_with_its_traceback(monkeypatch):
     def bug(*_):
         raise AssertionError("a bug")
 
-    monkeypatch.setattr("backnorm.cli.info.describe", bug)
+    monkeypatch.setattr("backnorm.cli.app.describe", bug)
     monkeypatch.setattr(sys, "argv", ["backnorm", "info"])
-    no_signals(monkeypatch)
     with pytest.raises(AssertionError, match="a bug"):
         app.main()
 
 
-def test_bad_input_in_a_process_of_its_own(tmp_path):
-    process = run("run", str(tmp_path / "none.json"))
-    assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr == f"backnorm: error: {tmp_path / 'none.json'}: no such file\n"
+def test_bad_input_ends_with_2_in_one_line(tmp_path):
+    done = run("run", str(tmp_path / "none.json"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"backnorm: error: {tmp_path / 'none.json'}: No such file or directory\n"
 
 
-def test_a_reader_that_leaves_causes_no_traceback():
-    command = f"{sys.executable} -m backnorm info onednn_spec BatchNormTrainingBackprop | true"
-    process = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert process.stderr == ""
+ASCII = {"PYTHONIOENCODING": "ascii", "COLUMNS": "1"}
+POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TERM": "dumb"}
 
 
-def test_the_command_loads_no_framework():
+@pytest.mark.parametrize(
+    ("shell", "environment", "status", "says"),
+    [
+        ('"$@"', ASCII, 0, ""),
+        ('"$@"', POSIX, 0, ""),
+        ('set -o pipefail; "$@" | true', {}, 0, ""),
+        ('"$@" >&- 2>&- <&-', {}, 0, ""),
+        ('"$@" >/dev/full', {"PYTHONUNBUFFERED": "1"}, 2, "No space left on device\n"),
+    ],
+)
+def test_streams_do_not_change_the_status(shell, environment, status, says):
+    done = run(*RUN, shell=shell, **environment)
+    assert (done.returncode, done.stderr.count("\n")) == (status, says.count("\n"))
+    assert done.stderr.endswith(says)
+
+
+SLOW = """
+import time
+from backnorm.cli import app, run
+
+def step(*_):
+    print("begun", flush=True)
+    time.sleep(60)
+
+run.run_step = step
+app.main()
+"""
+
+
+@pytest.mark.usefixtures("hangup")
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_signal_ends_a_run(number, heed_interrupts):
+    number = signal.Signals[number]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *RUN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
+    )
+    assert process.stdout.readline() == b"begun\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    if number == signal.SIGINT:
+        assert (process.returncode, err) == (130, b"backnorm: interrupted\n")
+    else:
+        assert (process.returncode, err) == (-number, b"")
+
+
+def test_command_imports_no_framework():
     script = (
         "import sys; sys.argv = ['backnorm', 'info', 'ngraph']\n"
         "from backnorm.cli.app import main\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
-import zipfile
 
 import numpy as np
 import pytest
@@ -69,158 +67,87 @@ import pytest
         ),
     ],
 )
-def test_a_bad_program_file(refused, write_json, npz, text, says):
+def test_bad_program_file_is_rejected(refused, write_json, npz, text, says):
     assert says in refused("run", write_json(text), "--tensors", npz)
 
 
-def test_a_program_that_is_not_utf8(refused, tmp_path):
+def test_program_that_is_not_utf8_is_rejected(refused, tmp_path):
     path = tmp_path / "latin.json"
     path.write_bytes('{"dialect": "é"}'.encode("latin-1"))
     assert "UTF-8" in refused("run", path)
 
 
-def test_a_program_that_is_too_large(refused, tmp_path):
+def test_program_beyond_the_size_limit_is_rejected(refused, tmp_path):
     path = tmp_path / "large.json"
     with path.open("wb") as stream:
         stream.truncate(2**30)
     assert "too large" in refused("run", path)
 
 
-def test_paths_that_are_not_files(refused, write_json, npz, call, tmp_path):
-    file = write_json(call())
-    pipe = tmp_path / "pipe.npz"
-    os.mkfifo(pipe)
-    assert "no such file" in refused("run", tmp_path / "none.json")
-    assert "not a regular file" in refused("run", tmp_path)
-    assert "no such file" in refused("run", file, "--tensors", tmp_path / "none.npz")
-    # A pipe would block for ever.
-    assert "not a regular file" in refused("run", file, "--tensors", pipe)
-    assert "not a regular file" in refused("run", file, "--tensors", npz, "--out", pipe)
+def test_paths_that_cannot_be_read_are_named(refused, write_json, tmp_path):
+    file = write_json({"dialect": "ngraph", "op": "BatchNormInference"})
     folder = tmp_path / "folder.npz"
     folder.mkdir()
-    assert "not a regular file" in refused("run", file, "--tensors", folder)
-    assert "not a regular file" in refused("run", file, "--tensors", npz, "--out", folder)
+    for suffix in (".npz", ".safetensors"):
+        missing = tmp_path / f"none{suffix}"
+        line = refused("run", file, "--tensors", missing)
+        assert line.endswith(f"{missing}: No such file or directory")
+    assert f"{folder}: Is a directory" in refused("run", file, "--tensors", folder)
+    assert f"{tmp_path}: Is a directory" in refused("run", tmp_path)
+    long = tmp_path / f"{'a' * 252}.npz"
+    assert "File name too long" in refused("run", file, "--tensors", long)
 
 
-@pytest.mark.parametrize("end", ["/", "//", "/.", "/..", "/./"])
-def test_paths_with_the_end_of_a_folder_are_refused(
-    refused, write_json, npz, call, tmp_path, monkeypatch, end
+def test_out_that_cannot_be_written_is_rejected_before_the_work(
+    refused, write_json, npz, call, tmp_path, monkeypatch
 ):
-    """`Path` drops such an end; the file of the shorter name is not what was asked for."""
-    monkeypatch.chdir(tmp_path)
-    file = write_json(call())
-    says = "must be the path of a file, not of a folder"
-    for arguments in (
-        (f"{file}{end}", "--tensors", npz),
-        (file, "--tensors", f"{npz}{end}"),
-        (file, "--tensors", npz, "--out", f"out.npz{end}"),
+    monkeypatch.setattr("backnorm.cli.run.read_tensors", lambda *_: pytest.fail("work was done"))
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "device.npz").symlink_to("/dev/full")
+    for name, says in (
+        ("folder.npz", "is not a regular file"),
+        ("device.npz", "is not a regular file"),
+        ("none/out.npz", "its folder does not exist"),
+        ("program.json/out.npz", "its folder does not exist"),
+        ("out.npy", "unknown kind of tensor file; got extension '.npy'"),
+        ("out", "unknown kind of tensor file; got extension ''"),
+        (f"{'a' * 252}.npz", "File name too long"),
     ):
-        assert says in refused("run", *arguments)
-    assert not (tmp_path / "out.npz").exists()
+        out = tmp_path / name
+        line = refused("run", write_json(call()), "--tensors", npz, "--out", out)
+        assert f"{out}: {says}" in line
 
 
-def test_paths_without_a_name_are_refused(refused, write_json, npz, call):
-    file = write_json(call())
-    for name in ("", ".", "..", "/"):
-        for option in ("--tensors", "--out"):
-            line = refused("run", file, "--tensors", npz, option, name)
-            assert f"{name or repr(name)}: must be the path of a file" in line
-
-
-@pytest.mark.parametrize("folder", ["missing/..", "program.json/..", "missing/../missing"])
-def test_out_through_a_missing_folder_is_refused(
-    refused, write_json, npz, call, tmp_path, monkeypatch, folder
-):
-    monkeypatch.chdir(tmp_path)
-    line = refused("run", write_json(call()), "--tensors", npz, "--out", f"{folder}/out.npz")
-    assert "folder does not exist" in line
-    assert not (tmp_path / "out.npz").exists()
+def test_out_may_have_the_longest_name(cli, write_json, npz, call, tmp_path):
+    out = tmp_path / f"{'a' * 251}.npz"
+    result = cli("run", write_json(call()), "--tensors", npz, "--out", out, "--repeat", 1)
+    assert result.exit_code == 0, result.output
+    assert out.exists()
 
 
 HUGE = 2**48
-EMPTY = [[HUGE, 0, HUGE], [0, HUGE, HUGE], [0, 0, HUGE, HUGE], [HUGE] * 3, [2**25, 0, 2**24]]
 
 
-@pytest.mark.parametrize("layout", ["NCX", "NXC"])
-@pytest.mark.parametrize("shape", EMPTY)
-@pytest.mark.parametrize(
-    ("op", "port"),
-    [
-        ("BatchNormTrainingBackprop", "input_forward"),
-        ("BatchNormForwardTraining", "input"),
-        ("BatchNormInference", "input"),
-    ],
-)
-def test_shapes_that_no_array_can_have(refused, write_json, op, port, shape, layout):
+@pytest.mark.parametrize("shape", [[HUGE, 0, HUGE], [0, 0, HUGE, HUGE], [HUGE] * 3])
+def test_shapes_that_no_array_can_have_are_rejected(refused, write_json, shape):
     """NumPy cannot have every empty array: the other dimensions count, too."""
-    attributes = {"epsilon": 1e-5, "data_format": layout}
-    document = {"dialect": "onednn_spec", "op": op, "attributes": attributes}
-    file = write_json(document | {"shapes": {port: shape}})
-    assert f"shapes.{port}: has too many elements" in refused("run", file, "--random", 1)
+    document = {"dialect": "onednn_spec", "op": "BatchNormInference", "shapes": {"input": shape}}
+    line = refused("run", write_json(document), "--random", 1)
+    assert "shapes.input: has too many elements" in line
 
 
-@pytest.mark.parametrize("shape", EMPTY)
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_files_of_arrays_that_cannot_be(refused, write_json, tmp_path, shape, suffix):
-    path = tmp_path / f"in{suffix}"
-    if suffix == ".npz":
-        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {tuple(shape)}}}".encode()
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("x.npy", b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text)
-    else:
-        fields = {"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
-        text = json.dumps(fields).encode()
-        path.write_bytes(struct.pack("<Q", len(text)) + text)
-    document = {"dialect": "ngraph", "op": "BatchNormInference", "inputs": {"input": "x"}}
-    line = refused("run", write_json(document), "--tensors", path)
-    assert "[x]: has too many elements" in line or "contradicts the amount of data" in line
-
-
-@pytest.mark.parametrize("shape", [[HUGE, 1, 0], [2**46, 3, 0], [2**44, 2, 0, 5]])
-@pytest.mark.parametrize(
-    ("op", "port"),
-    [
-        ("BatchNormTrainingBackprop", "input_forward"),
-        ("BatchNormForwardTraining", "input"),
-        ("BatchNormInference", "input"),
-    ],
-)
-def test_an_endless_array_of_nothing_is_done_at_once(cli, write_json, op, port, shape):
+def test_endless_array_without_elements_runs(cli, write_json):
     attributes = {"epsilon": 1e-5, "data_format": "NCX"}
-    document = {"dialect": "onednn_spec", "op": op, "attributes": attributes}
-    file = write_json(document | {"shapes": {port: shape}})
-    result = cli("run", file, "--random", 1, "--check")
+    document = {"dialect": "onednn_spec", "op": "BatchNormTrainingBackprop"}
+    document |= {"attributes": attributes, "shapes": {"input_forward": [2**44, 2, 0, 5]}}
+    result = cli("run", write_json(document), "--random", 1, "--check")
     assert result.exit_code == 0, result.output
 
 
-def test_names_that_are_long(cli, refused, write_json, npz, call, tmp_path, read_npz):
-    """A name may have 255 bytes, and needs no room for more; one that is longer is refused."""
-    file = write_json(call())
-    for name in ("a" * 251, "é" * 125):
-        out = tmp_path / f"{name}.npz"
-        result = cli("run", file, "--tensors", npz, "--out", out, "--repeat", 1)
-        assert result.exit_code == 0, result.output
-        assert "diff_src" in read_npz(out)
-    for name in ("a" * 252, "é" * 126):
-        long = tmp_path / f"{name}.npz"
-        assert "File name too long" in refused("run", file, "--tensors", npz, "--out", long)
-        assert "File name too long" in refused("run", file, "--tensors", long)
-        assert "File name too long" in refused("run", long)
-    deep = tmp_path.joinpath(*["folder"] * 1000, "out.npz")
-    assert "File name too long" in refused("run", file, "--tensors", npz, "--out", deep)
-
-
-def test_a_long_name_is_refused_before_the_work(refused, write_json, npz, call, tmp_path):
-    long = tmp_path / f"{'a' * 300}.npz"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("backnorm.cli.run.open_tensors", lambda *_: pytest.fail("work was done"))
-        refused("run", write_json(call()), "--tensors", npz, "--out", long)
-
-
-def test_names_that_are_not_text(cli, refused, call, npz, tmp_path):
+def test_names_that_are_not_text_are_escaped(cli, refused, call, npz, tmp_path):
     odd = os.fsdecode(b"\xff\x1b[31m")
     file, out = tmp_path / f"{odd}.json", tmp_path / f"{odd}.npz"
-    assert "\\udcff\\x1b[31m.json: no such file" in refused("run", file)
+    assert "\\udcff\\x1b[31m.json: No such file" in refused("run", file)
     file.write_text(json.dumps(call()))
     for option in ((), ("--json",)):
         result = cli("run", file, "--tensors", npz, "--out", out, "--repeat", 1, *option)
@@ -229,62 +156,24 @@ def test_names_that_are_not_text(cli, refused, call, npz, tmp_path):
     assert out.exists()
 
 
-def test_links(cli, refused, write_json, npz, call, tmp_path, read_npz):
+@pytest.mark.parametrize("array", [np.ones((2, 3), np.int64), np.array([["a", "b"]])])
+def test_element_types_that_the_operator_does_not_take_are_rejected(
+    refused, write_json, call, tmp_path, tensors, array
+):
+    np.savez(tmp_path / "in.npz", **tensors | {"x": array})
+    line = refused("run", write_json(call()), "--tensors", tmp_path / "in.npz")
+    assert "src: unsupported element type" in line
+
+
+def test_extensions_of_tensors_are_checked(refused, write_json, call):
     file = write_json(call())
-    links = {name: tmp_path / f"{name}.npz" for name in ("loop", "device", "astray", "hard", "in2")}
-    links["loop"].symlink_to(links["loop"])
-    links["device"].symlink_to("/dev/full")
-    links["astray"].symlink_to(tmp_path / "none" / "out.npz")
-    links["in2"].symlink_to(npz)
-    says = {
-        "loop": ("no such file", "leads to itself"),
-        "device": ("not a regular file", "not a regular file"),
-        "astray": ("no such file", "folder does not exist"),
-    }
-    for name, (reading, writing) in says.items():
-        assert reading in refused("run", file, "--tensors", links[name])
-        assert writing in refused("run", file, "--tensors", npz, "--out", links[name])
-        assert links[name].is_symlink()
-    # Of a file with two names only the one that was asked for is another file.
-    links["hard"].hardlink_to(npz)
-    given = read_npz(npz)
-    result = cli("run", file, "--tensors", links["in2"], "--out", links["hard"], "--repeat", 1)
-    assert result.exit_code == 0, result.output
-    assert sorted(read_npz(npz)) == sorted(given)
-    assert "diff_src" in read_npz(links["hard"])
-
-
-@pytest.mark.parametrize("path", ["/dev/zero", "/dev/full", "/dev/null", "/proc/self/mem", "/"])
-def test_devices(refused, path):
-    assert path in refused("run", path)
-
-
-def test_a_temporary_name_that_is_taken(refused, write_json, npz, call, tmp_path, monkeypatch):
-    """It would take somebody who guesses 64 bits; what is theirs stays theirs even so."""
-    monkeypatch.setattr("backnorm.files.secrets.token_hex", lambda _: "0")
-    taken = tmp_path / ".backnorm.0.part"
-    taken.write_bytes(b"somebody's")
-    out = tmp_path / "out.npz"
-    line = refused("run", write_json(call()), "--tensors", npz, "--out", out)
-    assert "File exists" in line
-    assert taken.read_bytes() == b"somebody's"
-    assert not out.exists()
-
-
-def test_unknown_extensions(refused, write_json, npz, call, tmp_path):
-    file = write_json(call())
-    assert "unknown kind of tensor file" in refused("run", file, "--tensors", file)
-    assert "'.npy'" in refused("run", file, "--tensors", npz, "--out", tmp_path / "out.npy")
-    assert "''" in refused("run", file, "--tensors", npz, "--out", tmp_path / "out")
-
-
-def test_a_result_file_in_a_folder_that_does_not_exist(refused, write_json, npz, call, tmp_path):
-    line = refused("run", write_json(call()), "--tensors", npz, "--out", tmp_path / "no" / "o.npz")
-    assert "folder does not exist" in line
+    assert "unknown kind of tensor file; got extension '.json'" in refused(
+        "run", file, "--tensors", file
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read and write everything")
-def test_permissions(refused, write_json, npz, call, tmp_path):
+def test_missing_permissions_are_named(refused, write_json, npz, call, tmp_path):
     file = write_json(call())
     npz.chmod(0)
     assert "Permission denied" in refused("run", file, "--tensors", npz)
@@ -304,7 +193,7 @@ def test_system_errors_and_lack_of_memory_are_one_line(refused, write_json, npz,
         def fail(*_, error=error):
             raise error
 
-        monkeypatch.setattr("backnorm.cli.run.open_tensors", fail)
+        monkeypatch.setattr("backnorm.cli.run.read_tensors", fail)
         assert says in refused("run", file, "--tensors", npz)
 
 
@@ -334,14 +223,16 @@ def test_missing_tensors_are_all_named(refused, write_json, call, tmp_path, tens
         ({"types": {"src": "float64"}}, "differs from the declared data type"),
     ],
 )
-def test_what_the_operator_refuses(refused, write_json, npz, call, tmp_path, changes, says):
+def test_operands_that_the_operator_rejects_end_the_run(
+    refused, write_json, npz, call, tmp_path, changes, says
+):
     out = tmp_path / "out.npz"
     line = refused("run", write_json(call(**changes)), "--tensors", npz, "--out", out)
     assert says in line
     assert not out.exists()
 
 
-def test_variance_that_is_negative(refused, write_json, call, tmp_path, tensors):
+def test_negative_variance_is_rejected(refused, write_json, call, tmp_path, tensors):
     path = tmp_path / "negative.npz"
     np.savez(path, **tensors | {"variance": -tensors["variance"]})
     assert "variance + epsilon must be positive" in refused(
@@ -349,14 +240,6 @@ def test_variance_that_is_negative(refused, write_json, call, tmp_path, tensors)
     )
 
 
-@pytest.mark.parametrize(
-    "options",
-    [("--threads", "0"), ("--threads", "x"), ("--repeat", "0"), ("--random", "-1"), ("--nope",)],
-)
-def test_bad_options(cli, write_json, call, options):
-    assert cli("run", write_json(call()), *options).exit_code == 2
-
-
-def test_an_arithmetic_that_is_none(refused, write_json, npz, call):
+def test_unknown_arithmetic_is_rejected(refused, write_json, npz, call):
     line = refused("run", write_json(call()), "--tensors", npz, "--arithmetic", "single")
     assert "--arithmetic: unknown; got 'single'; accepted: 'float32' or 'float64'" in line

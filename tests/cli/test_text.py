@@ -1,14 +1,56 @@
-"""How numbers of things read."""
+"""Numbers of things, and progress on a terminal."""
 
 from __future__ import annotations
 
-import pytest
+import functools
+import io
 
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from backnorm.cli import progress as progress_module
+from backnorm.cli.progress import progress
 from backnorm.cli.text import counted
 
 
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0 threads"), (1, "1 thread"), (2, "2 threads"), (21, "21 threads")]
 )
-def test_one_thing_is_singular(number, text):
+def test_counted_uses_the_singular_for_one(number, text):
     assert counted(number, "thread") == text
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    stream = io.StringIO()
+
+    def use(terminal):
+        monkeypatch.setattr(
+            progress_module,
+            "Console",
+            lambda **_: Console(file=stream, force_terminal=terminal, width=80),
+        )
+        return stream
+
+    return use
+
+
+def test_progress_on_a_terminal_shows_work_and_time_left(screen, monkeypatch):
+    stream, now = screen(True), 0.0
+    monkeypatch.setattr(
+        progress_module, "Progress", functools.partial(Progress, get_time=lambda: now)
+    )
+    with progress(4) as advance:
+        for piece in range(3):
+            advance(f"piece {piece} [x]")
+            now += 20.0
+    assert "piece 2 [x]" in stream.getvalue()
+    assert "0:00:40" in stream.getvalue()
+
+
+def test_progress_elsewhere_shows_nothing(screen):
+    stream = screen(False)
+    with progress(2) as advance:
+        advance("reading")
+    assert stream.getvalue() == ""

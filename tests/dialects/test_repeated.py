@@ -231,13 +231,3 @@ def test_named_results_can_be_pickled(batch):
     again = pickle.loads(pickle.dumps(out))
     assert type(again) is tensorflow.ForwardV3
     assert again._fields == out._fields
-
-
-def test_tracebacks_show_the_written_code(batch):
-    import traceback
-
-    b = batch((2, 3, 4), "NCX")
-    with pytest.raises(TypeError) as error:
-        ngraph.BatchNormTraining(b["x"])
-    shown = "".join(traceback.format_tb(error.value.__traceback__))
-    assert "return first(self, key" in shown

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from backnorm import allocation
-from backnorm.allocation import allocate
+from backnorm.allocation import aligned, allocate, is_aligned
 
 LARGE = (9, 1 << 20)
 FLOAT32, BYTE = np.dtype(np.float32), np.dtype(np.uint8)
@@ -78,6 +78,15 @@ def test_arrays_are_like_those_of_numpy(dtype):
         assert array.flags.carray
         array.fill(3)
         assert (array == 3).all()
+
+
+@pytest.mark.parametrize("bytes_", [2, 1000, LARGE[0] * LARGE[1], allocation._LARGEST + 4])
+def test_aligned_array_of_any_size_begins_at_a_multiple_of_a_line(bytes_):
+    for _ in range(4):
+        array = aligned((bytes_ // 2, 2), BYTE)
+        assert array.shape == (bytes_ // 2, 2)
+        assert array.flags.carray
+        assert is_aligned(array)
 
 
 @linux

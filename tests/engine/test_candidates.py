@@ -10,16 +10,16 @@ import pytest
 from backnorm import reduce_forward
 from backnorm.arrays import NUMPY
 from backnorm.conformance.data import realistic_data
-from backnorm.cpu.candidates import candidates, is_legal
 from backnorm.cpu.geometry import Columns, Segments
 from backnorm.cpu.launch import Launch
-from backnorm.cpu.plan import AT_ONCE, plan
+from backnorm.cpu.plan import AT_ONCE, is_legal, plan
 from backnorm.dtypes import FLOAT16, FLOAT32
 from backnorm.executable import Executable
 from backnorm.layout import extents_of
 from backnorm.machine import Machine
 from backnorm.problem import problem_of
 from backnorm.signature import SIGNATURES
+from benchmarks.candidates import candidates
 
 SHAPES = {
     "segments": ("NCX", (3, 20, 30, 30)),

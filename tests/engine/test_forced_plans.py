@@ -19,8 +19,8 @@ from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import random_mask
 from backnorm.cpu import engine
-from backnorm.cpu.candidates import is_legal
 from backnorm.cpu.geometry import Columns, Segments
+from backnorm.cpu.plan import is_legal
 from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
 from backnorm.executable import forget
 

@@ -17,15 +17,15 @@ from backnorm.cpu.geometry import Columns
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import plan
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
-from backnorm.executable import forget
+from backnorm.executable import CALLS, forget
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
 
 MB, COLUMN, THREAD = 10**6, 64, 1 << 17
-#: Bytes more of a column where sums are reproducible: digits instead of pairs.
-BINS = 256
+#: Reproducible sums: bytes more of a column, digits instead of pairs; and of a thread, for terms.
+BINS, TERMS = 256, 6144
 
 #: Columns and threads up to which there is a megabyte and 64 bytes a column and thread.
 FEW_COLUMNS, FEW_THREADS = 20000, 4
@@ -101,8 +101,25 @@ def test_what_a_call_takes_is_bounded(
     launch = Launch(problem, decided)
     for kernel in (launch.complete, launch.sum_all, launch.reduce, launch.apply):
         most = bound(columns_of(decided), kernel.participants)
-        most += BINS * columns_of(decided) * problem.reproducible
+        if reproducible:
+            most += BINS * columns_of(decided) + TERMS * kernel.participants
         assert bytes_of(kernel) <= most, (decided, kernel.participants)
+
+
+def test_record_with_count_of_a_whole_batch_is_reused_with_count_of_its_part(rng):
+    data = realistic_data((4, 3, 5), FLOAT32, rng=rng)
+    inputs, options = data.backward_inputs, data.options
+    sums = backnorm.reduce(*inputs[:3], data_format=data.data_format)
+    forget()
+    other = backnorm.ChannelSums(sums.sum_dy, sums.sum_dy_xmu, 2 * sums.count)
+    backnorm.apply(*inputs, other, **options)
+    (cached,) = CALLS.values()
+    (record,) = cached.stage._spare
+    assert record.view[stage.SLOTS["count"]] == sums.count == 20
+    part, whole = (backnorm.apply(*inputs, each, **options) for each in (sums, other))
+    assert cached.stage._spare == [record]
+    assert not np.array_equal(part, whole)
+    np.testing.assert_array_equal(part, backnorm.batch_norm_backward(*inputs, **options).dx)
 
 
 CASES = {

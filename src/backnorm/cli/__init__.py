@@ -1,1 +1,1 @@
-"""The command line: parse what is asked, call the operators, render the results."""
+"""The command: parse files and options, call the operators, print reports."""

@@ -1,15 +1,24 @@
-"""The `backnorm` command: options in; `program` has what is around it, and the exit status."""
+"""The `backnorm` command: its options, and which report each of them prints."""
 
 from __future__ import annotations
 
+import io
+import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import backnorm
-from backnorm.cli import program, text
-from backnorm.cli.allowance import MEBIBYTES
+from backnorm.arithmetics import check_arithmetic
+from backnorm.cli import text
+from backnorm.cli.demo import run_demo
+from backnorm.cli.info import describe, info_tables
 from backnorm.cli.program import FAILED, Threads, begin, exits_in_one_line
+from backnorm.cli.render import demo_table, run_table
+from backnorm.cli.run import RunOptions, run_file
+from backnorm.cli.tensor_files import MEBIBYTES
 from backnorm.cli.verify import cases_app, judge, tolerance, verify
 
 __all__ = ["app", "main"]
@@ -30,10 +39,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 def main() -> None:
     """Run the command and exit; the console script."""
-    program.main(app)
+    # Characters that the terminal's encoding lacks are printed as their codes.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    app()
 
 
 @app.callback(invoke_without_command=True)
+@exits_in_one_line()
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -41,24 +54,21 @@ def _root(
     ] = False,
 ) -> None:
     if version:
-        print(f"backnorm {backnorm.__version__}")
+        text.print_line(f"backnorm {backnorm.__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        text.print_line(context.get_help())
 
 
 @app.command()
+@exits_in_one_line()
 def run(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="oneDNN Graph JSON, or a call of any dialect.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="oneDNN Graph JSON, or a call.")],
     tensors: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="The inputs: a .npz or .safetensors file."),
+        Path | None, typer.Option(metavar="FILE", help="The inputs (.npz, .safetensors).")
     ] = None,
     out: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Where to write the results (.npz, .safetensors)."),
+        Path | None, typer.Option(metavar="FILE", help="Where to write the results, likewise.")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare the results with the exact ones.")
@@ -72,85 +82,56 @@ def run(
         int, typer.Option(min=1, help="Time this many calls, after one that does not count.")
     ] = 3,
     arithmetic: Annotated[
-        str | None,
-        typer.Option(help="What elements are computed in: float32 or float64.", show_default=False),
+        str | None, typer.Option(help="What elements are computed in: float32 or float64.")
     ] = None,
     max_unpacked: Annotated[
         int,
-        typer.Option(
-            metavar="MIB",
-            min=1,
-            help="Most memory for what compressed tensors unpack to, and for JSON.",
-        ),
+        typer.Option(metavar="MIB", min=1, help="What a .npz may unpack to beyond its size."),
     ] = MEBIBYTES,
     json: Json = False,
 ) -> None:
     """Run the operators that FILE describes, on tensors from a file."""
-    with exits_in_one_line():
-        from backnorm.arithmetics import check_arithmetic
-        from backnorm.cli.render import run_table
-        from backnorm.cli.run import RunOptions, run_file
-        from backnorm.files import file_path
-
-        begin(threads)
-        how = None if arithmetic is None else check_arithmetic(arithmetic, "--arithmetic")
-        report = run_file(
-            RunOptions(
-                file_path(file),
-                tensors=None if tensors is None else file_path(tensors),
-                out=None if out is None else file_path(out),
-                check=check,
-                seed=random,
-                repeat=repeat,
-                arithmetic=how,
-                max_unpacked=max_unpacked,
-            )
+    begin(threads)
+    report = run_file(
+        RunOptions(
+            file,
+            tensors=tensors,
+            out=out,
+            check=check,
+            seed=random,
+            repeat=repeat,
+            arithmetic=None if arithmetic is None else check_arithmetic(arithmetic, "--arithmetic"),
+            max_unpacked=max_unpacked,
         )
-    if json:
-        text.print_json(report.to_dict())
-    else:
-        text.print_table(run_table(report))
+    )
+    text.print_report(asdict(report), [run_table(report)], json)
+    for step in report.steps:
+        for name, detail in step.failures.items():
+            text.warn(f"check failed: {step.label} {name}: {detail}")
     if not report.passed:
-        for step in report.steps:
-            for name, verdict in (step.verdicts or {}).items():
-                if not verdict.passed:
-                    text.warn(f"check failed: {step.label} {name}: {verdict.detail}")
         raise typer.Exit(FAILED)
 
 
 @app.command()
+@exits_in_one_line()
 def demo(threads: Threads = None, json: Json = False) -> None:
     """Run all dialects, layouts and types on tensors of a real network, and compare."""
-    with exits_in_one_line():
-        from backnorm.cli.demo import run_demo
-        from backnorm.cli.demo_table import demo_table
-
-        begin(threads)
-        report = run_demo()
-    if json:
-        text.print_json(report.to_dict())
-    else:
-        text.print_table(demo_table(report))
-        print(report.verdict)
+    begin(threads)
+    report = run_demo()
+    text.print_report(asdict(report), [demo_table(report)], json)
+    if not json:
+        text.print_line(report.verdict)
     if not report.passed:
         raise typer.Exit(FAILED)
 
 
 @app.command()
+@exits_in_one_line()
 def info(
     dialect: Annotated[str | None, typer.Argument(help="A dialect.")] = None,
     op: Annotated[str | None, typer.Argument(help="One of its operators.")] = None,
     json: Json = False,
 ) -> None:
     """Show versions and machine; or a dialect's operators; or all about one operator."""
-    with exits_in_one_line():
-        from backnorm.cli.info import describe
-        from backnorm.cli.info_table import info_tables
-
-        begin()
-        facts = describe(dialect, op)
-    if json:
-        text.print_json(facts)
-    else:
-        for table in info_tables(facts):
-            text.print_table(table)
+    facts = describe(dialect, op)
+    text.print_report(facts, info_tables(facts), json)

@@ -56,7 +56,8 @@ def parse_call(document: Mapping[str, object]) -> Program:
     inputs = _input_names(document.get("inputs", {}), schema)
     written = _output_names(document.get("outputs"), schema)
     requested = [t.name for t in schema.outputs if t.required or t.name in written]
-    outputs = {port: _fresh(f"output {port}", inputs.values()) for port in requested}
+    # Names in files are printable, so these keys are different from those of the inputs.
+    outputs = {port: f"output\n{port}" for port in requested}
     tensors = _declared(inputs, document)
     tensors |= {key: Tensor(key, (key,)) for key in outputs.values()}
     step = Step(dialect, op, op, attributes, inputs, outputs)
@@ -95,21 +96,15 @@ def _declared(inputs: Mapping[str, str], document: Mapping[str, object]) -> dict
     """Return the input tensors, with what "shapes" and "types" say of them."""
     shapes = expect_object(document.get("shapes", {}), "shapes")
     types = expect_object(document.get("types", {}), "types")
-    for given, where in ((shapes, "shapes"), (types, "types")):
-        _refuse_unknown(given, inputs, where)
+    _refuse_unknown(shapes, inputs, "shapes")
+    _refuse_unknown(types, inputs, "types")
     tensors: dict[str, Tensor] = {}
     for port, key in inputs.items():
-        shape = _shape(shapes[port], f"shapes.{port}") if port in shapes else None
-        dtype = _type(types[port], f"types.{port}") if port in types else None
-        tensor = Tensor(key, (key,), shape, dtype)
-        # One tensor may be two inputs; what is said of either holds for it.
-        earlier = tensors.get(key, tensor)
-        tensors[key] = Tensor(
-            key,
-            (key,),
-            earlier.shape if shape is None else shape,
-            earlier.dtype if dtype is None else dtype,
-        )
+        # One tensor may be two inputs; what is declared for either holds for it.
+        earlier = tensors.get(key, Tensor(key, (key,)))
+        shape = _shape(shapes[port], f"shapes.{port}") if port in shapes else earlier.shape
+        dtype = _type(types[port], f"types.{port}") if port in types else earlier.dtype
+        tensors[key] = Tensor(key, (key,), shape, dtype)
     return tensors
 
 
@@ -129,12 +124,6 @@ def _type(value: object, where: str) -> np.dtype:
             where, "unsupported element type", came=repr(text), accepted=", ".join(_TYPES)
         )
     return _TYPES[text]
-
-
-def _fresh(name: str, taken: Collection[str]) -> str:
-    while name in taken:
-        name += "'"
-    return name
 
 
 def _refuse_unknown(given: Iterable[str], known: Collection[str], where: str) -> None:

@@ -2,26 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
+from typing import Any
 
 import numpy as np
 
 import backnorm
-from backnorm.cli.check import check
-from backnorm.cli.demo_cases import Case, Layer, cases, load_layers
-from backnorm.cli.measure import timed, traffic
+from backnorm.cli.measure import check, timed, traffic, worst_errors
 from backnorm.cli.progress import progress
-from backnorm.cli.report import finite
+from backnorm.cli.random_tensors import parameter_type
 from backnorm.dialects import registry
-from backnorm.dtypes import is_16_bit
+from backnorm.dialects.schema import OperatorSchema, TensorSpec
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 
-__all__ = ["Agreement", "DemoReport", "DemoRow", "run_demo"]
+__all__ = ["Case", "DemoReport", "DemoRow", "Layer", "cases", "read_layers", "run_demo"]
+
+TYPES = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
+LAYERS = ("conv8", "conv4", "dense")
 
 # A call takes well under a millisecond here; the median of a few calls is steady enough.
 _REPEAT = 5
-_GRADIENTS = ("dx", "dgamma", "dbeta")
+# Most epsilons are a float32; a double gets the same value.
+_EPSILON = float(np.float32(1e-5))
+
+#: Tensors of one layer in training, by their roles in schemas: float32, channels first.
+Layer = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One dialect's backward operator, in one layout and one type.
+
+    Attributes
+    ----------
+    schema : OperatorSchema
+    layout : {"NCX", "NXC"}
+        Of memory. A dialect that knows channel axis 1 alone gets a transposed view for NXC.
+    dtype : numpy.dtype
+        Of x and dy.
+    """
+
+    schema: OperatorSchema
+    layout: str
+    dtype: np.dtype
+
+    @property
+    def call(self) -> str:
+        """The call, for people."""
+        names = [f.name for f in self.schema.formats if f.layout == self.layout]
+        argument = names[0] if len(self.schema.formats) > 1 else ""
+        return f"{self.schema.dialect}.{self.schema.op}({argument})"
+
+    def attributes(self, layer: Layer) -> dict[str, object]:
+        """Return the operator's attributes."""
+        rank = self._rank(layer)
+        formats = [f for f in self.schema.formats if f.layout == self.layout]
+        values = {
+            "epsilon": _EPSILON,
+            "training": True,
+            "data_format": next((f.name for f in formats if f.rank in (None, rank)), None),
+            "channel_axis": self._axis(rank),
+        }
+        return {
+            spec.name: values[spec.role] if spec.role is not None else spec.usual
+            for spec in self.schema.attributes
+            if spec.role is not None or spec.required
+        }
+
+    def inputs(self, layer: Layer) -> dict[str, np.ndarray]:
+        """Return the operator's inputs.
+
+        The parameters are rounded to the type of the data even where the dialect then takes
+        them in float32, so that all dialects compute on the same numbers.
+        """
+        return {
+            tensor.name: self._tensor(tensor, layer)
+            for tensor in self.schema.inputs
+            if tensor.required or tensor.role in ("gamma", "mean", "inverse_deviation")
+        }
+
+    def channels_first(self, dx: np.ndarray, layer: Layer) -> np.ndarray:
+        """Return the gradient of x in the shape of the layer's own tensors."""
+        first = np.moveaxis(dx, self._axis(dx.ndim), 1)
+        return np.ascontiguousarray(first).reshape(layer["x"].shape)
+
+    def _tensor(self, tensor: TensorSpec, layer: Layer) -> np.ndarray:
+        if tensor.kind == "opaque":
+            return np.zeros(0, FLOAT32)
+        if tensor.kind == "data":
+            return self._data(layer[tensor.role])
+        array = (
+            layer[tensor.role].astype(self.dtype).astype(parameter_type(self.schema, self.dtype))
+        )
+        if tensor.kind == "kept":
+            shape = [1] * self._rank(layer)
+            shape[self._axis(len(shape))] = -1
+            return array.reshape(shape)
+        return array
+
+    def _data(self, array: np.ndarray) -> np.ndarray:
+        shape = array.shape + (1,) * (self.schema.ranks[0] - array.ndim)
+        array = array.reshape(shape).astype(self.dtype)
+        if self.layout == "NCX":
+            return array
+        last = np.ascontiguousarray(np.moveaxis(array, 1, -1))
+        return np.moveaxis(last, -1, self._axis(array.ndim))
+
+    def _rank(self, layer: Layer) -> int:
+        return max(layer["x"].ndim, self.schema.ranks[0])
+
+    def _axis(self, rank: int) -> int:
+        """Return the channel axis as the dialect sees it."""
+        takes_last = any(f.is_any or f.layout == "NXC" for f in self.schema.formats)
+        return rank - 1 if self.layout == "NXC" and takes_last else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,46 +126,31 @@ class DemoRow:
 
     Attributes
     ----------
-    case : Case
+    dialect, op, call, layout, dtype : str
     seconds : float
         Sum over the layers of the median time of a call.
-    traffic : int
-        Bytes, by the convention of :func:`backnorm.cli.measure.traffic`.
+    gigabytes_per_second : float
+        By the convention of :func:`backnorm.cli.measure.traffic`.
     worst_ulp : float
         Largest error of any gradient, in ulps of its type.
     budget_used : float
         Largest error as a part of what is allowed at that element.
+    passed : bool
     failures : tuple of str
-        What the oracle rejects.
+        Gradients beyond their budget.
     """
 
-    case: Case
+    dialect: str
+    op: str
+    call: str
+    layout: str
+    dtype: str
     seconds: float
-    traffic: int
+    gigabytes_per_second: float
     worst_ulp: float
     budget_used: float
+    passed: bool
     failures: tuple[str, ...]
-
-    @property
-    def bandwidth(self) -> float:
-        """GB/s."""
-        return self.traffic / self.seconds / 1e9
-
-    def to_dict(self) -> dict[str, object]:
-        """Return plain values."""
-        return {
-            "dialect": self.case.dialect,
-            "op": self.case.op,
-            "call": self.case.call,
-            "layout": self.case.layout,
-            "dtype": str(self.case.dtype),
-            "seconds": self.seconds,
-            "gigabytes_per_second": self.bandwidth,
-            "worst_ulp": finite(self.worst_ulp),
-            "budget_used": finite(self.budget_used),
-            "passed": not self.failures,
-            "failures": list(self.failures),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,52 +159,35 @@ class Agreement:
 
     Dialects that are given the inverse standard deviation are compared with each other: it is
     rounded, and stands for another variance. Results of float32 and float64 are the same whatever
-    the layout; 16-bit data is summed in float32 at
-    first, and the order of that is the layout's. `compared` counts the arrays that were compared
-    with another; gradients of parameters are compared between the dialects that return them in
-    one type.
+    the layout; 16-bit data is summed in float32 at first, and the order of that is the layout's.
+    `compared` counts the arrays that were compared with another; gradients of parameters are
+    compared between the dialects that return them in one type.
     """
 
     dtype: str
     compared: int
+    agree: bool
     differences: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return plain values."""
-        return {
-            "dtype": self.dtype,
-            "compared": self.compared,
-            "agree": not self.differences,
-            "differences": list(self.differences),
-        }
 
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All rows, and what comparing them showed."""
+    """All rows, and how their results compare; `asdict` of it is the JSON report."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[dict[str, Any], ...]
+    threads: int
     rows: tuple[DemoRow, ...]
     agreements: tuple[Agreement, ...]
-    threads: int
-
-    @property
-    def passed(self) -> bool:
-        """Whether every result is within its budget and all dialects agree."""
-        return not self.problems
-
-    @property
-    def problems(self) -> list[str]:
-        """Everything that is wrong, a line each."""
-        wrong = [f"{row.case.call} {failure}" for row in self.rows for failure in row.failures]
-        return wrong + [text for a in self.agreements for text in a.differences]
+    passed: bool
 
     @property
     def verdict(self) -> str:
         """The outcome in words."""
-        if self.problems:
-            return "\n".join(["FAILED:", *self.problems])
-        dialects = len({row.case.dialect for row in self.rows})
+        if not self.passed:
+            wrong = [f"{row.call} {failure}" for row in self.rows for failure in row.failures]
+            wrong += [text for agreement in self.agreements for text in agreement.differences]
+            return "\n".join(["FAILED:", *wrong])
+        dialects = len({row.dialect for row in self.rows})
         compared = sum(agreement.compared for agreement in self.agreements)
         return (
             f"All {dialects} dialects agree bit for bit ({len(self.rows)} calls on "
@@ -131,82 +195,96 @@ class DemoReport:
             "one within its error budget."
         )
 
-    def to_dict(self) -> dict[str, object]:
-        """Return plain values."""
-        return {
-            "layers": [{"name": la.name, "shape": list(la.x.shape)} for la in self.layers],
-            "threads": self.threads,
-            "rows": [row.to_dict() for row in self.rows],
-            "agreements": [agreement.to_dict() for agreement in self.agreements],
-            "passed": self.passed,
-        }
+
+# Results that must be equal, each with its call, by type of data, layer, gradient, type of
+# gradient, layout if it may make a difference, and what the dialect is given beside the mean.
+_Groups = dict[tuple[str, ...], list[tuple[str, np.ndarray]]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Result:
-    """One gradient, in the shape of the layer's own tensors."""
+def cases() -> Iterator[Case]:
+    """Yield every case, by type, dialect and layout."""
+    schemas = [
+        next(op.schema for op in ops.values() if op.schema.operation == "backward")
+        for ops in map(registry.operators, registry.DIALECTS)
+    ]
+    for dtype in TYPES:
+        for schema in schemas:
+            if parameter_type(schema, dtype) is not None:
+                for layout in ("NCX", "NXC"):
+                    yield Case(schema, layout, dtype)
 
-    label: str
-    array: np.ndarray
 
-
-# Results that must be equal, by (type of data, layer, gradient, type of gradient, layout if it may
-# make a difference, what the dialect is given beside the mean).
-_Groups = dict[tuple[str, str, str, str, str, str], list[_Result]]
+def read_layers() -> Mapping[str, Layer]:
+    """Return the tensors that ship with the package (see data/README.md there)."""
+    fields = ("x", "dy", "mean", "variance", "gamma")
+    path = resources.files("backnorm") / "data/digits_batchnorm.npz"
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        layers = {name: {field: file[f"{name}.{field}"] for field in fields} for name in LAYERS}
+    for layer in layers.values():
+        layer["beta"] = np.zeros_like(layer["gamma"])
+        layer["inverse_deviation"] = 1.0 / np.sqrt(layer["variance"].astype(FLOAT64) + _EPSILON)
+    return layers
 
 
 def run_demo() -> DemoReport:
     """Run all cases on the tensors that ship with the package."""
-    layers = load_layers()
-    rows = []
-    groups: _Groups = {}
+    layers, rows, groups = read_layers(), [], _Groups()
     everything = list(cases())
     with progress(len(everything)) as advance:
         for case in everything:
             advance(f"{case.call} {case.dtype}")
             rows.append(_run_case(case, layers, groups))
-    return DemoReport(tuple(layers), tuple(rows), _compare(groups), backnorm.get_num_threads())
+    agreements = tuple(_agreement(str(dtype), groups) for dtype in TYPES)
+    facts = tuple({"name": name, "shape": layer["x"].shape} for name, layer in layers.items())
+    passed = all(row.passed for row in rows) and all(each.agree for each in agreements)
+    return DemoReport(facts, backnorm.get_num_threads(), tuple(rows), agreements, passed)
 
 
-def _run_case(case: Case, layers: Sequence[Layer], groups: _Groups) -> DemoRow:
-    operator = registry.operator(case.dialect, case.op)
-    seconds, moved, worst, used, failures = 0.0, 0, 0.0, 0.0, []
-    for layer in layers:
+def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoRow:
+    schema, dtype = case.schema, str(case.dtype)
+    operator = registry.operator(schema.dialect, schema.op)
+    layout = case.layout if is_16_bit(case.dtype) else ""
+    seconds, moved, verdicts = 0.0, 0, {}
+    for layer_name, layer in layers.items():
         inputs, attributes = case.inputs(layer), case.attributes(layer)
         canonical = operator.canonical(inputs, attributes)
-        outputs, took = timed(partial(operator.invoke, inputs, attributes), _REPEAT)
-        seconds += took
+        outputs, time = timed(partial(operator.invoke, inputs, attributes), _REPEAT)
+        seconds += time
         moved += traffic(canonical, inputs)
         for name, verdict in check(canonical, inputs, outputs).items():
-            worst = max(worst, verdict.worst_ulp)
-            used = max(used, verdict.worst_excess)
-            if not verdict.passed:
-                failures.append(f"{case.dtype} {layer.name} {name}: {verdict.detail}")
-        for gradient in _GRADIENTS:
+            verdicts[f"{dtype} {layer_name} {name}"] = verdict
+        for gradient in ("dx", "dgamma", "dbeta"):
             array = outputs[canonical.outputs[gradient]]
             if gradient == "dx":
                 array = case.channels_first(array, layer)
-            layout = case.layout if is_16_bit(case.dtype) else ""
-            kind, given = str(array.dtype), case.schema.encoding
-            key = (str(case.dtype), layer.name, gradient, kind, layout, given)
-            groups.setdefault(key, []).append(_Result(case.call, array))
-    return DemoRow(case, seconds, moved, worst, used, tuple(failures))
+            key = dtype, layer_name, gradient, str(array.dtype), layout, schema.encoding
+            groups.setdefault(key, []).append((case.call, array))
+    failures = tuple(f"{place}: {v.detail}" for place, v in verdicts.items() if not v.passed)
+    return DemoRow(
+        schema.dialect,
+        schema.op,
+        case.call,
+        case.layout,
+        dtype,
+        seconds,
+        moved / seconds / 1e9,
+        *worst_errors(verdicts),
+        not failures,
+        failures,
+    )
 
 
-def _compare(groups: _Groups) -> tuple[Agreement, ...]:
-    """Compare, in each group, every result with the first one, bit for bit."""
-    agreements = []
-    for dtype in dict.fromkeys(key[0] for key in groups):
-        compared, differences = 0, []
-        for key, (first, *others) in groups.items():
-            if key[0] != dtype:
-                continue
-            for other in others:
-                compared += 1
-                if first.array.tobytes() != other.array.tobytes():
-                    differences.append(
-                        f"{dtype} {key[1]} {key[2]}: {other.label} differs from {first.label} in "
-                        f"{np.count_nonzero(first.array != other.array)} elements"
-                    )
-        agreements.append(Agreement(dtype, compared, tuple(differences)))
-    return tuple(agreements)
+def _agreement(dtype: str, groups: _Groups) -> Agreement:
+    """Compare, in each group of one type of data, every result with the first, bit for bit."""
+    compared, differences = 0, []
+    for (group_dtype, layer, gradient, *_), ((first, expected), *others) in groups.items():
+        if group_dtype != dtype:
+            continue
+        compared += len(others)
+        differences += [
+            f"{dtype} {layer} {gradient}: {call} differs from {first} in "
+            f"{np.count_nonzero(expected != array)} elements"
+            for call, array in others
+            if expected.tobytes() != array.tobytes()
+        ]
+    return Agreement(dtype, compared, not differences, tuple(differences))

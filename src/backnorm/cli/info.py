@@ -1,26 +1,34 @@
-"""What `backnorm info` knows: versions, machine and machine code; dialects; operators."""
+"""`backnorm info`: versions, machine and machine code; dialects; operators; and their tables."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
+from typing import Any
+
+from rich.table import Table
 
 import backnorm
 from backnorm import machine
+from backnorm.cli.text import plain
 from backnorm.cpu import library
 from backnorm.cpu.kinds import LIBRARIES, PROBE
 from backnorm.cpu.threads import service
 from backnorm.dialects import registry
 from backnorm.errors import MachineCodeError
 
-__all__ = ["describe"]
+__all__ = ["describe", "info_tables"]
 
-_NEEDED = ("numpy", "ml_dtypes", "typer", "rich")
-# Looked up, not imported.
+Facts = Mapping[str, Any]
+
+_REQUIRED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors")
 _OPTIONAL = ("torch", "jax", "tensorflow", "tensorflow-cpu", "triton", "onednn-cpu-gomp")
+_NEED = {True: "required", False: "optional"}
+_ENGINES = {"team": "PyTorch's team", "pool": "our own pool", "caller": "the caller alone"}
 
 
 def describe(dialect: str | None = None, op: str | None = None) -> dict[str, object]:
@@ -42,10 +50,13 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
     if dialect is None:
         return _installation()
     if op is None:
-        return {"dialect": dialect, "operators": _operators(dialect)}
+        keys = ("op", "operation", "summary", "source")
+        schemas = [operator.schema for operator in registry.operators(dialect).values()]
+        operators = [{key: getattr(schema, key) for key in keys} for schema in schemas]
+        return {"dialect": dialect, "operators": operators}
     operator = registry.operator(dialect, op)
-    schemas = [schema.to_dict() for schema in operator.schemas.values()]
-    return {"dialect": dialect, "op": op, "schemas": schemas}
+    revisions = [schema.to_dict() for schema in operator.schemas.values()]
+    return {"dialect": dialect, "op": op, "schemas": revisions}
 
 
 def _installation() -> dict[str, object]:
@@ -59,29 +70,17 @@ def _installation() -> dict[str, object]:
     }
 
 
-def _operators(dialect: str) -> list[dict[str, object]]:
-    return [
-        {
-            "op": name,
-            "operation": operator.schema.operation,
-            "summary": operator.schema.summary,
-            "source": operator.schema.source,
-        }
-        for name, operator in registry.operators(dialect).items()
-    ]
-
-
 def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {
-        "backnorm": backnorm.__version__,
-        "python": platform.python_version(),
-    }
-    for package in (*_NEEDED, *_OPTIONAL):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
+    own = {"backnorm": backnorm.__version__, "python": platform.python_version()}
+    # Looked up, not imported.
+    return own | {package: _version(package) for package in (*_REQUIRED, *_OPTIONAL)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _machine_code() -> dict[str, object]:
@@ -103,3 +102,97 @@ def _machine_code() -> dict[str, object]:
         "missing": [name for name in names if name not in found],
         "functions": sum(len(LIBRARIES[name].kinds) for name in found),
     }
+
+
+def info_tables(facts: Facts) -> Iterator[Table]:
+    """Yield the tables of what :func:`describe` returned."""
+    if "schemas" in facts:
+        for schema in facts["schemas"]:
+            yield from _schema_tables(schema)
+    elif "operators" in facts:
+        rows = [[o["op"], o["operation"], o["summary"], o["source"]] for o in facts["operators"]]
+        yield _table(facts["dialect"], ("operator", "operation", "computes", "after"), rows)
+    else:
+        yield _installation_table(facts)
+
+
+def _installation_table(facts: Facts) -> Table:
+    machine, code, of = facts["machine"], facts["machine_code"], facts["threads_of"]
+    libraries = [f"{count} of {level}" for level, count in code["libraries"].items()]
+    if code["missing"]:
+        libraries.append(f"{len(code['missing'])} not built")
+    rows = [[name, version or "not installed"] for name, version in facts["versions"].items()]
+    rows += [
+        ["processor", machine["name"]],
+        ["processors usable", machine["threads"]],
+        ["cache per core", _bytes_text(machine["cache_per_core"])],
+        ["cache shared", _bytes_text(machine["cache_shared"])],
+        ["threads", facts["threads"]],
+        ["threads of", f"{_ENGINES[of['name']]}: {of['reason']}"],
+        ["machine code", code["folder"]],
+        ["level", code["level"] or "none is there that could tell"],
+        ["libraries", ", ".join(libraries) or "none"],
+        ["functions", code["functions"]],
+        ["digest", code["digest"] or ""],
+    ]
+    rows += [[f"dialect {name}", ", ".join(ops)] for name, ops in facts["dialects"].items()]
+    return _table("backnorm", ("", ""), rows)
+
+
+def _schema_tables(schema: Facts) -> Iterator[Table]:
+    revision = f" ({schema['revision']})" if schema["revision"] else ""
+    title = f"{schema['dialect']}.{schema['op']}{revision}: {schema['summary']}"
+    tensors = [
+        [way, t["name"], t["role"], t["type"], t["shape"], _NEED[t["required"]], t["summary"]]
+        for way in ("inputs", "outputs")
+        for t in schema[way]
+    ]
+    headings = "", "name", "role", "type", "shape", "", "what"
+    yield _table(f"{title} After: {schema['source']}", headings, tensors)
+    attributes = [
+        [a["name"], a["type"], _NEED[a["required"]], _default(a), _accepted(a), a["summary"]]
+        for a in schema["attributes"]
+    ]
+    yield _table("attributes", ("attribute", "type", "", "default", "accepted", "what"), attributes)
+    yield _table("rules", ("", ""), _rules(schema))
+
+
+def _rules(schema: Facts) -> Iterator[tuple[str, object]]:
+    yield "call", schema["call"]
+    for rule in schema["type_rules"]:
+        yield f"data {rule['data']}", f"per-channel tensors {' or '.join(rule['channel'])}"
+    if schema["one_channel_type"]:
+        yield "", "all per-channel tensors of one type"
+    for f in schema["formats"]:
+        yield f"format {f['name']}", f["layout"] + (f", rank {f['rank']}" if f["rank"] else "")
+    yield "rank", schema["ranks"]
+    yield "beside mean", schema["encoding"]
+    if schema["min_channels"]:
+        yield "channels", f"at least {schema['min_channels']}"
+    for group in (*schema["inputs_together"], *schema["outputs_together"]):
+        yield "together", f"{' and '.join(group)}: all or none"
+    for note in schema["notes"]:
+        yield "note", note
+
+
+def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    table = Table(title=plain(title), title_justify="left", show_header=any(headings))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(plain(cell) for cell in row))
+    return table
+
+
+def _default(attribute: Facts) -> str:
+    return "" if attribute["required"] else str(attribute["default"])
+
+
+def _accepted(attribute: Facts) -> str:
+    if attribute["choices"]:
+        return " | ".join(attribute["choices"])
+    return attribute["range"] if attribute["type"] in ("f32", "f64") else ""
+
+
+def _bytes_text(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"

@@ -1,17 +1,20 @@
-"""Time a call, and say how much memory traffic it amounts to."""
+"""Measure a dialect's call: time, memory traffic, and errors against the oracle."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
+from backnorm import reference
+from backnorm.conformance.judge import Verdict, judge
 from backnorm.dialects.registry import CanonicalCall
 
-__all__ = ["timed", "traffic"]
+__all__ = ["check", "timed", "traffic", "worst_errors"]
 
 Result = TypeVar("Result")
 
@@ -42,8 +45,47 @@ def traffic(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> int:
     - forward: x is read for the statistics, and again for y, which is written: 3 passes;
     - inference: x is read and y written: 2 passes.
     """
-    if canonical.operation == "backward":
-        passes = 5 if canonical.training else 4
-    else:
-        passes = 3 if canonical.operation == "forward" else 2
+    backward = 5 if canonical.training else 4
+    passes = {"backward": backward, "forward": 3, "inference": 2}[canonical.operation]
     return passes * inputs[canonical.inputs["x"]].nbytes
+
+
+def check(
+    canonical: CanonicalCall,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
+) -> dict[str, Verdict]:
+    """Return a verdict for each output that the canonical operation has, by the dialect's names.
+
+    Outputs that only the dialect has, such as running statistics, have no exact counterpart and
+    no verdict.
+
+    Parameters
+    ----------
+    canonical : CanonicalCall
+        The canonical call that the dialect's call is.
+    inputs, outputs : mapping of str to numpy.ndarray
+        By the dialect's names.
+    """
+    operands = canonical.arrays(inputs)
+    oracle = getattr(reference, canonical.operation)
+    if canonical.operation == "backward":
+        oracle = partial(oracle, training=canonical.training)
+    exact = oracle(**operands, epsilon=canonical.epsilon, data_format=canonical.data_format)
+    return {
+        name: judge(
+            role,  # type: ignore[arg-type]
+            canonical.as_canonical(role, outputs[name]),
+            getattr(exact, role),
+            getattr(exact, f"{role}_terms"),
+            operands["x"].dtype,
+            arithmetic=canonical.arithmetic,
+        )
+        for role, name in canonical.outputs.items()
+    }
+
+
+def worst_errors(verdicts: Mapping[str, Verdict]) -> tuple[float, float]:
+    """Return the largest error in ulps, and the largest as a part of its budget."""
+    ulps = [verdict.worst_ulp for verdict in verdicts.values()]
+    return max(ulps, default=0.0), max((v.worst_excess for v in verdicts.values()), default=0.0)

@@ -1,26 +1,21 @@
-"""Tables of what a run reports."""
+"""Tables of the reports of a run and of the demo."""
 
 from __future__ import annotations
+
+from itertools import groupby
 
 from rich.box import SIMPLE_HEAD
 from rich.padding import PaddingDimensions
 from rich.table import Table
 from rich.text import Text
 
-from backnorm.cli.report import RunReport, StepReport, TensorFacts
+from backnorm.cli.demo import DemoReport
+from backnorm.cli.run import RunReport, TensorFacts
 from backnorm.cli.text import counted, plain
-from backnorm.conformance.judge import Verdict
 
-__all__ = [
-    "ULP_NOTE",
-    "captioned_table",
-    "measurements_table",
-    "number_texts",
-    "run_table",
-    "ulp_text",
-]
+__all__ = ["captioned_table", "demo_table", "number_texts", "run_table"]
 
-ULP_NOTE = (
+_ULP_NOTE = (
     "ulp: largest error, in units in the last place; budget: largest error as a part of what is "
     "allowed at that element (where terms cancel, an ulp is not the measure)."
 )
@@ -28,22 +23,50 @@ ULP_NOTE = (
 
 def run_table(report: RunReport) -> Table:
     """Return a row per operator that was run, followed by rows for its inputs and outputs."""
-    threads = counted(report.threads, "thread")
-    caption = f"{threads}; time: median of {report.repeat} warm calls. {ULP_NOTE}"
-    table = measurements_table(report.file, "operator", caption)
+    caption = f"{counted(report.threads, 'thread')}; time: median of {report.repeat} warm calls. "
+    table = _measurements_table(report.file, "operator", caption)
     for step in report.steps:
+        label = "" if step.label == step.op else f", {step.label}"
         table.add_row(
-            plain(_operator_text(step)),
+            plain(f"{step.dialect}.{step.op}{label}"),
             step.layout,
-            *number_texts(step.seconds, step.bandwidth),
-            ulp_text(step.worst_ulp, passed=step.passed),
-            _budget_text(step.budget_used),
+            *number_texts(step.seconds, step.gigabytes_per_second),
+            *_error_texts(step.worst_ulp, step.budget_used, not step.failures),
         )
         for tensor in step.inputs:
             table.add_row(plain(f"  in  {_tensor_text(tensor)}"))
         for tensor in step.outputs:
-            verdict = (step.verdicts or {}).get(tensor.port)
-            table.add_row(plain(f"  out {_tensor_text(tensor)}"), "", "", "", *_verdict(verdict))
+            v = (step.check or {}).get(tensor.port)
+            errors = _error_texts(v.worst_ulp, v.worst_excess, v.passed) if v else ()
+            table.add_row(plain(f"  out {_tensor_text(tensor)}"), "", "", "", *errors)
+        table.add_section()
+    return table
+
+
+def demo_table(report: DemoReport) -> Table:
+    """Return, for each type, whether all results agree, and a row per dialect and layout."""
+    layers = ", ".join(
+        f"{layer['name']} {'x'.join(map(str, layer['shape']))}" for layer in report.layers
+    )
+    caption = (
+        f"Layers {layers}, {counted(report.threads, 'thread')}. Time and "
+        "bandwidth (x and dy read twice, dx written): over all layers, medians of warm calls. "
+        "Where a dialect knows channel axis 1 alone, NXC is a view of channels-last memory. "
+    )
+    title = "Batch-normalisation gradients of a network that learns to read digits"
+    table = _measurements_table(title, "call", caption)
+    agree = {agreement.dtype: agreement.agree for agreement in report.agreements}
+    for dtype, rows in groupby(report.rows, key=lambda row: row.dtype):
+        where = " in a layout" if dtype.endswith("16") else ""
+        same = f"all results{where} are the same bits"
+        table.add_row(f"{dtype}: {same if agree[dtype] else 'RESULTS DIFFER'}")
+        for row in rows:
+            table.add_row(
+                plain(f"  {row.call}"),
+                row.layout,
+                *number_texts(row.seconds, row.gigabytes_per_second),
+                *_error_texts(row.worst_ulp, row.budget_used, row.passed),
+            )
         table.add_section()
     return table
 
@@ -71,10 +94,10 @@ def captioned_table(title: str, caption: str | Text, padding: PaddingDimensions)
     )
 
 
-def measurements_table(title: str, subject: str, caption: str) -> Table:
+def _measurements_table(title: str, subject: str, caption: str) -> Table:
     """Return an empty table: subject, layout, time, GB/s, ulp, budget."""
     # As tight as it goes: the longest call fits a terminal of 80 columns.
-    table = captioned_table(title, caption, padding=0)
+    table = captioned_table(title, caption + _ULP_NOTE, padding=0)
     table.add_column(subject, overflow="fold")
     table.add_column("layout", no_wrap=True)
     for heading in ("time", "GB/s", "ulp", "budget"):
@@ -90,30 +113,12 @@ def number_texts(seconds: float, gigabytes_per_second: float) -> tuple[str, str]
     return f"{seconds * 1e9:.0f} ns", f"{gigabytes_per_second:.3g}"
 
 
-def ulp_text(worst: float | None, *, passed: bool) -> str:
-    """Return a worst error in ulps, and a word if it is too much."""
-    if worst is None:
-        return ""
-    text = f"{worst:.4f}" if worst < 10 else f"{worst:.4g}"
-    return text if passed else f"{text} FAILED"
-
-
-def _budget_text(used: float | None) -> str:
-    return "" if used is None else f"{used:.1%}"
-
-
-def _verdict(verdict: Verdict | None) -> tuple[str, str]:
-    if verdict is None:
+def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple[str, str]:
+    """Return a worst error in ulps, and as a part of the budget; nothing if not checked."""
+    if ulp is None or budget is None:
         return "", ""
-    return (
-        ulp_text(verdict.worst_ulp, passed=verdict.passed),
-        _budget_text(verdict.worst_excess),
-    )
-
-
-def _operator_text(step: StepReport) -> str:
-    text = f"{step.dialect}.{step.op}"
-    return text if step.label == step.op else f"{text}, {step.label}"
+    text = f"{ulp:.4f}" if ulp < 10 else f"{ulp:.4g}"
+    return text if passed else f"{text} FAILED", f"{budget:.1%}"
 
 
 def _tensor_text(tensor: TensorFacts) -> str:

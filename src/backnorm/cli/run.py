@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import backnorm
 from backnorm.arithmetics import Arithmetic
-from backnorm.cli.allowance import MEBIBYTES, Allowance
-from backnorm.cli.check import check
-from backnorm.cli.fill import fill
-from backnorm.cli.measure import timed, traffic
-from backnorm.cli.program_file import load_program
+from backnorm.cli.call import parse_call
+from backnorm.cli.measure import check, timed, traffic, worst_errors
 from backnorm.cli.progress import Advance, progress
-from backnorm.cli.report import RunReport, StepReport, TensorFacts
-from backnorm.cli.tensors import check_output, open_tensors, write_tensors
+from backnorm.cli.random_tensors import random_tensors
+from backnorm.cli.tensor_files import MEBIBYTES, check_output, read_tensors, write_tensors
+from backnorm.conformance.judge import Verdict
 from backnorm.dialects import registry
 from backnorm.errors import ArgumentValueError
+from backnorm.graph import build_program, parse_graph
 from backnorm.graph.program import Program, Step
 from backnorm.graph.run import gather, run_step, store, supply
+from backnorm.graph.strict_json import expect_object, read_json
 
-__all__ = ["RunOptions", "run_file"]
+__all__ = ["RunOptions", "RunReport", "StepReport", "TensorFacts", "run_file"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What to run and how.
+    """Options of a run.
 
     Attributes
     ----------
@@ -44,7 +46,7 @@ class RunOptions:
     arithmetic : {"float32", "float64"} or None
         What elements are computed in.
     max_unpacked : int
-        Mebibytes of memory for compressed tensors, all together, and for JSON.
+        Mebibytes by which compressed tensors may be larger in memory than on disk.
     """
 
     file: Path
@@ -57,47 +59,133 @@ class RunOptions:
     max_unpacked: int = MEBIBYTES
 
 
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """Metadata of an input or output of a step.
+
+    Attributes
+    ----------
+    port : str
+        The operator's name for it.
+    name : str or None
+        Its name in the tensor file; None for an output that is not written.
+    shape : tuple of int
+    dtype : str
+    random : bool
+        Whether it was made up.
+    """
+
+    port: str
+    name: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    random: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One operator that was run.
+
+    Attributes
+    ----------
+    dialect, op, label : str
+    layout : {"NCX", "NXC"}
+    arithmetic : str
+        What elements are computed in.
+    inputs, outputs : tuple of TensorFacts
+    seconds : float
+        Of one call.
+    gigabytes_per_second : float
+        By the convention of :func:`backnorm.cli.measure.traffic`.
+    worst_ulp : float or None
+        Largest error of any checked output, in its ulps; None if not checked.
+    budget_used : float or None
+        Largest error as a part of what is allowed at its element (1: all of it).
+    check : mapping of str to Verdict, or None
+        By output.
+    """
+
+    dialect: str
+    op: str
+    label: str
+    layout: str
+    arithmetic: str
+    inputs: tuple[TensorFacts, ...]
+    outputs: tuple[TensorFacts, ...]
+    seconds: float
+    gigabytes_per_second: float
+    worst_ulp: float | None
+    budget_used: float | None
+    check: Mapping[str, Verdict] | None
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The outputs that failed the check, each with what is wrong."""
+        return {name: v.detail for name, v in (self.check or {}).items() if not v.passed}
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A whole run; `asdict` of it is the JSON report."""
+
+    file: str
+    threads: int
+    repeat: int
+    steps: tuple[StepReport, ...]
+    written: str | None
+    passed: bool
+
+
 def run_file(options: RunOptions) -> RunReport:
     """Run what `options` say, write the results, and return the report.
 
     Raises
     ------
     ArgumentError
-        If a file is not acceptable, a tensor is missing, or an operator refuses its arguments.
+        If a file is not acceptable, a tensor is missing, or an operator rejects its arguments.
     OSError
         If a file cannot be read or written.
     """
-    allowance = Allowance(options.max_unpacked)
-    program = load_program(options.file, allowance)
+    program = _read_program(options.file)
     if options.out is not None:
         check_output(options.out)
-    with progress(len(program.inputs) + 2 * len(program.steps) + 1) as advance:
-        values = _load(program, options, allowance, advance)
-        report = RunReport(str(options.file), backnorm.get_num_threads(), options.repeat)
-        for step in program.steps:
-            report.steps.append(_run_step(program, step, values, options, advance))
+    with progress(2 * len(program.steps) + 2) as advance:
+        values = _read_inputs(program, options, advance)
+        steps = tuple(_run_step(program, step, values, options, advance) for step in program.steps)
         if options.out is not None:
             advance(f"writing {options.out}")
             write_tensors(options.out, {name: values[key] for name, key in program.results.items()})
-            report.written = str(options.out)
-    return report
+    written = None if options.out is None else str(options.out)
+    passed = not any(step.failures for step in steps)
+    threads = backnorm.get_num_threads()
+    return RunReport(str(options.file), threads, options.repeat, steps, written, passed)
 
 
-def _load(
-    program: Program, options: RunOptions, allowance: Allowance, advance: Advance
-) -> dict[str, np.ndarray]:
-    """Return the inputs that the tensor file has; raise if some are missing and not to be made."""
+def _read_program(path: Path) -> Program:
+    """Return the program that a JSON file describes: a oneDNN graph, or a call."""
+    document = expect_object(read_json(path), str(path))
+    if "graph" in document:
+        return build_program(parse_graph(document, str(path)))
+    if "dialect" in document:
+        return parse_call(document)
+    raise ArgumentValueError(
+        str(path),
+        "is neither a oneDNN graph nor a call",
+        accepted="an object with the key 'graph' or the key 'dialect'",
+    )
+
+
+def _read_inputs(program: Program, options: RunOptions, advance: Advance) -> dict[str, np.ndarray]:
+    """Return the inputs that the tensor file has; raise if some are missing and not made up."""
     values: dict[str, np.ndarray] = {}
     if options.tensors is not None:
-        with open_tensors(options.tensors, allowance) as file:
-            for key, name in program.find_inputs(file.names).items():
-                advance(f"reading {name}")
-                values[key] = supply(program, key, file.load(name))
+        advance(f"reading {options.tensors}")
+        tensors = read_tensors(options.tensors, program.find_inputs, options.max_unpacked)
+        values = {key: supply(program, key, array) for key, array in tensors.items()}
     missing = [key for key in program.inputs if key not in values]
     if missing and options.seed is None:
-        where = "--tensors" if options.tensors is None else str(options.tensors)
         raise ArgumentValueError(
-            where,
+            "--tensors" if options.tensors is None else str(options.tensors),
             f"missing tensors: {', '.join(missing)}",
             hint="name them in the tensor file, or pass --random SEED to make them up",
         )
@@ -116,38 +204,38 @@ def _run_step(
     if missing:
         assert options.seed is not None
         schema = operator.schema_for(step.attributes)
-        given = {p: values[key] for p, key in step.inputs.items() if key in values}
-        made = fill(schema, step.attributes, given, missing, options.seed)
+        known = {p: values[key] for p, key in step.inputs.items() if key in values}
+        made = random_tensors(schema, step.attributes, known, missing, options.seed)
         for port, array in made.items():
             key = step.inputs[port]
             values[key] = supply(program, key, array)
     inputs = gather(step, values)
-    how = step.attributes, tuple(step.outputs)
-    canonical = operator.canonical(inputs, *how, arithmetic=options.arithmetic)
+    requested, arithmetic = tuple(step.outputs), options.arithmetic
+    canonical = operator.canonical(inputs, step.attributes, requested, arithmetic=arithmetic)
     advance(f"running {step.label}")
-    outputs, seconds = timed(lambda: run_step(step, inputs, options.arithmetic), options.repeat)
+    outputs, seconds = timed(partial(run_step, step, inputs, arithmetic), options.repeat)
     store(program, step, values, outputs)
     advance(f"checking {step.label}")
+    verdicts = check(canonical, inputs, outputs) if options.check else None
+    ulp, budget = (None, None) if verdicts is None else worst_errors(verdicts)
+    names = {key: name for name, key in program.results.items()}
     return StepReport(
-        step.dialect,
-        step.op,
-        step.label,
-        canonical.data_format,
-        canonical.arithmetic,
-        tuple(
-            TensorFacts.of(port, step.inputs[port], array, random=port in missing)
-            for port, array in inputs.items()
+        dialect=step.dialect,
+        op=step.op,
+        label=step.label,
+        layout=canonical.data_format,
+        arithmetic=canonical.arithmetic,
+        inputs=tuple(
+            TensorFacts(p, step.inputs[p], array.shape, str(array.dtype), random=p in missing)
+            for p, array in inputs.items()
         ),
-        tuple(
-            TensorFacts.of(port, _result_name(program, step.outputs[port]), array)
-            for port, array in outputs.items()
+        outputs=tuple(
+            TensorFacts(p, names.get(step.outputs[p]), array.shape, str(array.dtype))
+            for p, array in outputs.items()
         ),
-        seconds,
-        traffic(canonical, inputs),
-        check(canonical, inputs, outputs) if options.check else None,
+        seconds=seconds,
+        gigabytes_per_second=traffic(canonical, inputs) / seconds / 1e9,
+        worst_ulp=ulp,
+        budget_used=budget,
+        check=verdicts,
     )
-
-
-def _result_name(program: Program, key: str) -> str | None:
-    """Return the name under which a tensor is written, or None if it is not."""
-    return next((name for name, of in program.results.items() if of == key), None)

@@ -1,15 +1,18 @@
-"""Text for terminals: names from files are shown as they are, never acted upon."""
+"""Text for terminals: control characters in names are shown as codes, never acted upon."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["counted", "one_line", "plain", "print_json", "print_table", "warn"]
+__all__ = ["counted", "plain", "print_line", "print_report", "warn"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -22,27 +25,52 @@ def plain(value: object) -> Text:
     return Text(_visible(str(value)))
 
 
-def one_line(value: object) -> str:
-    """Return the text of `value` on one line, without control characters."""
-    return _visible(" ".join(str(value).split()))
-
-
 def warn(message: object) -> None:
     """Print one line on stderr."""
-    print(f"backnorm: {one_line(message)}", file=sys.stderr)
+    print(f"backnorm: {_visible(' '.join(str(message).split()))}", file=sys.stderr)
 
 
-def print_table(table: Table) -> None:
-    """Print a table on stdout, as wide as it needs to be where nobody watches."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=240)
-    console.print(table)
+def print_line(line: str) -> None:
+    """Print a line on stdout and flush it.
+
+    A reader that has closed its end (``| head -1``) is no error.
+
+    Raises
+    ------
+    OSError
+        If stdout cannot be written, for example because a disk is full.
+    """
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        # Python flushes stdout again when it exits; the rest must not fail a second time.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise OSError(error.errno, error.strerror, "standard output") from None
 
 
-def print_json(value: object) -> None:
-    """Print `value` as JSON on stdout; NaN and infinity are not JSON and must not be in it."""
-    print(json.dumps(value, indent=2, allow_nan=False))
+def print_report(value: object, tables: Iterable[Table], as_json: bool) -> None:
+    """Print `value` as JSON on stdout, NaN and infinity as strings; or print its tables.
+
+    If stdout is not a terminal, a table is as wide as it needs.
+    """
+    if as_json:
+        print_line(json.dumps(_finite(value), indent=2, allow_nan=False))
+        return
+    console = Console(width=None if Console().is_terminal else 240)
+    with console.capture() as capture:
+        console.print(*tables)
+    print_line(capture.get().removesuffix("\n"))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(entry) for entry in value]
+    return value
 
 
 def _visible(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Judging an implementation of batch normalisation: data to try it on, and the error allowed."""
+"""Test data for implementations of batch normalisation, and the error that is allowed."""

@@ -1,7 +1,7 @@
 """A battery of cases that tells a right backward pass from a wrong one.
 
-Each case is there because some plausible mistake shows in it and perhaps nowhere else. The
-tests run it on backnorm's operator, which must pass, and on broken kernels, which must not.
+Each case shows some plausible mistake that perhaps no other case shows. The tests run the battery
+on backnorm's operator, which must pass, and on broken kernels, which must fail.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Case = TypeVar("_Case", bound=Any)
 
 
 class BackwardOperator(Protocol):
-    """The calling convention of what is examined; returns dx, dgamma, dbeta."""
+    """The calling convention of the operator under test; returns dx, dgamma, dbeta."""
 
     def __call__(
         self,
@@ -61,12 +61,12 @@ class Subject(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The part of a case's name that says them."""
+        """The part of a case's name that has types and layout."""
         return "-".join(map(str, self))
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of the functions that make data."""
+        """The arguments of the functions that return data."""
         return {
             "dtype": self.dtype,
             "data_format": self.data_format,
@@ -81,14 +81,14 @@ class Case:
     Attributes
     ----------
     name : str
-        Unique; says what the case is about, the types and the layout.
+        Unique; has the subject of the case, the types and the layout.
     data : LayerData
         An :class:`ExactCase` is judged by its own results with no allowance for cancellation.
     training : bool
     scaled : bool
         Whether gamma is passed.
     arithmetic : {"float32", "float64"} or None
-        What the operator computes in, by which it is judged; None: see :func:`judge.budget`.
+        The compute dtype of the operator, by which it is judged; None: see :func:`judge.budget`.
     """
 
     name: str
@@ -105,8 +105,8 @@ def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]
     ----------
     seed : int
     arithmetic : {"float32", "float64"}, optional
-        What the operator computes in, and is judged by: those cases whose elements may be computed
-        so. None: all, each judged as what its elements are usually computed in.
+        The compute dtype of the operator, by which it is judged; cases that it excludes are left
+        out. None: all cases, each judged by the default compute dtype of its elements.
     """
     rng = np.random.default_rng(seed)
     every = (case for subject in subjects(_SHAPES) for case in _of_subject(subject, rng))
@@ -122,7 +122,7 @@ def subjects(formats: Iterable[str]) -> Iterator[Subject]:
 
 
 def computed_in(cases: Iterable[_Case], arithmetic: object) -> Iterator[_Case]:
-    """Yield the cases that may be computed in this type, each with it; None: all as they are."""
+    """Yield the cases that this compute dtype does not exclude, with it; None: all unchanged."""
     name = None if arithmetic is None else check_arithmetic(arithmetic)
     for case in cases:
         if name is None:
@@ -147,7 +147,7 @@ def examine(operator: BackwardOperator, case: Case) -> dict[str, Verdict]:
 def _judge_known(
     quantity: Quantity, actual: np.ndarray, expected: np.ndarray, case: Case
 ) -> Verdict:
-    """Judge against a result known beforehand: one rounding, and no allowance for cancellation."""
+    """Judge by a known result: one rounding is allowed, and nothing for cancellation."""
     known = Exact.of(expected), np.zeros(expected.shape), case.data.x.dtype
     return judge(quantity, actual, *known, arithmetic=case.arithmetic)
 

@@ -1,4 +1,4 @@
-"""Data to try an implementation on: some that leaves no excuse, some like what training sees.
+"""Test data: exact data, whose results are known, and realistic data, as in training.
 
 dy is never constant: with a constant dy the exact dx and dgamma are 0, and a wrong kernel passes.
 """
@@ -47,13 +47,13 @@ class LayerData:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keyword arguments that go with every pass."""
+        """Keyword arguments of every pass."""
         return {"epsilon": self.epsilon, "data_format": self.data_format}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExactCase(LayerData):
-    """Data whose results are known beforehand.
+    """Data with known results.
 
     Attributes
     ----------
@@ -98,18 +98,18 @@ def exact_data(
     data_format : {"NCX", "NXC"}
     rng : numpy.random.Generator
     statistics_dtype : numpy.dtype, optional
-        Type of the per-channel arrays; by default float32 beside a 16-bit type, else `dtype`.
+        Type of the per-channel arrays; by default float32 for a 16-bit type, else `dtype`.
     epsilon : float
-        A power of two below 1/4 and representable beside it; the variance supplied is then a
-        power of four less epsilon, and is no longer the variance of x.
+        A power of two below 1/4, representable in the same type; the variance is then a power of
+        four less epsilon, and is not the variance of x.
     mean_magnitude : int
-        Bound of the integer means. Up to 2**20 in float32; 16-bit types hold x up to 8 or so
-        beside the deviations of x only.
+        Bound of the integer means: up to 2**20 in float32, and about 8 in 16-bit types, which also
+        hold the deviations of x.
 
     Notes
     -----
     Deviations come in pairs c = +b u, -b u with u a power of two and b in 1, 2, 3, mixed 5 : any :
-    3, so that the mean of c**2 is (2 u)**2. Beside each pair stand dy = p + q, p - q; adding the
+    3, so that the mean of c**2 is (2 u)**2. The dy of a pair are p + q and p - q; adding the
     remainders of sum(p) and sum(b q) over the pairs makes both sums exact multiples of M. An odd
     element has c = 0.
     """
@@ -176,16 +176,15 @@ def realistic_data(
     scale : float
         Standard deviation of x; channels vary by a factor of 4 around it.
     gradient_scale : float
-        Standard deviation of dy, which is correlated with x and has a mean of its own, so that no
-        term of the gradient is small by accident.
+        Standard deviation of dy, which is correlated with x and has a mean, so that no term of the
+        gradient is small by accident.
 
     Notes
     -----
-    mean and variance are those of the values of x as rounded to `dtype`, rounded themselves to
-    `statistics_dtype`.
+    mean and variance are computed from x as rounded to `dtype`, and rounded to `statistics_dtype`.
     """
     axis, channels, others, statistics = _layout(shape, dtype, data_format, statistics_dtype)
-    # Channels first, whatever the layout: rows of channels are then turned into place.
+    # Channels first; the axis is moved to its place at the end.
     per_channel = (channels,) + (1,) * len(others)
 
     deviation = scale * 2.0 ** rng.uniform(-1, 1, per_channel)
@@ -236,7 +235,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 def _exact_channel(
     count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return deviations b, gradients, mean(dy) and mean(dy * b) of a channel, all exact."""
+    """Return the exact deviations b, gradients, mean(dy) and mean(dy * b) of a channel."""
     pairs = count // 2
     triples = int(rng.integers(0, pairs // 16, endpoint=True))
     b = np.full(pairs, 2.0)
@@ -246,7 +245,7 @@ def _exact_channel(
     mean_dy = float(rng.choice([-2, -1, 1, 2]))
     p = rng.integers(-1, 1, pairs, endpoint=True).astype(float)
     p = mean_dy + p - _spread(p.sum(), pairs)
-    # Half-steps of q beside b = 2 change sum(b q) by one.
+    # A half-step of q where b = 2 changes sum(b q) by one.
     twos = b == 2.0
     q = rng.integers(-1, 1, pairs, endpoint=True) + rng.choice([-1.0, 1.0]) * b
     # mean(dy b) is 2 sum(b q) / M; an odd M needs an even multiple to stay an integer.

@@ -1,8 +1,8 @@
 """A battery of cases that tells right operators with a ReLU from wrong ones.
 
-As in :mod:`backnorm.conformance.battery`, each case is there because some plausible mistake shows
-in it and perhaps nowhere else. Forward and backward are judged apart: the mask that the backward
-pass is given is drawn at random, and not the operator's own.
+As in :mod:`backnorm.conformance.battery`, each case shows some plausible mistake that perhaps no
+other case shows. Forward and backward are judged separately: the backward pass gets a random mask
+instead of the operator's own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
 
 class ReluOperators(Protocol):
-    """The three operators, called as those of backnorm."""
+    """Three operators with the calling convention of backnorm's."""
 
     def forward(self, x: np.ndarray, gamma: Any, beta: Any, **options: Any) -> Any:
         """Return y, mean, variance, mask."""
@@ -62,15 +62,16 @@ class ReluCase:
     data : LayerData
     residual : numpy.ndarray or None
     mask : numpy.ndarray
-        For the backward pass.
+        The mask of the backward pass.
     training : bool
-        Of the backward pass.
+        Whether the backward pass is one of training.
     affine : bool
         Whether gamma and beta are passed.
     activation : Activation
         A ReLU, whose ceiling is a number of x's type.
     arithmetic : {"float32", "float64"} or None
-        What the operators compute in, by which they are judged; None: see :func:`judge.budget`.
+        The compute dtype of the operators, by which they are judged; None: see
+        :func:`judge.budget`.
     """
 
     name: str
@@ -122,7 +123,7 @@ def relu_cases(
     """Yield the battery, small cases for every type and layout; the same for the same seed.
 
     `arithmetic` is as in :func:`backnorm.conformance.battery.cases`. `activation` is a ReLU whose
-    ceiling every element type has exactly.
+    ceiling is exact in every element type.
     """
     return computed_in(_all_cases(seed, activation), arithmetic)
 
@@ -173,7 +174,7 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
     yield relu_case(f"mean-over-deviation-{types}", real(_SHAPES[data_format], ratio=10.0), rng)
     yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)
     if dtype != FLOAT64:
-        # Positive values that are rounded to 0 have no bit. (The oracle ends where float64 does.)
+        # Positive values that are rounded to 0 have no bit. The oracle has float64's range.
         least = np.full_like(plain.gamma, ulp_at(Exact.of(0.0), dtype))
         vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
         yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)
@@ -181,7 +182,7 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
 
 
 def _about(ceiling: float, subject: Subject, rng: np.random.Generator) -> ReluCase:
-    """Return a case of values that are the ceiling, or not, as they are rounded."""
+    """Return a case of values that differ from the ceiling only before they are rounded."""
     data = realistic_data(_SHAPES[subject.data_format], **subject.options, rng=rng)
     near = ceiling * ulp_at(Exact.of(0.5), subject.dtype)
     data = replace(
@@ -201,7 +202,7 @@ def _turned(data: LayerData) -> LayerData:
 
 
 def _with_nan(name: str, data: LayerData, rng: np.random.Generator) -> ReluCase:
-    """Return a case with NaN in x (spoils its channel), the residual, and where dy is masked."""
+    """Return a case with NaN in x (all its channel becomes NaN), the residual, and a masked dy."""
     axis = 1 if data.data_format == "NCX" else -1
     x, dy = (np.moveaxis(array.copy(), axis, 0) for array in (data.x, data.dy))
     case = relu_case(name, data, rng)

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 __all__ = ["HEADER", "address_of"]
@@ -39,22 +38,10 @@ def _behind_header(array: Any, header: int = object.__basicsize__) -> int:
 
 
 def _samples() -> list[np.ndarray]:
+    """Return arrays of several kinds: views, without axes, empty, byte-swapped, a subclass."""
     plain = np.arange(24, dtype=np.float32)
-    read_only = plain.view()
-    read_only.flags.writeable = False
-    return [
-        plain,
-        plain[5:],
-        plain[::-2],
-        read_only,
-        plain.reshape(2, 3, 4).transpose(2, 0, 1),
-        np.zeros((3, 0)),
-        np.array(1.5),
-        np.broadcast_to(plain[:1], (4, 5)),
-        plain.astype(">f4"),
-        np.ones(3, ml_dtypes.bfloat16),
-        np.ones((2, 2), np.float16).view(np.matrix),
-    ]
+    views = plain[5:], plain[::-2], plain.reshape(2, 3, 4).transpose(2, 0, 1), np.array(1.5)
+    return [plain, *views, np.zeros((3, 0)), plain.astype(">f4"), np.ones((2, 2)).view(np.matrix)]
 
 
 def _header() -> int:

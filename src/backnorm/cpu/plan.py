@@ -19,7 +19,7 @@ from backnorm.layout import Extents
 from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
 
-__all__ = ["AT_ONCE", "SCHEDULE", "Plan", "plan"]
+__all__ = ["AT_ONCE", "SCHEDULE", "Plan", "is_legal", "plan"]
 
 #: The fields of a plan that only its speed depends on, besides its geometry.
 SCHEDULE = ("grouped", "streaming", "threads")
@@ -218,6 +218,24 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     geometry = _segments(task) if is_long else _columns(task)
     grouped, reason = _group(task, geometry, exchanged)
     return Plan(problem, extents, geometry, grouped, streaming, threads, (*reasons, reason))
+
+
+def is_legal(decided: Plan) -> bool:
+    """Whether kernels may follow a plan: items and groups end with a byte of the mask, if any.
+
+    Tiles that are written are whole cache lines of all types, by ordinary stores.
+    """
+    problem, extents, geometry = decided.problem, decided.extents, decided.geometry
+    if isinstance(geometry, Columns) and geometry.by_tile:
+        return not decided.streaming and geometry.width % 32 == geometry.tile % 32 == 0
+    if not problem.writes_mask:
+        return True
+    if isinstance(geometry, Columns):
+        return geometry.share * geometry.width % 8 == 0 or geometry.share >= geometry.rows
+    if decided.grouped:
+        group = geometry.group * extents.inner % 8 == 0 or geometry.group >= extents.channels
+        return group and (extents.channels * extents.inner % 8 == 0 or extents.outer == 1)
+    return geometry.share % 8 == 0 or geometry.share >= problem.size
 
 
 def _segments(task: _Task) -> Segments:

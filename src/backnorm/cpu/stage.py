@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,8 @@ from backnorm.cpu.threads import region, runner
 
 __all__ = ["Stage"]
 
-# What is filled in for every call lies at the beginning: addresses, "ready", "region", "function".
-# In the machine's own format ("n"): one of a fixed size ("q") takes 25 ns longer for each.
+# The first fields are those that every call fills in: addresses, "ready", "region", "function". The
+# native format "n" takes 25 ns less for each than the format "q" of a fixed size.
 _fill = struct.Struct(f"{len(ADDRESSES) + 3}n").pack_into
 _weigh = struct.Struct("d").pack_into
 _MOMENTUM, _COUNT, _EXCHANGED = map(SLOTS.__getitem__, ("momentum", "count", "exchanged"))
@@ -37,13 +36,13 @@ _CELL = np.dtype(np.int64)
 # Nanoseconds until Python may run signal handlers.
 _LIMIT = 100_000_000
 
-# Bytes of a record that a stage keeps for its next call: as many are made as there are calls at
-# once.
+# Bytes of a record that a stage keeps for its next call. A stage makes as many records as it has
+# calls at once.
 _KEPT = 1 << 16
 
-# Larger ones, of up to so many bytes, are kept for all stages, a few of them. New memory for each
-# call, 490 KB, made a backward pass of (8, 256, 40, 40) in NXC take up to 1.4 times as long (Intel
-# Xeon, 2 threads).
+# Larger records of up to `_LARGEST` bytes are kept for all stages together, at most `_MOST`. With
+# 490 KB of new memory for each call, a backward pass of (8, 256, 40, 40) in NXC took up to 1.4
+# times as long (Intel Xeon, 2 threads).
 _LARGEST, _MOST = 2 << 20, 8
 
 
@@ -53,9 +52,9 @@ class _Record:
     __slots__ = ("address", "cells", "view")
 
     def __init__(self, cells: np.ndarray, size: int) -> None:
-        self.cells: Any = aligned((size // 8,), _CELL)
+        self.cells = aligned((size // 8,), _CELL)
         self.cells[: cells.size] = cells
-        self.address, self.view = address_of(self.cells), memoryview(self.cells)
+        self.address, self.view = address_of(self.cells), self.cells.data
 
 
 # Any thread, or a finaliser, may take one or add one at any time.
@@ -152,14 +151,14 @@ class Stage:
         Parameters
         ----------
         x, dy, ... : int
-            All addresses, 0 where there is none: see `record.ADDRESSES`. A tuple of them would take
-            0.1 us more.
+            The addresses of `record.ADDRESSES`, 0 for an absent array. A tuple of them would take
+            0.1 us longer.
         momentum : float, optional
             Weight of the batch in the running statistics, if there are any.
         count : int, optional
-            Elements of a channel that `sums` are over, instead of those here.
+            Elements of a channel that `sums` are over, if more than those of x.
         sums : (float64 array, float64 array), optional
-            Sums, or moments, of every channel that came from elsewhere, instead of `exchanged`.
+            Sums, or moments, of every channel that the caller provides instead of `exchanged`.
         header : int
             0, or `addresses.HEADER` where the addresses are those of NumPy's array objects.
         """
@@ -170,7 +169,7 @@ class Stage:
             record = self._spare.pop()
         except IndexError:
             record = _record(self.template, self._size)
-        # All of them, because the record may be of an earlier call; "ready" is 0 before a call.
+        # Every field, because an earlier call may have used the record; "ready" begins as 0.
         team = 0 if self.participants == 1 else region()
         _fill(
             record.view, 0, x, dy, out, residual, mask, mean, variance, gamma, beta, result,
@@ -188,7 +187,7 @@ class Stage:
         while not ended:
             ended = run(record.address, 0)
         if ended > 0:
-            # A weight that is left over has no meaning without running statistics.
+            # The momentum of an earlier call has no effect without running statistics.
             if self._keeps:
                 if count is not None:
                     record.view[_COUNT] = self._count

@@ -52,23 +52,22 @@ PHRASES = Phrases(
     gradient_type="must have the element type of input",
     channel_size="must hold one value per channel of input ({channels})",
 )
-GRAD_OUT = data("grad_out", "dy", "T", "gradient of the output")
-INPUT = data("input", "x", "T", "input of the forward, (N, C, ...)")
-WEIGHT = channel("weight", "gamma", "U", "scale; None: 1", required=False)
+GRAD_OUT = data("grad_out", "dy", "T")
+INPUT = data("input", "x", "T")
+WEIGHT = channel("weight", "gamma", "U", required=False)
 
 _STATISTICS = (
-    channel("mean", "mean", "V", "mean of the whole batch"),
-    channel("invstd", "inverse_deviation", "V", "1 / sqrt(variance + epsilon)"),
+    channel("mean", "mean", "V"),
+    channel("invstd", "inverse_deviation", "V"),
 )
 INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
 
 
-def _schema(op: str, summary: str, outputs: tuple[TensorSpec, ...]) -> OperatorSchema:
+def _schema(op: str, outputs: tuple[TensorSpec, ...]) -> OperatorSchema:
     return OperatorSchema(
         dialect="aten",
         op=op,
         operation="reduce" if op.endswith("reduce") else "apply",
-        summary=summary,
         source=SOURCE,
         inputs=INPUTS,
         outputs=outputs,
@@ -83,7 +82,6 @@ def _schema(op: str, summary: str, outputs: tuple[TensorSpec, ...]) -> OperatorS
 
 _REDUCE = _schema(
     "batch_norm_backward_reduce",
-    "Sums of the gradient of batch normalisation over one part of a batch.",
     tuple(
         channel(name, role, "V", required=False)
         for name, role in (
@@ -96,7 +94,6 @@ _REDUCE = _schema(
 )
 _ELEMT = _schema(
     "batch_norm_backward_elemt",
-    "Gradient of one part of a batch, from sums over the whole.",
     (data("grad_input", "dx", "T"),),
 )
 
@@ -214,8 +211,8 @@ def batch_norm_backward_elemt(
     )
     common = common_type({n: a for n, a in arrays.items() if n in ("mean", "invstd", "weight")})
     mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
-    given = {"has_gamma": weight is not None, "inverse": True}
-    found = _executable("apply", x, mean.dtype, arithmetic, **given)
+    options = {"has_gamma": weight is not None, "inverse": True}
+    found = _executable("apply", x, mean.dtype, arithmetic, **options)
     added = sums.sum_dy, sums.sum_dy_xmu
     dx: np.ndarray
     dx, _ = found.run(x, dy, None, mean, invstd, weight, sums=added, count=sums.count)
@@ -232,16 +229,16 @@ def _executable(
     dtype, own = element_type(x.dtype), element_type(statistics)
     assert dtype is not None
     assert own is not None
-    how = resolved(dtype, arithmetic)
-    problem = Problem(operation, x.shape, (1,), dtype, own, **options, arithmetic=how)
+    computed_in = resolved(dtype, arithmetic)
+    problem = Problem(operation, x.shape, (1,), dtype, own, **options, arithmetic=computed_in)
     return executable(problem, x, exchanged=True)
 
 
 def _checked(schema: OperatorSchema, *values: ArrayLike | None) -> dict[str, np.ndarray]:
-    given: Mapping[str, object] = {
+    inputs: Mapping[str, object] = {
         tensor.name: value for tensor, value in zip(schema.inputs, values, strict=True)
     }
-    arrays = check_inputs(schema, {}, given)
+    arrays = check_inputs(schema, {}, inputs)
     check_inverse("invstd", arrays["invstd"])
     return arrays
 

@@ -1,4 +1,4 @@
-"""The checks of attributes, which a schema drives."""
+"""The checks of attributes against the rules of an operator."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from backnorm.scalars import check_flag, check_integer, check_number, check_word
 __all__ = ["accepted_by", "check_attributes", "refuse_unknown"]
 
 
-def check_attributes(schema: OperatorSchema, given: Mapping[str, object]) -> dict[str, object]:
+def check_attributes(schema: OperatorSchema, attributes: Mapping[str, object]) -> dict[str, object]:
     """Return every attribute with its checked value, defaults filled in."""
-    refuse_unknown(given, [a.name for a in schema.attributes], "attribute", schema)
+    refuse_unknown(attributes, [a.name for a in schema.attributes], "attribute", schema)
     return {
-        spec.name: _attribute(spec, given.get(spec.name, spec.default), schema)
+        spec.name: _attribute(spec, attributes.get(spec.name, spec.default), schema)
         for spec in schema.attributes
     }
 
 
 def refuse_unknown(
-    given: Iterable[str], known: Sequence[str], what: str, schema: OperatorSchema
+    names: Iterable[str], known: Sequence[str], kind: str, schema: OperatorSchema
 ) -> None:
-    """Raise if one of the names `given` is not known to the operator."""
-    for name in given:
+    """Raise if the operator has no input, or attribute (`kind`), of one of the names."""
+    for name in names:
         if name not in known:
             raise ArgumentTypeError(
                 shown(name, str),
-                f"{schema.op} has no such {what}",
+                f"{schema.op} has no such {kind}",
                 accepted=", ".join(known) or "none",
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -147,7 +147,7 @@ class CanonicalCall:
 
 
 def canonical_call(call: Call) -> CanonicalCall:
-    """Return the canonical call: by the roles in the schema, then by the dialect's own hook."""
+    """Return the canonical call that the roles in the schema say."""
     schema = call.schema
     by_role = {a.role: call.attributes[a.name] for a in schema.attributes if a.role is not None}
     epsilon = by_role["epsilon"]
@@ -157,7 +157,7 @@ def canonical_call(call: Call) -> CanonicalCall:
     if inverse:
         names["variance"] = names["inverse_deviation"]
     signature = SIGNATURES[schema.operation]
-    canonical = CanonicalCall(
+    return CanonicalCall(
         schema.operation,
         format_of(schema, call.attributes).layout,
         schema.operation != "inference" and bool(by_role.get("training", True)),
@@ -169,8 +169,3 @@ def canonical_call(call: Call) -> CanonicalCall:
         call.channel_axes,
         inverse,
     )
-    if schema.hooks.canonical is not None:
-        canonical = schema.hooks.canonical(call, canonical)
-    results = {role.name for role in SIGNATURES[canonical.operation].results}
-    outputs = {role: name for role, name in canonical.outputs.items() if role in results}
-    return replace(canonical, outputs=outputs)

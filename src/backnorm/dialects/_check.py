@@ -1,6 +1,6 @@
-"""The validation that a schema drives: inputs and requested outputs of one call.
+"""The checks of the inputs and requested outputs of a call against the rules of its operator.
 
-Everything here speaks the dialect's words and knows no particular dialect.
+Errors are in the words of the dialect. No dialect has a check of its own here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from backnorm.scalars import check_integer, check_word
 __all__ = [
     "channel_axes_of",
     "check_inputs",
+    "check_mask",
     "check_memory",
     "check_outputs",
     "format_of",
     "kept_shape",
-    "wanted",
 ]
 
 Attributes = Mapping[str, object]
@@ -39,16 +39,13 @@ Arrays = dict[str, np.ndarray]
 
 
 def check_inputs(
-    schema: OperatorSchema, attributes: Attributes, given: Mapping[str, object]
+    schema: OperatorSchema, attributes: Attributes, inputs: Mapping[str, object]
 ) -> Arrays:
-    """Return the given inputs as arrays, after the schema's checks of types and shapes.
-
-    An input that is absent or None is not given.
-    """
-    refuse_unknown(given, [tensor.name for tensor in schema.inputs], "input", schema)
+    """Return the inputs as arrays, without those that are None, after the checks."""
+    refuse_unknown(inputs, [tensor.name for tensor in schema.inputs], "input", schema)
     arrays: Arrays = {}
     for tensor in schema.inputs:
-        value = given.get(tensor.name)
+        value = inputs.get(tensor.name)
         if value is None:
             if tensor.required:
                 raise ArgumentTypeError(
@@ -89,7 +86,7 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
         return names
     kind = type(outputs)
     if issubclass(kind, Collection) and not issubclass(kind, str | bytes):
-        wanted = _names("outputs", outputs, accepted)
+        requested = _names("outputs", outputs, accepted)
     else:
         problem = "must be a number of outputs or their names"
         number = check_integer("outputs", outputs, problem=problem, accepted=accepted)
@@ -100,20 +97,20 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
                 came=number,
                 accepted=accepted,
             )
-        wanted = list(names[:number])
-    unknown = [name for name in wanted if name not in names]
-    missing = [t.name for t in schema.outputs if t.required and t.name not in wanted]
+        requested = list(names[:number])
+    unknown = [name for name in requested if name not in names]
+    missing = [t.name for t in schema.outputs if t.required and t.name not in requested]
     if unknown or missing:
         raise ArgumentValueError(
             "outputs",
             f"{schema.op} has no output {shown(unknown[0])}"
             if unknown
             else f"{missing[0]} is a required output",
-            came=shown(wanted),
+            came=shown(requested),
             accepted=accepted,
         )
-    _check_together(schema.outputs_together, wanted, "requested")
-    return tuple(name for name in names if name in wanted)
+    _check_together(schema.outputs_together, requested, "requested")
+    return tuple(name for name in names if name in requested)
 
 
 def format_of(schema: OperatorSchema, attributes: Attributes) -> FormatSpec:
@@ -128,8 +125,8 @@ def channel_axes_of(
     schema: OperatorSchema, attributes: Attributes, arrays: Mapping[str, np.ndarray]
 ) -> tuple[int, ...]:
     """Return the axes of the data that are not reduced, ascending."""
-    if schema.hooks.channel_axes is not None:
-        return schema.hooks.channel_axes(attributes, arrays)
+    if schema.channel_axes is not None:
+        return schema.channel_axes(attributes, arrays)
     for spec in schema.attributes:
         if spec.role == "channel_axis":
             axis = attributes[spec.name]
@@ -144,17 +141,18 @@ def kept_shape(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
     return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
 
 
-def wanted(schema: OperatorSchema, output_mask: object) -> list[str]:
-    """Return the names of the outputs that a mask, a boolean each, asks for."""
-    names = [tensor.name for tensor in schema.outputs]
+def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
+    """Return the flags of an output mask, which say of each output whether it is wanted."""
+    kind, outputs = type(output_mask), schema.outputs
     accepted = "a sequence of three booleans"
-    kind = type(output_mask)
-    if issubclass(kind, str) or not issubclass(kind, Sequence | np.ndarray):
+    is_sequence = issubclass(kind, (tuple, list, np.ndarray)) or issubclass(kind, Sequence)
+    if issubclass(kind, str) or not is_sequence:
         raise ArgumentTypeError(
             "output_mask", "says which results are wanted", came=kind.__name__, accepted=accepted
         )
     flags = _elements("output_mask", output_mask, accepted)
-    if len(flags) != len(names):
+    if len(flags) != len(outputs):
+        names = [tensor.name for tensor in outputs]
         raise ArgumentValueError(
             "output_mask",
             f"must have an element for each of {', '.join(names[:-1])} and {names[-1]}",
@@ -162,35 +160,37 @@ def wanted(schema: OperatorSchema, output_mask: object) -> list[str]:
             accepted=accepted,
         )
     for flag in flags:
-        if type(flag) not in (bool, np.bool_):
+        if type(flag) is not bool and type(flag) is not np.bool_:
             raise ArgumentTypeError(
                 "output_mask", "must hold booleans", came=shown(flag), accepted=accepted
             )
-    return [name for name, flag in zip(names, flags, strict=True) if flag]
+    return flags
 
 
-def _names(argument: str, given: Any, accepted: str) -> list[str]:
+def _names(argument: str, names: Any, accepted: str) -> list[str]:
     """Return the names in a collection as plain strings, or raise."""
     return [
         check_word(argument, name, accepted=accepted)
-        for name in _elements(argument, given, accepted)
+        for name in _elements(argument, names, accepted)
     ]
 
 
-def _elements(argument: str, given: Any, accepted: str) -> list[Any]:
+def _elements(argument: str, collection: Any, accepted: str) -> list[Any]:
+    """Return the elements of a collection, whose own methods may raise."""
     try:
-        return list(given)
+        return list(collection)
     except Exception as error:
         raise ArgumentTypeError(
-            argument, "has no elements to read", came=described(given), accepted=accepted
+            argument, "has no elements to read", came=described(collection), accepted=accepted
         ) from error
 
 
-def _check_together(groups: Iterable[tuple[str, ...]], given: Collection[str], verb: str) -> None:
+def _check_together(groups: Iterable[tuple[str, ...]], names: Collection[str], verb: str) -> None:
+    """Raise if of a group some names are there and some are not."""
     for group in groups:
-        present = [name for name in group if name in given]
+        present = [name for name in group if name in names]
         if present and len(present) != len(group):
-            absent = [name for name in group if name not in given]
+            absent = [name for name in group if name not in names]
             raise ArgumentValueError(
                 absent[0],
                 f"{' and '.join(group)} are either all {verb} or none of them",
@@ -199,7 +199,7 @@ def _check_together(groups: Iterable[tuple[str, ...]], given: Collection[str], v
 
 
 def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) -> TypeRule:
-    """Check type and rank of x and that dy is its like; return the type rule of x's type."""
+    """Check x, and shape and type of dy against it; return the rule of x's element type."""
     words = schema.words
     name = words["x"]
     x = arrays[name]

@@ -1,31 +1,35 @@
-"""From a checked call to its results: the Problem, and the code that every call like it runs.
+"""From a checked call to its results: the Problem, and what every call like it runs.
 
 The checks of a dialect imply those of the canonical operator, so the Problem is made directly.
-What only values or the memory for an output can show, the executable refuses; it is said in the
+Values, and the memory for an output, are checked by the executable; its errors are raised in the
 dialect's words here.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from backnorm.arrays import NUMPY
-from backnorm.binding import written
-from backnorm.dialects._call import Call, CanonicalCall, canonical_call
+from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects._check import check_memory
 from backnorm.dialects._statistics import statistics_of
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit, rounded
 from backnorm.errors import ArgumentError
-from backnorm.executable import Executable, executable
+from backnorm.executable import executable
+from backnorm.interfaces import Results
 from backnorm.problem import Metadata, Problem
 from backnorm.signature import SIGNATURES
 
-__all__ = ["Bound"]
+__all__ = ["Arrays", "BoundCall", "bound"]
+
+Arrays = Mapping[str, np.ndarray]
+Convert = Callable[[Any], np.ndarray]
+Finish = Callable[[Call, Arrays, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 # Which input says the element type of a result: the first that is given.
 _TYPED_LIKE = {
@@ -35,184 +39,234 @@ _TYPED_LIKE = {
     "variance": ("running_variance",),
 }
 _STATISTICS = ("mean", "variance")
-# What the code of a call uses beside what is its own.
-_NAMES = {
-    "ArgumentError": ArgumentError,
-    "check_memory": check_memory,
-    "empty": np.empty,
-    "rounded": rounded,
-    "single": FLOAT32,
-    "statistics_of": statistics_of,
-    "zeros": np.zeros,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bound:
-    """A checked call, and the executable that computes it and all calls of the same metadata."""
+class BoundCall:
+    """A checked call that every call of the same metadata can repeat.
+
+    Attributes
+    ----------
+    call : Call
+        Of its inputs, shapes and types alone.
+    canonical : CanonicalCall
+    problem : Problem
+    run, execute : callable
+        The executable's function for arrays of any layout, and the one for these arrays.
+    is_plain : bool
+        Whether kernels read all arrays of such calls in place.
+    operands : callable
+        Returns the canonical operands, from the inputs in their order and None.
+    converted : tuple of int
+        Places of operands of another element type than the executable's.
+    memory : int or None
+        The place of the input that is memory for the first output.
+    running : callable or None
+        Returns new memory with the running statistics before they move, from the inputs.
+    results : tuple of (str, callable or None)
+        The role of each canonical result and running statistic, and what makes it the dialect's:
+        its type, its shape.
+    select : callable
+        Returns the outputs, from these results.
+    finish : callable or None
+        Returns all results of the dialect by role, where outputs are more than these.
+    """
 
     call: Call
     canonical: CanonicalCall
-    executable: Executable
+    problem: Problem
+    run: Callable[..., Results]
+    execute: Callable[..., Results]
+    is_plain: bool
+    operands: Callable[[Any], tuple[Any, ...]]
+    converted: tuple[int, ...]
+    memory: int | None
+    running: Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None
+    results: tuple[tuple[str, Convert | None], ...]
+    select: Callable[[Results], tuple[np.ndarray, ...]]
+    finish: Finish | None
 
-    @classmethod
-    def of(cls, call: Call) -> Bound:
-        """Return what computes a checked call."""
-        canonical = canonical_call(call)
-        found = executable(_problem(call, canonical), call.inputs[canonical.inputs["x"]])
-        return cls(call, canonical, found)
+    def __call__(self, inputs: Sequence[Any], memory: Any = None) -> tuple[np.ndarray, ...]:
+        """Return the outputs for inputs of the same metadata, and memory for the first output."""
+        operands: Sequence[Any] = self.operands((*inputs, None))
+        if self.converted:
+            operands = self._of_one_type(operands)
+        if self.canonical.recomputes:
+            operands = self._with_statistics(operands)
+        if self.memory is not None and memory is None:
+            memory = inputs[self.memory]
+        if self.running is None:
+            results = self._executed(operands, memory)
+        else:
+            running = self.running(inputs)
+            results = (*self._moved(operands, running, memory), *running)
+        return self.select(results) if self.finish is None else self._finished(inputs, results)
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether kernels take all arrays of the call as they are."""
-        return NUMPY.are_plain(tuple(self.call.inputs.values()), self.executable.order)
+    def _of_one_type(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """Return operands whose statistics and parameters have the executable's element type."""
+        converted = list(operands)
+        for place in self.converted:
+            converted[place] = converted[place].astype(self.problem.statistics_dtype)
+        return converted
 
-    def code(
-        self,
-        returned: Sequence[str | None],
-        pack: Callable[[Any], Any] | None,
-        *,
-        plain: bool = False,
-    ) -> Callable[..., Any]:
-        """Return a function of the inputs in their order and of the memory for the first output.
-
-        It looks at values alone: the metadata is this call's.
-
-        Parameters
-        ----------
-        returned : sequence of str or None
-            Outputs by name, and None where that is returned.
-        pack : callable or None
-            From a tuple of these to what is returned; None: the only one.
-        plain : bool
-            Whether kernels will take all arrays as they are.
-        """
-        call, canonical, problem = self.call, self.canonical, self.executable.problem
-        schema = call.schema
-        inputs = [tensor.name for tensor in schema.inputs]
-        lines = [
-            f"def repeat({', '.join(inputs)}, memory):",
-            "    try:",
-            *(f"        {line}" for line in self._execution()),
-            "    except ArgumentError as error:",
-            "        raise error.in_words(words) from None",
-        ]
-        if "memory_dx" in schema.words and not canonical.blended:
-            lines.insert(
-                1, f"    memory = {schema.words['memory_dx']} if memory is None else memory"
-            )
-        if canonical.recomputes:
-            x = canonical.inputs["x"]
-            lines.insert(1, f"    new_mean, new_variance = statistics_of({x}, axes, epsilon)")
-        if canonical.weight is not None:
-            lines[1:1] = [f"    moved_{role} = {self._before(role)}" for role in _STATISTICS]
-        results = self._results()
-        memory = {t.name for t in schema.inputs if t.role in ("memory_dgamma", "memory_dbeta")}
-        missing = {tensor.role for tensor in schema.outputs} - {*results, "empty"}
-        writes = canonical.blended or not memory.isdisjoint(call.inputs)
-        if schema.hooks.finish is not None and (missing or writes):
-            arrays = ", ".join(f"{name!r}: {name}" for name in call.inputs)
-            by_role = ", ".join(f"{role!r}: {code}" for role, code in results.items())
-            lines.append(f"    results = finish(call, {{{arrays}}}, {{{by_role}}})")
-            results = {tensor.role: f"results[{tensor.role!r}]" for tensor in schema.outputs}
-        results["empty"] = "empty(0, single)"
-        roles = {tensor.name: tensor.role for tensor in schema.outputs}
-        values = [results[roles[name]] if name else "None" for name in returned]
-        listed = f"({', '.join(values)}{',' * (len(values) == 1)})"
-        value = values[0] if pack is None else listed if pack is tuple else f"pack({listed})"
-        lines.append(f"    return {value}")
-        # Of the arrays of the first call only the metadata is kept.
-        metadata = {name: Metadata(a.shape, a.dtype) for name, a in call.inputs.items()}
-        bound: Callable[..., Any] = _compiled(tuple(lines))(
-            execute=self.executable.plain if plain else self.executable.run,
-            run=self.executable.run,
-            words={**schema.words, **canonical.inputs},
-            pack=pack,
-            finish=schema.hooks.finish,
-            call=replace(call, inputs=metadata),
-            types={role: _type_of_result(call, role) for role in _TYPED_LIKE},
-            statistics=problem.statistics_dtype,
-            kept=call.kept_shape,
-            axes=canonical.channel_axes,
-            epsilon=canonical.epsilon,
-            moved_by=canonical.weight,
-            channels=problem.channels,
+    def _with_statistics(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """Return the operands of a backward pass with the statistics of x."""
+        mean, variance = statistics_of(
+            operands[0], self.canonical.channel_axes, self.canonical.epsilon
         )
-        return bound
+        known = {"mean": mean, "variance": variance}
+        names = self.problem.signature.names
+        return [known.get(name, value) for name, value in zip(names, operands, strict=True)]
 
-    def _execution(self) -> list[str]:
-        """Return the lines that compute the results of the canonical operation."""
-        words, names = self.call.schema.words, SIGNATURES[self.canonical.operation].names
-        operands = ", ".join(map(self._operand, names))
-        if self.executable.problem.running:
-            operands += ", momentum=moved_by"
-        return [
-            "if memory is None:",
-            f"    found = execute({operands})",
-            "else:",
-            f"    check_memory({words['out']!r}, memory)",
-            f"    found = run({operands}, out=memory)",
-        ]
+    def _moved(
+        self, operands: Sequence[Any], running: tuple[np.ndarray, ...], memory: Any
+    ) -> Results:
+        """Return the results of a forward pass, which moves the running statistics in place."""
+        if not self.problem.running:
+            return self._executed(operands, memory)
+        # They are the last operands.
+        operands = (*operands[: -len(running)], *running)
+        return self._executed(operands, memory, momentum=self.canonical.weight)
 
-    def _operand(self, role: str) -> str:
-        """Return the code of an operand: statistics and parameters of one type.
+    def _executed(self, operands: Sequence[Any], memory: Any, **numbers: Any) -> Results:
+        """Return the results of the canonical operation; errors are in the dialect's words."""
+        try:
+            if memory is None:
+                return self.execute(*operands, **numbers)
+            check_memory(self.call.schema.words["out"], memory)
+            return self.run(*operands, out=memory, **numbers)
+        except ArgumentError as error:
+            words = {**self.call.schema.words, **self.canonical.inputs}
+            raise error.in_words(words) from None
 
-        Kernels take addresses, whatever the shape.
-        """
-        if self.canonical.recomputes and role in _STATISTICS:
-            return f"new_{role}"
-        if self.executable.problem.running and role.startswith("running_"):
-            return role.replace("running", "moved")
-        name = self.canonical.inputs.get(role)
-        if name is None or role in ("x", "dy"):
-            return str(name)
-        array = self.call.inputs[name]
-        same = element_type(array.dtype) == self.executable.problem.statistics_dtype
-        return name if same else f"{name}.astype(statistics)"
-
-    def _before(self, role: str) -> str:
-        """Return the code of new memory with running statistics before they move.
-
-        What has no weight is not looked at: it may be NaN, or there may be none.
-        """
-        if self.canonical.weight == 1.0:
-            return "zeros(channels, statistics)"
-        return f"{self.call.schema.words[f'running_{role}']}.astype(statistics)"
-
-    def _results(self) -> dict[str, str]:
-        """Return the code of each result of the canonical operation by role."""
-        results = {}
-        kept = {tensor.role for tensor in self.call.schema.outputs if tensor.kind == "kept"}
-        for k, result in enumerate(SIGNATURES[self.canonical.operation].results):
-            if result.option is not None:
-                continue
-            code, role = self._typed(f"found[{k}]", result.name), result.name
-            if role == "variance" and self.canonical.inverse_std:
-                role = "inverse_deviation"
-            results[role] = f"{code}.reshape(kept)" if role in kept else code
-        if self.canonical.weight is not None:
-            results |= {
-                f"running_{role}": self._typed(f"moved_{role}", role) for role in _STATISTICS
-            }
-        return results
-
-    def _typed(self, code: str, role: str) -> str:
-        """Return the code of a result in the type of the input that says it."""
-        like = _type_of_result(self.call, role)
-        same = like in (None, self.executable.problem.statistics_dtype)
-        return code if same else f"rounded({code}, types[{role!r}])"
+    def _finished(self, inputs: Sequence[Any], values: Results) -> tuple[np.ndarray, ...]:
+        """Return the outputs where they are more than the canonical results."""
+        assert self.finish is not None
+        schema = self.call.schema
+        arrays = {
+            tensor.name: array
+            for tensor, array in zip(schema.inputs, inputs, strict=True)
+            if tensor.name in self.call.inputs
+        }
+        results = {
+            role: value if convert is None else convert(value)
+            for (role, convert), value in zip(self.results, values, strict=True)
+        }
+        results = self.finish(self.call, arrays, results) | {"empty": np.empty(0, FLOAT32)}
+        roles = {tensor.name: tensor.role for tensor in schema.outputs}
+        return tuple(results[roles[name]] for name in self.call.outputs)
 
 
-@functools.lru_cache(maxsize=512)
-def _compiled(lines: tuple[str, ...]) -> Callable[..., Any]:
-    """Return a function that makes the function in `lines` from what it uses."""
-    given = (
-        "execute, run, words, pack, finish, call, types, statistics, kept, axes, epsilon, "
-        "moved_by, channels"
+def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
+    """Return what computes a checked call, and all calls of the same metadata."""
+    schema, problem = call.schema, _problem(call, canonical)
+    planned = executable(problem, call.inputs[canonical.inputs["x"]])
+    is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
+    names = [tensor.name for tensor in schema.inputs]
+    # None is behind the inputs.
+    places = [
+        names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
+        for role in problem.signature.names
+    ]
+    converted = [
+        operand
+        for operand, role in enumerate(problem.signature.names)
+        if role not in ("x", "dy")
+        and role in canonical.inputs
+        and not _has_type(call.inputs[canonical.inputs[role]], problem.statistics_dtype)
+    ]
+    memory = {tensor.role: names.index(tensor.name) for tensor in schema.inputs}
+    results = [
+        _result(call, canonical, problem, result.name) for result in problem.signature.results
+    ]
+    running = _running(call, problem, canonical.weight)
+    if running is not None:
+        results += [(f"running_{role}", _typed(call, problem, role)) for role in _STATISTICS]
+    missing = {tensor.role for tensor in schema.outputs} - {role for role, _ in results} - {"empty"}
+    finishes = (
+        bool(missing)
+        or canonical.blended
+        or any(call.by_role(role) is not None for role in ("memory_dgamma", "memory_dbeta"))
     )
-    code = [f"def make({given}):", *(f"    {line}" for line in lines), "    return repeat"]
-    make: Callable[..., Any] = written("call of a dialect", code, _NAMES)["make"]
-    return make
+    metadata = {name: Metadata(a.shape, a.dtype) for name, a in call.inputs.items()}
+    return BoundCall(
+        replace(call, inputs=metadata),
+        canonical,
+        problem,
+        planned.run,
+        planned.plain if is_plain else planned.run,
+        is_plain,
+        operator.itemgetter(*places),
+        tuple(converted),
+        None if canonical.blended else memory.get("memory_dx"),
+        running,
+        tuple(results),
+        _selection(call, results),
+        finish if finishes else None,
+    )
+
+
+def _running(
+    call: Call, problem: Problem, weight: float | None
+) -> Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None:
+    """Return the function from inputs to new memory with the running statistics.
+
+    Those without a weight are not read: they may be NaN, or absent.
+    """
+    dtype, channels = problem.statistics_dtype, problem.channels
+    if weight is None:
+        return None
+    if weight == 1.0:
+        return lambda _: (np.zeros(channels, dtype), np.zeros(channels, dtype))
+    roles = [tensor.role for tensor in call.schema.inputs]
+    places = [roles.index(f"running_{role}") for role in _STATISTICS]
+    return lambda inputs: tuple([inputs[place].astype(dtype) for place in places])
+
+
+def _result(
+    call: Call, canonical: CanonicalCall, problem: Problem, name: str
+) -> tuple[str, Convert | None]:
+    """Return the role of a canonical result, and what makes it the dialect's."""
+    role = "inverse_deviation" if name == "variance" and canonical.inverse_std else name
+    typed = _typed(call, problem, name)
+    if not any(t.role == role and t.kind == "kept" for t in call.schema.outputs):
+        return role, typed
+    shape = call.kept_shape
+    if typed is None:
+        return role, operator.methodcaller("reshape", shape)
+    return role, lambda value: typed(value).reshape(shape)
+
+
+def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
+    """Return the conversion of a result of channels to the type of the input that says it."""
+    dtype = _type_of_result(call, name)
+    if dtype is None or dtype == problem.statistics_dtype:
+        return None
+    return lambda value: rounded(value, dtype)
+
+
+def _selection(
+    call: Call, results: Sequence[tuple[str, Convert | None]]
+) -> Callable[[Results], tuple[np.ndarray, ...]]:
+    """Return the function from canonical results to outputs."""
+    roles = {tensor.name: tensor.role for tensor in call.schema.outputs}
+    places = [role for role, _ in results]
+    converts = dict(results) | {"empty": lambda _: np.empty(0, FLOAT32)}
+    # An output that is always empty is made from any result.
+    recipes = [
+        (places.index(roles[name]) if roles[name] in places else 0, converts.get(roles[name]))
+        for name in call.outputs
+    ]
+    if len(recipes) > 1 and all(convert is None for _, convert in recipes):
+        return operator.itemgetter(*(place for place, _ in recipes))
+    return lambda found: tuple(
+        [found[place] if convert is None else convert(found[place]) for place, convert in recipes]
+    )
+
+
+def _has_type(array: Any, dtype: np.dtype) -> bool:
+    own: np.dtype | None = element_type(array.dtype)
+    return own == dtype
 
 
 def _problem(call: Call, canonical: CanonicalCall) -> Problem:
@@ -239,29 +293,29 @@ def _problem(call: Call, canonical: CanonicalCall) -> Problem:
 
 
 def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> np.dtype:
-    """Return the element type of statistics and parameters, of operands and results.
+    """Return the element type in which kernels read and write statistics and parameters.
 
-    Those of a call are of one type, or else float32 and 16 bits. Where results are of several types
-    they are computed in float64 and rounded once.
+    The inputs of a call have one type, or float32 and one of 16 bits. If results have several
+    types, they are computed in float64 and rounded once.
     """
-    given = {
+    inputs = {
         element_type(call.inputs[name].dtype)
         for role, name in canonical.inputs.items()
         if role not in ("x", "dy")
     }
-    asked = {_type_of_result(call, each.name) for each in SIGNATURES[canonical.operation].results}
-    asked.discard(None)
-    if canonical.recomputes or len(asked) > 1:
+    results = {_type_of_result(call, each.name) for each in SIGNATURES[canonical.operation].results}
+    results.discard(None)
+    if canonical.recomputes or len(results) > 1:
         return FLOAT64
-    if canonical.operation == "backward" and len(given) > 1:
+    if canonical.operation == "backward" and len(inputs) > 1:
         return FLOAT64
     common: np.dtype | None = FLOAT32
-    if len(given) == 1:
-        (common,) = given
-    elif not given:
-        (common,) = asked or {FLOAT32 if is_16_bit(dtype) else dtype}
+    if len(inputs) == 1:
+        (common,) = inputs
+    elif not inputs:
+        (common,) = results or {FLOAT32 if is_16_bit(dtype) else dtype}
     assert common is not None
-    return common if asked <= {common} else FLOAT64
+    return common if results <= {common} else FLOAT64
 
 
 def _type_of_result(call: Call, role: str) -> np.dtype | None:

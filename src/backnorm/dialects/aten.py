@@ -7,11 +7,13 @@ no PyTorch. The channel axis is 1; saved inverse deviations are used as they are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._aten_phases import (
     FORMATS,
     GRAD_OUT,
@@ -23,12 +25,13 @@ from backnorm.dialects._aten_phases import (
     batch_norm_backward_elemt,
     batch_norm_backward_reduce,
 )
-from backnorm.dialects.operator import by_name, function
+from backnorm.dialects._check import check_mask
+from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
+    REQUIRED,
     AttributeSpec,
-    Hooks,
     OperatorSchema,
-    TensorKind,
+    Required,
     TensorSpec,
     channel,
     data,
@@ -42,76 +45,147 @@ __all__ = [
 ]
 
 
-def _inputs(*, train: bool) -> tuple[TensorSpec, ...]:
-    """Return the inputs, among which `train` says which statistics are used."""
+def _unread(name: str, role: str) -> TensorSpec:
+    """Return a statistic that is not read: PyTorch's own forward returns empty ones."""
+    return TensorSpec(name, role, "U", "opaque", required=False)
 
-    def statistic(name: str, role: str, used: bool, summary: str) -> TensorSpec:
-        # PyTorch's own forward returns empty ones for those that are not used: nothing looks at
-        # them.
-        kind: TensorKind = "channel" if used else "opaque"
-        return TensorSpec(name, role, "U", kind, required=used, summary=summary)
 
-    mean, variance = "batch mean, in training", "1 / sqrt(batch variance + eps), in training"
-    running_mean, running_var = "mean if not train", "biased variance if not train"
-    return (
-        GRAD_OUT,
-        INPUT,
-        WEIGHT,
-        statistic("running_mean", "running_mean" if train else "mean", not train, running_mean),
-        statistic(
-            "running_var", "running_variance" if train else "variance", not train, running_var
+_OPERANDS = (GRAD_OUT, INPUT, WEIGHT)
+_TRAINING = (
+    _unread("running_mean", "running_mean"),
+    _unread("running_var", "running_variance"),
+    channel("save_mean", "mean", "U"),
+    channel("save_invstd", "inverse_deviation", "U"),
+)
+_FROZEN = (
+    channel("running_mean", "mean", "U"),
+    channel("running_var", "variance", "U"),
+    _unread("save_mean", "ignored"),
+    _unread("save_invstd", "ignored"),
+)
+
+
+class _NativeBatchNormBackward(Operator):
+    rules = (
+        OperatorSchema(
+            dialect="aten",
+            op="native_batch_norm_backward",
+            operation="backward",
+            source=SOURCE,
+            inputs=(*_OPERANDS, *_TRAINING),
+            outputs=(
+                data("grad_input", "dx", "T", required=False),
+                channel("grad_weight", "dgamma", "U", required=False),
+                channel("grad_bias", "dbeta", "U", required=False),
+            ),
+            attributes=(
+                AttributeSpec("train", "bool", role="training"),
+                AttributeSpec("eps", "f64", role="epsilon", range="not negative"),
+            ),
+            type_rules=TYPE_RULES,
+            formats=FORMATS,
+            phrases=PHRASES,
         ),
-        statistic("save_mean", "mean" if train else "ignored", train, mean),
-        statistic("save_invstd", "inverse_deviation" if train else "ignored", train, variance),
     )
 
+    def __call__(
+        self,
+        grad_out: ArrayLike | None = None,
+        input: ArrayLike | None = None,
+        weight: ArrayLike | None = None,
+        running_mean: object = None,
+        running_var: object = None,
+        save_mean: ArrayLike | None = None,
+        save_invstd: ArrayLike | None = None,
+        train: bool | Required = REQUIRED,
+        eps: float | Required = REQUIRED,
+        output_mask: Sequence[bool] | np.ndarray | Required = REQUIRED,
+        *,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """Gradients of batch normalisation.
 
-def _by_train(attributes: Mapping[str, object]) -> OperatorSchema:
-    """Return the schema, in which `train` says which statistics are used."""
-    train = attributes.get("train", True)
-    is_false = type(train) in (bool, np.bool_) and not train
-    return _FROZEN_SCHEMA if is_false else _SCHEMA
+        With M elements per channel, s = save_invstd and c = input - save_mean::
+
+            grad_bias   = sum grad_out
+            grad_weight = s * sum grad_out*c
+            grad_input  = weight*s * (grad_out - grad_bias/M - c*s * grad_weight/M)
+
+        If not train, c = input - running_mean, s = 1 / sqrt(running_var + eps), and grad_input is
+        weight*s * grad_out.
+
+        Parameters
+        ----------
+        grad_out : array of T
+            gradient of the output
+        input : array of T, rank 2 or more
+            input of the forward, (N, C, ...)
+        weight : array of U, shape (C,), optional
+            scale; None: 1
+        running_mean : object, optional
+            mean if not train
+        running_var : object, optional
+            biased variance if not train
+        save_mean : array of U, shape (C,)
+            batch mean, in training
+        save_invstd : array of U, shape (C,)
+            1 / sqrt(batch variance + eps), in training
+        train : bool
+            False: statistics are constants
+        eps : float, finite and not negative
+            added to running_var; not used in training, but checked
+        output_mask : sequence of bool
+            which results are wanted; others are None
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        grad_input : array of T
+            gradient of input
+        grad_weight : array of U, shape (C,)
+            gradient of weight
+        grad_bias : array of U, shape (C,)
+            gradient of the bias
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f64 with f64, f32 with f32, f16 with
+        f16 or f32, bf16 with bf16 or f32.
+
+        - train=True uses save_mean and save_invstd, which are then required, and train=False
+          running_mean and running_var; the others are not looked at. PyTorch's CPU kernel ends
+          the process where those it uses are missing.
+        - A call also takes output_mask, three booleans: an output that is not wanted is None.
+        - batch_norm_backward_reduce and batch_norm_backward_elemt of the same module are the
+          two phases of this operator, for which PyTorch has no CPU kernel. Their sums may be
+          added up over processes in between.
+        """
+        wants_input, wants_weight, wants_bias = check_mask(self.schema, output_mask)
+        grad_input, grad_weight, grad_bias = self._run(
+            (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd),
+            (train, eps),
+            arithmetic=arithmetic,
+        )
+        return (
+            grad_input if wants_input else None,
+            grad_weight if wants_weight else None,
+            grad_bias if wants_bias else None,
+        )
+
+    @classmethod
+    def schema_for(cls, attributes: Mapping[str, object]) -> OperatorSchema:
+        """Return the schema, in which `train` says which statistics are used."""
+        train = attributes.get("train", True)
+        is_false = type(train) in (bool, np.bool_) and not train
+        return replace(cls.schema, inputs=(*_OPERANDS, *_FROZEN)) if is_false else cls.schema
 
 
-_SCHEMA = OperatorSchema(
-    dialect="aten",
-    op="native_batch_norm_backward",
-    operation="backward",
-    summary="Gradients of batch normalisation.",
-    source=SOURCE,
-    inputs=_inputs(train=True),
-    outputs=(
-        data("grad_input", "dx", "T", "gradient of input", required=False),
-        channel("grad_weight", "dgamma", "U", "gradient of weight", required=False),
-        channel("grad_bias", "dbeta", "U", "gradient of the bias", required=False),
-    ),
-    attributes=(
-        AttributeSpec("train", "bool", role="training", summary="False: statistics are constants"),
-        AttributeSpec(
-            "eps",
-            "f64",
-            role="epsilon",
-            range="not negative",
-            summary="added to running_var; not used in training, but checked",
-        ),
-    ),
-    type_rules=TYPE_RULES,
-    formats=FORMATS,
-    choice="output_mask",
-    notes=(
-        "train=True uses save_mean and save_invstd, which are then required, and train=False "
-        "running_mean and running_var; the others are not looked at. PyTorch's CPU kernel ends "
-        "the process where those it uses are missing.",
-        "A call also takes output_mask, three booleans: an output that is not wanted is None.",
-        "batch_norm_backward_reduce and batch_norm_backward_elemt of the same module are the two "
-        "phases of this operator, for which PyTorch has no CPU kernel. Their sums may be added up "
-        "over processes in between.",
-    ),
-    phrases=PHRASES,
-    hooks=Hooks(variant=_by_train),
-)
-_FROZEN_SCHEMA = replace(_SCHEMA, inputs=_inputs(train=False))
-
-native_batch_norm_backward = function(_SCHEMA)
+native_batch_norm_backward = _NativeBatchNormBackward()
 
 OPERATORS = by_name(native_batch_norm_backward)

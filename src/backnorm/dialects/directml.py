@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from backnorm.dialects.operator import by_name, function
+from backnorm.arithmetics import Arithmetic
+from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
+    REQUIRED,
     AttributeSpec,
     FormatSpec,
-    Hooks,
     OperatorSchema,
     Phrases,
+    Required,
     data,
     kept,
     type_rules,
@@ -49,48 +52,100 @@ def _channel_axes(
     return tuple(axis for axis, size in enumerate(mean) if size != 1)
 
 
-BATCH_NORMALIZATION_TRAINING_GRAD = function(
-    OperatorSchema(
-        dialect="directml",
-        op="BATCH_NORMALIZATION_TRAINING_GRAD",
-        operation="backward",
-        summary="Gradients of batch normalisation in training, over any set of axes.",
-        source="DirectML, DML_{op}_OPERATOR_DESC (feature level 4.1)",
-        inputs=(
-            data("Input", "x", "T", "input of the forward"),
-            data("InputGradient", "dy", "T", "gradient of the output"),
-            kept(
-                "Mean", "mean", "T", "mean of the batch; the axes where its size is 1 are reduced"
+class _BatchNormalizationTrainingGrad(Operator):
+    rules = (
+        OperatorSchema(
+            dialect="directml",
+            op="BATCH_NORMALIZATION_TRAINING_GRAD",
+            operation="backward",
+            source="DirectML, DML_{op}_OPERATOR_DESC (feature level 4.1)",
+            inputs=(
+                data("Input", "x", "T"),
+                data("InputGradient", "dy", "T"),
+                kept("Mean", "mean", "T"),
+                kept("Variance", "variance", "T"),
+                kept("Scale", "gamma", "T"),
             ),
-            kept("Variance", "variance", "T", "biased variance of the batch, of the shape of Mean"),
-            kept("Scale", "gamma", "T", "scale, of the shape of Mean"),
-        ),
-        outputs=(
-            data("OutputGradient", "dx", "T", "gradient of Input"),
-            kept("OutputScaleGradient", "dgamma", "T", "gradient of Scale"),
-            kept("OutputBiasGradient", "dbeta", "T", "gradient of the bias"),
-        ),
-        attributes=(
-            AttributeSpec(
-                "Epsilon",
-                "f32",
-                role="epsilon",
-                range="not negative",
-                summary="added to the variance",
+            outputs=(
+                data("OutputGradient", "dx", "T"),
+                kept("OutputScaleGradient", "dgamma", "T"),
+                kept("OutputBiasGradient", "dbeta", "T"),
+            ),
+            attributes=(AttributeSpec("Epsilon", "f32", role="epsilon", range="not negative"),),
+            type_rules=type_rules(f32="f32", f16="f16"),
+            formats=(FormatSpec("any axes", "NCX", is_any=True),),
+            ranks=(1, 8),
+            channel_axes=_channel_axes,
+            phrases=Phrases(
+                channel_rank="must have the rank of {x}", channel_size="must have the shape of Mean"
             ),
         ),
-        type_rules=type_rules(f32="f32", f16="f16"),
-        formats=(FormatSpec("any axes", "NCX", is_any=True),),
-        ranks=(1, 8),
-        notes=(
-            "Axes that are not reduced and adjacent in memory are one, without a copy; others cost "
-            "a copy of Input and of InputGradient.",
-        ),
-        phrases=Phrases(
-            channel_rank="must have the rank of {x}", channel_size="must have the shape of Mean"
-        ),
-        hooks=Hooks(channel_axes=_channel_axes),
     )
-)
+
+    def __call__(
+        self,
+        Input: ArrayLike | None = None,
+        InputGradient: ArrayLike | None = None,
+        Mean: ArrayLike | None = None,
+        Variance: ArrayLike | None = None,
+        Scale: ArrayLike | None = None,
+        Epsilon: float | Required = REQUIRED,
+        *,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Gradients of batch normalisation in training, over any set of axes.
+
+        With M elements per channel, s = 1 / sqrt(Variance + Epsilon) and c = Input - Mean::
+
+            OutputBiasGradient  = sum InputGradient
+            OutputScaleGradient = s * sum InputGradient*c
+            OutputGradient      = Scale*s * (InputGradient - OutputBiasGradient/M
+                                             - c*s * OutputScaleGradient/M)
+
+        Parameters
+        ----------
+        Input : array of T, rank 1 to 8
+            input of the forward
+        InputGradient : array of T
+            gradient of the output
+        Mean : array of T, 1 in the axes that are reduced
+            mean of the batch; the axes where its size is 1 are reduced
+        Variance : array of T, 1 in the axes that are reduced
+            biased variance of the batch, of the shape of Mean
+        Scale : array of T, 1 in the axes that are reduced
+            scale, of the shape of Mean
+        Epsilon : float, finite and not negative, rounded to float32
+            added to the variance
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        OutputGradient : array of T
+            gradient of Input
+        OutputScaleGradient : array of T, 1 in the axes that are reduced
+            gradient of Scale
+        OutputBiasGradient : array of T, 1 in the axes that are reduced
+            gradient of the bias
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
+
+        - Axes that are not reduced and adjacent in memory are one, without a copy; others cost
+          a copy of Input and of InputGradient.
+        """
+        OutputGradient, OutputScaleGradient, OutputBiasGradient = self._run(
+            (Input, InputGradient, Mean, Variance, Scale), (Epsilon,), arithmetic=arithmetic
+        )
+        return OutputGradient, OutputScaleGradient, OutputBiasGradient
+
+
+BATCH_NORMALIZATION_TRAINING_GRAD = _BatchNormalizationTrainingGrad()
 
 OPERATORS = by_name(BATCH_NORMALIZATION_TRAINING_GRAD)

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from backnorm.dialects.operator import by_name, function
+import numpy as np
+from numpy.typing import ArrayLike
+
+from backnorm.arithmetics import Arithmetic
+from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
+    REQUIRED,
     AttributeSpec,
     FormatSpec,
     OperatorSchema,
     Phrases,
+    Required,
     channel,
     data,
     type_rules,
@@ -25,23 +31,14 @@ from backnorm.dialects.schema import (
 
 __all__ = ["OPERATORS", "BatchNormInference", "BatchNormTraining", "BatchNormTrainingBackprop"]
 
-_schema = partial(
+_rules = partial(
     OperatorSchema,
     dialect="ngraph",
     source="nGraph 0.x documentation, {op} v0",
-    attributes=(
-        AttributeSpec(
-            "epsilon",
-            "f64",
-            role="epsilon",
-            range="not negative",
-            summary="added to the variance; a double",
-        ),
-    ),
+    attributes=(AttributeSpec("epsilon", "f64", role="epsilon", range="not negative"),),
     type_rules=type_rules(f16="f16", bf16="bf16", f32="f32", f64="f64"),
     formats=(FormatSpec("NC...", "NCX"),),
     min_channels=1,
-    takes_memory=True,
     phrases=Phrases(
         rank="must have rank of at least 2",
         gradient_shape="shape of delta does not match the shape of the input data",
@@ -54,68 +51,310 @@ _schema = partial(
         channel_shapes="shapes for gamma/beta/mean/variance do not match",
     ),
 )
-_INPUT = data("input", "x", "T", "input data, (•, C, …)")
-_GAMMA = channel("gamma", "gamma", "T", "scale")
-_BETA = channel("beta", "beta", "T", "offset")
-_MEAN = channel("mean", "mean", "T")
-_VARIANCE = channel("variance", "variance", "T", "biased")
-_NODE_ORDER_NOTE = "The node's own order of arguments: {}; see from_node_order."
+_INPUT = data("input", "x", "T")
+_GAMMA, _BETA = channel("gamma", "gamma", "T"), channel("beta", "beta", "T")
+_MEAN, _VARIANCE = channel("mean", "mean", "T"), channel("variance", "variance", "T")
 
-BatchNormTrainingBackprop = function(
-    _schema(
-        op="BatchNormTrainingBackprop",
-        operation="backward",
-        summary="Gradients of batch normalisation in training.",
-        inputs=(
-            _INPUT,
-            _GAMMA,
-            channel("beta", "beta", "T", "offset; checked, enters no result"),
-            _MEAN,
-            _VARIANCE,
-            data(
-                "delta", "dy", "T", "gradient of the output; normalized_delta in the documentation"
+
+class _BatchNormTrainingBackprop(Operator):
+    rules = (
+        _rules(
+            op="BatchNormTrainingBackprop",
+            operation="backward",
+            inputs=(_INPUT, _GAMMA, _BETA, _MEAN, _VARIANCE, data("delta", "dy", "T")),
+            outputs=(
+                data("input_delta", "dx", "T"),
+                channel("gamma_delta", "dgamma", "T"),
+                channel("beta_delta", "dbeta", "T"),
             ),
         ),
-        outputs=(
-            data("input_delta", "dx", "T", "gradient of input"),
-            channel("gamma_delta", "dgamma", "T", "gradient of gamma"),
-            channel("beta_delta", "dbeta", "T", "gradient of beta"),
-        ),
-        other_orders={"from_node_order": ("gamma", "beta", "input", "mean", "variance", "delta")},
-        notes=(
-            _NODE_ORDER_NOTE.format("gamma, beta, input, mean, variance, delta"),
-            "N = 0 gives zeros.",
-        ),
     )
-)
 
-BatchNormTraining = function(
-    _schema(
-        op="BatchNormTraining",
-        operation="forward",
-        summary="Batch normalisation in training.",
-        inputs=(_INPUT, _GAMMA, _BETA),
-        outputs=(
-            data("normalized", "y", "T", "normalised output"),
-            channel("batch_mean", "mean", "T"),
-            channel("batch_variance", "variance", "T", "biased"),
-        ),
-        other_orders={"from_node_order": ("gamma", "beta", "input")},
-        notes=(_NODE_ORDER_NOTE.format("gamma, beta, input"),),
-    )
-)
+    def __call__(
+        self,
+        input: ArrayLike | None = None,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        delta: ArrayLike | None = None,
+        epsilon: float | Required = REQUIRED,
+        *,
+        input_delta: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Gradients of batch normalisation in training.
 
-BatchNormInference = function(
-    _schema(
-        op="BatchNormInference",
-        operation="inference",
-        summary="Batch normalisation with given statistics.",
-        inputs=(_INPUT, _GAMMA, _BETA, _MEAN, _VARIANCE),
-        outputs=(data("normalized", "y", "T", "normalised output"),),
-        other_orders={"from_node_order": ("gamma", "beta", "input", "mean", "variance")},
-        result="array",
-        notes=(_NODE_ORDER_NOTE.format("gamma, beta, input, mean, variance"),),
+        With M elements per channel, s = 1 / sqrt(variance + epsilon) and c = input - mean::
+
+            beta_delta  = sum delta
+            gamma_delta = s * sum delta*c
+            input_delta = gamma*s * (delta - beta_delta/M - c*s * gamma_delta/M)
+
+        Parameters
+        ----------
+        input : array of T, rank 2 or more
+            input data, (•, C, …)
+        gamma : array of T, shape (C,)
+            scale
+        beta : array of T, shape (C,)
+            offset; checked, enters no result
+        mean : array of T, shape (C,)
+            mean of the batch
+        variance : array of T, shape (C,)
+            biased
+        delta : array of T
+            gradient of the output; normalized_delta in the documentation
+        epsilon : float, finite and not negative
+            added to the variance, as a double
+        input_delta : numpy.ndarray, optional
+            memory for this output; may be delta, which it then overwrites
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        input_delta : array of T
+            gradient of input
+        gamma_delta : array of T, shape (C,)
+            gradient of gamma
+        beta_delta : array of T, shape (C,)
+            gradient of beta
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f16 with f16, bf16 with bf16, f32 with
+        f32, f64 with f64.
+
+        - The node's own order of arguments: gamma, beta, input, mean, variance, delta; see
+          from_node_order.
+        - N = 0 gives zeros.
+        """
+        input_delta, gamma_delta, beta_delta = self._run(
+            (input, gamma, beta, mean, variance, delta),
+            (epsilon,),
+            memory=input_delta,
+            arithmetic=arithmetic,
+        )
+        return input_delta, gamma_delta, beta_delta
+
+    def from_node_order(
+        self,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        input: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        delta: ArrayLike | None = None,
+        epsilon: float | Required = REQUIRED,
+        *,
+        input_delta: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Call with the inputs in the order of the node; else as ``__call__``."""
+        return self(
+            input,
+            gamma,
+            beta,
+            mean,
+            variance,
+            delta,
+            epsilon,
+            input_delta=input_delta,
+            arithmetic=arithmetic,
+        )
+
+
+class _BatchNormTraining(Operator):
+    rules = (
+        _rules(
+            op="BatchNormTraining",
+            operation="forward",
+            inputs=(_INPUT, _GAMMA, _BETA),
+            outputs=(
+                data("normalized", "y", "T"),
+                channel("batch_mean", "mean", "T"),
+                channel("batch_variance", "variance", "T"),
+            ),
+        ),
     )
-)
+
+    def __call__(
+        self,
+        input: ArrayLike | None = None,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        epsilon: float | Required = REQUIRED,
+        *,
+        normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Batch normalisation in training.
+
+        ::
+
+            normalized = gamma * (input - batch_mean) / sqrt(batch_variance + epsilon) + beta
+
+        Parameters
+        ----------
+        input : array of T, rank 2 or more
+            input data, (•, C, …)
+        gamma : array of T, shape (C,)
+            scale
+        beta : array of T, shape (C,)
+            offset
+        epsilon : float, finite and not negative
+            added to the variance, as a double
+        normalized : numpy.ndarray, optional
+            memory for this output
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        normalized : array of T
+            normalised output
+        batch_mean : array of T, shape (C,)
+            mean of the batch
+        batch_variance : array of T, shape (C,)
+            biased
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f16 with f16, bf16 with bf16, f32 with
+        f32, f64 with f64.
+
+        - The node's own order of arguments: gamma, beta, input; see from_node_order.
+        """
+        normalized, batch_mean, batch_variance = self._run(
+            (input, gamma, beta), (epsilon,), memory=normalized, arithmetic=arithmetic
+        )
+        return normalized, batch_mean, batch_variance
+
+    def from_node_order(
+        self,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        input: ArrayLike | None = None,
+        epsilon: float | Required = REQUIRED,
+        *,
+        normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Call with the inputs in the order of the node; else as ``__call__``."""
+        return self(input, gamma, beta, epsilon, normalized=normalized, arithmetic=arithmetic)
+
+
+class _BatchNormInference(Operator):
+    rules = (
+        _rules(
+            op="BatchNormInference",
+            operation="inference",
+            inputs=(_INPUT, _GAMMA, _BETA, _MEAN, _VARIANCE),
+            outputs=(data("normalized", "y", "T"),),
+        ),
+    )
+
+    def __call__(
+        self,
+        input: ArrayLike | None = None,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        epsilon: float | Required = REQUIRED,
+        *,
+        normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> np.ndarray:
+        """Batch normalisation with given statistics.
+
+        ::
+
+            normalized = gamma * (input - mean) / sqrt(variance + epsilon) + beta
+
+        Parameters
+        ----------
+        input : array of T, rank 2 or more
+            input data, (•, C, …)
+        gamma : array of T, shape (C,)
+            scale
+        beta : array of T, shape (C,)
+            offset
+        mean : array of T, shape (C,)
+            mean to normalise with
+        variance : array of T, shape (C,)
+            biased variance to normalise with
+        epsilon : float, finite and not negative
+            added to the variance, as a double
+        normalized : numpy.ndarray, optional
+            memory for this output
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        normalized : array of T
+            normalised output
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f16 with f16, bf16 with bf16, f32 with
+        f32, f64 with f64.
+
+        - The node's own order of arguments: gamma, beta, input, mean, variance; see
+          from_node_order.
+        """
+        (normalized,) = self._run(
+            (input, gamma, beta, mean, variance),
+            (epsilon,),
+            memory=normalized,
+            arithmetic=arithmetic,
+        )
+        return normalized
+
+    def from_node_order(
+        self,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        input: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        epsilon: float | Required = REQUIRED,
+        *,
+        normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> np.ndarray:
+        """Call with the inputs in the order of the node; else as ``__call__``."""
+        return self(
+            input,
+            gamma,
+            beta,
+            mean,
+            variance,
+            epsilon,
+            normalized=normalized,
+            arithmetic=arithmetic,
+        )
+
+
+BatchNormTrainingBackprop = _BatchNormTrainingBackprop()
+BatchNormTraining = _BatchNormTraining()
+BatchNormInference = _BatchNormInference()
 
 OPERATORS = by_name(BatchNormTrainingBackprop, BatchNormTraining, BatchNormInference)

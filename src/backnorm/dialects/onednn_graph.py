@@ -6,21 +6,25 @@ and BatchNormInference (oneDNN 3.x).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._onednn import (
-    DATA_FORMAT,
-    EPSILON,
-    FORMATS,
-    MOMENTUM,
-    RUNNING_NOTE,
-    TYPE_RULES,
-    moving,
+from backnorm.dialects._onednn import DATA_FORMAT, EPSILON, FORMATS, MOMENTUM, TYPE_RULES, Forward
+from backnorm.dialects.operator import Operator, by_name
+from backnorm.dialects.schema import (
+    REQUIRED,
+    AttributeSpec,
+    OperatorSchema,
+    Required,
+    channel,
+    data,
 )
-from backnorm.dialects.operator import by_name, configured
-from backnorm.dialects.schema import AttributeSpec, Hooks, OperatorSchema, channel, data
 
 __all__ = [
     "OPERATORS",
@@ -29,123 +33,357 @@ __all__ = [
     "BatchNormTrainingBackward",
 ]
 
-_schema = partial(
+_rules = partial(
     OperatorSchema,
     dialect="onednn_graph",
     source="oneDNN developer guide, {op} (oneDNN 3.x)",
     type_rules=TYPE_RULES,
     formats=FORMATS,
-    style="configured",
-    takes_memory=True,
 )
-_EMPTY_NOTE = "Empty N, spatial axes or C succeed, with zeros."
 
 
-def _single_output(call: Call, canonical: CanonicalCall) -> CanonicalCall:
-    """Leave gamma out where diff_src is requested alone."""
-    if len(call.outputs) > 1:
-        return canonical
-    inputs = {role: name for role, name in canonical.inputs.items() if role != "gamma"}
-    training = call.attributes["single_output"] != "onednn"
-    return replace(canonical, inputs=inputs, training=training)
+class BatchNormTrainingBackward(Operator):
+    """Gradients of batch normalisation in training.
 
+    Parameters
+    ----------
+    epsilon : float, finite and positive, rounded to float32
+        added to the variance
+    data_format : {"NCX", "NXC"}, default "NXC"
+        channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
+    single_output : {"specification", "onednn"}, default "specification"
+        formula of diff_src when neither diff_gamma nor diff_beta is requested; an extension of
+        backnorm
 
-BatchNormTrainingBackward = configured(
-    _schema(
-        op="BatchNormTrainingBackward",
-        operation="backward",
-        summary="Gradients of batch normalisation in training.",
-        inputs=(
-            data("src", "x", "T1", "input of the forward"),
-            data("diff_dst", "dy", "T1", "gradient of the output"),
-            channel("mean", "mean", "T2", "batch mean"),
-            channel("variance", "variance", "T2", "biased batch variance"),
-            channel("gamma", "gamma", "T2", "scale; absent: 1", required=False),
-        ),
-        outputs=(
-            data("diff_src", "dx", "T1", "gradient of src"),
-            channel("diff_gamma", "dgamma", "T2", "gradient of gamma", required=False),
-            channel("diff_beta", "dbeta", "T2", "gradient of beta", required=False),
-        ),
-        attributes=(
-            EPSILON,
-            DATA_FORMAT,
-            AttributeSpec(
-                "single_output",
-                "string",
-                "specification",
-                choices=("specification", "onednn"),
-                extension=True,
-                keyword=True,
-                summary="formula of diff_src when neither diff_gamma nor diff_beta is requested",
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> src, diff_dst = rng.normal(size=(2, 8, 5, 5, 3)).astype("float32")
+    >>> mean, variance = src.mean((0, 1, 2)), src.var((0, 1, 2))
+    >>> op = BatchNormTrainingBackward(epsilon=1e-5)
+    >>> diff_src, diff_gamma, diff_beta = op(src, diff_dst, mean, variance)
+    >>> diff_src.shape, diff_gamma.shape
+    ((8, 5, 5, 3), (3,))
+    """
+
+    rules = (
+        _rules(
+            op="BatchNormTrainingBackward",
+            operation="backward",
+            inputs=(
+                data("src", "x", "T1"),
+                data("diff_dst", "dy", "T1"),
+                channel("mean", "mean", "T2"),
+                channel("variance", "variance", "T2"),
+                channel("gamma", "gamma", "T2", required=False),
             ),
+            outputs=(
+                data("diff_src", "dx", "T1"),
+                channel("diff_gamma", "dgamma", "T2", required=False),
+                channel("diff_beta", "dbeta", "T2", required=False),
+            ),
+            attributes=(
+                EPSILON,
+                DATA_FORMAT,
+                AttributeSpec(
+                    "single_output", "string", choices=("specification", "onednn"), extension=True
+                ),
+            ),
+            outputs_together=(("diff_gamma", "diff_beta"),),
         ),
-        outputs_together=(("diff_gamma", "diff_beta"),),
-        choice="outputs",
-        notes=(
-            "diff_src may be the memory of diff_dst, which is then overwritten.",
-            "With neither diff_gamma nor diff_beta requested gamma is ignored, i.e. taken as 1. "
-            "The oneDNN library computes diff_dst / sqrt(variance + epsilon) there, the formula "
-            'with constant statistics; single_output="onednn" does the same.',
-            "The library accepts epsilon <= 0, a short gamma and rank 6 (half of it unwritten); "
-            "here the first two are errors, and every rank from 2 up works.",
-            _EMPTY_NOTE,
-        ),
-        example="""\
->>> import numpy as np
->>> rng = np.random.default_rng(0)
->>> src, diff_dst = rng.normal(size=(2, 8, 5, 5, 3)).astype("float32")
->>> mean, variance = src.mean((0, 1, 2)), src.var((0, 1, 2))
->>> op = BatchNormTrainingBackward(epsilon=1e-5)
->>> diff_src, diff_gamma, diff_beta = op(src, diff_dst, mean, variance)
->>> diff_src.shape, diff_gamma.shape
-((8, 5, 5, 3), (3,))""",
-        hooks=Hooks(canonical=_single_output),
     )
-)
 
-BatchNormForwardTraining = configured(
-    _schema(
-        op="BatchNormForwardTraining",
-        operation="forward",
-        summary="Batch normalisation in training, with running statistics.",
-        inputs=(
-            data("src", "x", "T1", "input"),
-            channel("mean", "running_mean", "T2", "old running mean"),
-            channel("variance", "running_variance", "T2", "old running variance"),
-            channel("gamma", "gamma", "T2", "scale; absent: 1", required=False),
-            channel("beta", "beta", "T2", "offset; absent: 0", required=False),
-        ),
-        outputs=(
-            data("dst", "y", "T1", "normalised output"),
-            channel("running_mean", "running_mean", "T2"),
-            channel("running_variance", "running_variance", "T2"),
-            channel("batch_mean", "mean", "T2"),
-            channel("batch_variance", "variance", "T2", "biased"),
-        ),
-        attributes=(EPSILON, MOMENTUM, DATA_FORMAT),
-        inputs_together=(("gamma", "beta"),),
-        notes=(RUNNING_NOTE, _EMPTY_NOTE),
-        hooks=Hooks(canonical=moving),
-    )
-)
+    def __init__(
+        self,
+        epsilon: float | Required = REQUIRED,
+        data_format: str = "NXC",
+        *,
+        single_output: str = "specification",
+    ) -> None:
+        self._configure(
+            {"epsilon": epsilon, "data_format": data_format, "single_output": single_output}
+        )
 
-BatchNormInference = configured(
-    _schema(
-        op="BatchNormInference",
-        operation="inference",
-        summary="Batch normalisation with given statistics.",
-        inputs=(
-            data("src", "x", "T1", "input"),
-            channel("gamma", "gamma", "T2", "scale"),
-            channel("beta", "beta", "T2", "offset"),
-            channel("mean", "mean", "T2"),
-            channel("variance", "variance", "T2"),
+    def __call__(
+        self,
+        src: ArrayLike | None = None,
+        diff_dst: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        gamma: ArrayLike | None = None,
+        outputs: int | Collection[str] = 3,
+        *,
+        diff_src: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, ...]:
+        """Gradients of batch normalisation in training.
+
+        With M elements per channel, s = 1 / sqrt(variance + epsilon) and c = src - mean::
+
+            diff_beta  = sum diff_dst
+            diff_gamma = s * sum diff_dst*c
+            diff_src   = gamma*s * (diff_dst - diff_beta/M - c*s * diff_gamma/M)
+
+        Parameters
+        ----------
+        src : array of T1, rank 2 or more
+            input of the forward
+        diff_dst : array of T1
+            gradient of the output
+        mean : array of T2, shape (C,)
+            batch mean
+        variance : array of T2, shape (C,)
+            biased batch variance
+        gamma : array of T2, shape (C,), optional
+            scale; absent: 1
+        outputs : int or collection of str
+            that many from the first, or their names
+        diff_src : numpy.ndarray, optional
+            memory for this output; may be diff_dst, which it then overwrites
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        diff_src : array of T1
+            gradient of src
+        diff_gamma : array of T2, shape (C,)
+            gradient of gamma
+        diff_beta : array of T2, shape (C,)
+            gradient of beta
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
+        f16 with f32.
+
+        - diff_src may be the memory of diff_dst, which is then overwritten.
+        - With neither diff_gamma nor diff_beta requested gamma is ignored, i.e. taken as 1. The
+          oneDNN library computes diff_dst / sqrt(variance + epsilon) there, the formula with
+          constant statistics; single_output="onednn" does the same.
+        - The library accepts epsilon <= 0, a short gamma and rank 6 (half of it unwritten);
+          here the first two are errors, and every rank from 2 up works.
+        - Empty N, spatial axes or C succeed, with zeros.
+        """
+        return self._run(
+            (src, diff_dst, mean, variance, gamma),
+            outputs=outputs,
+            memory=diff_src,
+            arithmetic=arithmetic,
+        )
+
+    @classmethod
+    def translate(cls, call: Call) -> CanonicalCall:
+        """Return the canonical call; without gamma where diff_src alone is requested."""
+        canonical = super().translate(call)
+        if len(call.outputs) > 1:
+            return canonical
+        inputs = {role: name for role, name in canonical.inputs.items() if role != "gamma"}
+        training = call.attributes["single_output"] != "onednn"
+        return replace(canonical, inputs=inputs, training=training)
+
+
+class BatchNormForwardTraining(Forward):
+    """Batch normalisation in training, with running statistics.
+
+    Parameters
+    ----------
+    epsilon : float, finite and positive, rounded to float32
+        added to the variance
+    momentum : float, finite and positive, rounded to float32, optional
+        weight of the old running statistics; not given: the simple average (0.5)
+    data_format : {"NCX", "NXC"}, default "NXC"
+        channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
+    """
+
+    rules = (
+        _rules(
+            op="BatchNormForwardTraining",
+            operation="forward",
+            inputs=(
+                data("src", "x", "T1"),
+                channel("mean", "running_mean", "T2"),
+                channel("variance", "running_variance", "T2"),
+                channel("gamma", "gamma", "T2", required=False),
+                channel("beta", "beta", "T2", required=False),
+            ),
+            outputs=(
+                data("dst", "y", "T1"),
+                channel("running_mean", "running_mean", "T2"),
+                channel("running_variance", "running_variance", "T2"),
+                channel("batch_mean", "mean", "T2"),
+                channel("batch_variance", "variance", "T2"),
+            ),
+            attributes=(EPSILON, MOMENTUM, DATA_FORMAT),
+            inputs_together=(("gamma", "beta"),),
         ),
-        outputs=(data("dst", "y", "T1", "normalised output"),),
-        attributes=(EPSILON, DATA_FORMAT),
-        notes=(_EMPTY_NOTE,),
     )
-)
+
+    def __init__(
+        self,
+        epsilon: float | Required = REQUIRED,
+        momentum: float | None = None,
+        data_format: str = "NXC",
+    ) -> None:
+        self._configure({"epsilon": epsilon, "momentum": momentum, "data_format": data_format})
+
+    def __call__(
+        self,
+        src: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        *,
+        dst: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, ...]:
+        """Batch normalisation in training, with running statistics.
+
+        ::
+
+            dst = gamma * (src - batch_mean) / sqrt(batch_variance + epsilon) + beta
+
+        Parameters
+        ----------
+        src : array of T1, rank 2 or more
+            input
+        mean : array of T2, shape (C,)
+            old running mean
+        variance : array of T2, shape (C,)
+            old running variance
+        gamma : array of T2, shape (C,), optional
+            scale; absent: 1
+        beta : array of T2, shape (C,), optional
+            offset; absent: 0
+        dst : numpy.ndarray, optional
+            memory for this output
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        dst : array of T1
+            normalised output
+        running_mean : array of T2, shape (C,)
+            new running mean
+        running_variance : array of T2, shape (C,)
+            new running variance
+        batch_mean : array of T2, shape (C,)
+            mean of the batch
+        batch_variance : array of T2, shape (C,)
+            biased
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
+        f16 with f32.
+
+        - running = momentum * old + (1 - momentum) * batch, as oneDNN 3.2 computes it
+          (PyTorch's momentum is one minus this one), of the biased batch variance. No batch (M
+          = 0) leaves the running statistics as they are.
+        - Empty N, spatial axes or C succeed, with zeros.
+        """
+        return self._run((src, mean, variance, gamma, beta), memory=dst, arithmetic=arithmetic)
+
+
+class BatchNormInference(Operator):
+    """Batch normalisation with given statistics.
+
+    Parameters
+    ----------
+    epsilon : float, finite and positive, rounded to float32
+        added to the variance
+    data_format : {"NCX", "NXC"}, default "NXC"
+        channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
+    """
+
+    rules = (
+        _rules(
+            op="BatchNormInference",
+            operation="inference",
+            inputs=(
+                data("src", "x", "T1"),
+                channel("gamma", "gamma", "T2"),
+                channel("beta", "beta", "T2"),
+                channel("mean", "mean", "T2"),
+                channel("variance", "variance", "T2"),
+            ),
+            outputs=(data("dst", "y", "T1"),),
+            attributes=(EPSILON, DATA_FORMAT),
+        ),
+    )
+
+    def __init__(
+        self,
+        epsilon: float | Required = REQUIRED,
+        data_format: str = "NXC",
+    ) -> None:
+        self._configure({"epsilon": epsilon, "data_format": data_format})
+
+    def __call__(
+        self,
+        src: ArrayLike | None = None,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        *,
+        dst: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, ...]:
+        """Batch normalisation with given statistics.
+
+        ::
+
+            dst = gamma * (src - mean) / sqrt(variance + epsilon) + beta
+
+        Parameters
+        ----------
+        src : array of T1, rank 2 or more
+            input
+        gamma : array of T2, shape (C,)
+            scale
+        beta : array of T2, shape (C,)
+            offset
+        mean : array of T2, shape (C,)
+            mean to normalise with
+        variance : array of T2, shape (C,)
+            variance to normalise with
+        dst : numpy.ndarray, optional
+            memory for this output
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        dst : array of T1
+            normalised output
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
+        f16 with f32.
+
+        - Empty N, spatial axes or C succeed, with zeros.
+        """
+        return self._run((src, gamma, beta, mean, variance), memory=dst, arithmetic=arithmetic)
+
 
 OPERATORS = by_name(BatchNormTrainingBackward, BatchNormForwardTraining, BatchNormInference)

@@ -14,29 +14,28 @@ Three texts went by these names; ``revision`` chooses one:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from backnorm.dialects._onednn import (
-    DATA_FORMAT,
-    EPSILON,
-    FORMATS,
-    MOMENTUM,
-    RUNNING_NOTE,
-    TYPE_RULES,
-    moving,
-)
-from backnorm.dialects.operator import by_name, configured
+import numpy as np
+from numpy.typing import ArrayLike
+
+from backnorm.arithmetics import Arithmetic
+from backnorm.dialects._attributes import refuse_unknown
+from backnorm.dialects._onednn import DATA_FORMAT, EPSILON, FORMATS, MOMENTUM, TYPE_RULES, Forward
+from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
+    REQUIRED,
     AttributeSpec,
-    Hooks,
     OperatorSchema,
+    Required,
     TensorSpec,
     channel,
     data,
     type_rules,
 )
+from backnorm.errors import ArgumentTypeError
 
 __all__ = [
     "OPERATORS",
@@ -48,44 +47,25 @@ __all__ = [
 
 REVISIONS = ("latest", "2020-21", "early")
 
-_REVISION = AttributeSpec(
-    "revision",
-    "string",
-    "latest",
-    choices=REVISIONS,
-    extension=True,
-    summary="which of the texts that went by this name",
-)
-_IS_TRAINING = AttributeSpec(
-    "is_training",
-    "bool",
-    True,
-    role="training",
-    summary="False: mean and variance are running statistics, constants to the gradient",
-)
+_REVISION = AttributeSpec("revision", "string", choices=REVISIONS, extension=True)
+_IS_TRAINING = AttributeSpec("is_training", "bool", role="training", default=True)
 # The symbols of data and parameters, and which types they stand for.
 _TYPES = {
     "latest": ("T1", "T2", TYPE_RULES),
     "2020-21": ("T", "f32", type_rules(f32="f32", bf16="f32", f16="f32")),
     "early": ("any", "any", type_rules(f32="f32", bf16="f32 bf16", f16="f32 f16")),
 }
-_EARLY_NOTE = (
-    "The text has no type rules: each per-channel tensor is f32 or of the input's type on its "
-    "own, and a gradient has the type of its parameter (of gamma, then mean, where the "
-    "parameter is absent)."
-)
 
 
-def _schema(
+def _rules(
     revision: str,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     attributes: Sequence[AttributeSpec],
-    notes: tuple[str, ...] = (),
-    **texts: Any,
+    **rules: Any,
 ) -> OperatorSchema:
-    """Return one revision's schema: the type symbols and rules are the revision's."""
-    of_data, of_channels, rules = _TYPES[revision]
+    """Return the rules of a revision, with its type symbols."""
+    of_data, of_channels, types = _TYPES[revision]
 
     def typed(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         return tuple(replace(t, type=of_data if t.kind == "data" else of_channels) for t in tensors)
@@ -97,107 +77,354 @@ def _schema(
         inputs=typed(inputs),
         outputs=typed(outputs),
         attributes=(*attributes, _REVISION),
-        type_rules=rules,
+        type_rules=types,
         formats=FORMATS,
         one_channel_type=revision != "early",
-        style="configured",
-        takes_memory=True,
-        notes=notes + ((_EARLY_NOTE,) if revision == "early" else ()),
-        **texts,
+        **rules,
     )
 
 
-_GAMMA = channel("gamma", "gamma", "", "scale; absent: 1", required=False)
-_BETA = channel("beta", "beta", "", "offset; absent: 0", required=False)
+_MEAN, _VARIANCE = channel("mean", "mean", ""), channel("variance", "variance", "")
+_GAMMA = channel("gamma", "gamma", "", required=False)
+_BETA = channel("beta", "beta", "", required=False)
 
 
 def _backprop(revision: str) -> OperatorSchema:
-    delta = data("output_delta", "dy", "", "gradient of the output")
-    inputs: tuple[TensorSpec, ...] = (
-        data("input", "x", "", "input of the forward"),
-        delta,
-        _GAMMA,
-        channel("beta", "beta", "", "offset; checked, enters no result", required=False),
-        channel("mean", "mean", "", "batch mean; running mean if not is_training"),
-        channel("variance", "variance", "", "batch variance; running variance if not is_training"),
-    )
-    attributes: tuple[AttributeSpec, ...] = (EPSILON, _IS_TRAINING, DATA_FORMAT)
+    delta = data("output_delta", "dy", "")
+    inputs: tuple[TensorSpec, ...]
+    attributes: tuple[AttributeSpec, ...]
     if revision == "latest":
-        inputs = (
-            data("input_forward", "x", "", "input of the forward"),
-            delta,
-            channel("mean", "mean", "", "batch mean"),
-            channel("variance", "variance", "", "biased batch variance"),
-            _GAMMA,
-        )
+        inputs = (data("input_forward", "x", ""), delta, _MEAN, _VARIANCE, _GAMMA)
         attributes = (EPSILON, DATA_FORMAT)
-    return _schema(
-        revision,
-        inputs,
-        (
-            data("input_delta", "dx", "", "gradient of the input"),
-            channel("gamma_delta", "dgamma", "", "gradient of gamma", required=False),
-            channel("beta_delta", "dbeta", "", "gradient of beta", required=False),
-        ),
-        attributes,
-        op="BatchNormTrainingBackprop",
-        operation="backward",
-        summary="Gradients of batch normalisation in training.",
-        choice="outputs",
+    else:
+        inputs = (data("input", "x", ""), delta, _GAMMA, _BETA, _MEAN, _VARIANCE)
+        attributes = (EPSILON, _IS_TRAINING, DATA_FORMAT)
+    outputs = (
+        data("input_delta", "dx", ""),
+        channel("gamma_delta", "dgamma", "", required=False),
+        channel("beta_delta", "dbeta", "", required=False),
     )
+    named = {"op": "BatchNormTrainingBackprop", "operation": "backward"}
+    return _rules(revision, inputs, outputs, attributes, **named)
 
 
 def _forward(revision: str) -> OperatorSchema:
-    x = data("input", "x", "", "input")
-    old = (
-        channel("mean", "running_mean", "", "old running mean"),
-        channel("variance", "running_variance", "", "old running variance"),
+    x, affine = data("input", "x", ""), (_GAMMA, _BETA)
+    old = (channel("mean", "running_mean", ""), channel("variance", "running_variance", ""))
+    outputs = (
+        data("output", "y", ""),
+        channel("running_mean", "running_mean", ""),
+        channel("running_variance", "running_variance", ""),
+        channel("batch_mean", "mean", ""),
+        channel("batch_variance", "variance", ""),
     )
-    affine = (_GAMMA, _BETA)
-    momentum = (
-        replace(MOMENTUM, default=0.1, nullable=False, summary="weight of the old statistics")
-        if revision == "early"
-        else MOMENTUM
-    )
-    return _schema(
-        revision,
-        (x, *old, *affine) if revision == "latest" else (x, *affine, *old),
-        (
-            data("output", "y", "", "normalised output"),
-            channel("running_mean", "running_mean", ""),
-            channel("running_variance", "running_variance", ""),
-            channel("batch_mean", "mean", ""),
-            channel("batch_variance", "variance", "", "biased"),
-        ),
-        (EPSILON, momentum, DATA_FORMAT),
-        (RUNNING_NOTE,),
-        op="BatchNormForwardTraining",
-        operation="forward",
-        summary="Batch normalisation in training, with running statistics.",
-        hooks=Hooks(canonical=moving),
-    )
+    inputs = (x, *old, *affine) if revision == "latest" else (x, *affine, *old)
+    momentum = replace(MOMENTUM, default=0.1) if revision == "early" else MOMENTUM
+    named = {"op": "BatchNormForwardTraining", "operation": "forward"}
+    return _rules(revision, inputs, outputs, (EPSILON, momentum, DATA_FORMAT), **named)
 
 
 def _inference(revision: str) -> OperatorSchema:
-    return _schema(
-        revision,
-        (
-            data("input", "x", "", "input"),
-            channel("gamma", "gamma", "", "scale"),
-            channel("beta", "beta", "", "offset"),
-            channel("mean", "mean", ""),
-            channel("variance", "variance", ""),
-        ),
-        (data("output", "y", "", "normalised output"),),
-        (EPSILON, DATA_FORMAT),
-        op="BatchNormInference",
-        operation="inference",
-        summary="Batch normalisation with given statistics.",
-    )
+    required = (replace(tensor, required=True) for tensor in (_GAMMA, _BETA))
+    inputs = (data("input", "x", ""), *required, _MEAN, _VARIANCE)
+    named = {"op": "BatchNormInference", "operation": "inference"}
+    return _rules(revision, inputs, (data("output", "y", ""),), (EPSILON, DATA_FORMAT), **named)
 
 
-BatchNormTrainingBackprop = configured(*map(_backprop, REVISIONS))
-BatchNormForwardTraining = configured(*map(_forward, REVISIONS))
-BatchNormInference = configured(*map(_inference, REVISIONS))
+class _OfRevision(Operator):
+    """An operator whose inputs depend on its revision."""
+
+    def _arranged(
+        self, inputs: tuple[ArrayLike | None, ...], named: Mapping[str, ArrayLike | None]
+    ) -> tuple[ArrayLike | None, ...]:
+        """Return inputs by position and by name in the order of the revision; None if absent."""
+        names = self.schema.order
+        if len(inputs) == len(names) and not named:
+            return inputs
+        if len(inputs) > len(names):
+            raise ArgumentTypeError(
+                self.schema.op,
+                "too many inputs",
+                came=len(inputs),
+                accepted=f"{', '.join(names)}, then keywords",
+            )
+        for name in named:
+            if name in names[: len(inputs)]:
+                raise ArgumentTypeError(name, "given twice", came="by position and by name")
+        refuse_unknown(named, names, "input", self.schema)
+        return (*inputs, *map(named.get, names[len(inputs) :]))
+
+
+class BatchNormTrainingBackprop(_OfRevision):
+    """Gradients of batch normalisation in training.
+
+    Parameters
+    ----------
+    epsilon : float, finite and positive, rounded to float32
+        added to the variance
+    data_format : {"NCX", "NXC"}, default "NXC"
+        channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
+    revision : {"latest", "2020-21", "early"}, default "latest"
+        which of the texts that went by this name; an extension of backnorm
+    is_training : bool, optional
+        False: mean and variance are running statistics, constants to the gradient; True in the
+        revisions "2020-21" and "early" unless given, and unknown to "latest"
+    """
+
+    rules = tuple(map(_backprop, REVISIONS))
+
+    def __init__(
+        self,
+        epsilon: float | Required = REQUIRED,
+        data_format: str = "NXC",
+        revision: str = "latest",
+        *,
+        is_training: bool | None = None,
+    ) -> None:
+        attributes = {"epsilon": epsilon, "data_format": data_format, "revision": revision}
+        if is_training is not None:
+            attributes["is_training"] = is_training
+        self._configure(attributes)
+
+    def __call__(
+        self,
+        *inputs: ArrayLike | None,
+        outputs: int | Collection[str] = 3,
+        input_delta: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+        **named: ArrayLike | None,
+    ) -> tuple[np.ndarray, ...]:
+        """Gradients of batch normalisation in training.
+
+        With M elements per channel, s = 1 / sqrt(variance + epsilon), x the first input and
+        c = x - mean::
+
+            beta_delta  = sum output_delta
+            gamma_delta = s * sum output_delta*c
+            input_delta = gamma*s * (output_delta - beta_delta/M - c*s * gamma_delta/M)
+
+        If not is_training, input_delta = gamma*s * output_delta.
+
+        Parameters
+        ----------
+        input_forward : array of T1, rank 2 or more
+            input of the forward; in the older revisions its name is input
+        input : array of T, rank 2 or more
+            input of the forward, in the revisions "2020-21" and "early"
+        output_delta : array of the type of the input
+            gradient of the output
+        mean : array of T2, shape (C,)
+            batch mean; running mean if not is_training
+        variance : array of T2, shape (C,)
+            biased batch variance; running variance if not is_training
+        gamma : array of T2, shape (C,), optional
+            scale; absent: 1
+        beta : array of f32, shape (C,), optional
+            offset, in the revisions "2020-21" and "early"; checked, enters no result
+        outputs : int or collection of str
+            that many from the first, or their names
+        input_delta : numpy.ndarray, optional
+            memory for this output; may be output_delta, which it then overwrites
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        input_delta : array of the type of the input
+            gradient of the input
+        gamma_delta : array of T2, shape (C,)
+            gradient of gamma
+        beta_delta : array of T2, shape (C,)
+            gradient of beta
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16, f16
+        with f32; bf16 with f32 alone in the revision "2020-21".
+
+        - The text "early" has no type rules: each per-channel tensor is f32 or of the input's type
+          on its own, and a gradient has the type of its parameter (of gamma, then mean, where the
+          parameter is absent).
+        """
+        operands = self._arranged(inputs, named)
+        return self._run(operands, outputs=outputs, memory=input_delta, arithmetic=arithmetic)
+
+
+class BatchNormForwardTraining(_OfRevision, Forward):
+    """Batch normalisation in training, with running statistics.
+
+    Parameters
+    ----------
+    epsilon : float, finite and positive, rounded to float32
+        added to the variance
+    momentum : float, finite and positive, rounded to float32, optional
+        weight of the old running statistics; not given: the simple average (0.5), and 0.1 in the
+        revision "early"
+    data_format : {"NCX", "NXC"}, default "NXC"
+        channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
+    revision : {"latest", "2020-21", "early"}, default "latest"
+        which of the texts that went by this name; an extension of backnorm
+    """
+
+    rules = tuple(map(_forward, REVISIONS))
+
+    def __init__(
+        self,
+        epsilon: float | Required = REQUIRED,
+        momentum: float | None = None,
+        data_format: str = "NXC",
+        revision: str = "latest",
+    ) -> None:
+        attributes = {"epsilon": epsilon, "data_format": data_format, "revision": revision}
+        if momentum is not None:
+            attributes["momentum"] = momentum
+        self._configure(attributes)
+
+    def __call__(
+        self,
+        *inputs: ArrayLike | None,
+        output: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+        **named: ArrayLike | None,
+    ) -> tuple[np.ndarray, ...]:
+        """Batch normalisation in training, with running statistics.
+
+        With mean and variance the old running statistics::
+
+            output           = gamma * (input - batch_mean) / sqrt(batch_variance + epsilon) + beta
+            running_mean     = momentum * mean + (1 - momentum) * batch_mean
+            running_variance = momentum * variance + (1 - momentum) * batch_variance
+
+        Parameters
+        ----------
+        input : array of T1, rank 2 or more
+            input
+        mean : array of T2, shape (C,)
+            old running mean
+        variance : array of T2, shape (C,)
+            old running variance
+        gamma : array of T2, shape (C,), optional
+            scale; absent: 1
+        beta : array of T2, shape (C,), optional
+            offset; absent: 0
+        output : numpy.ndarray, optional
+            memory for this output
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        output : array of T1
+            normalised output
+        running_mean : array of T2, shape (C,)
+            new running mean
+        running_variance : array of T2, shape (C,)
+            new running variance
+        batch_mean : array of T2, shape (C,)
+            mean of the batch
+        batch_variance : array of T2, shape (C,)
+            biased
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16, f16
+        with f32; bf16 with f32 alone in the revision "2020-21".
+
+        - The text "early" has no type rules: each per-channel tensor is f32 or of the input's type
+          on its own, and a gradient has the type of its parameter (of gamma, then mean, where the
+          parameter is absent).
+        - running = momentum * old + (1 - momentum) * batch, as oneDNN 3.2 computes it (PyTorch's
+          momentum is one minus this one), of the biased batch variance. No batch (M = 0) leaves
+          the running statistics as they are.
+        """
+        operands = self._arranged(inputs, named)
+        return self._run(operands, memory=output, arithmetic=arithmetic)
+
+
+class BatchNormInference(_OfRevision):
+    """Batch normalisation with given statistics.
+
+    Parameters
+    ----------
+    epsilon : float, finite and positive, rounded to float32
+        added to the variance
+    data_format : {"NCX", "NXC"}, default "NXC"
+        channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
+    revision : {"latest", "2020-21", "early"}, default "latest"
+        which of the texts that went by this name; an extension of backnorm
+    """
+
+    rules = tuple(map(_inference, REVISIONS))
+
+    def __init__(
+        self,
+        epsilon: float | Required = REQUIRED,
+        data_format: str = "NXC",
+        revision: str = "latest",
+    ) -> None:
+        self._configure({"epsilon": epsilon, "data_format": data_format, "revision": revision})
+
+    def __call__(
+        self,
+        *inputs: ArrayLike | None,
+        output: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+        **named: ArrayLike | None,
+    ) -> tuple[np.ndarray, ...]:
+        """Batch normalisation with given statistics.
+
+        ::
+
+            output = gamma * (input - mean) / sqrt(variance + epsilon) + beta
+
+        Parameters
+        ----------
+        input : array of T1, rank 2 or more
+            input
+        gamma : array of T2, shape (C,)
+            scale
+        beta : array of T2, shape (C,)
+            offset
+        mean : array of T2, shape (C,)
+            mean to normalise with
+        variance : array of T2, shape (C,)
+            variance to normalise with
+        output : numpy.ndarray, optional
+            memory for this output
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        output : array of T1
+            normalised output
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16, f16
+        with f32; bf16 with f32 alone in the revision "2020-21".
+
+        - The text "early" has no type rules: each per-channel tensor is f32 or of the input's type
+          on its own, and a gradient has the type of its parameter (of gamma, then mean, where the
+          parameter is absent).
+        """
+        operands = self._arranged(inputs, named)
+        return self._run(operands, memory=output, arithmetic=arithmetic)
+
 
 OPERATORS = by_name(BatchNormTrainingBackprop, BatchNormForwardTraining, BatchNormInference)

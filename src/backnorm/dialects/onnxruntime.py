@@ -6,19 +6,20 @@ gradient takes is the inverse standard deviation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import Call, CanonicalCall
+from backnorm.dialects._run import Arrays
 from backnorm.dialects._statistics import native
-from backnorm.dialects.operator import by_name, function
+from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
     AttributeSpec,
     FormatSpec,
-    Hooks,
     OperatorSchema,
     channel,
     data,
@@ -29,10 +30,7 @@ from backnorm.errors import ArgumentValueError
 
 __all__ = ["OPERATORS", "BatchNormInternal", "BatchNormalizationGrad"]
 
-_EPSILON = AttributeSpec(
-    "epsilon", "f32", 1e-5, role="epsilon", range="not negative", summary="added to the variance"
-)
-_schema = partial(
+_rules = partial(
     OperatorSchema,
     dialect="onnxruntime",
     source="ONNX Runtime, com.microsoft.{op} v1",
@@ -40,105 +38,222 @@ _schema = partial(
     one_channel_type=False,
     formats=(FormatSpec("NC...", "NCX"),),
 )
-_X = data("X", "x", "T", "input, (N, C, ...)")
-_SAVED_INV_STD = channel(
-    "saved_inv_std", "inverse_deviation", "T2", "1 / sqrt(batch variance + epsilon)"
-)
-_SCALE = channel("scale", "gamma", "T1", "scale")
+_EPSILON = AttributeSpec("epsilon", "f32", role="epsilon", range="not negative")
+_X, _SCALE = data("X", "x", "T"), channel("scale", "gamma", "T1")
+_SAVED_MEAN = channel("saved_mean", "mean", "T2")
+_SAVED_INV_STD = channel("saved_inv_std", "inverse_deviation", "T2")
 
-BatchNormalizationGrad = function(
-    _schema(
-        op="BatchNormalizationGrad",
-        operation="backward",
-        summary="Gradients of batch normalisation in training.",
-        inputs=(
-            data("dY", "dy", "T", "gradient of Y"),
-            _X,
-            _SCALE,
-            channel("saved_mean", "mean", "T2", "batch mean"),
-            _SAVED_INV_STD,
-        ),
-        outputs=(
-            data("dX", "dx", "T", "gradient of X"),
-            channel("dScale", "dgamma", "T1", "gradient of scale"),
-            channel("dBias", "dbeta", "T1", "gradient of the bias"),
-        ),
-        attributes=(replace(_EPSILON, summary="not used: saved_inv_std holds it; checked"),),
-        notes=(
-            "ONNX Runtime's CPU kernel knows float32 alone and does not check the shape of dY.",
-            "The element types of scale, saved_mean and saved_inv_std may differ.",
-            "An older contributed schema saved the variance; this is the one with saved_inv_std.",
+
+class _BatchNormalizationGrad(Operator):
+    rules = (
+        _rules(
+            op="BatchNormalizationGrad",
+            operation="backward",
+            inputs=(data("dY", "dy", "T"), _X, _SCALE, _SAVED_MEAN, _SAVED_INV_STD),
+            outputs=(
+                data("dX", "dx", "T"),
+                channel("dScale", "dgamma", "T1"),
+                channel("dBias", "dbeta", "T1"),
+            ),
+            attributes=(_EPSILON,),
         ),
     )
-)
+
+    def __call__(
+        self,
+        dY: ArrayLike | None = None,
+        X: ArrayLike | None = None,
+        scale: ArrayLike | None = None,
+        saved_mean: ArrayLike | None = None,
+        saved_inv_std: ArrayLike | None = None,
+        epsilon: float = 1e-05,
+        *,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Gradients of batch normalisation in training.
+
+        With M elements per channel, s = saved_inv_std and c = X - saved_mean::
+
+            dBias  = sum dY
+            dScale = s * sum dY*c
+            dX     = scale*s * (dY - dBias/M - c*s * dScale/M)
+
+        Parameters
+        ----------
+        dY : array of T
+            gradient of Y
+        X : array of T, rank 2 or more
+            input, (N, C, ...)
+        scale : array of T1, shape (C,)
+            scale
+        saved_mean : array of T2, shape (C,)
+            batch mean
+        saved_inv_std : array of T2, shape (C,)
+            1 / sqrt(batch variance + epsilon)
+        epsilon : float, finite and not negative, rounded to float32, default 1e-05
+            not used: saved_inv_std holds it; checked
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        dX : array of T
+            gradient of X
+        dScale : array of T1, shape (C,)
+            gradient of scale
+        dBias : array of T1, shape (C,)
+            gradient of the bias
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, f64 with f64, f16 with
+        f16 or f32, bf16 with bf16 or f32.
+
+        - ONNX Runtime's CPU kernel knows float32 alone and does not check the shape of dY.
+        - The element types of scale, saved_mean and saved_inv_std may differ.
+        - An older contributed schema saved the variance; this is the one with saved_inv_std.
+        """
+        dX, dScale, dBias = self._run(
+            (dY, X, scale, saved_mean, saved_inv_std), (epsilon,), arithmetic=arithmetic
+        )
+        return dX, dScale, dBias
 
 
-def _check_mode(call: Call) -> None:
-    mode = call.attributes["training_mode"]
-    if mode not in (0, 1):
-        raise ArgumentValueError("training_mode", "unknown mode", came=mode, accepted="0 or 1")
-
-
-def _as_mode_says(call: Call, canonical: CanonicalCall) -> CanonicalCall:
-    """In training the saved_inv_std is that of the variance before its rounding."""
-    if call.attributes["training_mode"]:
-        weight = 1.0 - call.number("momentum") if call.count else 0.0
-        return replace(canonical, inverse_std=True, weight=weight)
-    inputs = canonical.inputs | {"mean": "input_mean", "variance": "input_var"}
-    return replace(canonical, operation="inference", training=False, inputs=inputs)
-
-
-def _as_given(
-    call: Call, arrays: Mapping[str, np.ndarray], results: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Add the given statistics, as running and as saved ones."""
-    mean, variance = arrays["input_mean"], arrays["input_var"]
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))
-        results["inverse_deviation"] = rounded(inverse, native(variance))
-    results["mean"], results["running_mean"] = (mean.astype(native(mean)) for _ in range(2))
-    results["running_variance"] = variance.astype(native(variance))
-    return results
-
-
-BatchNormInternal = function(
-    _schema(
-        op="BatchNormInternal",
-        operation="forward",
-        summary="Batch normalisation in training, with what its gradient needs.",
-        inputs=(
-            _X,
-            _SCALE,
-            channel("B", "beta", "T1", "offset"),
-            channel("input_mean", "running_mean", "T2", "old running mean"),
-            channel("input_var", "running_variance", "T2", "old running variance"),
-        ),
-        outputs=(
-            data("Y", "y", "T", "normalised output"),
-            channel("running_mean", "running_mean", "T2", "new running mean"),
-            channel("running_var", "running_variance", "T2", "new running variance, biased"),
-            channel("saved_mean", "mean", "T2", "batch mean"),
-            _SAVED_INV_STD,
-        ),
-        attributes=(
-            _EPSILON,
-            AttributeSpec("momentum", "f32", 0.9, summary="weight of the old running statistics"),
-            AttributeSpec(
-                "training_mode",
-                "i64",
-                1,
-                range="not negative",
-                summary="0: normalise with input_mean and input_var",
+class _BatchNormInternal(Operator):
+    rules = (
+        _rules(
+            op="BatchNormInternal",
+            operation="forward",
+            inputs=(
+                _X,
+                _SCALE,
+                channel("B", "beta", "T1"),
+                channel("input_mean", "running_mean", "T2"),
+                channel("input_var", "running_variance", "T2"),
+            ),
+            outputs=(
+                data("Y", "y", "T"),
+                channel("running_mean", "running_mean", "T2"),
+                channel("running_var", "running_variance", "T2"),
+                _SAVED_MEAN,
+                _SAVED_INV_STD,
+            ),
+            attributes=(
+                _EPSILON,
+                AttributeSpec("momentum", "f32"),
+                AttributeSpec("training_mode", "i64", range="not negative"),
             ),
         ),
-        notes=(
-            "running = momentum * old + (1 - momentum) * batch, of the biased variance. No batch "
-            "(M = 0) leaves the running statistics as they are.",
-            "training_mode=0 returns input_mean and input_var as they are, as running and as saved "
-            "statistics, the latter as mean and inverse standard deviation.",
-        ),
-        hooks=Hooks(check=_check_mode, canonical=_as_mode_says, finish=_as_given),
     )
-)
+
+    def __call__(
+        self,
+        X: ArrayLike | None = None,
+        scale: ArrayLike | None = None,
+        B: ArrayLike | None = None,
+        input_mean: ArrayLike | None = None,
+        input_var: ArrayLike | None = None,
+        epsilon: float = 1e-05,
+        momentum: float = 0.9,
+        training_mode: int = 1,
+        *,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Batch normalisation in training, with what its gradient needs.
+
+        ::
+
+            Y = scale * (X - saved_mean) / sqrt(batch variance + epsilon) + B
+
+        Parameters
+        ----------
+        X : array of T, rank 2 or more
+            input, (N, C, ...)
+        scale : array of T1, shape (C,)
+            scale
+        B : array of T1, shape (C,)
+            offset
+        input_mean : array of T2, shape (C,)
+            old running mean
+        input_var : array of T2, shape (C,)
+            old running variance
+        epsilon : float, finite and not negative, rounded to float32, default 1e-05
+            added to the variance
+        momentum : float, finite, rounded to float32, default 0.9
+            weight of the old running statistics
+        training_mode : {0, 1}, default 1
+            0: normalise with input_mean and input_var
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        Y : array of T
+            normalised output
+        running_mean : array of T2, shape (C,)
+            new running mean
+        running_var : array of T2, shape (C,)
+            new running variance, biased
+        saved_mean : array of T2, shape (C,)
+            batch mean
+        saved_inv_std : array of T2, shape (C,)
+            1 / sqrt(batch variance + epsilon)
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, f64 with f64, f16 with
+        f16 or f32, bf16 with bf16 or f32.
+
+        - running = momentum * old + (1 - momentum) * batch, of the biased variance. No batch (M
+          = 0) leaves the running statistics as they are.
+        - training_mode=0 returns input_mean and input_var as they are, as running and as saved
+          statistics, the latter as mean and inverse standard deviation.
+        """
+        Y, running_mean, running_var, saved_mean, saved_inv_std = self._run(
+            (X, scale, B, input_mean, input_var),
+            (epsilon, momentum, training_mode),
+            arithmetic=arithmetic,
+        )
+        return Y, running_mean, running_var, saved_mean, saved_inv_std
+
+    @classmethod
+    def translate(cls, call: Call) -> CanonicalCall:
+        """Return the canonical call: a forward pass in training, or inference."""
+        canonical, mode = super().translate(call), call.attributes["training_mode"]
+        if mode not in (0, 1):
+            raise ArgumentValueError("training_mode", "unknown mode", came=mode, accepted="0 or 1")
+        if mode:
+            # saved_inv_std is that of the variance before its rounding.
+            weight = 1.0 - call.number("momentum") if call.count else 0.0
+            return replace(canonical, inverse_std=True, weight=weight)
+        inputs = canonical.inputs | {"mean": "input_mean", "variance": "input_var"}
+        return replace(canonical, operation="inference", training=False, inputs=inputs)
+
+    @classmethod
+    def finish(
+        cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Add the statistics that inference was given, as running and as saved ones."""
+        mean, variance = arrays["input_mean"], arrays["input_var"]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))
+            results["inverse_deviation"] = rounded(inverse, native(variance))
+        results["mean"], results["running_mean"] = (mean.astype(native(mean)) for _ in range(2))
+        results["running_variance"] = variance.astype(native(variance))
+        return results
+
+
+BatchNormalizationGrad = _BatchNormalizationGrad()
+BatchNormInternal = _BatchNormInternal()
 
 OPERATORS = by_name(BatchNormalizationGrad, BatchNormInternal)

@@ -1,71 +1,107 @@
-"""An operator of a dialect, made from its schema: the callable, its checks, its repeated calls.
+"""The base class of the dialects' operators.
 
-A first call is checked against the schema (`_check`), bound to the canonical operation that it is
-(`_call`, `_run`) and kept; a repeated call, of plain arrays with the same metadata, finds that by a
-key and runs it.
+A class of its own describes each operator: a table of rules (`rules`), a method ``__call__`` with
+the parameters and the documentation of the specification, and methods for what the rules do not
+say. ``__call__`` passes its arguments to `Operator._run`. A first call is checked against the rules
+(`_check`), translated to the canonical call that it is (`_call`), bound to an executable (`_run`)
+and cached; a repeated call, of plain arrays with the same metadata, finds that by a key and runs
+it.
 """
 
 from __future__ import annotations
 
-import collections
-import functools
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
-from backnorm.arithmetics import Arithmetic, resolved
+from backnorm.arithmetics import Arithmetic, chosen, resolved
 from backnorm.arrays import NUMPY
-from backnorm.dialects._attributes import check_attributes, refuse_unknown
+from backnorm.binding import NO_FACTS
+from backnorm.dialects._attributes import check_attributes
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
-from backnorm.dialects._check import check_inputs, check_outputs, wanted
-from backnorm.dialects._documentation import documentation_of_call, documentation_of_configuration
-from backnorm.dialects._run import Bound
-from backnorm.dialects._source import function_of, function_of_revisions, initializer_of
+from backnorm.dialects._check import check_inputs, check_outputs
+from backnorm.dialects._description import described
+from backnorm.dialects._run import Arrays, BoundCall, bound
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type
-from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, shown
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.executable import CALLS
 from backnorm.scalars import check_word
+from backnorm.signature import SIGNATURES
+from backnorm.threads import get_num_threads
 
-__all__ = ["Operator", "Outputs", "by_name", "configured", "function"]
+__all__ = ["Operator", "Outputs", "by_name"]
 
-#: How outputs are requested: that many from the first, by name, or (None) all.
+#: Requested outputs: a number from the first, names, or (None) all.
 Outputs = int | Collection[str] | None
 
 
 class Operator:
-    """An operator of a dialect; `function` and `configured` make its class from schemas.
+    """An operator of a dialect.
 
     Attributes
     ----------
+    rules : tuple of OperatorSchema
+        The table of each revision, the first being the usual one.
     schema : OperatorSchema
         Of a class: the first revision's; of an instance: its own revision's.
     schemas : mapping of str to OperatorSchema
         By revision; "" where there is but one.
     attributes : mapping
         Of an operator that was configured: the checked attributes.
-    identity : tuple
-        What the keys of its calls begin with.
-    pack : callable or None
-        From a tuple of the outputs to what a call returns; None: the only one.
     """
 
-    schema: OperatorSchema
+    rules: ClassVar[tuple[OperatorSchema, ...]] = ()
     schemas: ClassVar[Mapping[str, OperatorSchema]]
+    schema: OperatorSchema
     attributes: Mapping[str, object] = MappingProxyType({})
-    identity: tuple[Hashable, ...]
-    pack: Callable[[Any], Any] | None = tuple
+    # The first part of the keys of its calls.
+    _identity: tuple[Hashable, ...]
+
+    def __init_subclass__(cls) -> None:
+        if not cls.rules:
+            # What several operators share.
+            return
+        schemas = [described(rules, cls) for rules in cls.rules]
+        cls.schemas = MappingProxyType({schema.revision or "": schema for schema in schemas})
+        cls.schema = schemas[0]
+        cls._identity = (cls.schema.dialect, cls.schema.op)
 
     @classmethod
     def schema_for(cls, attributes: Mapping[str, object]) -> OperatorSchema:
         """Return the schema that a call with these attributes follows."""
         schema = next(iter(cls.schemas.values()))
-        if schema.revision is not None:
-            schema = cls.schemas[_revision(attributes.get("revision", schema.revision), cls)]
-        variant = schema.hooks.variant
-        return schema if variant is None else variant(attributes)
+        if schema.revision is None:
+            return schema
+        return cls.schemas[_revision(attributes.get("revision", schema.revision), cls)]
+
+    @classmethod
+    def translate(cls, call: Call) -> CanonicalCall:
+        """Return the canonical call that a checked call is.
+
+        It depends on shapes, types and attributes alone: a repeated call is not translated again.
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            If the call breaks a rule that is in no table.
+        """
+        return canonical_call(call)
+
+    @classmethod
+    def finish(
+        cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Return all results by role, from those of the canonical operation.
+
+        Called if the canonical operation has not all outputs, or there is memory for the gradients
+        of parameters. `call` has the shapes and types of its inputs, `arrays` their values.
+        """
+        return results
 
     @classmethod
     def invoke(
@@ -79,15 +115,11 @@ class Operator:
     ) -> dict[str, np.ndarray]:
         """Call by the dialect's names; return the requested outputs in index order.
 
-        `out` is an array for the first output; it may be the gradient that comes in.
+        `out` is an array for the first output; it may be the gradient of the output.
         """
         call = cls.bind(inputs, attributes, outputs, arithmetic)
-
-        def named(values: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
-            return dict(zip(call.outputs, values, strict=True))
-
-        results: dict[str, np.ndarray] = _run(Bound.of(call).code(call.outputs, named), call, out)
-        return results
+        values = cls._bound(call)(_in_order(call), out)
+        return dict(zip(call.outputs, values, strict=True))
 
     @classmethod
     def canonical(
@@ -98,8 +130,11 @@ class Operator:
         *,
         arithmetic: Arithmetic | None = None,
     ) -> CanonicalCall:
-        """Check the call and return which canonical call it is, without running it."""
-        return canonical_call(cls.bind(inputs, attributes, outputs, arithmetic))
+        """Check the call and return the canonical call that it is, without running it."""
+        canonical = cls.translate(cls.bind(inputs, attributes, outputs, arithmetic))
+        results = {result.name for result in SIGNATURES[canonical.operation].results}
+        computed = {role: name for role, name in canonical.outputs.items() if role in results}
+        return replace(canonical, outputs=computed)
 
     @classmethod
     def bind(
@@ -110,57 +145,106 @@ class Operator:
         arithmetic: Arithmetic | None = None,
     ) -> Call:
         """Check a call against the schema."""
-        for name, given in {"inputs": inputs, "attributes": attributes}.items():
-            if not issubclass(type(given), Mapping):
+        for name, values in {"inputs": inputs, "attributes": attributes}.items():
+            if not issubclass(type(values), Mapping):
                 raise ArgumentTypeError(
-                    name, "must be a mapping", came=type(given).__name__, accepted="values by name"
+                    name, "must be a mapping", came=type(values).__name__, accepted="values by name"
                 )
         schema = cls.schema_for(attributes)
         checked = check_attributes(schema, attributes)
         arrays = check_inputs(schema, checked, inputs)
         dtype = element_type(arrays[schema.words["x"]].dtype)
         assert dtype is not None
-        how = resolved(dtype, arithmetic)
-        call = Call(schema, arrays, checked, check_outputs(schema, outputs), how)
-        if schema.hooks.check is not None:
-            schema.hooks.check(call)
-        return call
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.schema.style == "configured":
-            return type(self)._configured, (dict(self.attributes),)
-        return _found, (self.schema.dialect, self.schema.op)
+        computed_in = resolved(dtype, arithmetic)
+        return Call(schema, arrays, checked, check_outputs(schema, outputs), computed_in)
 
     @classmethod
-    def _configured(cls, attributes: Mapping[str, object]) -> Operator:
-        made = cls.__new__(cls)
-        _configure(made, attributes)
-        return made
+    def _bound(cls, call: Call) -> BoundCall:
+        return bound(call, cls.translate(call), cls.finish)
 
+    def _run(
+        self,
+        inputs: tuple[object, ...],
+        attributes: tuple[object, ...] = (),
+        *,
+        outputs: Any = None,
+        memory: object = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, ...]:
+        """Return the outputs for inputs and attributes in the order of the rules.
 
-def function(schema: OperatorSchema) -> Any:
-    """Return the operator that `schema` describes: a callable of inputs and attributes."""
-    members: dict[str, Any] = {"__call__": _method(schema, "__call__")}
-    for name, order in schema.other_orders.items():
-        members[name] = _method(schema, name, order)
-    return _class_of([schema], documentation_of_call(schema), members)()
+        An operator that was configured has its own attributes.
+        """
+        key: tuple[object, ...] | None
+        try:
+            key = (
+                self._identity,
+                *[
+                    None if a is None else (type(a), a.shape, a.dtype, a.flags.num)  # type: ignore[attr-defined]
+                    for a in inputs
+                ],
+                # True == 1 == 1.0: a key cannot tell them apart without their classes.
+                *attributes,
+                *map(type, attributes),
+                type(outputs),
+                outputs,
+                type(arithmetic),
+                arithmetic,
+                get_num_threads(),
+                chosen(),
+            )
+            repeated: BoundCall | None = CALLS.get(key)
+        except NO_FACTS:
+            key = repeated = None
+        except Exception:
+            # Either an attribute's own method raised it, and it is refused, or a signal handler.
+            self._first(None, inputs, attributes, outputs, memory, arithmetic)
+            raise
+        if repeated is None:
+            return self._first(key, inputs, attributes, outputs, memory, arithmetic)
+        return repeated(inputs, memory)
 
+    def _first(
+        self,
+        key: Hashable | None,
+        inputs: tuple[object, ...],
+        attributes: tuple[object, ...],
+        outputs: Any,
+        memory: object,
+        arithmetic: Arithmetic | None,
+    ) -> tuple[np.ndarray, ...]:
+        """Check and run a call; cache it under the key, if there is one."""
+        # Kernels cannot read these arrays in place: the plan also depends on their layouts.
+        layouts = None if key is None else NUMPY.layouts(inputs)
+        copied = None if layouts is None else (key, layouts)
+        repeated: BoundCall | None = CALLS.get(copied)
+        if repeated is not None:
+            return repeated(inputs, memory)
+        named = dict(zip((tensor.name for tensor in self.schema.inputs), inputs, strict=True))
+        values = self.attributes or dict(
+            zip((spec.name for spec in self.schema.attributes), attributes, strict=True)
+        )
+        call = self.bind(named, values, outputs, arithmetic)
+        found = self._bound(call)
+        results = found(_in_order(call), memory)
+        if key is not None and found.is_plain:
+            CALLS.keep(key, found)
+        elif copied is not None:
+            CALLS.keep(copied, found)
+        return results
 
-def configured(*schemas: OperatorSchema) -> Any:
-    """Return the operator that the schemas of all its revisions describe: a class.
+    def _configure(self, attributes: Mapping[str, object]) -> None:
+        """Set the attributes of an operator that is configured before it is called."""
+        self.schema = self.schema_for(attributes)
+        self.attributes = MappingProxyType(check_attributes(self.schema, attributes))
+        values = self.attributes.values()
+        self._identity = (*self._identity, *values, *map(type, values))
 
-    Its constructor takes the attributes, and its instances the inputs.
-    """
-    members: dict[str, Any] = {"__init__": initializer_of(schemas, _configure)}
-    if len(schemas) == 1:
-        members["__call__"] = _method(schemas[0], "__call__")
-    else:
-        members["by_revision"] = {
-            schema.revision: _method(schema, "__call__") for schema in schemas
-        }
-        members["__call__"] = function_of_revisions(schemas[0], _refuse_inputs_of_revision)
-        members["__call__"].__doc__ = documentation_of_call(schemas[0])
-    return _class_of(schemas, documentation_of_configuration(schemas), members)
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self.schema.style == "configured":
+            return partial(type(self), **self.attributes), ()
+        # The name of the instance in its module.
+        return self.schema.op
 
 
 def by_name(*operators: Any) -> dict[str, Operator | type[Operator]]:
@@ -168,125 +252,9 @@ def by_name(*operators: Any) -> dict[str, Operator | type[Operator]]:
     return {operator.schema.op: operator for operator in operators}
 
 
-@functools.cache
-def _returned_type(module: str, name: str, fields: tuple[str, ...]) -> Any:
-    """Return the NamedTuple of the outputs of an operator."""
-    return collections.namedtuple(name, fields, module=module)
-
-
-def _class_of(
-    schemas: Collection[OperatorSchema], documentation: str, members: dict[str, Any]
-) -> type[Operator]:
-    first = next(iter(schemas))
-    members |= {
-        "__module__": f"backnorm.dialects.{first.dialect}",
-        "__doc__": documentation,
-        "schema": first,
-        "identity": _identity(first),
-        "schemas": MappingProxyType({schema.revision or "": schema for schema in schemas}),
-    }
-    if first.result == "array":
-        members["pack"] = None
-    elif first.result != "tuple":
-        fields = tuple(tensor.name for tensor in first.outputs)
-        members["returned"] = _returned_type(members["__module__"], first.result, fields)
-        members["pack"] = members["returned"]._make
-    return type(first.op, (Operator,), members)
-
-
-def _identity(schema: OperatorSchema) -> tuple[Hashable, ...]:
-    return schema.dialect, schema.op, schema.revision
-
-
-def _method(schema: OperatorSchema, name: str, order: tuple[str, ...] = ()) -> Callable[..., Any]:
-    method = function_of(schema, _first, name, order)
-    method.__doc__ = documentation_of_call(schema)
-    method.__module__ = f"backnorm.dialects.{schema.dialect}"
-    method.__qualname__ = f"{schema.op}.{name}"
-    return method
-
-
-def _configure(
-    operator: Operator, attributes: Mapping[str, object], own: Collection[str] = ()
-) -> None:
-    """Set what a configured operator has; of the attributes `own`, None is the revision's own."""
-    given = {
-        name: value for name, value in attributes.items() if not (value is None and name in own)
-    }
-    operator.schema = operator.schema_for(given)
-    operator.attributes = MappingProxyType(check_attributes(operator.schema, given))
-    values = operator.attributes.values()
-    operator.identity = (*_identity(operator.schema), *values, *map(type, values))
-
-
-def _first(
-    operator: Operator,
-    key: Hashable | None,
-    inputs: Mapping[str, object],
-    attributes: Mapping[str, object],
-    choice: Any,
-    memory: Any,
-    arithmetic: Arithmetic | None,
-) -> Any:
-    """Check and run a call; keep it under the key, if there is one, for those like it."""
-    # Arrays that kernels cannot read as they are: what is planned depends on how they lie.
-    layouts = None if key is None else NUMPY.layouts(tuple(inputs.values()))
-    copied = None if layouts is None else (key, layouts)
-    found = CALLS.get(copied)
-    if found is not None:
-        return found(*inputs.values(), memory)
-    schema = operator.schema_for(attributes)
-    outputs = wanted(schema, choice) if schema.choice == "output_mask" else choice
-    call = operator.bind(inputs, attributes, outputs, arithmetic)
-    returned: tuple[str | None, ...] = call.outputs
-    if schema.choice == "output_mask":
-        returned = tuple(t.name if t.name in call.outputs else None for t in schema.outputs)
-    bound = Bound.of(call)
-    code = bound.code(returned, operator.pack)
-    result = _run(code, call, memory)
-    if key is not None and bound.is_repeatable:
-        CALLS.keep(key, bound.code(returned, operator.pack, plain=True))
-    elif copied is not None:
-        CALLS.keep(copied, code)
-    return result
-
-
-def _run(code: Callable[..., Any], call: Call, out: Any) -> Any:
-    """Return what the code of a call returns for its arrays."""
-    return code(*(call.inputs.get(tensor.name) for tensor in call.schema.inputs), out)
-
-
-def _refuse_inputs_of_revision(
-    operator: Operator,
-    positional: tuple[object, ...],
-    named: Mapping[str, object],
-    error: TypeError,
-) -> None:
-    """Raise the error of a call, or what is wrong with its inputs."""
-    try:
-        _check_inputs_of_revision(operator, positional, named)
-    except ArgumentError as refused:
-        raise refused from None
-    raise error
-
-
-def _check_inputs_of_revision(
-    operator: Operator, positional: tuple[object, ...], named: Mapping[str, object]
-) -> None:
-    """Raise if inputs are not those of the operator's revision."""
-    schema = operator.schema
-    names = [tensor.name for tensor in schema.inputs]
-    if len(positional) > len(names):
-        raise ArgumentTypeError(
-            schema.op,
-            "too many inputs",
-            came=len(positional),
-            accepted=f"{', '.join(names)}, then keywords",
-        )
-    for name in named:
-        if name in names[: len(positional)]:
-            raise ArgumentTypeError(name, "given twice", came="by position and by name")
-    refuse_unknown(named, names, "input", schema)
+def _in_order(call: Call) -> tuple[np.ndarray | None, ...]:
+    """Return the inputs of a call in the order of its schema, None for those that are absent."""
+    return tuple(call.inputs.get(tensor.name) for tensor in call.schema.inputs)
 
 
 def _revision(value: object, operator: type[Operator]) -> str:
@@ -300,9 +268,3 @@ def _revision(value: object, operator: type[Operator]) -> str:
             accepted=" or ".join(map(repr, accepted)),
         )
     return word
-
-
-def _found(dialect: str, op: str) -> Any:
-    from backnorm.dialects.registry import operator
-
-    return operator(dialect, op)

@@ -1,10 +1,10 @@
-"""The description of one operator of one dialect.
+"""The rules of one operator of one dialect.
 
-One :class:`OperatorSchema` says everything that the dialect says about the operator: inputs,
-outputs, attributes, which element types may stand together, ranks, data formats, and how the
-operator is called. Everything else is made from it: the callable with its signature and
-documentation (``operator.py``), the checks (``_check.py``), the type stubs, the reference page and
-``backnorm info``. What no table can say is a named function of the dialect's file: :class:`Hooks`.
+An :class:`OperatorSchema` holds what a specification lays down beside the parameters of the
+operator: the roles and shapes of its tensors, which element types may stand together, ranks, data
+formats, and the words of its errors. The checks (``_check.py``, ``_attributes.py``), the reference
+page, ``backnorm info``, the command and graphs read it. Parameters, defaults and documentation
+belong to the operator's class; ``_description.py`` adds them to the schema.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from backnorm.signature import Operation
 
-if TYPE_CHECKING:
-    from backnorm.dialects._call import Call, CanonicalCall
-
 __all__ = [
     "ELEMENT_TYPE_NAMES",
     "REQUIRED",
     "AttributeSpec",
     "FormatSpec",
-    "Hooks",
     "OperatorSchema",
     "Phrases",
     "Required",
@@ -57,7 +53,7 @@ AttributeType = Literal["f32", "f64", "i64", "string", "bool"]
 Range = Literal["positive", "not negative", "any"]
 Style = Literal["positional", "keywords", "configured"]
 Choice = Literal["all", "outputs", "output_mask"]
-Arrays = Mapping[str, np.ndarray]
+ChannelAxes = Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], tuple[int, ...]]
 
 
 class Required:
@@ -68,6 +64,9 @@ class Required:
 
 
 REQUIRED = Required()
+
+#: The default of an attribute in a table, which the operator's signature says.
+UNKNOWN = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +88,7 @@ class TensorSpec:
         reduced. vector: rank 1, of a length that depends on the attributes. opaque: not looked at.
     required : bool
     summary : str
+        From the operator's docstring.
     """
 
     name: str
@@ -107,21 +107,19 @@ class TensorSpec:
         return known[self.kind]
 
 
-def data(name: str, role: str, type: str, summary: str = "", required: bool = True) -> TensorSpec:
+def data(name: str, role: str, type: str, *, required: bool = True) -> TensorSpec:
     """Return a tensor of the shape of x."""
-    return TensorSpec(name, role, type, "data", required, summary)
+    return TensorSpec(name, role, type, "data", required)
 
 
-def channel(
-    name: str, role: str, type: str, summary: str = "", required: bool = True
-) -> TensorSpec:
+def channel(name: str, role: str, type: str, *, required: bool = True) -> TensorSpec:
     """Return a tensor of one value per channel."""
-    return TensorSpec(name, role, type, "channel", required, summary)
+    return TensorSpec(name, role, type, "channel", required)
 
 
-def kept(name: str, role: str, type: str, summary: str = "", required: bool = True) -> TensorSpec:
+def kept(name: str, role: str, type: str, *, required: bool = True) -> TensorSpec:
     """Return a tensor of one value per channel that has the rank of x."""
-    return TensorSpec(name, role, type, "kept", required, summary)
+    return TensorSpec(name, role, type, "kept", required)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,41 +130,42 @@ class AttributeSpec:
     ----------
     name, type : str
         As in the dialect. A value of an ``f32`` attribute is rounded to float32.
-    default : object
-        :data:`REQUIRED` where there is none.
     role : str or None
         ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or ``"training"``, what it sets.
     choices : tuple of str
         Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}
         Accepted values of a number (always finite) or an integer.
-    nullable : bool
-        Whether None ("not given") is accepted.
     extension : bool
         True for an attribute of backnorm's own that the specification does not have.
-    keyword : bool
-        Whether it can be given by name alone.
     usual : object
-        What to give a required attribute without a role where nothing says it: in a demonstration.
+        The value of a required attribute without a role in a demonstration.
+    default : object
+        From the operator's signature, unless a revision has its own; :data:`REQUIRED` where there
+        is none. If it is None, None is accepted.
     summary : str
+        From the operator's docstring.
     """
 
     name: str
     type: AttributeType
-    default: object = REQUIRED
     role: str | None = None
     choices: tuple[str, ...] = ()
     range: Range = "any"
-    nullable: bool = False
     extension: bool = False
-    keyword: bool = False
     usual: object = None
+    default: object = UNKNOWN
     summary: str = ""
 
     @property
     def required(self) -> bool:
         """Whether the attribute has no default."""
         return self.default is REQUIRED
+
+    @property
+    def nullable(self) -> bool:
+        """Whether None is accepted."""
+        return self.default is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,36 +207,6 @@ class Phrases:
     channel_shapes: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What a dialect's operator does that its tables cannot say: functions in the dialect's file.
-
-    Attributes
-    ----------
-    channel_axes : callable, optional
-        From attributes and arrays, both by name, to the axes that are not reduced.
-    check : callable, optional
-        Raises for a call that the tables' checks let through. As they do it looks at shapes,
-        types and attributes alone: a repeated call is not checked again.
-    canonical : callable, optional
-        From a call and the canonical call that the roles say to the one that it is.
-    finish : callable, optional
-        From a call, its arrays by name and the results of the canonical operation by role to all
-        results by role. Of the call's own inputs it may look at shapes and types alone. It is
-        called where the canonical operation has not all outputs, or memory is given for them.
-    variant : callable, optional
-        From attributes that are not yet checked to the schema that the call follows.
-    """
-
-    channel_axes: (
-        Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], tuple[int, ...]] | None
-    ) = None
-    check: Callable[[Call], None] | None = None
-    canonical: Callable[[Call, CanonicalCall], CanonicalCall] | None = None
-    finish: Callable[[Call, Arrays, dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
-    variant: Callable[[Mapping[str, object]], OperatorSchema] | None = None
-
-
 @dataclass(frozen=True)
 class OperatorSchema:
     """Everything a dialect says about one operator.
@@ -245,76 +214,69 @@ class OperatorSchema:
     Attributes
     ----------
     dialect, op : str
-    revision : str or None
-        Which of several texts under one name, e.g. ``"2020-21"``.
     operation : {"backward", "forward", "inference"}
         The canonical operation (forward: in training).
-    summary, source : str
-        What it computes; the text that is followed, ``{op}`` in it being the operator's name.
+    source : str
+        The specification, ``{op}`` in it being the operator's name.
     inputs, outputs : tuple of TensorSpec
         In the dialect's order.
     attributes : tuple of AttributeSpec
     type_rules : tuple of TypeRule
         The allowed combinations of element types.
-    one_channel_type : bool
-        Whether all per-channel tensors have one element type.
     formats : tuple of FormatSpec
+    revision : str or None
+        Which of several texts under one name, e.g. ``"2020-21"``.
     ranks : tuple of int
         The accepted ranks of the data: (2, 0) means 2 and up, (4, 5) means 4 or 5.
+    one_channel_type : bool
+        Whether all per-channel tensors have one element type.
     min_channels : int
     inputs_together, outputs_together : tuple of tuple of str
         Names of which all are given (requested) or none.
+    unbiased : bool
+        Whether running variances are those of variances with Bessel's correction.
+    channel_axes : callable, optional
+        Maps attributes and arrays, both by name, to the axes that are not reduced.
+    phrases : Phrases
+    summary : str
+        The first line of the operator's docstring. This and the rest is read off its class.
+    notes : tuple of str
+        The notes of its docstring: rules without a table, and divergences.
     style : {"positional", "keywords", "configured"}
         How it is called: inputs and attributes together, in `order`; the same, by name alone;
         or attributes first, which gives a callable that takes the inputs.
     order : tuple of str
-        Inputs and attributes in the order of a call; empty: all inputs, then all attributes.
-    other_orders : mapping of str to tuple of str
-        Further orders of the inputs, by the name of the method that takes them.
+        Inputs and attributes in the order of a call.
     choice : {"all", "outputs", "output_mask"}
-        How a call says which outputs it wants.
-    result : str
-        What a call returns: "tuple", "array" (there is one output), or the name of the NamedTuple
-        of its outputs.
-    unbiased : bool
-        Whether running variances are those of variances with Bessel's correction.
+        The parameter that chooses outputs.
     takes_memory : bool
         Whether a call takes memory for the first output, by the output's name.
-    notes : tuple of str
-        Rules that are not in the tables above, and documented divergences.
-    example : str
-        Lines of the documentation.
-    phrases : Phrases
-    hooks : Hooks
     """
 
     dialect: str
     op: str
     operation: Operation
-    summary: str
     source: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     attributes: tuple[AttributeSpec, ...]
     type_rules: tuple[TypeRule, ...]
     formats: tuple[FormatSpec, ...]
-    ranks: tuple[int, int] = (2, 0)
     revision: str | None = None
+    ranks: tuple[int, int] = (2, 0)
     one_channel_type: bool = True
     min_channels: int = 0
     inputs_together: tuple[tuple[str, ...], ...] = ()
     outputs_together: tuple[tuple[str, ...], ...] = ()
+    unbiased: bool = False
+    channel_axes: ChannelAxes | None = None
+    phrases: Phrases = field(default_factory=Phrases)
+    summary: str = ""
+    notes: tuple[str, ...] = ()
     style: Style = "positional"
     order: tuple[str, ...] = ()
-    other_orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     choice: Choice = "all"
-    result: str = "tuple"
-    unbiased: bool = False
     takes_memory: bool = False
-    notes: tuple[str, ...] = ()
-    example: str = ""
-    phrases: Phrases = field(default_factory=Phrases)
-    hooks: Hooks = field(default_factory=Hooks)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", self.source.replace("{op}", self.op))
@@ -322,11 +284,8 @@ class OperatorSchema:
     @property
     def call(self) -> str:
         """How it is called."""
-        inputs = [tensor.name for tensor in self.inputs]
         attributes = [attribute.name for attribute in self.attributes]
-        names = list(self.order) or inputs + attributes
-        if self.style == "configured":
-            names = inputs
+        names = list(self.order)
         if self.choice != "all":
             names.append(self.choice)
         if self.takes_memory:

@@ -9,21 +9,22 @@ Bessel's correction; reserve_space_1 and reserve_space_2 are the batch's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects.operator import by_name, function
+from backnorm.dialects._run import Arrays
+from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
     AttributeSpec,
     FormatSpec,
-    Hooks,
     OperatorSchema,
     Phrases,
-    TensorKind,
     TensorSpec,
     channel,
     data,
@@ -46,59 +47,82 @@ __all__ = [
     "GradientV3",
 ]
 
+
+class Gradient(NamedTuple):
+    """The outputs of FusedBatchNormGrad and FusedBatchNormGradV2."""
+
+    x_backprop: np.ndarray
+    scale_backprop: np.ndarray
+    offset_backprop: np.ndarray
+    reserve_space_3: np.ndarray
+    reserve_space_4: np.ndarray
+
+
+class GradientV3(NamedTuple):
+    """The outputs of FusedBatchNormGradV3."""
+
+    x_backprop: np.ndarray
+    scale_backprop: np.ndarray
+    offset_backprop: np.ndarray
+    reserve_space_4: np.ndarray
+    reserve_space_5: np.ndarray
+
+
+class Forward(NamedTuple):
+    """The outputs of FusedBatchNorm and FusedBatchNormV2."""
+
+    y: np.ndarray
+    batch_mean: np.ndarray
+    batch_variance: np.ndarray
+    reserve_space_1: np.ndarray
+    reserve_space_2: np.ndarray
+
+
+class ForwardV3(NamedTuple):
+    """The outputs of FusedBatchNormV3."""
+
+    y: np.ndarray
+    batch_mean: np.ndarray
+    batch_variance: np.ndarray
+    reserve_space_1: np.ndarray
+    reserve_space_2: np.ndarray
+    reserve_space_3: np.ndarray
+
+
 _FORMATS_4 = (FormatSpec("NHWC", "NXC", 4), FormatSpec("NCHW", "NCX", 4))
 _FORMATS_5 = (FormatSpec("NDHWC", "NXC", 5), FormatSpec("NCDHW", "NCX", 5))
 
-_EPSILON = AttributeSpec(
-    "epsilon", "f32", 0.0001, role="epsilon", range="not negative", summary="added to the variance"
-)
-_IS_TRAINING = AttributeSpec(
-    "is_training", "bool", True, role="training", summary="False: statistics are constants"
-)
-_NAME = AttributeSpec(
-    "name", "string", None, nullable=True, summary="name of the operation; ignored"
-)
-_FACTOR = AttributeSpec(
-    "exponential_avg_factor",
-    "f32",
-    1.0,
-    summary="weight of the batch in the running statistics; 1: the batch alone",
-)
+_EPSILON = AttributeSpec("epsilon", "f32", role="epsilon", range="not negative")
+_IS_TRAINING = AttributeSpec("is_training", "bool", role="training")
+_NAME = AttributeSpec("name", "string")
+_FACTOR = AttributeSpec("exponential_avg_factor", "f32")
 _RESERVE_SPACE_2_IS = AttributeSpec(
     "reserve_space_2_is",
     "string",
-    "variance",
     choices=("variance", "inverse_standard_deviation"),
     extension=True,
-    summary=(
-        "what reserve_space_2 holds in training: the biased variance (CPU) or "
-        "1 / sqrt(variance + epsilon) (cuDNN), where epsilon is not used again"
-    ),
 )
 
 
-def _schema(version: int, **tables: Any) -> OperatorSchema:
-    """Return the schema of an operator's version: V1 is for float32, V3 also for rank 5."""
+def _rules(
+    version: int, op: str, attributes: Sequence[AttributeSpec], **rules: Any
+) -> OperatorSchema:
+    """Return the rules of an operator's version: V1 is for float32, V3 also for rank 5."""
     formats = _FORMATS_4 + (_FORMATS_5 if version == 3 else ())
     types = ("float32",) if version == 1 else ("half", "bfloat16", "float32")
-    tables["op"] += "" if version == 1 else f"V{version}"
-    data_format = AttributeSpec(
-        "data_format",
-        "string",
-        "NHWC",
-        role="data_format",
-        choices=tuple(f.name for f in formats),
-        summary="the axes of x; as many letters as x has axes",
-    )
-    tables["attributes"] = tuple(spec or data_format for spec in tables["attributes"])
+    choices = tuple(f.name for f in formats)
+    data_format = AttributeSpec("data_format", "string", role="data_format", choices=choices)
+    # It stands before is_training.
+    place = attributes.index(_IS_TRAINING)
     ranks = "4 or 5" if version == 3 else "4"
     return OperatorSchema(
         dialect="tensorflow",
+        op=op if version == 1 else f"{op}V{version}",
         source="TensorFlow 2.21, tf.raw_ops.{op}",
+        attributes=(*attributes[:place], data_format, *attributes[place:]),
         type_rules=type_rules(**dict.fromkeys(types, "float32")),
         formats=formats,
         ranks=(4, 5) if version == 3 else (4, 4),
-        style="keywords",
         phrases=Phrases(
             rank=f"input must be {ranks}-dimensional",
             gradient_shape="x and y_backprop must have same shape",
@@ -106,82 +130,493 @@ def _schema(version: int, **tables: Any) -> OperatorSchema:
             channel_rank="must be 1-dimensional",
             channel_size="must have the same number of elements as the channels of {x}",
         ),
-        **tables,
+        **rules,
     )
 
 
-def _check_encoding(call: Call) -> None:
-    if not (_is_variance(call) or call.attributes["is_training"]):
-        raise ArgumentValueError(
-            "reserve_space_2_is",
-            "is_training=False takes the population variance",
-            came="'inverse_standard_deviation'",
-            accepted="'variance'",
-        )
-
-
-def _encoded(call: Call, canonical: CanonicalCall) -> CanonicalCall:
-    """An inverse standard deviation has epsilon inside."""
-    inverse = replace(canonical, epsilon=0.0, inverse_std=True)
-    return canonical if _is_variance(call) else inverse
-
-
-def _is_variance(call: Call) -> bool:
-    return call.attributes["reserve_space_2_is"] == "variance"
+def _empty(name: str, symbol: str) -> TensorSpec:
+    return TensorSpec(name, "empty", symbol, "vector")
 
 
 def _gradient(version: int) -> OperatorSchema:
     symbol = "T" if version == 1 else "U"
-    opaque = TensorSpec(
-        "reserve_space_3", "ignored", symbol, "opaque", summary="opaque; required and ignored"
-    )
+    opaque = TensorSpec("reserve_space_3", "ignored", symbol, "opaque")
     first_empty = 4 if version == 3 else 3
-    return _schema(
+    return _rules(
         version,
         op="FusedBatchNormGrad",
         operation="backward",
-        summary="Gradients of batch normalisation.",
         inputs=(
-            data("y_backprop", "dy", "T", "gradient of y"),
-            data("x", "x", "T", "input of the forward"),
-            channel("scale", "gamma", "float32", "scale"),
-            channel(
-                "reserve_space_1", "mean", symbol, "batch mean; population mean if not is_training"
-            ),
-            channel(
-                "reserve_space_2",
-                "variance",
-                symbol,
-                "biased batch variance; population variance if not is_training",
-            ),
+            data("y_backprop", "dy", "T"),
+            data("x", "x", "T"),
+            channel("scale", "gamma", "float32"),
+            channel("reserve_space_1", "mean", symbol),
+            channel("reserve_space_2", "variance", symbol),
             *((opaque,) if version == 3 else ()),
         ),
         outputs=(
-            data("x_backprop", "dx", "T", "gradient of x"),
-            channel("scale_backprop", "dgamma", symbol, "of scale"),
-            channel("offset_backprop", "dbeta", symbol, "of offset"),
-            *(
-                TensorSpec(
-                    f"reserve_space_{first_empty + k}",
-                    "empty",
-                    symbol,
-                    "vector",
-                    summary="empty, shape (0,)",
-                )
-                for k in (0, 1)
-            ),
+            data("x_backprop", "dx", "T"),
+            channel("scale_backprop", "dgamma", symbol),
+            channel("offset_backprop", "dbeta", symbol),
+            _empty(f"reserve_space_{first_empty}", symbol),
+            _empty(f"reserve_space_{first_empty + 1}", symbol),
         ),
-        # None: data_format, which is the version's.
-        attributes=(_EPSILON, None, _IS_TRAINING, _NAME, _RESERVE_SPACE_2_IS),
-        result="GradientV3" if version == 3 else "Gradient",
-        notes=(
-            "TensorFlow's eager mode lets a data_format whose length is not the rank of x "
-            "through; here it is an error.",
-            "TensorFlow's CPU kernel refuses NCHW with is_training=False; here it works.",
-            "An empty x gives an empty x_backprop and zeros for the parameters.",
-        ),
-        hooks=Hooks(check=_check_encoding, canonical=_encoded),
+        attributes=(_EPSILON, _IS_TRAINING, _NAME, _RESERVE_SPACE_2_IS),
     )
+
+
+def _forward(version: int) -> OperatorSchema:
+    symbol = "T" if version == 1 else "U"
+    outputs = (
+        data("y", "y", "T"),
+        channel("batch_mean", "running_mean", symbol),
+        channel("batch_variance", "running_variance", symbol),
+        channel("reserve_space_1", "mean", symbol),
+        channel("reserve_space_2", "variance", symbol),
+        _empty("reserve_space_3", symbol),
+    )
+    return _rules(
+        version,
+        op="FusedBatchNorm",
+        operation="forward",
+        inputs=(
+            data("x", "x", "T"),
+            channel("scale", "gamma", symbol),
+            channel("offset", "beta", symbol),
+            TensorSpec("mean", "running_mean", symbol, "vector"),
+            TensorSpec("variance", "running_variance", symbol, "vector"),
+        ),
+        outputs=outputs if version == 3 else outputs[:-1],
+        attributes=(_EPSILON, _FACTOR, _IS_TRAINING, _NAME),
+        unbiased=True,
+    )
+
+
+class _Gradient(Operator):
+    """What all versions of the gradient share."""
+
+    @classmethod
+    def translate(cls, call: Call) -> CanonicalCall:
+        """Return the canonical call; an inverse standard deviation has epsilon inside."""
+        canonical = super().translate(call)
+        if call.attributes["reserve_space_2_is"] == "variance":
+            return canonical
+        if not call.attributes["is_training"]:
+            raise ArgumentValueError(
+                "reserve_space_2_is",
+                "is_training=False takes the population variance",
+                came="'inverse_standard_deviation'",
+                accepted="'variance'",
+            )
+        return replace(canonical, epsilon=0.0, inverse_std=True)
+
+
+class _FusedBatchNormGradV3(_Gradient):
+    rules = (_gradient(3),)
+
+    def __call__(
+        self,
+        *,
+        y_backprop: ArrayLike | None = None,
+        x: ArrayLike | None = None,
+        scale: ArrayLike | None = None,
+        reserve_space_1: ArrayLike | None = None,
+        reserve_space_2: ArrayLike | None = None,
+        reserve_space_3: object = None,
+        epsilon: float = 0.0001,
+        data_format: str = "NHWC",
+        is_training: bool = True,
+        name: str | None = None,
+        reserve_space_2_is: str = "variance",
+        arithmetic: Arithmetic | None = None,
+    ) -> GradientV3:
+        """Gradients of batch normalisation.
+
+        With M elements per channel, c = x - reserve_space_1 and s = 1 / sqrt(reserve_space_2 +
+        epsilon), or reserve_space_2 itself if it is the inverse standard deviation::
+
+            offset_backprop = sum y_backprop
+            scale_backprop  = s * sum y_backprop*c
+            x_backprop      = scale*s * (y_backprop - offset_backprop/M - c*s * scale_backprop/M)
+
+        If not is_training, x_backprop is scale*s * y_backprop.
+
+        Parameters
+        ----------
+        y_backprop : array of T
+            gradient of y
+        x : array of T, rank 4 or 5
+            input of the forward
+        scale : array of float32, shape (C,)
+            scale
+        reserve_space_1 : array of U, shape (C,)
+            batch mean; population mean if not is_training
+        reserve_space_2 : array of U, shape (C,)
+            biased batch variance; population variance if not is_training
+        reserve_space_3 : object
+            opaque; required and ignored
+        epsilon : float, finite and not negative, rounded to float32, default 0.0001
+            added to the variance
+        data_format : {"NHWC", "NCHW", "NDHWC", "NCDHW"}, default "NHWC"
+            the axes of x; as many letters as x has axes
+        is_training : bool, default True
+            False: statistics are constants
+        name : str, optional
+            name of the operation; ignored
+        reserve_space_2_is : {"variance", "inverse_standard_deviation"}, default "variance"
+            what reserve_space_2 holds in training: the biased variance (CPU) or 1 /
+            sqrt(variance + epsilon) (cuDNN), where epsilon is not used again; an extension of
+            backnorm
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        x_backprop : array of T
+            gradient of x
+        scale_backprop : array of U, shape (C,)
+            gradient of scale
+        offset_backprop : array of U, shape (C,)
+            gradient of offset
+        reserve_space_4 : array of U, shape (0,)
+            empty, shape (0,)
+        reserve_space_5 : array of U, shape (0,)
+            empty, shape (0,)
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: half with float32, bfloat16 with
+        float32, float32 with float32.
+
+        - TensorFlow's eager mode lets a data_format whose length is not the rank of x through;
+          here it is an error.
+        - TensorFlow's CPU kernel refuses NCHW with is_training=False; here it works.
+        - An empty x gives an empty x_backprop and zeros for the parameters.
+        """
+        return GradientV3._make(
+            self._run(
+                (y_backprop, x, scale, reserve_space_1, reserve_space_2, reserve_space_3),
+                (epsilon, data_format, is_training, name, reserve_space_2_is),
+                arithmetic=arithmetic,
+            )
+        )
+
+
+class _FusedBatchNormGrad(_Gradient):
+    rules = (_gradient(1),)
+
+    def __call__(
+        self,
+        *,
+        y_backprop: ArrayLike | None = None,
+        x: ArrayLike | None = None,
+        scale: ArrayLike | None = None,
+        reserve_space_1: ArrayLike | None = None,
+        reserve_space_2: ArrayLike | None = None,
+        epsilon: float = 0.0001,
+        data_format: str = "NHWC",
+        is_training: bool = True,
+        name: str | None = None,
+        reserve_space_2_is: str = "variance",
+        arithmetic: Arithmetic | None = None,
+    ) -> Gradient:
+        """Gradients of batch normalisation.
+
+        With M elements per channel, c = x - reserve_space_1 and s = 1 / sqrt(reserve_space_2 +
+        epsilon), or reserve_space_2 itself if it is the inverse standard deviation::
+
+            offset_backprop = sum y_backprop
+            scale_backprop  = s * sum y_backprop*c
+            x_backprop      = scale*s * (y_backprop - offset_backprop/M - c*s * scale_backprop/M)
+
+        If not is_training, x_backprop is scale*s * y_backprop.
+
+        Parameters
+        ----------
+        y_backprop : array of T
+            gradient of y
+        x : array of T, rank 4
+            input of the forward
+        scale : array of float32, shape (C,)
+            scale
+        reserve_space_1 : array of U, shape (C,)
+            batch mean; population mean if not is_training
+        reserve_space_2 : array of U, shape (C,)
+            biased batch variance; population variance if not is_training
+        epsilon : float, finite and not negative, rounded to float32, default 0.0001
+            added to the variance
+        data_format : {"NHWC", "NCHW"}, default "NHWC"
+            the axes of x; as many letters as x has axes
+        is_training : bool, default True
+            False: statistics are constants
+        name : str, optional
+            name of the operation; ignored
+        reserve_space_2_is : {"variance", "inverse_standard_deviation"}, default "variance"
+            what reserve_space_2 holds in training: the biased variance (CPU) or 1 /
+            sqrt(variance + epsilon) (cuDNN), where epsilon is not used again; an extension of
+            backnorm
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        x_backprop : array of T
+            gradient of x
+        scale_backprop : array of U, shape (C,)
+            gradient of scale
+        offset_backprop : array of U, shape (C,)
+            gradient of offset
+        reserve_space_3 : array of U, shape (0,)
+            empty, shape (0,)
+        reserve_space_4 : array of U, shape (0,)
+            empty, shape (0,)
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: half with float32, bfloat16 with
+        float32, float32 with float32; of
+        FusedBatchNormGrad float32 alone.
+
+        - TensorFlow's eager mode lets a data_format whose length is not the rank of x through;
+          here it is an error.
+        - TensorFlow's CPU kernel refuses NCHW with is_training=False; here it works.
+        - An empty x gives an empty x_backprop and zeros for the parameters.
+        """
+        return Gradient._make(
+            self._run(
+                (y_backprop, x, scale, reserve_space_1, reserve_space_2),
+                (epsilon, data_format, is_training, name, reserve_space_2_is),
+                arithmetic=arithmetic,
+            )
+        )
+
+
+class _FusedBatchNormGradV2(_FusedBatchNormGrad):
+    rules = (_gradient(2),)
+
+
+class _Forward(Operator):
+    """What all versions of the forward pass share."""
+
+    @classmethod
+    def translate(cls, call: Call) -> CanonicalCall:
+        """Return the canonical call: a forward pass in training, or inference."""
+        canonical = super().translate(call)
+        _check_statistics(call)
+        if call.attributes["is_training"]:
+            # The statistics of an empty batch are NaN: `finish` adds them.
+            weight = call.number("exponential_avg_factor") if call.count else None
+            return replace(canonical, weight=weight)
+        inputs = canonical.inputs | {"mean": "mean", "variance": "variance"}
+        return replace(canonical, operation="inference", training=False, inputs=inputs)
+
+    @classmethod
+    def finish(
+        cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Add the statistics of an empty batch, NaN; or the given ones four times over."""
+        for role in ("mean", "variance"):
+            if call.attributes["is_training"]:
+                results[f"running_{role}"] = np.full_like(results[role], np.nan)
+            else:
+                results[role] = arrays[role].astype(FLOAT32)
+                results[f"running_{role}"] = results[role].copy()
+        return results
+
+
+class _FusedBatchNormV3(_Forward):
+    rules = (_forward(3),)
+
+    def __call__(
+        self,
+        *,
+        x: ArrayLike | None = None,
+        scale: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        epsilon: float = 0.0001,
+        exponential_avg_factor: float = 1.0,
+        data_format: str = "NHWC",
+        is_training: bool = True,
+        name: str | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> ForwardV3:
+        """Batch normalisation, in training or with population statistics.
+
+        With m and v the mean and the biased variance of the batch, or mean and variance if not
+        is_training::
+
+            y = scale * (x - m) / sqrt(v + epsilon) + offset
+
+        Parameters
+        ----------
+        x : array of T, rank 4 or 5
+            input
+        scale : array of U, shape (C,)
+            scale
+        offset : array of U, shape (C,)
+            offset
+        mean : array of U, shape (C,) or (0,)
+            population mean
+        variance : array of U, shape (C,) or (0,)
+            population variance
+        epsilon : float, finite and not negative, rounded to float32, default 0.0001
+            added to the variance
+        exponential_avg_factor : float, finite, rounded to float32, default 1.0
+            weight of the batch in the running statistics; 1: the batch alone
+        data_format : {"NHWC", "NCHW", "NDHWC", "NCDHW"}, default "NHWC"
+            the axes of x; as many letters as x has axes
+        is_training : bool, default True
+            False: statistics are constants
+        name : str, optional
+            name of the operation; ignored
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        y : array of T
+            normalised output
+        batch_mean : array of U, shape (C,)
+            running mean
+        batch_variance : array of U, shape (C,)
+            running variance, of variances with Bessel's correction
+        reserve_space_1 : array of U, shape (C,)
+            batch mean
+        reserve_space_2 : array of U, shape (C,)
+            biased batch variance
+        reserve_space_3 : array of U, shape (0,)
+            empty, shape (0,)
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: half with float32, bfloat16 with
+        float32, float32 with float32.
+
+        - mean and variance are read if is_training is False or exponential_avg_factor is not 1,
+          and then have one value per channel; else they may be empty and are ignored.
+        - running = (1 - exponential_avg_factor) * old + exponential_avg_factor * batch.
+        - is_training=False returns mean and variance as given, four times over.
+        - In training an empty x gives NaN for batch_mean and batch_variance, as TensorFlow
+          does, and zeros for the reserved statistics.
+        """
+        return ForwardV3._make(
+            self._run(
+                (x, scale, offset, mean, variance),
+                (epsilon, exponential_avg_factor, data_format, is_training, name),
+                arithmetic=arithmetic,
+            )
+        )
+
+
+class _FusedBatchNorm(_Forward):
+    rules = (_forward(1),)
+
+    def __call__(
+        self,
+        *,
+        x: ArrayLike | None = None,
+        scale: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        epsilon: float = 0.0001,
+        exponential_avg_factor: float = 1.0,
+        data_format: str = "NHWC",
+        is_training: bool = True,
+        name: str | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> Forward:
+        """Batch normalisation, in training or with population statistics.
+
+        With m and v the mean and the biased variance of the batch, or mean and variance if not
+        is_training::
+
+            y = scale * (x - m) / sqrt(v + epsilon) + offset
+
+        Parameters
+        ----------
+        x : array of T, rank 4
+            input
+        scale : array of U, shape (C,)
+            scale
+        offset : array of U, shape (C,)
+            offset
+        mean : array of U, shape (C,) or (0,)
+            population mean
+        variance : array of U, shape (C,) or (0,)
+            population variance
+        epsilon : float, finite and not negative, rounded to float32, default 0.0001
+            added to the variance
+        exponential_avg_factor : float, finite, rounded to float32, default 1.0
+            weight of the batch in the running statistics; 1: the batch alone
+        data_format : {"NHWC", "NCHW"}, default "NHWC"
+            the axes of x; as many letters as x has axes
+        is_training : bool, default True
+            False: statistics are constants
+        name : str, optional
+            name of the operation; ignored
+        arithmetic : {"float32", "float64"}, optional
+            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        y : array of T
+            normalised output
+        batch_mean : array of U, shape (C,)
+            running mean
+        batch_variance : array of U, shape (C,)
+            running variance, of variances with Bessel's correction
+        reserve_space_1 : array of U, shape (C,)
+            batch mean
+        reserve_space_2 : array of U, shape (C,)
+            biased batch variance
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            for an argument that is not as described, by its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: half with float32, bfloat16 with
+        float32, float32 with float32; of
+        FusedBatchNorm float32 alone.
+
+        - mean and variance are read if is_training is False or exponential_avg_factor is not 1,
+          and then have one value per channel; else they may be empty and are ignored.
+        - running = (1 - exponential_avg_factor) * old + exponential_avg_factor * batch.
+        - is_training=False returns mean and variance as given, four times over.
+        - In training an empty x gives NaN for batch_mean and batch_variance, as TensorFlow
+          does, and zeros for the reserved statistics.
+        """
+        return Forward._make(
+            self._run(
+                (x, scale, offset, mean, variance),
+                (epsilon, exponential_avg_factor, data_format, is_training, name),
+                arithmetic=arithmetic,
+            )
+        )
+
+
+class _FusedBatchNormV2(_FusedBatchNorm):
+    rules = (_forward(2),)
 
 
 def _check_statistics(call: Call) -> None:
@@ -202,84 +637,12 @@ def _check_statistics(call: Call) -> None:
             )
 
 
-def _by_mode(call: Call, canonical: CanonicalCall) -> CanonicalCall:
-    """In training running statistics move, but not by no elements; else it is inference."""
-    if call.attributes["is_training"]:
-        weight = call.number("exponential_avg_factor") if call.count else None
-        return replace(canonical, weight=weight)
-    inputs = canonical.inputs | {"mean": "mean", "variance": "variance"}
-    return replace(canonical, operation="inference", training=False, inputs=inputs)
-
-
-def _with_statistics(
-    call: Call, old: Mapping[str, np.ndarray], results: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Add the statistics of no elements, NaN; not in training, the given ones four times over."""
-    for role in ("mean", "variance"):
-        if call.attributes["is_training"]:
-            results[f"running_{role}"] = np.full_like(results[role], np.nan)
-        else:
-            results[role] = old[role].astype(FLOAT32)
-            results[f"running_{role}"] = results[role].copy()
-    return results
-
-
-def _forward(version: int) -> OperatorSchema:
-    symbol = "T" if version == 1 else "U"
-
-    def statistic(name: str, role: str, summary: str, *, given: bool = False) -> TensorSpec:
-        kind: TensorKind = "vector" if given or role == "empty" else "channel"
-        return TensorSpec(name, role, symbol, kind, summary=summary)
-
-    outputs = (
-        data("y", "y", "T", "normalised output"),
-        statistic("batch_mean", "running_mean", "running mean"),
-        statistic(
-            "batch_variance",
-            "running_variance",
-            "running variance, of variances with Bessel's correction",
-        ),
-        statistic("reserve_space_1", "mean", "batch mean"),
-        statistic("reserve_space_2", "variance", "biased batch variance"),
-        statistic("reserve_space_3", "empty", "empty, shape (0,)"),
-    )
-    return _schema(
-        version,
-        op="FusedBatchNorm",
-        operation="forward",
-        summary="Batch normalisation, in training or with population statistics.",
-        inputs=(
-            data("x", "x", "T", "input"),
-            statistic("scale", "gamma", "scale"),
-            statistic("offset", "beta", "offset"),
-            statistic("mean", "running_mean", "population mean", given=True),
-            statistic("variance", "running_variance", "population variance", given=True),
-        ),
-        outputs=outputs if version == 3 else outputs[:-1],
-        attributes=(_EPSILON, _FACTOR, None, _IS_TRAINING, _NAME),
-        result="ForwardV3" if version == 3 else "Forward",
-        notes=(
-            "mean and variance are read if is_training is False or exponential_avg_factor is "
-            "not 1, and then have one value per channel; else they may be empty and are ignored.",
-            "running = (1 - exponential_avg_factor) * old + exponential_avg_factor * batch.",
-            "is_training=False returns mean and variance as given, four times over.",
-            "In training an empty x gives NaN for batch_mean and batch_variance, as TensorFlow "
-            "does, and zeros for the reserved statistics.",
-        ),
-        unbiased=True,
-        hooks=Hooks(check=_check_statistics, canonical=_by_mode, finish=_with_statistics),
-    )
-
-
-FusedBatchNormGradV3 = function(_gradient(3))
-FusedBatchNormGradV2 = function(_gradient(2))
-FusedBatchNormGrad = function(_gradient(1))
-FusedBatchNormV3 = function(_forward(3))
-FusedBatchNormV2 = function(_forward(2))
-FusedBatchNorm = function(_forward(1))
-
-GradientV3, Gradient = FusedBatchNormGradV3.returned, FusedBatchNormGrad.returned
-ForwardV3, Forward = FusedBatchNormV3.returned, FusedBatchNorm.returned
+FusedBatchNormGradV3 = _FusedBatchNormGradV3()
+FusedBatchNormGradV2 = _FusedBatchNormGradV2()
+FusedBatchNormGrad = _FusedBatchNormGrad()
+FusedBatchNormV3 = _FusedBatchNormV3()
+FusedBatchNormV2 = _FusedBatchNormV2()
+FusedBatchNorm = _FusedBatchNorm()
 
 OPERATORS = by_name(
     FusedBatchNormGradV3,

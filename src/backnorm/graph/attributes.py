@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.graph.strict_json import expect_object, expect_string
+from backnorm.graph.strict_json import expect_key, expect_object, expect_string
 
 __all__ = ["parse_attributes"]
 
@@ -13,8 +13,8 @@ __all__ = ["parse_attributes"]
 def parse_attributes(value: object, where: str) -> dict[str, object]:
     """Return name -> value of a JSON object ``{name: {"type": ..., "value": ...}}``.
 
-    Only that each value is of the type it declares is checked here; whether an operator has the
-    attribute, and takes that value, is for the operator to say.
+    Each value is checked to be of its declared type. The operator checks whether it has the
+    attribute and accepts the value.
     """
     attributes = {}
     for name, entry in expect_object(value, where).items():
@@ -25,13 +25,11 @@ def parse_attributes(value: object, where: str) -> dict[str, object]:
             raise ArgumentValueError(
                 f"{at}.type", "unknown attribute type", came=repr(declared), accepted=_ACCEPTED
             )
-        if "value" not in fields:
-            raise ArgumentValueError(at, "lacks the key 'value'")
-        if not _IS_OF_TYPE[declared](fields["value"]):
+        attributes[name] = expect_key(fields, "value", at)
+        if not _IS_OF_TYPE[declared](attributes[name]):
             raise ArgumentTypeError(
                 f"{at}.value", "is not of the declared type", accepted=f"a value of type {declared}"
             )
-        attributes[name] = fields["value"]
     return attributes
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.model import Operator
@@ -14,7 +14,7 @@ __all__ = ["topological_order"]
 def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """Return `operators` so that each follows the producers of its inputs.
 
-    The order is that of the file wherever it can be (Kahn's algorithm with a queue).
+    The order is that of the file wherever it can be.
 
     Raises
     ------
@@ -22,28 +22,17 @@ def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
         If two operators produce one logical tensor, or the graph has a cycle.
     """
     producer = _producers(operators)
-    waiting = []
-    consumers: dict[int, list[int]] = {i: [] for i in range(len(operators))}
+    # Nodes are ready in the order in which they are added.
+    sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(len(operators)), ()))
     for i, operator in enumerate(operators):
-        sources = {producer[id_] for id_ in operator.inputs if id_ in producer}
-        waiting.append(len(sources))
-        for source in sources:
-            consumers[source].append(i)
-    ready = deque(i for i, count in enumerate(waiting) if count == 0)
-    order = []
-    while ready:
-        i = ready.popleft()
-        order.append(i)
-        for consumer in consumers[i]:
-            waiting[consumer] -= 1
-            if waiting[consumer] == 0:
-                ready.append(consumer)
-    if len(order) < len(operators):
-        stuck = next(i for i, count in enumerate(waiting) if count)
+        sorter.add(i, *(producer[id_] for id_ in operator.inputs if id_ in producer))
+    try:
+        return tuple(operators[i] for i in sorter.static_order())
+    except CycleError as error:
         raise ArgumentValueError(
-            f"graph[{stuck}]", "the operator waits for its own output: the graph has a cycle"
-        )
-    return tuple(operators[i] for i in order)
+            f"graph[{error.args[1][0]}]",
+            "the operator waits for its own output: the graph has a cycle",
+        ) from None
 
 
 def _producers(operators: Sequence[Operator]) -> dict[int, int]:

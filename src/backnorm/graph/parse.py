@@ -36,12 +36,12 @@ def parse_graph(document: object, where: str = "graph file") -> Graph:
         (``engine_kind``, ``fpmath_mode``, ``input_ports``) are accepted and change nothing: the
         results are exact to one rounding in any case.
     where : str
-        What errors call the document.
+        The name of the document in errors.
 
     Raises
     ------
     ArgumentError
-        Naming the place in the document, what came and what is accepted.
+        With the place in the document, the value and the accepted values.
     """
     fields = expect_object(document, where)
     _check_version(fields, where)
@@ -50,7 +50,13 @@ def parse_graph(document: object, where: str = "graph file") -> Graph:
         raise ArgumentValueError("graph", "holds no operator")
     tensors: dict[int, LogicalTensor] = {}
     operators = [_parse_operator(e, f"graph[{i}]", tensors) for i, e in enumerate(entries)]
-    _check_unique_ids(operators)
+    seen: set[int] = set()
+    for i, operator in enumerate(operators):
+        if operator.id in seen:
+            raise ArgumentValueError(
+                f"graph[{i}].id", "two operators have this id", came=operator.id
+            )
+        seen.add(operator.id)
     ordered = topological_order(operators)
     return Graph(ordered, tensors, _graph_outputs(fields, ordered))
 
@@ -91,16 +97,6 @@ def _parse_operator(value: object, where: str, tensors: dict[int, LogicalTensor]
         inputs=ports["inputs"],
         outputs=ports["outputs"],
     )
-
-
-def _check_unique_ids(operators: list[Operator]) -> None:
-    seen: set[int] = set()
-    for i, operator in enumerate(operators):
-        if operator.id in seen:
-            raise ArgumentValueError(
-                f"graph[{i}].id", "two operators have this id", came=operator.id
-            )
-        seen.add(operator.id)
 
 
 def _graph_outputs(fields: dict[str, object], operators: tuple[Operator, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""JSON from files that nobody vouches for: bounded, strict, with errors that say where."""
+"""JSON from untrusted files: bounded, strict, with errors that name the place."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.files import check_readable, errors_named
 
 __all__ = [
     "MAX_BYTES",
+    "expect_choice",
     "expect_integer",
+    "expect_key",
     "expect_list",
     "expect_name",
     "expect_object",
@@ -25,31 +26,20 @@ __all__ = [
 MAX_BYTES = 16 * 2**20
 
 _LONGEST_NAME = 200
-# What .safetensors files keep their remarks under.
+# The key of the metadata in .safetensors files.
 _RESERVED_NAMES = ("__metadata__",)
 
 
-def read_json(path: Path, most: int | None = None, hint: str | None = None) -> object:
-    """Return the JSON document in a file, which takes up to 44 times as much memory.
+def read_json(path: Path) -> object:
+    """Return the JSON document in a file of at most `MAX_BYTES`.
 
-    Parameters
-    ----------
-    path : Path
-    most : int, optional
-        Bytes that it may have (default: `MAX_BYTES`).
-    hint : str, optional
-        How to have more allowed.
+    As Python's objects it takes up to 44 times as much memory.
     """
-    most = MAX_BYTES if most is None else most
-    check_readable(path)
-    with errors_named(path), path.open("rb") as stream:
-        data = stream.read(most + 1)
-    if len(data) > most:
+    with path.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
         raise ArgumentValueError(
-            str(path),
-            "the file is too large for JSON",
-            accepted=f"at most {most} bytes",
-            hint=hint,
+            str(path), "the file is too large for JSON", accepted=f"at most {MAX_BYTES} bytes"
         )
     return parse_json(data, str(path))
 
@@ -57,8 +47,8 @@ def read_json(path: Path, most: int | None = None, hint: str | None = None) -> o
 def parse_json(data: bytes, where: str) -> object:
     """Return the value of the UTF-8 JSON text `data`.
 
-    Refused beside bad syntax: a byte order mark, duplicate keys, NaN and infinities (also numbers
-    that overflow to one), and nesting beyond Python's recursion limit.
+    Besides bad syntax these are refused: a byte order mark, duplicate keys, NaN and infinities
+    (also numbers that overflow to one), and nesting beyond Python's recursion limit.
     """
     try:
         return json.loads(
@@ -84,6 +74,25 @@ def expect_object(value: object, where: str) -> dict[str, object]:
     if isinstance(value, dict):
         return value
     raise _wrong(value, where, "an object")
+
+
+def expect_key(fields: dict[str, object], key: str, where: str) -> object:
+    """Return the value of a key that the object at `where` must have."""
+    if key not in fields:
+        raise ArgumentValueError(where, f"lacks the key {key!r}")
+    return fields[key]
+
+
+def expect_choice(
+    fields: dict[str, object], key: str, accepted: tuple[str, ...], where: str
+) -> str:
+    """Return the value of a key if it is an accepted word; the first one without the key."""
+    value = expect_string(fields.get(key, accepted[0]), f"{where}.{key}")
+    if value not in accepted:
+        raise ArgumentValueError(
+            f"{where}.{key}", "is not supported", came=repr(value), accepted=", ".join(accepted)
+        )
+    return value
 
 
 def expect_list(value: object, where: str, *, most: int = 1_000_000) -> list[object]:

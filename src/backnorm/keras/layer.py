@@ -81,7 +81,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             self.reproducible = True
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration, which is that of Keras's layer but for what is given beside."""
+        """Return the configuration of Keras's layer; with `arithmetic`, `reproducible` if set."""
         config: dict[str, Any] = super().get_config()
         if self.arithmetic is not None:
             config["arithmetic"] = self.arithmetic
@@ -91,7 +91,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Return the normalised inputs, and in training update the moving statistics."""
-        given = keras.backend.standardize_dtype(inputs.dtype)
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
         special = mask is not None or self.renorm
         if self.reproducible and special and training and self.trainable:
             raise ArgumentValueError(
@@ -101,39 +101,38 @@ class BatchNormalization(keras.layers.BatchNormalization):
                 came=True,
                 accepted="False there",
             )
-        # Of what is no real number Keras's layer says what it has to say.
-        special = special or not given.startswith(_NUMBERS)
-        # A replica without elements has to meet the others. Of no elements anywhere the statistics
-        # are 0 then, as with Keras's layer.
+        # Keras's layer raises its own error for an input that is no real number.
+        special = special or not dtype.startswith(_NUMBERS)
+        # A replica without elements takes part in the exchange. If no replica has elements, the
+        # statistics are 0, as those of Keras's layer.
         shape = () if self.synchronized else tuple(inputs.shape)
         if special or 0 in shape or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
-        wide = "float64" if given == "float64" else "float32"
-        # Keras computes in the wide type. The kernels take an input of 16 bits as it is, so here
-        # that is for results of another type than the input.
-        if given != self.compute_dtype:
+        wide = "float64" if dtype == "float64" else "float32"
+        # Keras computes in the wide type. The kernels read 16-bit inputs themselves, so the cast is
+        # for results of another type than the input.
+        if dtype != self.compute_dtype:
             inputs = keras.ops.cast(inputs, wide)
         gamma = keras.ops.cast(self.gamma, wide) if self.scale else None
         beta = keras.ops.cast(self.beta, wide) if self.center else None
-        there = _one_unless_empty(inputs, wide) if None in shape else None
-        if there is not None and gamma is not None:
-            gamma = gamma * there
-        how = {"epsilon": self.epsilon, "axis": self.axis, "arithmetic": self.arithmetic}
-        how |= {"reproducible": True} if self.reproducible else {}
+        one = _one_unless_empty(inputs, wide) if None in shape else None
+        if one is not None and gamma is not None:
+            gamma = gamma * one
+        options = {"epsilon": self.epsilon, "axis": self.axis, "arithmetic": self.arithmetic}
+        options |= {"reproducible": True} if self.reproducible else {}
         normalise = batch_norm_synchronised if self.synchronized else batch_norm
-        y, mean, variance = normalise(inputs, gamma, beta, **how)
+        y, mean, variance = normalise(inputs, gamma, beta, **options)
         for moving, current in ((self.moving_mean, mean), (self.moving_variance, variance)):
             past = keras.ops.cast(moving, wide)
-            current = current if there is None else current * there
+            current = current if one is None else current * one
             moving.assign(past * self.momentum + current * (1.0 - self.momentum))
         return keras.ops.cast(y, self.compute_dtype)
 
 
 def _one_unless_empty(inputs: Any, dtype: str) -> Any:
-    """Return 1, but NaN of a batch without elements, where its size is not known while tracing.
+    """Return 1, or NaN for an empty batch, whose size is not known while tracing.
 
-    Multiplied by it, statistics and the gradient of gamma are what Keras's layer makes of such a
-    batch.
+    Statistics and the gradient of gamma, multiplied by it, are those of Keras's layer.
     """
     empty = keras.ops.equal(keras.ops.size(inputs), 0)
     return keras.ops.cast(keras.ops.where(empty, float("nan"), 1.0), dtype)

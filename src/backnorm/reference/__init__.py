@@ -9,12 +9,12 @@ With M elements per channel, c = x - mean and s = 1 / sqrt(variance + epsilon)::
 
     y      = gamma * s * c + beta
 
-Beside each result stands T, the sum of the magnitudes of the terms of that element's formula: the
-yardstick of what rounding may cost where terms cancel (:mod:`backnorm.conformance.judge`).
+Each result has a T, the sum of the magnitudes of the terms of that element's formula: the measure
+of the rounding errors where terms cancel (:mod:`backnorm.conformance.judge`).
 
-The arithmetic carries about 106 bits, so it can judge float64. Work proceeds in small blocks:
-besides the results, memory does not grow with the problem. Where a result is not finite, plain
-float64 evaluation of the same formula decides between infinity and NaN.
+The arithmetic has about 106 bits, so it can judge float64. Work proceeds in small blocks: memory
+besides the results does not grow with the problem. Where a result is not finite, the float64 value
+of the same formula decides between infinity and NaN.
 """
 
 from backnorm._doubledouble import Exact

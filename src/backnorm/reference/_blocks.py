@@ -1,4 +1,4 @@
-"""The blocks in which the oracle works: memory besides the results does not grow with the data."""
+"""Blocks of the oracle: memory besides the results does not grow with the data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from backnorm.reference._terms import Term
 
 __all__ = ["Blocks", "Outputs", "Part", "sums"]
 
-# Elements in one block: a score of float64 temporaries of this size stay in the second-level cache.
+# Elements of a block: twenty float64 temporaries of this size stay in the second-level cache.
 _BLOCK = 1 << 14
-# Channels taken together at the least, so that channels-last data is read in whole cache lines.
+# Least channels of a block, so that channels-last data is read in whole cache lines.
 _BLOCK_CHANNELS = 16
 
 _Cell = tuple[slice, slice, slice]

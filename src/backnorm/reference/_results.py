@@ -1,4 +1,4 @@
-"""What the oracle returns: exact values, and beside each T, the magnitudes of its terms."""
+"""Results of the oracle: exact values, each with T, the magnitudes of its terms."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Term:
 def inverse_deviation(variance: Term, epsilon: float) -> Term:
     """Return ``1 / sqrt(variance + epsilon)`` as one term."""
     total = variance.exact + epsilon
-    # What a small number leaves behind its digits would be no number, unless that is made larger.
+    # The low part of a small number would underflow, unless the number is scaled.
     scale = np.where(np.abs(total.hi) < _SMALL, 2.0**400, 1.0)
     root = (total * (scale * scale)).sqrt()
     plain = 1.0 / np.sqrt(variance.exact.hi + epsilon)

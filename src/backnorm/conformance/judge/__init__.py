@@ -1,7 +1,7 @@
-"""How far a result may be from the exact one, and whether it is.
+"""Verdicts on results, by their distance from exact results.
 
-Errors are counted in units in the last place (ulp) of the output's type at the exact value. The
-one statement of what is allowed is :func:`budget`.
+Errors are in units in the last place (ulp) of the output's type at the exact value. :func:`budget`
+is the only statement of the allowed error.
 """
 
 from backnorm.conformance.judge._budget import Budget, Quantity, budget

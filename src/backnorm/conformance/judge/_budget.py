@@ -1,4 +1,4 @@
-"""What is allowed, with the argument for it."""
+"""The allowed error, with the argument for it."""
 
 from __future__ import annotations
 
@@ -38,21 +38,22 @@ def budget(
     ----------
     quantity : {"dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", \
 "second_gamma"}
-        Of the forward, the backward, and the second order (gradients of the backward).
+        A result of the forward pass, of the backward pass, or of the second order (gradients of the
+        backward pass).
     output : numpy.dtype
         Element type of the quantity.
     data : numpy.dtype
         Element type of x.
     arithmetic : {"float32", "float64"}, optional
-        What elements are computed in, and short runs of sums added up; None: float32 for data of 16
-        bits, float64 for others. The second order has no such choice: it is judged as with None.
+        The type in which elements are computed and short runs of sums are added up; None: float32
+        for data of 16 bits, float64 for others. It has no effect on the second order.
 
     Notes
     -----
     Half an ulp is the one rounding to the output's type; it is all that is allowed where nothing
     cancels. T is the sum of the magnitudes of the terms of the element's formula (see
-    :mod:`backnorm.reference`), and the coefficient beside it is what the arithmetic before that
-    rounding may lose:
+    :mod:`backnorm.reference`), and its coefficient is the error of the arithmetic before that
+    rounding:
 
     - float64 arithmetic, whose unit roundoff is 2**-53, on narrower data: blocked sums of up to
       2**30 elements lose a few dozen roundoffs of sum|terms|, so parameter gradients stay within
@@ -66,24 +67,23 @@ def budget(
     - float32 arithmetic, whose unit roundoff u is 2**-24, on data of float32 or of 16 bits. A term
       of a parameter gradient is rounded four times before it is added up in float64: x - mean,
       the product, and two additions of at most four terms in a row; 2**-22 T is 4 u. dx has those
-      sums as coefficients. Beside the final product, which is the one rounding of a float32
+      sums as coefficients. Besides the final product, which is the one rounding of a float32
       result, the term dy is rounded three times (less the shift, less the slope, and by way of
       the gain), that of sum dy six times (twice in the sum, once as the shift, and with dy), and
       that of x - mean eight times (four times in the sum, once as the slope, x - mean itself, the
       difference and the gain). A final rounding that reaches the next power of two is half a u of
-      T more. Beside 16 bits the final product is rounded before it is rounded to them: nine. In
-      all less than 16 u, which is 2**-20 T: four more roundings have room, as of longer runs of
-      terms.
-    - mean and variance are themselves sums that are rounded once; they get a whole ulp, beside
+      T more. With 16-bit data the final product is rounded once more: nine. In all these are
+      less than 16 u, which is 2**-20 T, and leave room for four more roundings, as of longer runs
+      of terms.
+    - mean and variance are themselves sums that are rounded once; they get a whole ulp and
       the coefficient of a parameter gradient, which counts only for a mean that cancels. The
       terms of the variance are all positive, so its T is itself.
     - y is like dx, with the T of its own formula. In float32 arithmetic x - mean and the gain are
-      rounded once, and so is the constant that has the offset and what float32 does not hold of the
-      mean: a residual, another rounding, still leaves 2**-20 T unused by half. Cutting off what is
-      negative does not enlarge an error.
+      rounded once, and so is the constant that has the offset and the low part of the mean. With
+      the rounding of a residual, half of 2**-20 T remains unused. A ReLU does not enlarge an error.
     - The second order multiplies two sums and up to three powers of s in a term. Evaluated in
       float64, with compensated sums, no term of it takes more than 32 roundings: 2**-48 T
-      beside float64 data. Sums of float32 data lose a few dozen roundoffs each, and so does the
+      for float64 data. Sums of float32 data lose a few dozen roundoffs each, and so does the
       gradient of gamma: 2**-44 T; elements have the room that dx has. A product of two sums of
       16-bit terms is off by twice 2**-22, and 2**-20 T is allowed in all of them.
       (bfloat16 is rounded by way of float32, which is within 2**-25 T.)

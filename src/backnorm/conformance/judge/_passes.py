@@ -132,7 +132,7 @@ def check_double_backward(
     gradients : tuple of arrays
         The gradients with respect to x, dy and gamma.
     wide : bool
-        Whether the arithmetic is float64's.
+        Whether all operations are float64.
     in_parts : bool
         Whether the gradient of x is the sum of two, each rounded to x's type.
     **options
@@ -140,22 +140,21 @@ def check_double_backward(
 
     Notes
     -----
-    The formulas (:mod:`backnorm.second_order.formulas`) are the same everywhere; what differs is
-    how sums are computed, in which type, and how often a result is rounded:
+    The formulas (:mod:`backnorm.second_order.formulas`) are the same for all frameworks. The sums,
+    their type and the number of roundings differ:
 
-    - NumPy, PyTorch on a CPU, TensorFlow: float64, and the engine's sums. :func:`budget` is for
-      them.
+    - NumPy, PyTorch on a CPU, TensorFlow: float64 and the engine's sums, as :func:`budget` assumes.
     - PyTorch on a GPU: float64, and PyTorch's sums, which are not compensated but added up in
       trees: log2(M) roundings for blocks of 2**20 elements, and one for each block. Up to some
       2**23 elements per channel that is within the 32 roundings of the budget; channels of 2**17
       elements of float64 lose 2**-51 T.
-    - JAX with `jax_enable_x64`: float64, and XLA's sums, as accurate. But JAX adds what x owes to
-      itself and what it owes to its statistics as two arrays of x's type (`in_parts`). Each is no
-      more than T, so their roundings are u*T in all, u being half the distance from 1 to the next
-      number of that type; 2*u*T leaves room for what float32 loses beside it.
-    - JAX without: float32 from the first to the last operation (not `wide`), sums included. The
-      argument is that for 16-bit data, 2**-20 T, now also beside float32 data, whose budget is
-      2**20 times smaller in float64. Channels of 2**18 elements were seen to lose 2**-23 T.
+    - JAX with `jax_enable_x64`: float64 and XLA's sums, which are as accurate. But JAX adds the
+      direct gradient of x and the gradient through the statistics as two arrays of x's type
+      (`in_parts`). Neither exceeds T, so their roundings are u*T in all, u being half the distance
+      from 1 to the next number of that type; 2*u*T also leaves room for the error of float32.
+    - JAX without it: float32 in all operations and sums (not `wide`). The argument of 16-bit data,
+      2**-20 T, then also holds for float32 data, whose budget in float64 is 2**20 times smaller.
+      Channels of 2**18 elements lost 2**-23 T.
     """
     exact = reference.double_backward(x, dy, mean, variance, gamma, **options)
     more = 0.0 if wide else 2.0**-20

@@ -49,7 +49,7 @@ def ulp_at(exact: Exact, dtype: np.dtype) -> FloatArray:
     bits, least, largest = _FORMATS[dtype]
     fraction, exponent = np.frexp(exact.hi)
     exponent = exponent.astype(np.int64) - 1
-    # A power of two in hi with a part of the other sign below it lies in the binade beneath.
+    # A power of two in hi with a lo of the other sign is in the binade below.
     exponent -= (np.abs(fraction) == 0.5) & (exact.lo * np.sign(exact.hi) < 0)
     exponent = np.where(exact.hi == 0, least, exponent)
     result: FloatArray = np.ldexp(1.0, np.clip(exponent, least, largest) - bits + 1)

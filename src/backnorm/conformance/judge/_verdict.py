@@ -41,7 +41,7 @@ class Verdict:
     where : tuple of int
         Index of the element that `worst_excess` was seen at; empty for an empty output.
     detail : str
-        That element: what came, what is exact, error and allowance.
+        That element: its value, the exact value, the error and the allowed error.
     """
 
     worst_ulp: float
@@ -66,19 +66,19 @@ def judge(
     Parameters
     ----------
     quantity : str
-        What it is, for :func:`budget`.
+        The quantity, for :func:`budget`.
     actual : numpy.ndarray
-        The output that is judged; its own type is the one it was rounded to.
+        The output to judge; its type is that of the rounding.
     exact : Exact
         Exact values.
     terms : numpy.ndarray
         float64: T of each element.
     dtype : numpy.dtype
-        Element type of the data (x) it was computed from.
+        Element type of x.
     more : float
-        A multiple of T that is allowed beside the budget.
+        A multiple of T that is allowed besides the budget.
     arithmetic : {"float32", "float64"}, optional
-        What it was computed in, for :func:`budget`.
+        The compute dtype, for :func:`budget`.
     """
     output, data = element_type(actual.dtype), element_type(dtype)
     if output is None or data is None:
@@ -90,9 +90,9 @@ def judge(
     allowance = budget(quantity, output, data, arithmetic)
     error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
     with np.errstate(all="ignore"):
-        # Where T is not finite although the result is, T says nothing and half an ulp has to do.
+        # If T is not finite although the result is, only half an ulp is allowed.
         slack = np.where(np.isfinite(terms), terms, 0.0) * (allowance.terms + more)
-        # No float64 pair holds a part below 2**-1074, so the oracle itself may be off by that.
+        # A pair of float64 has no part below 2**-1074, so the oracle has that error.
         allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)
         excess = error / allowed
         ulps, allowed_ulps = error / ulp, allowed / ulp
@@ -122,7 +122,7 @@ def judge_all(
     ----------
     exact : ExactGradients, ExactNormalized, ExactOutput or ExactSecondGradients
     quantities : sequence of str
-        What each output is; the field of "second_x" is "x".
+        The quantity of each output; the field of "second_x" is "x".
     outputs : sequence of numpy.ndarray
     types : sequence of numpy.dtype or None
         The element type that each output must have; None: any.

@@ -12,13 +12,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from backnorm.cpu.geometry import Columns, Segments, round_up
-from backnorm.cpu.plan import AT_ONCE, SCHEDULE, Plan, plan
+from backnorm.cpu.geometry import Segments, round_up
+from backnorm.cpu.plan import AT_ONCE, SCHEDULE, Plan, is_legal, plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 
-__all__ = ["candidates", "is_legal"]
+__all__ = ["candidates"]
 
 # Elements of an item.
 _SHARES = (8192, 65536)
@@ -42,24 +42,6 @@ def candidates(problem: Problem, extents: Extents, machine: Machine) -> Iterator
         if is_legal(other) and _identity(other) not in known:
             known.add(_identity(other))
             yield other
-
-
-def is_legal(decided: Plan) -> bool:
-    """Whether items and groups end with a byte of the mask, if the plan writes one.
-
-    What is written by tiles is whole lines of all types, by ordinary stores.
-    """
-    problem, extents, geometry = decided.problem, decided.extents, decided.geometry
-    if isinstance(geometry, Columns) and geometry.by_tile:
-        return not decided.streaming and geometry.width % 32 == geometry.tile % 32 == 0
-    if not problem.writes_mask:
-        return True
-    if isinstance(geometry, Columns):
-        return geometry.share * geometry.width % 8 == 0 or geometry.share >= geometry.rows
-    if decided.grouped:
-        group = geometry.group * extents.inner % 8 == 0 or geometry.group >= extents.channels
-        return group and (extents.channels * extents.inner % 8 == 0 or extents.outer == 1)
-    return geometry.share % 8 == 0 or geometry.share >= problem.size
 
 
 def _choices(chosen: Plan, machine: Machine) -> dict[str, Sequence[Any]]:

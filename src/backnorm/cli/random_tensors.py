@@ -1,0 +1,150 @@
+"""Made-up tensors for the inputs that a tensor file lacks (`backnorm run --random`)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema, TensorSpec
+from backnorm.dtypes import FLOAT32
+from backnorm.errors import ArgumentValueError
+from backnorm.graph.program import Tensor
+
+__all__ = ["parameter_type", "random_tensors"]
+
+
+def random_tensors(
+    schema: OperatorSchema,
+    attributes: Mapping[str, object],
+    known: Mapping[str, np.ndarray],
+    missing: Mapping[str, Tensor],
+    seed: int,
+) -> dict[str, np.ndarray]:
+    """Return arrays for the `missing` inputs of one operator call.
+
+    Parameters
+    ----------
+    schema : OperatorSchema
+    attributes : mapping
+    known, missing : mapping
+        By the operator's input names; a missing one comes with what is declared of it.
+    seed : int
+        Each tensor's values depend on the seed, its key and its shape, so supplying one tensor
+        leaves the others as they were.
+
+    Returns
+    -------
+    dict
+        x of a different mean and deviation in every channel and dy, both normal; gamma in
+        [0.5, 1.5) and beta normal. For a backward pass the mean and the biased variance are those
+        of x (1 where that is 0), and an inverse deviation is that of the variance and 1e-5;
+        elsewhere the mean is normal and the variance in [0.5, 2).
+
+    Raises
+    ------
+    ArgumentValueError
+        If neither a declaration nor another tensor tells the shape.
+    """
+    specs = {spec.name: spec for spec in schema.inputs}
+    shapes = {port: array.shape for port, array in known.items()}
+    shapes |= {port: tensor.shape for port, tensor in missing.items() if tensor.shape}
+    types = {port: array.dtype for port, array in known.items()}
+    types |= {port: tensor.dtype for port, tensor in missing.items() if tensor.dtype}
+    data = [name for name, spec in specs.items() if spec.kind == "data"]
+    shape = next((shapes[port] for port in shapes if port in data), ())
+    if len(shape) < 2:
+        raise ArgumentValueError(
+            "shapes",
+            "cannot make up tensors: no shape of 2 or more dimensions is known",
+            accepted=f"a shape for {', '.join(data)}",
+        )
+    dtype = next((types[port] for port in types if port in data), FLOAT32)
+    channel_type = next(
+        (types[port] for port in types if specs[port].kind in ("channel", "kept")),
+        parameter_type(schema, dtype) or dtype,
+    )
+    axes = _channel_axes(schema, attributes, shapes, shape)
+    kept = tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
+    arrays = dict(known)
+    # x comes before the statistics that are computed from it.
+    for port in sorted(missing, key=lambda port: specs[port].kind != "data"):
+        spec = specs[port]
+        rng = np.random.default_rng([seed, zlib.crc32(missing[port].key.encode())])
+        if spec.kind == "data":
+            array = rng.standard_normal(shapes.get(port, shape), np.float32)
+            if spec.role == "x" and array.ndim == len(kept):
+                array *= rng.uniform(0.5, 2.0, kept).astype(np.float32)
+                array += rng.standard_normal(kept, np.float32)
+            array = array.astype(types.get(port, dtype))
+        elif spec.kind == "opaque":
+            array = np.zeros(shapes.get(port, (0,)), types.get(port, FLOAT32))
+        else:
+            size = shapes.get(port, kept if spec.kind == "kept" else (math.prod(kept),))
+            x = arrays.get(schema.words["x"]) if schema.operation == "backward" else None
+            array = _channel(rng, spec, size, x, axes).astype(types.get(port, channel_type))
+        arrays[port] = array
+    return {port: arrays[port] for port in missing}
+
+
+def parameter_type(schema: OperatorSchema, dtype: np.dtype) -> np.dtype | None:
+    """Return the type of per-channel tensors next to data of `dtype`: float32 if that is allowed.
+
+    None if the operator does not take data of `dtype`.
+    """
+    for rule in schema.type_rules:
+        if ELEMENT_TYPE_NAMES[rule.data] == dtype:
+            types = [ELEMENT_TYPE_NAMES[name] for name in rule.channel]
+            return FLOAT32 if FLOAT32 in types else types[0]
+    return None
+
+
+def _channel_axes(
+    schema: OperatorSchema,
+    attributes: Mapping[str, object],
+    shapes: Mapping[str, tuple[int, ...]],
+    shape: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Return the channel axes; any axis if the operator will reject the attributes."""
+    rank, defaults = len(shape), {a.name: a.default for a in schema.attributes}
+    if schema.channel_axes is not None:
+        # Arrays of one element, broadcast: they have a shape and take no memory.
+        known = {**shapes, schema.words["x"]: shape}
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
+            return schema.channel_axes(defaults | dict(attributes), arrays)
+    by_role = {a.role: attributes.get(a.name, a.default) for a in schema.attributes}
+    if "channel_axis" in by_role:
+        axis = by_role["channel_axis"]
+        return (axis if isinstance(axis, int) and 0 <= axis < rank else 0,)
+    layouts = {f.name: f.layout for f in schema.formats}
+    chosen = by_role.get("data_format")
+    layout = layouts.get(chosen if isinstance(chosen, str) else "", schema.formats[0].layout)
+    return (1 if layout == "NCX" else rank - 1,)
+
+
+def _channel(
+    rng: np.random.Generator,
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    x: np.ndarray | None,
+    axes: tuple[int, ...],
+) -> np.ndarray:
+    """Return a per-channel tensor; a statistic is that of `x`, if there is one with elements."""
+    role, keepdims = spec.role, spec.kind == "kept"
+    if role == "gamma":
+        return rng.uniform(0.5, 1.5, shape)
+    if x is not None and x.size:
+        reduced = tuple(axis for axis in range(x.ndim) if axis not in axes)
+        if role == "mean":
+            return np.asarray(x.mean(reduced, np.float64, keepdims=keepdims))
+        if role in ("variance", "inverse_deviation"):
+            variance = x.astype(np.float64).var(reduced, keepdims=keepdims)
+            variance = np.where(variance > 0, variance, 1.0)
+            return variance if role == "variance" else 1.0 / np.sqrt(variance + 1e-5)
+    if role.endswith("variance"):
+        return rng.uniform(0.5, 2.0, shape)
+    return rng.standard_normal(shape)

@@ -1,0 +1,121 @@
+"""Tensor files: .npz by NumPy and .safetensors by the package of that name."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from backnorm.dtypes import BFLOAT16
+from backnorm.errors import ArgumentValueError, BacknormError
+from backnorm.files import atomic_writer, check_writable
+
+__all__ = ["MEBIBYTES", "check_output", "read_tensors", "write_tensors"]
+
+#: Default of `--max-unpacked`.
+MEBIBYTES = 1024
+
+# The type as which NumPy saves ml_dtypes' bfloat16.
+_OPAQUE = np.dtype("V2")
+
+Selection = Callable[[Collection[str]], Mapping[str, str]]
+
+
+def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, np.ndarray]:
+    """Return tensors of a file, in native byte order.
+
+    Parameters
+    ----------
+    path : Path
+    select : callable
+        From the names in the file to the names to read, by the key that each gets in the result.
+    max_unpacked : int
+        Mebibytes by which an archive may be larger unpacked than it is on disk.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the file is of another kind, damaged or too large.
+    OSError
+        If it cannot be read.
+    """
+    kind = _kind(path)
+    try:
+        # Missing files, folders and permissions: the same errors for both kinds.
+        with path.open("rb") as stream:
+            if kind == ".npz":
+                tensors = _read_npz(path, stream, select, max_unpacked)
+            else:
+                with safe_open(path, "np") as file:
+                    names = select(file.keys())
+                    tensors = {key: file.get_tensor(name) for key, name in names.items()}
+    except (BacknormError, OSError, MemoryError):
+        raise
+    # Damaged files make NumPy and zipfile raise nearly anything.
+    except Exception as error:
+        raise ArgumentValueError(str(path), f"cannot be read: {error}") from error
+    return {key: _native(array) for key, array in tensors.items()}
+
+
+def check_output(path: Path) -> None:
+    """Raise if `path` cannot become a tensor file; called before any work is done."""
+    _kind(path)
+    check_writable(path)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write `tensors` to `path`, which then holds all of them or is as it was."""
+    # Safetensors writes the memory of an array, whatever its strides are.
+    arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    with atomic_writer(path) as stream:
+        if _kind(path) == ".safetensors":
+            stream.write(save(arrays))
+            return
+        # Like `numpy.savez`, which cannot write an array called "file".
+        with zipfile.ZipFile(stream, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _read_npz(
+    path: Path, stream: BinaryIO, select: Selection, max_unpacked: int
+) -> dict[str, np.ndarray]:
+    # NumPy takes any other file for a pickle, and says so.
+    if not zipfile.is_zipfile(stream):
+        raise ArgumentValueError(str(path), "is not a .npz file")
+    stream.seek(0)
+    with np.load(stream, allow_pickle=False) as file:
+        unpacked = sum(member.file_size for member in file.zip.infolist())
+        if unpacked - path.stat().st_size > max_unpacked * 2**20:
+            raise ArgumentValueError(
+                str(path),
+                "unpacks to too much",
+                came=f"{unpacked} bytes",
+                accepted=f"at most {max_unpacked} MiB more than the file has",
+                hint="--max-unpacked MIB allows more",
+            )
+        return {key: np.asarray(file[name]) for key, name in select(file.files).items()}
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    if array.dtype == _OPAQUE:
+        return array.view(BFLOAT16)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _kind(path: Path) -> str:
+    kind = path.suffix.lower()
+    if kind not in (".npz", ".safetensors"):
+        raise ArgumentValueError(
+            str(path),
+            "unknown kind of tensor file",
+            came=f"extension {path.suffix!r}",
+            accepted=".npz or .safetensors",
+        )
+    return kind

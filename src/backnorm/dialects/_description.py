@@ -1,0 +1,109 @@
+"""What the class of an operator says: its parameters, their defaults, and its documentation.
+
+The schema in the class's table gets these from the signature and the docstring of ``__call__``, and
+of ``__init__`` if the operator is configured before it is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from backnorm.dialects.schema import UNKNOWN, AttributeSpec, Choice, OperatorSchema, Style
+
+__all__ = ["described"]
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
+    """Return the schema of an operator, its table completed by what its class says."""
+    is_configured = cls.__init__ is not object.__init__
+    call = _parameters(cls.__call__)
+    parameters = _parameters(cls.__init__) if is_configured else call
+    text = _sections(cls.__call__)
+    of_attributes = _sections(cls) if is_configured else text
+    inputs = _entries(text.get("Parameters", ""))
+    outputs = _entries(text.get("Returns", ""))
+    attributes = _entries(of_attributes.get("Parameters", ""))
+    known = {tensor.name for tensor in rules.inputs} | {a.name for a in rules.attributes}
+    # An operator with revisions takes the inputs of its revision, in their order.
+    order = tuple(name for name in call if name in known) or tuple(t.name for t in rules.inputs)
+    return replace(
+        rules,
+        inputs=tuple(replace(t, summary=inputs.get(t.name, "")) for t in rules.inputs),
+        outputs=tuple(replace(t, summary=outputs.get(t.name, "")) for t in rules.outputs),
+        attributes=tuple(
+            _completed(spec, parameters, attributes.get(spec.name, "")) for spec in rules.attributes
+        ),
+        summary=text.get("", "").partition("\n")[0],
+        notes=tuple(_bullets(text.get("Notes", ""))),
+        style=_style(call, is_configured),
+        order=order,
+        choice=_choice(call),
+        takes_memory=rules.outputs[0].name in call.keys() - known,
+    )
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _style(call: Mapping[str, inspect.Parameter], is_configured: bool) -> Style:
+    if is_configured:
+        return "configured"
+    everything = all(p.kind is _KEYWORD for name, p in call.items() if name != "self")
+    return "keywords" if everything else "positional"
+
+
+def _choice(call: Mapping[str, inspect.Parameter]) -> Choice:
+    if "outputs" in call:
+        return "outputs"
+    return "output_mask" if "output_mask" in call else "all"
+
+
+def _completed(
+    spec: AttributeSpec, parameters: Mapping[str, inspect.Parameter], summary: str
+) -> AttributeSpec:
+    """Return an attribute with the default of its parameter and its line of documentation."""
+    default = parameters[spec.name].default if spec.default is UNKNOWN else spec.default
+    return replace(spec, default=default, summary=summary)
+
+
+def _sections(documented: Any) -> dict[str, str]:
+    """Return the sections of a docstring by their titles; the first has none.
+
+    Without docstrings (``python -OO``) there are none.
+    """
+    sections: dict[str, str] = {}
+    title, lines = "", (inspect.getdoc(documented) or "").splitlines()
+    found: list[str] = []
+    for k, line in enumerate(lines):
+        if line and k + 1 < len(lines) and lines[k + 1] == "-" * len(line):
+            sections[title] = "\n".join(found).strip()
+            title, found = line, []
+        elif not (line and line == "-" * len(line)):
+            found.append(line)
+    sections[title] = "\n".join(found).strip()
+    return sections
+
+
+def _entries(section: str) -> dict[str, str]:
+    """Return the texts of a section of parameters or results, each on one line, by name."""
+    entries: dict[str, list[str]] = {}
+    text: list[str] = []
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            text = []
+            entries |= dict.fromkeys(line.partition(" : ")[0].split(", "), text)
+        elif line:
+            text.append(line.strip())
+    return {name: " ".join(text) for name, text in entries.items()}
+
+
+def _bullets(section: str) -> Iterator[str]:
+    """Yield the items of a list, each on one line."""
+    for item in f"\n{section}".split("\n- ")[1:]:
+        yield " ".join(item.split())
