@@ -208,12 +208,12 @@ def test_scale_of_extreme_gradients_is_finite_and_not_zero(magnitude, rng):
 # --- grades ---------------------------------------------------------------------------------------
 
 
-def single_element(error, dtype=FLOAT32, terms=1.0):
-    """Grade dbeta = 1 that is off by so much, a sum of 100 terms of magnitude `terms` in all."""
+def single_element(error, terms=1.0, count=100):
+    """Grade dbeta = 1 that is off by so much, a sum of terms of magnitude `terms` in all."""
     exact = Exact.of([1.0])
     scale = Scale(np.ones(1), np.ones(1), np.ones(1))
-    actual = np.array([1.0 + error]).astype(dtype)
-    return grade("dbeta", actual, exact, np.array([terms]), scale, dtype, 100)
+    actual = np.array([1.0 + error], np.float32)
+    return grade("dbeta", actual, exact, np.array([terms]), scale, FLOAT32, count)
 
 
 def test_grade_is_the_best_rung_that_holds():
@@ -235,6 +235,13 @@ def test_grade_of_a_value_that_is_not_finite(value):
     assert found.status == "nonfinite"
     assert found.where == (0,)
     assert not found.at_least("serial")
+
+
+def test_rung_with_an_infinite_bound_is_left_out():
+    far = single_element(0.5, count=2**24 + 1)
+    assert far.status == "wrong"
+    assert list(far.share) == ["exact", "float64", "float32", "pairwise", "blocked"]
+    assert not far.at_least("serial")
 
 
 def test_at_least_compares_rungs():
@@ -355,6 +362,25 @@ def shares_on_own_rung(names, count, offset, repeats, rng):
 def test_kernel_of_each_kind_of_sum_is_on_its_own_rung(rng):
     names = ["float64 sums", "pairs", "serial"]
     assert set(shares_on_own_rung(names, 4000, 0.5, 3, rng).values()) == {1.0}
+
+
+FLOAT32_SUMS = ["float64 sums", "normalised, float64 sums", "rounded inverse deviation"]
+SERIAL = ["serial", "serial, reversed", "serial, strided", "normalised, serial", "atomics"]
+BLOCKS = ["blocks of 128", "blocks of 256", "blocks of 512"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("count", "offset", "repeats", "names"),
+    [
+        (4000, 0.5, 20, [*FLOAT32_SUMS, "Kahan", "pairs", "NumPy's sum", *SERIAL]),
+        (64_000, 0.5, 5, BLOCKS),
+        (8000, 0.0, 20, [*FLOAT32_SUMS, "Kahan", *SERIAL]),
+    ],
+)
+def test_kernel_is_on_its_own_rung_from_this_count_on(count, offset, repeats, names, rng):
+    own = shares_on_own_rung(names, count, offset, repeats, rng)
+    assert {name: share for name, share in own.items() if share < 0.95} == {}
 
 
 # --- adversarial data -----------------------------------------------------------------------------

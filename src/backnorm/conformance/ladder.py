@@ -118,7 +118,8 @@ class Grade:
     worst_ulp : float
         Largest error, in ulps of the output's type at the exact value.
     share : dict
-        Largest error as a multiple of the bound of each rung that the type of the data has.
+        Largest error as a multiple of the bound of each rung. Rungs that the type of the data does
+        not have, and rungs with an infinite bound, are left out.
     where : tuple of int
         Index of the element that excludes the next better rung; empty for an empty output.
     got, exact : float
@@ -265,9 +266,8 @@ def grade(
     if actual.shape != exact.shape:
         accepted = f"{exact.shape}"
         raise ArgumentValueError("actual", "shape", came=str(actual.shape), accepted=accepted)
-    ladder = rungs(data_type)
     if actual.size == 0:
-        return Grade("exact", 0.0, dict.fromkeys(ladder, 0.0), (), 0.0, 0.0, 1.0)
+        return Grade("exact", 0.0, dict.fromkeys(rungs(data_type), 0.0), (), 0.0, 0.0, 1.0)
     error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
     bounds = allowances(quantity, exact, terms, scale, output, data_type, count, kind=kind)
     shares: dict[Rung, float] = {}
@@ -277,6 +277,7 @@ def grade(
             excess = error / allowed
             worst[rung] = int(np.argmax(excess))
             shares[rung] = float(excess.flat[worst[rung]])
+    ladder = tuple(bounds)
     allowed = bounds[ladder[-1]]
     place = next((i for i, rung in enumerate(ladder) if shares[rung] <= 1.0), len(ladder))
     status: Status = ladder[place] if place < len(ladder) else "wrong"
@@ -317,6 +318,9 @@ def allowances(
     found: dict[Rung, FloatArray] = {}
     for rung in rungs(data):
         limits = [bound(rung, quantity, output, data, count, kind="guaranteed")]
+        if math.isinf(limits[0].terms):
+            # The argument says nothing about so many additions.
+            continue
         if kind == "expected":
             limits.append(bound(rung, quantity, output, data, count))
         least = np.minimum.reduce([limit.allowance(ulp, terms, scale) for limit in limits])
