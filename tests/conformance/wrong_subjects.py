@@ -113,7 +113,11 @@ def right_first(x, dy, mean, variance, gamma, **options):
 
 
 def right_for_ncx(x, dy, mean, variance, gamma, **options):
-    return _right(x, dy, mean, variance, gamma, **options | {"data_format": "NCX"})
+    """Take the memory of NXC for that of NCX."""
+    shape = (x.shape[0], mean.size, -1)
+    operands = x.reshape(shape), dy.reshape(shape), mean, variance, gamma
+    dx, dgamma, dbeta = _right(*operands, **options | {"data_format": "NCX"})
+    return dx.reshape(x.shape), dgamma, dbeta
 
 
 def right_of_expected(x, dy, mean, variance, gamma, **options):

@@ -49,8 +49,12 @@ STATUSES: tuple[Status, ...] = (
     "not_repeatable", "stale", "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
-# A child that was told to end has that long.
+# Seconds that a child has to end.
 _GRACE = 0.3
+# Seconds that the import of a subject may take, at least.
+_IMPORT = 120.0
+# A subject that ends so many children in a row is not run on further cases.
+_MOST_ENDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class Job:
     dialect, op : str or None
         Whose words the subject is called in.
     timeout : float
-        Seconds for a case, and for the import of the subject.
+        Seconds for a case.
     memory : int
         MiB of data that the child may have; 0: no limit.
     """
@@ -144,17 +148,22 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
     results, started = Results(job), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="backnorm-verify-") as folder:
         done: list[str] = []
+        ends = 0
         try:
-            while len(done) < len(cases):
+            while len(done) < len(cases) and ends < _MOST_ENDS:
                 before = len(done)
                 for event in _child(job, done, Path(folder)):
                     case = cases[event["case"]]
                     done.append(case.name)
                     results.verdicts += _verdicts(case, event, results)
+                    ends = ends + 1 if event["event"] in ("crash", "hang") else 0
                     if progress is not None:
                         progress(len(done), len(cases))
                 if len(done) == before:
                     break
+            text = f"not run: the subject ended {ends} processes in a row"
+            for case in (cases[name] for name in cases.keys() - set(done)):
+                results.verdicts += _verdicts(case, {"event": "not_run", "text": text}, results)
         except KeyboardInterrupt:
             results.interrupted = True
     results.seconds = time.perf_counter() - started
@@ -184,7 +193,10 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     at: str | None = None
     is_ready = False
     try:
-        for event in _events(reader, job.timeout):
+        # Frameworks take long to import on a loaded machine.
+        for event in _events(
+            reader, lambda: job.timeout if is_ready else max(job.timeout, _IMPORT)
+        ):
             match event["event"]:
                 case "ready":
                     is_ready = True
@@ -223,11 +235,11 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
                 child.wait()
 
 
-def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
+def _events(reader: int, timeout: Callable[[], float]) -> Iterator[dict[str, Any]]:
     """Yield the events of a child; the last is "hang" if none came in time."""
     held = b""
     while True:
-        ready, _, _ = select.select([reader], [], [], timeout)
+        ready, _, _ = select.select([reader], [], [], timeout())
         if not ready:
             yield {"event": "hang"}
             return
