@@ -235,21 +235,23 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
                 child.wait()
 
 
-def _events(reader: int, timeout: Callable[[], float]) -> Iterator[dict[str, Any]]:
+def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
     """Yield the events of a child; the last is "hang" if none came in time."""
-    held = b""
+    read, limit = b"", max(timeout, _IMPORT)
     while True:
-        ready, _, _ = select.select([reader], [], [], timeout())
+        ready, _, _ = select.select([reader], [], [], limit)
         if not ready:
             yield {"event": "hang"}
             return
         data = os.read(reader, 1 << 16)
         if not data:
             return
-        held += data
-        *lines, held = held.split(b"\n")
+        *lines, read = (read + data).split(b"\n")
         for line in lines:
-            yield json.loads(line)
+            event = json.loads(line)
+            if event["event"] == "ready":
+                limit = timeout
+            yield event
 
 
 def _end(status: int) -> str:
