@@ -392,7 +392,7 @@ def _additions(rung: Rung, count: int) -> _Additions:
         return _Additions(count - 1.0, terms=_row(count).root)
     if rung == "pairwise":
         if count <= _RUN:
-            return _row(count)
+            return _row(count, single=True)
         run, levels = _row(_RUN), math.log2(count / _RUN)
         sums = run.sums * _RUN / count + 2.0
         return _Additions(run.height + math.ceil(levels), sums, run.root + levels)
@@ -403,20 +403,22 @@ def _additions(rung: Rung, count: int) -> _Additions:
 def _in_blocks(count: int, size: int) -> _Additions:
     """Return how blocks of this size add up, one after the other within and among themselves."""
     if count <= size:
-        return _row(count)
-    block, among = _row(size), _row(math.ceil(count / size))
+        return _row(count, single=True)
+    block, among = _row(size), _row(math.ceil(count / size), single=True)
     sums = block.sums * size / count + among.sums
     return _Additions(block.height + among.height, sums, block.root + among.root)
 
 
-def _row(count: int) -> _Additions:
-    """Return how terms add up one after the other.
+def _row(count: int, single: bool = False) -> _Additions:
+    """Return how terms add up one after the other, in one row or on average over many.
 
     The k-th partial sum is k/n of the sum, and the square of what is random in it k/n of the sum of
-    the squares; k runs from 2 to n.
+    the squares; k runs from 2 to n. In one row the squares of a random walk often add up to more
+    than on average: they count twice.
     """
     sums = (count + 1) * (2 * count + 1) / (6 * count) - 1 / count**2
-    return _Additions(count - 1.0, sums, (count + 1) / 2 - 1 / count)
+    root = (count + 1) / 2 - 1 / count
+    return _Additions(count - 1.0, sums, 2.0 * root if single else root)
 
 
 def _in_a_row(number: float, unit: float) -> float:
