@@ -3,6 +3,7 @@
 #   make test          run the tests, but for the long ones
 #   make test-all      run all tests but the sweeps
 #   make test-torch    run those of one framework alone; also test-core, test-jax, test-keras-jax, ...
+#                      test-core installs no framework: 0.3 GB, where make test needs 5
 #   make kernels       compile all kernels for this processor: two minutes on two processors, once
 #   make wheel-check   install the wheel with every Python that the machine has, and run its demo
 #   make bench         measure everything beside all peers
@@ -30,9 +31,9 @@ FOLDER  = tests/frameworks/$(@:test-%=%)
 DIST    = worksteal
 # A run of pytest each: no two frameworks share a process, nor two backends of Keras.
 FRAMEWORKS := torch jax jax_gpu tensorflow gpu gpu_code
-RUNS   := core $(FRAMEWORKS) keras-tensorflow keras-torch keras-jax
+RUNS   := core bench $(FRAMEWORKS) keras-tensorflow keras-torch keras-jax
 
-# Where a benchmark puts result.json, report.md and report.html.
+# Where a benchmark puts result.json and plot.png.
 BENCH ?= bench-results
 
 # The same of the benchmark on a GPU, what it measures, and the Python that has PyTorch for CUDA.
@@ -41,9 +42,9 @@ GPU_SUITE ?= batch256,small
 GPU_FLAGS ?= --op all --dtype all
 GPU_PYTHON ?= $(BIN)/python
 
-# Where all peers can be installed, a missing one is a failure.
+# Where all peers can be installed, a missing one is a failure; `make test-core` alone installs none.
 ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
-export BACKNORM_REQUIRE_PEERS := 1
+export BACKNORM_REQUIRE_PEERS = $(if $(wildcard $(VENV)/.test),1)
 endif
 
 .PHONY: demo test test-all sweep $(RUNS:%=test-%) browser-hint
@@ -69,15 +70,20 @@ sweep:
 	$(MAKE) test TIER=sweep
 
 # Fixtures of the core's files are not made twice; elsewhere a worker without work takes some.
-test-core: FOLDER := tests --ignore tests/frameworks
+test-core: FOLDER := tests --ignore tests/frameworks $(addprefix --ignore ,$(wildcard tests/bench*))
 test-core: DIST := loadfile
+test-bench: FOLDER := $(wildcard tests/bench*)
+test-bench: DIST := loadfile
 # Without a GPU those of `gpu_device` are collected, and skipped.
 test-gpu: FOLDER := tests/frameworks/gpu tests/frameworks/gpu_device
 test-keras-%: FOLDER := tests/frameworks/keras
 test-keras-%: export KERAS_BACKEND = $(@:test-keras-%=%)
 
+test-core: $(VENV)/.test-core
+$(filter-out test-core,$(RUNS:%=test-%)): $(VENV)/.test
+
 # Not every run has something for every tier, of which pytest makes the status 5.
-$(RUNS:%=test-%): $(VENV)/.test kernels
+$(RUNS:%=test-%): kernels
 	$(BIN)/python -m pytest -n $(JOBS) --dist $(DIST) -m "$(TIER)" $(PYTEST_FLAGS) \
 	  $(FOLDER) || test $$? -eq 5
 
@@ -85,21 +91,21 @@ browser-hint:
 	@command -v chromium chromium-browser google-chrome > /dev/null || \
 	  echo "No browser: tests of pages are skipped. On Debian: apt-get install chromium"
 
-# All suites, operations and types beside all peers: about 25 minutes on two processors.
+# All suites, operations and types beside all peers: half an hour on two processors.
 bench: $(VENV)/.bench kernels
-	$(BIN)/python -m benchmarks --suite all --op all --dtype all --out $(BENCH)
+	$(BIN)/python -m benchmarks operator --suite all --op all --dtype all --out $(BENCH)
 
 # A few telling cells: less than two minutes.
 bench-quick: $(VENV)/.bench kernels
-	$(BIN)/python -m benchmarks --quick --out $(BENCH)
+	$(BIN)/python -m benchmarks operator --quick --out $(BENCH)
 
 # On an NVIDIA GPU: every test of the kernels there, what only a GPU can show, and the benchmark of
-# the targets (about half an hour). Ends with an error where there is none.
+# large and small layers (about half an hour). Ends with an error where there is none.
 gpu-check: $(VENV)/.gpu
 	$(GPU_PYTHON) -c 'import torch; torch.cuda.is_available() or exit("no CUDA device")'
 	$(GPU_PYTHON) -m pytest -m "not sweep" $(PYTEST_FLAGS) \
 	  tests/frameworks/gpu tests/frameworks/gpu_device
-	$(GPU_PYTHON) -m benchmarks --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
+	$(GPU_PYTHON) -m benchmarks operator --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
 
 # Without the network: what the site shows lies in it. (The variable: no advertisement.)
 docs: $(VENV)/.docs
@@ -110,21 +116,18 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	# What stands beside a stub.
-	$(BIN)/mypy src/backnorm/dialects/*.py
 	$(BIN)/lint-imports
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# A wheel has the machine code of all levels of processors: six minutes on two processors, once.
+# The wheel of a release: machine code for every x86-64 processor.
+build: export BACKNORM_BUILD_LEVELS ?= all
 build: $(VENV)/.lint
 	$(BIN)/python -m build --no-isolation --sdist --wheel
 
-# For processors such as this one alone, unless BACKNORM_BUILD_LEVELS says otherwise; what is checked
-# does not depend on it.
-wheel-check: export BACKNORM_BUILD_LEVELS ?= own
+# Of the wheel for processors like this one, or of the release's: make wheel-check BACKNORM_BUILD_LEVELS=all
 wheel-check: $(VENV)/.package
 	$(BIN)/python scripts/wheel_check.py
 
@@ -143,7 +146,11 @@ $(VENV)/.package: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(INSTALL) .
 	touch $@
 
-$(VENV)/.test: $(VENV)/.package
+$(VENV)/.test-core: $(VENV)/.package
+	$(PIP) install --constraint constraints.txt --group test-core
+	touch $@
+
+$(VENV)/.test: $(VENV)/.test-core
 	$(PIP) install --constraint constraints.txt --group test
 	touch $@
 

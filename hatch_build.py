@@ -1,9 +1,9 @@
-"""What a wheel is built with: its machine code (a hook of hatchling, the build backend).
+"""The build backend: hatchling, with a hook that compiles the kernels of a wheel.
 
-A wheel has the libraries of all levels of processors, and nothing that could make others: it is one
-for every Python and NumPy. BACKNORM_BUILD_LEVELS chooses fewer: names of levels, separated by
-commas, or ``own`` for what this processor uses. An editable installation is of the sources, and has
-none.
+A wheel contains compiled libraries and no compiler, so one wheel serves every Python and NumPy.
+BACKNORM_BUILD_LEVELS chooses the processors that it serves: unset, processors like this one;
+``all``, every x86-64 processor; otherwise names of levels, separated by commas. An editable
+installation uses the libraries of the checkout.
 """
 
 from __future__ import annotations
@@ -13,26 +13,66 @@ import re
 import shutil
 import sys
 import sysconfig
+import tempfile
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hatchling.build import (
+    build_editable,
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    get_requires_for_build_wheel,
+)
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# The oldest C library that wheels are marked for, as everywhere.
-_OLDEST = (2, 17)
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_wheel",
+]
+
+# The oldest C library that a manylinux tag can name.
+_OLDEST_GLIBC = (2, 17)
+
+
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: dict[str, Any] | None = None
+) -> str:
+    """Write the metadata of a wheel without its libraries, as PEP 517 defines it.
+
+    hatchling omits this function under pip, which then builds the whole wheel to read them,
+    because hooks can add dependencies. This one adds none.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["HATCH_BUILD_NO_HOOKS"] = "true"
+        try:
+            wheel = build_wheel(folder, config_settings)
+        finally:
+            del os.environ["HATCH_BUILD_NO_HOOKS"]
+        with zipfile.ZipFile(Path(folder, wheel)) as archive:
+            (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+            archive.extract(name, metadata_directory)
+    return Path(name).parent.name
 
 
 class MachineCode(BuildHookInterface):
-    """Compiles what is missing, and puts it into the wheel."""
+    """Compiles the libraries that are missing and adds all that were chosen to the wheel."""
 
     def dependencies(self) -> list[str]:
-        """Return a package that links, where no C compiler does."""
+        """Return a package with a linker if there is no C compiler."""
         compiler = os.environ.get("CC", "cc").split()[0]
         return [] if shutil.which(compiler) else ["ziglang==0.17.1"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build libraries in the sources' own folder, and include them."""
+        """Compile libraries into the sources' own folder and include them."""
         if version == "editable":
             return
         sys.path.insert(0, str(Path(self.root, "src")))
@@ -41,15 +81,23 @@ class MachineCode(BuildHookInterface):
         from backnorm.cpu.build.demand import place
         from backnorm.cpu.levels import LEVELS, is_x86
 
+        known = tuple(LEVELS) if is_x86() else ()
         chosen = os.environ.get("BACKNORM_BUILD_LEVELS", "")
-        every = is_x86() and not chosen
-        levels = tuple(LEVELS) if every else tuple(name for name in chosen.split(",") if name)
-        if unknown := sorted({*levels} - {*LEVELS, "own"}):
+        levels = tuple(name for name in chosen.split(",") if name)
+        if unknown := sorted({*levels} - {*known, "all"}):
             raise ValueError(
-                f"BACKNORM_BUILD_LEVELS has {unknown}; accepted: {', '.join(LEVELS)}, own"
+                "BACKNORM_BUILD_LEVELS must be all or names of levels, separated by commas; "
+                f"got {', '.join(unknown)}; expected {', '.join(('all', *known))}"
             )
-        own = not levels or "own" in levels
-        wanted = make.of_this_processor() if own else make.of_levels(levels)
+        every = "all" in levels
+        if every:
+            levels = known
+        wanted = make.of_levels(levels) if levels else make.of_this_processor()
+        if absent := make.missing(wanted, library.FOLDER):
+            served = ", ".join(levels) or f"processors like this one ({library.level()})"
+            self.app.display_waiting(
+                f"backnorm: compiling {len(absent)} libraries for {served}; this takes minutes"
+            )
         make.build_missing(wanted, library.FOLDER)
         paths = [place(name, level, library.FOLDER) for level, name in wanted]
         for path in paths:
@@ -60,7 +108,11 @@ class MachineCode(BuildHookInterface):
 
 
 def _platform(paths: Iterable[Path]) -> str:
-    """Return the platform of a wheel with libraries for all processors; without: for this one."""
+    """Return the platform tag: manylinux by the C library that `paths` need, else this machine's.
+
+    A wheel for some processors only must not be published for all of the platform: without paths,
+    the tag is ``linux_*``, which an index refuses.
+    """
     platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
     needed = {
         (int(major), int(minor))
@@ -69,5 +121,5 @@ def _platform(paths: Iterable[Path]) -> str:
     }
     if not needed or not platform.startswith("linux_"):
         return platform
-    major, minor = max(_OLDEST, *needed)
+    major, minor = max(_OLDEST_GLIBC, *needed)
     return platform.replace("linux_", f"manylinux_{major}_{minor}_", 1)

@@ -1,1 +1,1 @@
-"""The benchmark: workloads, contestants, rounds in turns, and the report."""
+"""The benchmark: workloads, contestants in processes of their own, turns, a table and a plot."""

@@ -1,12 +1,11 @@
-"""Whether a contestant computes what it is timed for, on a few of the cell's channels.
+"""Judge the results of a contestant before it is timed, on a few of the cell's channels.
 
-Channels are independent of each other, so on those that are looked at the oracle is exact.
+Channels are independent of each other, so the oracle is exact on those that are examined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 
@@ -15,12 +14,12 @@ from backnorm._doubledouble import Exact, FloatArray
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge import Quantity, judge
 from backnorm.dtypes import FLOAT64, element_type
-from benchmarks.model import OF_OURS, OURS_IN_FLOAT32, Cell
+from benchmarks.cells import OF_OURS, OURS_IN_FLOAT32, Cell
 from benchmarks.peers.base import Data
 
 __all__ = ["Examiner", "float32_loss", "sampled_channels"]
 
-# Channels that are looked at, and elements: the oracle takes about 0.2 microseconds for each.
+# Channels that are examined, and elements: the oracle takes about 0.2 microseconds for each.
 _MOST_CHANNELS = 4
 _MOST_ELEMENTS = 1 << 18
 
@@ -28,7 +27,7 @@ _ELEMENTWISE = ("dx", "y")
 
 
 def sampled_channels(channels: int, count: int) -> list[int]:
-    """Return the channels to look at: first, last and others at random, at least one.
+    """Return the channels to examine: first, last and others at random, at least one.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ def float32_loss(count: int, spread: float) -> float:
     or take the variance as the mean square less the squared mean, pay for x and mean apart:
     `spread` = 1 + 2 |mean|/deviation, squared, times as much.
 
-    That is generous, and still small beside what a wrong formula does: with M = 10**6 and mean =
+    That is generous, and still small compared to a wrong formula: with M = 10**6 and mean =
     deviation it is 0.2 % of the terms, and a term that is left out or a wrong power of s is all of
     one. Only M - 1 in the place of M is not noticed above some thousands.
     """
@@ -71,32 +70,29 @@ class Examiner:
         self._spread = _spread(data)
         self._exact = self._consult(cell, data)
 
-    def examine(
-        self, contestant: str, results: Mapping[str, np.ndarray]
-    ) -> tuple[Literal["ok", "inaccurate"], str]:
-        """Return whether the results are what they should be, and if not, what is wrong.
+    def error(self, contestant: str, results: Mapping[str, np.ndarray]) -> str:
+        """Return what is wrong with the results, or an empty text.
 
-        Ours must be within the budget of `judge`; a peer's within what a float32 implementation
-        (float64 for float64 data) may lose (`float32_loss`), beside one rounding to its type.
+        Ours must be within the budget of `judge`; a peer's within the loss of a float32
+        implementation (float64 for float64 data, `float32_loss`), and one rounding to its type.
         """
         for name, (exact, terms) in self._exact.items():
             if name not in results:
                 if contestant in OF_OURS or name in _ELEMENTWISE:
-                    return "inaccurate", f"{name} is not there"
+                    return f"{name} is missing"
                 continue
             actual = self._sample(results[name])
             if actual.shape != exact.shape or element_type(actual.dtype) is None:
-                return "inaccurate", f"{name} is {actual.dtype} of shape {actual.shape}"
+                return f"{name} is {actual.dtype} of shape {actual.shape}"
             if contestant in OF_OURS:
                 arithmetic: Arithmetic | None = "float32" if contestant == OURS_IN_FLOAT32 else None
                 verdict = judge(name, actual, exact, terms, self._dtype, arithmetic=arithmetic)
-                if not verdict.passed:
-                    return "inaccurate", verdict.detail
+                detail = "" if verdict.passed else verdict.detail
             else:
                 detail = self._far_off(name, actual, exact, terms)
-                if detail:
-                    return "inaccurate", detail
-        return "ok", ""
+            if detail:
+                return detail
+        return ""
 
     def _far_off(self, name: str, actual: np.ndarray, exact: Exact, terms: FloatArray) -> str:
         unit = 2.0**-29 if self._dtype == FLOAT64 else 1.0
@@ -114,12 +110,12 @@ class Examiner:
             return ""
         where = tuple(int(i) for i in np.argwhere(~fine)[0])
         return (
-            f"{name}: {actual[where]!s} in place of {exact.hi[where]:.9g}, "
-            f"{error[where] / allowed[where]:.3g} times what float32 may lose"
+            f"{name}: {actual[where]!s} instead of {exact.hi[where]:.9g}, "
+            f"{error[where] / allowed[where]:.3g} times the loss of float32"
         )
 
     def _sample(self, array: np.ndarray) -> np.ndarray:
-        """Return the channels that are looked at, of an array of x's rank or of rank 1."""
+        """Return the examined channels of an array of x's rank or of rank 1."""
         return np.take(array, self._channels, axis=self._axis if array.ndim > 1 else 0)
 
     def _consult(self, cell: Cell, data: Data) -> dict[Quantity, tuple[Exact, FloatArray]]:

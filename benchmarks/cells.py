@@ -1,193 +1,165 @@
-"""What to time: the workload files, and the cells that a choice of options makes of them."""
+"""Problems to time: the workload files, and the cells that a choice of options makes of them."""
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from backnorm.errors import ArgumentValueError
-from benchmarks.model import DEVICES, ITEMSIZE, Cell, DeviceName, ElementType, Operation
+import typer
 
-__all__ = [
-    "ALL",
-    "LAYOUTS",
-    "OPERATIONS",
-    "Workload",
-    "chosen",
-    "representative",
-    "select",
-    "words",
-    "workloads",
-]
+__all__ = ["DEVICES", "FLOOR", "ITEMSIZE", "LAYOUTS", "LEAST_PASSES", "OF_OURS", "OPERATIONS",
+           "OURS", "OURS_IN_FLOAT32", "OURS_REPRODUCIBLE", "PASSES", "SWEEP", "Cell", "Form",
+           "Operation", "chosen", "quick", "select", "workloads"]  # fmt: skip
 
 _Name = TypeVar("_Name", bound=str)
 
-#: The word for everything that an option accepts.
-ALL = "all"
-
+Operation = Literal["backward", "forward", "inference"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-LAYOUTS: tuple[Literal["NCX", "NXC"], ...] = ("NCX", "NXC")
+LAYOUTS = ("NCX", "NXC")
+DEVICES = ("cpu", "cuda")
 
-# The order of the suites in a run: from networks to edges, and the sweep at the end.
-_ORDER = (
-    "batch256",
-    "resnet50",
-    "inception",
-    "densenet",
-    "tensorflow",
-    "3d",
-    "other",
-    "small",
-    "sweep",
-)
+#: Bytes of an element.
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
-# The cells of a quick run.
-_QUICK: dict[DeviceName, str] = {"cpu": "quick", "cuda": "quick-cuda"}
+#: How a contestant returns its result: in memory that the caller owns, or newly allocated.
+Form = Literal["out", "allocate"]
+
+#: Passes over an array of x's size that two plain loops make; GB/s count these.
+PASSES: dict[Operation, int] = {"backward": 5, "forward": 3, "inference": 2}
+
+#: Passes that no order of work can save: inputs are read once, and the output is written once.
+LEAST_PASSES: dict[Operation, int] = {"backward": 3, "forward": 2, "inference": 2}
+
+#: Names of our own contestants and of the floor. The first computes in its default arithmetic.
+OURS, OURS_IN_FLOAT32 = "backnorm", "backnorm-float32"
+OURS_REPRODUCIBLE = "backnorm-reproducible"
+OF_OURS = OURS, OURS_IN_FLOAT32, OURS_REPRODUCIBLE
+FLOOR = "floor"
+
+#: The suite that varies the size alone. It does not count in means.
+SWEEP = "sweep"
+
+# The order of the suites in a run.
+_ORDER = ("batch256", "resnet50", "inception", "densenet", "tensorflow", "3d", "other", "small",
+          SWEEP)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """A suite: shapes, where they come from, and what `all` means for them.
+class Cell:
+    """One problem to time.
 
     Attributes
     ----------
-    name, title, reference : str
-    shapes : tuple of tuple of int
-        (N, C, spatial ...).
-    ops, dtypes : tuple of str
-        What ``all`` stands for; anything else has to be asked for by name.
-    devices : tuple of str
-        Where there is such a suite; on all of them unless the file says otherwise.
+    suite : str
+    op : {"backward", "forward", "inference"}
+    shape : tuple of int
+        (N, C, spatial ...), whatever the layout; memory is in the order of `layout`.
+    layout : {"NCX", "NXC"}
+    dtype : str
     """
 
-    name: str
-    title: str
-    reference: str
-    shapes: tuple[tuple[int, ...], ...]
-    ops: tuple[Operation, ...]
-    dtypes: tuple[str, ...]
-    devices: tuple[DeviceName, ...]
+    suite: str
+    op: Operation
+    shape: tuple[int, ...]
+    layout: str
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Elements of x."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of x."""
+        return self.size * ITEMSIZE[self.dtype]
+
+    def __str__(self) -> str:
+        """Return the cell in a line."""
+        return f"{self.op} ({','.join(map(str, self.shape))}) {self.layout} {self.dtype}"
 
 
 @cache
-def workloads(device: DeviceName = "cpu") -> dict[str, Workload]:
-    """Return all suites of a device by name, in the order in which they run."""
-    found = {name: _workload(name) for name in _ORDER}
-    return {name: workload for name, workload in found.items() if device in workload.devices}
+def workloads(device: str = "cpu") -> dict[str, dict[str, Any]]:
+    """Return the suites of a device by name, in the order in which they run."""
+    found = {name: _file(name) for name in _ORDER}
+    return {name: each for name, each in found.items() if device in each.get("devices", DEVICES)}
 
 
-def _values(name: str) -> dict[str, Any]:
-    file = resources.files(__package__) / "workloads" / f"{name}.toml"
-    return tomllib.loads(file.read_text("utf-8"))
-
-
-def _workload(name: str) -> Workload:
-    values = _values(name)
-    return Workload(
-        name=values["name"],
-        title=values["title"],
-        reference=values["reference"],
-        shapes=tuple(tuple(shape) for shape in values["shapes"]),
-        ops=tuple(values["ops"]),
-        dtypes=tuple(values["dtypes"]),
-        devices=tuple(values.get("devices", DEVICES)),
-    )
-
-
-def select(
-    suites: Sequence[str],
-    ops: Sequence[str],
-    dtypes: Sequence[str],
-    layouts: Sequence[str],
-    device: DeviceName = "cpu",
-) -> list[Cell]:
+def select(suites: str, ops: str, dtypes: str, layouts: str, device: str = "cpu") -> list[Cell]:
     """Return the cells of a choice, those on the same arrays side by side.
 
     Parameters
     ----------
-    suites, ops, dtypes, layouts : sequence of str
-        Names; ``all`` for every suite and layout, and for the operations and types that the
-        workload's file lists. Arrays of rank 2 have one layout, which counts as NCX.
+    suites, ops, dtypes, layouts : str
+        Names, separated by commas; ``all`` for every suite and layout, and for the operations and
+        types that the workload's file lists. Arrays of rank 2 have one layout, NCX.
     device : {"cpu", "cuda"}
-        Some suites are of one device alone.
 
     Raises
     ------
-    ArgumentValueError
-        For a name that is not known, or a choice without any cell.
+    typer.BadParameter
+        For an unknown name, or a choice without any cell.
     """
-    wanted_suites = chosen("--suite", suites, tuple(workloads(device)))
+    found = workloads(device)
     wanted_ops = chosen("--op", ops, OPERATIONS)
     wanted_dtypes = chosen("--dtype", dtypes, tuple(ITEMSIZE))
     wanted_layouts = chosen("--layout", layouts, LAYOUTS)
-    cells = []
-    for suite in wanted_suites:
-        workload = workloads(device)[suite]
-        for dtype in _meant(wanted_dtypes, dtypes, workload.dtypes):
-            for shape in workload.shapes:
-                for layout in wanted_layouts:
-                    if len(shape) == 2 and layout != "NCX":
-                        continue
-                    cells += [
-                        _cell(suite, op, shape, layout, dtype)
-                        for op in _meant(wanted_ops, ops, workload.ops)
-                    ]
+    cells = [
+        Cell(suite, op, tuple(shape), layout, dtype)
+        for suite in chosen("--suite", suites, tuple(found))
+        for dtype in _meant(wanted_dtypes, dtypes, found[suite]["dtypes"])
+        for shape in found[suite]["shapes"]
+        for layout in (wanted_layouts if len(shape) > 2 else {"NCX"} & {*wanted_layouts})
+        for op in _meant(wanted_ops, ops, found[suite]["ops"])
+    ]
     if not cells:
-        raise ArgumentValueError(
-            "--layout",
-            "leaves nothing to time: arrays of rank 2 have one layout",
-            came=", ".join(layouts),
-            accepted="NCX",
-        )
+        raise typer.BadParameter("leaves nothing to time: arrays of rank 2 have the layout NCX",
+                                 param_hint="--layout")  # fmt: skip
     return cells
 
 
-def representative(device: DeviceName = "cpu") -> list[Cell]:
+def quick(device: str = "cpu") -> list[Cell]:
     """Return the cells of a quick run."""
+    listed = _file("quick" if device == "cpu" else "quick-cuda")["cells"]
     return [
-        _cell(cell["suite"], cell["op"], tuple(cell["shape"]), layout, "float32")
-        for cell in _values(_QUICK[device])["cells"]
+        Cell(each["suite"], each["op"], tuple(each["shape"]), layout, "float32")
+        for each in listed
         for layout in LAYOUTS
     ]
 
 
-def words(text: str) -> list[str]:
-    """Return the names that are typed with commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def chosen(option: str, given: Sequence[str], accepted: Sequence[_Name]) -> list[_Name]:
-    """Return the names that an option stands for, in the order of `accepted`.
+def chosen(option: str, text: str, accepted: Sequence[_Name]) -> list[_Name]:
+    """Return the names that an option lists, in the order of `accepted`.
 
     Raises
     ------
-    ArgumentValueError
-        For a name that is neither accepted nor ``all``, or no name.
+    typer.BadParameter
+        For no name, or one that is neither accepted nor ``all``.
     """
-    if not given:
-        raise ArgumentValueError(option, "names nothing", accepted=", ".join((*accepted, ALL)))
-    for name in given:
-        if name != ALL and name not in accepted:
-            raise ArgumentValueError(
-                option, "unknown", came=repr(name), accepted=", ".join((*accepted, ALL))
-            )
-    return [name for name in accepted if name in given or ALL in given]
+    names = _words(text)
+    unknown = [name for name in names if name not in (*accepted, "all")]
+    if unknown or not names:
+        got = repr(unknown[0]) if unknown else "no name"
+        expected = ", ".join((*accepted, "all"))
+        raise typer.BadParameter(f"got {got}; expected {expected}", param_hint=option)
+    return [name for name in accepted if name in names or "all" in names]
 
 
-def _meant(wanted: Iterable[str], given: Sequence[str], listed: Sequence[str]) -> list[str]:
-    """Return what was asked for by name, or by ``all`` if the workload lists it."""
-    return [name for name in wanted if name in given or name in listed]
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _cell(suite: str, op: str, shape: tuple[int, ...], layout: str, dtype: str) -> Cell:
-    return Cell(
-        suite,
-        cast(Operation, op),
-        shape,
-        cast(Literal["NCX", "NXC"], layout),
-        cast(ElementType, dtype),
-    )
+def _meant(wanted: Sequence[_Name], text: str, listed: Sequence[str]) -> list[_Name]:
+    """Return the names that were typed, and of ``all`` those that the workload lists."""
+    return [name for name in wanted if name in _words(text) or name in listed]
+
+
+def _file(name: str) -> dict[str, Any]:
+    file = resources.files(__package__) / "workloads" / f"{name}.toml"
+    return tomllib.loads(file.read_text("utf-8"))

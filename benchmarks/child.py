@@ -1,4 +1,4 @@
-"""A process that works for this one and may end at any time without harm to it."""
+"""A process that works for this one, and whose end is an outcome and no harm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,71 +16,65 @@ from typing import Any
 
 __all__ = ["Child", "ChildEndedError", "serve_parent"]
 
-
-# Benchmarks are not installed: whatever folder this process was started in, the other finds them.
+# Benchmarks are not installed: the other process finds them, whatever folder this one started in.
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 class ChildEndedError(Exception):
-    """The process ended, or gave no sign of life; the message says how."""
+    """The process ended, or did not answer in time; the message says how."""
 
 
 class Child:
     """A process that runs ``python -m MODULE DESCRIPTOR``, and this end of the pipe to it.
 
-    `module` hands what it does to `serve_parent`. What goes over the pipe is pickled, so `module`
-    must be our own.
+    `module` hands an object to `serve_parent`, whose methods `ask` calls. Values are pickled, so
+    `module` must be our own.
 
     Parameters
     ----------
     module : str
     variables : mapping of str to str, optional
-        Environment variables beside those of this process.
+        Environment variables besides those of this process.
+    patience : float
+        Seconds that an answer may take.
     """
 
-    def __init__(self, module: str, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, module: str, variables: Mapping[str, str] | None = None, patience: float = 300.0
+    ) -> None:
+        self._patience = patience
         self._pipe, other = Pipe()
-        # The output of frameworks is dropped, but for the last line if the process ends.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
+        # The output of frameworks is dropped, except for the last line if the process ends.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
+        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
             [sys.executable, "-m", module, str(other.fileno())],
             pass_fds=[other.fileno()],
-            env=os.environ | (variables or {}) | {"PYTHONPATH": _search_path()},
-            # Its end says that this process has ended, however it did.
+            env=os.environ | (variables or {}) | {"PYTHONPATH": path},
+            # It ends with this process, however that ends.
             stdin=subprocess.PIPE,
-            stdout=self._said,
-            stderr=self._said,
+            stdout=self._output,
+            stderr=self._output,
             # Ctrl-C is for this process, which then ends the other.
             start_new_session=True,
         )
         other.close()
 
-    def send(self, value: object) -> None:
-        """Send a value to the process.
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of the served object returns in the other process.
 
         Raises
         ------
         ChildEndedError
+            If the process ends, or does not answer in time.
         """
         try:
-            self._pipe.send(value)
-        except OSError:
-            raise ChildEndedError(self._last_word()) from None
-
-    def receive(self, patience: float) -> Any:
-        """Return the next value that the process sends.
-
-        Raises
-        ------
-        ChildEndedError
-            If it has ended, or sends nothing for `patience` seconds.
-        """
-        try:
-            if self._pipe.poll(patience):
+            self._pipe.send((method, arguments))
+            if self._pipe.poll(self._patience):
                 return self._pipe.recv()
         except (EOFError, OSError):
-            raise ChildEndedError(self._last_word()) from None
-        raise ChildEndedError(f"no answer in {patience:.0f} s")
+            raise ChildEndedError(self._last_line()) from None
+        raise ChildEndedError(f"no answer in {self._patience:.0f} s")
 
     def stop(self) -> None:
         """End the process, in the middle of something if need be."""
@@ -89,28 +83,30 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
-        self._said.close()
+        self._output.close()
 
-    def _last_word(self) -> str:
-        """Return how the process ended, and the last line of what it said."""
+    def _last_line(self) -> str:
+        """Return how the process ended, and the last line of its output."""
         status = self._process.wait()
-        how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return f"{how}: {lines[-1][:200]}" if lines else how
+        end = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        return f"{end}: {lines[-1][:200]}" if lines else end
 
 
-def _search_path() -> str:
-    return os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+def serve_parent(served: object) -> None:
+    """Call methods of an object for the process that started this one, until it closes the pipe.
 
-
-def serve_parent(serve: Callable[[Connection], None]) -> None:
-    """Call `serve` with the pipe to the process that started this one, which must not outlive it.
-
-    A process that was killed cannot end those that it started.
+    This process must not outlive the other, which cannot end it when it is killed.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    serve(Connection(int(sys.argv[1])))
+    connection = Connection(int(sys.argv[1]))
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            return
+        connection.send(getattr(served, method)(*arguments))
 
 
 def _end_with_parent() -> None:

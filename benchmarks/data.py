@@ -9,7 +9,7 @@ import numpy as np
 
 import backnorm
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, is_16_bit
-from benchmarks.model import Cell
+from benchmarks.cells import Cell
 from benchmarks.peers.base import Data
 
 __all__ = ["EPSILON", "element_dtype", "make_data"]
@@ -46,7 +46,7 @@ def make_data(cell: Cell) -> Data:
     rng = np.random.default_rng(channels)
     gamma = rng.uniform(0.5, 1.5, channels).astype(statistics)
     beta = rng.uniform(-1.0, 1.0, channels).astype(statistics)
-    # Whatever they are, they are given to every contestant and to the oracle alike.
+    # Every contestant and the oracle are given the same statistics.
     _, mean, variance = backnorm.batch_norm_forward(
         x, gamma, beta, epsilon=EPSILON, data_format=cell.layout, out=out
     )

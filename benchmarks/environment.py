@@ -1,52 +1,40 @@
-"""Where a benchmark runs, how much memory is left there, and files of what was measured there."""
+"""The machine of a run: what it is, and how much memory is left."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from backnorm import machine
-from backnorm.files import atomic_writer
-from benchmarks.model import Environment
 
-__all__ = ["available_memory", "environment", "now", "write_rows"]
+__all__ = ["available_memory", "environment"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def now() -> str:
-    """Return the time, ISO 8601, UTC."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def environment(threads: int, versions: Mapping[str, str], date: str) -> Environment:
-    """Return this machine, with what ran on it and when that began."""
+def environment(
+    command: str, threads: int, versions: Mapping[str, str], **more: Any
+) -> dict[str, Any]:
+    """Return the facts of a run and of this machine."""
     found = machine.detect()
-    return Environment(
-        cpu=found.name,
-        system=platform.platform(),
-        python=platform.python_version(),
-        processors=os.cpu_count() or 1,
-        threads=threads,
-        cache_per_core=found.cache_per_core,
-        cache_shared=found.cache_shared,
-        versions=dict(versions),
-        date=date,
-        microarchitecture=_microarchitecture(),
-    )
-
-
-def write_rows(rows: Sequence[Mapping[str, Any]], where: Environment, path: Path) -> None:
-    """Write what was measured, and where, to a JSON file, whole or not at all."""
-    file = {"environment": dataclasses.asdict(where), "rows": list(rows)}
-    with atomic_writer(path) as stream:
-        stream.write(json.dumps(file, indent=1, allow_nan=False).encode() + b"\n")
+    return {
+        "command": command,
+        "cpu": found.name,
+        "microarchitecture": _microarchitecture(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "processors": os.cpu_count() or 1,
+        "threads": threads,
+        "cache_per_core": found.cache_per_core,
+        "cache_shared": found.cache_shared,
+        "versions": dict(versions),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **more,
+    }
 
 
 def available_memory() -> float:
@@ -55,10 +43,11 @@ def available_memory() -> float:
 
 
 def _microarchitecture() -> str:
-    # Of the kernels' compiler, which a checkout has and an installed package has not.
+    """Return LLVM's name of the processor's kind; those of a cloud may share one name."""
     try:
         import llvmlite.binding as llvm
     except ImportError:
+        # Only a checkout has the kernels' compiler.
         return ""
     return str(llvm.get_host_cpu_name())
 

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from benchmarks.model import Condition, Timing
-
-__all__ = [
-    "HOST",
-    "SETTINGS",
-    "AfterWatch",
-    "Settings",
-    "Watch",
-    "order",
-    "summary",
-    "take_turns",
-]
+__all__ = ["SETTINGS", "HostWatch", "Settings", "Timed", "Timing", "Watch", "in_turns", "median",
+           "order", "take_turns", "timing"]  # fmt: skip
 
 Key = TypeVar("Key", bound=Hashable)
-Call = TypeVar("Call")
-_Call = TypeVar("_Call", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +25,13 @@ class Settings:
     Attributes
     ----------
     rounds : int
-        Turns that each call gets, unless its time is up.
+        Turns of each call, unless its time is up.
     samples : int
         Samples of a turn.
     warm : float
-        Seconds of calls at the beginning of a turn that do not count, one call at the least:
-        OpenMP's threads spin for some milliseconds after their last region and would take a
-        processor from whoever comes next, and the cache must hold the call's own data.
+        Seconds of calls at the beginning of a turn that do not count, one call at the least.
+        OpenMP's threads spin for some milliseconds after their last region and occupy the
+        processors of the next contestant, and the cache must hold the call's own data.
     least : float
         Seconds of a sample at the least: shorter calls are repeated in a loop.
     limit : float
@@ -57,147 +46,158 @@ class Settings:
     limit: float = 0.4
 
 
-#: What is usual in each condition.
-SETTINGS: dict[Condition, Settings] = {
+#: The usual settings of each condition. After a convolution a sample is one call, since a second
+#: one in a row would be quiet; more turns make up for that.
+SETTINGS = {
     "quiet": Settings(),
-    # A second call in a row would be quiet, so a sample is one call however short it is, and more
-    # samples make up for that. More turns rather than longer ones: `limit` then spares long calls
-    # most of them.
     "after-convolution": Settings(rounds=10, samples=5, least=0.0),
 }
 
 
-@dataclass(slots=True)
-class _State:
-    """What one call has spent, and its samples."""
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one call: median, 20th and 80th percentile of its samples."""
 
-    spent: float = 0.0
-    estimate: float = 0.0
-    samples: list[float] = field(default_factory=list)
+    median: float
+    p20: float
+    p80: float
 
 
-class Watch(Protocol[_Call]):
-    """What seconds are read from."""
+class Watch(Protocol):
+    """A clock for calls."""
 
-    def warm(self, call: _Call, seconds: float) -> float:
+    def warm(self, call: Any, seconds: float) -> float:
         """Make calls for so long, one at the least; return about how long one takes."""
 
-    def sample(self, call: _Call, loop: int) -> float:
+    def sample(self, call: Any, loop: int) -> float:
         """Make `loop` calls and return the seconds of one."""
 
 
-def take_turns(
-    calls: Mapping[Key, Call],
-    settings: Settings,
-    announce: Callable[[Key], None],
-    estimates: Mapping[Key, float],
-    watch: Watch[Call],
-) -> dict[Key, list[float]]:
-    """Return samples, in seconds a call, of every call.
+class HostWatch:
+    """The clock of this process, for calls that are done when they return.
 
     Parameters
     ----------
-    calls : mapping
-        What to time, by a key; such as `watch` takes.
-    settings : Settings
-    announce : callable
-        Told whose turn begins, before anything of it runs.
-    estimates : mapping
-        Seconds of an earlier call, by key; more than none.
-    watch : Watch
+    before : callable, optional
+        Called before each call that is timed; its own time does not count.
     """
-    states = {key: _State(estimate=estimates[key]) for key in calls}
-    for number in range(settings.rounds):
-        for key in order(list(calls), number):
-            state = states[key]
-            if state.samples and state.spent >= settings.limit:
+
+    def __init__(self, before: Callable[[], object] | None = None) -> None:
+        self._before = before
+
+    def warm(self, call: Callable[[], object], seconds: float) -> float:
+        """Make calls for so long, one at the least; return about how long one takes."""
+        begin = time.perf_counter()
+        taken = []
+        while True:
+            taken.append(self.sample(call, 1))
+            if time.perf_counter() - begin >= seconds:
+                return sum(taken) / len(taken)
+
+    def sample(self, call: Callable[[], object], loop: int) -> float:
+        """Make `loop` calls and return the seconds of one."""
+        if self._before is None:
+            start = time.perf_counter()
+            for _ in itertools.repeat(None, loop):
+                call()
+            return (time.perf_counter() - start) / loop
+        taken = 0.0
+        for _ in range(loop):
+            self._before()
+            start = time.perf_counter()
+            call()
+            taken += time.perf_counter() - start
+        return taken / loop
+
+
+class Timed:
+    """A call with the clock that times it.
+
+    Parameters
+    ----------
+    call : object
+        As `watch` takes it.
+    watch : Watch
+    seconds : float
+        Of an earlier call.
+    """
+
+    def __init__(self, call: Any, watch: Watch, seconds: float = 0.0) -> None:
+        self._call, self._watch, self._seconds = call, watch, seconds
+
+    def turn(self, settings: Settings) -> list[float]:
+        """Return the samples of a turn, in seconds a call."""
+        samples: list[float] = []
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            # A call that is much longer than the warm-up is its own.
+            if self._seconds < 20 * settings.warm or not self._seconds:
+                self._seconds = self._watch.warm(self._call, settings.warm)
+            loop = max(1, math.ceil(settings.least / max(self._seconds, 1e-9)))
+            for _ in range(settings.samples):
+                samples.append(self._watch.sample(self._call, loop))
+                if samples[-1] * loop >= settings.limit:
+                    break
+        finally:
+            if collects:
+                gc.enable()
+        return samples
+
+
+def take_turns(
+    turns: Mapping[Key, Callable[[], Sequence[float]]], rounds: int, limit: float = math.inf
+) -> dict[Key, list[float]]:
+    """Return the samples of all turns.
+
+    Parameters
+    ----------
+    turns : mapping
+        Functions that make a turn and return its samples, in seconds a call.
+    rounds : int
+        Turns of each.
+    limit : float
+        Seconds of its turns after which a function gets no further one.
+    """
+    samples: dict[Key, list[float]] = {key: [] for key in turns}
+    spent = dict.fromkeys(turns, 0.0)
+    for number in range(rounds):
+        for key in order(list(turns), number):
+            if samples[key] and spent[key] >= limit:
                 continue
-            announce(key)
-            _turn(calls[key], state, settings, watch)
-    return {key: state.samples for key, state in states.items()}
+            begin = time.perf_counter()
+            samples[key] += turns[key]()
+            spent[key] += time.perf_counter() - begin
+    return samples
+
+
+def in_turns(
+    calls: Mapping[Key, Callable[[], object]], settings: Settings
+) -> dict[Key, list[float]]:
+    """Return samples of calls in this process, in seconds a call."""
+    watch = HostWatch()
+    timed = {key: Timed(call, watch) for key, call in calls.items()}
+    turns = {key: (lambda each=each: each.turn(settings)) for key, each in timed.items()}
+    return take_turns(turns, settings.rounds, settings.limit)
 
 
 def order(keys: Sequence[Key], number: int) -> list[Key]:
     """Return the order of round `number`.
 
-    It begins with another key each time, and every other round goes backwards, so that nobody
-    always follows the same neighbour.
+    It begins with another key each time, and every other round goes backwards, so no key always
+    follows the same neighbour.
     """
     start = number % max(1, len(keys))
     step = -1 if number % 2 else 1
     return [keys[(start + step * i) % len(keys)] for i in range(len(keys))]
 
 
-def summary(samples: Sequence[float]) -> Timing:
+def timing(samples: Sequence[float]) -> Timing:
     """Return median, 20th and 80th percentile."""
-    p20, median, p80 = np.percentile(np.asarray(samples), (20, 50, 80))
-    return Timing(float(median), float(p20), float(p80), len(samples))
+    p20, middle, p80 = np.percentile(np.asarray(samples), (20, 50, 80))
+    return Timing(float(middle), float(p20), float(p80))
 
 
-def _turn(call: Call, state: _State, settings: Settings, watch: Watch[Call]) -> None:
-    begin = time.perf_counter()
-    # A call so long that what went before does not show in it is its own warm-up.
-    if state.estimate < 20 * settings.warm:
-        state.estimate = watch.warm(call, settings.warm)
-    loop = max(1, math.ceil(settings.least / max(state.estimate, 1e-9)))
-    for _ in range(settings.samples):
-        state.samples.append(watch.sample(call, loop))
-        if state.samples[-1] * loop >= settings.limit:
-            break
-    state.spent += time.perf_counter() - begin
-
-
-class _HostWatch:
-    """The clock of this process, for calls that are done when they return."""
-
-    def warm(self, call: Callable[[], Any], seconds: float) -> float:
-        begin = time.perf_counter()
-        calls = 0
-        while True:
-            call()
-            calls += 1
-            warmed = time.perf_counter() - begin
-            if warmed >= seconds:
-                return warmed / calls
-
-    def sample(self, call: Callable[[], Any], loop: int) -> float:
-        start = time.perf_counter()
-        for _ in itertools.repeat(None, loop):
-            call()
-        return (time.perf_counter() - start) / loop
-
-
-#: Times calls that are done when they return.
-HOST = _HostWatch()
-
-
-class AfterWatch:
-    """The clock of this process, for calls that are each timed right after another one.
-
-    Parameters
-    ----------
-    before : callable
-        Called before each call; its time does not count.
-    """
-
-    def __init__(self, before: Callable[[], Any]) -> None:
-        self._before = before
-
-    def warm(self, call: Callable[[], Any], seconds: float) -> float:
-        """Make calls, and those before them, for so long; return how long one call takes."""
-        begin = time.perf_counter()
-        taken = []
-        while True:
-            taken.append(self._once(call))
-            if time.perf_counter() - begin >= seconds:
-                return sum(taken) / len(taken)
-
-    def sample(self, call: Callable[[], Any], loop: int) -> float:
-        """Make `loop` calls, each right after what comes before it; return the seconds of one."""
-        return sum(self._once(call) for _ in range(loop)) / loop
-
-    def _once(self, call: Callable[[], Any]) -> float:
-        self._before()
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
+def median(samples: Iterable[float]) -> float:
+    """Return the median."""
+    return float(np.median(list(samples)))

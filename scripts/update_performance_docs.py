@@ -1,69 +1,55 @@
 """Write the tables and plots of README.md and docs/performance.md from the results in docs/bench.
 
-Those are result.json, models.json of whole models, models-of-*.json of the same on other machines,
-and models-frameworks-*.json of models of other frameworks. By layout all results of the CPU are
-shown that lie beside result.json, those of other machines. Text between the markers is replaced,
-all other text stays. With --check: say what is not current, and write nothing.
+zen5.json is the result of `operator` that the README shows; the others of that kind are of other
+machines. models.json is of whole models, models-of-*.json of the same on other machines, and
+models-frameworks-*.json of models of other frameworks. Text between the markers is replaced, all
+other text stays. With --check: report the pages that are not current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
 
 from __future__ import annotations
 
-import json
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from benchmarks.model import OURS, Result, Row
-from benchmarks.models.page import frameworks_page, models_page
-from benchmarks.report import read_result
-from benchmarks.report.figures import SWEEP, cells, losing, mean, summary
-from benchmarks.report.layouts import layout_cells, layout_tables, limits_table
-from benchmarks.report.plots import draw
-from benchmarks.report.result_file import SCHEMA
-from benchmarks.report.tables import cell_table, markdown, summary_table
-from benchmarks.report.words import (
-    CONDITION_WORDS,
+from benchmarks.cells import LEAST_PASSES, OURS, OURS_IN_FLOAT32, PASSES, SWEEP
+from benchmarks.models.report import models_plot
+from benchmarks.results import (
     DASH,
+    LABELS,
+    Result,
+    beside_best,
     bytes_text,
-    caches_text,
-    label,
-    milliseconds,
+    column,
+    geometric_mean,
+    markdown,
+    nbytes,
+    operator_plot,
     ratio_text,
+    ratio_to_floor,
+    ratios,
+    read,
     shape_text,
-    versions_text,
-    where_text,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT, MODELS = Path("docs/bench/result.json"), Path("docs/bench/models.json")
-OTHER_MODELS = "models-of-*.json"
-# Of other frameworks than PyTorch, a file for each number of threads.
-FRAMEWORKS = "models-frameworks-*.json"
+BENCH = Path("docs/bench")
+RESULT, MODELS = "zen5.json", "models.json"
 
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-BEGIN_MODELS, END_MODELS = "<!-- models:begin -->", "<!-- models:end -->"
-BEGIN_FRAMEWORKS, END_FRAMEWORKS = "<!-- frameworks:begin -->", "<!-- frameworks:end -->"
-BEGIN_MACHINES, END_MACHINES = "<!-- machines:begin -->", "<!-- machines:end -->"
-
-# Said before the table of limits.
-_BELOW = (
-    "Behind a count stands in how many of those cells the limit is less than the floor's time.\n"
-)
-
-# What the tables show: the operator that the project is about, and the type that most train in.
+# What is shown cell by cell: the operator that the project is about, and the type that most train
+# in.
 _OP, _DTYPE = "backward", "float32"
-# The README's is the one that can be read at its size.
-_README_PLOT = SWEEP
-_PLOTS = (f"ratio-{_OP}-{_DTYPE}", f"roofline-{_DTYPE}", SWEEP)
+_KIND = ["op", "dtype"]
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-# Why cells are as they are, by the number of caches that x is larger than (a core's, the shared
-# one) and by layout. Which cells are shown follows from their ratios alone.
 _CALL = "a call from Python costs more than the work; oneDNN's primitive is made beforehand"
+# Why cells are as they are, by the number of caches that x is larger than (a core's, the shared
+# one) and by layout.
 _WHY = {
     (0, "NCX"): _CALL,
     (0, "NXC"): _CALL,
@@ -73,208 +59,435 @@ _WHY = {
     (2, "NXC"): "memory limits the fastest peers as it limits us",
 }
 
+# A virtual machine cannot count on more of the last-level cache of its processor.
+_MOST_SHARED = 32 << 20
 
-def pages(result: Result, root: Path) -> dict[Path, str]:
-    """Return the text of every file that follows from `result`, by its path."""
-    plots = {plot.name: plot for plot in draw(result) if plot.name in _PLOTS}
-    folder = RESULT.parent
-    found = {root / folder / f"{name}.svg": plot.svg() for name, plot in plots.items()}
-    for name, part, images in (
-        ("README.md", _readme(result), (_README_PLOT,)),
-        ("docs/performance.md", _performance(result), _PLOTS),
-    ):
-        path = root / name
-        # From the page to the plots: relative, so that it works in any checkout and on any site.
-        to_plots = folder if path.parent == root else folder.relative_to(path.parent.name)
-        shown = [
-            f"![{plots[image].alternative}]({(to_plots / image).as_posix()}.svg)\n"
-            for image in images
-            if image in plots
-        ]
-        text = path.read_text(encoding="utf-8")
-        # The README has one machine.
-        of_models = [root / MODELS, *sorted((root / folder).glob(OTHER_MODELS))]
-        if (root / MODELS).exists():
-            shown_models = of_models[:1] if path.parent == root else of_models
-            text = _between(path, text, models_page(shown_models), BEGIN_MODELS, END_MODELS)
-        found[path] = _between(path, text, "\n".join([part, *shown]), BEGIN, END)
-    path = root / "docs/performance.md"
-    paths = sorted((root / folder).glob(FRAMEWORKS))
-    if paths:
-        part, between = frameworks_page(paths), (BEGIN_FRAMEWORKS, END_FRAMEWORKS)
-        found[path] = _between(path, found[path], part, *between)
-    part = _machines(_results(result, root / folder))
-    found[path] = _between(path, found[path], part, BEGIN_MACHINES, END_MACHINES)
+# Tables by layout: bytes of x above which cells count (below, a call from Python costs more than
+# the work), and bytes of all arrays together that no cache holds.
+_SMALL, _FAR = 64 << 10, 48_000_000
+_PEERS = ("torch", "tensorflow", "jax", "onednn")
+
+# The share of another's time that a float32 cell should take at most: operation, whose time, share.
+_LIMITS = (
+    ("backward", "in_float32", 0.9),
+    ("backward", "torch", 1.0),
+    ("backward", "tensorflow", 1.0),
+    ("backward", "jax", 1.0),
+    ("backward", "onednn", 1.25),
+    ("forward", "ratio", 0.9),
+    ("inference", "ratio", 1.0),
+)
+
+# Columns of the tables of models: heading, the variant, its quantity, the variant it is beside.
+_COLUMNS = (
+    ("ours", "backnorm", "ratio", "torch"),
+    ("fused", "backnorm-fused", "ratio", "torch"),
+    ("ours compiled", "backnorm-compiled", "ratio", "torch-compiled"),
+    ("normalisation", "backnorm-fused", "normalization", "torch"),
+    ("memory", "backnorm-fused", "memory", "torch"),
+    ("error", "backnorm-fused", "error", "torch"),
+    ("error compiled", "backnorm-compiled", "error", "torch-compiled"),
+)
+_VARIANTS = {
+    "ours": "backnorm",
+    "ours, float32": "backnorm-float32",
+    "fused": "backnorm-fused",
+    "fused, float32": "backnorm-fused-float32",
+}
+_LEGEND = (
+    "Training steps in float32, if the batch does not say bfloat16 (autocast), in turns; our time "
+    "over that of the same step with PyTorch's layers, below 1 we are faster: `convert(model)`; "
+    "with `fuse=True`; and `convert(model)` beside PyTorch's, both under `torch.compile`. Layers "
+    "is how many of batch normalisation are ours; share that of normalisation, activations and "
+    "additions in PyTorch's eager step, so what a step could gain at most; normalisation the eager "
+    "fused model's time in them over PyTorch's, memory what its steps add to the resident memory, "
+    "error the distance of all gradients from those in float64: a hundred times as much or as "
+    "little is an element or two on the other side of a ReLU.\n"
+)
+
+
+_MODELS_PLOT = (
+    "![Our step over that with PyTorch's layers, a line for each case of the table above, a mark "
+    f"for each variant: left of the line we are faster.]({BENCH.name}/models.png)\n"
+)
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """Return the text of the pages by path."""
+    folder = root / BENCH
+    results = {path.name: read(path) for path in sorted(folder.glob("*.json"))}
+    operator = {name: r for name, r in results.items() if r.environment["command"] == "operator"}
+    newest = sorted(operator, key=lambda name: operator[name].environment["date"], reverse=True)
+    machines = {name: operator[name] for name in sorted(newest, key=lambda name: name != RESULT)}
+    frames = {name: _cells(result) for name, result in machines.items()}
+    result, frame = machines[RESULT], frames[RESULT]
+    of_models = [MODELS, *(name for name in results if name.startswith("models-of-"))]
+    tables = [_models_table(results[name]) for name in of_models]
+    others = [r for name, r in results.items() if name.startswith("models-frameworks-")]
+    parts = {
+        "README.md": {
+            "bench": _readme(result, frame),
+            "models": "\n".join([_LEGEND, tables[0]]),
+        },
+        "docs/performance.md": {
+            "bench": _performance(result, frame),
+            "models": "\n".join([_LEGEND, tables[0], _MODELS_PLOT, *tables[1:]]),
+            "frameworks": _frameworks(others),
+            "machines": _machines(machines, frames),
+        },
+    }
+    found = {}
+    for name, of_page in parts.items():
+        text = (root / name).read_text(encoding="utf-8")
+        for marker, part in of_page.items():
+            text = _between(name, text, part, marker)
+        found[root / name] = text
     return found
 
 
-def stale(result: Result, root: Path) -> list[Path]:
-    """Return the files that are not what `result` gives."""
-    return [path for path, text in pages(result, root).items() if not _is_current(path, text)]
+def _cells(result: Result) -> pd.DataFrame:
+    """Return the cells, the most important operation and type first, with their figures.
+
+    Columns besides those of the file: `nbytes`; our time over the best peer's, `ratio` and
+    `in_float32`, over each of `_PEERS`, and over the floor's, `to_floor` and `floor_in_float32`.
+    """
+    frame = result.frame
+    frame = frame.assign(
+        nbytes=nbytes(frame),
+        ratio=ratios(frame).ratio,
+        in_float32=ratios(frame, OURS_IN_FLOAT32).ratio,
+        to_floor=ratio_to_floor(frame),
+        floor_in_float32=ratio_to_floor(frame, OURS_IN_FLOAT32),
+        **{peer: ratios(frame, OURS, [peer]).ratio for peer in _PEERS},
+        op=pd.Categorical(frame.op, tuple(PASSES), ordered=True),
+        dtype=pd.Categorical(frame["dtype"], _DTYPES, ordered=True),
+    )
+    return frame.sort_values(_KIND, kind="stable", ignore_index=True)
 
 
-def _readme(result: Result) -> str:
-    frame = cells(result)
-    chosen = _chosen(frame)
-    means = summary(frame)["mean"]
+def _caches(result: Result) -> tuple[int, int]:
+    where = result.environment
+    return where["cache_per_core"], min(where["cache_shared"], _MOST_SHARED)
+
+
+def _where_text(environment: Mapping[str, Any]) -> str:
+    """Return where and when a run was: the processor, its threads, the day."""
+    kind = environment.get("microarchitecture")
+    cpu = f"{environment['cpu']} ({kind})" if kind else environment["cpu"]
+    threads = f"{environment['threads']} thread" + "s" * (environment["threads"] != 1)
+    return f"{cpu}, {threads}, {environment['date'][:10]}"
+
+
+def _where(result: Result) -> str:
+    return f"{_where_text(result.environment)}; {_versions(result)}"
+
+
+def _versions(result: Result) -> str:
+    return ", ".join(f"{name} {text}" for name, text in result.environment["versions"].items())
+
+
+def _readme(result: Result, frame: pd.DataFrame) -> str:
+    chosen = frame[(frame.op == _OP) & (frame["dtype"] == _DTYPE)]
+    means = frame[frame.suite != SWEEP].groupby(_KIND, observed=True).ratio.agg(geometric_mean)
     texts = (
         f"{op} {', '.join(f'{ratio_text(each)} in {dtype}' for (_, dtype), each in found.items())}"
         for op, found in means.groupby(level="op", observed=True)
     )
-    return "\n".join(
-        [
-            f"{_where(result)} `batch_norm_backward`, {_DTYPE}: our time over that of the fastest "
-            "of PyTorch, TensorFlow, JAX, oneDNN and NumPy in the same cell; below 1 we are "
-            "faster. For every kind of array the geometric mean, and the cells where we do best "
-            "and worst; sizes are those of a core's cache and of the one that all share.\n",
-            markdown(_kinds(chosen[chosen.ratio.notna()], result.caches)),
-            f"Of {len(chosen)} cells a peer is faster in {chosen.lost.sum()}. "
-            f"Means of all operations and types: {'; '.join(texts)}.\n",
-        ]
+    kinds = markdown(_kinds(chosen[chosen.ratio.notna()], _caches(result)))
+    return (
+        f"{_where(result)}. `batch_norm_backward`, {_DTYPE}: our time over that of the fastest "
+        "of PyTorch, TensorFlow, JAX, oneDNN and NumPy in the same cell; below 1 we are "
+        "faster. For every kind of array the geometric mean, and the cells where we do best "
+        "and worst; sizes are those of a core's cache and of the one that all share.\n\n"
+        f"{kinds}\n"
+        f"Of {len(chosen)} cells a peer is faster in {(chosen.ratio > 1).sum()}. "
+        f"Means of all operations and types: {'; '.join(texts)}.\n\n"
+        f"{_plot(f'{BENCH}/operator.png')}"
     )
 
 
-def _chosen(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[(frame.op == _OP) & (frame.dtype == _DTYPE)]
+def _plot(path: str) -> str:
+    return (
+        f"![Our time over the best peer's in every cell, float32, by the size of x: a mark a cell, "
+        f"below the line we are faster. The tables have the values.]({path})\n"
+    )
 
 
-def _kinds(compared: pd.DataFrame, caches: Sequence[int]) -> pd.DataFrame:
+def _kinds(compared: pd.DataFrame, caches: Iterable[int]) -> pd.DataFrame:
     """Return a line for every key of `_WHY` that some of the compared cells are of."""
     sizes = [f"up to {bytes_text(size)}" for size in caches] + ["larger"]
     larger_than = sum((compared.nbytes > size).astype(int) for size in caches)
+    best = beside_best(compared)
+    texts = (
+        compared.ratio.map(ratio_text)
+        + ": "
+        + compared["shape"].map(shape_text)
+        + ", "
+        + (best.ours + " ms, " + best.peer + " " + best.time + " ms")
+    )
     lines = [
         (
             sizes[kind[0]],
             kind[1],
-            str(len(found)),
-            f"**{ratio_text(mean(found.ratio))}**",
-            *(_best_or_worst(found.row[at]) for at in (found.ratio.idxmin(), found.ratio.idxmax())),
+            len(found),
+            f"**{ratio_text(geometric_mean(found.ratio))}**",
+            *(texts[at] for at in (found.ratio.idxmin(), found.ratio.idxmax())),
             _WHY[kind],
         )
         for kind, found in compared.groupby([larger_than, compared.layout])
     ]
     columns = ["size of x", "layout", "cells", "mean", "best cell", "worst cell", "why"]
-    return pd.DataFrame(lines, columns=columns, dtype=str)
+    return pd.DataFrame(lines, columns=columns)
 
 
-def _best_or_worst(row: Row) -> str:
-    ours, theirs, _ = _columns(row)
-    return f"{ratio_text(row.ratio())}: {shape_text(row.cell)}, {ours} ms, {theirs} ms"
-
-
-def _performance(result: Result) -> str:
-    frame = cells(result)
-    chosen, lost = _chosen(frame), losing(frame)
+def _performance(result: Result, frame: pd.DataFrame) -> str:
+    chosen = frame[(frame.op == _OP) & (frame["dtype"] == _DTYPE) & (frame.suite != SWEEP)]
+    lost = frame[frame.ratio > 1].sort_values("ratio", ascending=False, kind="stable")
     return "\n".join(
         [
-            f"{_where(result)} All numbers: [bench/result.json](bench/result.json).\n",
+            f"{_where(result)}. All numbers: [bench/{RESULT}](bench/{RESULT}).\n",
             "## Means\n",
-            markdown(summary_table(summary(frame))),
+            markdown(_means(frame, frame.nbytes > _caches(result)[-1])),
             f"## {_OP}, {_DTYPE}\n",
-            markdown(_table(chosen[chosen.suite != SWEEP])),
+            markdown(_by_shape(chosen)),
             "## Losing cells\n",
-            markdown(cell_table(lost)) if len(lost) else "No peer is faster anywhere.\n",
-            "## Plots\n",
+            markdown(_losing(lost)) if len(lost) else "No peer is faster anywhere.\n",
+            "## Plot\n",
+            _plot("bench/operator.png"),
         ]
     )
 
 
-def _results(result: Result, folder: Path) -> dict[str, Result]:
-    """Return `result` and those of the CPU that lie beside it, the newest first, by their names."""
-    beside = (path for path in sorted(folder.glob("*.json")) if path.name != RESULT.name)
-    others = {path.name: read_result(path) for path in beside if _is_result(path)}
-    newest = sorted(others, key=lambda name: others[name].environment.date, reverse=True)
-    chosen = {RESULT.name: result} | {name: others[name] for name in newest}
-    return {name: found for name, found in chosen.items() if found.device == "cpu"}
+def _means(frame: pd.DataFrame, large: pd.Series) -> pd.DataFrame:
+    """Return a line for every operation and type; the sweep counts in no mean but its own."""
+    workload = frame[frame.suite != SWEEP].groupby(_KIND, observed=True)
+    every = frame.groupby(_KIND, observed=True)
+    beyond = frame[large].groupby(_KIND, observed=True)
+    compared = frame[frame.ratio.notna()]
+    suites = compared.groupby([*_KIND, "suite"], observed=True).ratio.agg(geometric_mean)
+    suites = suites.unstack()[list(compared.suite.unique())]
+    table = pd.DataFrame(
+        {
+            "cells": workload.ratio.count().astype(str),
+            "to the best peer": workload.ratio.agg(geometric_mean).map(ratio_text),
+            "worst": every.ratio.max().map(ratio_text),
+            "in float32 arithmetic": workload.in_float32.agg(geometric_mean).map(ratio_text),
+            "share of the floor": (1 / every.to_floor.agg(geometric_mean)).map(_percent),
+            "beyond the cache": (1 / beyond.to_floor.agg(geometric_mean)).map(_percent),
+            **{suite: suites[suite].map(ratio_text) for suite in suites},
+        },
+    )
+    table.insert(0, "", [f"{op}, {dtype}" for op, dtype in table.index])
+    return table
 
 
-def _is_result(path: Path) -> bool:
-    return json.loads(path.read_text(encoding="utf-8")).get("schema") == SCHEMA
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
 
 
-def _machines(results: Mapping[str, Result]) -> str:
-    """Return for each machine its means by layout, and how far all are from the limits."""
-    parts, frames = [], {}
-    for name, result in results.items():
-        where, frame = where_text(result.environment), layout_cells(result)
-        # Two results may be of one machine and one day.
-        heading = f"{where}, {name}" if where in frames else where
-        frames[heading] = frame
-        parts += [
-            f"### {heading}\n",
-            f"{caches_text(result.environment)}; {CONDITION_WORDS[result.condition]}; "
-            f"{versions_text(result.environment)}. "
-            f"All {len(cells(result))} cells: [bench/{name}](bench/{name}).\n",
-            *map(markdown, layout_tables(frame)),
-        ]
-    parts += ["### Cells above the limits\n", _BELOW, markdown(limits_table(frames))]
-    return "\n".join(parts)
-
-
-def _where(result: Result) -> str:
-    return f"{where_text(result.environment)}; {versions_text(result.environment)}."
-
-
-def _table(frame: pd.DataFrame) -> pd.DataFrame:
+def _by_shape(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a line per shape, both layouts side by side, and their geometric means."""
-    sides = []
+    sides, shapes = [], [*frame["shape"].map(shape_text).unique(), "geometric mean"]
     for layout, found in frame.groupby("layout"):
-        lines = [*map(_columns, found.row), ("", "", f"**{ratio_text(mean(found.ratio))}**")]
-        columns = [f"{layout}, ms", f"{layout}, best peer", f"{layout}, ratio"]
-        sides.append(pd.DataFrame(lines, [*found["shape"], "geometric mean"], columns, dtype=str))
-    shapes = [*frame["shape"].unique(), "geometric mean"]
-    sides = [side.reindex(shapes, fill_value=DASH) for side in sides]
+        best = beside_best(found)
+        side = pd.DataFrame(
+            {
+                f"{layout}, ms": best.ours,
+                f"{layout}, best peer": best.peer + " " + best.time,
+                f"{layout}, ratio": best.ratio,
+            }
+        ).set_index(found["shape"].map(shape_text))
+        side.loc["geometric mean"] = ["", "", f"**{ratio_text(geometric_mean(found.ratio))}**"]
+        sides.append(side.reindex(shapes, fill_value=DASH))
     return pd.concat(sides, axis=1).rename_axis("shape").reset_index()
 
 
-def _columns(row: Row) -> tuple[str, str, str]:
-    peer = row.best_peer()
-    if peer is None:
-        return DASH, DASH, DASH
-    ratio = row.ratio()
-    text = ratio_text(ratio)
-    return (
-        milliseconds(row.seconds(OURS, peer.form)),
-        f"{label(peer.contestant)} {milliseconds(row.seconds(peer.contestant, peer.form))}",
-        f"**{text}** (slower)" if ratio is not None and ratio > 1 else text,
+def _losing(lost: pd.DataFrame) -> pd.DataFrame:
+    best = beside_best(lost)
+    shapes = " (" + lost["shape"] + ") " + lost.layout + " " + lost["dtype"].astype(str)
+    return pd.DataFrame(
+        {
+            "cell": lost.op.astype(str) + shapes,
+            "ours, ms": best.ours,
+            "best peer": best.peer + " (" + best.form + ")",
+            "ms": best.time,
+            "ratio": lost.ratio.map(ratio_text),
+        }
     )
 
 
-def _between(path: Path, text: str, part: str, begin: str, end: str) -> str:
+def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame]) -> str:
+    """Return the means of each machine by layout, and how many cells are above the limits."""
+    parts, limits = [], {}
+    for name, result in results.items():
+        heading, where = _where_text(result.environment), result.environment
+        kinds = frames[name]["dtype"].map(
+            {"float32": "float32", "bfloat16": "16 bits", "float16": "16 bits"}
+        )
+        frame = frames[name].assign(kind=kinds.astype(object))
+        frame = frame[(frame.nbytes > _SMALL) & frame.kind.notna()]
+        far = frame.nbytes * frame.op.astype(str).map(LEAST_PASSES) > _FAR
+        frame = frame.assign(
+            far=frame.to_floor.where(far), far_in_float32=frame.floor_in_float32.where(far)
+        )
+        limits[heading] = [_exceeded(frame, *limit) for limit in _LIMITS]
+        sizes = map(bytes_text, (where["cache_per_core"], where["cache_shared"]))
+        parts += [
+            f"### {heading}\n",
+            f"{' a core, '.join(sizes)} shared; calls in a row; {_versions(result)}. "
+            f"All {len(frames[name])} cells: [bench/{name}](bench/{name}).\n",
+            *(markdown(_by_layout(frame, kind)) for kind in ("float32", "16 bits")
+              if (frame.kind == kind).any()),
+        ]  # fmt: skip
+    arithmetic = {"in_float32": ' with `arithmetic="float32"`'}
+    names = [
+        f"{op}{arithmetic.get(name, '')}, "
+        f"{'slower than' if most == 1 else f'above {most:g} of'} "
+        f"{LABELS.get(name, 'the best peer')}"
+        for op, name, most in _LIMITS
+    ]
+    return "\n".join(
+        [
+            *parts,
+            "### Cells above the limits\n",
+            "Behind a count stands in how many of those cells the limit is less than the floor's "
+            "time.\n",
+            markdown(pd.DataFrame({"float32 cells": names, **limits})),
+        ]
+    )
+
+
+def _by_layout(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Return means by operation and layout, in brackets the cells above 1."""
+    frame = frame[frame.kind == kind]
+    lines = []
+    for op, of_op in frame.groupby("op", observed=True):
+        for layout, found in (*of_op.groupby("layout"), ("both", of_op)):
+            line = {kind: f"{op}, {layout}"}
+            best = f"{_mean(found.ratio)} ({_above(found.ratio)})"
+            peers = {LABELS[peer]: _beside(found[peer]) for peer in _PEERS}
+            if kind == "float32":
+                line["default, best peer"] = best
+                line['`arithmetic="float32"`, best peer'] = _beside(found.in_float32)
+                floors = f"{_mean(found.far)}, {_mean(found.far_in_float32)}"
+                line |= {**peers, "floor, default and float32": floors}
+            else:
+                line |= {"best peer": best, **peers, "floor": _mean(found.far)}
+            lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _exceeded(frame: pd.DataFrame, op: str, name: str, most: float) -> str:
+    frame = frame[(frame.kind == "float32") & (frame.op == op)]
+    found = frame[name]
+    to_floor = frame.floor_in_float32 if name == "in_float32" else frame.to_floor
+    below = ((found > most) & (most * to_floor < found)).sum()
+    return _above(found, most) + (f"; {below} below the floor" if below else "")
+
+
+def _beside(found: pd.Series) -> str:
+    above = (found > 1).sum()
+    return f"{_mean(found)} ({above})" if above else _mean(found)
+
+
+def _mean(found: pd.Series) -> str:
+    return ratio_text(geometric_mean(found))
+
+
+def _above(found: pd.Series, most: float = 1.0) -> str:
+    return f"{(found > most).sum()} of {found.count()}" if found.count() else DASH
+
+
+def _models_table(result: Result) -> str:
+    frame = result.frame
+    shapes = frame["shape"].map(_images)
+    texts = {
+        "model": frame.model,
+        "batch": shapes.where(frame.precision == "float32", shapes + ", " + frame.precision),
+        "layout": frame.layout,
+        "layers": frame.layers.astype(str),
+        "PyTorch": column(frame, "torch.step").map(_whole_milliseconds),
+        "PyTorch compiled": column(frame, "torch-compiled.step").map(_whole_milliseconds),
+        "share": (column(frame, "torch.normalization") / column(frame, "torch.step")).map(
+            ratio_text
+        ),
+    }
+    means = ["geometric mean", *[""] * (len(texts) - 1)]
+    for heading, variant, quantity, beside in _COLUMNS:
+        found = column(frame, f"{variant}.{quantity}") / column(frame, f"{beside}.{quantity}")
+        texts[heading] = found.map(ratio_text)
+        mean = f"**{_mean(found)}**" if found.notna().any() else DASH
+        # Chance decides errors, so there is no mean of them.
+        means.append("" if quantity == "error" else mean)
+    table = pd.DataFrame(texts)
+    table.loc[len(table)] = means
+    return f"{_where(result)}:\n\n{markdown(table)}"
+
+
+def _frameworks(results: Iterable[Result]) -> str:
+    """Return the text and the table of other frameworks, a result for each number of threads."""
+    lines, versions = [], {}
+    for result in results:
+        where = result.environment
+        versions |= where["versions"]
+        for _, row in result.frame.iterrows():
+            own = row.model.split("-")[0]
+            step = row[f"{own}.step"]
+            spread = f"({row[f'{own}.p20'] / step:.2f} to {row[f'{own}.p80'] / step:.2f})"
+            ours = (row.get(f"{variant}.ratio", float("nan")) for variant in _VARIANTS.values())
+            lines.append(
+                [
+                    f"{row.model}, {_images(row['shape'])}",
+                    where["threads"],
+                    f"{_whole_milliseconds(step)} {spread}",
+                    *map(ratio_text, ours),
+                ]
+            )
+    headings = ["model, batch", "threads", "own layers", *_VARIANTS]
+    named = ", ".join(f"{name} {text}" for name, text in versions.items())
+    cpu, _, day = _where_text(where).rsplit(", ", 2)
+    return (
+        f"{cpu}, {day}; {named}. Training steps in float32, "
+        "channels last, in turns; our time over that of the same step with the framework's own "
+        "layers, below 1 we are faster, and in brackets the middle three fifths of a step's "
+        f"times over their median.\n\n{markdown(pd.DataFrame(lines, columns=headings))}"
+    )
+
+
+def _images(shape: str) -> str:
+    count, _, *space = shape.split(",")
+    return shape_text(",".join((count, *space)))
+
+
+def _whole_milliseconds(seconds: float) -> str:
+    return DASH if pd.isna(seconds) else f"{seconds * 1e3:.0f} ms"
+
+
+def _between(page: str, text: str, part: str, marker: str) -> str:
     """Return the text of a page with `part` between two markers."""
+    begin, end = f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise SystemExit(f"{path}: needs the lines {begin} and {end}, once and in this order")
+        raise SystemExit(f"{page}: needs the lines {begin} and {end}, once and in this order")
     before, rest = text.split(begin)
     return f"{before}{begin}\n{part.rstrip()}\n{end}{rest.split(end)[1]}"
 
 
-def _is_current(path: Path, text: str) -> bool:
-    if not path.exists():
-        return False
-    there = path.read_text(encoding="utf-8")
-    # Another release of matplotlib draws other paths from the same numbers.
-    return there == text or (path.suffix == ".svg" and _drawn_by(there) != _drawn_by(text))
-
-
-def _drawn_by(svg: str) -> str:
-    found = re.search(r"Matplotlib v[\d.]+", svg)
-    return found[0] if found else ""
-
-
 def main() -> int:
-    """Write the files, or with --check say which are not current."""
-    result = read_result(ROOT / RESULT)
+    """Write pages and plots, or with --check report the pages that are not current."""
+    found = pages(ROOT)
     if "--check" in sys.argv[1:]:
-        old = stale(result, ROOT)
+        old = [path for path, text in found.items() if path.read_text(encoding="utf-8") != text]
         for path in old:
-            print(
-                f"{path.relative_to(ROOT)} is not current: run "
-                "python -m scripts.update_performance_docs",
-                file=sys.stderr,
-            )
+            print(f"{path.relative_to(ROOT)} is not current: run "
+                  "python -m scripts.update_performance_docs", file=sys.stderr)  # fmt: skip
         return 1 if old else 0
-    for path, text in pages(result, ROOT).items():
+    for path, text in found.items():
         path.write_text(text, encoding="utf-8")
+    folder = ROOT / BENCH
+    result = read(folder / RESULT)
+    chosen = result.frame[result.frame["dtype"] == _DTYPE]
+    operator_plot(Result(result.environment, chosen), folder / "operator.png")
+    models_plot(read(folder / MODELS), folder / "models.png")
     return 0
 
 

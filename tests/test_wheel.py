@@ -31,11 +31,11 @@ assert not {"numba", "llvmlite"} & set(sys.modules)
 """
 
 
-def _built(folder, **environment):
+def _built(folder):
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder],
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env={**os.environ, "BACKNORM_BUILD_LEVELS": ""},
         capture_output=True,
         text=True,
         check=False,
@@ -49,7 +49,7 @@ def _built(folder, **environment):
 def wheel(tmp_path_factory):
     if make.missing(make.of_this_processor(), library.FOLDER):
         pytest.skip("not all libraries are built: make kernels")
-    return _built(tmp_path_factory.mktemp("wheel"), BACKNORM_BUILD_LEVELS="own")
+    return _built(tmp_path_factory.mktemp("wheel"))
 
 
 def _answers(folder):
@@ -71,6 +71,7 @@ def test_it_is_one_for_every_python(wheel):
     tags = wheel.stem.split("-")[2:]
     assert tags[:2] == ["py3", "none"]
     assert "any" not in tags[2]
+    assert "manylinux" not in tags[2], "it serves some processors of the platform only"
 
 
 def test_its_libraries_are_those_of_the_sources(wheel):
@@ -146,7 +147,7 @@ def test_without_its_libraries_it_says_what_to_do(wheel, tmp_path):
     )
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("backnorm.errors.MachineCodeError: ")
-    assert "pip install --no-binary backnorm backnorm" in last
+    assert "BACKNORM_BUILD_LEVELS=all" in last
 
 
 def test_an_unknown_level_ends_the_build(tmp_path):
@@ -161,3 +162,20 @@ def test_an_unknown_level_ends_the_build(tmp_path):
     assert done.returncode
     assert "BACKNORM_BUILD_LEVELS" in done.stdout + done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_metadata_prepared_by_pip_does_not_run_the_hook(tmp_path):
+    call = "import sys, hatch_build; hatch_build.prepare_metadata_for_build_wheel(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", call, tmp_path],
+        cwd=ROOT,
+        # As pip sets it; the hook raises an error for a level that does not exist.
+        env={**os.environ, "PIP_BUILD_TRACKER": "", "BACKNORM_BUILD_LEVELS": "x86-64-v9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (metadata,) = tmp_path.glob("*/*")
+    assert metadata.name == "METADATA"
+    assert "\nName: backnorm\n" in metadata.read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""A GPU as the place of a run: PyTorch's tensors, CUDA events, the speed of copying its memory."""
+"""An NVIDIA GPU as the device of a run, and the clocks for its calls."""

@@ -1,25 +1,23 @@
-"""What a run on a GPU shares: PyTorch, a cell's tensors, events, and the bandwidth of copying.
+"""An NVIDIA GPU as the device of a run: PyTorch, a cell's tensors, events, the speed of copying.
 
-`TorchDevice` knows PyTorch and no more; what only an NVIDIA GPU can tell is in `nvidia`. So all of
-this also runs where PyTorch has nothing but the CPU, with a made-up clock.
+The calls of CUDA are methods of their own, so a test replaces them and all else runs on PyTorch's
+CPU tensors.
 """
 
 from __future__ import annotations
 
-import abc
-import dataclasses
 import gc
+import importlib.util
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from benchmarks.cuda.bandwidth import measure_copies
+from benchmarks.cells import Cell
 from benchmarks.cuda.watches import SMALL, DeviceWatch, Queued, WholeWatch
-from benchmarks.model import Cell, GpuFacts, Timing
-from benchmarks.peers.base import Contestant, Data, Prepared
-from benchmarks.tensors import LayerTensors, layer_tensors
+from benchmarks.peers.base import Data, Missing, Prepared
+from benchmarks.peers.tensors import LayerTensors, layer_tensors
+from benchmarks.turns import Timing, timing
 
-__all__ = ["Event", "TorchDevice"]
+__all__ = ["Cuda"]
 
 # What is read to empty the L2, in its sizes: its halves are filled unevenly, and what replaces what
 # is not documented.
@@ -29,19 +27,14 @@ _LEAST_FLUSH = 1 << 20
 # Blocks of x's size that hold NaN before a call: it allocates its result, and may take more.
 _SPOILED = 2
 
-
-class Event(Protocol):
-    """A mark in the stream, as ``torch.cuda.Event`` is one."""
-
-    def record(self) -> object:
-        """Take the time when all that is in the stream so far is done."""
-
-    def elapsed_time(self, end: Any) -> float:
-        """Return the milliseconds to another event; both have happened."""
+# Bytes of the buffer whose copying is timed: far beyond any cache, and long compared to a launch;
+# at most a third of the free memory. Then copies that do not count, and those that do.
+_COPIED, _COPIED_SHARE = 1 << 30, 3
+_WARM, _SAMPLES = 3, 20
 
 
-class TorchDevice(abc.ABC):
-    """A device of PyTorch's, in the process that measures.
+class Cuda:
+    """PyTorch's current CUDA device (the first that ``CUDA_VISIBLE_DEVICES`` names).
 
     Attributes
     ----------
@@ -54,7 +47,7 @@ class TorchDevice(abc.ABC):
     watch : DeviceWatch
     """
 
-    place: str
+    place = "cuda"
 
     def __init__(self) -> None:
         self.torch: Any = None
@@ -65,64 +58,76 @@ class TorchDevice(abc.ABC):
         self._sum: Any = None
         self._flush_seconds = 0.0
 
-    @abc.abstractmethod
     def library(self) -> Any:
-        """Import PyTorch and return it.
+        """Import PyTorch, and check that it has a GPU and that our kernels have Triton."""
+        if importlib.util.find_spec("torch") is None:
+            raise Missing("PyTorch is not installed: pip install torch")
+        import torch
 
-        Raises
-        ------
-        ArgumentValueError
-            If it is not there, or has no such device.
-        """
+        if torch.version.cuda is None:
+            built = "ROCm" if torch.version.hip else "the CPU alone"
+            raise Missing(f"PyTorch {torch.__version__} is built for {built}")
+        if not torch.cuda.is_available():
+            raise Missing(f"PyTorch {torch.__version__} sees no GPU or no driver")
+        if importlib.util.find_spec("triton") is None:
+            raise Missing("our kernels need Triton: pip install 'backnorm[cuda]'")
+        return torch
 
-    @abc.abstractmethod
-    def facts(self) -> GpuFacts:
-        """Return what is known of the device; the bandwidth as 0."""
+    def facts(self) -> dict[str, Any]:
+        """Return what PyTorch knows."""
+        properties = self.torch.cuda.get_device_properties(self.torch.cuda.current_device())
+        return {
+            "name": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "memory": properties.total_memory,
+            "cache": properties.L2_cache_size,
+            "cuda": self.torch.version.cuda,
+        }
 
-    @abc.abstractmethod
-    def event(self) -> Event:
-        """Return a new event."""
+    def event(self) -> Any:
+        """Return a CUDA event that takes the time."""
+        return self.torch.cuda.Event(enable_timing=True)
 
-    @abc.abstractmethod
     def synchronise(self) -> None:
-        """Wait until all that was asked of the device is done."""
+        """Wait for all streams."""
+        self.torch.cuda.synchronize()
 
-    @abc.abstractmethod
     def free_memory(self) -> float:
-        """Return the bytes that can still be taken."""
+        """Return the free memory of the device, and what PyTorch holds of it without using it."""
+        free, _ = self.torch.cuda.mem_get_info()
+        unused = self.torch.cuda.memory_reserved() - self.torch.cuda.memory_allocated()
+        return float(free + unused)
 
-    def start(self, threads: int) -> GpuFacts:
-        """Import PyTorch, and measure how fast memory is copied."""
+    def release(self) -> None:
+        """Return the memory that PyTorch keeps for later: other processes allocate, too."""
+        self.torch.cuda.empty_cache()
+
+    def start(self, threads: int) -> dict[str, Any]:
+        """Import PyTorch, and measure how fast memory is copied; return facts of the device."""
         self.torch = self.library()
         self.torch.set_grad_enabled(False)
         facts = self.facts()
-        self.copies = measure_copies(self, self.free_memory())
-        size = max(_FLUSH * facts.cache, _LEAST_FLUSH)
+        self.copies = self._measured_copies()
+        self.release()
+        size = max(_FLUSH * facts["cache"], _LEAST_FLUSH)
         self._ballast = self.torch.zeros(size // 4, dtype=self.torch.float32, device=self.place)
         self._sum = self.torch.zeros((), dtype=self.torch.float32, device=self.place)
         self._flush_seconds = self._timed_flush()
-        return dataclasses.replace(facts, bandwidth=1.0 / self.copies.median)
-
-    def make(self, kind: Callable[..., Contestant]) -> Contestant:
-        """Return a contestant that runs here."""
-        return kind(self)
+        return facts | {"bandwidth": 1.0 / self.copies.median}
 
     @property
     def tensors(self) -> LayerTensors:
-        """The tensors of the cell that is measured, the same for all contestants."""
-        assert self._held is not None, "a cell is held before anybody prepares"
+        """The tensors of the cell that is measured."""
+        assert self._held is not None, "a cell is held before a contestant prepares"
         return self._held
 
     def hold(self, data: Data | None) -> None:
-        """Bring a cell's arrays here for all contestants; with None, let go of those held."""
+        """Copy a cell's arrays to the device; with None, free those held."""
         self._held = None if data is None else layer_tensors(self.torch, data, self.place)
         if data is None:
             gc.collect()
             self.release()
-
-    @abc.abstractmethod
-    def release(self) -> None:
-        """Give memory that PyTorch keeps for later back to the device: others allocate, too."""
 
     def spoil(self, data: Data) -> None:
         """Fill with NaN the memory that PyTorch will give to the next call that allocates.
@@ -170,6 +175,24 @@ class TorchDevice(abc.ABC):
         for _ in range(times):
             self.torch.sum(self._ballast, dim=0, out=self._sum)
 
+    def _measured_copies(self) -> Timing:
+        """Return the seconds for each byte read or written when memory is copied.
+
+        Every byte counts twice, since it is read and written.
+        """
+        size = int(min(_COPIED, self.free_memory() // _COPIED_SHARE))
+        source = self.torch.zeros(size, dtype=self.torch.uint8, device=self.place)
+        target = self.torch.zeros_like(source)
+        pairs = []
+        for _ in range(_WARM + _SAMPLES):
+            start, end = self.event(), self.event()
+            start.record()
+            target.copy_(source)
+            end.record()
+            pairs.append((start, end))
+        self.synchronise()
+        return timing([s.elapsed_time(e) / 1e3 / (2 * size) for s, e in pairs[_WARM:]])
+
     def _timed_flush(self) -> float:
         self.flush(0.0)
         start, end = self.event(), self.event()
@@ -177,4 +200,4 @@ class TorchDevice(abc.ABC):
         self.flush(0.0)
         end.record()
         self.synchronise()
-        return start.elapsed_time(end) / 1e3
+        return float(start.elapsed_time(end)) / 1e3

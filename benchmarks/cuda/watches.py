@@ -1,4 +1,4 @@
-"""The two times of a call on a GPU: what the device takes, and what a whole call takes.
+"""Clocks for the two times of a call on a GPU: the device's, and that of a whole call.
 
 The device's time is read off CUDA events. A call costs the host some microseconds (looking up the
 operator, allocating, launching) before the device has anything to do. So before each measured
@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from benchmarks.cuda.device import TorchDevice
+    from benchmarks.cuda.device import Cuda
 
 __all__ = ["SMALL", "DeviceWatch", "Queued", "WholeWatch"]
 
-#: Bytes of x up to which a problem is small: what a call costs beside the device's work shows.
+#: Bytes of x up to which a problem is small: the host's part of a call shows.
 SMALL = 1 << 20
 
 # The host may take so many times as long as the slowest call took while it was watched (a call that
@@ -45,7 +45,7 @@ _EVENTS = 2e-5
 # Calls in one stretch: the device's queue takes a thousand launches, and a call is a few.
 _MOST_QUEUED = 100
 
-# Calls that the host's clock times in the place of one, so that waiting for the last shows little.
+# Calls that the host's clock times instead of one, so that waiting for the last shows little.
 _MANY = 20
 
 
@@ -61,7 +61,7 @@ class Queued:
     cold : bool
         Whether it is timed with an L2 that does not hold its inputs.
     dispatch : float
-        Seconds that the host takes, once that has been looked at.
+        Seconds that the host takes; measured by `DeviceWatch.warm`.
     """
 
     call: Callable[[], Any]
@@ -78,7 +78,7 @@ class DeviceWatch:
     the device's. The L2 is emptied before a row, not before a call.
     """
 
-    def __init__(self, device: TorchDevice) -> None:
+    def __init__(self, device: Cuda) -> None:
         self._device = device
 
     def warm(self, call: Queued, seconds: float) -> float:
@@ -129,7 +129,7 @@ class DeviceWatch:
 class WholeWatch:
     """Tells the time of a whole call, dispatch included, as the host sees it."""
 
-    def __init__(self, device: TorchDevice) -> None:
+    def __init__(self, device: Cuda) -> None:
         self._device = device
 
     def warm(self, call: Queued, seconds: float) -> float:
@@ -148,7 +148,7 @@ class WholeWatch:
         return _row(self._device, call, loop * _MANY)
 
 
-def _row(device: TorchDevice, call: Queued, calls: int) -> float:
+def _row(device: Cuda, call: Queued, calls: int) -> float:
     """Make calls in a row, wait for the last, and return the seconds of one."""
     begin = time.perf_counter()
     for _ in itertools.repeat(None, calls - 1):

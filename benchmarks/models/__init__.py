@@ -1,1 +1,1 @@
-"""Whole training steps of models: a framework's layers beside ours."""
+"""Whole training steps of models: a framework's layers and ours."""

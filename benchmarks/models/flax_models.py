@@ -9,7 +9,6 @@ import jax
 from flax import nnx
 
 from backnorm.jax.nnx import BatchNorm
-from benchmarks.models.cases import Variant
 
 __all__ = ["activated", "norm_of", "resnet18"]
 
@@ -30,7 +29,7 @@ def activated(norm: Any, x: jax.Array, residual: Any = None, *, fused: bool) -> 
     return nnx.relu(y if residual is None else y + residual)
 
 
-def norm_of(variant: Variant) -> Any:
+def norm_of(variant: str) -> Any:
     """Return what makes the layer of a variant."""
     if variant == "flax":
         return nnx.BatchNorm
@@ -88,7 +87,7 @@ class _ResNet(nnx.Module):
         return self.linear(x.mean((1, 2)))
 
 
-def resnet18(variant: Variant, *, classes: int, small: bool) -> nnx.Module:
+def resnet18(variant: str, *, classes: int, small: bool) -> nnx.Module:
     """Return the network in training mode with a variant's layers, and the same weights in all."""
     rngs = nnx.Rngs(0)
     norm = partial(norm_of(variant), momentum=_MOMENTUM, rngs=rngs)

@@ -1,4 +1,4 @@
-"""Import timm and torchvision beside a PyTorch for the CPU."""
+"""Import timm and torchvision, built for CUDA or not, with a PyTorch for the CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import types
 
 import torch
 
-# What torchvision describes to the compiler, and defines in a library that was built for CUDA.
+# Operators that torchvision describes to the compiler, and defines in a library built for CUDA.
 _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

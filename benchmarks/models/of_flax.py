@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import backnorm
-from benchmarks.models.cases import Case, Variant
+from benchmarks.models.cases import Case
 from benchmarks.models.steps import CLASSES, MOMENTUM, RATE, limit_processors
 
 __all__ = ["Trainer", "start"]
@@ -37,7 +37,7 @@ class Trainer:
         shape = (count, *space, channels)
         self._x = np.random.default_rng(0).standard_normal(shape, np.float32)
 
-    def step(self, variant: Variant) -> _Step:
+    def step(self, variant: str) -> _Step:
         """Return a step of a variant."""
         return _Step(self._made(variant), self._x)
 
@@ -50,7 +50,7 @@ class Trainer:
         with jax.enable_x64(True):
             return _Step(narrow, self._x, wide=True).gradients()
 
-    def _made(self, variant: Variant) -> Any:
+    def _made(self, variant: str) -> Any:
         small = self._case.shape[-1] < 64
         return self._models.resnet18(variant, classes=CLASSES, small=small)
 

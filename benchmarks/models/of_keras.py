@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import backnorm
-from benchmarks.models.cases import Case, Variant
+from benchmarks.models.cases import Case
 from benchmarks.models.steps import CLASSES, MOMENTUM, RATE, limit_processors
 
 __all__ = ["Trainer", "start"]
@@ -40,7 +40,7 @@ class Trainer:
         self._x = np.random.default_rng(0).standard_normal((count, *space, channels), np.float32)
         self._weights = self._made().get_weights()
 
-    def step(self, variant: Variant) -> _Step:
+    def step(self, variant: str) -> _Step:
         """Return a step of a variant."""
         from backnorm.keras import convert
 

@@ -17,7 +17,7 @@ import backnorm
 import backnorm.torch
 from backnorm.torch.modules import _BatchNorm
 from benchmarks.models import libraries
-from benchmarks.models.cases import MODELS, Case, Variant
+from benchmarks.models.cases import MODELS, Case
 from benchmarks.models.steps import CLASSES, MOMENTUM, RATE
 
 __all__ = ["Trainer", "start"]
@@ -52,7 +52,7 @@ class Trainer:
         self._case = case
         self._model, self._x = _made(case)
 
-    def step(self, variant: Variant) -> _Step:
+    def step(self, variant: str) -> _Step:
         """Return a step of a variant."""
         return _Step(self._case, variant, copy.deepcopy(self._model), self._x)
 
@@ -65,7 +65,7 @@ class Trainer:
 class _Step:
     """A training step: gradients of a loss, and a change of the parameters."""
 
-    def __init__(self, case: Case, variant: Variant, model: nn.Module, x: Tensor) -> None:
+    def __init__(self, case: Case, variant: str, model: nn.Module, x: Tensor) -> None:
         if variant.startswith("backnorm"):
             backnorm.torch.convert(model, fuse="fused" in variant)
         self.layers = sum(isinstance(each, _BatchNorm) for each in model.modules())
@@ -114,15 +114,13 @@ def _made(case: Case) -> tuple[nn.Module, Tensor]:
     if library == "timm":
         model = libraries.timm().create_model(case.model, num_classes=CLASSES)
     else:
-        models = libraries.torchvision().models
         options: dict[str, Any] = {"weights": None, "num_classes": CLASSES}
         if case.model == "inception_v3":
             # PyTorch draws these for a minute; and the auxiliary classifier takes images of 299.
             options["init_weights"] = options["aux_logits"] = False
         if case.model.startswith("deeplab"):
-            models, options["weights_backbone"] = models.segmentation, None
-        models = models.video if case.model.startswith("r3d") else models
-        model = getattr(models, case.model)(**options)
+            options["weights_backbone"] = None
+        model = libraries.torchvision().models.get_model(case.model, **options)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             # Random numbers would be others in each variant.
@@ -132,12 +130,9 @@ def _made(case: Case) -> tuple[nn.Module, Tensor]:
     model.train()
     x = torch.randn(case.shape)
     if case.layout == "channels_last":
-        model, x = (each.to(memory_format=_format(case)) for each in (model, x))
+        last = torch.channels_last if len(case.shape) == 4 else torch.channels_last_3d
+        model, x = (each.to(memory_format=last) for each in (model, x))
     return model, x
-
-
-def _format(case: Case) -> torch.memory_format:
-    return torch.channels_last if len(case.shape) == 4 else torch.channels_last_3d
 
 
 def _backward(run: Callable[[Tensor], Any], x: Tensor, precision: str) -> None:

@@ -1,41 +1,33 @@
-"""Training steps of a model, whoever trains it, and whether what they compute is right."""
+"""Training steps of a model in any framework, and the judgement of their gradients."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 import backnorm
-from benchmarks.models.cases import Case, Outcome, Variant
+from benchmarks.models.cases import Case
 
-__all__ = [
-    "Step",
-    "Trainer",
-    "compare",
-    "growth",
-    "limit_processors",
-    "module_of",
-    "reserve",
-]
+__all__ = ["CLASSES", "MOMENTUM", "RATE", "Comparison", "Step", "Trainer", "compare", "growth",
+           "limit_processors", "reserve"]  # fmt: skip
 
-#: How many classes a model tells apart.
+#: The number of classes of every model.
 CLASSES = 100
 
-#: So little that a thousand steps train nothing; and the share of the steps before in each.
+#: A learning rate so small that a thousand steps train nothing; and the momentum.
 RATE, MOMENTUM = 1e-7, 0.9
 
 # A distance from float64 that is larger by so much than that of the framework's own layers is a
-# fault, but for what comes of a few elements on the other side of a ReLU.
+# fault, unless it is so small that a few elements on the other side of a ReLU explain it.
 _WORST, _CHAOS = 2.0, 0.05
 
-# Gradients so far off are none: those of an unrelated direction, as bfloat16 may give, are 1.4 off.
-# PyTorch's convolution of three dimensions gives some of 1e34, or NaN, in bfloat16 on a Zen 5.
+# Gradients of an unrelated direction, as bfloat16 may give, are 1.4 off. PyTorch's convolution of
+# three dimensions gives some of 1e34, or NaN, in bfloat16 on a Zen 5.
 _LOST = 10.0
 
 
@@ -45,7 +37,7 @@ class Step(Protocol):
     Attributes
     ----------
     layers : int
-        How many layers of batch normalisation are ours.
+        Layers of batch normalisation that are ours.
     """
 
     layers: int
@@ -61,39 +53,39 @@ class Step(Protocol):
 
 
 class Trainer(Protocol):
-    """A model and a batch, the same in every process. Of it there is one for each framework."""
+    """A model and a batch, the same in every process; each framework has one."""
 
     def __init__(self, case: Case) -> None: ...
 
-    def step(self, variant: Variant) -> Step:
+    def step(self, variant: str) -> Step:
         """Return a step of a variant, which begins with the same parameters as every other."""
 
     def exact(self) -> list[np.ndarray]:
         """Return the gradients of all parameters in float64."""
 
 
-def limit_processors(threads: int) -> None:
-    """Let this process have so many processors, and our kernels so many threads.
+class Comparison(NamedTuple):
+    """The distance of a variant's gradients from float64, or why it is not to be timed."""
 
-    Call it before XLA or TensorFlow are imported: they make threads for all that they find then.
+    detail: str = ""
+    error: float | None = None
+    layers: int = 0
+
+
+def limit_processors(threads: int) -> None:
+    """Limit this process to so many processors, and our kernels to so many threads.
+
+    Must precede the import of XLA and TensorFlow, which make threads for all processors.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     backnorm.set_num_threads(threads)
 
 
-def module_of(case: Case) -> Any:
-    """Return the module of the framework that a case is of."""
-    return importlib.import_module(case.framework.module)
-
-
-def compare(trainer: Trainer, variants: Sequence[Variant]) -> dict[Variant, Outcome]:
-    """Return error and layers of these variants, the framework's own first, or why it has none.
-
-    One with a detail is not to be timed.
-    """
+def compare(trainer: Trainer, variants: Sequence[str]) -> dict[str, Comparison]:
+    """Judge these variants, the framework's own layers first."""
     exact = trainer.exact()
     own, *others = variants
-    found: dict[Variant, Outcome] = {}
+    found: dict[str, Comparison] = {}
     limit = float("inf")
     for variant in (own, *others):
         try:
@@ -101,23 +93,24 @@ def compare(trainer: Trainer, variants: Sequence[Variant]) -> dict[Variant, Outc
             off = _distance(step.gradients(), exact)
             if not off < _LOST:
                 raise ArithmeticError(f"gradients are {off:.2g} off")
-        except Exception as error:  # Whatever a compiler raises.
-            found[variant] = Outcome(variant, f"{type(error).__name__}: {error}"[:200])
+        except Exception as error:  # whatever a compiler raises
+            found[variant] = Comparison(f"{type(error).__name__}: {error}"[:200])
             if variant == own:
-                # Nobody is judged without it, or timed.
-                failed = f"not compared: {own} failed"
-                return found | {each: Outcome(each, failed) for each in others}
+                # Without it nothing can be judged or compared.
+                failed = Comparison(f"not compared: {own} failed")
+                return found | dict.fromkeys(others, failed)
             continue
         if variant == own:
             limit = max(_WORST * off, _CHAOS)
         detail = f"gradients are {off:.2g} off, more than {limit:.2g}" if off > limit else ""
-        found[variant] = Outcome(variant, detail, error=off, layers=step.layers)
+        found[variant] = Comparison(detail, off, step.layers)
     return found
 
 
 def growth(step: Callable[[], object]) -> int:
     """Return the bytes by which resident memory grows in the first steps of a process."""
-    before = _resident()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    before = pages * resource.getpagesize()
     for _ in range(3):
         step()
     return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
@@ -126,20 +119,14 @@ def growth(step: Callable[[], object]) -> int:
 def reserve(step: Callable[[], object], size: int) -> None:
     """Give the allocator so many more bytes of the system's memory, then make steps.
 
-    One that keeps all memory needs some ten steps until it has what every step asks for, and while
-    a profiler takes memory of its own, never does: new pages are a tenth of a step till then, and a
-    third of normalisation, of one variant more than of another. With twice what steps take, no
-    step needs any.
+    An allocator that keeps all memory needs some ten steps until no step takes new pages, and
+    longer under a profiler, which takes memory of its own; new pages are a tenth of a step till
+    then, and of one variant more than of another. With twice what steps take, no step takes any.
     """
-    # Written to, as only then it is given.
+    # The system gives memory when it is written to.
     bytearray(b"\1") * size
     step()
     step()
-
-
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def _distance(found: Iterable[np.ndarray], exact: Iterable[np.ndarray]) -> float:

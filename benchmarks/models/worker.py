@@ -1,32 +1,39 @@
-"""The process that trains: ``python -m benchmarks.models.worker DESCRIPTOR``."""
+"""The process of one variant of `models`: ``python -m benchmarks.models.worker DESCRIPTOR``."""
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 
 from benchmarks.child import serve_parent
 from benchmarks.models import steps
-from benchmarks.models.cases import Case, Outcome, Variant
+from benchmarks.models.cases import Case
 
-__all__ = ["Work", "serve"]
+__all__ = ["Work"]
 
 
 class Work:
-    """What such a process does for a case, when it is asked."""
+    """A trainer; the parent calls these methods."""
 
-    def __init__(self, case: Case) -> None:
-        self._trainer: steps.Trainer = steps.module_of(case).Trainer(case)
+    def start(self, threads: int, case: Case) -> dict[str, str]:
+        """Make the model of a case; return the versions of its framework."""
+        module = importlib.import_module(case.framework.module)
+        versions: dict[str, str] = module.start(threads)
+        self._trainer: steps.Trainer = module.Trainer(case)
+        return versions
 
-    def compare(self, variants: Sequence[Variant]) -> dict[Variant, Outcome]:
-        """Return which variants may be timed: see `steps.compare`."""
+    def compare(self, variants: Sequence[str]) -> dict[str, steps.Comparison]:
+        """Judge variants: see `steps.compare`."""
         return steps.compare(self._trainer, variants)
 
-    def begin(self, variant: Variant) -> int:
-        """Make the first steps of a variant, until no step needs new memory.
+    def begin(self, variant: str) -> int:
+        """Make the first steps of a variant, until no step takes new memory.
 
-        Return by how many bytes resident memory grew in the very first.
+        Returns
+        -------
+        int
+            Bytes by which resident memory grew in the first three steps.
         """
         self._step = self._trainer.step(variant)
         grown = steps.growth(self._step)
@@ -44,21 +51,5 @@ class Work:
         return self._step.normalization()
 
 
-def serve(connection: Connection) -> None:
-    """Answer a number of threads and a case by versions, then names of what to do by its results.
-
-    Until the pipe is closed.
-    """
-    try:
-        threads, case = connection.recv()
-        connection.send(steps.module_of(case).start(threads))
-        work = Work(case)
-        while True:
-            what, *arguments = connection.recv()
-            connection.send(getattr(work, what)(*arguments))
-    except EOFError:
-        return
-
-
 if __name__ == "__main__":
-    serve_parent(serve)
+    serve_parent(Work())

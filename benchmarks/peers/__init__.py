@@ -1,20 +1,24 @@
-"""The contestants of the benchmark, a file each; frameworks are imported here and nowhere else.
-
-On a GPU the device imports PyTorch, whose clock and memory all contestants there share; and so does
-`bench.convolution`, for what precedes the calls of all contestants.
-"""
+"""The contestants of `operator`, a file each; frameworks are imported here and nowhere else."""
 
 from __future__ import annotations
 
-from benchmarks.model import FLOOR, OF_OURS, DeviceName
+from benchmarks.cells import FLOOR, OURS, OURS_IN_FLOAT32
 
-__all__ = ["CONTESTANTS", "peers"]
+__all__ = ["CONTESTANTS", "PLACES", "peers"]
 
-#: Every contestant of a device and where it is defined, in the order in which a report shows them.
-CONTESTANTS: dict[DeviceName, dict[str, str]] = {
+#: Devices in the conditions that there are for each, and where they are defined.
+PLACES = {
+    ("cpu", "quiet"): "benchmarks.host:Host",
+    ("cpu", "after-convolution"): "benchmarks.host:AfterConvolution",
+    ("cuda", "quiet"): "benchmarks.cuda.device:Cuda",
+}
+
+#: The contestants of each device and where they are defined, in the order of the tables.
+CONTESTANTS = {
     "cpu": {
         "backnorm": "benchmarks.peers.ours:Backnorm",
         "backnorm-float32": "benchmarks.peers.ours:BacknormInFloat32",
+        "backnorm-reproducible": "benchmarks.peers.ours:BacknormReproducible",
         "floor": "benchmarks.peers.floor:Floor",
         "torch": "benchmarks.peers.pytorch:Torch",
         "tensorflow": "benchmarks.peers.tensorflow:TensorFlow",
@@ -23,16 +27,18 @@ CONTESTANTS: dict[DeviceName, dict[str, str]] = {
         "numpy": "benchmarks.peers.textbook:Textbook",
     },
     "cuda": {
-        "backnorm": "benchmarks.peers.cuda.ours:Backnorm",
-        "floor": "benchmarks.peers.cuda.floor:Floor",
-        "torch": "benchmarks.peers.cuda.native:Native",
-        "cudnn": "benchmarks.peers.cuda.cudnn:CuDnn",
-        "compile": "benchmarks.peers.cuda.compiled:Compiled",
+        "backnorm": "benchmarks.peers.cuda:Backnorm",
+        "floor": "benchmarks.peers.cuda:Floor",
+        "torch": "benchmarks.peers.cuda:Native",
+        "cudnn": "benchmarks.peers.cuda:CuDnn",
+        "compile": "benchmarks.peers.cuda:Compiled",
         "jax": "benchmarks.peers.jax:JaxOnGpu",
     },
 }
 
+_ALWAYS = (OURS, OURS_IN_FLOAT32, FLOOR)
 
-def peers(device: DeviceName) -> tuple[str, ...]:
-    """Return those that ``--peers`` chooses from on a device."""
-    return tuple(name for name in CONTESTANTS[device] if name not in (*OF_OURS, FLOOR))
+
+def peers(device: str) -> tuple[str, ...]:
+    """Return the names that ``--peer`` accepts for a device; the others always take part."""
+    return tuple(name for name in CONTESTANTS[device] if name not in _ALWAYS)

@@ -1,19 +1,19 @@
 """PyTorch's own operators without autograd, ``native_batch_norm`` and its gradient, on any device.
 
-PyTorch is handed in: whoever has it imported it.
+PyTorch's module is an argument, so nothing is imported here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.model import Cell, Operation
-from benchmarks.tensors import LayerTensors
+from benchmarks.cells import Cell, Operation
+from benchmarks.peers.tensors import LayerTensors
 
 __all__ = ["NAMES", "inverse_deviation", "native_call"]
 
-#: What of the operators' results is compared, in their order. The third of a forward pass is the
-#: inverse deviation, for which we have no name.
+#: The results of the operators that are compared, in their order. The third of a forward pass is
+#: the inverse deviation, for which we have no name.
 NAMES: dict[Operation, tuple[str, ...]] = {
     "backward": ("dx", "dgamma", "dbeta"),
     "forward": ("y", "mean"),

@@ -1,40 +1,47 @@
-"""What a contestant is: the protocol, and the two ways to decline."""
+"""The interface of a contestant, and the two ways to decline."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from backnorm.conformance.data import LayerData
-from benchmarks.model import Cell, Form, Timing
+from benchmarks.cells import Cell, Form
+from benchmarks.turns import Timing
 
-__all__ = ["Contestant", "Data", "Missing", "Prepared", "Unsupported"]
+__all__ = ["ARRAYS", "SHARE", "Contestant", "Data", "Missing", "Prepared", "Unsupported", "Verdict"]
+
+#: Arrays of x's size that a contestant holds: x, dy and the output.
+ARRAYS = 3
+
+#: The part of the free memory that a cell may take.
+SHARE = 0.8
 
 
 class Missing(Exception):  # noqa: N818 (an answer rather than an error)
-    """The contestant is not installed; the message says what would have to be."""
+    """The contestant or device is not there; the message says what is missing."""
 
 
 class Unsupported(Exception):  # noqa: N818 (likewise)
-    """The contestant cannot do this cell; the message says why."""
+    """The contestant cannot compute this cell; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Data(LayerData):
-    """The arrays of a cell, the same for every contestant.
+    """The arrays of a cell, with the same values for every contestant.
 
     Attributes
     ----------
     x, dy : numpy.ndarray
-        Contiguous, in the order of `data_format`. Nobody writes to them.
+        Contiguous, in the order of `data_format`; read only.
     mean, variance, gamma, beta : numpy.ndarray
-        Shape (C,); float64 beside a float64 x, else float32. mean and variance (biased) are x's.
+        Shape (C,); float64 with a float64 x, else float32. mean and variance (biased) are x's.
     out : numpy.ndarray
-        Like x. Where every contestant whose form is "out" writes its result: the same memory, so
-        that nobody has better pages than another.
+        Like x: the result of a contestant of the form "out".
     """
 
     out: np.ndarray = field(kw_only=True)
@@ -47,16 +54,15 @@ class Prepared:
     Attributes
     ----------
     call : callable
-        Without arguments; on the CPU done when it returns. Nothing in it converts or copies an
-        array that the framework would have had in its own form.
+        Without arguments; on the CPU done when it returns. It converts or copies no array that
+        the framework would have had in its own form.
     results : callable
         Turns what `call` returned into NumPy arrays, by name: "dx", "dgamma", "dbeta" of a
-        backward pass, "y", "mean", "variance" of a forward pass, "y" of an inference. The variance
-        is the biased one. dx and y have x's shape and type. Only what the contestant computes has
-        to be there, dx or y at the least. Not timed.
+        backward pass, "y", "mean", "variance" (biased) of a forward pass, "y" of an inference. dx
+        and y have x's shape and type, and one of them is required. Not timed.
     finish : callable or None
-        On a GPU, for work that is not in PyTorch's stream, which its events therefore do not see:
-        waits for what `call` returned, and for all calls before it.
+        On a GPU, for work outside PyTorch's stream, which its events do not see: waits for what
+        `call` returned, and for all calls before it.
     """
 
     call: Callable[[], Any]
@@ -64,47 +70,63 @@ class Prepared:
     finish: Callable[[Any], Any] | None = None
 
 
-class Contestant(Protocol):
-    """An implementation that takes part; made once in the worker process.
+class Verdict(NamedTuple):
+    """The state of a form of the contestant in a cell, before it is timed.
 
-    Those that run on a GPU are made with the device (`benchmarks.cuda.device.TorchDevice`), on
-    which they find PyTorch and the cell's tensors.
+    Attributes
+    ----------
+    form : {"out", "allocate"}
+    status : {"ok", "inaccurate", "unsupported", "crashed", "missing", "refused"}
+    detail : str
+        Why it is not "ok".
+    timing : Timing or None
+        Where it follows from earlier measurements.
+    whole : bool
+        Whether `Work.turn` can time whole calls, too.
+    """
+
+    form: Form
+    status: str
+    detail: str = ""
+    timing: Timing | None = None
+    whole: bool = False
+
+
+class Contestant(abc.ABC):
+    """An implementation that takes part, in a process of its own.
 
     Attributes
     ----------
     name : str
-        As in `Outcome.contestant`.
     temporaries : float
-        Arrays of x's size (in its element type) that a call holds at its peak beside x, dy and
-        `out`; cells for which the machine has too little memory are left out.
+        Arrays of x's size (in its element type) that a call holds at its peak besides x, dy and
+        `out`. Cells for which the machine has too little memory are left out.
+    device : Host or Cuda
+        Set before `start`; on a GPU it holds PyTorch and the cell's tensors.
     """
 
     name: str
-    temporaries: float
+    temporaries = 1.0
+    device: Any = None
 
     def start(self, threads: int) -> dict[str, str]:
-        """Import what is needed, limit it to `threads` threads, and return its versions.
-
-        Called once, before anything else, and the only place that may import a framework first.
-
-        Returns
-        -------
-        dict of str to str
-            Package name to version.
+        """Import the framework, limit it to `threads` threads, and return its versions.
 
         Raises
         ------
         Missing
             If it is not installed.
         """
+        return {}
 
+    @abc.abstractmethod
     def prepare(self, cell: Cell, data: Data) -> Mapping[Form, Prepared | Timing]:
         """Return the calls for a cell, one for each form that the contestant has.
 
-        A `Timing` in the place of a call is known from what has been measured before.
+        A `Timing` instead of a call follows from earlier measurements.
 
         Raises
         ------
         Unsupported
-            If it cannot do this cell.
+            If it cannot compute this cell.
         """

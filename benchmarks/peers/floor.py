@@ -8,8 +8,8 @@ import numpy as np
 
 import backnorm
 from backnorm.cpu.floor import move
-from benchmarks.model import FLOOR, Cell, Form
-from benchmarks.peers.base import Data, Prepared, Unsupported
+from benchmarks.cells import FLOOR, Cell, Form
+from benchmarks.peers.base import Contestant, Data, Prepared, Unsupported
 
 __all__ = ["Floor"]
 
@@ -17,14 +17,15 @@ __all__ = ["Floor"]
 _UNIT = 8
 
 
-class Floor:
+class Floor(Contestant):
     """Two plain loops over the memory, with the threads and stores that ours would use."""
 
     name = FLOOR
     temporaries = 0.0
 
     def start(self, threads: int) -> dict[str, str]:
-        """Do nothing: the number of threads is that of ours."""
+        """Set the number of threads: that of ours."""
+        backnorm.set_num_threads(threads)
         return {}
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:

@@ -1,7 +1,4 @@
-"""JAX: the formula as one writes it, under ``jit``, on the CPU or on a GPU.
-
-Elements of 16 bits are widened to float32 first, as the layers of JAX's libraries do.
-"""
+"""JAX: the formula as one writes it, under ``jit``, on the CPU or on a GPU."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.model import Cell, Form
-from benchmarks.peers.base import Data, Missing, Prepared
-from benchmarks.peers.formula import INPUTS, OUTPUTS
+from benchmarks.cells import Cell, Form
+from benchmarks.peers.base import Contestant, Data, Missing, Prepared
+from benchmarks.peers.formula import INPUTS, OUTPUTS, Library, formula
 
 __all__ = ["Jax", "JaxOnGpu"]
 
 
-class Jax:
+class Jax(Contestant):
     """Allocating: a compiled function returns new arrays."""
 
     name = "jax"
@@ -51,59 +48,25 @@ class Jax:
     def _compiled(
         self, cell: Cell, data: Data, put: Callable[[np.ndarray], Any]
     ) -> tuple[Callable[[], Any], Callable[[Any], Mapping[str, np.ndarray]]]:
-        """Return a call that need not be done when it returns, and what its results are."""
+        """Return a call that may return before it is done, and the conversion of its results."""
+        library = Library(self._jax.lax.rsqrt, lambda x, dtype: x.astype(dtype), np.float32)
         axis = 1 if cell.layout == "NCX" else len(cell.shape) - 1
-        function = self._jax.jit(self._formula(cell, axis, data.epsilon))
+        function = formula(library, cell, axis, data.epsilon)
         arguments = [put(getattr(data, name)) for name in INPUTS[cell.op]]
-        compiled = function.lower(*arguments).compile()
+        compiled = self._jax.jit(function).lower(*arguments).compile()
 
         def results(returned: Any) -> Mapping[str, np.ndarray]:
             return dict(zip(OUTPUTS[cell.op], map(np.asarray, returned), strict=True))
 
         return partial(compiled, *arguments), results
 
-    def _formula(self, cell: Cell, axis: int, epsilon: float) -> Any:
-        jnp, rsqrt = self._jax.numpy, self._jax.lax.rsqrt
-        axes = tuple(i for i in range(len(cell.shape)) if i != axis)
-        column = tuple(-1 if i == axis else 1 for i in range(len(cell.shape)))
-        count = cell.size // cell.shape[1]
-
-        def wide(x: Any) -> Any:
-            return x.astype(jnp.float32) if x.dtype.itemsize == 2 else x
-
-        def backward(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any) -> Any:
-            centred, gradient = wide(x) - mean.reshape(column), wide(dy)
-            s = rsqrt(variance + epsilon)
-            sum_dy = gradient.sum(axes)
-            sum_dy_xmu = (gradient * centred).sum(axes)
-            slope = s * s * sum_dy_xmu / count
-            dx = (gamma * s).reshape(column) * (
-                gradient - (sum_dy / count).reshape(column) - centred * slope.reshape(column)
-            )
-            return dx.astype(x.dtype), s * sum_dy_xmu, sum_dy
-
-        def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any) -> Any:
-            gain = gamma * rsqrt(variance + epsilon)
-            y = gain.reshape(column) * (wide(x) - mean.reshape(column)) + beta.reshape(column)
-            return (y.astype(x.dtype),)
-
-        def forward(x: Any, gamma: Any, beta: Any) -> Any:
-            mean = wide(x).mean(axes)
-            variance = jnp.square(wide(x) - mean.reshape(column)).mean(axes)
-            return (*inference(x, mean, variance, gamma, beta), mean, variance)
-
-        return {"backward": backward, "forward": forward, "inference": inference}[cell.op]
-
 
 class JaxOnGpu(Jax):
     """On the first GPU that JAX sees, from arrays of its own, in streams of its own."""
 
     platform = "cuda"
-    # Its inputs, beside what `Jax` allocates.
+    # Its inputs, besides what `Jax` allocates.
     temporaries = 5.0
-
-    def __init__(self, device: object) -> None:
-        pass
 
     def start(self, threads: int) -> dict[str, str]:
         """Import JAX, which must have a GPU."""
@@ -119,7 +82,6 @@ class JaxOnGpu(Jax):
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
         """Return the allocating form, compiled."""
-        call, results = self._compiled(
-            cell, data, partial(self._jax.device_put, device=self._place)
-        )
+        put = partial(self._jax.device_put, device=self._place)
+        call, results = self._compiled(cell, data, put)
         return {"allocate": Prepared(call, results, finish=self._jax.block_until_ready)}

@@ -7,30 +7,18 @@ import math
 import numpy as np
 
 from backnorm.dtypes import FLOAT32
-from benchmarks.model import Cell, Form
+from benchmarks.cells import Cell, Form
 from benchmarks.peers import onednn_library
-from benchmarks.peers.base import Data, Missing, Prepared, Unsupported
-from benchmarks.peers.onednn_library import (
-    Argument,
-    Flags,
-    Handle,
-    Library,
-    Primitive,
-    StatusError,
-)
+from benchmarks.peers.base import Contestant, Data, Missing, Prepared, Unsupported
+from benchmarks.peers.onednn_library import Handle, Library, Primitive, StatusError
 
 __all__ = ["OneDnn"]
 
 # The fast implementations know 2 to 5 axes; more would be left to the library's slow reference.
 _MOST_AXES = 5
 
-_AFFINE = Flags.SCALE | Flags.SHIFT
 
-#: What a primitive works on, and what of that is its result, by our names.
-_Arrays = tuple[dict[Argument, np.ndarray], dict[str, np.ndarray]]
-
-
-class OneDnn:
+class OneDnn(Contestant):
     """oneDNN (package onednn-cpu-gomp), on NumPy's own memory in its plain layouts.
 
     The primitive is made beforehand, as a framework would keep it; a call executes it and waits.
@@ -51,11 +39,15 @@ class OneDnn:
         """Return the one form that it has: into `data.out`."""
         if data.mean.dtype != FLOAT32:
             raise Unsupported(f"its statistics are float32, not {data.mean.dtype}")
+        library = self._library
         arrays, results = _arrays(cell, data)
         try:
-            memory = _memory(self._library, cell, data.x.dtype)
-            descriptor = _descriptor(self._library, cell, memory, data.epsilon)
-            primitive = Primitive(self._library, descriptor, memory, arrays)
+            memory = _memory(library, cell, data.x.dtype)
+            if cell.op == "backward":
+                descriptor = library.backward(memory, data.epsilon)
+            else:
+                descriptor = library.forward(memory, data.epsilon, training=cell.op == "forward")
+            primitive = Primitive(library, descriptor, memory, arrays)
         except StatusError as error:
             raise Unsupported(str(error)) from None
         return {"out": Prepared(primitive, lambda _: results)}
@@ -70,35 +62,18 @@ def _memory(library: Library, cell: Cell, dtype: np.dtype) -> Handle:
     return library.memory(dims, dtype, axes if cell.layout == "NCX" else (0, *axes[2:], 1))
 
 
-def _descriptor(library: Library, cell: Cell, memory: Handle, epsilon: float) -> Handle:
-    if cell.op == "backward":
-        return library.backward(memory, epsilon, _AFFINE)
-    if cell.op == "forward":
-        return library.forward(memory, epsilon, _AFFINE, training=True)
-    return library.forward(memory, epsilon, _AFFINE | Flags.GLOBAL_STATISTICS, training=False)
-
-
-def _arrays(cell: Cell, data: Data) -> _Arrays:
+def _arrays(cell: Cell, data: Data) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return the operands of a primitive, and those of them that are its results, by our names."""
     if cell.op == "backward":
         dgamma, dbeta = np.empty_like(data.gamma), np.empty_like(data.beta)
-        return {
-            Argument.SRC: data.x,
-            Argument.DIFF_DST: data.dy,
-            Argument.MEAN: data.mean,
-            Argument.VARIANCE: data.variance,
-            Argument.SCALE: data.gamma,
-            Argument.DIFF_SRC: data.out,
-            Argument.DIFF_SCALE: dgamma,
-            Argument.DIFF_SHIFT: dbeta,
-        }, {"dx": data.out, "dgamma": dgamma, "dbeta": dbeta}
-    computes = cell.op == "forward"
-    mean = np.empty_like(data.mean) if computes else data.mean
-    variance = np.empty_like(data.variance) if computes else data.variance
-    return {
-        Argument.SRC: data.x,
-        Argument.MEAN: mean,
-        Argument.VARIANCE: variance,
-        Argument.SCALE: data.gamma,
-        Argument.SHIFT: data.beta,
-        Argument.DST: data.out,
-    }, {"y": data.out} | ({"mean": mean, "variance": variance} if computes else {})
+        inputs = {"src": data.x, "diff_dst": data.dy, "mean": data.mean, "variance": data.variance}
+        gradients = {"diff_src": data.out, "diff_scale": dgamma, "diff_shift": dbeta}
+        results = {"dx": data.out, "dgamma": dgamma, "dbeta": dbeta}
+        return {**inputs, "scale": data.gamma, **gradients}, results
+    statistics = {"mean": data.mean, "variance": data.variance}
+    results = {"y": data.out}
+    if cell.op == "forward":
+        statistics = {name: np.empty_like(array) for name, array in statistics.items()}
+        results |= statistics
+    arrays = {"src": data.x, **statistics, "scale": data.gamma, "shift": data.beta}
+    return {**arrays, "dst": data.out}, results

@@ -10,8 +10,7 @@ import importlib.metadata
 import sys
 import weakref
 from collections.abc import Mapping
-from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
-from enum import IntEnum, IntFlag
+from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +18,18 @@ import numpy as np
 
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
-__all__ = [
-    "DISTRIBUTION",
-    "Argument",
-    "Flags",
-    "Handle",
-    "Library",
-    "Primitive",
-    "StatusError",
-    "find",
-]
+__all__ = ["ARGUMENTS", "DISTRIBUTION", "Handle", "Library", "Primitive", "StatusError", "find"]
 
 #: The wheel that brings the library.
 DISTRIBUTION = "onednn-cpu-gomp"
-
 _SONAME = "libdnnl.so.3"
 
+#: DNNL_ARG_*: the role of an array in a primitive.
+ARGUMENTS = {"src": 1, "dst": 17, "mean": 49, "variance": 50, "scale": 51, "shift": 52,
+             "diff_src": 129, "diff_dst": 145, "diff_scale": 255, "diff_shift": 256}  # fmt: skip
 
-class Argument(IntEnum):
-    """DNNL_ARG_*: what an array is to a primitive."""
-
-    SRC = 1
-    DST = 17
-    MEAN = 49
-    VARIANCE = 50
-    SCALE = 51
-    SHIFT = 52
-    DIFF_SRC = 129
-    DIFF_DST = 145
-    DIFF_SCALE = 255
-    DIFF_SHIFT = 256
-
-
-class Flags(IntFlag):
-    """dnnl_normalization_flags_t."""
-
-    GLOBAL_STATISTICS = 1
-    SCALE = 2
-    SHIFT = 4
-
-
-# dnnl_prop_kind_t, dnnl_engine_kind_t, dnnl_stream_flags_t.
+# dnnl_normalization_flags_t, dnnl_prop_kind_t, dnnl_engine_kind_t, dnnl_stream_flags_t.
+_GLOBAL_STATISTICS, _SCALE, _SHIFT = 1, 2, 4
 _FORWARD_TRAINING, _FORWARD_INFERENCE, _BACKWARD = 64, 96, 128
 _CPU = 1
 _IN_ORDER = 1
@@ -68,15 +38,8 @@ _IN_ORDER = 1
 _TYPES = {FLOAT16: 1, BFLOAT16: 2, FLOAT32: 3, FLOAT64: 7}
 
 # dnnl_status_t.
-_STATUSES = (
-    "success",
-    "out_of_memory",
-    "invalid_arguments",
-    "unimplemented",
-    "last_impl_reached",
-    "runtime_error",
-    "not_required",
-)
+_STATUSES = ("success", "out_of_memory", "invalid_arguments", "unimplemented", "last_impl_reached",
+             "runtime_error", "not_required")  # fmt: skip
 
 # DNNL_MAX_NDIMS.
 _Dims = c_int64 * 12
@@ -92,17 +55,6 @@ class StatusError(Exception):
 
 class Handle(c_void_p):
     """Address of one of the library's objects."""
-
-
-class _Version(ctypes.Structure):
-    _fields_ = (
-        ("major", c_int),
-        ("minor", c_int),
-        ("patch", c_int),
-        ("hash", c_char_p),
-        ("cpu_runtime", c_uint),
-        ("gpu_runtime", c_uint),
-    )
 
 
 class _ExecutionArgument(ctypes.Structure):
@@ -137,33 +89,19 @@ class Library:
         self._library = ctypes.CDLL(str(path))
         # The OpenMP that the library is linked with is loaded by now, and this is the same one.
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(c_int(threads))
-        self._engine = self.create("engine", "engine_create", c_int(_CPU), c_size_t(0))
-        self.stream = self.create("stream", "stream_create", self._engine, c_uint(_IN_ORDER))
+        self._engine = self._create("engine", "engine_create", c_int(_CPU), c_size_t(0))
+        self.stream = self._create("stream", "stream_create", self._engine, c_uint(_IN_ORDER))
 
     @property
     def version(self) -> str:
         """The library's own version (the wheel's is that of the toolkit it was part of)."""
         function = self._library.dnnl_version
-        function.restype = POINTER(_Version)
-        version = function().contents
-        return f"{version.major}.{version.minor}.{version.patch}"
+        function.restype = ctypes.POINTER(c_int * 3)
+        return ".".join(map(str, function().contents))
 
     def function(self, name: str) -> Any:
         """Return the function dnnl_`name`; it returns a status."""
         return getattr(self._library, f"dnnl_{name}")
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call dnnl_`name`, which must succeed."""
-        status = self.function(name)(*arguments)
-        if status:
-            raise StatusError(f"dnnl_{name}", status)
-
-    def create(self, kind: str, name: str, *arguments: Any) -> Handle:
-        """Return the `kind` of object that dnnl_`name` makes; it lives as long as the handle."""
-        handle = Handle()
-        self.call(name, byref(handle), *arguments)
-        weakref.finalize(handle, self.call, f"{kind}_destroy", c_void_p(handle.value))
-        return handle
 
     def memory(self, dims: tuple[int, ...], dtype: np.dtype, order: tuple[int, ...]) -> Handle:
         """Return the descriptor of dense memory, its axes slowest first in `order`."""
@@ -171,49 +109,42 @@ class Library:
         for axis in reversed(order):
             strides[axis] = step
             step *= max(1, dims[axis])
-        return self.create(
-            "memory_desc",
-            "memory_desc_create_with_strides",
-            c_int(len(dims)),
-            _Dims(*dims),
-            c_int(_TYPES[dtype]),
-            _Dims(*strides),
-        )
+        sizes = c_int(len(dims)), _Dims(*dims), c_int(_TYPES[dtype]), _Dims(*strides)
+        return self._create("memory_desc", "memory_desc_create_with_strides", *sizes)
 
-    def forward(self, memory: Handle, epsilon: float, flags: Flags, *, training: bool) -> Handle:
-        """Return the descriptor of a forward pass from `memory` to its like."""
-        return self.create(
-            "primitive_desc",
-            "batch_normalization_forward_primitive_desc_create",
-            self._engine,
-            c_int(_FORWARD_TRAINING if training else _FORWARD_INFERENCE),
-            memory,
-            memory,
-            c_float(epsilon),
-            c_uint(flags),
-            None,
-        )
+    def forward(self, memory: Handle, epsilon: float, *, training: bool) -> Handle:
+        """Return the descriptor of a forward pass, or of inference, from `memory` to its like."""
+        kind = c_int(_FORWARD_TRAINING if training else _FORWARD_INFERENCE)
+        flags = c_uint(_SCALE | _SHIFT | (0 if training else _GLOBAL_STATISTICS))
+        name = "batch_normalization_forward_primitive_desc_create"
+        rest = kind, memory, memory, c_float(epsilon), flags, None
+        return self._create("primitive_desc", name, self._engine, *rest)
 
-    def backward(self, memory: Handle, epsilon: float, flags: Flags) -> Handle:
+    def backward(self, memory: Handle, epsilon: float) -> Handle:
         """Return the descriptor of a backward pass that gives all gradients."""
-        return self.create(
-            "primitive_desc",
-            "batch_normalization_backward_primitive_desc_create",
-            self._engine,
-            c_int(_BACKWARD),
-            memory,
-            memory,
-            memory,
-            c_float(epsilon),
-            c_uint(flags),
-            self.forward(memory, epsilon, flags, training=True),
-            None,
-        )
+        hint = self.forward(memory, epsilon, training=True)
+        flags = c_uint(_SCALE | _SHIFT)
+        name = "batch_normalization_backward_primitive_desc_create"
+        rest = c_int(_BACKWARD), memory, memory, memory, c_float(epsilon), flags, hint, None
+        return self._create("primitive_desc", name, self._engine, *rest)
+
+    def primitive(self, descriptor: Handle) -> Handle:
+        """Return the primitive of a descriptor."""
+        return self._create("primitive", "primitive_create", descriptor)
 
     def view(self, memory: Handle, array: np.ndarray) -> Handle:
         """Return the array's own memory as the library sees it."""
         address = c_void_p(array.ctypes.data)
-        return self.create("memory", "memory_create", memory, self._engine, address)
+        return self._create("memory", "memory_create", memory, self._engine, address)
+
+    def _create(self, kind: str, name: str, *arguments: Any) -> Handle:
+        """Return the `kind` of object that dnnl_`name` makes; it lives as long as the handle."""
+        handle = Handle()
+        status = self.function(name)(byref(handle), *arguments)
+        if status:
+            raise StatusError(f"dnnl_{name}", status)
+        weakref.finalize(handle, self.function(f"{kind}_destroy"), c_void_p(handle.value))
+        return handle
 
 
 class Primitive:
@@ -226,8 +157,8 @@ class Primitive:
         From `Library.forward` or `Library.backward`.
     memory : Handle
         Descriptor of the arrays of x's shape.
-    arrays : dict of Argument to numpy.ndarray
-        Those of one axis are float32.
+    arrays : mapping of str to numpy.ndarray
+        By the names of `ARGUMENTS`; those of one axis are float32.
     """
 
     def __init__(
@@ -235,24 +166,24 @@ class Primitive:
         library: Library,
         descriptor: Handle,
         memory: Handle,
-        arrays: Mapping[Argument, np.ndarray],
+        arrays: Mapping[str, np.ndarray],
     ) -> None:
-        primitive = library.create("primitive", "primitive_create", descriptor)
         arguments = (_ExecutionArgument * len(arrays))()
         views = []
-        for place, (argument, array) in zip(arguments, arrays.items(), strict=True):
+        for place, (name, array) in zip(arguments, arrays.items(), strict=True):
             kind = memory if array.ndim > 1 else library.memory(array.shape, FLOAT32, (0,))
             views.append(library.view(kind, array))
-            place.argument, place.memory = argument, views[-1].value
+            place.argument, place.memory = ARGUMENTS[name], views[-1].value
         self._execute = library.function("primitive_execute")
         self._wait = library.function("stream_wait")
         self._stream = library.stream
-        self._call = (primitive, library.stream, c_int(len(arrays)), arguments)
+        primitive = library.primitive(descriptor)
+        self._operands = (primitive, library.stream, c_int(len(arrays)), arguments)
         # The library has the addresses of these, and does not keep them.
         self._alive = (arrays, views)
 
     def __call__(self) -> None:
         """Execute the primitive; its results are in the arrays when this returns."""
-        status = self._execute(*self._call) or self._wait(self._stream)
+        status = self._execute(*self._operands) or self._wait(self._stream)
         if status:
             raise StatusError("dnnl_primitive_execute", status)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
 import backnorm
-from benchmarks.model import OURS, OURS_IN_FLOAT32, Cell, Form
-from benchmarks.peers.base import Data, Prepared
+from benchmarks.cells import OURS, OURS_IN_FLOAT32, OURS_REPRODUCIBLE, Cell, Form, Operation
+from benchmarks.peers.base import Contestant, Data, Prepared
+from benchmarks.peers.formula import INPUTS
 
-__all__ = ["Backnorm", "BacknormInFloat32"]
+__all__ = ["Backnorm", "BacknormInFloat32", "BacknormReproducible"]
+
+_FUNCTIONS: dict[Operation, Any] = {
+    "backward": backnorm.batch_norm_backward,
+    "forward": backnorm.batch_norm_forward,
+    "inference": backnorm.batch_norm_inference,
+}
 
 
-class Backnorm:
+class Backnorm(Contestant):
     """Ours, in both forms."""
 
     name = OURS
-    temporaries = 1.0
-    arithmetic: Literal["float32"] | None = None
+    options: ClassVar[Mapping[str, Any]] = {}
 
     def start(self, threads: int) -> dict[str, str]:
         """Set the number of threads."""
@@ -27,43 +34,35 @@ class Backnorm:
         return {"backnorm": backnorm.__version__}
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
-        """Return both forms; they can do any cell."""
-        options = {**data.options, "arithmetic": self.arithmetic}
+        """Return both forms; they can compute any cell."""
+        operands = [getattr(data, name) for name in INPUTS[cell.op]]
+        call = partial(_FUNCTIONS[cell.op], *operands, **data.options, **self.options)
         return {
-            "out": Prepared(_call(cell, data, data.out, options), _results),
-            "allocate": Prepared(_call(cell, data, None, options), _results),
+            "out": Prepared(partial(call, out=data.out), _results),
+            "allocate": Prepared(call, _results),
         }
 
 
 class BacknormInFloat32(Backnorm):
-    """Ours in float32 arithmetic, where that is a choice and not what it does anyway."""
+    """Ours in float32 arithmetic, which is a choice for elements of float32 alone."""
 
     name = OURS_IN_FLOAT32
-    arithmetic = "float32"
+    options: ClassVar = {"arithmetic": "float32"}
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
         """Return both forms of cells of float32, and none of others."""
         return super().prepare(cell, data) if cell.dtype == "float32" else {}
 
 
-def _call(
-    cell: Cell, data: Data, out: np.ndarray | None, options: dict[str, Any]
-) -> Callable[[], Any]:
-    x, dy, mean, variance, gamma, beta = (
-        data.x,
-        data.dy,
-        data.mean,
-        data.variance,
-        data.gamma,
-        data.beta,
-    )
-    if cell.op == "backward":
-        return lambda: backnorm.batch_norm_backward(
-            x, dy, mean, variance, gamma, out=out, **options
-        )
-    if cell.op == "forward":
-        return lambda: backnorm.batch_norm_forward(x, gamma, beta, out=out, **options)
-    return lambda: backnorm.batch_norm_inference(x, mean, variance, gamma, beta, out=out, **options)
+class BacknormReproducible(Backnorm):
+    """Ours with reproducible sums, which inference does not have."""
+
+    name = OURS_REPRODUCIBLE
+    options: ClassVar = {"reproducible": True}
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return both forms of cells with sums, and none of others."""
+        return super().prepare(cell, data) if cell.op != "inference" else {}
 
 
 def _results(returned: Any) -> Mapping[str, np.ndarray]:

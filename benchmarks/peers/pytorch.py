@@ -10,19 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.model import Cell, Form
+from benchmarks.cells import Cell, Form
 from benchmarks.peers.aten import NAMES, native_call
-from benchmarks.peers.base import Data, Missing, Prepared
-from benchmarks.tensors import layer_tensors, named_arrays, to_tensor
+from benchmarks.peers.base import Contestant, Data, Missing, Prepared
+from benchmarks.peers.tensors import layer_tensors, named_arrays, to_tensor
 
 __all__ = ["Torch"]
 
 
-class Torch:
+class Torch(Contestant):
     """Allocating, and the operators' ``.out`` variants."""
 
     name = "torch"
-    temporaries = 1.0
 
     def start(self, threads: int) -> dict[str, str]:
         """Import PyTorch and set its threads."""

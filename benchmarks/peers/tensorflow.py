@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.model import Cell, Form
-from benchmarks.peers.base import Data, Missing, Prepared, Unsupported
+from benchmarks.cells import Cell, Form
+from benchmarks.peers.base import Contestant, Data, Missing, Prepared, Unsupported
 
 __all__ = ["TensorFlow"]
 
 
-class TensorFlow:
+class TensorFlow(Contestant):
     """Allocating: the raw operators have no other form."""
 
     name = "tensorflow"
@@ -40,44 +41,28 @@ class TensorFlow:
         """Return the allocating form."""
         if cell.dtype == "float64":
             raise Unsupported("FusedBatchNorm takes no float64")
-        raw = self._tf.raw_ops
+        raw, constant = self._tf.raw_ops, self._tf.constant
         shape = _four_axes(cell)
-        x = self._tf.constant(data.x.reshape(shape))
         mean, variance, gamma, beta = map(
-            self._tf.constant, (data.mean, data.variance, data.gamma, data.beta)
+            constant, (data.mean, data.variance, data.gamma, data.beta)
         )
         options = {
+            "x": constant(data.x.reshape(shape)),
+            "scale": gamma,
             "epsilon": data.epsilon,
             "data_format": "NCHW" if cell.layout == "NCX" else "NHWC",
             "is_training": cell.op != "inference",
         }
+        empty = constant([], np.float32)
         if cell.op == "backward":
-            dy, empty = self._tf.constant(data.dy.reshape(shape)), self._tf.constant([], np.float32)
-
-            def call() -> Any:
-                return raw.FusedBatchNormGradV3(
-                    y_backprop=dy,
-                    x=x,
-                    scale=gamma,
-                    reserve_space_1=mean,
-                    # On the CPU the second reserved value is the biased variance.
-                    reserve_space_2=variance,
-                    reserve_space_3=empty,
-                    **options,
-                )
+            # On the CPU the second reserved value is the biased variance.
+            saved = {f"reserve_space_{k}": a for k, a in enumerate((mean, variance, empty), 1)}
+            dy = constant(data.dy.reshape(shape))
+            call = partial(raw.FusedBatchNormGradV3, y_backprop=dy, **saved, **options)
         else:
-            given = cell.op == "inference"
-            statistics = (mean, variance) if given else (self._tf.constant([], np.float32),) * 2
-
-            def call() -> Any:
-                return raw.FusedBatchNormV3(
-                    x=x,
-                    scale=gamma,
-                    offset=beta,
-                    mean=statistics[0],
-                    variance=statistics[1],
-                    **options,
-                )
+            statistics = (mean, variance) if cell.op == "inference" else (empty, empty)
+            named = dict(zip(("mean", "variance"), statistics, strict=True))
+            call = partial(raw.FusedBatchNormV3, offset=beta, **named, **options)
 
         def results(returned: Any) -> Mapping[str, np.ndarray]:
             first = returned[0].numpy().reshape(data.x.shape)
@@ -93,8 +78,6 @@ class TensorFlow:
 
 def _four_axes(cell: Cell) -> tuple[int, ...]:
     batch, channels, *space = cell.shape
-    if cell.layout == "NCX":
-        return (
-            (batch, channels, *space) if len(space) == 2 else (batch, channels, math.prod(space), 1)
-        )
-    return (batch, *space, channels) if len(space) == 2 else (batch, math.prod(space), 1, channels)
+    if len(space) != 2:
+        space = [math.prod(space), 1]
+    return (batch, channels, *space) if cell.layout == "NCX" else (batch, *space, channels)

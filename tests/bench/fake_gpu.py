@@ -5,18 +5,11 @@ For worker processes: "fake_gpu:NAME", with this folder on the path.
 
 from __future__ import annotations
 
-import sys
 import time
 from types import SimpleNamespace
 
-from backnorm.errors import ArgumentValueError
-from benchmarks.cuda.device import TorchDevice
-from benchmarks.model import GpuFacts
-from benchmarks.peers.base import Prepared
-from benchmarks.peers.cuda.compiled import Compiled
-from benchmarks.peers.cuda.cudnn import CuDnn
-from benchmarks.peers.cuda.native import Native
-from benchmarks.peers.cuda.ours import Backnorm
+from benchmarks.cuda.device import Cuda
+from benchmarks.peers.cuda import Backnorm, Compiled, CuDnn, Native
 from benchmarks.peers.jax import JaxOnGpu
 
 
@@ -28,7 +21,7 @@ class WallEvent:
         return (end.at - self.at) * 1e3
 
 
-class FakeGpu(TorchDevice):
+class FakeGpu(Cuda):
     """16 MB of memory are free; the L2 has 4 KiB."""
 
     place = "cpu"
@@ -41,14 +34,13 @@ class FakeGpu(TorchDevice):
         return torch
 
     def facts(self):
-        return GpuFacts("Fake", "9.9", 3, 24 << 20, 4 << 10, "1.2", "13.0", 0, 2600, 0.0)
+        return {"name": "Fake", "cache": 4 << 10}
 
     def event(self):
         return WallEvent()
 
     def synchronise(self):
         if self.broken:
-            print("an illegal memory access", file=sys.stderr, flush=True)
             raise RuntimeError("an illegal memory access")
 
     def free_memory(self):
@@ -56,13 +48,6 @@ class FakeGpu(TorchDevice):
 
     def release(self):
         pass
-
-
-class AbsentGpu(FakeGpu):
-    def library(self):
-        raise ArgumentValueError(
-            "--device cuda", "no CUDA device", came="a toaster", accepted="cpu", hint="buy one"
-        )
 
 
 class EagerCompiled(Compiled):
@@ -84,7 +69,7 @@ class DecomposedCuDnn(CuDnn):
     def operators(self):
         from torch._decomp import decomposition_table
 
-        aten = self._device.torch.ops.aten
+        aten = self.device.torch.ops.aten
         return SimpleNamespace(
             **{
                 name: SimpleNamespace(default=decomposition_table[getattr(aten, name).default])
@@ -107,21 +92,9 @@ class WrongOurs(Backnorm):
         return wrong
 
 
-class WrongNative(Native):
-    def prepare(self, cell, data):
-        (right,) = super().prepare(cell, data).values()
-        return {"allocate": Prepared(lambda: (self._device.tensors.dy,), right.results)}
-
-
 class BreakingNative(Native):
     """Leaves a device behind on which nothing works any more."""
 
     def prepare(self, cell, data):
-        if cell.layout == "NXC":
-            self._device.broken = True
-            raise RuntimeError("launch failed")
-        return super().prepare(cell, data)
-
-
-class Greedy(Native):
-    temporaries = 1e9
+        self.device.broken = True
+        raise RuntimeError("launch failed")

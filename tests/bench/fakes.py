@@ -1,7 +1,4 @@
-"""Contestants that misbehave, for worker processes: "fakes:NAME", with this folder on the path.
-
-And devices, likewise.
-"""
+"""Contestants that misbehave, for worker processes: "fakes:NAME", with this folder on the path."""
 
 from __future__ import annotations
 
@@ -11,54 +8,59 @@ import sys
 import time
 
 import backnorm
-from benchmarks import convolution
-from benchmarks.convolution import AfterConvolution
-from benchmarks.device import Host
-from benchmarks.peers.base import Missing, Prepared, Unsupported
+from benchmarks.host import Host
+from benchmarks.peers.base import Contestant, Missing, Prepared, Unsupported
 
 
-def gradients(data, **changes):
-    exact = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
-    return exact._asdict() | changes
-
-
-class Right:
+class Right(Contestant):
     name = "torch"
     temporaries = 0.0
+    forms = ("allocate",)
+    seconds = 0.0
 
     def start(self, threads):
         return {"right": f"1.{threads}"}
 
     def call(self, cell, data):
-        return gradients(data)
+        time.sleep(self.seconds)
+        return backnorm.batch_norm_backward(*data.backward_inputs, **data.options)._asdict()
 
     def prepare(self, cell, data):
-        return {"allocate": Prepared(lambda: self.call(cell, data), lambda returned: returned)}
+        call = Prepared(lambda: self.call(cell, data), lambda returned: returned)
+        return dict.fromkeys(self.forms, call)
 
 
 class Ours(Right):
     name = "backnorm"
 
 
+class OursInBothForms(Ours):
+    forms = ("out", "allocate")
+
+
 class WrongOurs(Ours):
     """Off by one unit in the last place of one parameter."""
 
     def call(self, cell, data):
-        right = gradients(data)
+        right = super().call(cell, data)
         right["dgamma"][-1] *= 1 + 2**-22
         return right
 
 
 class RaisingOurs(Ours):
     def call(self, cell, data):
-        raise ValueError("no\nsuch thing")
+        raise ValueError("no\nsuch; thing")
+
+
+class Slow(Right):
+    seconds = 0.02
 
 
 class Wrong(Right):
     name = "jax"
 
     def call(self, cell, data):
-        return gradients(data, dx=data.dy)
+        return super().call(cell, data) | {"dx": data.dy}
 
 
 class Absent(Right):
@@ -88,22 +90,17 @@ class Greedy(Right):
 
 
 class Segfaulting(Right):
-    """Survives being checked, and not being timed."""
+    """Survives being judged, and not being timed, in one layout."""
 
     name = "tensorflow"
     calls = 0
 
     def call(self, cell, data):
         self.calls += 1
-        if self.calls > 1:
+        if self.calls > 1 and cell.layout == "NXC":
             print("goodbye", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
-        return gradients(data)
-
-
-class SegfaultingAtNXC(Segfaulting):
-    def call(self, cell, data):
-        return super().call(cell, data) if cell.layout == "NXC" else gradients(data)
+        return super().call(cell, data)
 
 
 class ExitingAtStart(Right):
@@ -120,21 +117,6 @@ class Hanging(Right):
         time.sleep(1000)
 
 
-class Expensive(Host):
-    """Where every call takes a second for each thread."""
-
+class AbsentHost(Host):
     def start(self, threads):
-        self.watch = self
-        self.threads = threads
-
-    def warm(self, call, seconds):
-        return float(self.threads)
-
-    def sample(self, call, loop):
-        return float(self.threads)
-
-
-class WithoutPyTorch(AfterConvolution):
-    def start(self, threads):
-        convolution.importlib.util.find_spec = lambda name: None
-        super().start(threads)
+        raise Missing("no such device")

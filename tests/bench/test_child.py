@@ -17,23 +17,26 @@ CHILD = """
 import os, time
 from benchmarks.child import serve_parent
 
-def work(pipe):
-    pipe.send(os.getpid())
-    time.sleep(600)
+class Work:
+    def pid(self):
+        return os.getpid()
 
-serve_parent(work)
+    def work(self):
+        time.sleep(600)
+
+serve_parent(Work())
 """
 
 PARENT = """
 from benchmarks.child import Child
 
 child = Child("at_work")
-print(child.receive(60), flush=True)
-child.receive(600)
+print(child.ask("pid"), flush=True)
+child.ask("work")
 """
 
 
-def test_no_process_is_left_of_one_that_was_killed(tmp_path, monkeypatch):
+def test_child_of_a_killed_process_ends(tmp_path, monkeypatch):
     (tmp_path / "at_work.py").write_text(CHILD)
     path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)

@@ -19,7 +19,7 @@ from backnorm.layout import extents_of
 from backnorm.machine import Machine
 from backnorm.problem import problem_of
 from backnorm.signature import SIGNATURES
-from benchmarks.candidates import candidates
+from tests.engine.candidates import candidates
 
 SHAPES = {
     "segments": ("NCX", (3, 20, 30, 30)),

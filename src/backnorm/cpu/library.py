@@ -166,8 +166,8 @@ def _built(name: str) -> Path:
         have = ", ".join(sorted(path.parent.name for path in FOLDER.glob(f"*/{name}-*"))) or "none"
         raise MachineCodeError(
             f"this package of backnorm has no machine code for this processor (level "
-            f"{' or '.join(levels_of(name))}; it has: {have}); install the sources, which are "
-            "compiled then: pip install --no-binary backnorm backnorm"
+            f"{' or '.join(levels_of(name))}; it has: {have}); install the sources on this machine "
+            "(pip install --no-cache-dir), or a package built with BACKNORM_BUILD_LEVELS=all"
         )
     from backnorm.cpu.build.demand import build
 

@@ -1,4 +1,4 @@
-"""What may be asked of the JAX functions, by the rules of `backnorm.problem`."""
+"""Checks of the arguments of the JAX functions, by the rules of `backnorm.problem`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from backnorm import problem
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
-from backnorm.jax.problems import is_known
+from backnorm.jax.problems import Options, is_known
 from backnorm.problem import Metadata
 from backnorm.scalars import check_flag, check_integer
 from backnorm.signature import SIGNATURES, Operation
@@ -35,16 +35,16 @@ Groups = tuple[tuple[int, ...], ...]
 def read(name: str, value: Any) -> Any:
     """Return `value`, an array of JAX or NumPy, or raise.
 
-    Of a subclass of NumPy's only the elements count: JAX would ask its methods.
+    A subclass of NumPy's array is read as its elements: JAX would call its methods.
     """
     kind = type(value)
     if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray):
         value = problem.as_array(name, value)
-        # JAX has no name for the argument when it meets elements that it does not know.
+        # JAX's error for an unknown element type does not name the argument.
         native = element_type(value.dtype)
         if native is None:
             raise problem.unsupported_type(name, value.dtype)
-        # JAX reads the bytes of the other order as if they were of this one.
+        # JAX ignores the byte order.
         return value if value.dtype.isnative else value.astype(native)
     if _is_of_jax(value):
         return value
@@ -83,7 +83,7 @@ def read_mask(mask: Any, x: Any) -> Any:
 
 
 def _is_of_jax(value: object) -> bool:
-    # An object can say that it is an array: `isinstance` believes it.
+    # `isinstance` trusts the `__class__` of an object.
     return issubclass(type(value), jax.Array | jax.core.Tracer)
 
 
@@ -130,7 +130,7 @@ def check_axis_name(axis_name: Any) -> tuple[Hashable, ...]:
 
 
 def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups | None:
-    """Return the groups of places on mapped axes, or None, or raise."""
+    """Return the groups of indices on mapped axes, or None, or raise."""
     if groups is None:
         return None
     accepted = "a list of lists of integers beside an axis_name, or None"
@@ -156,7 +156,7 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
     """Raise unless there is a mapped axis of this name here.
 
-    Before anything is compiled: JAX would keep the name, and compare it with those of other calls.
+    Before anything is compiled: JAX would store the name, and compare it with those of other calls.
     """
     try:
         jax.lax.psum(1, name)
@@ -170,11 +170,11 @@ def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
 
 
 def _is_name(name: object) -> bool:
-    """Whether JAX can look for an axis of this name: mostly a string, but any value will do."""
+    """Return whether JAX can look up an axis of this name: a string, or another hashable value."""
     kind = type(name)
     if kind is str:
         return True
-    # An integer is a place among the axes of an array to JAX.
+    # JAX takes an integer for the position of an array's axis.
     if issubclass(kind, int | Iterable):
         return False
     try:
@@ -185,26 +185,23 @@ def _is_name(name: object) -> bool:
 
 
 def check_operands(
-    operation: Operation, setting: Any, *, activation: Any = None, **arrays: Any
+    operation: Operation, options: Options, *, activation: Any = None, **arrays: Any
 ) -> problem.Problem:
-    """Return the problem of an operation on operands by their names, or raise.
-
-    `setting` has epsilon and the channel axis, not negative, and whether sums are reproducible.
-    """
+    """Return the problem of an operation on operands by their names, or raise."""
     operands = [_read(each) for each in SIGNATURES[operation].arranged(arrays)]
     return problem.problem_of(
         operation,
         *operands,
-        epsilon=setting.epsilon,
-        data_format=(setting.axis,),
+        epsilon=options.epsilon,
+        data_format=(options.axis,),
         activation=activation,
-        # The number of elements, which is limited then, is not known of a symbolic shape.
-        reproducible=setting.reproducible and is_known(arrays["x"].shape),
+        # Reproducible sums limit the number of elements, which a symbolic shape does not have.
+        reproducible=options.reproducible and is_known(arrays["x"].shape),
     )
 
 
 def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:
-    """Return whether sums are to be reproducible, or raise.
+    """Return whether sums are reproducible, or raise.
 
     `names` are the mapped axes that the batch is spread over.
     """
@@ -229,7 +226,7 @@ def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any =
 
 
 def check_not_reproducible(shape: Sequence[Any]) -> None:
-    """Raise where jax.numpy is to compute reproducible sums of arrays of a shape: it has none."""
+    """Raise where jax.numpy would compute reproducible sums, which it does not have."""
     if 0 in shape:
         return
     raise ArgumentValueError(
@@ -241,9 +238,9 @@ def check_not_reproducible(shape: Sequence[Any]) -> None:
 
 
 def _read(array: Any) -> Metadata | None:
-    """Return what the rules look at, or None for None."""
+    """Return the metadata of an array that the rules use, or None for None."""
     if array is None:
         return None
     dtype = array.dtype
-    # Random keys and the like: an element type of JAX that NumPy does not have.
+    # Random keys, for one, have an element type of JAX that NumPy does not have.
     return Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))

@@ -1,7 +1,7 @@
-"""The computations on a CUDA device: our Triton kernels, launched by jax-triton.
+"""The computations on a CUDA device: Triton kernels, launched by jax-triton.
 
-`computed` is traced when a primitive is lowered for a CUDA device and `choice.by_kernels` says
-so. Several instances are one problem, in which their channels lie side by side.
+`by_kernels` decides when a primitive is lowered for such a device; `computed` is then traced. The
+problems of a batch become one problem, with their channels side by side.
 """
 
 from __future__ import annotations
@@ -15,37 +15,126 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from backnorm import config
+from backnorm.errors import ArgumentValueError
 from backnorm.executable import executable
 from backnorm.gpu.device import Gpu
 from backnorm.gpu.plan import GpuPlan, plan_gpu
 from backnorm.interfaces import Arrays, Code, Launch
-from backnorm.jax import choice
+from backnorm.jax import launches
+from backnorm.jax.batching import batch_size
 from backnorm.jax.launches import Call, Memory
-from backnorm.jax.problems import OPERANDS, problem_of
+from backnorm.jax.problems import OPERANDS, Options, is_known, problem_of, warn_of_formulas
 from backnorm.layout import Extents, Order
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES, Operation
 
-__all__ = ["computed"]
+__all__ = ["by_kernels", "computed", "device"]
+
+
+def by_kernels(shape: Sequence[Any], context: Any) -> bool:
+    """Return whether Triton kernels compute a function; if not, formulas do.
+
+    Parameters
+    ----------
+    shape : sequence
+        The shape of x; sizes may be symbolic.
+    context
+        JAX's "axis context": the devices that the function is compiled for.
+
+    Raises
+    ------
+    ArgumentValueError
+        If kernels are required (``BACKNORM_JAX_CUDA=triton``) and cannot be launched.
+    """
+    setting = config.jax_on_cuda()
+    if setting == "formulas" or 0 in shape:
+        return False
+    reason = _reason_against(shape)
+    if reason is None:
+        # XLA splits formulas over devices, but not calls of kernels: it would gather their arrays.
+        return setting == "triton" or not _is_split(context)
+    if setting == "triton":
+        raise ArgumentValueError(
+            "BACKNORM_JAX_CUDA",
+            "asks for Triton kernels, and there is an obstacle",
+            came=reason,
+            accepted="triton where jax-triton and a CUDA device are at hand, or formulas",
+            hint="pip install jax-triton",
+        )
+    return False
+
+
+def device() -> Gpu | None:
+    """Return the properties of this process's CUDA devices, or None if they differ or are none."""
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError:
+        return None
+    first = devices[0]
+    if any(each.compute_capability != first.compute_capability for each in devices):
+        return None
+    major, minor = map(int, first.compute_capability.split("."))
+    # JAX does not have the size of the cache, and no plan uses it.
+    return Gpu(first.device_kind, (major, minor), first.core_count, cache=0)
+
+
+def _reason_against(shape: Sequence[Any]) -> str | None:
+    if not launches.is_installed():
+        return "jax-triton is not installed"
+    reason = launches.reason_against()
+    if reason is not None:
+        warn_of_formulas("launch its kernels on CUDA devices", reason)
+        return reason
+    if device() is None:
+        return "this process has no CUDA device, or several of different compute capabilities"
+    return None if is_known(shape) else f"the shape {shape} has symbolic sizes"
+
+
+def _is_split(context: Any) -> bool:
+    """Return whether the compiler spreads the arrays of a function over devices."""
+    mesh = getattr(context, "mesh", None)
+    if mesh is None:
+        # Under `jax.pmap` a context has neither attribute.
+        return getattr(context, "num_devices", 1) > 1
+    manual = context.manual_axes
+    return any(size > 1 for name, size in mesh.shape.items() if name not in manual)
 
 
 def computed(
-    operation: Operation, like: Sequence[int], *operands: jax.Array, **parameters: Any
+    operation: Operation, like: Sequence[int], *operands: jax.Array, options: Options
 ) -> Sequence[jax.Array]:
-    """Return the results of an operation; `like` has for each the operand of its shape and type."""
-    names, signature = OPERANDS[operation], SIGNATURES[operation]
-    x, gamma = operands[0], operands[names.index("gamma")]
-    together = _Together(problem_of(operation, x, gamma, **parameters), parameters)
-    wide = sum(o.kind == "data" for o in signature.operands if o.name in names)
-    memories = dict(zip(names, together.memories(operands, wide), strict=True))
-    found = executable(together.problem, arrays=_MEMORIES)
-    results = found.plain(*signature.arranged(memories))
-    written = [result for result in results if result is not None]
-    return together.results(operands[like[0]].shape, *written)
+    """Return the results of an operation on a batch (`batching`).
+
+    `like` has for each result the operand of its shape and type.
+    """
+    batch, names = batch_size(operands), OPERANDS[operation]
+    single = problem_of(operation, operands, options)
+    outer, channels, inner = single.shape
+    problem = dataclasses.replace(single, shape=(outer, batch * channels, inner))
+    signature = SIGNATURES[operation]
+    kinds = {operand.name: operand.kind for operand in signature.operands}
+
+    def memory(name: str, array: jax.Array) -> Memory:
+        # Where outer and batch are more than 1 this transposes the array.
+        shape = single.shape if kinds[name] == "data" else (channels,)
+        apart = jnp.broadcast_to(array.reshape(-1, *shape), (batch, *shape))
+        if kinds[name] == "data":
+            array = jnp.moveaxis(apart, 0, 1).reshape(problem.shape)
+        else:
+            array = apart.reshape(-1)
+        return Memory(array, array)
+
+    memories = {name: memory(name, array) for name, array in zip(names, operands, strict=True)}
+    results = executable(problem, arrays=_MEMORIES).plain(*signature.arranged(memories))
+    data, *per_channel = (result.value for result in results if result is not None)
+    data = jnp.moveaxis(data.reshape(outer, batch, channels, inner), 1, 0)
+    shape = operands[like[0]].shape
+    return [data.reshape(shape), *(each.reshape(batch, channels) for each in per_channel)]
 
 
 class _Memories(Arrays[Memory, Gpu]):
-    """Operands of the shape (outer, channels, inner), for kernels that XLA launches."""
+    """Operands of the shape (outer, channels, inner) for kernels that XLA launches."""
 
     code = Code(
         arrays="jax, cuda",
@@ -58,7 +147,7 @@ class _Memories(Arrays[Memory, Gpu]):
     names: ClassVar[dict[str, Any]] = {"Memory": Memory}
 
     def place(self, x: Memory | None) -> Gpu:
-        gpu = choice.device()
+        gpu = device()
         assert gpu is not None
         return gpu
 
@@ -83,61 +172,3 @@ _MEMORIES = _Memories()
 
 def _new(count: int) -> Memory:
     return Memory(jax.ShapeDtypeStruct((count,), np.float64))
-
-
-class _Together:
-    """One problem, or several instances as one: (outer, instances * channels, inner).
-
-    Where outer is not 1 this transposes the arrays of several.
-
-    Parameters
-    ----------
-    one : Problem
-        Of one instance.
-    parameters : dict
-        With `instances`, their number or None, and `spread`, which operands have a leading axis
-        of them.
-    """
-
-    def __init__(self, one: Problem, parameters: dict[str, Any]) -> None:
-        self._one = one.shape
-        self._spread, self._instances = parameters["spread"], parameters["instances"]
-        outer, channels, inner = one.shape
-        self.problem = dataclasses.replace(
-            one, shape=(outer, (self._instances or 1) * channels, inner)
-        )
-
-    def memories(self, operands: Sequence[jax.Array], wide: int) -> list[Memory]:
-        """Return the operands of the whole problem, the first `wide` of them of x's shape."""
-        pairs = list(zip(operands, self._spread, strict=True))
-        values = [self._wide(*pair) for pair in pairs[:wide]]
-        values += [self._narrow(*pair) for pair in pairs[wide:]]
-        return [Memory(value, value) for value in values]
-
-    def results(self, shape: tuple[int, ...], wide: Memory, *narrow: Memory) -> list[jax.Array]:
-        """Return the results of all instances, the first one of `shape`."""
-        outer, channels, inner = self._one
-        found = [_value(each) for each in (wide, *narrow)]
-        if self._instances is not None:
-            apart = found[0].reshape(outer, self._instances, channels, inner)
-            found[0] = jnp.moveaxis(apart, 1, 0)
-            found[1:] = [each.reshape(self._instances, channels) for each in found[1:]]
-        return [found[0].reshape(shape), *found[1:]]
-
-    def _wide(self, array: jax.Array, is_spread: bool) -> jax.Array:
-        if self._instances is not None:
-            apart = array.reshape(self._instances if is_spread else 1, *self._one)
-            array = jnp.moveaxis(jnp.broadcast_to(apart, (self._instances, *self._one)), 0, 1)
-        return array.reshape(self.problem.shape)
-
-    def _narrow(self, array: jax.Array, is_spread: bool) -> jax.Array:
-        if self._instances is None:
-            return array
-        channels = self._one[1]
-        apart = array.reshape(self._instances if is_spread else 1, channels)
-        return jnp.broadcast_to(apart, (self._instances, channels)).reshape(-1)
-
-
-def _value(memory: Memory) -> jax.Array:
-    assert memory.value is not None
-    return memory.value

@@ -1,76 +1,78 @@
-"""The computations with their derivatives, right to any order, in forward and in reverse mode.
+"""The computations with their derivatives of any order, in forward and in reverse mode.
 
 The derivative of the forward pass is the backward pass, in both modes: the Jacobian of y in x is
 symmetric. That of the backward pass is a formula, in which mean and variance are arguments like x:
-where they are functions of x the forward pass adds what they owe, and the two are the closed form
-that others write down. From the third order on JAX differentiates that formula.
+where they are functions of x the chain rule through the forward pass adds their terms, and the sum
+is the closed form of the second order. From the third order on JAX differentiates that formula.
 
-No collective stands inside a derivative that is defined here: those of the statistics of several
-devices are between them, where JAX differentiates them as it does for any other code.
+No derivative that is defined here contains a collective: JAX differentiates those of the statistics
+of several devices as in any other code.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from backnorm.jax import formulas
-from backnorm.jax.deviations import inverse_deviation
 from backnorm.jax.differentiable import Arrays, Rule, give_derivative
-from backnorm.jax.mapped import alike
-from backnorm.jax.primitives import BACKWARD, FORWARD, NORMALIZE, STATISTICS, bind
+from backnorm.jax.inverse_std import inverse_std
+from backnorm.jax.primitives import BACKWARD, FORWARD, FORWARD_RELU, NORMALIZE, STATISTICS, bind
+from backnorm.jax.problems import Options
+from backnorm.jax.varying import alike
 
-__all__ = [
-    "backward",
-    "forward",
-    "forward_pulled",
-    "forward_pushed",
-    "normalize",
-    "statistics",
-]
+__all__ = ["backward", "forward", "forward_relu", "normalize", "statistics"]
 
 
-def forward(*operands: jax.Array, reproducible: bool = False, **parameters: Any) -> Arrays:
+def forward(*operands: jax.Array, options: Options) -> Arrays:
     """Return y, mean and variance from x, gamma and beta."""
-    return bind(FORWARD, *operands, reproducible=reproducible, **parameters)
+    return bind(FORWARD, *operands, options=options)
 
 
-def backward(*operands: jax.Array, reproducible: bool = False, **parameters: Any) -> Arrays:
+def forward_relu(*operands: jax.Array, options: Options) -> Arrays:
+    """Return relu(y + residual), mean and variance from x, gamma, beta and maybe a residual."""
+    return bind(FORWARD_RELU, *operands, options=options)
+
+
+def backward(*operands: jax.Array, options: Options) -> Arrays:
     """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
-    return bind(BACKWARD, *operands, reproducible=reproducible, **parameters)
+    return bind(BACKWARD, *operands, options=options)
 
 
-#: From x, mean, variance, gamma and beta to y, in a tuple.
-normalize = partial(bind, NORMALIZE)
-#: From x to mean and variance.
-statistics = partial(bind, STATISTICS)
+def normalize(*operands: jax.Array, options: Options) -> Arrays:
+    """Return y, in a tuple, from x, mean, variance, gamma and beta; it adds up nothing."""
+    return bind(NORMALIZE, *operands, options=options._replace(reproducible=False))
 
 
-def forward_pushed(kept: Arrays, tangents: Arrays, **parameters: Any) -> Arrays:
+def statistics(x: jax.Array, options: Options) -> Arrays:
+    """Return mean and variance."""
+    return bind(STATISTICS, x, options=options)
+
+
+def _forward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:
     """Return the tangents of y, mean and variance; that of y None if it is zero."""
-    x, mean, variance, gamma = kept
+    x, mean, variance, gamma = residuals
     dx, dgamma, dbeta = tangents
     dy, dmean, dvariance = None, _zeros_like(mean), _zeros_like(mean)
     if dx is not None:
-        dy, sum_dx_h, sum_dx = backward(x, dx, mean, variance, gamma, training=True, **parameters)
-        count = formulas.count_of(x, parameters["axis"])
-        s = inverse_deviation(variance, parameters["epsilon"])
+        dy, sum_dx_h, sum_dx = backward(x, dx, mean, variance, gamma, options=options)
+        count = formulas.count_of(x, options.axis)
+        s = inverse_std(variance, options.epsilon)
         dmean, dvariance = sum_dx / count, 2 * (sum_dx_h / count) / s
-    return _with_parameters(dy, x, mean, variance, dgamma, dbeta, **parameters), dmean, dvariance
+    return _with_parameters(dy, residuals, dgamma, dbeta, options), dmean, dvariance
 
 
-def forward_pulled(kept: Arrays, cotangents: Arrays, **parameters: Any) -> Arrays:
+def _forward_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -> Arrays:
     """Return the cotangents of x, gamma and beta."""
-    x, mean, variance, gamma = kept
+    x, mean, variance, gamma = residuals
     dy, dmean, dvariance = cotangents
     dy = _zeros_like(x) if dy is None else dy
-    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, training=True, **parameters)
+    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, options=options)
     # The statistics are seldom differentiated: running averages are not.
     if not (dmean is None and dvariance is None):
-        more = _through_statistics(x, mean, dmean, dvariance, parameters["axis"])
+        more = _through_statistics(x, mean, dmean, dvariance, options)
         dx = (dx.astype(more.dtype) + more).astype(x.dtype)
     return dx, dgamma, dbeta
 
@@ -79,35 +81,66 @@ give_derivative(
     FORWARD,
     Rule(
         keep=lambda operands, results: (operands[0], *results[1:], operands[1]),
-        push=forward_pushed,
-        pull=forward_pulled,
+        push=_forward_pushed,
+        pull=_forward_pulled,
         like=(0, 1, 1),
     ),
 )
 
 
-def _backward_pushed(kept: Arrays, tangents: Arrays, **parameters: Any) -> Arrays:
-    x, dy, mean, variance, gamma = kept
+def _relu_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:
+    *of_forward, y = residuals
+    dy, dmean, dvariance = _forward_pushed(tuple(of_forward), tangents[:3], options)
+    moved = tangents[3] if tangents[3:] else None
+    if moved is not None:
+        dy = moved if dy is None else dy + moved
+    return _where_positive(y, dy), dmean, dvariance
+
+
+def _relu_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -> Arrays:
+    *of_forward, y = residuals
+    dy, *of_statistics = cotangents
+    dy = _where_positive(y, jnp.zeros_like(y) if dy is None else dy)
+    return *_forward_pulled(tuple(of_forward), (dy, *of_statistics), options), dy
+
+
+def _where_positive(y: jax.Array, dy: jax.Array) -> jax.Array:
+    return jnp.where(y > 0, dy, jnp.zeros_like(dy))
+
+
+give_derivative(
+    FORWARD_RELU,
+    Rule(
+        keep=lambda operands, results: (operands[0], *results[1:], operands[1], results[0]),
+        push=_relu_pushed,
+        pull=_relu_pulled,
+        like=(0, 1, 1),
+    ),
+)
+
+
+def _backward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:
+    x, dy, mean, variance, gamma = residuals
     if all(each is None for k, each in enumerate(tangents) if k != 1):
-        return backward(x, tangents[1], mean, variance, gamma, **parameters)
-    pairs = zip(kept, tangents, strict=True)
-    # Forward mode is the transpose of reverse mode, so that there is one formula.
-    push = jax.linear_transpose(
-        lambda *cotangents: _backward_pulled(kept, cotangents, **parameters), dy, gamma, gamma
+        return backward(x, tangents[1], mean, variance, gamma, options=options)
+    # Forward mode is the transpose of reverse mode, so that there is one formula. Rounding is
+    # applied to the results: it is not a linear function.
+    wide = jnp.result_type(float)
+    results = dy, gamma, gamma
+    pull_back = jax.linear_transpose(
+        lambda *cotangents: formulas.wide_second_order(residuals, cotangents, options),
+        *(each.astype(wide) for each in results),
     )
-    found: Arrays = push(
-        tuple(_zeros_like(array) if each is None else each for array, each in pairs)
-    )
-    return found
+    pairs = zip(residuals, tangents, strict=True)
+    filled = (_zeros_like(array) if each is None else each for array, each in pairs)
+    return formulas.rounded_like(pull_back(tuple(each.astype(wide) for each in filled)), results)
 
 
-def _backward_pulled(kept: Arrays, cotangents: Arrays, **parameters: Any) -> Arrays:
-    _, dy, _, _, gamma = kept
-    # The second order has an arithmetic of its own, and no reproducible sums.
-    del parameters["arithmetic"], parameters["reproducible"]
+def _backward_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -> Arrays:
+    _, dy, _, _, gamma = residuals
     pairs = zip((dy, gamma, gamma), cotangents, strict=True)
-    each = (_zeros_like(array) if each is None else each for array, each in pairs)
-    return formulas.second_order(*kept, *each, **parameters)
+    filled = tuple(_zeros_like(array) if each is None else each for array, each in pairs)
+    return formulas.second_order(residuals, filled, options)
 
 
 give_derivative(
@@ -121,26 +154,27 @@ give_derivative(
 )
 
 
-def _normalize_pushed(kept: Arrays, tangents: Arrays, **parameters: Any) -> Arrays:
-    x, mean, variance, gamma = kept
+def _normalize_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:
+    x, mean, variance, gamma = residuals
     dx, dmean, dvariance, dgamma, dbeta = tangents
-    dy = None
+    dy, frozen = None, options._replace(training=False)
     if dx is not None:
-        dy, _, _ = backward(x, dx, mean, variance, gamma, training=False, **parameters)
-    # What statistics owe to y is a scale and an offset for every channel, as parameters do.
-    by_mean, by_variance = _by_statistics(variance, gamma, parameters["epsilon"])
+        dy, _, _ = backward(x, dx, mean, variance, gamma, options=frozen)
+    # A tangent of a statistic is a scale or an offset of every channel, as those of parameters.
+    by_mean, by_variance = _by_statistics(variance, gamma, options.epsilon)
     if dmean is not None:
         dbeta = by_mean * dmean if dbeta is None else dbeta + by_mean * dmean
     if dvariance is not None:
         dgamma = by_variance * dvariance if dgamma is None else dgamma + by_variance * dvariance
-    return (_with_parameters(dy, x, mean, variance, dgamma, dbeta, **parameters),)
+    return (_with_parameters(dy, residuals, dgamma, dbeta, options),)
 
 
-def _normalize_pulled(kept: Arrays, cotangents: Arrays, **parameters: Any) -> Arrays:
-    x, mean, variance, gamma = kept
+def _normalize_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -> Arrays:
+    x, mean, variance, gamma = residuals
     (dy,) = cotangents
-    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, training=False, **parameters)
-    by_mean, by_variance = _by_statistics(variance, gamma, parameters["epsilon"])
+    frozen = options._replace(training=False)
+    dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, options=frozen)
+    by_mean, by_variance = _by_statistics(variance, gamma, options.epsilon)
     return dx, by_mean * dbeta, by_variance * dgamma, dgamma, dbeta
 
 
@@ -148,7 +182,7 @@ def _by_statistics(
     variance: jax.Array, gamma: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
     """Return the derivatives of y by mean, and by variance over (x - mean)*s."""
-    s = inverse_deviation(variance, epsilon)
+    s = inverse_std(variance, epsilon)
     return -gamma * s, -0.5 * gamma * s * s
 
 
@@ -163,14 +197,14 @@ give_derivative(
 )
 
 
-def _statistics_pushed(kept: Arrays, tangents: Arrays, *, axis: int, **_: Any) -> Arrays:
-    return formulas.statistics_pushed(*kept, *tangents, axis=axis)
+def _statistics_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:
+    (x, mean), (dx,) = residuals, tangents
+    return formulas.statistics_pushed(x, mean, dx, options.axis)
 
 
-def _statistics_pulled(kept: Arrays, cotangents: Arrays, *, axis: int, **_: Any) -> Arrays:
-    x, mean = kept
-    dmean, dvariance = cotangents
-    return (_through_statistics(x, mean, dmean, dvariance, axis).astype(x.dtype),)
+def _statistics_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -> Arrays:
+    (x, mean), (dmean, dvariance) = residuals, cotangents
+    return (_through_statistics(x, mean, dmean, dvariance, options).astype(x.dtype),)
 
 
 give_derivative(
@@ -185,31 +219,25 @@ give_derivative(
 
 
 def _with_parameters(
-    dy: Any,
-    x: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    dgamma: Any,
-    dbeta: Any,
-    reproducible: bool = False,
-    **parameters: Any,
-) -> Any:
-    """Return the tangent dy with what those of gamma and beta add: y is linear in these."""
+    dy: Any, residuals: Arrays, dgamma: Any, dbeta: Any, options: Options
+) -> jax.Array | None:
+    """Return the tangent dy plus those that gamma and beta cause: y is linear in these."""
     if dgamma is None and dbeta is None:
         return dy
+    x, mean, variance, _ = residuals
     dgamma = _zeros_like(mean) if dgamma is None else dgamma
     dbeta = _zeros_like(mean) if dbeta is None else dbeta
-    (more,) = normalize(x, mean, variance, dgamma, dbeta, **parameters)
+    (more,) = normalize(x, mean, variance, dgamma, dbeta, options=options)
     return more if dy is None else dy + more
 
 
 def _through_statistics(
-    x: jax.Array, mean: jax.Array, dmean: Any, dvariance: Any, axis: int
+    x: jax.Array, mean: jax.Array, dmean: Any, dvariance: Any, options: Options
 ) -> jax.Array:
-    """Return dmean/M + 2*(x - mean)*dvariance/M."""
+    """Return the cotangent of x through its statistics."""
     dmean = _zeros_like(mean) if dmean is None else dmean
     dvariance = _zeros_like(mean) if dvariance is None else dvariance
-    return formulas.through_statistics(x, mean, dmean, dvariance, axis=axis)
+    return formulas.through_statistics(x, mean, dmean, dvariance, options.axis)
 
 
 def _zeros_like(array: jax.Array) -> jax.Array:

@@ -1,11 +1,10 @@
-"""Derivatives of primitives that are given by a rule, in forward and in reverse mode.
+"""Derivatives of primitives by a rule, in forward and in reverse mode.
 
-A derivative is a linear map. `Rule.push` takes tangents of the operands to those of the results,
-`Rule.pull`, which is its transpose, cotangents of the results to those of the operands. To JAX
-the map is one primitive: forward mode runs it, reverse mode transposes it, and keeps nothing for
-that but what the rule says. (A `jax.custom_vjp` has no forward mode, and with a `jax.custom_jvp`
-reverse mode keeps whatever JAX finds in its formulas.) Derivatives of a higher order are those of
-`push` and `pull`.
+A derivative is a linear map. `Rule.push` takes tangents of the operands to those of the results;
+`Rule.pull`, its transpose, takes cotangents of the results to those of the operands. For JAX the
+map is one primitive: forward mode runs it, reverse mode transposes it, and saves nothing but the
+residuals of the rule. (A `jax.custom_vjp` has no forward mode, and with a `jax.custom_jvp` reverse
+mode saves whatever JAX finds in its formulas.) Higher derivatives are those of `push` and `pull`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
-from backnorm.jax.instances import new_primitive, of_instances
+from backnorm.jax.batching import batch_size, new_primitive, over_batch
+from backnorm.jax.problems import Options
 
 __all__ = ["Arrays", "Rule", "give_derivative"]
 
@@ -26,51 +26,43 @@ Arrays = tuple[Any, ...]
 
 
 class Rule(NamedTuple):
-    """The derivative of a primitive, of one instance.
+    """The derivative of a primitive, for one problem.
 
-    `push` and `pull` take the primitive's parameters by name.
+    Attributes
+    ----------
+    keep : callable
+        From operands and results to the residuals.
+    push : callable
+        From the residuals, a tangent of every operand, None for one that is zero, and the options
+        to the tangents of the results.
+    pull : callable
+        From the residuals, a cotangent of every result, None for one that is zero, and the options
+        to the cotangents of the operands, also of optional ones.
+    like : tuple of int
+        For every result, the residual that has its shape and type.
     """
 
-    #: From operands and results to what `push` and `pull` need of them.
     keep: Callable[[Arrays, Arrays], Arrays]
-    #: From what was kept and a tangent of every operand, None for one that is zero, to the
-    #: tangents of the results.
-    push: Callable[..., Arrays]
-    #: From what was kept and a cotangent of every result, None for one that is zero, to the
-    #: cotangents of the operands.
-    pull: Callable[..., Arrays]
-    #: For every result, the array of what is kept that has its shape and type.
+    push: Callable[[Arrays, Arrays, Options], Arrays]
+    pull: Callable[[Arrays, Arrays, Options], Arrays]
     like: tuple[int, ...]
 
 
 def give_derivative(primitive: Any, rule: Rule) -> None:
-    """Give a primitive of `backnorm.jax.instances` a derivative.
+    """Register the derivative of a primitive of `backnorm.jax.batching`.
 
-    Its operands must vary over the same mapped axes (`mapped.alike`).
+    Its operands must vary over the same mapped axes (`varying.alike`).
     """
     derivative = _derivative(primitive.name, rule)
 
     def differentiated(
-        operands: Sequence[Any],
-        tangents: Sequence[Any],
-        *,
-        instances: int | None,
-        spread: Sequence[bool],
-        **parameters: Any,
+        operands: Sequence[Any], tangents: Sequence[Any], **parameters: Any
     ) -> tuple[Any, Any]:
-        results = primitive.bind(*operands, instances=instances, spread=spread, **parameters)
-        kept = rule.keep(tuple(operands), tuple(results))
-        kept_spread = rule.keep(tuple(spread), (instances is not None,) * len(results))
-        present = _which(tangents)
-        found = derivative.bind(
-            *kept,
-            *_chosen(tangents, present),
-            present=present,
-            instances=instances,
-            spread=(*kept_spread, *_chosen(spread, present)),
-            **parameters,
-        )
-        return results, found
+        results = primitive.bind(*operands, **parameters)
+        residuals = rule.keep(tuple(operands), tuple(results))
+        present = _nonzero(tangents)
+        nonzero = _selected(tangents, present)
+        return results, derivative.bind(*residuals, *nonzero, present=present, **parameters)
 
     ad.primitive_jvps[primitive] = differentiated
 
@@ -78,122 +70,111 @@ def give_derivative(primitive: Any, rule: Rule) -> None:
 def _derivative(name: str, rule: Rule) -> Any:
     """Return a derivative as a primitive.
 
-    Its operands are what was kept, and the tangents that are `present` among those of all
-    operands.
+    Its operands are the residuals, which determine the size of a batch, and the tangents that are
+    `present`, a flag for every operand.
     """
 
-    def kinds(*operands: Any, instances: int | None, spread: Any, **_: Any) -> list[Any]:
-        found = []
-        for k in rule.like:
-            kind = operands[k].update(weak_type=False)
-            if instances is not None and not spread[k]:
-                kind = kind.update(shape=(instances, *kind.shape))
-            found.append(kind)
-        return found
+    def types(*operands: Any, batched: bool, **_: Any) -> list[Any]:
+        results = [operands[k].update(weak_type=False) for k in rule.like]
+        size = batch_size(operands) if batched else None
+        return [
+            result.update(shape=(size, *result.shape[1:]))
+            if batched and result.shape[0] != size
+            else result
+            for result in results
+        ]
 
-    def pushed(
-        *operands: Any, present: Any, instances: int | None, spread: Any, **parameters: Any
-    ) -> Any:
+    def pushed(*operands: Any, present: Any, options: Options, batched: bool) -> Any:
         count = len(operands) - sum(present)
 
         def of_one(*operands: Any) -> Arrays:
-            return rule.push(operands[:count], _filled(operands[count:], present), **parameters)
+            return rule.push(operands[:count], _restored(operands[count:], present), options)
 
-        return of_instances(of_one, instances, spread)(*operands)
+        return over_batch(of_one, batched)(*operands)
 
     def differentiated(
         operands: Sequence[Any],
         tangents: Sequence[Any],
         *,
         present: Sequence[bool],
-        instances: int | None,
-        spread: Sequence[bool],
         **parameters: Any,
     ) -> tuple[Any, Any]:
-        count, moved = len(operands) - sum(present), _which(tangents)
-        parameters |= {"instances": instances}
+        count, moved = len(operands) - sum(present), _nonzero(tangents)
         if any(moved[:count]):
-            function = partial(pushed, present=present, spread=spread, **parameters)
+            function = partial(pushed, present=present, **parameters)
             return _differentiated(function, operands, tangents, moved)
         # Linear in its tangents: the derivative is the same map, of those that are not zero.
-        left = iter(moved[count:])
-        return (
-            made.bind(*operands, present=present, spread=spread, **parameters),
-            made.bind(
-                *operands[:count],
-                *_chosen(tangents, moved),
-                present=tuple(is_there and next(left) for is_there in present),
-                spread=(*spread[:count], *_chosen(spread, moved)),
-                **parameters,
-            ),
-        )
+        remaining = iter(moved[count:])
+        nonzero = tuple(is_present and next(remaining) for is_present in present)
+        results = primitive.bind(*operands, present=present, **parameters)
+        selected = _selected(tangents, moved)
+        return results, primitive.bind(*operands[:count], *selected, present=nonzero, **parameters)
 
     def transposed(
         cotangents: Sequence[Any],
         *operands: Any,
         present: Sequence[bool],
-        instances: int | None,
-        spread: Sequence[bool],
-        **parameters: Any,
+        options: Options,
+        batched: bool,
     ) -> list[Any]:
-        count, there = len(operands) - sum(present), _which(cotangents)
-        if not any(there):
+        count, nonzero = len(operands) - sum(present), _nonzero(cotangents)
+        if not any(nonzero):
             return [None] * count + [ad.Zero(each.aval) for each in operands[count:]]
 
-        def of_one(*arguments: Any) -> list[Any]:
-            setting = tuple(sorted(parameters.items()))
-            return _chosen(
-                pull(setting, arguments[:count], _filled(arguments[count:], there)), present
-            )
+        def of_one(*arrays: Any) -> list[Any]:
+            pulled = pull(options, arrays[:count], _restored(arrays[count:], nonzero))
+            return _selected(pulled[: len(present)], present)
 
-        spreads = (*spread[:count], *[True] * sum(there))
-        found = of_instances(of_one, instances, spreads)(
-            *operands[:count], *_chosen(cotangents, there)
-        )
-        if instances is not None:
-            # What all instances share has the cotangents of all.
-            found = [
-                each if is_spread else jnp.sum(each, 0)
-                for each, is_spread in zip(found, spread[count:], strict=True)
+        arrays = (*operands[:count], *_selected(cotangents, nonzero))
+        results: list[Any] = list(over_batch(of_one, batched)(*arrays))
+        if batched:
+            # An operand that the batch shares has the cotangents of all its problems.
+            results = [
+                result if result.shape == each.aval.shape else jnp.sum(result, 0, keepdims=True)
+                for result, each in zip(results, operands[count:], strict=True)
             ]
-        return [None] * count + list(found)
+        return [None] * count + results
 
-    # Compiled also where the caller does not: under `jax.grad` alone JAX runs a backward pass step
-    # by step. Within a compiled function this is no function of its own.
+    # Compiled also where the caller is not: under `jax.grad` alone JAX runs a backward pass step by
+    # step. Within a compiled function it is inlined.
     @partial(jax.jit, static_argnums=(0,), inline=True)
-    def pull(setting: tuple[tuple[str, Any], ...], kept: Arrays, cotangents: Arrays) -> Arrays:
-        return rule.pull(kept, cotangents, **dict(setting))
+    def pull(options: Options, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        return rule.pull(residuals, cotangents, options)
 
-    made = new_primitive(f"{name}_derivative", kinds)
-    mlir.register_lowering(made, mlir.lower_fun(pushed, multiple_results=True))
-    ad.primitive_jvps[made] = differentiated
-    ad.primitive_transposes[made] = transposed
-    return made
+    primitive = new_primitive(f"{name}_derivative", types)
+    mlir.register_lowering(primitive, mlir.lower_fun(pushed, multiple_results=True))
+    ad.primitive_jvps[primitive] = differentiated
+    ad.primitive_transposes[primitive] = transposed
+    return primitive
 
 
 def _differentiated(
-    function: Callable[..., Any], operands: Sequence[Any], tangents: Sequence[Any], moved: Any
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    tangents: Sequence[Any],
+    moved: Sequence[bool],
 ) -> tuple[Any, Any]:
-    """Return the results of a function and their tangents, by those operands that are `moved`."""
+    """Return the results of a function and their tangents, by the operands that are `moved`."""
 
-    def of_moved(*arguments: Any) -> Any:
-        each = iter(arguments)
+    def of_moved(*arrays: Any) -> Any:
+        remaining = iter(arrays)
         pairs = zip(operands, moved, strict=True)
-        return function(*(next(each) if is_moved else operand for operand, is_moved in pairs))
+        return function(*(next(remaining) if is_moved else operand for operand, is_moved in pairs))
 
-    return jax.jvp(of_moved, tuple(_chosen(operands, moved)), tuple(_chosen(tangents, moved)))
+    primals, nonzero = _selected(operands, moved), _selected(tangents, moved)
+    return jax.jvp(of_moved, tuple(primals), tuple(nonzero))
 
 
-def _which(tangents: Sequence[Any]) -> tuple[bool, ...]:
+def _nonzero(tangents: Sequence[Any]) -> tuple[bool, ...]:
     """Return which tangents, or cotangents, are not known to be zero."""
     return tuple(type(each) is not ad.Zero for each in tangents)
 
 
-def _chosen(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
-    return [value for value, is_chosen in zip(values, which, strict=True) if is_chosen]
+def _selected(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    return [value for value, flag in zip(values, flags, strict=True) if flag]
 
 
-def _filled(values: Sequence[Any], which: Sequence[bool]) -> Arrays:
-    """Return the values at their places, and None at the others."""
-    left = iter(values)
-    return tuple(next(left) if is_there else None for is_there in which)
+def _restored(values: Sequence[Any], flags: Sequence[bool]) -> Arrays:
+    """Undo `_selected`: None where there was no value."""
+    remaining = iter(values)
+    return tuple(next(remaining) if flag else None for flag in flags)

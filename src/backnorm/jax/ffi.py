@@ -1,39 +1,43 @@
-"""Kernels as custom calls of XLA: registration, and what is written into a call.
+"""Kernels on a CPU as custom calls of XLA: registration, and the attributes of a call.
 
-The handler that answers the calls is `backnorm.cpu.kernels.xla_handler`, machine code that is
-loaded with `backnorm.jax`: a compiled function that another process exported finds it, and all
-kernels.
+The handler of the calls is `backnorm.cpu.kernels.xla_handler`, machine code that is loaded with
+`backnorm.jax`: a compiled function that another process exported finds it, and all kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from backnorm.activations import Activation
 from backnorm.cpu import library, xla
 from backnorm.cpu.kinds import XLA
 from backnorm.cpu.record import SLOTS
 from backnorm.cpu.xla_structures import ELEMENTS
 from backnorm.errors import ArgumentValueError, MachineCodeError
 from backnorm.executable import executable
-from backnorm.jax.fallback import warn_of_formulas
+from backnorm.jax.batching import batch_size
+from backnorm.jax.inverse_std import is_refused
+from backnorm.jax.problems import OPERANDS, Options, problem_of, warn_of_formulas
 from backnorm.layout import mask_size
 from backnorm.problem import Problem
-from backnorm.signature import SIGNATURES
+from backnorm.signature import SIGNATURES, Operation
 
 __all__ = ["TARGET", "call", "is_usable", "reason_against", "register"]
 
-#: The name of the handler, in the text of compiled functions too.
+#: The name of the handler, which is part of compiled functions.
 TARGET = "backnorm_kernel"
 
-# Of these phases sums are told to other devices in between, which is planned in another way.
+# Between these phases devices exchange sums, for which they have other plans.
 _PHASES = ("reduce", "apply")
 
 _HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
@@ -52,16 +56,16 @@ class Version(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-# The versions in which structures are as `xla_structures` has them: those of jaxlib 0.5 to 0.11.
+# The versions whose structures `xla_structures` describes: those of jaxlib 0.5 to 0.11.
 _OLDEST, _NEWEST = Version(0, 1), Version(0, 4)
 
 
 @functools.cache
 def version() -> Version | None:
-    """Return the version of the interface that this jaxlib has, None if it does not say.
+    """Return the version of this jaxlib's interface, or None if its header has none.
 
-    Only jaxlib's header has it. A handler of a version that XLA does not know would keep JAX from
-    making its devices.
+    Only that header has the version. If XLA does not know the version of a handler that is
+    registered, JAX cannot create its devices.
     """
     try:
         lines = (Path(jax.ffi.include_dir()) / _HEADER).read_text().splitlines()
@@ -74,19 +78,18 @@ def version() -> Version | None:
 
 
 def reason_against() -> str | None:
-    """Return why kernels cannot be called by XLA here, or None if they can."""
+    """Return why XLA cannot call kernels here, or None if it can."""
     found = version()
     if found is not None and _OLDEST <= found <= _NEWEST:
         return None
-    came = "none" if found is None else str(found)
     return (
-        f"the foreign function interface of this jaxlib has version {came}, "
+        f"the foreign function interface of this jaxlib has version {str(found).lower()}, "
         f"known are {_OLDEST} to {_NEWEST}"
     )
 
 
 def is_usable() -> bool:
-    """Whether kernels can be called by XLA here; warn once if not."""
+    """Return whether XLA can call kernels here; warn once if not."""
     reason = reason_against()
     if reason is not None:
         warn_of_formulas("call its kernels on CPUs", reason)
@@ -94,101 +97,105 @@ def is_usable() -> bool:
 
 
 def call(
-    problem: Problem,
-    operands: Mapping[str, jax.Array],
-    results: Sequence[jax.Array],
+    operation: Operation,
+    operands: Sequence[jax.Array],
+    results: Sequence[Any],
+    options: Options,
     *,
-    instances: int | None,
-    spread: Sequence[bool],
-    count: int,
+    activation: Activation | None = None,
+    parts: int = 1,
 ) -> Sequence[jax.Array]:
-    """Return the results of a problem, or of several instances of it.
+    """Return the results of an operation on a batch (`batching`), computed by its kernel.
 
     Parameters
     ----------
-    problem : Problem
-        Of one instance.
-    operands : mapping of str to array
-        By their names in the signature, which says where a kernel finds their addresses.
-    results : sequence of arrays
-        For every result that a kernel writes, an array, or another value, of its shape and type.
-    instances : int or None
-        How many instances there are.
-    spread : sequence of bool
-        Which operands have a leading axis of instances; results have one if there are any.
-    count : int
-        Elements of a channel that sums are over: those of the problem, or more.
+    operation : str
+    operands : sequence of arrays
+        Those of `problems.OPERANDS`, and a residual after them if there is one.
+    results : sequence
+        An array, or another value, of the shape and type of each result.
+    options : Options
+    activation : Activation, optional
+    parts : int
+        The number of parts like x whose elements the sums among the operands are of.
     """
     register()
+    problem = problem_of(operation, operands, options, activation)
     stage = _stage(problem)
-    name = xla.introduce(stage.kind)
-    signature = SIGNATURES[problem.operation]
+    kernel = xla.introduce(stage.kind)
+    names = (*OPERANDS[operation], "residual")[: len(operands)]
+    arrays = dict(zip(names, operands, strict=True))
+    if "variance" in arrays:
+        arrays["variance"] = _accepted(arrays["variance"], options.epsilon)
+    signature, batch = SIGNATURES[operation], batch_size(operands)
     fields = {operand.name: operand.field for operand in signature.operands}
     fields |= {number.name: number.field for number in signature.numbers}
-    described = [
-        _described(operand, fields[name], instances if each else None)
-        for (name, operand), each in zip(operands.items(), spread, strict=True)
-    ]
+    described = [_described(array, fields[name], batch) for name, array in arrays.items()]
+    types = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     written = [r.field for r in signature.results if r.field and r.option is None]
-    described += [
-        _described(result, field, instances) for result, field in zip(results, written, strict=True)
-    ]
-    kinds = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     if problem.writes_mask:
-        # Nobody asks for it: what is positive in y says the same.
-        mask = jax.ShapeDtypeStruct(((instances or 1) * mask_size(problem.size),), np.uint8)
-        kinds.append(mask)
-        described.append(_described(mask, "mask", instances))
+        # It is not returned: y is positive where the mask is set.
+        types.append(jax.ShapeDtypeStruct((batch, mask_size(problem.size)), np.uint8))
+        written.append("mask")
+    described += [_described(t, field, batch) for t, field in zip(types, written, strict=True)]
     record = stage.template.copy()
-    record[SLOTS["count"]] = count
-    found: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, kinds)(
-        *operands.values(),
+    record[SLOTS["count"]] = parts * problem.count
+    values: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, types)(
+        *arrays.values(),
         buffers=np.concatenate(described),
-        call=np.array([name, instances or 1, stage.participants - 1], np.int64),
+        call=np.array([kernel, batch, stage.participants - 1], np.int64),
         record=record,
     )
-    return found[: len(results)]
+    return values[: len(results)]
 
 
-def _described(array: jax.Array, field: str, instances: int | None) -> np.ndarray:
-    """Return what the attribute "buffers" says of an array: see `xla_frame`."""
+def _accepted(variance: jax.Array, epsilon: float) -> jax.Array:
+    """Return the variance, NaN where variance + epsilon is not positive.
+
+    A kernel reports such a channel as an error, but compiled code does not check values.
+    """
+    return jnp.where(is_refused(variance, epsilon), jnp.nan, variance)
+
+
+def _described(array: Any, field: str, batch: int) -> np.ndarray:
+    """Return the part of the attribute "buffers" for an array: see `xla_frame`."""
     dtype = np.dtype(array.dtype)
-    size = array.size * dtype.itemsize
-    stride = size // instances if instances else 0
+    count = math.prod(array.shape)
+    size = count * dtype.itemsize
+    stride = size // batch if array.shape[0] == batch > 1 else 0
     return np.array(
-        [SLOTS[field], ELEMENTS[dtype.name], array.ndim, array.size, size, stride], np.int64
+        [SLOTS[field], ELEMENTS[dtype.name], len(array.shape), count, size, stride], np.int64
     )
 
 
 def _stage(problem: Problem) -> Any:
-    """Return the kernel of a problem on arrays in row-major order, as XLA gives them."""
+    """Return the kernel of a problem on arrays in row-major order, XLA's order."""
     return executable(problem, exchanged=problem.operation.startswith(_PHASES)).stage
 
 
 def register() -> None:
-    """Register the handler, once for the process, and keep it: XLA never forgets its address."""
+    """Register the handler once in a process, and keep it: XLA keeps its address."""
     if _registered:
         return
     found = version()
     assert found is not None
-    # Before the lock is taken: it may have to be built.
-    answer = xla.handler(*found)
+    # Before the lock is taken: the handler may have to be built.
+    handler = xla.handler(*found)
     with _lock:
         if not _registered:
-            jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(answer), platform="cpu")
-            _registered.append(answer)
+            jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform="cpu")
+            _registered.append(handler)
 
 
-def _register_what_is_built() -> None:
-    """Register the handler and all kernels, for compiled functions that come from elsewhere."""
+def _register_built_kernels() -> None:
+    """Register the handler and all kernels, for compiled functions of other processes."""
     if reason_against() is not None:
         return
-    # An import compiles nothing. Where there is no machine code, or none of the level that is asked
-    # for, the error belongs to the first call.
+    # An import compiles nothing. Without machine code for this machine, the first call raises.
     with contextlib.suppress(MachineCodeError, ArgumentValueError):
         if library.path_of(XLA) is not None:
             register()
             xla.introduce_built()
 
 
-_register_what_is_built()
+_register_built_kernels()

@@ -1,7 +1,7 @@
 """Launches of Triton kernels as calls of XLA, by jax-triton.
 
-A launch (`backnorm.gpu.launch`) writes into memory that it is given; a call of XLA returns
-new arrays. `Memory` is both: it is given to the launch, and a kernel that writes to it leaves there
+A launch (`backnorm.gpu.launch`) writes into memory that it receives; a call of XLA returns new
+arrays. `Memory` joins the two: the launch receives it, and a kernel that writes to it stores there
 the array that its call returned.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 __all__ = ["Call", "Memory", "compiling", "is_installed", "reason_against"]
 
-# The first that compiles with Triton 3.9; 0.3.0 looks for what that has not any more.
+# The first that works with Triton 3.9; 0.3.0 uses names that Triton 3.9 does not have.
 _OLDEST = (0, 3, 1)
 
 _compiling = threading.RLock()
@@ -33,9 +33,9 @@ class Memory:
     Parameters
     ----------
     kind : array or jax.ShapeDtypeStruct
-        Its shape and type.
+        The shape and type of the array.
     value : jax.Array, optional
-        What it holds, if a kernel is to read it.
+        The array, if a kernel reads it.
     """
 
     __slots__ = ("kind", "value")
@@ -84,16 +84,16 @@ class Call:
         outputs: tuple[Memory, ...],
         numbers: tuple[float, ...] = (),
     ) -> None:
-        """Let the outputs hold what the kernel makes of the inputs."""
-        # Memory that holds nothing, and memory that comes twice, stand for what is not used.
-        some = inputs[0].value
-        arrays = [some if memory.value is None else memory.value for memory in inputs]
+        """Store the results of the kernel in the outputs."""
+        # Memory without a value, and memory that occurs twice, stand for unused arguments.
+        unused = inputs[0].value
+        arrays = [unused if memory.value is None else memory.value for memory in inputs]
         again = [memory in outputs[:k] for k, memory in enumerate(outputs)]
         kinds = [
             jax.ShapeDtypeStruct((1,), memory.kind.dtype) if is_again else memory.kind
             for memory, is_again in zip(outputs, again, strict=True)
         ]
-        found = _library().triton_call(
+        results = _library().triton_call(
             *arrays,
             *self._sizes,
             *map(np.float32, numbers),
@@ -101,8 +101,8 @@ class Call:
             out_shape=kinds,
             **self._options,
         )
-        for memory, is_again, array in zip(outputs, again, found, strict=True):
-            # JAX without 64 bits narrows types in places. Not here; sums would lose their digits.
+        for memory, is_again, array in zip(outputs, again, results, strict=True):
+            # JAX without 64 bits narrows types in some functions; sums would lose digits here.
             if array.dtype != memory.kind.dtype:
                 raise TypeError(f"jax_triton.triton_call made {array.dtype} of {memory.kind.dtype}")
             if not is_again:
@@ -110,10 +110,10 @@ class Call:
 
 
 class _Size(int):
-    """A size of which jax-triton makes no constant.
+    """A size that jax-triton does not turn into a constant.
 
-    It does so with numbers that equal 1, even where a kernel says `do_not_specialize`; within our
-    kernels sizes are values, and none is compiled anew for another size.
+    It does so with numbers that equal 1, also where a kernel has `do_not_specialize`. Sizes are
+    values in these kernels, so that no kernel is compiled again for another size.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -128,15 +128,15 @@ class _Size(int):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Let kernels be compiled, while a function is lowered, to what JAX can assemble.
+    """Have Triton compile kernels to PTX that JAX can assemble, while a function is lowered.
 
-    Triton 3.9 writes PTX of version 9.4 for Hopper and newer, that of a CUDA 13.4 of its own. JAX
-    assembles it with the `ptxas` of its CUDA, which may be a 12: "Unsupported .version 9.4". With
-    Triton's other `ptxas`, which it uses for older devices, the version is 8.8, that of CUDA 12.9.
+    For Hopper and newer Triton 3.9 writes PTX 9.4, the version of its own CUDA 13.4. JAX assembles
+    it with the `ptxas` of its CUDA, which may be 12: "Unsupported .version 9.4". Triton has another
+    `ptxas` for older devices, with which the version is 8.8, that of CUDA 12.9.
     """
     from triton import knobs
 
-    # Knobs are the process's.
+    # Knobs belong to the process.
     with _compiling, knobs.nvidia.scope():
         if "ptxas_blackwell" in vars(type(knobs.nvidia)):
             knobs.nvidia.ptxas_blackwell = knobs.nvidia.ptxas.path
@@ -144,16 +144,16 @@ def compiling() -> Iterator[None]:
 
 
 def is_installed() -> bool:
-    """Whether there is a jax-triton."""
+    """Return whether jax-triton is installed."""
     return importlib.util.find_spec("jax_triton") is not None
 
 
 @functools.cache
 def reason_against() -> str | None:
-    """Return why the jax-triton that is installed cannot be used, or None if it can."""
+    """Return why the installed jax-triton cannot be used, or None if it can."""
     try:
         version = str(_library().__version__)
-    except Exception as error:  # Whatever else it needs of JAX and Triton, and finds changed.
+    except Exception as error:  # Of any kind: it uses internals of JAX and Triton.
         return f"jax-triton cannot be imported: {type(error).__name__}: {error}"
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if numbers < _OLDEST:
@@ -163,7 +163,7 @@ def reason_against() -> str | None:
 
 @functools.cache
 def _library() -> Any:
-    # It takes Triton's cache of compiled kernels away from everything else in the process.
+    # Its import changes the cache directory of Triton for the whole process.
     name = "TRITON_CACHE_DIR"
     before = os.environ.get(name)
     try:

@@ -1,4 +1,4 @@
-"""What flax's two layers have in common: several axes of features, types, and which pass runs."""
+"""Code of both layers for flax: several feature axes, types, training and inference."""
 
 from __future__ import annotations
 
@@ -32,50 +32,36 @@ def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
 
 
 def trained(
-    x: jax.Array,
-    scale: Any,
-    bias: Any,
-    mask: Any,
-    *,
-    axes: tuple[int, ...],
-    activation: Any,
-    residual: Any,
-    **options: Any,
+    operands: tuple[Any, ...], mask: Any, axes: tuple[int, ...], **options: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, and mean and variance of the batch, a value for each feature in row-major order.
 
-    `options` has epsilon, and what else `batch_norm` takes.
+    `operands` are x, scale, bias and residual, `options` other arguments of `batch_norm`.
     """
+    x, scale, bias, residual = operands
     if mask is not None:
-        # A number says as much to flax.
+        # flax also takes numbers.
         mask = _at_one_axis(jnp.broadcast_to(jnp.asarray(mask, bool), x.shape), axes)[0]
     residual = _checked(residual, x)
     if residual is not None:
         residual = _at_one_axis(residual, axes)[0]
-    options |= {"activation": activation, "residual": residual}
     joined, axis, back = _at_one_axis(x, axes)
-    y, mean, variance = batch_norm(
-        joined, *_channels(x, scale, bias), axis=axis, mask=mask, **options
-    )
+    options |= {"axis": axis, "mask": mask, "residual": residual}
+    y, mean, variance = batch_norm(joined, *_channels(x, scale, bias), **options)
     return back(y), mean, variance
 
 
 def with_running_statistics(
-    x: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    scale: Any,
-    bias: Any,
-    *,
-    axes: tuple[int, ...],
-    activation: Any,
-    residual: Any,
-    **options: Any,
+    operands: tuple[Any, ...], axes: tuple[int, ...], *, activation: Any, **options: Any
 ) -> jax.Array:
-    """Return y. `options` has epsilon, and what else `batch_norm_inference` takes."""
+    """Return y.
+
+    `operands` are x, mean, variance, scale, bias and residual, `options` other arguments of
+    `batch_norm_inference`.
+    """
+    x, *channels, residual = operands
     joined, axis, back = _at_one_axis(x, axes)
-    channels = _channels(x, mean, variance, scale, bias)
-    y = back(batch_norm_inference(joined, *channels, axis=axis, **options))
+    y = back(batch_norm_inference(joined, *_channels(x, *channels), axis=axis, **options))
     follows = check_activation(activation, y.dtype)
     if residual is not None and (follows is None or follows.name != "relu"):
         raise residual_alone("inference")
@@ -94,7 +80,7 @@ def _checked(residual: Any, x: jax.Array) -> Any:
 
 
 def _channels(x: jax.Array, *arrays: Any) -> list[Any]:
-    """Return per-feature arrays in the type that `batch_norm` has them in beside x."""
+    """Return per-feature arrays in the type that `batch_norm` takes with x."""
     work = working_type(x.dtype)
     return [None if each is None else jnp.asarray(each, work).reshape(-1) for each in arrays]
 
@@ -102,7 +88,7 @@ def _channels(x: jax.Array, *arrays: Any) -> list[Any]:
 def _at_one_axis(
     x: jax.Array, axes: tuple[int, ...]
 ) -> tuple[jax.Array, int, Callable[[jax.Array], jax.Array]]:
-    """Return x with its features on one axis, that axis, and the way back."""
+    """Return x with its features on one axis, that axis, and the inverse of this function."""
     if len(axes) == 1:
         return x, axes[0], lambda y: y
     first, count, rank = axes[0], len(axes), x.ndim

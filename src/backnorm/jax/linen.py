@@ -75,19 +75,16 @@ class BatchNorm(linen.BatchNorm):
         out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         x = x.astype(promoted(x.dtype, out))
         options: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
-        options |= {"activation": activation, "residual": residual}
+        options["activation"] = activation
         if frozen:
-            operands = (x, mean.value, variance.value, scale, bias)
-            y = layers.with_running_statistics(*operands, axes=axes, **options)
-            return y.astype(out)
+            operands = (x, mean.value, variance.value, scale, bias, residual)
+            return layers.with_running_statistics(operands, axes, **options).astype(out)
         # The axis need not exist when the layer is made.
         mapped = None if self.is_initializing() else self.axis_name
         y, *batch = layers.trained(
-            x,
-            scale,
-            bias,
+            (x, scale, bias, residual),
             mask,
-            axes=axes,
+            axes,
             **options,
             reproducible=self.reproducible,
             axis_name=mapped,

@@ -81,17 +81,14 @@ class BatchNorm(nnx.BatchNorm):
         out = dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         x = x.astype(promoted(x.dtype, out))
         options: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
-        options |= {"activation": activation, "residual": residual}
+        options["activation"] = activation
         if frozen:
-            operands = (x, mean, variance, scale, bias)
-            y = layers.with_running_statistics(*operands, axes=axes, **options)
-            return y.astype(out)
+            operands = (x, mean, variance, scale, bias, residual)
+            return layers.with_running_statistics(operands, axes, **options).astype(out)
         y, *batch = layers.trained(
-            x,
-            scale,
-            bias,
+            (x, scale, bias, residual),
             mask,
-            axes=axes,
+            axes,
             **options,
             reproducible=self.reproducible,
             axis_name=self.axis_name,

@@ -1,21 +1,29 @@
-"""Batch normalisation on JAX arrays: what is asked for, and the checks."""
+"""Batch normalisation on JAX arrays: the public functions, and the compiled ones that they call."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from backnorm.activations import Activation, check_activation
+from backnorm.activations import RELU, Activation, check_activation
 from backnorm.arithmetics import Arithmetic, asked
 from backnorm.dtypes import FLOAT64
-from backnorm.jax import check, compiled
-from backnorm.jax.compiled import Setting
+from backnorm.jax import check, derivatives, formulas
+from backnorm.jax.activations import activated
+from backnorm.jax.check import Groups
+from backnorm.jax.formulas import working_type
+from backnorm.jax.parts import moments_of_all
+from backnorm.jax.problems import Options
+from backnorm.jax.varying import alike
 from backnorm.scalars import check_flag
 
 __all__ = ["batch_norm", "batch_norm_backward", "batch_norm_inference"]
+
+_compiled = partial(jax.jit, inline=True)
 
 
 def batch_norm(
@@ -35,34 +43,34 @@ def batch_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise a batch with its own statistics.
 
-    mean and variance are those of each channel of x, the variance being the biased one (divided
-    by the number of elements), and y = gamma * (x - mean) / sqrt(variance + epsilon) + beta. Then
-    the activation is applied; before a ReLU the residual is added to y.
+    mean and variance are those of each channel of x; the variance is the biased one (divided by the
+    number of elements). y = gamma * (x - mean) / sqrt(variance + epsilon) + beta. Then the
+    activation is applied; before a ReLU the residual is added to y.
 
     Differentiable in x, gamma and beta in reverse and in forward mode (`jax.grad`, `jax.jvp`,
     `jax.linearize`, `jax.hessian`), to any order; mean and variance have derivatives, too. Under
-    `jax.vmap` every instance has statistics of its own.
+    `jax.vmap` every problem of the batch has its own statistics.
 
     Parameters
     ----------
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent; x's type, or float32 beside a 16-bit x.
+        Scale and offset, 1 and 0 if absent; x's type, or float32 for a 16-bit x.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
-        Where the channels are.
+        The axis of the channels.
     axis_name : str or tuple of str, optional
         Mapped axes (of `jax.shard_map`, `jax.pmap` or `jax.vmap`) over which the batch is
-        spread: the statistics are those of all its parts, which have one shape. Gradients are
-        what JAX gives for the textbook formula with `jax.lax.pmean`.
+        spread: the statistics are those of all its parts, which have one shape. Gradients are those
+        of the textbook formula with `jax.lax.pmean`.
     axis_index_groups : sequence of sequences of int, optional
-        Groups of places on these axes, as of `jax.lax.pmean`: each group is a batch of its own.
+        Groups of indices on these axes, as of `jax.lax.pmean`: each group is a separate batch.
     mask : array of bool, optional
-        Which elements of x the statistics are of, in a shape that broadcasts to x's. y is that of
-        all elements. Without any in a channel, its statistics and its y are NaN. With `axis_name`
-        they are of the elements of all parts, however many each has.
+        The elements of x that the statistics are of, in a shape that broadcasts to x's. y is that
+        of all elements. A channel without such elements has NaN statistics and y. With `axis_name`
+        the statistics are of the elements of all parts, which may have different numbers of them.
     activation : {"relu", "relu6", "silu", "hardswish"} or backnorm.Activation, optional
         ``Activation("relu", ceiling)`` is min(ceiling, max(0, y)); the derivative of a ReLU is 0
         where y is 0 or the ceiling. Kernels for CPUs compute "relu" in the same pass; all others
@@ -70,46 +78,44 @@ def batch_norm(
     residual : array, optional
         Added before a ReLU; of x's shape and type.
     arithmetic : {"float32", "float64"}, optional
-        What elements are computed in, and short runs of sums added up, here and in derivatives of
-        the first order. None: what holds when the function is traced (`backnorm.arithmetic`). Where
-        formulas run instead of kernels, "float64" needs ``jax_enable_x64``, and float32 elements
-        are computed in float32 if nothing is asked for.
+        The compute dtype of elements and of short sums, here and in derivatives of the first order.
+        None: the setting when the function is traced (`backnorm.arithmetic`). Where formulas run
+        instead of kernels, "float64" needs ``jax_enable_x64``, and the default for float32 elements
+        is float32.
     reproducible : bool
-        Whether y, mean, variance and gradients in reverse mode are to have the same bits however
-        the batch is cut over devices, ordered or laid out, and those of NumPy's operators. On CPUs,
-        without `axis_name` and `mask`.
+        Whether y, mean, variance and gradients in reverse mode have the same bits however the batch
+        is split over devices, ordered or laid out: those of NumPy's operators. On CPUs, without
+        `axis_name` and `mask`.
 
     Returns
     -------
     y : array
         Of x's shape and type.
     mean, variance : array, shape (C,)
-        Of gamma's type (without gamma and beta: x's, or float32 beside a 16-bit x). 0 of an
-        empty batch.
+        Of gamma's type (without gamma and beta: x's, or float32 for a 16-bit x). 0 for an empty
+        batch.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         For a wrong type, shape, axis or epsilon, when the function is traced. Values are not
-        looked at: NaN, infinity, and a variance + epsilon of 0 propagate. Arrays that were deleted
-        or donated, and arrays on several devices, are errors of JAX's own (RuntimeError and
-        ValueError).
+        checked: NaN, infinity, and a variance + epsilon of 0 propagate. JAX raises its own errors
+        for arrays that were deleted or donated (RuntimeError), or are on several devices
+        (ValueError).
 
     References
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    (x,) = _read(x=x)
+    x = check.read("x", x)
     gamma, beta, residual = _read_optional(gamma=gamma, beta=beta, residual=residual)
     names = check.check_axis_name(axis_name)
-    groups = check.check_axis_index_groups(axis_index_groups, names)
+    groups = names, check.check_axis_index_groups(axis_index_groups, names)
     reproducible = check.check_reproducible(reproducible, names, mask)
-    setting = _setting(x, epsilon, axis, arithmetic, reproducible)
-    options: dict[str, Any] = {"setting": setting, "axis_name": names, "axis_index_groups": groups}
-    options["activation"] = check_activation(activation)
-    operands = (x, gamma, beta, check.read_mask(mask, x), residual)
-    y, mean, variance = compiled.batch_norm(*operands, **options)
-    return y, mean, variance
+    options = _options(x, epsilon, axis, arithmetic, reproducible)
+    operands = x, gamma, beta, check.read_mask(mask, x), residual
+    activation = check_activation(activation)
+    return _batch_norm(operands, options=options, activation=activation, groups=groups)
 
 
 def batch_norm_inference(
@@ -132,13 +138,13 @@ def batch_norm_inference(
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     mean, variance : array, shape (C,)
-        Statistics; x's type, or float32 beside a 16-bit x.
+        Statistics; x's type, or float32 for a 16-bit x.
     gamma, beta : array, shape (C,), optional
         Scale and offset, of mean's type; 1 and 0 if absent.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
-        Where the channels are.
+        The axis of the channels.
     arithmetic : {"float32", "float64"}, optional
         As of `batch_norm`.
 
@@ -154,8 +160,8 @@ def batch_norm_inference(
     """
     x, mean, variance = _read(x=x, mean=mean, variance=variance)
     gamma, beta = _read_optional(gamma=gamma, beta=beta)
-    setting = _setting(x, epsilon, axis, arithmetic)
-    return compiled.batch_norm_inference(x, mean, variance, gamma, beta, setting=setting)
+    options = _options(x, epsilon, axis, arithmetic)
+    return _batch_norm_inference((x, mean, variance, gamma, beta), options=options)
 
 
 def batch_norm_backward(
@@ -180,8 +186,8 @@ def batch_norm_backward(
         dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
         dx     = gamma*s * dy                                            frozen statistics
 
-    Differentiable as the function of five arrays that it is: mean and variance are arguments like
-    x. If they are what `batch_norm` returned for x, the chain rule adds what they owe to x.
+    Differentiable as a function of five arrays: mean and variance are arguments like x. If
+    `batch_norm` returned them for x, the chain rule adds their derivatives in x.
 
     Parameters
     ----------
@@ -190,21 +196,21 @@ def batch_norm_backward(
     dy : array
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : array, shape (C,)
-        The statistics of the forward pass, used as they are. The variance is the biased one. x's
-        type, or float32 beside a 16-bit x.
+        The statistics of the forward pass; the variance is the biased one. x's type, or float32
+        for a 16-bit x.
     gamma : array, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
-        Where the channels are.
+        The axis of the channels.
     training : bool
         True: the statistics depended on x. False: they were constants.
     arithmetic : {"float32", "float64"}, optional
         As of `batch_norm`.
     reproducible : bool
-        Whether dx, dgamma and dbeta are to have the same bits however the batch is cut over
-        devices, ordered or laid out, and those of NumPy's operators. On CPUs.
+        Whether dx, dgamma and dbeta have the same bits however the batch is split over devices,
+        ordered or laid out: those of NumPy's operators. On CPUs.
 
     Returns
     -------
@@ -225,25 +231,121 @@ def batch_norm_backward(
     x, dy, mean, variance = _read(x=x, dy=dy, mean=mean, variance=variance)
     (gamma,) = _read_optional(gamma=gamma)
     reproducible = check.check_reproducible(reproducible)
-    setting = _setting(x, epsilon, axis, arithmetic, reproducible)
-    training = check_flag("training", training)
-    given = (x, dy, mean, variance, gamma)
-    dx, dgamma, dbeta = compiled.batch_norm_backward(*given, setting=setting, training=training)
-    return dx, dgamma, dbeta
+    options = _options(x, epsilon, axis, arithmetic, reproducible)
+    options = options._replace(training=check_flag("training", training))
+    return _batch_norm_backward((x, dy, mean, variance, gamma), options=options)
 
 
-def _setting(
+@partial(_compiled, static_argnames=("options", "activation", "groups"))
+def _batch_norm(
+    operands: tuple[Any, ...],
+    *,
+    options: Options,
+    activation: Activation | None,
+    groups: tuple[tuple[Hashable, ...], Groups | None],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return y, mean and variance from x, gamma, beta, mask and residual.
+
+    `groups` has the mapped axes that the batch is spread over, and the groups of places on them.
+    """
+    x, gamma, beta, mask, residual = operands
+    arrays = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
+    problem = check.check_operands("forward", options, activation=activation, **arrays)
+    activation, dtype = problem.activation, problem.statistics_dtype
+    x, gamma, beta = alike(x, *_scale_and_offset(x, gamma, beta, options))
+    if groups[0] or mask is not None:
+        mean, variance = _statistics(x, mask, options, groups)
+        y = _normalized(x, mean, variance, gamma, beta, options)
+    elif activation == RELU:
+        inputs = alike(x, gamma, beta, *([] if residual is None else [residual]))
+        y, mean, variance = derivatives.forward_relu(*inputs, options=options)
+        activation = None
+    else:
+        y, mean, variance = derivatives.forward(x, gamma, beta, options=options)
+    return activated(y, residual, activation), mean.astype(dtype), variance.astype(dtype)
+
+
+def _statistics(
+    x: jax.Array, mask: Any, options: Options, groups: tuple[Any, Any]
+) -> tuple[jax.Array, jax.Array]:
+    """Return mean and variance, NaN for a channel without an element that is counted."""
+    count = None
+    if mask is None:
+        mean, variance = derivatives.statistics(x, options)
+    else:
+        mean, variance, count = formulas.masked_statistics(x, mask, options)
+    if groups[0]:
+        names = dict(zip(("axis_name", "axis_index_groups"), groups, strict=True))
+        mean, variance, count = moments_of_all(mean, variance, count, names)
+    if count is not None:
+        nothing = jnp.where(count > 0, 0.0, jnp.nan).astype(mean.dtype)
+        mean, variance = mean + nothing, variance + nothing
+    return mean, variance
+
+
+@partial(_compiled, static_argnames=("options",))
+def _batch_norm_inference(operands: tuple[Any, ...], *, options: Options) -> jax.Array:
+    """Return y from x, mean, variance, gamma and beta."""
+    x, mean, variance, gamma, beta = operands
+    arrays = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
+    check.check_operands("inference", options, x=x, **arrays)
+    gamma, beta = _scale_and_offset(x, gamma, beta, options)
+    return _normalized(x, mean, variance, gamma, beta, options)
+
+
+@partial(_compiled, static_argnames=("options",))
+def _batch_norm_backward(
+    operands: tuple[Any, ...], *, options: Options
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
+    x, dy, mean, variance, gamma = operands
+    arrays = {"mean": mean, "variance": variance, "gamma": gamma}
+    dtype = check.check_operands("backward", options, x=x, dy=dy, **arrays).statistics_dtype
+    work = working_type(x.dtype)
+    gamma, _ = _scale_and_offset(x, gamma, None, options)
+    inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)
+    dx, dgamma, dbeta = derivatives.backward(*inputs, options=options)
+    return dx, dgamma.astype(dtype), dbeta.astype(dtype)
+
+
+def _normalized(
+    x: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    gamma: jax.Array,
+    beta: jax.Array,
+    options: Options,
+) -> jax.Array:
+    work = working_type(x.dtype)
+    inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
+    (y,) = derivatives.normalize(*inputs, options=options)
+    return y
+
+
+def _scale_and_offset(
+    x: jax.Array, gamma: Any, beta: Any, options: Options
+) -> tuple[jax.Array, jax.Array]:
+    """Return gamma and beta, or 1 and 0, in the type of per-channel arrays.
+
+    Statistics and parameter gradients of 16-bit parameters are rounded once, at the end.
+    """
+    work, channels = working_type(x.dtype), x.shape[options.axis]
+    gamma = jnp.ones(channels, work) if gamma is None else gamma.astype(work)
+    return gamma, jnp.zeros(channels, work) if beta is None else beta.astype(work)
+
+
+def _options(
     x: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: bool = False
-) -> Setting:
+) -> Options:
     epsilon, axis = check.check_epsilon(epsilon), check.check_axis(axis, x)
-    # NumPy's float64 is what JAX makes of it.
+    # JAX converts float64 NumPy input to its default float type.
     dtype = jnp.result_type(float) if x.dtype == FLOAT64 else x.dtype
-    return Setting(epsilon, axis, asked(dtype, arithmetic), reproducible)
+    return Options(epsilon, axis, asked(dtype, arithmetic), reproducible)
 
 
-def _read(**given: Any) -> list[Any]:
-    return [check.read(name, value) for name, value in given.items()]
+def _read(**arrays: Any) -> list[Any]:
+    return [check.read(name, value) for name, value in arrays.items()]
 
 
-def _read_optional(**given: Any) -> list[Any]:
-    return [None if value is None else check.read(name, value) for name, value in given.items()]
+def _read_optional(**arrays: Any) -> list[Any]:
+    return [None if value is None else check.read(name, value) for name, value in arrays.items()]

@@ -1,106 +1,125 @@
-"""The computations of one device, which has a part of a batch, between exchanges with the others.
+"""The parts of a batch on several devices: how their statistics and sums become those of all.
 
-Each is a function of a part of the operands that a primitive has. A kernel sums up the part, sums
-of all parts are made of what devices tell each other (`exchange`), and another kernel takes these.
-They are float64, or the integers of reproducible sums, also where JAX has no 64 bits
-(`jax_enable_x64`).
+`PARTS` has what one device computes of its part of the operands of a primitive. A kernel sums up
+the part, the devices exchange these sums, and another kernel takes the sums of all. Sums are
+float64, or the integers of reproducible sums, also where JAX has no 64 bits (`jax_enable_x64`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from backnorm import binned
 from backnorm.cpu.scratch import bin_rows
-from backnorm.jax import cpu
+from backnorm.jax import ffi
+from backnorm.jax.batching import batch_size
 from backnorm.jax.differentiable import Arrays
-from backnorm.jax.exchange import bins_of_all, moments_of_all
+from backnorm.jax.problems import Options
+from backnorm.jax.varying import alike
 from backnorm.signature import Operation
 
-try:
-    from jax import enable_x64
-except ImportError:
-    from jax.experimental import enable_x64  # type: ignore[no-redef,unused-ignore]
+__all__ = ["PARTS", "Groups", "moments_of_all"]
 
-__all__ = ["PARTS"]
+#: Arguments of `jax.lax.psum`: the mapped axes that the parts are on, and their groups.
+Groups = dict[str, Any]
 
 
-def _forward(
-    x: jax.Array, gamma: jax.Array, beta: jax.Array, *, spread: tuple[bool, ...], **parameters: Any
-) -> Arrays:
-    sums = _sums("reduce_forward", (x,), spread[:1], _moments, **parameters)
-    # Sums are those of an instance, as x is.
-    spread = (*spread, spread[0])
-    return _finished("apply_forward", (x, gamma, beta, sums), (0, 1, 1), spread, **parameters)
+def moments_of_all(
+    mean: jax.Array, variance: jax.Array, count: jax.Array | None, groups: Groups
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Return mean, variance and number of elements of all parts, from those of this part.
+
+    The sums of x and of its square are not used: they cancel. `count` is None where all parts have
+    the same number of elements; the number returned is then None, too.
+
+    References
+    ----------
+    Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances", 1979.
+    """
+    of_all: Callable[[jax.Array], jax.Array] = partial(jax.lax.pmean, **groups)
+    total = weight = None
+    if count is not None:
+        total = jax.lax.psum(count, **groups)
+        weight = count / alike(jnp.maximum(total, 1), count)[0]
+        of_all = partial(jax.lax.psum, **groups)
+
+    def weighed(values: jax.Array) -> jax.Array:
+        return values if weight is None else weight * values
+
+    whole = of_all(weighed(mean))
+    apart = mean - alike(whole, mean)[0]
+    return whole, of_all(weighed(variance + apart * apart)), total
 
 
-def _backward(
-    x: jax.Array,
-    dy: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    gamma: jax.Array,
-    *,
-    spread: tuple[bool, ...],
-    **parameters: Any,
-) -> Arrays:
-    sums = _sums("reduce", (x, dy, mean), spread[:3], jax.lax.psum, **parameters)
-    arrays = (x, dy, mean, variance, gamma, sums)
-    return _finished("apply_backward", arrays, (1, 4, 4), (*spread, spread[1]), **parameters)
+def _forward(*operands: jax.Array, options: Options, groups: Groups) -> Arrays:
+    sums = _sums("reduce_forward", operands[:1], options, groups, _whole_moments)
+    return _finished("apply_forward", (*operands, sums), (0, 1, 1), options, groups)
+
+
+def _backward(*operands: jax.Array, options: Options, groups: Groups) -> Arrays:
+    sums = _sums("reduce", operands[:3], options, groups, _whole_sums)
+    return _finished("apply_backward", (*operands, sums), (1, 4, 4), options, groups)
 
 
 def _sums(
     operation: Operation,
     operands: Arrays,
-    spread: tuple[bool, ...],
-    of_all: Callable[..., jax.Array],
-    *,
-    groups: dict[str, Any],
-    reproducible: bool,
-    **parameters: Any,
+    options: Options,
+    groups: Groups,
+    whole: Callable[[jax.Array, Groups], jax.Array],
 ) -> jax.Array:
-    """Return the sums of all parts: of every instance, rows of a value for each channel."""
-    x, instances = operands[0], parameters["instances"]
-    rows = bin_rows(x.dtype.itemsize) if reproducible else 2
-    channels = (x.shape[1:] if spread[0] else x.shape)[parameters["axis"]]
-    shape = (rows, channels) if instances is None else (instances, rows, channels)
-    kind = jax.ShapeDtypeStruct(shape, jnp.int64 if reproducible else jnp.float64)
-    parameters["reproducible"] = reproducible
-    (own,) = cpu.call(operation, operands, [kind], spread=spread, **parameters)
-    return (bins_of_all if reproducible else of_all)(own, **groups)
+    """Return the sums of all parts: for every problem of a batch, rows of a value per channel."""
+    x, dtype, rows = operands[0], jnp.float64, 2
+    if options.reproducible:
+        dtype, rows, whole = jnp.int64, bin_rows(x.dtype.itemsize), _whole_bins
+    shape = (batch_size(operands), rows, x.shape[1 + options.axis])
+    (own,) = ffi.call(operation, operands, [jax.ShapeDtypeStruct(shape, dtype)], options)
+    return whole(own, groups)
 
 
 def _finished(
     operation: Operation,
     operands: Arrays,
     like: tuple[int, ...],
-    spread: tuple[bool, ...],
-    *,
-    groups: dict[str, Any],
-    **parameters: Any,
+    options: Options,
+    groups: Groups,
 ) -> Arrays:
     """Return the results of a part; `like` has for each the operand of its shape and type."""
-    parts = len(groups["axis_index_groups"][0])
-    kinds = [operands[k] for k in like]
-    return tuple(cpu.call(operation, operands, kinds, parts=parts, spread=spread, **parameters))
+    parts, results = len(groups["axis_index_groups"][0]), [operands[k] for k in like]
+    return tuple(ffi.call(operation, operands, results, options, parts=parts))
 
 
-def _moments(own: jax.Array, **groups: Any) -> jax.Array:
-    mean, variance, _ = moments_of_all(own[..., 0, :], own[..., 1, :], None, groups)
-    return jnp.stack((mean, variance), axis=-2)
+def _whole_moments(own: jax.Array, groups: Groups) -> jax.Array:
+    mean, variance, _ = moments_of_all(own[:, 0], own[:, 1], None, groups)
+    return jnp.stack((mean, variance), axis=1)
+
+
+def _whole_sums(own: jax.Array, groups: Groups) -> jax.Array:
+    whole: jax.Array = jax.lax.psum(own, **groups)
+    return whole
+
+
+def _whole_bins(own: jax.Array, groups: Groups) -> jax.Array:
+    """Return the reproducible sums of all parts, (batch, rows, C): see `binned`."""
+    bins = jnp.moveaxis(own, 1, 0)
+    tops = jax.lax.pmax(binned.tops_of(bins), **groups)
+    total = jax.lax.psum(binned.raised(bins, tops, jnp), **groups)
+    return jnp.moveaxis(binned.with_tops(total, tops, jnp), 0, 1)
 
 
 def _with_64_bits(function: Callable[..., Arrays]) -> Callable[..., Arrays]:
-    def computed(*operands: jax.Array, **parameters: Any) -> Arrays:
-        with enable_x64(True):
-            return function(*operands, **parameters)
+    def computed(*operands: jax.Array, options: Options, groups: Groups) -> Arrays:
+        with jax.enable_x64(True):
+            return function(*operands, options=options, groups=groups)
 
     return computed
 
 
-#: By operation, what a device computes of its part of a batch. `groups` has the arguments of
-#: `jax.lax.psum`; the other parameters are the primitive's.
+#: By operation, what a device computes of its part of a batch.
 PARTS = {"forward": _with_64_bits(_forward), "backward": _with_64_bits(_backward)}

@@ -1,8 +1,7 @@
-"""The computations as primitives of JAX: our kernels on a CPU and, where they can be launched, on
-CUDA devices; elsewhere the formulas. Statistics alone are formulas everywhere.
+"""The computations as primitives of JAX.
 
-Which it is is decided when a function is lowered for its platform. Under `jax.vmap` a primitive
-takes several instances of its problem at once, along a leading axis of its operands.
+Each platform has its own lowering: kernels on a CPU and, where they can be launched, on CUDA
+devices; formulas everywhere else. The statistics alone are formulas on all platforms.
 """
 
 from __future__ import annotations
@@ -15,101 +14,126 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from backnorm.jax import check, choice, cpu, cuda, formulas, launches, sharding
-from backnorm.jax.instances import new_primitive, of_instances, one_by_one
+from backnorm.activations import RELU
+from backnorm.jax import check, cuda, ffi, formulas, launches, sharding
+from backnorm.jax.activations import activated
+from backnorm.jax.batching import lowering, new_primitive, over_batch
+from backnorm.jax.problems import Options, is_known
 from backnorm.signature import Operation
 
-__all__ = ["BACKWARD", "FORWARD", "NORMALIZE", "STATISTICS", "bind"]
+__all__ = ["BACKWARD", "FORWARD", "FORWARD_RELU", "NORMALIZE", "STATISTICS", "bind"]
 
 
-def bind(primitive: Any, *operands: jax.Array, **parameters: Any) -> tuple[jax.Array, ...]:
-    """Return the results of a primitive, of one instance."""
-    return tuple(primitive.bind(*operands, **one_by_one(len(operands)), **parameters))
+def bind(primitive: Any, *operands: jax.Array, options: Options) -> tuple[jax.Array, ...]:
+    """Return the results of a primitive for one problem."""
+    return tuple(primitive.bind(*operands, options=options, batched=False))
 
 
 def _primitive(
-    name: str,
-    formula: Callable[..., tuple[jax.Array, ...]],
-    operation: Operation,
-    like: tuple[int, ...],
+    name: str, operation: Operation, formula: Callable[..., Any], like: tuple[int, ...]
 ) -> Any:
-    """Return a new primitive.
+    """Return a new primitive with its lowerings.
 
     Parameters
     ----------
     name : str
-    formula : callable
-        What it computes.
     operation : str
-        The same by kernels, of any number of instances (`backnorm.jax.instances`).
+        The operation of the kernels that computes it.
+    formula : callable
+        The same as formulas, of one problem.
     like : tuple of int
         For every result, the operand that has its shape and type.
     """
 
-    def results(*kinds: Any, **_: Any) -> list[Any]:
-        return [kinds[k].update(weak_type=False) for k in like]
-
-    made = new_primitive(f"backnorm_{name}", results, like)
-
-    def elsewhere(
-        *operands: jax.Array,
-        instances: int | None,
-        spread: Any,
-        reproducible: bool = False,
-        **setting: Any,
-    ) -> Any:
-        if reproducible:
+    def computed(*operands: jax.Array, options: Options, batched: bool) -> Any:
+        if options.reproducible:
             check.check_not_reproducible(operands[like[0]].shape)
-        return of_instances(partial(formula, **setting), instances, spread)(*operands)
+        return over_batch(partial(formula, options=options), batched)(*operands)
 
-    by_formulas = mlir.lower_fun(elsewhere, multiple_results=True)
-    mlir.register_lowering(made, by_formulas)
-    on_cpu = partial(cpu.computed, operation, like, elsewhere)
-    by_kernel = mlir.lower_fun(on_cpu, multiple_results=True)
-    lowered_for_cpu = sharding.splitting(operation, on_cpu, by_kernel)
-    mlir.register_lowering(made, lowered_for_cpu, platform="cpu")
-    on_cuda = partial(cuda.computed, operation, like)
-    by_kernels = mlir.lower_fun(on_cuda, multiple_results=True)
+    def by_kernel(*operands: jax.Array, options: Options) -> Any:
+        return ffi.call(operation, operands, [operands[k] for k in like], options)
 
-    def lowered_for_cuda(
-        context: Any, *operands: Any, reproducible: bool = False, **parameters: Any
-    ) -> Any:
+    by_formula = mlir.lower_fun(computed, multiple_results=True)
+    by_triton = lowering(partial(cuda.computed, operation, like))
+
+    def lowered_for_cpu(context: Any, *operands: Any, **parameters: Any) -> Any:
+        rule = by_formula
+        if is_known(context.avals_in[like[0]].shape) and ffi.is_usable():
+            devices = sharding.devices_of(context)
+            rule = sharding.split_lowering(operation, by_kernel, devices)
+        return rule(context, *operands, **parameters)
+
+    def lowered_for_cuda(context: Any, *operands: Any, **parameters: Any) -> Any:
         shape, devices = context.avals_in[like[0]].shape, context.module_context.axis_context
         # Kernels on these devices have no reproducible sums, either.
-        if reproducible or not choice.by_kernels(shape, devices):
-            return by_formulas(context, *operands, reproducible=reproducible, **parameters)
+        if parameters["options"].reproducible or not cuda.by_kernels(shape, devices):
+            return by_formula(context, *operands, **parameters)
         with launches.compiling():
-            return by_kernels(context, *operands, **parameters)
+            return by_triton(context, *operands, **parameters)
 
-    mlir.register_lowering(made, lowered_for_cuda, platform="cuda")
-    return made
+    primitive = new_primitive(f"backnorm_{name}", partial(_types, like), like)
+    mlir.register_lowering(primitive, by_formula)
+    mlir.register_lowering(primitive, lowered_for_cpu, platform="cpu")
+    mlir.register_lowering(primitive, lowered_for_cuda, platform="cuda")
+    return primitive
 
 
-def _alone(formula: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array]]:
-    return lambda *operands, **setting: (formula(*operands, **setting),)
+def _types(like: tuple[int, ...], *operands: Any, **_: Any) -> list[Any]:
+    return [operands[k].update(weak_type=False) for k in like]
 
 
-FORWARD = _primitive("forward", formulas.forward, "forward", like=(0, 1, 1))
-NORMALIZE = _primitive("normalize", _alone(formulas.normalize), "inference", like=(0,))
-BACKWARD = _primitive("backward", formulas.backward, "backward", like=(1, 4, 4))
+FORWARD = _primitive("forward", "forward", formulas.forward, like=(0, 1, 1))
+NORMALIZE = _primitive("normalize", "inference", formulas.normalize, like=(0,))
+BACKWARD = _primitive("backward", "backward", formulas.backward, like=(1, 4, 4))
+
+
+def _forward_relu() -> Any:
+    """Return the primitive of y = max(0, batch_norm(x) + residual), and mean and variance.
+
+    Its operands are those of `FORWARD`, and maybe a residual. XLA does not fuse its own loops with
+    a custom call: a ReLU after it is one more pass over all elements. Its derivative keeps y, which
+    the next operation keeps anyway, in place of the mask that a kernel writes.
+    """
+    like = (0, 1, 1)
+
+    def composed(*operands: jax.Array, **parameters: Any) -> Any:
+        y, mean, variance = FORWARD.bind(*operands[:3], **parameters)
+        return [activated(y, operands[3] if operands[3:] else None, RELU), mean, variance]
+
+    def by_kernel(*operands: jax.Array, options: Options) -> Any:
+        results = [operands[k] for k in like]
+        return ffi.call("forward", operands, results, options, activation=RELU)
+
+    by_composition = mlir.lower_fun(composed, multiple_results=True)
+    by_call = lowering(by_kernel)
+
+    def lowered_for_cpu(context: Any, *operands: Any, **parameters: Any) -> Any:
+        known = is_known(context.avals_in[0].shape) and ffi.reason_against() is None
+        # The mask that a kernel writes cannot be split as x is.
+        split = parameters["options"].reproducible or sharding.devices_of(context)
+        rule = by_call if known and not split else by_composition
+        return rule(context, *operands, **parameters)
+
+    primitive = new_primitive("backnorm_forward_relu", partial(_types, like), like)
+    mlir.register_lowering(primitive, by_composition)
+    mlir.register_lowering(primitive, lowered_for_cpu, platform="cpu")
+    return primitive
 
 
 def _statistics() -> Any:
     """Return the primitive of mean and variance alone."""
 
-    def results(
-        x: Any, *, axis: int, arithmetic: Any, instances: int | None, spread: Any
-    ) -> list[Any]:
-        shape = (x.shape[axis],) if instances is None else (instances, x.shape[1:][axis])
-        kind = x.update(shape=shape, dtype=jnp.dtype(formulas.type_for(x, arithmetic)))
-        return [kind, kind]
+    def types(x: Any, *, options: Options, batched: bool) -> list[Any]:
+        shape = (*x.shape[:batched], x.shape[options.axis + batched])
+        dtype = jnp.dtype(formulas.type_for(x, options.arithmetic))
+        return [x.update(shape=shape, dtype=dtype)] * 2
 
-    def computed(x: jax.Array, *, instances: int | None, spread: Any, **parameters: Any) -> Any:
-        return of_instances(partial(formulas.statistics, **parameters), instances, spread)(x)
+    def computed(x: jax.Array, *, options: Options, batched: bool) -> Any:
+        return over_batch(partial(formulas.statistics, options=options), batched)(x)
 
-    made = new_primitive("backnorm_statistics", results, like=(0,))
-    mlir.register_lowering(made, mlir.lower_fun(computed, multiple_results=True))
-    return made
+    primitive = new_primitive("backnorm_statistics", types, like=(0,))
+    mlir.register_lowering(primitive, mlir.lower_fun(computed, multiple_results=True))
+    return primitive
 
 
-STATISTICS = _statistics()
+FORWARD_RELU, STATISTICS = _forward_relu(), _statistics()

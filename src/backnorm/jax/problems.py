@@ -1,12 +1,13 @@
-"""What a primitive is asked for, as a problem of the kernels."""
+"""Options of a call, the problem that kernels solve for it, and the warning where none can run."""
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from backnorm.activations import Activation
@@ -14,10 +15,10 @@ from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 
-__all__ = ["OPERANDS", "is_known", "problem_of"]
+__all__ = ["OPERANDS", "Options", "is_known", "problem_of", "warn_of_formulas"]
 
-#: The operands of the primitives, and of the kernels in their place: those of an operation's
-#: signature that JAX's formulas know, and sums of all parts of a batch.
+#: Names of the operands of primitives and of their kernels: those of an operation's signature that
+#: the formulas have too. `sums` are the sums of all parts of a batch.
 OPERANDS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),
@@ -30,43 +31,67 @@ OPERANDS: dict[Operation, tuple[str, ...]] = {
 }
 
 
+class Options(NamedTuple):
+    """The arguments of a call that are not arrays; part of what a compiled function is keyed by.
+
+    Attributes
+    ----------
+    epsilon : float
+    axis : int
+        The channel axis of one problem (without batch axes of `jax.vmap`), not negative.
+    arithmetic : {"float32", "float64"} or None
+        The requested compute dtype. None: the default of kernels and of formulas.
+    reproducible : bool
+        Whether sums have the same bits however the batch is split.
+    training : bool
+        Whether the statistics are functions of x; used by the backward pass alone.
+    """
+
+    epsilon: float
+    axis: int
+    arithmetic: Arithmetic | None = None
+    reproducible: bool = False
+    training: bool = True
+
+
 def is_known(shape: Sequence[Any]) -> bool:
-    """Whether there are elements, and their number is known while tracing."""
+    """Return whether a shape has elements and all its sizes are known while tracing."""
     return all(isinstance(size, int) for size in shape) and math.prod(shape) > 0
 
 
 def problem_of(
     operation: Operation,
-    x: jax.Array,
-    statistics: Any,
-    *,
-    epsilon: float,
-    axis: int,
-    arithmetic: Arithmetic | None,
-    spread: tuple[bool, ...],
-    training: bool = True,
+    operands: Sequence[Any],
+    options: Options,
     activation: Activation | None = None,
-    residual: bool = False,
-    reproducible: bool = False,
-    instances: int | None,
 ) -> Problem:
-    """Return the problem of one instance, as (outer, channels, inner).
+    """Return one problem of a batch, as (outer, channels, inner).
 
-    `statistics` is an array of the type of per-channel arrays.
+    `operands` have a batch axis (`batching`), and may include a residual after those of OPERANDS.
     """
-    shape = x.shape[1:] if spread[0] else x.shape
+    names, x = OPERANDS[operation], operands[0]
+    shape, axis, dtype = x.shape[1:], options.axis, np.dtype(x.dtype)
+    statistics = next((k for k in ("mean", "gamma") if k in names), "x")
     return Problem(
         operation,
         (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])),
         (1,),
-        np.dtype(x.dtype),
-        np.dtype(statistics.dtype),
-        has_gamma="gamma" in OPERANDS[operation],
-        has_beta="beta" in OPERANDS[operation],
-        epsilon=epsilon,
-        training=training and operation != "inference",
+        dtype,
+        np.dtype(operands[names.index(statistics)].dtype),
+        has_gamma="gamma" in names,
+        has_beta="beta" in names,
+        epsilon=options.epsilon,
+        training=options.training and operation != "inference",
         activation=activation,
-        residual=residual,
-        reproducible=reproducible,
-        arithmetic=arithmetic or own_arithmetic(np.dtype(x.dtype)),
+        residual=len(operands) > len(names),
+        reproducible=options.reproducible and operation != "inference",
+        arithmetic=options.arithmetic or own_arithmetic(dtype),
+    )
+
+
+@functools.cache
+def warn_of_formulas(problem: str, reason: str) -> None:
+    """Warn, once in a process, that formulas run; `problem` is what backnorm cannot do."""
+    warnings.warn(
+        f"backnorm cannot {problem} and runs jax.numpy code: {reason}", RuntimeWarning, stacklevel=3
     )

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import check
-from backnorm.jax.compiled import Setting
 from backnorm.jax.formulas import promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
+from backnorm.jax.problems import Options
 from backnorm.scalars import check_flag, check_integer, check_number
 
 __all__ = ["RunningStatistics", "batch_norm_with_state", "moved"]
@@ -109,11 +109,11 @@ def batch_norm_with_state(
     channels = {"mean": state.mean, "variance": state.variance, "gamma": gamma, "beta": beta}
     mean, variance, gamma, beta = (_widened(name, each, work) for name, each in channels.items())
     if not training:
-        options: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
-        return batch_norm_inference(x, mean, variance, gamma, beta, **options), state
-    setting = Setting(check.check_epsilon(epsilon), check.check_axis(axis, x), None)
+        values: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
+        return batch_norm_inference(x, mean, variance, gamma, beta, **values), state
+    options = Options(check.check_epsilon(epsilon), check.check_axis(axis, x))
     operands = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
-    check.check_operands("inference", setting, x=x, **operands)
+    check.check_operands("inference", options, x=x, **operands)
     y, *batch = batch_norm(
         x,
         gamma,

@@ -1,16 +1,22 @@
-"""How the compiler splits our kernels' calls over devices: x stays where it is.
+"""How the compiler splits calls of kernels over devices: x stays where it is.
 
-An array of data may be cut along any of its axes, and what is known of channels is cut as the
-channels are. Of a batch that is cut every device sums up its part and tells the others its sums
-(`parts`); where only channels, or instances of `jax.vmap`, are cut, each runs the kernel on its
-own, and nothing is told. XLA asks for all that when a function is compiled, once it knows where
-the arrays are.
+An array of data may be split along any of its axes; per-channel arrays are split as the channels
+are. If a batch is split, every device sums up its part and they exchange the sums (`parts`); if
+only channels, or the batch axis of `jax.vmap`, are split, each device runs the kernel alone. XLA
+asks for this when it compiles a function, once it knows where the arrays are. The partitioner has
+to be Shardy; with GSPMD arrays are gathered.
+
+The *holders* of an array of rank r are an array of rank r + 1: for every axis of the array the
+number of parts along it, and along the last axis the devices that have the same part. Devices are
+numbered as a compiled function numbers them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,66 +25,64 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import Mesh
 
-from backnorm.jax import ffi, tiles
+from backnorm.jax.batching import batch_size, lowering, with_batch_axes
 from backnorm.jax.parts import PARTS
-from backnorm.jax.problems import OPERANDS, is_known
+from backnorm.jax.problems import OPERANDS, Options
 from backnorm.signature import SIGNATURES, Operation
 
-__all__ = ["devices_of", "splitting"]
+__all__ = ["devices_of", "split_lowering"]
 
-# Older ones (0.5.3 was tried) give numbers of a function without 64 bits another type in places.
-_OLDEST = (0, 7, 2)
-# The one axis of all devices within what a device computes; groups of them are by number.
+# The one mesh axis within what a device computes; groups of devices are given by number.
 _DEVICES = "backnorm_devices"
-# Names of axes in rules: of instances, of channels, and before the numbers of the others.
-_INSTANCE, _CHANNEL, _OTHER = "i", "c", "a"
+# Names of axes in rules: the batch axis and one that is shared, of channels, and other axes.
+_BATCH, _SHARED, _CHANNEL, _OTHER = "b", "s", "c", "a"
 
 _Kernel = Callable[..., Sequence[Any]]
 
 
-def splitting(operation: Operation, kernel: _Kernel, lowered: Any) -> Any:
-    """Return the rule that lowers a primitive so that the compiler can split it.
+def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ...]) -> Any:
+    """Return a lowering rule of a primitive that the compiler can split over devices.
 
     Parameters
     ----------
     operation : str
     kernel : callable
-        The primitive, of operands that lie on one device.
-    lowered : callable
-        The rule that lowers it for one device, where its arrays cannot be spread.
+        The primitive, of a batch of operands on one device.
+    devices : tuple of jax.Device
+        As of `devices_of`. Without any the arrays cannot be spread over devices.
     """
+    if not devices:
+        return lowering(kernel)
 
-    def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
-        devices = devices_of(context)
-        if not devices or not is_known(context.avals_in[0].shape):
-            return lowered(context, *operands, **parameters)
+    def split(*operands: jax.Array, options: Options, batched: bool) -> Any:
+        mesh = Mesh(np.array(devices), (_DEVICES,))
+        return _Split(operation, kernel, mesh, options, batched)(*operands)
 
-        def split(*operands: jax.Array, **parameters: Any) -> Any:
-            return _Split(operation, kernel, devices, parameters).bind(*operands)
+    rule = mlir.lower_fun(split, multiple_results=True)
 
-        # JAX asks for devices, of which only the number matters. That functions depend on them has
-        # to be told of a primitive ahead, and would forbid that arrays of one lie on two meshes.
+    def lowered(context: Any, *operands: Any, **parameters: Any) -> Any:
+        # JAX asks for devices, of which only the number matters. A primitive would have to declare
+        # that functions depend on them, and then arrays of one function could not be on two meshes.
         module = context.module_context
-        place = dataclasses.replace(module.axis_context, device_assignment=devices)
-        context = context.replace(module_context=module.replace(axis_context=place))
-        return mlir.lower_fun(split, multiple_results=True)(context, *operands, **parameters)
+        axis_context = dataclasses.replace(module.axis_context, device_assignment=devices)
+        context = context.replace(module_context=module.replace(axis_context=axis_context))
+        return rule(context, *operands, **parameters)
 
-    return rule
+    return lowered
 
 
 def devices_of(context: Any) -> tuple[Any, ...]:
-    """Return as many devices as arrays of a function may be spread over, if there are any."""
+    """Return as many devices as the compiler may spread a function's arrays over, or none."""
     module = context.module_context
-    place, parameters = module.axis_context, getattr(module, "lowering_parameters", None)
-    # Within `jax.shard_map` they are split already. What is exported knows none of our Python.
-    if getattr(place, "num_devices", 1) == 1 or getattr(parameters, "for_export", False):
+    axis_context = module.axis_context
+    # Within `jax.shard_map` arrays are split already. An exported function cannot call Python.
+    if getattr(axis_context, "num_devices", 1) == 1 or module.lowering_parameters.for_export:
         return ()
-    if jax.__version_info__ < _OLDEST or tuple(module.platforms) != ("cpu",):
+    if tuple(module.platforms) != ("cpu",) or not jax.config.jax_use_shardy_partitioner:
         return ()
     every = tuple(jax.devices("cpu"))
-    if len(every) < place.num_devices or ffi.reason_against() is not None:
-        return ()
-    return every[: place.num_devices]
+    count = axis_context.num_devices
+    return every[:count] if len(every) >= count else ()
 
 
 class _Split:
@@ -88,110 +92,151 @@ class _Split:
     ----------
     operation : str
     kernel : callable
-    devices : tuple of jax.Device
-    parameters : dict
-        The primitive's parameters.
+    mesh : jax.sharding.Mesh
+        All devices, on one axis.
+    options : Options
+    batched : bool
+        Whether operands have a batch axis.
     """
 
     def __init__(
-        self,
-        operation: Operation,
-        kernel: _Kernel,
-        devices: tuple[Any, ...],
-        parameters: dict[str, Any],
+        self, operation: Operation, kernel: _Kernel, mesh: Mesh, options: Options, batched: bool
     ) -> None:
-        self._operation, self._kernel, self._parameters = operation, kernel, parameters
-        self._mesh = Mesh(np.array(devices), (_DEVICES,))
+        self._operation, self._mesh, self._options = operation, mesh, options
+        self._batched = batched
+        self._kernel = with_batch_axes(partial(kernel, options=options), batched)
 
-    def bind(self, *operands: jax.Array) -> Any:
+    def __call__(self, *operands: jax.Array) -> Any:
         """Return the results of the primitive."""
-        signature, spread = SIGNATURES[self._operation], self._parameters["spread"]
+        signature, rank = SIGNATURES[self._operation], operands[0].ndim - self._batched
         kinds = {operand.name: operand.kind for operand in signature.operands}
-        named = zip(OPERANDS[self._operation], spread, operands, strict=True)
-        operand_axes = [self._axes(kinds[name], each, x.ndim) for name, each, x in named]
-        rank, several = operands[0].ndim - spread[0], self._parameters["instances"] is not None
-        results = [r.kind for r in signature.results if r.option is None]
-        result_axes = [self._axes(kind, several, rank + several) for kind in results]
-        # Axes of the array that is cut: all that any array has.
-        self._all = result_axes[0]
-        self._operand_axes, self._result_axes = operand_axes, result_axes
-        made = custom_partitioning(lambda *each: tuple(self._kernel(*each, **self._parameters)))
-        made.def_partition(
-            self._partition,
-            infer_sharding_from_operands=self._inferred,
-            decode_shardings=False,
-            sharding_rule=" -> ".join(
-                ", ".join(map(" ".join, side)) for side in (operand_axes, result_axes)
-            ),
+        named = zip(OPERANDS[self._operation], operands, strict=True)
+        self._operand_axes = [self._axes(kinds[name], rank) for name, _ in named]
+        results = [result.kind for result in signature.results if result.option is None]
+        self._result_axes = [self._axes(kind, rank) for kind in results]
+        if self._batched:
+            batch = batch_size(operands)
+            for k, x in enumerate(operands):
+                if x.shape[0] != batch:
+                    self._operand_axes[k] = (f"{_SHARED}{k}", *self._operand_axes[k][1:])
+        # Axes of the array that is split: all that any array has.
+        self._all = self._result_axes[0]
+        rule = " -> ".join(
+            ", ".join(map(" ".join, side)) for side in (self._operand_axes, self._result_axes)
         )
-        return made(*operands)
+        function = custom_partitioning(lambda *each: tuple(self._kernel(*each)))
+        function.def_partition(self._partition, decode_shardings=False, sharding_rule=rule)
+        return function(*operands)
 
-    def _axes(self, kind: str, is_spread: bool, rank: int) -> tuple[str, ...]:
-        """Return the names of an array's axes."""
-        if kind != "data":
-            axes = [_CHANNEL]
-        else:
-            axes = [f"{_OTHER}{k}" for k in range(rank - is_spread)]
-            axes[self._parameters["axis"]] = _CHANNEL
-        return (_INSTANCE, *axes) if is_spread else tuple(axes)
+    def _axes(self, kind: str, rank: int) -> tuple[str, ...]:
+        """Return the names of an array's axes; `rank` is that of x in one problem."""
+        axes = [_CHANNEL]
+        if kind == "data":
+            axes = [f"{_OTHER}{k}" for k in range(rank)]
+            axes[self._options.axis] = _CHANNEL
+        return (_BATCH, *axes) if self._batched else tuple(axes)
 
     def _partition(self, _: Any, operands: Any, results: Any) -> tuple[Any, ...]:
         """Return what a device computes, and the shardings of results and operands."""
         axes = *self._operand_axes, *self._result_axes
         holders, like = self._holders((*operands, *results), axes)
-        inner = [k for k, axis in enumerate(self._all) if axis not in (_INSTANCE, _CHANNEL)]
-        groups = tiles.groups_of(holders, inner)
-        parameters = dict(self._parameters)
-        if parameters["instances"] is not None:
-            parameters["instances"] //= holders.shape[0]
-
-        def computed(*operands: jax.Array) -> tuple[Any, ...]:
-            part = PARTS.get(self._operation)
-            if part is None or len(groups[0]) == 1:
-                return tuple(self._kernel(*operands, **parameters))
-            exchanged = {"axis_name": _DEVICES, "axis_index_groups": groups}
-            return part(*operands, groups=exchanged, **parameters)
+        inner = [k for k, axis in enumerate(self._all) if axis not in (_BATCH, _CHANNEL)]
+        groups = _groups_of(holders, inner)
+        exchanged = {"axis_name": _DEVICES, "axis_index_groups": groups}
+        function = self._kernel
+        if self._operation in PARTS and len(groups[0]) > 1:
+            part = partial(PARTS[self._operation], options=self._options, groups=exchanged)
+            function = with_batch_axes(part, self._batched)
 
         return (
             self._mesh,
-            computed,
-            self._spread(holders, self._result_axes, like),
-            self._spread(holders, self._operand_axes, like),
+            lambda *operands: tuple(function(*operands)),
+            self._shardings(holders, self._result_axes, like),
+            self._shardings(holders, self._operand_axes, like),
         )
 
-    def _inferred(self, _: Any, operands: Any, __: Any) -> tuple[Any, ...]:
-        """Return the shardings of results, for GSPMD."""
-        holders, like = self._holders(operands, self._operand_axes)
-        return self._spread(holders, self._result_axes, like)
-
     def _holders(self, arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[np.ndarray, Any]:
-        """Return the holders of what has all axes, and a sharding of the class that JAX wants.
+        """Return the holders of an array with all axes, and a sharding of the class that JAX wants.
 
-        Arrays of data may come in different parts: those with the most stay where they are.
+        Arrays of data may be split in different ways: those with the most parts stay.
         """
-        shape = self._shape(arrays, axes)
+        sizes: dict[str, int] = {}
+        for array, names in zip(arrays, axes, strict=True):
+            sizes.update(zip(names, array.shape, strict=True))
+        shape = [sizes[name] for name in self._all]
         best, like = None, arrays[0].sharding
         for array, names in zip(arrays, axes, strict=True):
-            if array.sharding is None or not set(names) >= set(self._all) - {_INSTANCE}:
+            if array.sharding is None or len(names) < len(self._all):
                 continue
-            holders = tiles.holders_of(array.sharding, len(names))
-            if len(names) < len(self._all):
-                holders = holders[None]
-            holders = tiles.cut_evenly(holders, shape)
-            if best is None or tiles.parts_of(holders) > tiles.parts_of(best):
+            holders = _holders_of(array.sharding, len(names))
+            if names != self._all:
+                # The batch shares the array.
+                holders = _reduced(holders, range(1, len(names)))[None]
+            holders = _evenly_cut(holders, shape)
+            if best is None or _parts_of(holders) > _parts_of(best):
                 best, like = holders, array.sharding
         assert best is not None
         return best, like
 
-    def _shape(self, arrays: Sequence[Any], axes: Sequence[Any]) -> list[int]:
-        sizes: dict[str, int] = {}
-        for array, names in zip(arrays, axes, strict=True):
-            sizes.update(zip(names, array.shape, strict=True))
-        return [sizes[name] for name in self._all]
-
-    def _spread(
+    def _shardings(
         self, holders: np.ndarray, arrays: Sequence[tuple[str, ...]], like: Any
     ) -> tuple[Any, ...]:
         """Return the shardings of arrays, by the names of their axes."""
-        places = [[self._all.index(name) for name in names] for names in arrays]
-        return tuple(tiles.sharding_of(tiles.reduced(holders, each), like) for each in places)
+        shardings = []
+        for names in arrays:
+            own = _reduced(holders, [self._all.index(name) for name in names if name in self._all])
+            shardings.append(_sharding_of(own if names[0] in self._all else own[None], like))
+        return tuple(shardings)
+
+
+def _holders_of(sharding: Any, rank: int) -> np.ndarray:
+    """Return the holders of an array with a sharding of XLA (JAX's ``GSPMDSharding``)."""
+    described = sharding._to_xla_hlo_sharding(rank)
+    if not described.is_tiled():
+        return np.arange(sharding.num_devices).reshape((1,) * rank + (-1,))
+    cut = tuple(described.tile_assignment_dimensions())[:rank]
+    return np.asarray(described.tile_assignment_devices()).reshape((*cut, -1))
+
+
+def _sharding_of(holders: np.ndarray, like: Any) -> Any:
+    """Return the sharding of an array with these holders, of the class of another sharding."""
+    from jaxlib.xla_client import HloSharding, OpSharding
+
+    devices = tuple(like._device_assignment)
+    if _parts_of(holders) == 1:
+        return type(like)(devices, HloSharding.replicate())
+    numbers = np.ascontiguousarray(holders, np.int64)
+    same = [OpSharding.Type.REPLICATED]
+    return type(like)(
+        devices, HloSharding.subgroup_with_device_ordering(numbers, subgroup_types=same)
+    )
+
+
+def _parts_of(holders: np.ndarray) -> int:
+    """Return the number of parts of an array."""
+    return math.prod(holders.shape[:-1])
+
+
+def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Return the holders of an array that is not split along axes with unequal parts.
+
+    XLA pads the last part of such an axis with arbitrary elements.
+    """
+    uneven = [axis for axis, size in enumerate(shape) if size % holders.shape[axis]]
+    kept = [axis for axis in range(len(shape)) if axis not in uneven]
+    return np.expand_dims(_reduced(holders, kept), uneven)
+
+
+def _reduced(holders: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """Return the holders of an array that has only these axes of another, in this order."""
+    rest = [axis for axis in range(holders.ndim) if axis not in axes]
+    moved = holders.transpose(*axes, *rest)
+    return moved.reshape((*moved.shape[: len(axes)], -1))
+
+
+def _groups_of(holders: np.ndarray, axes: Sequence[int]) -> list[list[int]]:
+    """Return the groups of devices that together have all parts along some axes, each part once."""
+    others = [axis for axis in range(holders.ndim) if axis not in axes]
+    count = math.prod(holders.shape[axis] for axis in axes)
+    groups: list[list[int]] = holders.transpose(*others, *axes).reshape(-1, count).tolist()
+    return groups

@@ -1,11 +1,13 @@
-"""The operations on arrays with the channels at any axis; no TensorFlow in here.
+"""The operations on NumPy arrays with the channels at any axis.
 
-New arrays are aligned so that TensorFlow takes them without a copy.
+Each function takes the operands of a call and its options. New arrays are aligned so that
+TensorFlow takes them without a copy.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,14 +22,11 @@ from backnorm.executable import operation
 from backnorm.second_order import arrays
 
 __all__ = [
+    "Arrays",
     "Options",
-    "apply_binned_moments",
-    "apply_binned_sums",
     "apply_moments",
     "apply_sums",
     "backward",
-    "binned_moments",
-    "binned_sums",
     "double_backward",
     "forward",
     "inference",
@@ -35,8 +34,8 @@ __all__ = [
     "sums",
 ]
 
-_Optional = np.ndarray | None
-_Arrays = tuple[np.ndarray, ...]
+#: The operands of a call, None for an absent one, or its results.
+Arrays = Sequence[Any]
 
 
 class Options(NamedTuple):
@@ -61,9 +60,12 @@ class Options(NamedTuple):
     training: bool = True
     reproducible: bool = False
 
-    def of_kernels(self, dtype: np.dtype) -> Arithmetic:
-        """Return the compute dtype of kernels, which does not depend on the current setting."""
-        return self.arithmetic or own_arithmetic(dtype)
+    def of_kernels(self, dtype: np.dtype) -> tuple[tuple[int], Arithmetic, bool]:
+        """Return the channel axis, the compute dtype and the kind of sums of kernels.
+
+        The compute dtype does not depend on the current setting.
+        """
+        return (self.axis,), self.arithmetic or own_arithmetic(dtype), self.reproducible
 
 
 class _Aligned(NumPy):
@@ -88,45 +90,34 @@ _apply = operation("apply", _ALIGNED, exchanged=True)
 _apply_backward = operation("apply_backward", _ALIGNED, exchanged=True)
 
 
-def forward(x: np.ndarray, gamma: _Optional, beta: _Optional, options: Options) -> _Arrays:
-    """Return y, mean and variance."""
-    values = options.epsilon, (options.axis,), None, options.of_kernels(x.dtype)
-    return _forward(x, None, gamma, beta, None, None, *values, options.reproducible)[:3]
+def forward(operands: Arrays, options: Options) -> Arrays:
+    """Return y, mean and variance from x, gamma and beta."""
+    x, gamma, beta = operands
+    axis, *sums = options.of_kernels(x.dtype)
+    return _forward(x, None, gamma, beta, None, None, options.epsilon, axis, None, *sums)[:3]
 
 
-def inference(
-    x: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: _Optional,
-    beta: _Optional,
-    options: Options,
-) -> _Arrays:
-    """Return y."""
-    values = options.epsilon, (options.axis,), None, options.of_kernels(x.dtype)
-    return _inference(x, None, mean, variance, gamma, beta, *values)
+def inference(operands: Arrays, options: Options) -> Arrays:
+    """Return y from x, mean, variance, gamma and beta."""
+    x, *channels = operands
+    axis, arithmetic, _ = options.of_kernels(x.dtype)
+    return _inference(x, None, *channels, options.epsilon, axis, None, arithmetic)
 
 
-def backward(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: _Optional,
-    options: Options,
-) -> _Arrays:
-    """Return dx, dgamma and dbeta."""
-    arithmetic, reproducible = options.of_kernels(x.dtype), options.reproducible
-    values = options.epsilon, (options.axis,), options.training, False, arithmetic, reproducible
-    return _backward(x, dy, None, mean, variance, gamma, *values)[:3]
+def backward(operands: Arrays, options: Options) -> Arrays:
+    """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
+    x, dy, *channels = operands
+    axis, *sums = options.of_kernels(x.dtype)
+    values = options.epsilon, axis, options.training, False, *sums
+    return _backward(x, dy, None, *channels, *values)[:3]
 
 
-def double_backward(*arguments: Any) -> _Arrays:
+def double_backward(operands: Arrays, options: Options) -> Arrays:
     """Return the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> to x, dy, gamma.
 
-    The arguments are the operands of `backward`, ddx, ddgamma and ddbeta, and the options.
+    The operands are those of `backward`, ddx, ddgamma and ddbeta.
     """
-    x, dy, *channels, ddx, ddgamma, ddbeta, options = arguments
+    x, dy, *channels, ddx, ddgamma, ddbeta = operands
     return arrays.double_backward(
         (x, dy, ddx),
         (*channels, ddgamma, ddbeta),
@@ -136,81 +127,57 @@ def double_backward(*arguments: Any) -> _Arrays:
     )
 
 
-def moments(x: np.ndarray, options: Options) -> _Arrays:
-    """Return means and biased variances of x, float64; 0 without elements."""
-    return tuple(_reduce_forward(x, (options.axis,), options.of_kernels(x.dtype), False)[0])
+def moments(operands: Arrays, options: Options) -> Arrays:
+    """Return means and biased variances of x, float64, 0 without elements.
+
+    With reproducible sums the bins of x, as in `ReproducibleMoments`.
+    """
+    (x,) = operands
+    return _sums(_reduce_forward(x, *options.of_kernels(x.dtype)), options)
 
 
-def binned_moments(x: np.ndarray, options: Options) -> _Arrays:
-    """Return the bins of x, as in `ReproducibleMoments`."""
-    return _reduce_forward(x, (options.axis,), options.of_kernels(x.dtype), True)[:1]
-
-
-def apply_moments(
-    x: np.ndarray,
-    gamma: _Optional,
-    beta: _Optional,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    options: Options,
-) -> _Arrays:
+def apply_moments(operands: Arrays, options: Options) -> Arrays:
     """Return y of a part, and mean and variance of the whole, each rounded once.
 
-    `mean` and `variance` of the whole are float64.
+    The operands are x, gamma, beta, and the float64 mean and variance of the whole. With
+    reproducible sums an array is in their place, with a row for each part of the whole: its bins,
+    and its elements of a channel.
     """
-    values = options.epsilon, (options.axis,), None, options.of_kernels(x.dtype), False
-    return _apply_forward(x, None, gamma, beta, *values, sums=(mean, variance))[:3]
+    x, gamma, beta, *whole = operands
+    axis, *sums = options.of_kernels(x.dtype)
+    numbers = _whole(whole[0], x) if options.reproducible else {"sums": tuple(whole)}
+    return _apply_forward(x, None, gamma, beta, options.epsilon, axis, None, *sums, **numbers)[:3]
 
 
-def apply_binned_moments(
-    x: np.ndarray, gamma: _Optional, beta: _Optional, parts: np.ndarray, options: Options
-) -> _Arrays:
-    """Return y of a part, and mean and variance of the whole, each rounded once.
+def sums(operands: Arrays, options: Options) -> Arrays:
+    """Return sums of dy and of dy * (x - mean), float64, from x, dy and mean.
 
-    `parts` has a row for each part of the whole: its bins, and its elements of a channel.
+    With reproducible sums their bins, as in `ReproducibleSums`.
     """
-    values = options.epsilon, (options.axis,), None, options.of_kernels(x.dtype), True
-    return _apply_forward(x, None, gamma, beta, *values, **_whole(parts, x))[:3]
+    x, dy, mean = operands
+    return _sums(_reduce(x, dy, None, mean, *options.of_kernels(x.dtype)), options)
 
 
-def sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
-    """Return sums of dy and of dy * (x - mean), float64."""
-    values = (options.axis,), options.of_kernels(x.dtype), False
-    return tuple(_reduce(x, dy, None, mean, *values)[0])
+def apply_sums(operands: Arrays, options: Options) -> Arrays:
+    """Return dx of a part.
 
-
-def binned_sums(x: np.ndarray, dy: np.ndarray, mean: np.ndarray, options: Options) -> _Arrays:
-    """Return the bins of dy and of dy * (x - mean), as in `ReproducibleSums`."""
-    values = (options.axis,), options.of_kernels(x.dtype), True
-    return _reduce(x, dy, None, mean, *values)[:1]
-
-
-def apply_sums(*arguments: Any) -> _Arrays:
-    """Return dx of a part, from the sums of the whole and the number of elements of a channel.
-
-    The arguments are the operands of `backward`, sum_dy, sum_dy_xmu and count, and the options.
+    The operands are those of `backward`, the sums of the whole and the number of elements of a
+    channel. With reproducible sums an array is in their place, as in `apply_moments`, and the
+    results are also dgamma and dbeta of the whole, each rounded once.
     """
-    x, dy, mean, variance, gamma, sum_dy, sum_dy_xmu, count, options = arguments
-    values = options.epsilon, (options.axis,), True, False, options.of_kernels(x.dtype)
-    whole = {"sums": (sum_dy, sum_dy_xmu), "count": int(count)}
-    return _apply(x, dy, None, mean, variance, gamma, *values, **whole)[:1]
+    x, dy, mean, variance, gamma, *whole = operands
+    axis, *sums = options.of_kernels(x.dtype)
+    channels, values = (mean, variance, gamma), (options.epsilon, axis, True)
+    if options.reproducible:
+        return _apply_backward(x, dy, *channels, *values, *sums, **_whole(whole[0], x))
+    sum_dy, sum_dy_xmu, count = whole
+    numbers = {"sums": (sum_dy, sum_dy_xmu), "count": int(count)}
+    return _apply(x, dy, None, *channels, *values, False, sums[0], **numbers)[:1]
 
 
-def apply_binned_sums(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: _Optional,
-    parts: np.ndarray,
-    options: Options,
-) -> _Arrays:
-    """Return dx of a part, and dgamma and dbeta of the whole, each rounded once.
-
-    `parts` has a row for each part of the whole: its bins, and its elements of a channel.
-    """
-    values = options.epsilon, (options.axis,), True, options.of_kernels(x.dtype), True
-    return _apply_backward(x, dy, mean, variance, gamma, *values, **_whole(parts, x))
+def _sums(results: Any, options: Options) -> Arrays:
+    """Return the sums of a phase: one array of bins, or a tuple of float64 ones."""
+    return results[:1] if options.reproducible else tuple(results[0])
 
 
 def _whole(parts: np.ndarray, x: np.ndarray) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What may be asked of the TensorFlow functions; shapes and types by the rules of `problem.py`.
+"""Checks of the arguments of the TensorFlow functions, by the rules of `problem.py`.
 
 An eager call is checked by the operator that it calls. While a function is traced there are no
-arrays yet, and what is known of their shapes is checked here: an error then names the line that is
-wrong, instead of ending a training step with an error of the runtime.
+arrays yet, and the known sizes are checked here: an error then names the wrong line, instead of
+ending a training step with an error of the runtime.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LARGE = ("x", "dy")
 _OPTIONAL = ("gamma", "beta")
 _AXIS = "must be an integer, the position of the channels"
 _TYPES = frozenset(tf.as_dtype(dtype) for dtype in ELEMENT_TYPES)
-# What TensorFlow can make a tensor of, or says why not.
+# Types that TensorFlow converts to a tensor, or raises an error of its own for.
 _OWN = (tf.Tensor, tf.Variable, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
 
 
-def as_tensors(**given: Any) -> dict[str, Any]:
+def as_tensors(**arguments: Any) -> dict[str, Any]:
     """Return the arguments as tensors; gamma and beta may be None.
 
     Raises
@@ -42,7 +42,7 @@ def as_tensors(**given: Any) -> dict[str, Any]:
     """
     tensors: dict[str, Any] = {}
     eager = tf.executing_eagerly()
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is None and name in _OPTIONAL:
             tensors[name] = None
             continue
@@ -62,8 +62,8 @@ def as_tensors(**given: Any) -> dict[str, Any]:
 def check_axis(axis: Any, x: Any) -> int:
     """Return the channel axis, not negative, or raise.
 
-    Of a traced x of unknown rank it is the axis as it came, which `resolve_axis` looks at when the
-    function runs.
+    For a traced x of unknown rank it is the argument, which `resolve_axis` checks when the function
+    runs.
     """
     rank: int | None = x.shape.rank
     if rank is None:
@@ -92,10 +92,10 @@ def resolve_axis(axis: Any, rank: int, shape: Any) -> int:
 
 
 def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
-    """Return what is known of the tensors of a traced call, with the channels last.
+    """Return the metadata of the tensors of a traced call, with the channels last.
 
-    A size that one tensor does not know another may; a size that none knows is 1. Where no rank is
-    known it is 2.
+    The tensors complete each other's sizes; a size that is unknown in all of them is 1. If no rank
+    is known, it is 2.
     """
     shapes = [tensors[name].shape for name in _LARGE if name in tensors]
     shape = next((own for own in shapes if own.rank is not None), tf.TensorShape([None] * 2))
@@ -135,7 +135,7 @@ def _as_tensor(name: str, value: Any) -> Any:
     if value is None:
         raise ArgumentTypeError(name, "is required", came="None", accepted="a tensor")
     kind = type(value)
-    if not _is_known(value):
+    if not _is_readable(value):
         value = _read(name, value)
     try:
         return tf.convert_to_tensor(value)
@@ -143,27 +143,27 @@ def _as_tensor(name: str, value: Any) -> Any:
         raise _unreadable(name, kind) from error
 
 
-def _is_known(value: object) -> bool:
-    """Whether TensorFlow is to read a value: its own tensors, and lists of those and of numbers.
+def _is_readable(value: object) -> bool:
+    """Return whether TensorFlow reads a value: its own tensors, and lists of those and of numbers.
 
-    What anything else raises when it is compared can end the process there.
+    An exception of another value's comparison can end the process in TensorFlow.
     """
     kind = type(value)
     if kind is list or kind is tuple:
-        # A list can have itself in it.
+        # A list may contain itself.
         try:
-            return all(map(_is_known, value))  # type: ignore[call-overload]
+            return all(map(_is_readable, value))  # type: ignore[call-overload]
         except RecursionError:
             return False
     return kind in (int, float, bool) or issubclass(kind, _OWN) or hasattr(kind, "__tf_tensor__")
 
 
 def _read(name: str, value: Any) -> np.ndarray:
-    """Return what NumPy reads as an array, of an element type that may be asked for."""
+    """Return a value as a NumPy array of a supported element type, or raise."""
     array = problem.as_array(name, value)
     kind = element_type(array.dtype)
     if kind is not None:
-        # A constant of a graph would have the bytes of the other order as if they were of this one.
+        # A constant of a graph ignores the byte order.
         return array if array.dtype.isnative else array.astype(kind)
     if issubclass(type(value), np.ndarray):
         raise _unsupported(name, array.dtype)

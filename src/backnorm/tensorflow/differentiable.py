@@ -1,9 +1,9 @@
 """The operators on tensors, with their gradients.
 
-Each has the gradient of its mathematics, not of its operations: that of the forward is the backward
-pass, that of the backward pass is `backnorm.batch_norm_double_backward`, and there it ends; with
-reproducible sums it ends before. Where Python cannot be called (`modes.py`), they are formulas,
-which TensorFlow differentiates. A function `_of_...` is the gradient of an operator (`nodes.py`).
+The gradient of the forward pass is the backward pass, that of the backward pass is
+`backnorm.batch_norm_double_backward`, which has none; with reproducible sums the backward pass has
+none. Where Python cannot be called (`modes.py`), formulas run, which TensorFlow differentiates. A
+function `_of_...` is the gradient of an operator (`nodes.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backnorm.errors import BacknormError
 from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.modes import wants_formulas
-from backnorm.tensorflow.nodes import differentiable
+from backnorm.tensorflow.nodes import Node, differentiable
 
 __all__ = ["backward", "forward", "inference"]
 
@@ -27,15 +27,13 @@ def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) ->
     Parameters
     ----------
     statistics : tf.DType or None
-        Type of mean and variance; an eager call finds it itself.
+        Type of mean and variance; not used by an eager call.
     """
     if wants_formulas(x, gamma, beta):
         y, *moments = formulas.forward(x, gamma, beta, options)
         return y, *map(tf.stop_gradient, moments)
-    operands, types = [x, gamma, beta], [statistics] * 2
-    y, mean, variance = differentiable(
-        "batch_norm", calls.forward, _of_forward, operands, options, [x], types
-    )
+    node = Node("batch_norm", calls.forward, [x], [statistics] * 2, _of_forward)
+    y, mean, variance = differentiable(node, [x, gamma, beta], options)
     return y, tf.stop_gradient(mean), tf.stop_gradient(variance)
 
 
@@ -51,10 +49,8 @@ def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, options: 
     """Return y, which has gradients with respect to all five."""
     if wants_formulas(x, mean, variance, gamma, beta):
         return formulas.inference(x, mean, variance, gamma, beta, options)
-    operands = [x, mean, variance, gamma, beta]
-    (y,) = differentiable(
-        "batch_norm_inference", calls.inference, _of_inference, operands, options, [x], []
-    )
+    node = Node("batch_norm_inference", calls.inference, [x], gradient=_of_inference)
+    (y,) = differentiable(node, [x, mean, variance, gamma, beta], options)
     return y
 
 
@@ -74,17 +70,15 @@ def backward(
     """Return dx, dgamma and dbeta, which have gradients with respect to x, dy and gamma.
 
     With frozen statistics also with respect to mean and variance; in training these are functions
-    of x, and their part is in x's.
+    of x, whose gradient includes theirs.
     """
     if options.training:
-        # In a loop, a missing gradient becomes a zero that is computed with.
+        # In a loop, TensorFlow would compute with zeros for a missing gradient.
         mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     if wants_formulas(x, dy, mean, variance, gamma):
         return formulas.backward(x, dy, mean, variance, gamma, options)
-    operands, types = [x, dy, mean, variance, gamma], [mean.dtype] * 2
-    return differentiable(
-        "batch_norm_backward", calls.backward, _of_backward, operands, options, [x], types
-    )
+    node = Node("batch_norm_backward", calls.backward, [x], [mean.dtype] * 2, _of_backward)
+    return differentiable(node, [x, dy, mean, variance, gamma], options)
 
 
 def _of_backward(operands: Any, statistics: Any, cotangents: Any, options: Options) -> Any:
@@ -93,7 +87,10 @@ def _of_backward(operands: Any, statistics: Any, cotangents: Any, options: Optio
             "backnorm: batch normalisation with reproducible sums is differentiable once, "
             "not twice; leave out reproducible=True"
         )
-    of_x, of_dy, of_gamma = _double_backward([*operands, *cotangents], options)
+    x, _, mean, *_ = operands
+    name, call = "batch_norm_double_backward", calls.double_backward
+    node = Node(name, call, [x, x], [mean.dtype], _of_double_backward)
+    of_x, of_dy, of_gamma = differentiable(node, [*operands, *cotangents], options)
     of_mean = of_variance = None
     if not options.training:
         *_, variance, gamma = operands
@@ -103,14 +100,6 @@ def _of_backward(operands: Any, statistics: Any, cotangents: Any, options: Optio
         of_s = ddgamma * dgamma + (of_gamma if gamma is None else gamma * of_gamma)
         of_mean, of_variance = -ddgamma * s * dbeta, -0.5 * s * s * of_s
     return [of_x, of_dy, of_mean, of_variance, of_gamma]
-
-
-def _double_backward(operands: list[Any], options: Options) -> tuple[Any, ...]:
-    """Return the gradients of the backward pass to x, dy and gamma; they have none themselves."""
-    x, _, mean, *_ = operands
-    like, types = [x, x], [mean.dtype]
-    name, call = "batch_norm_double_backward", calls.double_backward
-    return differentiable(name, call, _of_double_backward, operands, options, like, types)
 
 
 def _of_double_backward(operands: Any, _: Any, cotangents: Any, options: Options) -> Any:

@@ -1,9 +1,8 @@
 """Batch normalisation in plain TensorFlow operators, for where Python cannot be called.
 
 Elements are computed in float64, so that results of other types are rounded once, or in float32
-where that is asked for; sums are float64, those of short rows of float32 elements float32. The mean
-is subtracted before anything else is done with x. TensorFlow differentiates the functions, to any
-order and in forward mode, and XLA compiles them.
+where that is requested; sums are float64, those of short rows of float32 elements float32.
+TensorFlow differentiates the functions, to any order and in forward mode, and XLA compiles them.
 """
 
 from __future__ import annotations
@@ -13,15 +12,66 @@ from typing import Any
 
 import tensorflow as tf
 
+from backnorm import formulas
 from backnorm.errors import ArgumentValueError
 from backnorm.tensorflow.calls import Options
 
 __all__ = ["backward", "forward", "inference"]
 
-#: What is computed a value a channel in.
+#: The type of per-channel tensors.
 _CHANNELS = tf.float64
-#: Elements of float32 that are added up in float32, in a row.
+#: The longest row of float32 elements that is summed up in float32.
 _LONGEST_RUN = 128
+
+
+class _Namespace:
+    """The operations of the formulas on tensors like x (`backnorm.formulas.Namespace`).
+
+    Per-channel tensors are float64, in a shape that broadcasts against x.
+    """
+
+    def __init__(self, x: Any, options: Options) -> None:
+        rank, axis = _rank(x), options.axis
+        self._shape = [-1 if k == axis else 1 for k in range(rank)]
+        self._axes = [k for k in range(rank) if k != axis]
+        size = x.shape[self._axes[-1]]
+        # XLA took as long for float32 elements whose sums are all float64 as for float64 ones, and
+        # 0.2 to 0.4 of that with float32 rows of 40 and of 80 (one thread of an Intel Xeon).
+        is_short = rank > 2 and size is not None and size <= _LONGEST_RUN
+        self._run = self._axes[-1] if is_short else None
+        sizes = tf.gather(tf.shape(x), self._axes)
+        self.count = tf.cast(tf.maximum(tf.reduce_prod(sizes), 1), _CHANNELS)
+
+    def channels(self, values: Any) -> Any:
+        """Return a per-channel tensor in the type and shape of such tensors; None for None."""
+        return None if values is None else tf.reshape(tf.cast(values, _CHANNELS), self._shape)
+
+    def sum(self, elements: Any) -> Any:
+        if self._run is not None and elements.dtype != _CHANNELS:
+            elements = tf.reduce_sum(elements, self._run, keepdims=True)
+        return tf.reduce_sum(tf.cast(elements, _CHANNELS), self._axes, keepdims=True)
+
+    def spread(self, channels: Any, elements: Any) -> Any:
+        # Gradients are summed up as `sum` does: along the axes that are broadcast here.
+        if elements.dtype == channels.dtype:
+            return channels
+        shape, run = tf.shape(elements), self._run
+        if run is None:
+            return tf.cast(tf.broadcast_to(channels, shape), elements.dtype)
+        rows = tf.concat([shape[:run], [1], shape[run + 1 :]], 0)
+        return tf.broadcast_to(tf.cast(tf.broadcast_to(channels, rows), elements.dtype), shape)
+
+    def scaled(self, elements: Any, s: Any, gamma: Any) -> Any:
+        elements = elements * self.spread(s, elements)
+        # One factor after the other: of x - mean times the product of two channels' factors,
+        # TensorFlow 2.21 has a wrong second order in eager forward mode within forward mode.
+        return elements if gamma is None else elements * self.spread(gamma, elements)
+
+    def rounded(self, channels: Any, elements: Any) -> Any:
+        return tf.cast(tf.cast(channels, elements.dtype), _CHANNELS)
+
+    def at_least(self, channels: Any, bound: Any) -> Any:
+        return tf.maximum(channels, bound)
 
 
 def forward(
@@ -33,60 +83,66 @@ def forward(
 ) -> tuple[Any, Any, Any]:
     """Return y, mean and variance.
 
-    `exchange` makes the mean and variance of a whole batch, (C,), of those of its part x.
+    `exchange` returns the mean and variance of a whole batch, (C,), from those of its part x.
     """
     _check(options)
-    # Once: a gradient that has two ways back to x would be rounded to x's type on each.
+    # Converted once: a gradient with two ways back to x would be rounded to x's type on each.
     wide = _wide(x, options)
-    mean, variance = _statistics(wide, options)
+    xp = _Namespace(wide, options)
+    mean, variance = formulas.statistics(xp, wide)
     if exchange is not None:
         own = [tf.reshape(each, [-1]) for each in (mean, variance)]
-        mean, variance, _ = exchange(*own, x)
-        mean, variance = (_spread(each, x, options) for each in (mean, variance))
-    # The elements' type need not hold the mean, but in two parts.
-    high = tf.cast(tf.cast(mean, wide.dtype), _CHANNELS)
-    centred = wide - _over(high, wide, options)
+        mean, variance = map(xp.channels, exchange(*own, x)[:2])
+    # The elements' type may hold the mean only in two parts.
+    high = xp.rounded(mean, wide)
+    centred = wide - xp.spread(high, wide)
     if wide.dtype != _CHANNELS:
-        centred -= _over(mean - high, wide, options)
-    y = tf.cast(_normalized(centred, variance, gamma, beta, options), x.dtype)
-    given = next((each.dtype for each in (gamma, beta) if each is not None), None)
-    kind = given or (x.dtype if x.dtype == tf.float64 else tf.float32)
-    return y, _per_channel(mean, kind), _per_channel(variance, kind)
+        centred -= xp.spread(mean - high, wide)
+    y = _normalized(xp, centred, variance, gamma, beta, options)
+    dtypes = [each.dtype for each in (gamma, beta) if each is not None]
+    dtype = dtypes[0] if dtypes else tf.float64 if x.dtype == tf.float64 else tf.float32
+    return tf.cast(y, x.dtype), _per_channel(mean, dtype), _per_channel(variance, dtype)
 
 
 def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, options: Options) -> Any:
     """Return y."""
     wide = _wide(x, options)
-    mean, variance = (_spread(each, x, options) for each in (mean, variance))
-    centred = wide - _over(mean, wide, options)
-    return tf.cast(_normalized(centred, variance, gamma, beta, options), x.dtype)
+    xp = _Namespace(wide, options)
+    centred = wide - xp.spread(xp.channels(mean), wide)
+    y = _normalized(xp, centred, xp.channels(variance), gamma, beta, options)
+    return tf.cast(y, x.dtype)
 
 
 def backward(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, options: Options
 ) -> tuple[Any, Any, Any]:
-    """Return dx, dgamma and dbeta (`backnorm.batch_norm_backward` has the formulas)."""
+    """Return dx, dgamma and dbeta."""
     _check(options)
-    kinds, x = (x.dtype, mean.dtype), _wide(x, options)
-    given = [_spread(each, x, options) for each in (mean, variance)]
+    wide, kind = _wide(x, options), mean.dtype
+    xp = _Namespace(wide, options)
+    mean, variance = map(xp.channels, (mean, variance))
     if options.training:
-        # The values that were given, which are functions of x when this is differentiated.
-        of_x = _statistics(x, options)
-        given = [own + tf.stop_gradient(each - own) for each, own in zip(given, of_x, strict=True)]
-    dx = _wide(dy, options)
-    s = _over(tf.math.rsqrt(given[1] + options.epsilon), x, options)
-    normalised = (x - _over(given[0], x, options)) * s
-    dbeta, dgamma = _sum(dx, options), _sum(dx * normalised, options)
-    if options.training:
-        count = _count(x, options)
-        dx = dx - _over(dbeta / count, x, options) - normalised * _over(dgamma / count, x, options)
-    dx = dx * s if gamma is None else dx * s * _over(_spread(gamma, x, options), x, options)
-    of_x, kind = kinds
-    return tf.cast(dx, of_x), _per_channel(dgamma, kind), _per_channel(dbeta, kind)
+        # The values of the arguments, as functions of x when this is differentiated.
+        own = formulas.statistics(xp, wide)
+        pairs = zip((mean, variance), own, strict=True)
+        mean, variance = (of_x + tf.stop_gradient(each - of_x) for each, of_x in pairs)
+    s = tf.math.rsqrt(variance + options.epsilon)
+    centred = wide - xp.spread(mean, wide)
+    dx, dgamma, dbeta = formulas.gradients(
+        xp, centred, _wide(dy, options), s, xp.channels(gamma), options.training
+    )
+    return tf.cast(dx, x.dtype), _per_channel(dgamma, kind), _per_channel(dbeta, kind)
+
+
+def _normalized(
+    xp: _Namespace, centred: Any, variance: Any, gamma: Any, beta: Any, options: Options
+) -> Any:
+    s = tf.math.rsqrt(variance + options.epsilon)
+    return formulas.normalized(xp, centred, s, xp.channels(gamma), xp.channels(beta))
 
 
 def _check(options: Options) -> None:
-    """Raise if sums are asked for that only kernels have."""
+    """Raise if sums are reproducible: only kernels have such sums."""
     if options.reproducible:
         raise ArgumentValueError(
             "reproducible",
@@ -103,81 +159,8 @@ def _wide(x: Any, options: Options) -> Any:
     return tf.cast(x, tf.float32 if options.arithmetic == "float32" else tf.float64)
 
 
-def _statistics(x: Any, options: Options) -> tuple[Any, Any]:
-    """Return mean and variance in a shape that broadcasts against x; 0 of an empty batch.
-
-    A sum of many numbers of one sign loses digits; the sum of what is left after a first mean has
-    been subtracted does not. So the first mean is corrected by the mean of the remainders.
-    """
-    count = _count(x, options)
-    # As it is subtracted.
-    first = tf.cast(tf.cast(_sum(x, options) / count, x.dtype), _CHANNELS)
-    centred = x - _over(first, x, options)
-    correction = _sum(centred, options) / count
-    squares = _sum(centred * centred, options) / count
-    # Rounding must not leave a negative variance; NaN stays NaN.
-    return first + correction, tf.maximum(squares - correction * correction, 0)
-
-
-def _normalized(centred: Any, variance: Any, gamma: Any, beta: Any, options: Options) -> Any:
-    y = centred * _over(tf.math.rsqrt(variance + options.epsilon), centred, options)
-    # One factor after the other: of x - mean times the product of two channels' factors, TensorFlow
-    # 2.21 has a wrong second order in eager forward mode within forward mode.
-    y = y if gamma is None else y * _over(_spread(gamma, y, options), y, options)
-    return y if beta is None else y + _over(_spread(beta, y, options), y, options)
-
-
-def _others(x: Any, options: Options) -> list[int]:
-    return [axis for axis in range(_rank(x)) if axis != options.axis]
-
-
-def _count(x: Any, options: Options) -> Any:
-    """Return the number of elements of a channel, or 1 if there are none."""
-    sizes = tf.gather(tf.shape(x), _others(x, options))
-    return tf.cast(tf.maximum(tf.reduce_prod(sizes), 1), _CHANNELS)
-
-
-def _sum(x: Any, options: Options) -> Any:
-    """Return the sum of every channel, in a shape that broadcasts against x."""
-    run = _run(x, options)
-    x = x if run is None else tf.reduce_sum(x, run, keepdims=True)
-    return tf.reduce_sum(tf.cast(x, _CHANNELS), _others(x, options), keepdims=True)
-
-
-def _run(x: Any, options: Options) -> int | None:
-    """Return the axis along which elements of float32 are summed up in float32, or None.
-
-    XLA took as long for float32 elements whose sums are all float64 as for float64 ones, and 0.2 to
-    0.4 of that where rows of 40 and of 80 are float32 (one thread of an Intel Xeon).
-    """
-    axes = _others(x, options)
-    size = x.shape[axes[-1]]
-    is_short = len(axes) > 1 and size is not None and size <= _LONGEST_RUN
-    return axes[-1] if is_short and x.dtype != _CHANNELS else None
-
-
-def _spread(channels: Any, x: Any, options: Options) -> Any:
-    """Return a per-channel tensor in a shape that broadcasts against x."""
-    shape = [-1 if axis == options.axis else 1 for axis in range(_rank(x))]
-    return tf.reshape(tf.cast(channels, _CHANNELS), shape)
-
-
-def _over(spread: Any, x: Any, options: Options) -> Any:
-    """Return what `_spread` does as it meets the elements of x, in their type.
-
-    Gradients come back as `_sum` sums up: what is broadcast here they are summed up along.
-    """
-    if x.dtype == spread.dtype:
-        return spread
-    shape, run = tf.shape(x), _run(x, options)
-    if run is None:
-        return tf.cast(tf.broadcast_to(spread, shape), x.dtype)
-    rows = tf.concat([shape[:run], [1], shape[run + 1 :]], 0)
-    return tf.broadcast_to(tf.cast(tf.broadcast_to(spread, rows), x.dtype), shape)
-
-
-def _per_channel(spread: Any, dtype: Any) -> Any:
-    return tf.cast(tf.reshape(spread, [-1]), dtype)
+def _per_channel(channels: Any, dtype: Any) -> Any:
+    return tf.cast(tf.reshape(channels, [-1]), dtype)
 
 
 def _rank(x: Any) -> int:

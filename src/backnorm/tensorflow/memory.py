@@ -1,11 +1,11 @@
 """Tensors as NumPy arrays and back: the same memory wherever TensorFlow allows it.
 
-What was found with TensorFlow 2.21 on a CPU: ``numpy.asarray(tensor)`` is a view for every type
+With TensorFlow 2.21 on a CPU: ``numpy.asarray(tensor)`` is a view for every type
 (``tensor.numpy()`` is a copy), ``tf.constant(array)`` and ``tf.convert_to_tensor(array)`` copy, and
 ``tf.experimental.dlpack.from_dlpack`` does not. But operators of TensorFlow end the process
-("Check failed: IsAligned()") when a tensor does not begin at a multiple of 64 bytes, and
-``from_dlpack`` does not look. So results are allocated at such addresses here, and an array that
-has another one is copied.
+("Check failed: IsAligned()") if a tensor does not begin at a multiple of 64 bytes, which
+``from_dlpack`` does not check. So results are allocated at such addresses, and an array at another
+address is copied.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def as_tensor(array: np.ndarray) -> Any:
     The array must not be written to afterwards.
     """
     if not (array.flags.c_contiguous and is_aligned(array)):
-        array, given = aligned(array.shape, array.dtype), array
-        array[...] = given
+        source, array = array, aligned(array.shape, array.dtype)
+        array[...] = source
     if array.dtype == BFLOAT16:  # NumPy's DLPack knows no bfloat16
         return tf.bitcast(_shared(array.view(np.uint16)), tf.bfloat16)
     return _shared(array)

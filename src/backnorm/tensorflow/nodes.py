@@ -17,121 +17,115 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from backnorm.tensorflow.calls import Options
+from backnorm.tensorflow.calls import Arrays, Options
 from backnorm.tensorflow.checks import resolve_axis
 from backnorm.tensorflow.memory import as_array, as_tensor
 
-__all__ = ["compute", "differentiable", "here", "pick", "place"]
-
-_Call = Callable[..., tuple[np.ndarray, ...]]
-_Gradient = Callable[[list[Any], list[Any], list[Any], Options], Sequence[Any]]
+__all__ = ["Node", "compute", "differentiable", "here", "pick", "place"]
 
 _LOST = (
     "backnorm: tf.vectorized_map, or a Jacobian, copied this operation without its gradient; use "
     "tf.map_fn, or GradientTape.jacobian(..., experimental_use_pfor=False)"
 )
 
+_Gradient = Callable[[list[Any], list[Any], list[Any], Options], Sequence[Any]]
 
-def differentiable(
-    name: str,
-    call: _Call,
-    gradient: _Gradient,
-    operands: Sequence[Any],
-    options: Options,
-    like: Sequence[Any],
-    per_channel: Sequence[Any],
-) -> tuple[Any, ...]:
-    """Return the results of `compute`, which have a gradient.
 
-    Parameters
+class Node(NamedTuple):
+    """A call of a kernel: what is called, and its results.
+
+    Attributes
     ----------
-    gradient : callable
+    name : str
+    call : callable
+        A function of `backnorm.tensorflow.calls`.
+    like : sequence of tensors
+        The first results have their shapes and types.
+    per_channel : sequence of tf.DType
+        The types of the other results, of shape (*rows, C).
+    gradient : callable, optional
         ``gradient(operands, statistics, cotangents, options)`` returns the gradient of each operand
         (anything for None). `statistics` are the results per channel, `cotangents` those of all
-        results. It is called with the tensors of this node and with those of its copies, so it
-        refers to nothing but its arguments, and is a function of a module.
+        results. It is called with the tensors of the node and with those of its copies, so it
+        refers to nothing but its arguments, and is a function of a module. Without it the copies of
+        the node have no gradient: an error.
+    rows : tuple of int
     """
+
+    name: str
+    call: Callable[[Arrays, Options], Arrays]
+    like: Sequence[Any]
+    per_channel: Sequence[Any] = ()
+    gradient: _Gradient | None = None
+    rows: tuple[int, ...] = ()
+
+
+def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tuple[Any, ...]:
+    """Return the results of `compute`, with the node's gradient."""
     presence = tuple(operand is not None for operand in operands)
     statistics: list[Any] = []
 
     def operation(*present: Any) -> Any:
         tensors = here(place(present, presence))
-        results = compute(name, call, tensors, options, like, per_channel, gradient=gradient)
+        results = compute(node, tensors, options)
 
         def of_operands(*cotangents: Any) -> Any:
+            assert node.gradient is not None
             # A cotangent may be tf.IndexedSlices, as of tf.gather.
             dense = list(map(tf.convert_to_tensor, cotangents))
-            return pick(gradient(tensors, statistics, dense, options), presence)
+            return pick(node.gradient(tensors, statistics, dense, options), presence)
 
         return tuple(results), of_operands
 
     results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
     # Those that came out of the operator: a gradient that depends on them has gradients itself.
-    statistics += results[len(like) :]
+    statistics += results[len(node.like) :]
     return results
 
 
-def compute(
-    name: str,
-    call: _Call,
-    tensors: Sequence[Any],
-    options: Options,
-    like: Sequence[Any],
-    per_channel: Sequence[Any],
-    rows: Sequence[int] = (),
-    gradient: _Gradient | None = None,
-) -> list[Any]:
-    """Return what `call` makes of the tensors: at once, or while tracing as a node of the graph.
+def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
+    """Return the results of a call: computed at once, or while tracing those of a graph's node.
 
-    The node calls Python. It is stateless: TensorFlow may merge equal nodes, and leaves out those
-    whose results are not used. The caller gives the results their gradient by `tf.custom_gradient`.
-
-    Parameters
-    ----------
-    tensors : sequence of tensors or None
-        The first is x.
-    like : sequence of tensors
-        The first results have their shapes and types.
-    per_channel : sequence of tf.DType
-        The types of the other results, of shape (*rows, C).
-    rows : sequence of int
-    gradient : callable, optional
-        Gradient of the node's copies, as of `differentiable`. Without it they have none: an error.
+    The first tensor is x; tensors may be None. The node calls Python. It is stateless: TensorFlow
+    may merge equal nodes, and omits those whose results are not used. The caller gives the results
+    their gradient by `tf.custom_gradient`.
     """
     presence = tuple(tensor is not None for tensor in tensors)
     present = pick(tensors, presence)
     x = tensors[0]
     rank = x.shape.rank
 
-    def on_arrays(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    def on_arrays(*arrays: np.ndarray) -> Arrays:
         if rank is not None:
-            return call(*place(arrays, presence), options)
+            return node.call(place(arrays, presence), options)
         axis = resolve_axis(options.axis, arrays[0].ndim, arrays[0].shape)
-        return call(*place(arrays, presence), options._replace(axis=axis))
+        return node.call(place(arrays, presence), options._replace(axis=axis))
 
     if tf.executing_eagerly():
         return [as_tensor(array) for array in on_arrays(*map(as_array, present))]
     override = {}
-    if gradient is not None:
-        override["PyFuncStateless"] = _registered(name, gradient, options, presence, len(like))
+    if node.gradient is not None:
+        key = node.name, node.gradient, options, presence, len(node.like)
+        override["PyFuncStateless"] = _registered(*key)
     with tf.compat.v1.get_default_graph().gradient_override_map(override):
         results = tf.numpy_function(
             on_arrays,
             present,
-            [*(tensor.dtype for tensor in like), *per_channel],
+            [*(tensor.dtype for tensor in node.like), *node.per_channel],
             stateful=False,
-            name=f"backnorm_{name}_not_for_XLA",
+            name=f"backnorm_{node.name}_not_for_XLA",
         )
     channels = None if rank is None else x.shape[options.axis]
-    shapes = [*(tensor.shape for tensor in like), *[[*rows, channels]] * len(per_channel)]
+    per_channel = [[*node.rows, channels]] * len(node.per_channel)
+    shapes = [*(tensor.shape for tensor in node.like), *per_channel]
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
-    return _guarded(results, is_differentiable=gradient is not None)
+    return _guarded(results, is_differentiable=node.gradient is not None)
 
 
 @functools.cache
@@ -198,8 +192,8 @@ def place(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
 def here(tensors: Sequence[Any]) -> list[Any]:
     """Return the tensors as those of the graph that is being traced.
 
-    A gradient function keeps them, and may be called while another graph is traced, which can
-    reach into this one but not through it.
+    A gradient function keeps them, and may be called while another graph is traced. That graph can
+    use tensors of the graph around it, but not of one further out.
     """
     if tf.executing_eagerly():
         return list(tensors)

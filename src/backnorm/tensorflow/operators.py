@@ -123,8 +123,8 @@ def batch_norm(
     forward mode, it is formulas of TensorFlow's operators, whose elements are computed in float64
     unless float32 is asked for.
     """
-    given = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
-    return Normalized(*differentiable.forward(**given))
+    arguments = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
+    return Normalized(*differentiable.forward(**arguments))
 
 
 @_as_written
@@ -173,10 +173,10 @@ def batch_norm_synchronised(
     """
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
-        how: Any = {"axis": axis, "arithmetic": arithmetic, "reproducible": reproducible}
-        return batch_norm(x, gamma, beta, epsilon=epsilon, **how)
-    given = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
-    return Normalized(*synchronised.forward(**given, replica=replica))
+        values: Any = {"axis": axis, "arithmetic": arithmetic, "reproducible": reproducible}
+        return batch_norm(x, gamma, beta, epsilon=epsilon, **values)
+    arguments = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
+    return Normalized(*synchronised.forward(**arguments, replica=replica))
 
 
 @_as_written
@@ -300,7 +300,7 @@ def batch_norm_backward(
 def _of_forward(
     x: Any, gamma: Any, beta: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: Any
 ) -> dict[str, Any]:
-    """Return what a training forward is called with, checked."""
+    """Return the checked arguments of a training forward."""
     tensors = as_tensors(x=x, gamma=gamma, beta=beta)
     options = _options(tensors, epsilon, axis, arithmetic, reproducible=reproducible)
     statistics = None

@@ -1,4 +1,23 @@
-"""Batch normalisation of a batch in several replicas, with the statistics of the whole batch."""
+"""Batch normalisation of a batch in several replicas, with the statistics of the whole batch.
+
+Replicas exchange float64 or int64 numbers by `all_reduce`.
+
+*Forward*: mean and variance of each replica's own elements, and their number, 2C + 1 numbers. Each
+replica puts them into its own row of a matrix of zeros, and the sum of all matrices has all rows:
+one message, without rounding. The rows are combined by the formula for parallel variances (Chan,
+Golub and LeVeque, 1979), which loses no digits whatever the means; sums of squares would cancel.
+The rows are in the order of the replicas, so that all replicas have the same bits.
+
+*Backward*: one sum of 2C numbers; the number of elements is known from the forward pass.
+
+*Reproducible sums* are integers, with the bins that they count in (`binned`), and the number of
+elements: 8C + 1 numbers, or 10C + 1 for float64 elements. They are exchanged in rows in both
+passes, so that a message has a row for each replica: `all_reduce` has no maximum, by which replicas
+could agree on the top bins before one sum. Each replica adds up all rows.
+
+All strategies have `all_reduce`: eagerly, in graphs, and for XLA, with a gradient. (`all_gather` is
+not available where XLA compiles replicas on GPUs.)
+"""
 
 from __future__ import annotations
 
@@ -11,14 +30,10 @@ from backnorm.cpu.scratch import bin_rows
 from backnorm.errors import BacknormError
 from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options
-from backnorm.tensorflow.exchange import bins_of_all, moments_of_all, sums_of_all
 from backnorm.tensorflow.modes import has_tangent, is_for_xla
-from backnorm.tensorflow.nodes import compute, here, pick, place
+from backnorm.tensorflow.nodes import Node, compute, here, pick, place
 
 __all__ = ["forward"]
-
-# The types of sums and moments.
-_WIDE = [tf.float64] * 2
 
 
 class _Saved(NamedTuple):
@@ -48,7 +63,7 @@ def forward(
     Parameters
     ----------
     statistics : tf.DType or None
-        Type of mean and variance; an eager call finds it itself.
+        Type of mean and variance; not used by an eager call.
     replica : tf.distribute.ReplicaContext
         Of more than one replica.
     """
@@ -96,18 +111,15 @@ def _normalised(
     x: Any, gamma: Any, beta: Any, options: Options, statistics: Any, replica: Any
 ) -> list[Any]:
     """Return y of this part, mean and variance of the whole, and the rest of `_Saved`."""
-    types = [statistics] * 2
+    own = compute(_reduction("batch_norm_moments", calls.moments, x, options), [x], options)
+    saved: list[Any] = []
     if options.reproducible:
-        bins = _bins("batch_norm_binned_moments", calls.binned_moments, [x], options)
-        operands = [x, gamma, beta, bins_of_all(bins, x, replica)]
-        name = "batch_norm_apply_binned_moments"
-        return compute(name, calls.apply_binned_moments, operands, options, [x], types)
-    mean, variance = compute("batch_norm_moments", calls.moments, [x], options, [], _WIDE)
-    mean, exact, count = moments_of_all(mean, variance, x, replica)
-    operands = [x, gamma, beta, mean, exact]
-    name = "batch_norm_apply_moments"
-    results = compute(name, calls.apply_moments, operands, options, [x], types)
-    return [*results, exact, count]
+        whole = [bins_of_all(own[0], x, replica)]
+    else:
+        mean, exact, count = moments_of_all(own[0], own[1], x, replica)
+        whole, saved = [mean, exact], [exact, count]
+    node = Node("batch_norm_apply_moments", calls.apply_moments, [x], [statistics] * 2)
+    return compute(node, [x, gamma, beta, *whole], options) + saved
 
 
 def _gradients(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]:
@@ -117,26 +129,26 @@ def _gradients(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]
     the others.
     """
     x, dy, mean, *_, exact, count = saved
-    tensors, summed = saved[:5], [x, dy, mean]
+    reduction = _reduction("batch_norm_sums", calls.sums, x, options)
+    own = compute(reduction, [x, dy, mean], options)
+    name, call = "batch_norm_apply_sums", calls.apply_sums
     if options.reproducible:
-        bins = _bins("batch_norm_binned_sums", calls.binned_sums, summed, options)
-        operands, types = [*tensors, bins_of_all(bins, x, replica)], [mean.dtype] * 2
-        name = "batch_norm_apply_binned_sums"
-        dx, *of_all = compute(name, calls.apply_binned_sums, operands, options, [x], types)
+        operands = [*saved[:5], bins_of_all(own[0], x, replica)]
+        dx, *totals = compute(Node(name, call, [x], [mean.dtype] * 2), operands, options)
         is_first = tf.equal(replica.replica_id_in_sync_group, 0)
-        return (dx, *(tf.where(is_first, total, tf.zeros_like(total)) for total in of_all))
-    dbeta, sum_dy_xmu = compute("batch_norm_sums", calls.sums, summed, options, [], _WIDE)
-    operands = [*tensors, *sums_of_all(dbeta, sum_dy_xmu, replica), count]
-    (dx,) = compute("batch_norm_apply_sums", calls.apply_sums, operands, options, [x], [])
+        return (dx, *(tf.where(is_first, total, tf.zeros_like(total)) for total in totals))
+    dbeta, sum_dy_xmu = own
+    operands = [*saved[:5], *sums_of_all(dbeta, sum_dy_xmu, replica), count]
+    (dx,) = compute(Node(name, call, [x]), operands, options)
     dgamma = sum_dy_xmu / tf.sqrt(exact + options.epsilon)
     return (dx, *(tf.cast(gradient, mean.dtype) for gradient in (dgamma, dbeta)))
 
 
-def _bins(name: str, call: Any, tensors: list[Any], options: Options) -> Any:
-    """Return reproducible sums of this part."""
-    rows = [bin_rows(tensors[0].dtype.size)]
-    (bins,) = compute(name, call, tensors, options, [], [tf.int64], rows)
-    return bins
+def _reduction(name: str, call: Any, x: Any, options: Options) -> Node:
+    """Return the node that sums up this part: two float64 values a channel, or bins."""
+    if options.reproducible:
+        return Node(name, call, [], [tf.int64], rows=(bin_rows(x.dtype.size),))
+    return Node(name, call, [], [tf.float64] * 2)
 
 
 def _refused(*_: Any) -> NoReturn:
@@ -144,3 +156,56 @@ def _refused(*_: Any) -> NoReturn:
         "backnorm: batch normalisation over several replicas is differentiable once, not twice; "
         "use synchronized=False, or keras.layers.BatchNormalization"
     )
+
+
+def moments_of_all(mean: Any, variance: Any, x: Any, replica: Any) -> tuple[Any, Any, Any]:
+    """Return mean, variance and number of elements of a channel of all replicas' elements.
+
+    Parameters
+    ----------
+    mean, variance : tf.Tensor, float64, shape (C,)
+        Of this replica's elements, the variance being the biased one; 0 without any.
+    x : tf.Tensor
+        This replica's elements, which are counted.
+    replica : tf.distribute.ReplicaContext
+    """
+    channels, elements = (tf.cast(tf.size(each), tf.float64) for each in (mean, x))
+    own = tf.concat([mean, variance, [tf.math.divide_no_nan(elements, channels)]], 0)
+    rows = _rows(own, replica)
+    means, variances = tf.split(rows[:, :-1], 2, axis=1)
+    counts = rows[:, -1:]
+    count = tf.reduce_sum(counts)
+    shares = counts / tf.maximum(count, 1.0)
+    mean = tf.reduce_sum(shares * means, 0)
+    apart = means - mean
+    return mean, tf.reduce_sum(shares * (variances + apart * apart), 0), count
+
+
+def sums_of_all(sum_dy: Any, sum_dy_xmu: Any, replica: Any) -> Any:
+    """Return the sums of all replicas from two sums of this replica, float64, of shape (C,)."""
+    return tf.unstack(_sum(tf.stack([sum_dy, sum_dy_xmu]), replica))
+
+
+def bins_of_all(bins: Any, x: Any, replica: Any) -> Any:
+    """Return a row of each replica: its bins, flat, and its number of elements of a channel.
+
+    Parameters
+    ----------
+    bins : tf.Tensor, int64, shape (rows, C)
+        Of this replica's elements.
+    x, replica
+        As of `moments_of_all`.
+    """
+    channels, elements = tf.shape(bins, tf.int64)[1], tf.size(x, tf.int64)
+    own = tf.concat([tf.reshape(bins, [-1]), [elements // tf.maximum(channels, 1)]], 0)
+    return _rows(own, replica)
+
+
+def _rows(own: Any, replica: Any) -> Any:
+    """Return a row of numbers of each replica, in the order of replicas."""
+    place, size = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
+    return _sum(tf.scatter_nd([[place]], own[tf.newaxis], [size, tf.size(own)]), replica)
+
+
+def _sum(tensor: Any, replica: Any) -> Any:
+    return replica.all_reduce(tf.distribute.ReduceOp.SUM, tensor)

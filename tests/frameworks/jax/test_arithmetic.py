@@ -21,6 +21,7 @@ from backnorm.jax import formulas
 from backnorm.jax.ffi import TARGET
 from backnorm.jax.linen import BatchNorm as LinenBatchNorm
 from backnorm.jax.nnx import BatchNorm as NnxBatchNorm
+from backnorm.jax.problems import Options
 
 BOTH = ("float32", "float64")
 # So many elements that some of float16, too, depend on the arithmetic.
@@ -342,29 +343,30 @@ class TestFormulas:
     @TYPES
     def test_in_float64_they_hold_its_budget(self, dtype, data):
         given = data(dtype)
-        how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": "float64"}
+        options = Options(given.epsilon, 1, "float64")
         x, gamma, beta = given.x, given.gamma, given.beta
         judged = {"epsilon": given.epsilon, "arithmetic": "float64"}
 
         def passed(verdicts):
             assert [each.detail for each in verdicts.values() if not each.passed] == []
 
-        found = jax.jit(partial(formulas.forward, **how))(x, gamma, beta)
+        found = jax.jit(partial(formulas.forward, options=options))(x, gamma, beta)
         passed(check_forward(x, gamma, beta, tuple(map(np.asarray, found)), **judged))
         channels = given.mean, given.variance, gamma, beta
-        y = jax.jit(partial(formulas.normalize, **how))(x, *channels)
+        (y,) = jax.jit(partial(formulas.normalize, options=options))(x, *channels)
         passed(check_inference(x, *channels, np.asarray(y), **judged))
         for training in (True, False):
-            function = partial(formulas.backward, training=training, **how)
+            chosen = options._replace(training=training)
+            function = partial(formulas.backward, options=chosen)
             found = tuple(map(np.asarray, jax.jit(function)(*given.backward_inputs)))
             passed(check_backward(*given.backward_inputs, found, training=training, **judged))
 
     @TYPES
     def test_without_a_word_they_are_those_of_float32(self, dtype, data):
         given = data(dtype)
-        how = {"epsilon": given.epsilon, "axis": 1}
         inputs = given.x, given.gamma, given.beta
-        found = [formulas.forward(*inputs, arithmetic=each, **how) for each in (None, *BOTH)]
+        options = [Options(given.epsilon, 1, each) for each in (None, *BOTH)]
+        found = [formulas.forward(*inputs, each) for each in options]
         same(found[0], found[1])
         differ(found[0], found[2])
 
@@ -379,8 +381,8 @@ class TestFormulas:
 
         with jax.enable_x64(False):
             for call in (
-                partial(formulas.forward, x, given.gamma, given.beta, **how),
-                partial(formulas.backward, *given.backward_inputs, training=True, **how),
+                lambda **more: formulas.forward(x, given.gamma, given.beta, Options(**how, **more)),
+                lambda **more: formulas.backward(*given.backward_inputs, Options(**how, **more)),
                 partial(backnorm.jax.batch_norm, x, mask=x > 0, **how),
                 of_parts,
             ):

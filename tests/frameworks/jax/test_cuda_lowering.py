@@ -24,7 +24,7 @@ import backnorm.jax
 from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu.device import KNOWN
-from backnorm.jax import choice, ffi, launches
+from backnorm.jax import cuda, ffi, launches
 
 from .conftest import EPSILON
 
@@ -62,7 +62,7 @@ def lowered(function, *given):
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
     monkeypatch.delenv(ASKED, raising=False)
-    kept = launches.reason_against, launches._library, choice.warn_of_formulas
+    kept = launches.reason_against, launches._library, cuda.warn_of_formulas
     for function in kept:
         function.cache_clear()
     jax.clear_caches()
@@ -75,7 +75,7 @@ def nothing_kept(monkeypatch):
 @pytest.fixture
 def at_hand(monkeypatch):
     """A device, and jax-triton, as far as the choice is concerned."""
-    monkeypatch.setattr(choice, "device", lambda: KNOWN["h200"])
+    monkeypatch.setattr(cuda, "device", lambda: KNOWN["h200"])
     monkeypatch.setattr(launches, "is_installed", lambda: True)
     monkeypatch.setattr(launches, "reason_against", lambda: None)
 
@@ -89,21 +89,21 @@ def real(monkeypatch):
 
     if not hasattr(gpu_triton, "TritonKernel"):
         pytest.skip("JAX's files for CUDA are not installed: jax-cuda12-plugin")
-    monkeypatch.setattr(choice, "device", lambda: KNOWN["h200"])
+    monkeypatch.setattr(cuda, "device", lambda: KNOWN["h200"])
 
 
 class TestChoice:
     X = (4, 3)
 
     def test_kernels(self, at_hand):
-        assert choice.by_kernels(self.X, None)
+        assert cuda.by_kernels(self.X, None)
 
     def test_without_jax_triton(self, at_hand, monkeypatch):
         monkeypatch.setattr(launches, "is_installed", lambda: False)
-        assert not choice.by_kernels(self.X, None)
+        assert not cuda.by_kernels(self.X, None)
 
     def test_without_a_device(self):
-        assert choice.device() is None
+        assert cuda.device() is None
         assert TARGET not in lowered(trained, *inputs(ONE))
 
     def test_formulas_asked_for(self, at_hand, monkeypatch):
@@ -122,8 +122,8 @@ class TestChoice:
         monkeypatch.setenv(ASKED, "triton")
         monkeypatch.setattr(launches, "is_installed", lambda: installed)
         monkeypatch.setattr(launches, "reason_against", lambda: reason)
-        monkeypatch.setattr(choice, "device", lambda: device)
-        monkeypatch.setattr(choice, "warn_of_formulas", lambda *_: None)
+        monkeypatch.setattr(cuda, "device", lambda: device)
+        monkeypatch.setattr(cuda, "warn_of_formulas", lambda *_: None)
         with pytest.raises(ArgumentValueError, match=f"(?s)BACKNORM_JAX_CUDA.*{said}"):
             lowered(trained, *inputs(ONE))
 
@@ -155,7 +155,7 @@ class TestChoice:
 
         monkeypatch.setattr(launches, "_library", broken)
         with pytest.warns(RuntimeWarning, match=r"AttributeError: jax\.core\.Primitive"):
-            assert not choice.by_kernels(self.X, None)
+            assert not cuda.by_kernels(self.X, None)
 
     @pytest.mark.parametrize(
         ("version", "old"), [("0.3.0", True), ("0.3.1", False), ("1.0", False)]
@@ -177,13 +177,13 @@ class TestSeveralDevices:
     def recorded(self, at_hand, monkeypatch):
         """Whether kernels were chosen, in place of compiling them."""
         self.chosen = []
-        original = choice.by_kernels
+        original = cuda.by_kernels
 
         def by_kernels(*given):
             self.chosen.append(original(*given))
             return False
 
-        monkeypatch.setattr(choice, "by_kernels", by_kernels)
+        monkeypatch.setattr(cuda, "by_kernels", by_kernels)
 
     def spread(self):
         arrays = jnp.ones((8, 5, 3)), jnp.ones(5), jnp.zeros(5)
@@ -240,7 +240,7 @@ class TestCompiled:
 
     @pytest.fixture(params=["h200", "a100", "t4"])
     def device(self, request, real, monkeypatch):
-        monkeypatch.setattr(choice, "device", lambda: KNOWN[request.param])
+        monkeypatch.setattr(cuda, "device", lambda: KNOWN[request.param])
         return KNOWN[request.param]
 
     @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)

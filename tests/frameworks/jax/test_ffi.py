@@ -19,7 +19,7 @@ from backnorm.cpu.kinds import FLOOR, LIBRARIES
 from backnorm.cpu.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
 from backnorm.cpu.xla_structures import offsets
 from backnorm.jax import ffi
-from backnorm.jax.fallback import warn_of_formulas
+from backnorm.jax.problems import warn_of_formulas
 from backnorm.problem import Problem
 
 from .conftest import EPSILON, agree
@@ -162,9 +162,9 @@ class TestRefusals:
         backnorm.jax.batch_norm_inference(x, *[channels] * 4, epsilon=EPSILON, axis=1)
         stage = ffi._stage(problem)
         names = ("mean", "variance", "gamma", "beta")
-        described = [ffi._described(x, "x", None)]
-        described += [ffi._described(channels, name, None) for name in names]
-        described.append(ffi._described(x, "out", None))
+        described = [ffi._described(x, "x", 1)]
+        described += [ffi._described(channels, name, 1) for name in names]
+        described.append(ffi._described(x, "out", 1))
 
         def call(*operands, result=x, **changed):
             attributes = {

@@ -186,6 +186,20 @@ def test_it_is_what_the_kernels_compute(dtype, arguments):
     np.testing.assert_array_equal((dmean, dvariance), 0.0)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=str)
+def test_tangents_of_backward_for_16_bits_are_those_of_float64(dtype, training, arguments):
+    x, dy, dx, ddy = (each.astype(dtype) for each in arguments((3, 3, 3, 3)))
+    mean, variance, gamma, *moved = (each.astype(jnp.float32) for each in arguments((1,) * 6))
+    primals, tangents = (x, dy, mean, variance, gamma), (dx, ddy, *moved)
+    function = partial(backnorm.jax.batch_norm_backward, **HOW, training=training)
+    wide = [tuple(each.astype(jnp.float64) for each in group) for group in (primals, tangents)]
+    expected = jax.jvp(function, *wide)[1]
+    found = jax.jvp(function, primals, tangents)[1]
+    for mine, exact in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, exact.astype(mine.dtype))
+
+
 def calls(function, *given):
     return jax.jit(function).lower(*given).as_text().count(f"custom_call @{TARGET}")
 

@@ -14,7 +14,9 @@ from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32
-from backnorm.jax import deviations, formulas
+from backnorm.jax import formulas
+from backnorm.jax.inverse_std import inverse_std, is_refused
+from backnorm.jax.problems import Options
 
 from .conftest import EPSILON, SHAPES, agree, gradient_of_gradient, textbook, weighed
 
@@ -49,9 +51,9 @@ def test_a_variance_near_the_smallest_number(epsilon, by_formulas, rng):
     x = (rng.standard_normal(data.x.shape) * np.sqrt(variance[:, None])).astype(np.float32)
     mean = x.mean((0, 2))
     if by_formulas:
-        by_x, by_gamma, by_beta = jax.jit(partial(formulas.backward, epsilon=epsilon, axis=1,
-            training=True))(x, data.dy, mean, variance, data.gamma)  # fmt: skip
-        s = jax.jit(partial(deviations.inverse_deviation, epsilon=epsilon))(variance)
+        function = jax.jit(partial(formulas.backward, options=Options(epsilon, 1)))
+        by_x, by_gamma, by_beta = function(x, data.dy, mean, variance, data.gamma)
+        s = jax.jit(partial(inverse_std, epsilon=epsilon))(variance)
         exact = 1 / np.sqrt(variance.astype(np.float64) + epsilon)
         np.testing.assert_allclose(s, np.minimum(exact, np.finfo(np.float32).max), rtol=1e-6)
         assert not any(np.isnan(each).any() for each in (by_x, by_gamma, by_beta))
@@ -67,7 +69,7 @@ def test_what_is_refused_is_told_without_a_rounding():
     with np.errstate(over="ignore"):
         variance = np.append(variance, np.nextafter(variance, np.float32(0)))
     for epsilon in (0.0, 1e-300, 1e-45, 1e-40, 1e-3, float(np.float32(1e-3)), 1.0):
-        found = jax.jit(partial(deviations.is_refused, epsilon=epsilon))(variance)
+        found = jax.jit(partial(is_refused, epsilon=epsilon))(variance)
         exact = variance.astype(np.longdouble) + epsilon <= 0
         is_number = ~np.isnan(variance)
         np.testing.assert_array_equal(np.asarray(found)[is_number], exact[is_number])
@@ -206,6 +208,15 @@ def test_statistics_of_16_bit_parameters_are_rounded_once_and_only_at_the_end(dt
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(other.astype(dtype)))
 
 
+def test_vmap_of_backward_over_an_empty_batch_with_shared_operands(layer, normal):
+    x, gamma, _ = layer((6, 5, 4), 1)
+    backward = partial(backnorm.jax.batch_norm_backward, epsilon=EPSILON, axis=1)
+    mapped = jax.vmap(backward, in_axes=(None, 0, None, None, None))
+    dx, dgamma, dbeta = mapped(x, normal(0, 6, 5, 4), normal(5), normal(5) ** 2, gamma)
+    assert dx.shape == (0, 6, 5, 4)
+    assert dgamma.shape == dbeta.shape == (0, 5)
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 4, 3), (2, 4, 0)])
 def test_arrays_without_elements(shape):
     x = jnp.zeros(shape)
@@ -256,21 +267,21 @@ class TestFormulas:
         work = formulas.working_type(dtype)
         x, dy = x.astype(dtype), normal(*shape).astype(dtype)
         gamma, beta = gamma.astype(work), beta.astype(work)
-        how, place = {"epsilon": EPSILON}, axis % len(shape)
+        how, options = {"epsilon": EPSILON}, Options(EPSILON, axis % len(shape))
         tolerance = {8: 1e-13, 4: 2e-5, 2: 2e-2}[dtype.itemsize]
         mine = backnorm.jax.batch_norm(x, gamma, beta, axis=axis, **how)
-        agree(formulas.forward(x, gamma, beta, axis=place, **how), mine, tolerance)
+        agree(formulas.forward(x, gamma, beta, options), mine, tolerance)
         _, mean, variance = mine
         given = (x, mean, variance, gamma, beta)
         agree(
-            formulas.normalize(*given, axis=place, **how),
+            formulas.normalize(*given, options),
             backnorm.jax.batch_norm_inference(*given, axis=axis, **how),
             tolerance,
         )
         for training in (True, False):
             given, flag = (x, dy, mean, variance, gamma), {"training": training}
             agree(
-                formulas.backward(*given, axis=place, **how, **flag),
+                formulas.backward(*given, options._replace(**flag)),
                 backnorm.jax.batch_norm_backward(*given, axis=axis, **how, **flag),
                 tolerance,
             )
@@ -279,7 +290,7 @@ class TestFormulas:
     def test_the_mean_is_subtracted_first(self, ratio, rng):
         # float32 data far from zero: the sum of their squares would have no digit of the variance.
         x = jnp.asarray(rng.normal(size=(4000, 3)) + ratio, jnp.float32)
-        mean, variance = formulas.statistics(x, axis=1)
+        mean, variance = formulas.statistics(x, Options(EPSILON, 1))
         exact = np.asarray(x, np.float64)
         np.testing.assert_allclose(mean, exact.mean(0), rtol=2e-7)
         np.testing.assert_allclose(variance, exact.var(0), rtol=1e-5)

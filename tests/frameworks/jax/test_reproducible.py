@@ -22,7 +22,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import batch_norm, batch_norm_backward, batch_norm_with_state, ffi
 from backnorm.jax.running import RunningStatistics
 
-from .test_sharded import gathered, shardy, told  # noqa: F401  (fixtures)
+from .test_sharded import gathered, told  # noqa: F401  (a fixture)
 
 HOW = {"epsilon": 1e-5, "reproducible": True}
 SHAPE, CHANNELS = (12, 4, 5, 8), 8
@@ -120,7 +120,7 @@ def test_one_device_has_the_bits_of_arrays(dtype, x64):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_any_cut_has_the_bits_of_one_device(cut, shardy):  # noqa: F811
+def test_any_cut_has_the_bits_of_one_device(cut):
     devices, spec = CUTS[cut]
     x, dy, gamma, beta = data(np.float32, (12, 4, 6 if "unequal" in cut else 5, 8))
     if "unequal" in cut:

@@ -15,6 +15,7 @@ from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 from backnorm.jax import formulas
+from backnorm.jax.problems import Options
 
 from .conftest import EPSILON
 
@@ -59,7 +60,9 @@ def test_with_frozen_statistics(dtype, wide, rng):
     inputs = data.backward_inputs
     with with_float64(wide):
         by_x, by_dy, _, _, by_gamma = formulas.second_order(
-            *map(jnp.asarray, (*inputs, *cotangents)), epsilon=EPSILON, axis=1, training=False
+            tuple(map(jnp.asarray, inputs)),
+            tuple(map(jnp.asarray, cotangents)),
+            Options(EPSILON, 1, training=False),
         )
         gradients = tuple(map(np.asarray, (by_x, by_dy, by_gamma)))
     judge(data, inputs[2], inputs[3], cotangents, gradients, wide=wide, training=False)
@@ -109,7 +112,7 @@ def test_memory_beyond_the_results(dtype, wide, axis):
         channels = jnp.ones(32, formulas.working_type(x.dtype))
 
         def second(*given):
-            return formulas.second_order(*given, epsilon=EPSILON, axis=axis, training=True)
+            return formulas.second_order(given[:5], given[5:], Options(EPSILON, axis))
 
         given = (x, x, *[channels] * 3, x, *[channels] * 2)
         measured = jax.jit(second).lower(*given).compile().memory_analysis()

@@ -42,15 +42,6 @@ _TOLD = "all-reduce|all-gather|all-to-all|collective-permute|collective-broadcas
 _SIZES = {"f64": 8, "s64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "pred": 1}
 
 
-@pytest.fixture(params=[True, False], ids=["shardy", "gspmd"])
-def shardy(request):
-    """Have functions split by either of XLA's partitioners."""
-    with_shardy = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", request.param)
-    yield request.param
-    jax.config.update("jax_use_shardy_partitioner", with_shardy)
-
-
 @pytest.fixture
 def gathered(monkeypatch):
     """Take the rule away."""
@@ -93,7 +84,7 @@ def arrays(normal):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_results_and_what_is_told(cut, arrays, shardy):
+def test_results_and_what_is_told(cut, arrays):
     """Both passes in training and not; of x nothing is told, of every channel two numbers."""
     spec, parts, of_channels = CUTS[cut]
     x, gamma, beta, dy = arrays
@@ -121,6 +112,21 @@ def test_results_and_what_is_told(cut, arrays, shardy):
         channels = CHANNELS // (2 if cut == "batch and channels" else 1)
         silent = parts == 1 or name == "inference"
         assert told(compiled) == ({} if silent else {"all-reduce": 2 * channels * 8})
+
+
+@pytest.fixture
+def gspmd():
+    jax.config.update("jax_use_shardy_partitioner", False)
+    yield
+    jax.config.update("jax_use_shardy_partitioner", True)
+
+
+def test_gspmd_gathers_x(arrays, gspmd):
+    x, gamma, beta, _ = arrays
+    function = jax.jit(partial(batch_norm, epsilon=EPSILON))
+    spread = placed(P("d"), x, gamma, beta)
+    assert "all-gather" in told(function.lower(*spread).compile())
+    agree(function(*spread), function(x, gamma, beta), 1e-13)
 
 
 def test_without_the_rule_x_is_gathered(arrays, gathered):
@@ -237,7 +243,7 @@ def test_instances(spec, normal):
     agree(one(*spread), one(*given), 1e-13)
 
 
-def test_parts_that_are_not_equal(arrays, shardy):
+def test_parts_that_are_not_equal(arrays):
     """Of 6 samples on 4 devices two have none: what fills up their parts counts for nothing."""
     x, gamma, beta, dy = arrays
 

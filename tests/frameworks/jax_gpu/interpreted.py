@@ -12,6 +12,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from backnorm.jax import cuda, primitives
+from backnorm.jax.batching import lowering
 
 _NAMES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -108,11 +109,5 @@ def take_the_place_of_the_cpu():
         (primitives.NORMALIZE, "inference", (0,)),
         (primitives.BACKWARD, "backward", (1, 4, 4)),
     ):
-        function = functools.partial(_on_cuda, operation, like)
-        rule = mlir.lower_fun(function, multiple_results=True)
+        rule = lowering(functools.partial(cuda.computed, operation, like))
         mlir.register_lowering(primitive, rule, platform="cpu")
-
-
-def _on_cuda(*given, reproducible=False, **how):
-    assert not reproducible
-    return cuda.computed(*given, **how)

@@ -14,7 +14,7 @@ from backnorm.conformance.judge import check_backward, check_forward, check_infe
 from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
-from backnorm.jax import choice, cuda, launches
+from backnorm.jax import cuda, launches
 
 from .. import interpreter
 from ..jax.conftest import EPSILON, SHAPES, agree, textbook, weighed
@@ -45,7 +45,7 @@ def library(monkeypatch):
 @pytest.fixture(params=["h200", pytest.param("l40s", marks=pytest.mark.sweep)])
 def gpu(request, monkeypatch):
     """A device that is fast at float64, and one that is not."""
-    monkeypatch.setattr(choice, "device", lambda: KNOWN[request.param])
+    monkeypatch.setattr(cuda, "device", lambda: KNOWN[request.param])
     return KNOWN[request.param]
 
 
@@ -127,7 +127,7 @@ class TestCalls:
 
     @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (2, 5, 0)])
     def test_none_for_empty_arrays(self, shape, gpu):
-        assert not choice.by_kernels(shape, None)
+        assert not cuda.by_kernels(shape, None)
 
 
 @pytest.mark.long

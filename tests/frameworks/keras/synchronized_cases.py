@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from backnorm.keras import BatchNormalization, convert
 from backnorm.keras import layer as module
-from backnorm.tensorflow import exchange, synchronised
+from backnorm.tensorflow import synchronised
 from backnorm.tensorflow.operators import batch_norm_synchronised
 
 from .losses import Losses
@@ -162,13 +162,13 @@ MUTANTS = ["local moments", "mean of means", "local sums"]
 def messages():
     """Return the sizes of what is exchanged in a step."""
     sizes = []
-    original = exchange._sum
+    original = synchronised._sum
 
     def count(tensor, replica):
         sizes.append(int(tf.size(tensor)))
         return original(tensor, replica)
 
-    with mock.patch.object(exchange, "_sum", count):
+    with mock.patch.object(synchronised, "_sum", count):
         in_replicas(CASES["even"], traced=False)
     return sizes
 

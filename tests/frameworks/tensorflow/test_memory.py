@@ -28,9 +28,9 @@ def seen(monkeypatch):
     arrays = {"in": [], "out": []}
 
     def watched(call):
-        def record(*given):
-            results = call(*given)
-            arrays["in"] += [address(a) for a in given if isinstance(a, np.ndarray)]
+        def record(operands, options):
+            results = call(operands, options)
+            arrays["in"] += [address(a) for a in operands if isinstance(a, np.ndarray)]
             arrays["out"] += [address(a) for a in results]
             return results
 

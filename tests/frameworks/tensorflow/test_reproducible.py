@@ -13,7 +13,7 @@ import backnorm
 from backnorm import ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm import tensorflow as ours
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from backnorm.tensorflow import exchange
+from backnorm.tensorflow import synchronised
 from backnorm.tensorflow.operators import batch_norm_synchronised
 
 from .bits import differ, same
@@ -189,13 +189,13 @@ def test_no_replica_has_elements():
 
 @pytest.mark.parametrize(("dtype", "rows"), [(FLOAT64, 10), (BFLOAT16, 8)], ids=str)
 def test_what_replicas_tell_each_other(dtype, rows):
-    messages, original = [], exchange._sum
+    messages, original = [], synchronised._sum
 
     def told(tensor, replica):
         messages.append((tensor.dtype, int(tf.size(tensor))))
         return original(tensor, replica)
 
-    with mock.patch.object(exchange, "_sum", told):
+    with mock.patch.object(synchronised, "_sum", told):
         in_replicas((4, 0, 8), data(dtype), traced=False, reproducible=True)
     # By each of three, forth and back.
     assert messages == [(tf.int64, 3 * (rows * CHANNELS + 1))] * 6

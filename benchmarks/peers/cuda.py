@@ -1,0 +1,144 @@
+"""The contestants on an NVIDIA GPU but for JAX, on tensors of PyTorch's, all allocating.
+
+NXC is channels_last memory (channels_last_3d for volumes, a permuted view for other ranks).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import backnorm
+from benchmarks.cells import FLOOR, LEAST_PASSES, OURS, Cell, Form
+from benchmarks.peers.aten import NAMES, native_call
+from benchmarks.peers.base import Contestant, Data, Missing, Prepared
+from benchmarks.peers.formula import INPUTS, OUTPUTS, Library, formula
+from benchmarks.peers.tensors import LayerTensors, allocating
+from benchmarks.turns import Timing
+
+__all__ = ["Backnorm", "Compiled", "CuDnn", "Floor", "Native"]
+
+
+class Backnorm(Contestant):
+    """Ours: the kernels that modules and functions of `backnorm.torch` call, without autograd."""
+
+    name = OURS
+
+    def start(self, threads: int) -> dict[str, str]:
+        """Import the adapter; return our version and Triton's."""
+        from backnorm.torch import kernels
+        from backnorm.torch.options import eager_options
+
+        self._kernels, self._options = kernels, eager_options
+        versions = {"backnorm": backnorm.__version__}
+        if importlib.util.find_spec("triton") is not None:
+            versions["triton"] = importlib.metadata.version("triton")
+        return versions
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return the allocating form."""
+        call = self._call(cell, self.device.tensors, data.epsilon)
+        return allocating(self.device.torch, cell, OUTPUTS[cell.op], call)
+
+    def _call(self, cell: Cell, tensors: LayerTensors, epsilon: float) -> Callable[[], Any]:
+        x, dy, mean, variance, weight, bias = tensors
+        kernels = self._kernels
+        options = self._options(cell.op != "inference", epsilon, None, None, x.dtype)
+        if cell.op == "backward":
+            saved = kernels.Saved(x, weight, mean, variance)
+            return lambda: kernels.backward(saved, dy, options, False)
+        if cell.op == "forward":
+            return lambda: kernels.forward(x, None, weight, bias, None, options)
+        return lambda: kernels.inference(x, None, weight, bias, (mean, variance), options)
+
+
+class Floor(Contestant):
+    """The floor: the bytes that a cell must move, at the speed of copying; not timed in turns.
+
+    These are the bytes that no order of work saves: inputs read once, output written once, 3 arrays
+    of x's size for a backward pass (x, dy, dx), 2 for a forward pass and for inference. A backward
+    pass in two passes over the data, sums first and dx afterwards, moves 5, and a forward pass 3;
+    where arrays do not stay in the L2 between the two, such a kernel at the full speed of memory
+    takes 5/3 (3/2) of the floor.
+    """
+
+    name = FLOOR
+    temporaries = 0.0
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Timing]:
+        """Return the time of the form "out"."""
+        copies, moved = self.device.copies, LEAST_PASSES[cell.op] * cell.nbytes
+        return {"out": Timing(*(moved * each for each in dataclasses.astuple(copies)))}
+
+
+class Native(Contestant):
+    """PyTorch's own kernels, ``native_batch_norm`` and its gradient; they never call cuDNN."""
+
+    name = "torch"
+
+    def start(self, threads: int) -> dict[str, str]:
+        """Return PyTorch's version: the device has imported it."""
+        return {"torch": str(self.device.torch.__version__)}
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return the allocating form."""
+        torch = self.device.torch
+        operator, arguments = native_call(torch, cell, self.device.tensors, data.epsilon)
+        return allocating(torch, cell, NAMES[cell.op], partial(operator.default, *arguments))
+
+
+class CuDnn(Contestant):
+    """cuDNN as PyTorch calls it: ``cudnn_batch_norm`` and its gradient.
+
+    PyTorch's operator raises an error for what cuDNN declines, and the cell is unsupported.
+    """
+
+    name = "cudnn"
+    temporaries = 2.0
+
+    def start(self, threads: int) -> dict[str, str]:
+        """Return cuDNN's version."""
+        cudnn = self.device.torch.backends.cudnn
+        if not cudnn.is_available():
+            raise Missing("PyTorch comes without cuDNN")
+        return {"cudnn": str(cudnn.version())}
+
+    def operators(self) -> Any:
+        """Return the namespace of the operators."""
+        return self.device.torch.ops.aten
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return the allocating form; a backward pass takes what a forward pass has kept."""
+        aten, t = self.operators(), self.device.tensors
+        running = (t.mean, t.variance) if cell.op == "inference" else (None, None)
+        options = cell.op != "inference", 0.0, data.epsilon
+        operands = (t.x, t.gamma, t.beta, *running, *options)
+        call = partial(aten.cudnn_batch_norm.default, *operands)
+        if cell.op == "backward":
+            # Its own statistics and its reserve, without which it refuses some layouts.
+            _, mean, saved, reserve = call()
+            operands = (t.x, t.dy, t.gamma, None, None, mean, saved, data.epsilon, reserve)
+            call = partial(aten.cudnn_batch_norm_backward.default, *operands)
+        return allocating(self.device.torch, cell, NAMES[cell.op], call)
+
+
+class Compiled(Contestant):
+    """``torch.compile`` of the formula as one writes it, at its defaults, anew for every cell."""
+
+    name = "compile"
+    temporaries = 3.0
+    options: ClassVar[Mapping[str, Any]] = {"dynamic": False, "fullgraph": True}
+
+    def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
+        """Return the allocating form; it is compiled when it is first called."""
+        torch = self.device.torch
+        # After a few shapes of one function it would no longer compile, without a message.
+        torch.compiler.reset()
+        library = Library(torch.rsqrt, lambda x, dtype: x.to(dtype), torch.float32)
+        function = torch.compile(formula(library, cell, 1, data.epsilon), **self.options)
+        arguments = [getattr(self.device.tensors, name) for name in INPUTS[cell.op]]
+        return allocating(torch, cell, OUTPUTS[cell.op], partial(function, *arguments))

@@ -1,0 +1,92 @@
+"""NumPy's arrays as PyTorch's tensors (N, C, spatial ...), and back.
+
+PyTorch's module is an argument, so nothing is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from backnorm.dtypes import BFLOAT16
+from benchmarks.cells import Cell, Form
+from benchmarks.peers.base import Data, Prepared
+
+__all__ = ["LayerTensors", "allocating", "layer_tensors", "named_arrays", "to_tensor"]
+
+# Results of x's shape.
+_WHOLE = ("dx", "y")
+
+
+class LayerTensors(NamedTuple):
+    """A cell's tensors: x and dy as (N, C, spatial ...), in memory as the cell's layout says."""
+
+    x: Any
+    dy: Any
+    mean: Any
+    variance: Any
+    gamma: Any
+    beta: Any
+
+
+def layer_tensors(torch: Any, data: Data, place: str = "cpu") -> LayerTensors:
+    """Return a cell's tensors on a device of PyTorch's; on the CPU over the arrays' own memory."""
+    last = data.data_format == "NXC"
+    x, dy = (to_tensor(torch, array, last, place) for array in (data.x, data.dy))
+    vectors = data.mean, data.variance, data.gamma, data.beta
+    return LayerTensors(x, dy, *(torch.from_numpy(vector).to(place) for vector in vectors))
+
+
+def to_tensor(torch: Any, array: np.ndarray, last: bool, place: str = "cpu") -> Any:
+    """Return an array as a tensor, on the CPU over its own memory.
+
+    Parameters
+    ----------
+    torch : module
+    array : numpy.ndarray
+        Contiguous.
+    last : bool
+        Whether the channels are the array's last axis. They are the tensor's second: a view, whose
+        memory is channels_last (channels_last_3d for volumes).
+    place : str
+        PyTorch's name of a device.
+    """
+    if array.dtype == BFLOAT16:
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    # Moved while it is contiguous: a view's strides need not survive the journey.
+    tensor = tensor.to(place)
+    return tensor.movedim(-1, 1) if last else tensor
+
+
+def named_arrays(
+    torch: Any, names: Iterable[str], tensors: Iterable[Any], last: bool
+) -> dict[str, np.ndarray]:
+    """Return tensors, as many as there are names, as arrays of the cell's layout."""
+    return {
+        name: _array(torch, tensor.movedim(1, -1) if last and name in _WHOLE else tensor)
+        for name, tensor in zip(names, tensors, strict=False)
+    }
+
+
+def allocating(
+    torch: Any, cell: Cell, names: Iterable[str], call: Callable[[], Any]
+) -> dict[Form, Prepared]:
+    """Return the allocating form of a contestant whose call returns a tensor, or several."""
+
+    def results(returned: Any) -> dict[str, np.ndarray]:
+        tensors = returned if isinstance(returned, tuple) else (returned,)
+        return named_arrays(torch, names, tensors, cell.layout == "NXC")
+
+    return {"allocate": Prepared(call, results)}
+
+
+def _array(torch: Any, tensor: Any) -> np.ndarray:
+    tensor = tensor.cpu()
+    if tensor.dtype == torch.bfloat16:
+        array: np.ndarray = tensor.view(torch.int16).numpy().view(BFLOAT16)
+        return array
+    return tensor.numpy()  # type: ignore[no-any-return]

@@ -1,0 +1,200 @@
+"""How far off float32 results are: the tables of docs/explanation/exactness.md.
+
+Gradients of each contestant of `operator`, from the same arrays and statistics, each in a process
+of its own. ``--compiled``: layers of PyTorch and ours under `torch.compile`, each with the
+statistics that it computes itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from backnorm import ArgumentError, reference
+from backnorm._doubledouble import Exact, FloatArray
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import ulp_error
+from backnorm.dtypes import FLOAT32, FLOAT64
+from benchmarks.cells import OURS, OURS_IN_FLOAT32, Cell
+from benchmarks.child import Child, ChildEndedError, serve_parent
+from benchmarks.peers import CONTESTANTS
+from benchmarks.peers.base import Data, Missing, Unsupported
+from benchmarks.studies import arguments
+from benchmarks.worker import load
+
+__all__ = ["GRADIENTS", "PLANES", "RATIOS", "Errors", "compiled", "errors_of", "exact_gradients",
+           "make", "measured", "tables", "truth_of"]  # fmt: skip
+
+#: Elements of a side of a plane, and mean over standard deviation.
+PLANES, RATIOS = (7, 14, 28, 56, 112), (1.0, 1e2, 1e4)
+
+# Samples and channels.
+_SAMPLES, _CHANNELS = 16, 16
+
+GRADIENTS = ("dx", "dgamma", "dbeta")
+
+#: Title, name of the contestant, and layout.
+ENTRIES = (
+    ("backnorm, float64", OURS, "NCX"), ("backnorm, float32, NCX", OURS_IN_FLOAT32, "NCX"),
+    ("backnorm, float32, NXC", OURS_IN_FLOAT32, "NXC"), ("PyTorch, contiguous", "torch", "NCX"),
+    ("PyTorch, channels_last", "torch", "NXC"), ("TensorFlow, NHWC", "tensorflow", "NXC"),
+    ("oneDNN, NCHW", "onednn", "NCX"), ("oneDNN, NHWC", "onednn", "NXC"),
+    ("JAX, NCHW", "jax", "NCX"), ("JAX, NHWC", "jax", "NXC"),
+)  # fmt: skip
+
+#: Largest error and root mean square by quantity: dx in units in the last place of the exact
+#: element, and each result in units of 2**-24 of the sum of the magnitudes of its terms, T.
+Errors = dict[str, tuple[float, float]]
+
+#: Errors by title, plane and ratio.
+Found = Mapping[str, Mapping[tuple[int, float], Errors]]
+
+#: Exact results, and the magnitudes of their terms.
+Truth = Mapping[str, tuple[Exact, FloatArray]]
+
+
+def make(plane: int, ratio: float, layout: str) -> Data:
+    """Return the arrays of a cell, with the same values in both layouts."""
+    rng = np.random.default_rng([plane, int(ratio)])
+    layer = realistic_data((_SAMPLES, _CHANNELS, plane, plane), FLOAT32, rng=rng, ratio=ratio)
+    x, dy = layer.x, layer.dy
+    if layout == "NXC":
+        x, dy = (np.ascontiguousarray(np.moveaxis(array, 1, -1)) for array in (x, dy))
+    channels = layer.mean, layer.variance, layer.gamma, layer.beta
+    return Data(x, dy, *channels, layer.epsilon, layout, out=np.empty_like(x))
+
+
+def exact_gradients(data: Data, *, takes_inverse: bool) -> Truth:
+    """Return the exact gradients of the arrays that a contestant is given.
+
+    PyTorch is given 1/sqrt(variance + epsilon) rounded to float32, and is judged by that.
+    """
+    variance, epsilon = data.variance, data.epsilon
+    if takes_inverse:
+        inverse = (1.0 / np.sqrt(variance.astype(FLOAT64) + epsilon)).astype(FLOAT32)
+        variance, epsilon = 1.0 / inverse.astype(FLOAT64) ** 2, 0.0
+    inputs = data.x, data.dy, data.mean, variance, data.gamma
+    return truth_of(reference.backward(*inputs, epsilon=epsilon, data_format=data.data_format))
+
+
+def truth_of(exact: reference.ExactGradients) -> dict[str, tuple[Exact, FloatArray]]:
+    """Return the exact gradients with the magnitudes of their terms, by name."""
+    return {name: (getattr(exact, name), getattr(exact, f"{name}_terms")) for name in GRADIENTS}
+
+
+def errors_of(results: Mapping[str, np.ndarray], truth: Truth) -> Errors:
+    """Return how far off results are."""
+    found = {"dx in ulp": _summary(ulp_error(results["dx"], truth["dx"][0], FLOAT32))}
+    for name, (exact, terms) in truth.items():
+        lost = np.abs((results[name].astype(FLOAT64) - exact.hi) - exact.lo)
+        found[f"{name} in 2⁻²⁴ T"] = _summary(lost / (terms * 2.0**-24))
+    return found
+
+
+def _summary(errors: np.ndarray) -> tuple[float, float]:
+    return float(errors.max()), float(np.sqrt(np.square(errors).mean()))
+
+
+def measured(name: str, layout: str) -> Iterator[tuple[tuple[int, float], Errors]]:
+    """Yield the errors of a contestant, which runs in a process of its own.
+
+    Raises
+    ------
+    ChildEndedError
+    """
+    child = Child("benchmarks.studies.errors")
+    try:
+        for plane, ratio in itertools.product(PLANES, RATIOS):
+            results = child.ask("results", CONTESTANTS["cpu"][name], plane, ratio, layout)
+            if isinstance(results, str):
+                raise ChildEndedError(results)
+            exact = exact_gradients(make(plane, ratio, layout), takes_inverse=name == "torch")
+            yield (plane, ratio), errors_of(results, exact)
+    finally:
+        child.stop()
+
+
+class Work:
+    """The process of a contestant."""
+
+    def results(self, place: str, plane: int, ratio: float, layout: str) -> object:
+        """Return its gradients, or why there are none."""
+        try:
+            contestant = load(place)()
+            contestant.start(2)
+            cell = Cell("", "backward", (_SAMPLES, _CHANNELS, plane, plane), layout, "float32")
+            prepared = next(iter(contestant.prepare(cell, make(plane, ratio, layout)).values()))
+            found = prepared.results(prepared.call())
+            return {name: np.array(found[name]) for name in GRADIENTS}
+        except (Missing, Unsupported, ArgumentError) as error:
+            return str(error)
+
+
+def compiled(planes: Iterable[int], ratios: Iterable[float]) -> Found:
+    """Return the errors of compiled layers, ours and PyTorch's, by title, plane and ratio."""
+    import torch
+
+    import backnorm.torch
+
+    formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+    functions = {"PyTorch": torch.nn.functional.batch_norm, "backnorm": backnorm.torch.batch_norm}
+    found: dict[str, dict[tuple[int, float], Errors]] = {}
+    for plane, (name, function) in itertools.product(planes, functions.items()):
+        # Compiled for one shape: a shape that varies is another program.
+        torch._dynamo.reset()
+        run = torch.compile(function, dynamic=False)
+        for ratio, (layout, memory) in itertools.product(ratios, formats.items()):
+            data = make(plane, ratio, "NCX")
+            exact = reference.forward(data.x, data.gamma, data.beta, epsilon=1e-5)
+            moments = exact.mean.hi, exact.variance.hi
+            backward = reference.backward(data.x, data.dy, *moments, data.gamma, epsilon=1e-5)
+            truth = truth_of(backward) | {"y": (exact.y, exact.y_terms)}
+            x, dy = (
+                torch.tensor(each).contiguous(memory_format=memory) for each in (data.x, data.dy)
+            )
+            operands = [x, *map(torch.tensor, (data.gamma, data.beta))]
+            x, weight, bias = (each.requires_grad_() for each in operands)
+            y = run(x, None, None, weight, bias, True, 0.1, 1e-5)
+            gradients = torch.autograd.grad(y, (x, weight, bias), dy)
+            results = dict(zip(GRADIENTS, (each.numpy() for each in gradients), strict=True))
+            results["y"] = y.detach().numpy()
+            found.setdefault(f"{layout}, {name}", {})[plane, ratio] = errors_of(results, truth)
+    return found
+
+
+def tables(found: Found) -> Iterator[str]:
+    """Yield the lines of a table for each ratio, over all planes."""
+    titles = list(next(iter(next(iter(found.values())).values())))
+    sides = ", ".join(f"{plane} x {plane}" for plane in PLANES)
+    for ratio in RATIOS:
+        yield f"Mean over standard deviation {ratio:g}, planes of {sides}:\n"
+        yield f"| | {' | '.join(titles)} |\n{'|---' * (1 + len(titles))}|"
+        for label, cells in found.items():
+            values = []
+            for title in titles:
+                most, squares = zip(*(cells[plane, ratio][title] for plane in PLANES), strict=True)
+                values.append(f"{max(most):.3g}, {np.sqrt(np.mean(np.square(squares))):.2g}")
+            yield f"| {label} | {' | '.join(values)} |"
+        yield ""
+
+
+def main() -> None:
+    """Measure all, and print the tables; those that cannot take part go to standard error."""
+    of_compiled = arguments(__doc__, compiled=False).compiled
+    found = dict(compiled(PLANES, RATIOS) if of_compiled else {})
+    for title, name, layout in () if of_compiled else ENTRIES:
+        try:
+            found[title] = dict(measured(name, layout))
+        except ChildEndedError as error:
+            print(f"{title}: {error}", file=sys.stderr)
+    print("\n".join(tables(found)))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] and sys.argv[1].isdecimal():
+        serve_parent(Work())
+    else:
+        main()

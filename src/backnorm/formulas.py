@@ -1,0 +1,73 @@
+"""The first order as formulas, for the arrays of any framework.
+
+They run where no kernel can be called: on devices without kernels, in graphs that a compiler splits
+or compiles whole, and where a framework differentiates the formulas itself. An adapter says what
+the operations of `Namespace` are in its framework; per-channel arrays have the shape and type that
+its `sum` returns. The mean is subtracted before anything else is done with x.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["Namespace", "gradients", "normalized", "statistics"]
+
+# An array of elements or of channels, of any framework.
+Array = Any
+
+
+class Namespace(Protocol):
+    """Operations of a framework on the elements of arrays of one shape and channel axis."""
+
+    @property
+    def count(self) -> Any:
+        """The number of elements that a sum is over, at least 1."""
+
+    def sum(self, elements: Array) -> Array:
+        """Return the sum of each channel."""
+
+    def spread(self, channels: Array, elements: Array) -> Array:
+        """Return a per-channel array that broadcasts against elements, in their type."""
+
+    def scaled(self, elements: Array, s: Array, gamma: Array) -> Array:
+        """Return elements * s * gamma; gamma may be None, for 1."""
+
+    def rounded(self, channels: Array, elements: Array) -> Array:
+        """Return a per-channel array, rounded to values of the type of elements."""
+
+    def at_least(self, channels: Array, bound: Any) -> Array:
+        """Return the greater of the values and the bound; NaN stays NaN."""
+
+
+def statistics(xp: Namespace, x: Array) -> tuple[Array, Array]:
+    """Return the mean and the biased variance of every channel, 0 and 0 of an empty batch.
+
+    A sum of many numbers of one sign loses digits; the sum of deviations from a first mean does
+    not. So the first mean is corrected by the mean of the deviations, in the pass that sums their
+    squares.
+    """
+    first = xp.rounded(xp.sum(x) / xp.count, x)
+    centred = x - xp.spread(first, x)
+    correction = xp.sum(centred) / xp.count
+    variance = xp.sum(centred * centred) / xp.count - correction * correction
+    # Rounding must not leave a negative variance.
+    return first + correction, xp.at_least(variance, 0)
+
+
+def normalized(xp: Namespace, centred: Array, s: Array, gamma: Array, beta: Array) -> Array:
+    """Return y = gamma * s * (x - mean) + beta; gamma and beta may be None, for 1 and 0."""
+    y = xp.scaled(centred, s, gamma)
+    return y if beta is None else y + xp.spread(beta, y)
+
+
+def gradients(
+    xp: Namespace, centred: Array, dy: Array, s: Array, gamma: Array, training: bool
+) -> tuple[Array, Array, Array]:
+    """Return dx, dgamma and dbeta (`backnorm.batch_norm_backward` has the formulas)."""
+    sum_dy, sum_dy_xmu = xp.sum(dy), xp.sum(dy * centred)
+    dx = dy
+    if training:
+        # A product of two factors s can overflow: x - mean is multiplied by one first.
+        normalised, slope = centred * xp.spread(s, centred), s * (sum_dy_xmu / xp.count)
+        dx = dx - xp.spread(sum_dy / xp.count, dx) - normalised * xp.spread(slope, dx)
+    return xp.scaled(dx, s, gamma), s * sum_dy_xmu, sum_dy

@@ -1,0 +1,118 @@
+"""Primitives with a batching rule: `jax.vmap` gives their operands a leading batch axis.
+
+A primitive has the parameter `batched`. If it is set, every operand has a batch axis, of size 1
+where all problems of the batch share the operand (the convention of `jax.ffi.ffi_call` with
+``vmap_method="expand_dims"``), and every result has one. Nested `jax.vmap`s share that axis.
+Functions of a batch always have these axes: `with_batch_axes` adds them to unbatched operands.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+__all__ = ["batch_size", "lowering", "new_primitive", "over_batch", "with_batch_axes"]
+
+
+def new_primitive(name: str, result_types: Callable[..., Any], like: Sequence[int] = ()) -> Any:
+    """Return a primitive with a batching rule, without lowerings and derivatives.
+
+    Parameters
+    ----------
+    name : str
+    result_types : callable
+        From the abstract values of the operands and the parameters to those of the results.
+    like : sequence of int
+        The operands that are never shared by a batch, because a result has their shape.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(result_types)
+    primitive.def_impl(partial(_run_compiled, primitive))
+    batching.primitive_batchers[primitive] = partial(_batched, primitive, like)
+    return primitive
+
+
+def batch_size(operands: Sequence[Any]) -> Any:
+    """Return the size of the batch that operands with a batch axis are of."""
+    return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
+
+
+def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
+    """Return a function of one problem as a function of the operands of a primitive."""
+
+    def mapped(*operands: Any) -> Any:
+        size = batch_size(operands)
+        if size == 1:
+            results = function(*(jax.lax.squeeze(x, (0,)) for x in operands))
+            return [jax.lax.expand_dims(result, (0,)) for result in results]
+        axes = tuple(0 if x.shape[0] == size else None for x in operands)
+        shared = (x if axis == 0 else x[0] for x, axis in zip(operands, axes, strict=True))
+        return jax.vmap(function, axes)(*shared)
+
+    return mapped if batched else function
+
+
+def with_batch_axes(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
+    """Return a function of a batch as a function of the operands of a primitive."""
+
+    def expanded(*operands: Any, **parameters: Any) -> Any:
+        results = function(*(jax.lax.expand_dims(x, (0,)) for x in operands), **parameters)
+        return [jax.lax.squeeze(result, (0,)) for result in results]
+
+    return function if batched else expanded
+
+
+def lowering(function: Callable[..., Any]) -> Any:
+    """Return the lowering rule of a primitive that computes a function of a batch."""
+
+    def lowered(*operands: Any, batched: bool, **parameters: Any) -> Any:
+        return with_batch_axes(function, batched)(*operands, **parameters)
+
+    return mlir.lower_fun(lowered, multiple_results=True)
+
+
+def _run_compiled(primitive: Any, *operands: jax.Array, **parameters: Any) -> Any:
+    """Run a primitive outside any compiled function, as under `jax.disable_jit`."""
+    with jax.disable_jit(False):
+        return _compiled(primitive, tuple(sorted(parameters.items())))(*operands)
+
+
+@functools.cache
+def _compiled(primitive: Any, parameters: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return jax.jit(partial(primitive.bind, **dict(parameters)))
+
+
+def _batched(
+    primitive: Any,
+    like: Sequence[int],
+    operands: Sequence[jax.Array],
+    axes: Sequence[int | None],
+    *,
+    batched: bool,
+    **parameters: Any,
+) -> tuple[list[jax.Array], list[int]]:
+    """Return the results of a primitive that is mapped over one more axis, and their batch axes."""
+    (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
+    # With the new batch axis in front and the one that was there behind it.
+    pairs = []
+    for x, axis in zip(operands, axes, strict=True):
+        x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)
+        pairs.append(x if batched else x[:, None])
+    inner = next((x.shape[1] for x in pairs if x.shape[1] != 1), 1)
+    merged = []
+    for k, x in enumerate(pairs):
+        if axes[k] is not None or x.shape[1] != 1 or k in like:
+            x = jnp.broadcast_to(x, (size, inner, *x.shape[2:]))
+        merged.append(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]))
+    results = primitive.bind(*merged, batched=True, **parameters)
+    if batched:
+        results = [result.reshape(size, inner, *result.shape[1:]) for result in results]
+    return results, [0] * len(results)

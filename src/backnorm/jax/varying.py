@@ -1,0 +1,36 @@
+"""The mapped axes over which `jax.shard_map` knows a value to vary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+__all__ = ["alike"]
+
+
+def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the arrays, marked as varying over the union of their mapped axes.
+
+    JAX does the same for operands of its own operations, and sums cotangents of a value over the
+    axes that the value does not vary over. A function with its own derivative needs operands that
+    vary over the same axes, or the types of its cotangents differ from those that JAX expects.
+    """
+    axes = [_varying(array) for array in arrays]
+    union = frozenset().union(*axes)
+    return tuple(
+        _cast(array, tuple(sorted(union - own, key=str))) if union - own else array
+        for array, own in zip(arrays, axes, strict=True)
+    )
+
+
+def _varying(array: jax.Array) -> frozenset[Any]:
+    kind: Any = jax.typeof(array)
+    # `vma` before JAX 0.9, a part of `mat` since.
+    return frozenset(kind.mat.varying if hasattr(kind, "mat") else kind.vma)
+
+
+def _cast(array: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, axes, to="varying")
+    return jax.lax.pvary(array, axes)

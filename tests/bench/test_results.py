@@ -1,0 +1,172 @@
+"""Ratios, tables, summaries and plots of results that are known, and their files."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from benchmarks.models.report import models_lines, models_plot, models_table
+from benchmarks.results import (
+    DASH,
+    beside_best,
+    bytes_text,
+    geometric_mean,
+    markdown,
+    milliseconds,
+    operator_lines,
+    operator_plot,
+    operator_table,
+    ratio_to_floor,
+    ratios,
+    read,
+    result_of,
+    write,
+)
+
+CELL = {"suite": "small", "op": "backward", "shape": "2,64,4,4", "layout": "NCX"}
+ROWS = [
+    # The best peer is oneDNN, whose form is another than that of PyTorch's quicker call.
+    CELL
+    | {"dtype": "float32", "notes": "", "floor.out": 1e-3}
+    | {"backnorm.out": 2e-3, "backnorm.allocate": 4e-3, "backnorm-float32.out": 1e-3}
+    | {"torch.allocate": 3e-3, "onednn.out": 1e-3, "numpy.allocate": 9e-3},
+    CELL
+    | {"dtype": "float16", "notes": "onednn out unsupported: not today: x; jax out missing: -"}
+    | {"backnorm.allocate": 1e-3, "torch.allocate": 4e-3, "floor.out": 2e-3},
+    CELL
+    | {"dtype": "float64", "notes": "backnorm out inaccurate: dx[0] = 1; jax out missing: -"}
+    | {"torch.allocate": 4e-3},
+]
+GPU = {"device": {"bandwidth": 4.2e12}}
+
+
+@pytest.fixture
+def result():
+    return result_of({"command": "operator", "device": {}}, ROWS)
+
+
+def test_ratios_compare_each_form_with_the_same_form(result):
+    found = ratios(result.frame)
+    assert found.ratio[:2].tolist() == pytest.approx([2.0, 0.25])
+    assert found.peer.tolist() == ["onednn.out", "torch.allocate", None]
+    assert math.isnan(found.ratio[2])
+
+
+def test_ratios_to_one_peer_and_of_another_of_ours(result):
+    assert ratios(result.frame, peers=["torch"]).ratio[0] == pytest.approx(4 / 3)
+    assert ratios(result.frame, "backnorm-float32").ratio[0] == pytest.approx(1.0)
+    assert ratios(result.frame, peers=["cudnn"]).ratio.isna().all()
+
+
+def test_ratio_to_floor_takes_the_output_given_if_there_is_that_form(result):
+    assert ratio_to_floor(result.frame)[:2].tolist() == pytest.approx([2.0, 0.5])
+
+
+def test_beside_best_has_times_of_the_same_form(result):
+    lines = beside_best(result.frame).to_numpy().tolist()
+    assert lines == [
+        ["2.00", "1.00", "oneDNN", "out", "**2.00** (slower)"],
+        ["1.00", "4.00", "PyTorch", "allocate", "0.25"],
+        [DASH] * 5,
+    ]
+
+
+def test_operator_table_has_every_row_and_marks_the_losing(result):
+    table = operator_table(result)
+    assert len(table) == len(ROWS)
+    assert table.ratio.tolist() == ["**2.00** (slower)", "0.25", DASH]
+    assert table.floor.tolist() == ["2.00", "0.50", DASH]
+    # Five passes over 8 KiB in 2 ms.
+    assert table["GB/s"][0] == f"{5 * 8192 / 2e-3 / 1e9:.3g}"
+    assert "whole call" not in table
+
+
+def test_operator_table_of_a_gpu_has_ratios_of_whole_calls():
+    row = ROWS[1] | {"backnorm.allocate.whole": 3e-5, "torch.allocate.whole": 2e-5}
+    table = operator_table(result_of(GPU, [row | {"cudnn.allocate.whole": 4e-5}]))
+    assert table["whole call"].tolist() == ["**1.50** (slower)"]
+
+
+def test_operator_lines_have_means_and_count_reasons(result):
+    lines = operator_lines(result)
+    mean = math.sqrt(2.0 * 0.25)
+    expected = f"backnorm: {mean:.2f} in the geometric mean (slower in 1 of 2, 2.00 in the worst)"
+    assert lines[0] == f"{expected} of the best peer's time; 1.00 of the floor's"
+    assert "jax out missing: - (2 of 3 cells)" in lines
+    assert "onednn out unsupported: not today (1 of 3 cells)" in lines
+    assert "copying: 4200 GB/s" in operator_lines(result_of(GPU, ROWS))
+
+
+def test_geometric_mean_leaves_out_missing_values():
+    assert geometric_mean(pd.Series([0.5, math.nan, 2.0])) == pytest.approx(1.0)
+    assert math.isnan(geometric_mean(pd.Series([math.nan])))
+
+
+def test_write_and_read_give_the_same_result(result, tmp_path):
+    path = tmp_path / "result.json"
+    write(result, path)
+    again = read(path)
+    assert again.environment == result.environment
+    pd.testing.assert_frame_equal(again.frame, result.frame, check_dtype=False, rtol=1e-5)
+    assert path.read_text().count("\n[") == len(ROWS)
+
+
+def test_plots_are_drawn(result, tmp_path):
+    operator_plot(result, tmp_path / "operator.png")
+    models_plot(MODELS, tmp_path / "models.png")
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.5, "1500"), (0.0123456, "12.3"), (9.9e-6, "0.00990"), (math.nan, DASH)]
+)
+def test_milliseconds_has_three_digits(seconds, text):
+    assert milliseconds(seconds) == text
+
+
+def test_bytes_text_has_the_largest_unit():
+    assert [bytes_text(size) for size in (64, 1 << 10, 3 << 19, 1 << 30)] == [
+        "64 B",
+        "1 KiB",
+        "1.5 MiB",
+        "1 GiB",
+    ]
+
+
+def test_markdown_escapes_pipes():
+    assert "a \\| b" in markdown(pd.DataFrame({"x": ["a | b"]}))
+
+
+CASE = {"model": "resnet18", "shape": "2,3,40,40", "layout": "contiguous", "precision": "float32"}
+MODELS = result_of(
+    {"command": "models"},
+    [
+        CASE
+        | {"notes": "backnorm-fused: RuntimeError: no compiler"}
+        | {"torch.step": 1.0, "torch.ratio": 1.0, "torch.memory": 1000.0, "torch.error": 1e-6}
+        | {"backnorm.step": 1.2, "backnorm.ratio": 1.25, "backnorm.memory": 900.0}
+        | {"torch-compiled.step": 0.5, "torch-compiled.ratio": 0.5}
+        | {"backnorm-compiled.step": 0.4, "backnorm-compiled.ratio": 0.4}
+    ],
+)
+
+
+def test_models_table_has_every_variant_and_marks_the_losing():
+    table = models_table(MODELS)
+    assert table.variant.tolist() == ["torch", "backnorm", "torch-compiled", "backnorm-compiled"]
+    assert table.ratio.tolist() == ["1.00", "**1.25** (slower)", "0.50", "0.40"]
+    assert table.ms.tolist() == ["1000", "1200", "500", "400"]
+
+
+def test_models_lines_compare_compiled_with_compiled_and_name_reasons():
+    mean = "in the geometric mean (slower in"
+    assert models_lines(MODELS) == [
+        f"backnorm / torch: 1.25 {mean} 1 of 1, 1.25 in the worst); normalization {DASH}; "
+        "memory 0.90",
+        f"backnorm-compiled / torch-compiled: 0.80 {mean} 0 of 1, 0.80 in the worst); "
+        f"normalization {DASH}; memory {DASH}",
+        "resnet18 2,3,40,40 contiguous float32: backnorm-fused: RuntimeError: no compiler",
+    ]
