@@ -193,10 +193,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     at: str | None = None
     is_ready = False
     try:
-        # Frameworks take long to import on a loaded machine.
-        for event in _events(
-            reader, lambda: job.timeout if is_ready else max(job.timeout, _IMPORT)
-        ):
+        for event in _events(reader, job.timeout):
             match event["event"]:
                 case "ready":
                     is_ready = True

@@ -23,7 +23,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.verify import peers
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import FLOAT64, element_type
+from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["OUTPUTS", "Inputs", "RefusedError", "Subject", "subject_of"]
@@ -302,11 +302,9 @@ def _array(value: Any) -> np.ndarray | None:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":
-            import ml_dtypes
-            import torch
-
-            bits: np.ndarray = value.view(torch.int16).numpy()
-            found: np.ndarray = bits.view(ml_dtypes.bfloat16)
+            # NumPy cannot read PyTorch's bfloat16.
+            bits: np.ndarray = value.view(sys.modules["torch"].int16).numpy()
+            found: np.ndarray = bits.view(BFLOAT16)
             return found
         return np.asarray(value.numpy())
     return np.asarray(value)
