@@ -214,8 +214,8 @@ def bound(
     unit = roundoff if accumulator is None else _ROUNDOFF[accumulator]
     additions = _additions(rung, count)
     if kind == "guaranteed":
-        lost = _INVERSE_DEVIATION * roundoff if rung in _SUMS else 0.0
-        return Bound(elements.ulps, elements.terms + lost + _in_a_row(additions.height, unit))
+        lost = elements.terms + (_INVERSE_DEVIATION * roundoff if rung in _SUMS else 0.0)
+        return Bound(elements.ulps, lost + (1.0 + lost) * _in_a_row(additions.height, unit))
     return _expected(quantity, output, elements.ulps, roundings, roundoff, additions, unit)
 
 
