@@ -2,6 +2,7 @@
 #   make demo          run the main job on real data
 #   make test          run the tests, but for the long ones
 #   make test-all      run all tests but the sweeps
+#   make mutants       break each adapter in one place, and let the tests of `make test` find it
 #   make test-torch    run those of one framework alone; also test-core, test-jax, test-keras-jax, ...
 #                      test-core installs no framework: 0.3 GB, where make test needs 5
 #   make kernels       compile all kernels for this processor: two minutes on two processors, once
@@ -22,11 +23,14 @@ KERNELS := $(BIN)/python -m backnorm.cpu.build.make
 # What links machine code, if no C compiler does.
 LINKER  := $(if $(shell command -v $(firstword $(CC))),,ziglang)
 
-# Workers of a test run, and options for pytest.
+# Runs at a time of `make test`, workers of a run that is asked for alone, and options for pytest.
 JOBS   ?= 2
+WORKERS ?= $(JOBS)
 PYTEST_FLAGS ?=
 # Which tests: the tiers are `not long and not sweep`, `not sweep`, and `sweep`.
 TIER   ?= not long and not sweep
+# What each run of pytest adds its processor time to.
+TIMES  ?= $(abspath $(VENV))/test-times.jsonl
 FOLDER  = tests/frameworks/$(@:test-%=%)
 DIST    = worksteal
 # A run of pytest each: no two frameworks share a process, nor two backends of Keras.
@@ -47,7 +51,7 @@ ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS = $(if $(wildcard $(VENV)/.test),1)
 endif
 
-.PHONY: demo test test-all sweep $(RUNS:%=test-%) browser-hint
+.PHONY: demo test test-all sweep mutants $(RUNS:%=test-%) browser-hint
 .PHONY: kernels bench bench-quick gpu-check docs lint format build wheel-check clean
 
 # What the demo calls, and no more.
@@ -59,12 +63,20 @@ demo: $(VENV)/.package
 kernels: $(VENV)/.package
 	$(KERNELS)
 
-# All runs, also after one that failed.
+# All runs, also after one that failed, each printed when it has ended; then their processor time.
+# A run is one process: workers would import frameworks and collect tests once each.
 test: $(VENV)/.test kernels
-	$(MAKE) --keep-going $(RUNS:%=test-%)
+	rm -f $(TIMES)
+	BACKNORM_TEST_TIMES=$(TIMES) $(MAKE) --jobs $(JOBS) --output-sync=target --keep-going \
+	  WORKERS=0 $(RUNS:%=test-%); status=$$?; \
+	  $(BIN)/python -m tests.support.processor_time $(TIMES); exit $$status
 
 test-all: browser-hint
 	$(MAKE) test TIER="not sweep"
+
+# A copy of the package for each wrong step, and a process of the tests that must fail.
+mutants: $(VENV)/.test kernels
+	$(BIN)/python -m pytest -n $(JOBS) -m "not long" $(PYTEST_FLAGS) tests/mutants
 
 sweep:
 	$(MAKE) test TIER=sweep
@@ -84,7 +96,7 @@ $(filter-out test-core,$(RUNS:%=test-%)): $(VENV)/.test
 
 # Not every run has something for every tier, of which pytest makes the status 5.
 $(RUNS:%=test-%): kernels
-	$(BIN)/python -m pytest -n $(JOBS) --dist $(DIST) -m "$(TIER)" $(PYTEST_FLAGS) \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist $(DIST) -m "$(TIER)" $(PYTEST_FLAGS) \
 	  $(FOLDER) || test $$? -eq 5
 
 browser-hint:

@@ -39,7 +39,7 @@ def environment(
 
 def available_memory() -> float:
     """Return the bytes that can still be taken; infinity where the system does not tell."""
-    return min(machine.free_memory(), _quota())
+    return min(_free_memory(), _quota())
 
 
 def _microarchitecture() -> str:
@@ -50,6 +50,17 @@ def _microarchitecture() -> str:
         # Only a checkout has the kernels' compiler.
         return ""
     return str(llvm.get_host_cpu_name())
+
+
+def _free_memory() -> float:
+    """Return the bytes that the system can still give; infinity where it does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return float("inf")
 
 
 def _quota() -> float:

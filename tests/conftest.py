@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import signal
@@ -16,12 +15,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-# The module of NumPy's arrays, and the names of its allocators in the code of a call.
-ARRAYS, ALLOCATORS = "backnorm.arrays", ("allocate", "empty")
-# The module that fills in the records of the kernels.
-RECORDS = "backnorm.cpu.stage"
+from tests.support import internals, tiers
+from tests.support.processor_time import ProcessorTime
 
-_NAN = np.array(np.nan).view(np.int64)
+
+def pytest_configure(config):
+    config.pluginmanager.register(ProcessorTime(config))
+    config.pluginmanager.register(tiers)
 
 
 class Cases(NamedTuple):
@@ -171,32 +171,7 @@ def hangup():
 @pytest.fixture(autouse=True)
 def poisoned_allocations(monkeypatch):
     """Poison the engine's outputs and scratch memory; returns the list of outputs allocated."""
-    allocated = []
-    names = importlib.import_module(ARRAYS).NUMPY.names
-
-    def poisoned(original):
-        def allocate(*args, **kwargs):
-            array = original(*args, **kwargs)
-            # A mask is of bytes, reproducible sums are integers.
-            array.fill({"u": 255, "i": -12345}.get(array.dtype.kind, np.nan))
-            allocated.append(array)
-            return array
-
-        return allocate
-
-    for name in ALLOCATORS:
-        monkeypatch.setitem(names, name, poisoned(names[name]))
-
-    records = importlib.import_module(RECORDS)
-    scratch, fill = records.SLOTS["scratch"], records._fill
-
-    def fill_in(view, *args):
-        # For every call, and not only in new memory: records are kept for the next call.
-        np.asarray(view)[view[scratch] // 8 :] = _NAN
-        fill(view, *args)
-
-    monkeypatch.setattr(records, "_fill", fill_in)
-    return allocated
+    return internals.poison_new_memory(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,9 @@ from typing import Any
 
 from backnorm.cpu.record import ADDRESSES
 from backnorm.interfaces import AnyArrays, Call, Code
-from backnorm.signature import Number, Signature
+from backnorm.signature import Number, Operand, Signature
 
-__all__ = ["NO_FACTS", "caller", "facts", "runner", "written"]
+__all__ = ["NO_FACTS", "caller", "runner"]
 
 
 #: The exceptions that facts raise for an object that is not an array, and a key for an option
@@ -29,15 +29,16 @@ NO_FACTS = (AttributeError, TypeError, RuntimeError)
 _NO_FACTS = f"({', '.join(error.__name__ for error in NO_FACTS)})"
 
 
-def facts(code: Code, name: str, kind: str = "data", *, required: bool = False) -> str:
+def _facts(code: Code, operand: Operand) -> str:
     """Return the expressions for the facts of an operand.
 
     The facts of an operand that may be absent are one expression, a tuple or None. Those of a
     required one are as many as there are facts, which takes half the time of a tuple.
     """
-    of_kind = {"channel": code.channel_facts, "mask": code.mask_facts}.get(kind) or code.facts
+    kinds, name = {"channel": code.channel_facts, "mask": code.mask_facts}, operand.name
+    of_kind = kinds.get(operand.kind) or code.facts
     expressions = of_kind.format(*[name] * of_kind.count("{}"))
-    return expressions[1:-1] if required else f"None if {name} is None else {expressions}"
+    return expressions[1:-1] if operand.required else f"None if {name} is None else {expressions}"
 
 
 def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
@@ -51,11 +52,11 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
     # True == 1 == 1.0: a key cannot tell them apart without their classes.
     key = [
-        # One text: a hash that is known.
+        # One string, whose hash is known.
         repr(f"{signature.operation}, {arrays.code.arrays}"),
-        *(facts(arrays.code, o.name, o.kind, required=o.required) for o in signature.operands),
+        *(_facts(arrays.code, operand) for operand in signature.operands),
     ]
-    # A tuple of its own: one of more than 30 parts Python makes by way of a list, in 0.2 us more.
+    # A tuple in the key: Python makes a tuple of more than 30 parts from a list, in 0.2 us more.
     parts = (part for option in signature.options for part in (f"type({option})", option))
     key.append(f"({', '.join(parts)}, get_num_threads(), chosen())")
     parameters, numbers = _parameters(signature), _arguments(signature.numbers)
@@ -79,7 +80,7 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         "    return call",
     ]
     make: Callable[..., Call]
-    make = written(f"call of {signature.operation}", lines, arrays.names)["make"]
+    make = _written(f"call of {signature.operation}", lines, arrays.names)["make"]
     return make
 
 
@@ -153,7 +154,7 @@ def runner(
         "    return run",
     ]
     make: Callable[..., Call]
-    make = written(f"run of {signature.operation}", lines, arrays.names)["make"]
+    make = _written(f"run of {signature.operation}", lines, arrays.names)["make"]
     return make
 
 
@@ -167,7 +168,7 @@ def _arguments(numbers: Iterable[Number]) -> str:
     return "".join(f", {number.name}={number.name}" for number in numbers)
 
 
-def written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[str, Any]:
+def _written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[str, Any]:
     """Compile lines of code, which tracebacks and debuggers show; return what they define.
 
     Parameters

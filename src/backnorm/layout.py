@@ -109,10 +109,7 @@ def dense(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def restore(array: np.ndarray, order: Order) -> np.ndarray:
     """Undo the transposition of `in_order`."""
-    inverse = [0] * len(order)
-    for position, axis in enumerate(order):
-        inverse[axis] = position
-    return array.transpose(inverse)
+    return array.transpose(sorted(range(len(order)), key=order.__getitem__))
 
 
 def mask_size(elements: int) -> int:

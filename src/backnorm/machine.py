@@ -8,7 +8,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Machine", "counted", "detect", "free_memory", "processors"]
+__all__ = ["Machine", "counted", "detect", "processors"]
 
 _CPU_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _KIB = 1024
@@ -52,17 +52,6 @@ def detect() -> Machine:
     """Return this machine (the same object every time)."""
     private, shared = _cache_sizes()
     return Machine(processors(), private, shared, _name())
-
-
-def free_memory() -> float:
-    """Return the bytes that the system can still give; infinity where it does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * _KIB
-    except (OSError, ValueError):
-        pass
-    return float("inf")
 
 
 def processors() -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from backnorm import reference
 from backnorm.conformance.data import exact_data, realistic_data
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, statistics_types
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, statistics_types
 
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
 SHAPES = [(4, 3, 5, 6), (2, 3), (3, 3, 3), (7, 5, 2), (64, 4, 33, 2), (1, 4), (0, 3, 2), (2, 0, 3)]

@@ -8,8 +8,8 @@ import pytest
 import backnorm
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import budget, check_backward, judge, ulp_error
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 from backnorm.reference import Exact
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 
 from ..mutants.single import Single
 

@@ -7,7 +7,6 @@ result is right if a first call gives it, of plain arrays and values: `invoke` r
 from __future__ import annotations
 
 import itertools
-import json
 import warnings
 from collections.abc import Iterator
 
@@ -17,6 +16,7 @@ from backnorm.arithmetics import own_arithmetic
 from backnorm.dialects import _aten_phases, aten
 from backnorm.dialects.registry import DIALECTS, canonical, invoke, operators
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, channel
+from tests.support.contract import begin, report, sampled, share_of
 
 from ..kinds import (
     Kind,
@@ -307,23 +307,16 @@ def cases_of_registry():
                 yield label, function, given, refused, [*known.get(name, []), name]
 
 
-def report(case, outcomes):
-    print(json.dumps({"case": case, "found": sorted(set(outcomes))}))
-
-
-def begin(case):
-    print(json.dumps({"begins": case}), flush=True)
-
-
 def main() -> None:
     warnings.simplefilter("error")
-    for label, function, given, refused, names in cases_of_registry():
+    share = share_of()
+    for label, function, given, refused, names in sampled(cases_of_registry(), share, "registry"):
         begin(label)
         found = attempt(function, *given)
         ours = "result" if found.results is not None else verdict_of_refused(found, *names)
         report(label, [verdict_of_refused(found, *names) if refused else ours])
     for subject in [*subjects(), *phases()]:
-        for name, kind, warm, changed in cases(subject):
+        for name, kind, warm, changed in sampled(cases(subject), share, subject.name):
             case = f"{subject.name}: {name} {kind.label}, with {len(warm)} inputs"
             begin(case)
             for _ in range(2):
@@ -333,7 +326,7 @@ def main() -> None:
         if subject.memory is None:
             continue
         good = subject.good()
-        for kind in kinds(subject.fresh(good)[0]):
+        for kind in sampled(kinds(subject.fresh(good)[0]), share, f"{subject.name} memory"):
             begin(f"{subject.name}: {subject.memory} {kind.label}")
             if kind.label != "absent":
                 subject.call(good, **{subject.memory: np.empty_like(subject.fresh(good)[0])})

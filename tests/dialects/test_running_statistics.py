@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backnorm.dialects import onednn_graph, onednn_spec, onnxruntime, tensorflow
-from backnorm.dtypes import BFLOAT16, rounded
+from tests.support.dtypes import BFLOAT16, rounded
 
 # Weights of the batch that float32 has exactly.
 WEIGHTS = [0.0, 0.25, 0.625, 1.0]

@@ -15,6 +15,8 @@ from backnorm.dialects import tensorflow
 
 pytestmark = [
     pytest.mark.peer,
+    # It imports TensorFlow.
+    pytest.mark.long,
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
     ),
@@ -43,7 +45,6 @@ def probe(tmp_path_factory, inputs):
     return json.loads(done.stdout)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("op", tensorflow.OPERATORS)
 def test_names_types_and_defaults_are_tensorflows(probe, op):
     theirs, schema = probe["ops"][op], tensorflow.OPERATORS[op].schema

@@ -13,12 +13,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from backnorm.cpu.geometry import Segments, round_up
-from backnorm.cpu.plan import AT_ONCE, SCHEDULE, Plan, is_legal, plan
+from backnorm.cpu.plan import AT_ONCE, Plan, is_legal, plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 
 __all__ = ["candidates"]
+
+# The fields of a plan that only its speed depends on, besides its geometry.
+_SCHEDULE = ("grouped", "streaming", "threads")
 
 # Elements of an item.
 _SHARES = (8192, 65536)
@@ -82,7 +85,7 @@ def _products(choices: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 def _changed(chosen: Plan, values: dict[str, Any]) -> Plan:
     """Return the plan with other values, and what follows from them."""
-    of_plan = {name: value for name, value in values.items() if name in SCHEDULE}
+    of_plan = {name: value for name, value in values.items() if name in _SCHEDULE}
     of_geometry = {name: value for name, value in values.items() if name not in of_plan}
     geometry = dataclasses.replace(chosen.geometry, **of_geometry)
     if isinstance(geometry, Segments):

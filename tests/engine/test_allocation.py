@@ -16,6 +16,7 @@ import pytest
 
 from backnorm import allocation
 from backnorm.allocation import aligned, allocate, is_aligned
+from tests.support import internals
 
 LARGE = (9, 1 << 20)
 FLOAT32, BYTE = np.dtype(np.float32), np.dtype(np.uint8)
@@ -23,20 +24,14 @@ FLOAT32, BYTE = np.dtype(np.float32), np.dtype(np.uint8)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory of our own is Linux's")
 
 
+forget, kept = internals.drop_spare_blocks, internals.spare_blocks
+
+
 @pytest.fixture(autouse=True)
 def nothing_spare():
     forget()
     yield
     forget()
-
-
-def forget():
-    for shelf in allocation._shelves:
-        shelf.clear()
-
-
-def kept():
-    return [[end.block.size for end in list(shelf)] for shelf in allocation._shelves]
 
 
 _COMMON = """
@@ -70,7 +65,16 @@ def run(code, timeout=120):
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.float32,
+        *(
+            pytest.param(dtype, marks=pytest.mark.long)
+            for dtype in (np.float64, np.float16, ml_dtypes.bfloat16)
+        ),
+    ],
+)
 def test_arrays_are_like_those_of_numpy(dtype):
     for shape in (LARGE, (3, 4), (0, 7), (), (1 << 25,), (1 << 27,)):
         array = allocate(shape, np.dtype(dtype))
@@ -145,7 +149,7 @@ def test_what_was_not_used_for_a_moment_is_dropped_by_the_next_allocation(monkey
     array = allocate((6 << 20,), BYTE)
     assert array.ctypes.data == newest != first
     assert kept() == [[4 << 20, 6 << 20], [64 << 20]]
-    monkeypatch.setattr(allocation, "_MOMENT", 0.0)
+    internals.let_spare_blocks_be_old(monkeypatch)
     # One that fits is used however old it is.
     other = allocate((6 << 20,), BYTE)
     assert other.ctypes.data == first
@@ -434,11 +438,7 @@ print("good")
 def test_without_memory_numpy_says_so(monkeypatch):
     spare = allocate((5 << 20,), BYTE)
     del spare
-
-    def refuse(size):
-        raise OSError("no memory")
-
-    monkeypatch.setattr(allocation, "_Block", refuse)
+    internals.allocate_no_block(monkeypatch)
     assert allocate(LARGE, FLOAT32).flags.owndata
     assert kept() == [[], []]
     with pytest.raises(MemoryError):

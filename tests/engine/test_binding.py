@@ -15,10 +15,10 @@ from backnorm.binding import caller, runner
 from backnorm.cpu import addresses
 from backnorm.cpu.record import ADDRESSES
 from backnorm.dialects import ngraph
-from backnorm.dtypes import FLOAT32, FLOAT64
 from backnorm.executable import CALLS, forget, operation
 from backnorm.layout import adjacent, extents_of
 from backnorm.signature import SIGNATURES
+from tests.support.dtypes import FLOAT32, FLOAT64
 
 RUN = [each for each in SIGNATURES.values() if each.public and each.results]
 

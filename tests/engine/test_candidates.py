@@ -13,13 +13,13 @@ from backnorm.conformance.data import realistic_data
 from backnorm.cpu.geometry import Columns, Segments
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import AT_ONCE, is_legal, plan
-from backnorm.dtypes import FLOAT16, FLOAT32
 from backnorm.executable import Executable
 from backnorm.layout import extents_of
 from backnorm.machine import Machine
 from backnorm.problem import problem_of
 from backnorm.signature import SIGNATURES
 from tests.engine.candidates import candidates
+from tests.support.dtypes import FLOAT16, FLOAT32
 
 SHAPES = {
     "segments": ("NCX", (3, 20, 30, 30)),
@@ -81,6 +81,7 @@ def test_the_chosen_plan_is_the_first_and_others_differ_in_schedule_alone(data, 
     assert len(others) >= 2 or not problem.size
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_all_of_them_give_the_same_bits(data, operation):
     operands, problem, extents = planned(data, operation)

@@ -13,6 +13,7 @@ import backnorm
 from backnorm.cpu import plan
 from backnorm.executable import executable
 from backnorm.problem import problem_of
+from tests.support import internals
 
 # A shape of every kind: segments in pieces, segments in rows, grouped columns, columns, joined
 # rows with a rest; large enough to be shared out.
@@ -84,7 +85,7 @@ def test_one_pass_and_two_give_the_same_bits(rng, shape, dtype, arithmetic, monk
     x, dy, mean, variance, gamma = _case(rng, shape, dtype)
     operands = x, dy, None, mean, variance, gamma
     problem = problem_of("backward", *operands, epsilon=1e-5, arithmetic=arithmetic)
-    monkeypatch.setattr(plan, "_group", lambda *_, **__: (True, "forced"))
+    internals.group_all(monkeypatch)
     plan.plan.cache_clear()
     grouped = executable(problem, x).run(*operands)
     monkeypatch.undo()

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, rounded
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, rounded
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)

@@ -21,8 +21,8 @@ from backnorm.conformance.relu_battery import random_mask
 from backnorm.cpu import engine
 from backnorm.cpu.geometry import Columns, Segments
 from backnorm.cpu.plan import is_legal
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
 from backnorm.executable import forget
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
 
 SHAPES = {
     "long-segments": ("NCX", (2, 3, 5000)),
@@ -276,6 +276,7 @@ COMPUTED = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @COMPUTED
 @pytest.mark.parametrize("name", SHAPES)
@@ -331,6 +332,7 @@ def wide_ranging(data, dtype):
     return data
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize(
     ("dtype", "arithmetic"),

@@ -22,6 +22,7 @@ import backnorm
 from backnorm.cpu import levels, library
 from backnorm.cpu.build import demand
 from backnorm.cpu.kinds import FLOOR, PROBE, Kind
+from tests.support import internals
 
 x86 = pytest.mark.skipif(not levels.is_x86(), reason="there is one level elsewhere")
 
@@ -117,7 +118,13 @@ _DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("how", _DAMAGED)
+# A process each.
+_FEW = ("empty", "half", "noise", "another library")
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[] if how in _FEW else pytest.mark.long) for how in _DAMAGED]
+)
 def test_a_damaged_library_is_an_error_and_no_signal(how, copied):
     code = copied.path.read_bytes()
     # A new file: this process has the old one loaded.
@@ -191,8 +198,7 @@ def test_a_package_without_any_library_says_what_to_do(tmp_path):
 @pytest.fixture
 def made_up(tmp_path, monkeypatch):
     """Return what puts empty files of libraries into a folder that is looked into."""
-    monkeypatch.setattr(library, "FOLDER", tmp_path)
-    monkeypatch.setattr(library, "_installed", library._installed.__wrapped__)
+    internals.libraries_in(monkeypatch, tmp_path)
 
     def put(level, name):
         path = tmp_path / level / f"{name}-{library.digest(name)}.so"
@@ -224,7 +230,7 @@ def test_a_checkout_builds_what_is_missing_and_a_package_takes_what_is_below(mad
     below = made_up("x86-64-v3", FLOOR)
     made_up("x86-64", FLOOR)
     assert library.path_of(FLOOR) is None
-    monkeypatch.setattr(library, "_FROM_SOURCES", False)
+    internals.without_sources(monkeypatch)
     assert library.path_of(FLOOR) == below
 
 
@@ -284,15 +290,14 @@ def test_threads_that_need_a_library_build_it_once(copied, monkeypatch):
         copied.path.write_bytes(code)
 
     monkeypatch.setattr(demand, "build", build)
-    monkeypatch.setattr(library, "FOLDER", copied.folder)
-    monkeypatch.setattr(library, "_loaded", {})
+    loaded = internals.no_library_loaded(monkeypatch, copied.folder)
     threads = [threading.Thread(target=library.load, args=(FLOOR,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert built == [FLOOR]
-    assert library._loaded.keys() == {FLOOR}
+    assert loaded.keys() == {FLOOR}
 
 
 @pytest.mark.long

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 
 import backnorm
 from backnorm.conformance.data import realistic_data
-from backnorm.cpu import engine, stage
+from backnorm.cpu import stage
 from backnorm.cpu.geometry import Columns
 from backnorm.cpu.launch import Launch
 from backnorm.cpu.plan import plan
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 from backnorm.executable import CALLS, forget
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
+from tests.support import internals
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 
 MB, COLUMN, THREAD = 10**6, 64, 1 << 17
 #: Reproducible sums: bytes more of a column, digits instead of pairs; and of a thread, for terms.
@@ -135,8 +136,7 @@ CASES = {
 def peak(monkeypatch):
     """Return a function: the most bytes that a second call takes, its results among them."""
     # Nothing that a first call has left is there for the second.
-    monkeypatch.setattr(stage, "_KEPT", 0)
-    monkeypatch.setattr(stage, "_LARGEST", 0)
+    internals.keep_no_records(monkeypatch)
     forget()
 
     def measured(call):
@@ -167,16 +167,8 @@ def test_a_call_takes_the_memory_of_its_record_and_no_more(
     data_format, shape = CASES[name]
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=4.0)
     machine = Machine(threads, 1 << 21, 1 << 25, "made up")
-    monkeypatch.setattr(engine, "_machine", lambda threads: machine)
-    sizes = []
-    aligned = stage.aligned
-
-    def counted(shape, dtype):
-        cells = aligned(shape, dtype)
-        sizes.append(cells.nbytes)
-        return cells
-
-    monkeypatch.setattr(stage, "aligned", counted)
+    internals.plan_for(monkeypatch, machine)
+    sizes = internals.sizes_of_records(monkeypatch)
     decided = backnorm.explain(*data.backward_inputs, **data.options)
     per_channel = data.mean, data.variance, data.gamma, data.beta
     calls = {

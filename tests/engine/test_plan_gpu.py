@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backnorm.activations import RELU
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 from backnorm.gpu.device import KNOWN
 from backnorm.gpu.plan import candidates, plan_gpu
 from backnorm.layout import extents_of
 from backnorm.problem import Metadata, problem_of
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 
 H200, L40S = KNOWN["h200"], KNOWN["l40s"]
 

@@ -35,10 +35,10 @@ print(digest.hexdigest())
 _LEVELS = [
     # AVX-512
     ("x86-64-v3", "float32", "float64"),
-    ("x86-64-v3", "float32", "float32"),
+    pytest.param("x86-64-v3", "float32", "float32", marks=pytest.mark.long),
     # AVX, fused multiply-add and conversions of halves
     ("x86-64", "float16", "float32"),
-    ("x86-64", "float32", "float32"),
+    pytest.param("x86-64", "float32", "float32", marks=pytest.mark.long),
 ]
 
 

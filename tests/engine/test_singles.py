@@ -11,9 +11,9 @@ import pytest
 import backnorm
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from backnorm.executable import executable
 from backnorm.problem import problem_of
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 LAYOUTS = {"NCX": (6, 5, 100), "NXC": (6, 100, 5)}
 

@@ -167,6 +167,7 @@ def _all_16_bit_values(dtype):
         return values, values.astype(np.float64)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("copy", [_widen, _copy_one_by_one], ids=["vector", "scalar"])
 def test_every_16_bit_value_survives_widening_and_narrowing(dtype, copy):
@@ -247,7 +248,7 @@ def test_the_first_elements_are_read_and_written_alone(dtype, count, rng):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mmap with a protected page is POSIX's")
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [pytest.param(np.float32, marks=pytest.mark.long), np.float16])
 def test_memory_after_the_first_elements_is_not_touched(dtype):
     """The elements end where the process's memory does; touching more would end the process."""
     code = f"""

@@ -19,7 +19,7 @@ import pytest
 import backnorm
 from backnorm.cpu import levels, library
 from backnorm.dialects.registry import DIALECTS
-from backnorm.dtypes import ELEMENT_TYPES
+from tests.support.dtypes import ELEMENT_TYPES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="maps memory as Linux does")
 

@@ -9,7 +9,7 @@ import numpy as np
 from backnorm import reference
 from backnorm.activations import RELU
 from backnorm.conformance.mutants import Kernel
-from backnorm.dtypes import FLOAT32, is_16_bit
+from tests.support.dtypes import FLOAT32, is_16_bit
 
 Wide = np.longdouble
 

@@ -6,7 +6,7 @@ import pytest
 
 from backnorm.activations import Activation
 from backnorm.conformance.relu_battery import examine_relu, relu_cases
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT64
 
 from .relu import BROKEN, MaskBeforeRounding, WithRelu
 

@@ -7,7 +7,7 @@ import pytest
 
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
-from backnorm.dtypes import ELEMENT_TYPES
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .second_order import BROKEN, SecondOrder
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import json
 import sys
 import warnings
 
@@ -24,6 +23,7 @@ from backnorm.executable import forget
 from backnorm.layout import MARK_BYTES, mask_size, memory_order
 from backnorm.results import arrays_of
 from backnorm.signature import SIGNATURES
+from tests.support.contract import begin, report, sampled, share_of
 
 from ..kinds import (
     Attempt,
@@ -388,30 +388,23 @@ def outcome_of_call(call, value, accepted, name):
     return "result" if found.results is not None or found == Attempt() else repr(found)
 
 
-def report(case, outcomes):
-    print(json.dumps({"case": case, "found": sorted(set(outcomes))}))
-
-
-def begin(case):
-    print(json.dumps({"begins": case}), flush=True)
-
-
 def main() -> None:
     warnings.simplefilter("error")
-    for label, *how in cases_of_values():
+    share = share_of()
+    for label, *how in sampled(cases_of_values(), share, "values"):
         begin(label)
         report(label, [outcome_of_call(*how)])
     for subject in subjects(everything="all" in sys.argv[1:]):
         found = {}
         # Twice, of each call its own memory: what the first call may have kept is there then.
         for _ in range(2 if subject.has_out else 0):
-            for label, *how in cases_of_out(subject):
+            for label, *how in sampled(cases_of_out(subject), share, f"{subject.name} out"):
                 begin(f"{subject.name}: out {label}")
                 subject.call(subject.good())
                 found.setdefault(label, []).append(outcome_of_out(subject, *how))
         for label, outcomes in found.items():
             report(f"{subject.name}: out {label}", outcomes)
-        for name, kind, given in cases(subject):
+        for name, kind, given in sampled(cases(subject), share, subject.name):
             case = f"{subject.name}: {name} {kind.label}"
             begin(case)
             for _ in range(2):

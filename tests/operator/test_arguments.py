@@ -10,7 +10,7 @@ import pytest
 
 import backnorm
 from backnorm.conformance.data import realistic_data
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 NAMES = ("x", "dy", "mean", "variance", "gamma")
 

@@ -19,7 +19,7 @@ from backnorm.conformance.judge import (
     ulp_error,
 )
 from backnorm.conformance.relu_battery import examine_relu, relu_cases
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 pytestmark = pytest.mark.long
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import backnorm
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, statistics_types
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, statistics_types
 
 
 def contiguous(array):

@@ -11,13 +11,14 @@ import backnorm
 from backnorm import Activation, reference
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import examine_relu, relu_case
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32, FLOAT64
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32, FLOAT64
 
 from .test_relu import LARGE, LAYOUTS, Ours, assert_passed
 
 BY_TYPE = pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 
 
+@pytest.mark.covering(1)
 @BY_TYPE
 @pytest.mark.parametrize("with_residual", [True, False])
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
@@ -43,6 +44,7 @@ def assert_cut_off(result, plain, ceiling, x):
     return int((values == ceiling).sum())
 
 
+@pytest.mark.covering(2)
 @BY_TYPE
 @pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
 @pytest.mark.parametrize(("data_format", "shape"), LARGE)

@@ -9,7 +9,7 @@ import pytest
 
 import backnorm
 from backnorm.conformance.data import realistic_data
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 # Large enough to be worth several threads, in each of the ways the work can be cut.
 PROBLEMS = [

@@ -9,7 +9,14 @@ import backnorm
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, is_16_bit, statistics_types
+from tests.support.dtypes import (
+    ELEMENT_TYPES,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    is_16_bit,
+    statistics_types,
+)
 
 BATTERY = {case.name: case for case in cases()}
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
@@ -42,6 +49,7 @@ def test_the_battery(name):
     assert_passed(examine(backnorm.batch_norm_backward, BATTERY[name]))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 def test_backward_at_sizes_around_those_of_vectors_and_tiles(dtype, data_format, shape, rng):
@@ -54,6 +62,7 @@ def test_backward_at_sizes_around_those_of_vectors_and_tiles(dtype, data_format,
     check(data, training=False)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("dtype", "statistics"), TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 def test_forward_and_inference(dtype, statistics, data_format, shape, rng):

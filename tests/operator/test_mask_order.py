@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import backnorm
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_relu_backward
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32
 from backnorm.layout import MARK_BYTES, order_mark
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32
 
 SHAPE = (3, 5, 4, 2)
 

@@ -7,7 +7,7 @@ import pytest
 
 import backnorm
 from backnorm.conformance.data import realistic_data
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32
 
 LAYOUTS = [("NCX", (4, 9, 5, 3)), ("NXC", (4, 5, 3, 9)), ("NCX", (3, 40, 2)), ("NXC", (70, 24))]
 

@@ -10,8 +10,8 @@ import pytest
 import backnorm
 from backnorm.conformance.data import realistic_data
 from backnorm.dialects import cudnn, onednn_graph
-from backnorm.dtypes import FLOAT32
 from backnorm.executable import forget
+from tests.support.dtypes import FLOAT32
 
 SHAPE = (4, 6, 8)
 SIZE = 4 * 6 * 8

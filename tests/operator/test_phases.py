@@ -9,7 +9,7 @@ import backnorm
 from backnorm import ChannelMoments, ChannelSums, reference
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import judge
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 
 LAYOUTS = [("NCX", (7, 5, 6, 3)), ("NXC", (7, 6, 3, 5))]
 CUTS = [(), (3,), (1, 1, 4), (0, 7), (2, 2, 2, 5)]

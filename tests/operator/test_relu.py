@@ -15,8 +15,8 @@ from backnorm.conformance.judge import (
     check_relu_inference,
 )
 from backnorm.conformance.relu_battery import examine_relu, relu_case, relu_cases
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
 from backnorm.layout import MARK_BYTES, mask_size
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
 
 BATTERY = {case.name: case for case in relu_cases()}
 BATTERY |= {f"ceiling-{case.name}": case for case in relu_cases(activation=Activation("relu", 1.0))}
@@ -59,6 +59,7 @@ def test_the_battery(name):
     assert_passed(examine_relu(Ours, BATTERY[name]))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("with_residual", [True, False])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)

@@ -8,7 +8,7 @@ import pytest
 import backnorm
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import relu_case
-from backnorm.dtypes import FLOAT32
+from tests.support.dtypes import FLOAT32
 
 NAMES = ("x", "gamma", "beta", "mean", "variance", "residual", "dy", "mask")
 

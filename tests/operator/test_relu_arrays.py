@@ -15,7 +15,7 @@ from backnorm.conformance.judge import (
     check_relu_inference,
 )
 from backnorm.conformance.relu_battery import random_mask
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, statistics_types
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, statistics_types
 
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
 

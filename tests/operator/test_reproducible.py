@@ -139,6 +139,7 @@ def in_parts(x, dy, gamma, beta, cuts, order, **how):
     return y, mean, variance, np.concatenate(dx), dgamma, rounded.sum_dy.astype(mean.dtype)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("arithmetic", ["float64", "float32"])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import backnorm
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import check_double_backward
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
-from backnorm.second_order import arrays
+from tests.support import internals
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
 
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
 LAYOUTS = [
@@ -54,6 +54,7 @@ def as_float(gradients):
     return [values.astype(float) for values in gradients]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("dtype", "statistics"), TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
@@ -65,6 +66,7 @@ def test_types_and_layouts(dtype, statistics, data_format, shape, training, rng,
     check(arguments | {"training": training})
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("absent", [c for n in range(1, 4) for c in itertools.combinations(
@@ -150,6 +152,7 @@ def test_empty_tensors_give_zeros(dtype, shape, training):
     np.testing.assert_array_equal(gradients.gamma, np.zeros(shape[1], other), strict=True)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("name", ["x", "dy", "ddx", *CHANNEL_ARRAYS])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -287,7 +290,7 @@ def test_bits_depend_neither_on_threads_nor_on_blocks(dtype, rng, monkeypatch):
     try:
         for threads, block in ((1, 1 << 15), (2, 700), (4, 37)):
             backnorm.set_num_threads(threads)
-            monkeypatch.setattr(arrays, "_BLOCK", block)
+            internals.blocks_of_second_order(monkeypatch, block)
             seen.add(b"".join(values.tobytes() for values in double_backward(arguments)))
     finally:
         backnorm.set_num_threads(before)

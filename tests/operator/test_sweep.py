@@ -8,7 +8,7 @@ import pytest
 import backnorm
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward
-from backnorm.dtypes import ELEMENT_TYPES, is_16_bit, statistics_types
+from tests.support.dtypes import ELEMENT_TYPES, is_16_bit, statistics_types
 
 pytestmark = pytest.mark.sweep
 

@@ -8,7 +8,7 @@ import pytest
 import backnorm
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 
 NAMES = ("x", "dy", "mean", "variance", "gamma")
 SPECIAL = [np.inf, -np.inf, np.nan]
@@ -28,6 +28,7 @@ def placed(data, name, value):
     return tuple(arrays.values())
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)

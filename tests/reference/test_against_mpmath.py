@@ -9,7 +9,7 @@ from mpmath import mpf
 
 from backnorm import reference
 from backnorm.conformance.data import realistic_data
-from backnorm.dtypes import ELEMENT_TYPES
+from tests.support.dtypes import ELEMENT_TYPES
 
 from . import high_precision as hp
 

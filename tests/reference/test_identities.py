@@ -7,8 +7,8 @@ import pytest
 
 from backnorm import reference
 from backnorm.conformance.data import exact_data, realistic_data
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
-from backnorm.reference import _blocks
+from tests.support import internals
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT64
 
 TINY = 2.0**-94
 
@@ -81,8 +81,7 @@ def test_the_size_of_the_blocks_does_not_matter(rng, monkeypatch):
     data = realistic_data((5, 7, 3, 4), FLOAT64, rng=rng)
     whole = reference.backward(*data.backward_inputs, **data.options)
     normalized = reference.forward(data.x, data.gamma, data.beta, **data.options)
-    monkeypatch.setattr(_blocks, "_BLOCK", 6)
-    monkeypatch.setattr(_blocks, "_BLOCK_CHANNELS", 2)
+    internals.blocks_of_reference(monkeypatch, 6, 2)
     parts = reference.backward(*data.backward_inputs, **data.options)
     in_parts = reference.forward(data.x, data.gamma, data.beta, **data.options)
     pairs = [(whole, parts, n) for n in ("dx", "dgamma", "dbeta")]

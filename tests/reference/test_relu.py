@@ -10,8 +10,8 @@ from mpmath import mpf
 from backnorm import reference
 from backnorm.activations import RELU
 from backnorm.conformance.data import realistic_data
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64
 from backnorm.layout import mask_size
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT64
 
 from . import high_precision as hp
 

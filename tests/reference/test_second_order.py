@@ -9,8 +9,8 @@ from mpmath import mpf
 
 from backnorm import reference
 from backnorm.conformance.data import exact_data, realistic_data
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
-from backnorm.reference import _blocks
+from tests.support import internals
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 
 from . import high_precision as hp
 
@@ -146,8 +146,7 @@ def test_layouts_and_sizes_of_blocks_agree(dtype, training, rng, monkeypatch):
     first = reference.double_backward(
         *data.backward_inputs, **cotangents, training=training, epsilon=data.epsilon
     )
-    monkeypatch.setattr(_blocks, "_BLOCK", 6)
-    monkeypatch.setattr(_blocks, "_BLOCK_CHANNELS", 2)
+    internals.blocks_of_reference(monkeypatch, 6, 2)
     last = {name: np.moveaxis(a, 1, -1) for name, a in (("x", data.x), ("dy", data.dy))}
     cotangents["ddx"] = np.moveaxis(cotangents["ddx"], 1, -1)
     other = reference.double_backward(

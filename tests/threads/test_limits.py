@@ -9,6 +9,7 @@ import pytest
 
 import backnorm
 from backnorm import machine, threads
+from tests.support import internals
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +17,7 @@ def nothing_set(monkeypatch):
     monkeypatch.delenv("BACKNORM_NUM_THREADS", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delitem(threads.modules, "torch", raising=False)
-    monkeypatch.setattr(threads, "_most", None)
-    monkeypatch.setattr(threads, "_until", 0.0)
+    internals.forget_number_of_threads(monkeypatch)
 
 
 @pytest.mark.parametrize("n", [0, -1])
@@ -64,7 +64,7 @@ def test_processors_are_looked_up_again(monkeypatch):
     assert backnorm.get_num_threads() == 7
     monkeypatch.setattr(machine, "processors", lambda: 5)
     assert backnorm.get_num_threads() == 7
-    monkeypatch.setattr(threads, "_until", 0.0)
+    internals.count_processors_again(monkeypatch)
     assert backnorm.get_num_threads() == 5
 
 

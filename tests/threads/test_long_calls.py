@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.cpu import engine, stage
+from backnorm.cpu import stage
 from backnorm.executable import forget
 from backnorm.machine import Machine
+from tests.support import internals
 
 _MIB = 1 << 20
 _MACHINES = (
@@ -27,8 +28,7 @@ def entries(monkeypatch):
         ended.append(run(record, header))
         return ended[-1]
 
-    monkeypatch.setattr(stage, "_LIMIT", 1)
-    monkeypatch.setattr(stage, "runner", lambda: counted)
+    internals.leave_calls_early(monkeypatch, lambda: counted)
     forget()
     yield ended
     forget()
@@ -37,7 +37,7 @@ def entries(monkeypatch):
 @pytest.fixture(params=_MACHINES, ids=lambda machine: machine.name)
 def planned_for(request, monkeypatch):
     """Plan for a made-up machine; returns it."""
-    monkeypatch.setattr(engine, "_machine", lambda threads: request.param)
+    internals.plan_for(monkeypatch, request.param)
     return request.param
 
 
@@ -68,7 +68,7 @@ def test_results_are_the_same(entries, planned_for, rng, shape, data_format, dty
 
 
 def test_an_exception_in_between_leaves_nothing_behind(entries, monkeypatch, rng):
-    monkeypatch.setattr(engine, "_machine", lambda threads: _MACHINES[1])
+    internals.plan_for(monkeypatch, _MACHINES[1])
     forget()
     x = rng.standard_normal((24, 40, 30, 30), dtype=np.float32)
     dy = rng.standard_normal(x.shape, dtype=np.float32) * x

@@ -10,7 +10,9 @@ two = pytest.mark.skipif(machine.processors() < 2, reason="needs two processors"
 pytestmark = [two, pytest.mark.skipif("sys.platform != 'linux'", reason="the pool is Linux's")]
 
 
-@pytest.mark.parametrize("how", [(), ("pinned",), ("allocating",)])
+@pytest.mark.parametrize(
+    "how", [(), *(pytest.param((how,), marks=pytest.mark.long) for how in ("pinned", "allocating"))]
+)
 def test_signals_come_before_or_after_a_call(drive, how):
     drive("signals", 300, *how)
 

@@ -42,11 +42,14 @@ def test_an_openmp_runtime_that_was_loaded_before_serves_pytorch_and_us(drive):
     assert "libiomp5" in drive("team", "torch", LD_PRELOAD=str(found[0]))
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(4, marks=pytest.mark.long)]
+)
 def test_it_has_as_many_threads_as_pytorch(drive, count):
     drive("team_size", count, OMP_NUM_THREADS=str(count))
 
 
+@pytest.mark.long
 def test_signals_come_before_or_after_a_call(drive):
     drive("signals", 300, "torch")
 

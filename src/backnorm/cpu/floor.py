@@ -1,4 +1,4 @@
-"""The floor of a benchmark: see `kernels.floor`."""
+"""Calls of the kernel that only moves memory, the floor of a benchmark: see `kernels.floor`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from backnorm.cpu.stage import Stage
 
 __all__ = ["move"]
 
-# Elements of an item at the most. Measured on 160 MB (AMD EPYC, 2 threads), backward, GB/s: 32 KiB
-# 43, 64 KiB 67, 128 KiB 76, 256 KiB 77, 512 KiB 78, 1 MiB 80; on 5 MB 512 KiB are best.
+# Most elements of an item. GB/s of a backward pass over 160 MB (AMD EPYC, 2 threads): 32 KiB 43,
+# 64 KiB 67, 128 KiB 76, 256 KiB 77, 512 KiB 78, 1 MiB 80; over 5 MB 512 KiB is the fastest.
 _ITEM = 1 << 16
 
-# Items for each thread at the least, so that all end together.
+# Least items of a thread, so that all threads end together.
 _ITEMS = 4
 
-# Addresses of what it does not know.
-_NOTHING = (0,) * (len(ADDRESSES) - 3)
+# The addresses of absent arrays.
+_ABSENT = (0,) * (len(ADDRESSES) - 3)
 
 
 def move(
@@ -39,7 +39,7 @@ def move(
     Parameters
     ----------
     x, dy, out : numpy.ndarray
-        Contiguous float64, of one length. What `out` holds afterwards means nothing.
+        Contiguous float64, of one length. The values of `out` have no meaning afterwards.
     reads_first : bool
         Whether there is a reduction before the writing.
     streaming : bool
@@ -47,8 +47,8 @@ def move(
     threads : int
     """
     stage = _stage(x.size, reads_first, streaming, threads)
-    places = (0 if array is None else address_of(array) for array in (x, dy, out))
-    stage(*places, *_NOTHING)
+    addresses = (0 if array is None else address_of(array) for array in (x, dy, out))
+    stage(*addresses, *_ABSENT)
 
 
 @functools.cache

@@ -19,10 +19,7 @@ from backnorm.layout import Extents
 from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
 
-__all__ = ["AT_ONCE", "SCHEDULE", "Plan", "is_legal", "plan"]
-
-#: The fields of a plan that only its speed depends on, besides its geometry.
-SCHEDULE = ("grouped", "streaming", "threads")
+__all__ = ["AT_ONCE", "Plan", "is_legal", "plan"]
 
 #: The operations that read every element once and sum nothing.
 AT_ONCE = ("inference", "activation_backward")

@@ -10,6 +10,7 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.dialects import registry
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.graph.program import Program, Step, Tensor
+from backnorm.layout import by_strides, restore
 
 __all__ = ["gather", "run_program", "run_step", "store", "supply"]
 
@@ -56,9 +57,8 @@ def supply(program: Program, key: str, array: np.ndarray) -> np.ndarray:
     _check_declared(tensor, array)
     if tensor.stride is None or array.size == 0:
         return array
-    outer_first = sorted(range(array.ndim), key=lambda axis: -tensor.stride[axis])  # type: ignore[index]
-    inverse = np.argsort(outer_first)
-    return np.ascontiguousarray(array.transpose(outer_first)).transpose(inverse)
+    order = by_strides(tensor.stride)
+    return restore(np.ascontiguousarray(array.transpose(order)), order)
 
 
 def gather(step: Step, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

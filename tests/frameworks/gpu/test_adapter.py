@@ -56,6 +56,7 @@ def close(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 9), (12, 6)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}], ids=str)
 def test_a_layer_trains_as_pytorchs(shape, options, launched):
@@ -74,6 +75,7 @@ def test_a_layer_trains_as_pytorchs(shape, options, launched):
     assert launched == ["forward", "backward", "inference"]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 16)], ids=str)
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_with_relu(shape, has_residual):
@@ -144,6 +146,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("of_dy", LAYOUTS)
 @pytest.mark.parametrize("of_x", LAYOUTS)
 def test_memory_of_every_kind(of_x, of_dy):
@@ -293,6 +296,7 @@ class TestArithmetic:
         torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
         assert computed == [(operation, expected) for operation in TRAINED]
 
+    @pytest.mark.covering(0)
     def test_of_a_block_that_has_ended(self, dtype, asked, expected, computed):
         x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
         with nullcontext() if asked is None else backnorm.arithmetic(asked):
@@ -300,6 +304,7 @@ class TestArithmetic:
         torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
         assert computed == [(operation, expected) for operation in TRAINED]
 
+    @pytest.mark.covering(0)
     def test_of_layers(self, dtype, asked, expected, computed):
         layer = nn.Sequential(nn.BatchNorm1d(3, dtype=dtype))
         layer = backnorm.torch.convert(layer, arithmetic=asked)
@@ -321,6 +326,7 @@ def test_the_same_bits_again():
         assert torch.equal(one, other)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("activation", [nn.SiLU, nn.Hardswish])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_an_activation_is_pytorchs_own(activation, training, launched):

@@ -14,12 +14,12 @@ from backnorm.conformance.battery import Case, cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
 from backnorm.conformance.relu_battery import examine_relu, relu_case
-from backnorm.dtypes import FLOAT32
 from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
 from backnorm.gpu.kernels import backward, formulas, forward, tiles
 from backnorm.gpu.plan import Knobs, plan_gpu
 from backnorm.torch import gpu
+from tests.support.dtypes import FLOAT32
 
 from .. import interpreter
 from . import arrays
@@ -223,6 +223,7 @@ def forward_verdicts(case):
     return check_forward(*given, arrays.forward(*given, **how), **how)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("name", "broken"), BACKWARD, ids=name_of)
 def test_backward(name, broken, arithmetic, monkeypatch):
@@ -230,6 +231,7 @@ def test_backward(name, broken, arithmetic, monkeypatch):
     assert any(rejected(backward_verdicts(case)) for case in CASES[arithmetic])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("name", "broken"), FORWARD, ids=name_of)
 def test_forward(name, broken, arithmetic, monkeypatch):
@@ -281,7 +283,8 @@ def long_data(rows=8192):
     return realistic_data((rows, 32), FLOAT32, data_format="NXC", rng=rng)
 
 
-@pytest.mark.parametrize("name", ["h200", "l40s"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["h200", pytest.param("l40s", marks=pytest.mark.long)])
 def test_squares_about_what_is_not_the_mean(name, monkeypatch):
     data = long_data()
     # The first tile, whose mean is the pivot. What float32 does to one of the others, it does to
@@ -309,12 +312,14 @@ def test_long_sums_in_float32(long_sums):
     assert not rejected(backward_verdicts(long_sums))
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(("name", "broken"), OF_SUMS, ids=name_of)
 def test_rounding_errors_of_long_sums(name, broken, long_sums, monkeypatch):
     monkeypatch.setattr(backward, name, broken)
     assert not backward_verdicts(long_sums)["dbeta"].passed
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("module", "name", "broken"), OF_RELU, ids=name_of)
 def test_relu(module, name, broken, arithmetic, monkeypatch):
@@ -323,6 +328,7 @@ def test_relu(module, name, broken, arithmetic, monkeypatch):
     assert any(rejected(examine_relu(operators, case)) for case in RELU_CASES[arithmetic])
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_relu_mask_of_the_first_tile_is_rejected(arithmetic, monkeypatch):
     # A unit of the battery's cases is one tile in float64.

@@ -42,6 +42,7 @@ def moments_of_all(every):
     return torch.cat((mean, variance, counts.sum().view(1)))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("shape", "channels_last"), CASES, ids=str)
 def test_parts_are_normalised_as_the_whole(shape, channels_last, arithmetic):
@@ -71,6 +72,7 @@ def test_parts_are_normalised_as_the_whole(shape, channels_last, arithmetic):
     torch.testing.assert_close(together, expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("shape", "channels_last"), [*CASES, ((0, 5, 3), False)], ids=str)
 def test_reproducible_sums_are_those_of_the_cpu(shape, channels_last):
     x, dy, mean = torch.randn(shape) + 3, torch.randn(shape), torch.rand(shape[1])

@@ -11,7 +11,7 @@ import pytest
 from backnorm.conformance.battery import Case, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from . import arrays
 
@@ -47,6 +47,7 @@ def failed(data):
     ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("data_format", SHAPES)
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from backnorm.conformance.battery import Case, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
 from backnorm.conformance.relu_battery import examine_relu, relu_case
-from backnorm.dtypes import BFLOAT16, FLOAT32
 from backnorm.gpu.device import KNOWN
 from backnorm.gpu.plan import candidates, plan_gpu
 from backnorm.layout import extents_of
 from backnorm.torch import cpu, gpu
 from backnorm.torch.tensors import unpack_mask
+from tests.support.dtypes import BFLOAT16, FLOAT32
 
 from .. import interpreter
 from ..interpreter import DEVICE
@@ -75,6 +75,7 @@ def unequal(ours, theirs):
     return int((a != b).sum()), int(np.abs(a - b).max(initial=0))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -128,6 +129,7 @@ def in_float32(shape, dtype, layout):
 
 
 # The CPU's float32 adds up in another order: here the judge decides, by the same budget.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -155,6 +157,7 @@ def test_float32_arithmetic_keeps_its_budget_with_relu(shape, schedule, layout, 
     assert [str(verdict) for verdict in verdicts.values() if not verdict.passed] == []
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (300, 7)], ids=str)
 def test_float32_arithmetic_has_the_same_bits_on_every_device(shape, layout):

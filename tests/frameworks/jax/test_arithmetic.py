@@ -16,12 +16,12 @@ import backnorm.jax
 from backnorm import ArgumentTypeError, ArgumentValueError
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from backnorm.jax import formulas
 from backnorm.jax.ffi import TARGET
 from backnorm.jax.linen import BatchNorm as LinenBatchNorm
 from backnorm.jax.nnx import BatchNorm as NnxBatchNorm
 from backnorm.jax.problems import Options
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 BOTH = ("float32", "float64")
 # So many elements that some of float16, too, depend on the arithmetic.
@@ -91,6 +91,7 @@ def test_a_block_says_it_for_calls_that_do_not(dtype, data):
         same(everything(given), canonical(given, None))
 
 
+@pytest.mark.covering(1)
 @ARITHMETICS
 @TYPES
 def test_derivatives_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
@@ -167,6 +168,7 @@ def test_instances_have_the_bits_that_they_have_alone(dtype, arithmetic, data):
         same([result[k] for result in found], canonical(each, arithmetic)[:3])
 
 
+@pytest.mark.covering(0)
 @ARITHMETICS
 @TYPES
 def test_a_batch_on_several_devices(dtype, arithmetic, data):
@@ -340,6 +342,7 @@ class TestFormulas:
         same([np.asarray(found).astype("d")], [expected.astype("d")])
         np.testing.assert_array_equal(slopes, weights.astype("d"))
 
+    @pytest.mark.covering(0)
     @TYPES
     def test_in_float64_they_hold_its_budget(self, dtype, data):
         given = data(dtype)
@@ -361,6 +364,7 @@ class TestFormulas:
             found = tuple(map(np.asarray, jax.jit(function)(*given.backward_inputs)))
             passed(check_backward(*given.backward_inputs, found, training=training, **judged))
 
+    @pytest.mark.covering(0)
     @TYPES
     def test_without_a_word_they_are_those_of_float32(self, dtype, data):
         given = data(dtype)

@@ -21,10 +21,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import backnorm.jax
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu.device import KNOWN
 from backnorm.jax import cuda, ffi, launches
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .conftest import EPSILON
 

@@ -183,6 +183,7 @@ def test_of_another_version():
 
 
 class TestImport:
+    @pytest.mark.long
     def test_makes_no_devices(self):
         # What JAX is told before it makes them still counts.
         run("import jax, backnorm.jax, jax._src.xla_bridge as b; assert not b._backends")
@@ -204,6 +205,7 @@ class TestImport:
             tmp_path,
         )
 
+    @pytest.mark.long
     def test_leaves_errors_to_the_first_call(self, monkeypatch):
         monkeypatch.setenv("BACKNORM_CPU_LEVEL", "x86-64-v40")
         run(

@@ -13,8 +13,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import backnorm.jax
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.jax.ffi import TARGET
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .conftest import EPSILON, agree, textbook
 from .pairs import AXIS, HOW, PAIRS, SHAPE
@@ -80,6 +80,7 @@ OF_LOSSES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("transform", OF_RESULTS)
 @pytest.mark.parametrize("name", PAIRS)
 def test_of_results(name, transform, arguments):
@@ -141,6 +142,7 @@ SEVERAL = [
 ]
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(
     ("name", "moved"), [*ONE, *(pytest.param(*each, marks=pytest.mark.sweep) for each in SEVERAL)]
 )

@@ -99,6 +99,7 @@ def test_moving_averages_move(normal):
     np.testing.assert_allclose(y.mean(0), 0.0, atol=1e-6)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]], [[0, 3], [1, 2]]])
 def test_statistics_of_all_devices(groups, masked, normal):

@@ -108,6 +108,7 @@ def test_promote_dtype_is_the_callers(normal):
     agree(ours, theirs, 1e-2)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("groups", [None, [[0, 3], [1, 2]]])
 @pytest.mark.parametrize("masked", [False, True])
 def test_statistics_of_all_devices(groups, masked, normal):

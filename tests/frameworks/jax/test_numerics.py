@@ -13,10 +13,10 @@ import backnorm.jax
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32
 from backnorm.jax import formulas
 from backnorm.jax.inverse_std import inverse_std, is_refused
 from backnorm.jax.problems import Options
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32
 
 from .conftest import EPSILON, SHAPES, agree, gradient_of_gradient, textbook, weighed
 
@@ -80,6 +80,7 @@ def test_the_battery(name):
     assert_passed(examine(backward, BATTERY[name]))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("shape", [(6, 5, 3, 4), (3, 17, 7, 7), (9, 5), (40, 12, 30)])
@@ -115,6 +116,7 @@ def test_derivatives_of_higher_order(shape, axis, orders, layer, normal):
         theirs = gradient_of_gradient(theirs, 3, again)
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_gradients_for_any_axis(shape, axis, layer, normal):
     inputs, weights = layer(shape, axis), (normal(*shape), normal(shape[axis]))
@@ -260,6 +262,7 @@ def test_values_propagate_and_never_raise(normal):
 class TestFormulas:
     """What other platforms run, here on the CPU."""
 
+    @pytest.mark.covering(1)
     @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
     @pytest.mark.parametrize(("shape", "axis"), SHAPES)
     def test_agree_with_the_kernels(self, shape, axis, dtype, layer, normal):

@@ -64,6 +64,20 @@ def leaked(tensor):
     return kept[0]
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_sample_of_hostile_calls_gives_documented_error_or_right_result(name):
+    wrong, count = operands.failures(
+        getattr(ours, name),
+        jnp.asarray,
+        more=of_jax,
+        theirs=THEIRS,
+        least_rank=1,
+        share=operands.SHARE,
+    )
+    assert not wrong, f"{len(wrong)} kinds in {count} calls:\n" + "\n".join(wrong)
+    assert count > 60
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

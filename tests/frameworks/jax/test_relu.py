@@ -41,6 +41,7 @@ def operands(normal, shape, axis, added):
     return (*given, normal(*shape)) if added else given
 
 
+@pytest.mark.covering(0)
 @ADDED
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_values_and_derivatives(shape, axis, added, normal):
@@ -63,6 +64,7 @@ def test_values_and_derivatives(shape, axis, added, normal):
         agree(*alone)
 
 
+@pytest.mark.covering(0)
 @ADDED
 def test_the_second_order(added, normal):
     given = operands(normal, (6, 3, 4, 5), -1, added)
@@ -89,6 +91,7 @@ def test_every_instance_has_its_own(added, normal):
     agree(mapped(ours), mapped(composed))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
 def test_without_a_residual_bits_are_those_of_two_passes(dtype, arithmetic, normal):
@@ -158,6 +161,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("activation", OTHERS, ids=str)
 def test_other_activations_are_applied_to_the_output(activation, normal):
     given = operands(normal, (6, 3, 4, 5), -1, False)
@@ -176,6 +180,7 @@ def test_other_activations_are_applied_to_the_output(activation, normal):
         agree(layer(given[0], frozen, activation=activation), OTHERS[activation](y), 1e-6)
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("activation", ["relu", "relu6", Activation("relu", 0.75)], ids=str)
 @pytest.mark.parametrize("masked", [False, True])
 def test_relu_has_no_slope_at_its_bounds(activation, masked, normal):
@@ -196,6 +201,7 @@ def test_ceiling_with_residual_bounds_the_sum(normal):
     agree(found, jnp.clip(y + residual, 0.0, 0.75))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("axis", [-1, (1, -1)])
 def test_layers(frozen, axis, normal):

@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 import backnorm
 import backnorm.jax.linen
 import backnorm.jax.nnx
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import batch_norm, batch_norm_backward, batch_norm_with_state, ffi
 from backnorm.jax.running import RunningStatistics
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .test_sharded import gathered, told  # noqa: F401  (a fixture)
 
@@ -97,6 +97,7 @@ def width(dtype):
         yield
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_one_device_has_the_bits_of_arrays(dtype, x64):
@@ -119,6 +120,7 @@ def test_one_device_has_the_bits_of_arrays(dtype, x64):
             assert differences(found, expected) == []
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("cut", CUTS)
 def test_any_cut_has_the_bits_of_one_device(cut):
     devices, spec = CUTS[cut]
@@ -136,6 +138,7 @@ def test_any_cut_has_the_bits_of_one_device(cut):
         assert differences(function(*spread), expected) == []
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_every_type_and_what_is_told(dtype, devices):
@@ -151,6 +154,7 @@ def test_every_type_and_what_is_told(dtype, devices):
     assert told(compiled) == {"all-reduce": 2 * (2 + rows) * 8 * CHANNELS}
 
 
+@pytest.mark.long
 def test_plain_sums_depend_on_the_cut():
     """So the tests above can fail."""
     different = set()
@@ -293,6 +297,7 @@ def test_flax():
             assert differences(found, expected) == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gathered")
 def test_where_the_compiler_cannot_split_kernels():
     """X is gathered, and so the bits are the same."""

@@ -13,9 +13,9 @@ import pytest
 import backnorm.jax
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 from backnorm.jax import formulas
 from backnorm.jax.problems import Options
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 
 from .conftest import EPSILON
 
@@ -33,6 +33,7 @@ def layer(rng, dtype, shape, ratio=10.0):
     return data, ((rng.standard_normal(shape) + 0.7).astype(dtype), ddgamma, ddbeta)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(6, 5, 8), (64, 2, 32, 16)], ids=str)
 @pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
 def test_it_is_within_its_budget(dtype, wide, shape, rng):
@@ -54,6 +55,7 @@ def test_it_is_within_its_budget(dtype, wide, shape, rng):
     judge(data, mean, variance, cotangents, gradients, wide=wide, in_parts=True)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
 def test_with_frozen_statistics(dtype, wide, rng):
     data, cotangents = layer(rng, dtype, (6, 5, 8))
@@ -68,6 +70,7 @@ def test_with_frozen_statistics(dtype, wide, rng):
     judge(data, inputs[2], inputs[3], cotangents, gradients, wide=wide, training=False)
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(("dtype", "wide"), [(FLOAT64, True), (FLOAT32, True), (FLOAT32, False)])
 def test_a_constant_channel_and_an_epsilon_near_the_smallest_number(dtype, wide, rng):
     """Which no float32 holds; x owes nothing to a variance of 0, whatever its derivative is."""
@@ -102,6 +105,7 @@ def judge(data, mean, variance, cotangents, gradients, **options):
     assert [verdict.detail for verdict in verdicts.values() if not verdict.passed] == []
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
 @pytest.mark.parametrize("axis", [1, 3])
 def test_memory_beyond_the_results(dtype, wide, axis):

@@ -19,8 +19,8 @@ import backnorm.jax.linen
 import backnorm.jax.nnx
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.jax import batch_norm, batch_norm_backward, batch_norm_inference, ffi, sharding
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .conftest import EPSILON, agree, gradient_of_gradient, weighed
 
@@ -83,6 +83,7 @@ def arrays(normal):
     return [3 * normal(*SHAPE) + 2, normal(CHANNELS) + 1, normal(CHANNELS), normal(*SHAPE)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("cut", CUTS)
 def test_results_and_what_is_told(cut, arrays):
     """Both passes in training and not; of x nothing is told, of every channel two numbers."""
@@ -137,6 +138,7 @@ def test_without_the_rule_x_is_gathered(arrays, gathered):
     assert told(compiled) == {"all-gather": x.nbytes}
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("cut", ["batch", "batch and channels", "channels"])
 def test_derivatives(cut, arrays, normal):
     """Of all results, in both modes, and of the second order; of x nothing is gathered."""
@@ -162,6 +164,7 @@ def test_derivatives(cut, arrays, normal):
         assert operation == "all-reduce" or size < x.nbytes / 4
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_they_are_within_the_budget(dtype, arithmetic, rng):
@@ -219,6 +222,7 @@ def test_elements_of_dx_that_xla_takes_for_zero(normal):
         assert np.abs(found.view(np.int32) - one.view(np.int32)).max() <= 1
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("spec", [P("a", "b"), P(None, "b", None, None, "a"), P("b", None, "a")])
 def test_instances(spec, normal):
     """Under `jax.vmap`, instances, the batch and the channels being cut."""
@@ -304,6 +308,7 @@ def test_exported_functions_are_as_before(arrays):
     agree(jax.jit(again.call)(*spread), function(x, gamma, beta), 1e-13)
 
 
+@pytest.mark.long
 def test_flax_linen(normal):
     class Model(linen.Module):
         @linen.compact

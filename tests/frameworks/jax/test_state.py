@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import RunningStatistics, batch_norm, batch_norm_inference, batch_norm_with_state
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .conftest import EPSILON, agree, weighed
 
@@ -50,6 +50,7 @@ def test_a_layer_that_has_seen_no_batch(inputs):
     agree(y, inputs[0] / np.sqrt(1 + EPSILON))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kept", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_types_stay(dtype, kept, inputs):
@@ -120,6 +121,7 @@ def over_a_mesh(function, axis_name, in_axes):
     return jax.shard_map(of_part, mesh=mesh, in_specs=specs, out_specs=P(axis_name))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, over_a_mesh])
 @pytest.mark.parametrize("kept", [(2, 1, 0), (1, 2, 2), (0, 0, 0)], ids=str)
 def test_parts_of_different_sizes(mapped, kept, inputs, normal):

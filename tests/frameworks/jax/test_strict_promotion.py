@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.jax import (
     RunningStatistics,
     batch_norm,
@@ -17,6 +16,7 @@ from backnorm.jax import (
 )
 from backnorm.jax.linen import BatchNorm as OfLinen
 from backnorm.jax.nnx import BatchNorm as OfNnx
+from tests.support.dtypes import ELEMENT_TYPES
 
 HOW = {"epsilon": 1e-3, "axis": 1}
 
@@ -35,6 +35,7 @@ def x(request, normal):
     return normal(6, 5, 4).astype(request.param)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kept", ELEMENT_TYPES, ids=str)
 def test_batch_norm_with_state_takes_any_types(x, kept, training):
@@ -46,6 +47,7 @@ def test_batch_norm_with_state_takes_any_types(x, kept, training):
     assert_same_when_strict(step, x)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32], ids=str)
 @pytest.mark.parametrize("library", ["linen", "nnx"])

@@ -89,6 +89,7 @@ class TestGrad:
             jax.grad(pair[1], (0, 1, 2))(*inputs),
         )
 
+    @pytest.mark.long
     def test_scan(self, inputs, normal):
         x, gamma, beta = inputs
         weight = normal(*SHAPE)
@@ -122,6 +123,7 @@ class TestGrad:
 
 
 class TestVmap:
+    @pytest.mark.covering(0)
     @pytest.mark.parametrize(
         "axes", [(0, None, None), (2, None, None), (None, 0, None), (None, None, 1), (0, 0, 1)]
     )

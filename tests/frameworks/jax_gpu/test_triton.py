@@ -11,10 +11,10 @@ import backnorm
 import backnorm.jax
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
 from backnorm.jax import cuda, launches
+from tests.support.dtypes import ELEMENT_TYPES
 
 from .. import interpreter
 from ..jax.conftest import EPSILON, SHAPES, agree, textbook, weighed

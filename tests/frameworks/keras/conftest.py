@@ -31,6 +31,7 @@ def pytest_configure(config):
 _WHOLE_MODELS = ("applications", "examples", "files", "models", "training", "types")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
         # There may be other folders' tests in the same session.

@@ -318,15 +318,19 @@ def of_two():
     yield "messages", messages
     yield "whole at once", whole_at_once
     yield from ((f"batches {size}", functools.partial(batches, size)) for size in SIZES)
+    # What raises, last.
+    yield "twice, eager", lambda: twice(traced=False)
+    yield "twice, graph", lambda: twice(traced=True)
+    yield "forward mode", forward_mode
+
+
+def trained_by_two():
+    """Return the same of what takes long: models, and XLA."""
     yield "fit", converted
     yield "fit, not synchronized", lambda: fitted(strategy(2), synchronized=False)
     for name, options in FITS.items():
         yield f"fit {name}", functools.partial(fitted, strategy(2), **options)
     yield "XLA", compiled
-    # What raises, last.
-    yield "twice, eager", lambda: twice(traced=False)
-    yield "twice, graph", lambda: twice(traced=True)
-    yield "forward mode", forward_mode
 
 
 def of_worker(index, ports):
@@ -345,10 +349,13 @@ def of_worker(index, ports):
     return *found, *(np.asarray(v.value) for v in (layer.moving_mean, layer.moving_variance))
 
 
-def main(size, out):
-    """Run what `size` replicas do."""
+def main(size, out, trains=False):
+    """Run what `size` replicas do, or the models that two of them train."""
     devices = [tf.config.LogicalDeviceConfiguration()] * size
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+    if trains:
+        out.write_bytes(pickle.dumps({name: function() for name, function in trained_by_two()}))
+        return
     found = {}
     for name, case in CASES.items():
         if len(case.parts) == size:
@@ -361,7 +368,9 @@ def main(size, out):
 
 if __name__ == "__main__":
     of_size, to, *worker = sys.argv[1:]
-    if worker:
+    if worker == ["trains"]:
+        main(int(of_size), Path(to), trains=True)
+    elif worker:
         Path(to).write_bytes(pickle.dumps(of_worker(int(worker[0]), worker[1:])))
     else:
         main(int(of_size), Path(to))

@@ -52,6 +52,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("shape", [(6, 4, 3, 5), (4, 2, 3, 2, 5)], ids=str)
 def test_a_step_is_keras(step, filled, close, counted, rng, options, shape):

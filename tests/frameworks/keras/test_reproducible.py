@@ -12,6 +12,7 @@ import pytest
 import backnorm
 from backnorm import ArgumentTypeError, ArgumentValueError
 from backnorm import keras as ours
+from tests.support.dtypes import BFLOAT16
 
 Ours = ours.BatchNormalization
 Theirs = keras.layers.BatchNormalization
@@ -54,7 +55,7 @@ def test_a_step_has_the_bits_of_numpys_functions(everything, filled, rng, backen
         pytest.skip("JAX has float64 only by a setting of the whole process")
     layer = filled(Ours(reproducible=True, momentum=0.0, axis=axis, dtype=policy), SHAPE)
     x, dy = rng.normal(20, 2, (2, *SHAPE))
-    kind = {"mixed_float16": "float16", "mixed_bfloat16": backnorm.dtypes.BFLOAT16}
+    kind = {"mixed_float16": "float16", "mixed_bfloat16": BFLOAT16}
     elements = [each.astype(kind.get(policy, policy)) for each in (x, dy)]
     wide = [each.astype("d" if policy == "float64" else "f") for each in elements]
     expected = canonical(layer, *elements, data_format="NXC" if axis == -1 else "NCX")

@@ -37,9 +37,9 @@ def replicas(tmp_path_factory):
     """Return a function: what some replicas found, in a process of their own."""
 
     @functools.cache
-    def found_by(size):
+    def found_by(size, *options):
         out = tmp_path_factory.mktemp("replicas") / "found"
-        command = [*_COMMAND, str(size), str(out)]
+        command = [*_COMMAND, str(size), str(out), *options]
         done = subprocess.run(
             command, cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT, check=False
         )
@@ -53,6 +53,20 @@ def replicas(tmp_path_factory):
 def two(replicas):
     """Return what two replicas found."""
     return replicas(2)
+
+
+@pytest.fixture
+def trained(replicas):
+    """Return what two replicas found that trained models."""
+    return replicas(2, "trains")
+
+
+def few(names):
+    """Return parameters: the cases of three replicas, which are another process, are long."""
+    return [
+        pytest.param(name, marks=[] if len(CASES[name].parts) == 2 else pytest.mark.long)
+        for name in names
+    ]
 
 
 def wrong(case, found):
@@ -83,14 +97,14 @@ def wrong(case, found):
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES))
 def test_parts_are_normalised_as_the_whole(name, traced, replicas):
     case = CASES[name]
     assert wrong(case, replicas(len(case.parts))[name, traced]) == []
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].reproducible])
+@pytest.mark.parametrize("name", few(name for name in CASES if CASES[name].reproducible))
 def test_reproducible_parts_have_the_bits_of_the_whole(name, traced, replicas):
     case = CASES[name]
     y, dx, of_parameters, moved = replicas(len(case.parts))[name, traced]
@@ -195,29 +209,32 @@ def test_forward_mode_is_refused(two):
     assert "no forward mode" in text
 
 
-def test_for_xla_there_are_formulas_of_any_order(two):
-    found = two["XLA"]
+@pytest.mark.long
+def test_for_xla_there_are_formulas_of_any_order(trained):
+    found = trained["XLA"]
     expected = cases.two_orders(batch_norm, *map(tf.constant, CASES["uneven"].data()))
     joined = [*map(np.concatenate, found[:3]), sum(found[3]), *(each[1] for each in found[4:])]
     for one, other in zip(joined, map(np.asarray, expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
 
 
-def test_fit_takes_the_course_of_one_device(two):
-    losses, weights, calls = two["fit"]
+@pytest.mark.long
+def test_fit_takes_the_course_of_one_device(trained):
+    losses, weights, calls = trained["fit"]
     # A model of Keras's layers, converted; traced in each replica.
     assert calls >= 2
     expected, of_one = cases.fitted(tf.distribute.get_strategy(), synchronized=False)
     np.testing.assert_allclose(losses, expected, rtol=2e-5)
     for one, other in zip(weights, of_one, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * max(1.0, np.abs(other).max()))
-    apart, _ = two["fit, not synchronized"]
+    apart, _ = trained["fit, not synchronized"]
     assert np.abs(apart / expected - 1).max() > 1e-2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", cases.FITS)
-def test_fit_in_other_ways(name, two):
-    losses, _ = two[f"fit {name}"]
+def test_fit_in_other_ways(name, trained):
+    losses, _ = trained[f"fit {name}"]
     options = cases.FITS[name]
     expected, _ = cases.fitted(tf.distribute.get_strategy(), synchronized=False, **options)
     np.testing.assert_allclose(losses, expected, rtol=2e-2 if "policy" in options else 2e-5)

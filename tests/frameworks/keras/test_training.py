@@ -82,6 +82,7 @@ def test_fit_compiles_as_keras_does(images, backend, jit):
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_xla_compiles_a_layer_that_keras_did_not_see_when_it_compiled(images, backend):
     if backend != "tensorflow":
         pytest.skip("with the others every layer is compiled")

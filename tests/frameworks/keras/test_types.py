@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from backnorm.dtypes import BFLOAT16
 from backnorm.keras import BatchNormalization as Ours
+from tests.support.dtypes import BFLOAT16
 
 pytestmark = pytest.mark.long
 

@@ -170,6 +170,7 @@ def test_names():
         _ = ours.nothing
 
 
+@pytest.mark.long
 def test_import_is_without_warnings_and_without_the_layer():
     script = """
 import sys

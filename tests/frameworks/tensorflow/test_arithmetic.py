@@ -13,7 +13,7 @@ from backnorm import ArgumentTypeError, ArgumentValueError
 from backnorm import tensorflow as ours
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from .bits import differ, same
 
@@ -117,6 +117,7 @@ def test_the_second_order_has_its_own(arithmetic, data):
     same(*found)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mode", ["XLA", "forward"])
 @TYPES
 def test_formulas_compute_in_what_is_asked_for(mode, dtype, data):

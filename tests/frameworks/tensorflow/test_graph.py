@@ -10,8 +10,8 @@ from backnorm import ArgumentValueError
 from backnorm import tensorflow as ours
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import ELEMENT_TYPES, FLOAT32
 from backnorm.tensorflow import calls, differentiable, modes
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32
 
 EPSILON = 1e-3
 

@@ -117,6 +117,7 @@ def batch_jacobian(pfor):
     return over
 
 
+@pytest.mark.covering(1)
 @ways
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_vectorized_map_first_gradients_are_those_of_a_loop(operands, close, name, way):
@@ -126,6 +127,7 @@ def test_vectorized_map_first_gradients_are_those_of_a_loop(operands, close, nam
     close(found, slopes(composed, *tensors, unrolled))
 
 
+@pytest.mark.covering(1)
 @ways
 @pytest.mark.parametrize("name", ["batch_norm", "inference"])
 def test_vectorized_map_of_gradients_has_the_gradients_of_a_loop(operands, close, name, way):
@@ -135,6 +137,7 @@ def test_vectorized_map_of_gradients_has_the_gradients_of_a_loop(operands, close
     close(found, slopes(slope_of_each(composed), *tensors, unrolled))
 
 
+@pytest.mark.covering(1)
 @ways
 @pytest.mark.parametrize("pfor", [pytest.param(True, marks=pytest.mark.long), False])
 @pytest.mark.parametrize("over", [jacobian, batch_jacobian])

@@ -52,6 +52,20 @@ def _expanded(array):
     return np.broadcast_to(array[:1], array.shape)
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_sample_of_hostile_calls_gives_documented_error_or_right_result(name):
+    wrong, count = operands.failures(
+        getattr(ours, name),
+        tf.convert_to_tensor,
+        more=of_tensorflow,
+        of_lists=np.float32,
+        share=operands.SHARE,
+    )
+    assert not wrong, f"{len(wrong)} kinds in {count} calls:\n" + "\n".join(wrong)
+    assert count > 60
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_operand(name, kind):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ import tensorflow as tf
 import backnorm
 from backnorm import ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm import tensorflow as ours
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from backnorm.tensorflow import synchronised
 from backnorm.tensorflow.operators import batch_norm_synchronised
+from tests.support import internals
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 from .bits import differ, same
 
@@ -188,15 +187,9 @@ def test_no_replica_has_elements():
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [(FLOAT64, 10), (BFLOAT16, 8)], ids=str)
-def test_what_replicas_tell_each_other(dtype, rows):
-    messages, original = [], synchronised._sum
-
-    def told(tensor, replica):
-        messages.append((tensor.dtype, int(tf.size(tensor))))
-        return original(tensor, replica)
-
-    with mock.patch.object(synchronised, "_sum", told):
-        in_replicas((4, 0, 8), data(dtype), traced=False, reproducible=True)
+def test_what_replicas_tell_each_other(dtype, rows, monkeypatch):
+    messages = internals.messages_of_replicas(monkeypatch)
+    in_replicas((4, 0, 8), data(dtype), traced=False, reproducible=True)
     # By each of three, forth and back.
     assert messages == [(tf.int64, 3 * (rows * CHANNELS + 1))] * 6
 

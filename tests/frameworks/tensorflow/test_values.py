@@ -10,7 +10,7 @@ import backnorm
 from backnorm import tensorflow as ours
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
 
 FORMATS = [  # (axis, data_format of the judge, shape)
     pytest.param(-1, "NXC", (5, 4, 3, 7), id="NHWC"),

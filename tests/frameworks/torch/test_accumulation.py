@@ -48,6 +48,7 @@ def additions(model, x):
     return [names.count(name) for name in ADDITIONS]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize("activation", [torch.nn.ReLU, torch.nn.ReLU6, torch.nn.SiLU])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

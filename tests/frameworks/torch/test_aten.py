@@ -74,6 +74,7 @@ def cases(shape, types):
                 yield arguments(shape, *TYPES[types], train=train, weighted=weighted, last=last)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dialect_against_pytorch_in_float64(shape, types):

@@ -106,6 +106,7 @@ def kinder(given):
     return x.dtype.itemsize == 2 and types <= {x.dtype, torch.float32}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("training", [True, False])

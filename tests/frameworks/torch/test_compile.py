@@ -40,6 +40,7 @@ def outcome(call, model, x, dy):
     return y.detach(), x.grad, [p.grad for p in model.parameters()], [*model.buffers()]
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("fuse", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["contiguous", "channels_last"])
@@ -128,8 +129,8 @@ def functions():
         lambda f, x: grad(f)(x),
         lambda f, x: jvp(f, (x,), (x * x,)),
         lambda f, x: hessian(f)(x),
-        lambda f, x: jacfwd(jacfwd(f))(x),
-        lambda f, x: vmap(f)(torch.stack([x, x * x])),
+        pytest.param(lambda f, x: jacfwd(jacfwd(f))(x), marks=pytest.mark.long),
+        pytest.param(lambda f, x: vmap(f)(torch.stack([x, x * x])), marks=pytest.mark.long),
         lambda f, x: vmap(grad(f))(torch.stack([x, x * x])),
     ],
     ids=["grad", "jvp", "hessian", "forward twice", "vmap", "vmap of grad"],

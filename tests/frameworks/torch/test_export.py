@@ -96,6 +96,7 @@ def compare(program, theirs, close):
     close(moved, {name: expected[name] for name in moved})
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("strict", "gradient"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fuse", [True, False])
@@ -133,6 +134,7 @@ def test_export_of_types_that_pytorch_refuses_has_operator(close):
     close(torch.jit.trace(ours, x)(x), ours(x))
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "as it is"])
 def test_exported_copy_matches_before_its_first_call(way, close):
     for strict, training in ((True, True), (False, False)):
@@ -223,6 +225,7 @@ def test_aotinductor_package_matches(training, tmp_path, close):
             check_in_another_process(path, theirs, tmp_path)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fuse", [True, False])

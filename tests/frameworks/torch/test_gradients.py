@@ -52,6 +52,7 @@ def test_first_order(training, affine, name, layouts):
     )  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("training", "affine", "name"), CASES)
 def test_second_order(training, affine, name, layouts):
     call, tensors = prepared(training, affine, layouts[name])
@@ -60,6 +61,7 @@ def test_second_order(training, affine, name, layouts):
     )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("affine", ["both", "neither"])
 @pytest.mark.parametrize("name", ["contiguous", "channels_last", "permuted"])

@@ -112,6 +112,7 @@ def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
     assert_passed(verdicts)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["", "relu", "relu6"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])

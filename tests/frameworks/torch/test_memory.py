@@ -46,6 +46,7 @@ def test_one_shape_is_small_and_one_large():
     assert small.double().nbytes < LARGE < large.half().nbytes
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("memory_format", FORMATS)
 @pytest.mark.parametrize("training", [True, False])
@@ -114,6 +115,7 @@ def test_refused_call_leaves_memory_unchanged():
         assert tensor.untyped_storage().resizable()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("memory_format", FORMATS)
 def test_those_of_the_second_order_too(inputs, parameters, dtype, memory_format):

@@ -67,6 +67,7 @@ def passes(net):
     return results, dict(net.state_dict())
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("kind", ACTIVATED)
 def test_timm_layer_with_activation_is_converted_and_reverted(kind, fuse, close):
@@ -172,6 +173,7 @@ def test_altered_activation_is_called(obstacle, close):
     assert reports[0].reason == f"its activation has {obstacle}"
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("layer", OURS)
 @pytest.mark.parametrize("fuse", [False, True])
 def test_compiled_layer_equals_pytorchs(layer, fuse, close):
@@ -189,6 +191,7 @@ def test_input_of_another_rank_raises_as_timm():
         mine(torch.randn(4, 3))
 
 
+@pytest.mark.long
 def test_conversion_of_other_models_imports_neither_library():
     code = """
 import sys, torch, backnorm.torch

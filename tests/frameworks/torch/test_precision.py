@@ -46,6 +46,7 @@ def ours(x, residual, *arguments):
     return backnorm.torch.batch_norm(x, *arguments, activation=activation, residual=residual)
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("residual", [False, True], ids=["", "add_relu"])
 @HOW
 def test_types_and_values_under_autocast(compiled, cast, residual, close):
@@ -88,6 +89,7 @@ def deterministic():
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(4, 5, 3), (9, 32, 71, 73)], ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("training", [True, False])

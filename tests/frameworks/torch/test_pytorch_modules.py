@@ -44,6 +44,7 @@ def test_samples_of_pytorch_are_those_of_module_info():
     assert not any("BatchNorm" in options.get("module_name", "") for options in older)
 
 
+@pytest.mark.covering(1)
 @each_layer
 @each_mode
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

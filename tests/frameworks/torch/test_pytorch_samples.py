@@ -90,6 +90,7 @@ def samples_of(name, dtype=DOUBLE):
     return found
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_samples_of_the_operator(name, dtype, contiguous, close):

@@ -12,7 +12,8 @@ import pytest
 from . import random_graphs as graphs
 from . import random_operations as operations
 
-#: Programs of `make test` and of the sweep, and those of one test of each.
+#: Programs of `make test`, of `make test-all` and of the sweep, and those of one test of each.
+FEWEST = 90
 FEW, A_FEW = 300, 15
 MANY, A_LOT = 20_000, 200
 
@@ -32,7 +33,13 @@ def assert_alike(seeds):
     assert kinds["alike"] >= 0.6 * len(seeds), kinds
 
 
-@pytest.mark.parametrize("first", range(0, FEW, A_FEW))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[] if first < FEWEST else pytest.mark.long)
+        for first in range(0, FEW, A_FEW)
+    ],
+)
 def test_graphs_are_those_of_layers_of_pytorch(first):
     assert_alike(range(first, first + A_FEW))
 

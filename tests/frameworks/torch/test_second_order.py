@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
-from backnorm.dtypes import ELEMENT_TYPES
 from backnorm.torch import cpu, gpu
 from backnorm.torch.tensors import array_of, tensor_of
+from tests.support import internals
+from tests.support.dtypes import ELEMENT_TYPES
 
 NAMES = ("x", "dy", "mean", "variance", "gamma")
 COTANGENTS = ("ddx", "ddgamma", "ddbeta")
@@ -64,7 +65,7 @@ def test_double_backward_is_within_budget(dtype, training, absent, rng):
 
 @pytest.mark.parametrize("block", [1, 7, 30, 1 << 20])
 def test_in_blocks_of_any_size_and_any_layout(block, layout, rng, monkeypatch):
-    monkeypatch.setattr(gpu, "_BLOCK", block)
+    internals.blocks_of_second_order_on_gpu(monkeypatch, block)
     arrays, epsilon = layer(rng, np.dtype(np.float64), (4, 5, 3, 2))
     check(arrays, epsilon, True, layout)
 
@@ -112,7 +113,7 @@ class Live(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_memory_beyond_the_results_is_eight_blocks(dtype, monkeypatch):
-    monkeypatch.setattr(gpu, "_BLOCK", 1 << 12)
+    internals.blocks_of_second_order_on_gpu(monkeypatch, 1 << 12)
     elements = [torch.randn(9, 8, 100, 41).to(dtype) for _ in range(3)]
     channels = [torch.ones(8, dtype=torch.promote_types(dtype, torch.float32)) for _ in range(3)]
     x = elements[0]

@@ -1,0 +1,279 @@
+"""Broken adapters: one wrong step each, as a replacement in a source file, and what catches it.
+
+The text that is replaced occurs once in its file. The tests are those of `make test`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A wrong step: the file below `src/backnorm`, its text, the text instead, and tests."""
+
+    name: str
+    file: str
+    text: str
+    replacement: str
+    tests: tuple[str, ...]
+    backend: str = ""
+
+
+_TORCH, _JAX, _TF = (f"tests/frameworks/{name}" for name in ("torch", "jax", "tensorflow"))
+_KERAS = "tests/frameworks/keras"
+
+MUTANTS = (
+    # PyTorch.
+    Mutant(
+        "torch: the running statistics do not move",
+        "torch/kernels.py",
+        "momentum=momentum,",
+        "momentum=0.0,",
+        (f"{_TORCH}/test_modules.py",),
+    ),
+    Mutant(
+        "torch: momentum None is 0.1",
+        "torch/modules.py",
+        "momentum = 1.0 / float(counter)",
+        "momentum = 0.1",
+        (f"{_TORCH}/test_modules.py",),
+    ),
+    Mutant(
+        "torch: num_batches_tracked counts twice",
+        "torch/modules.py",
+        "counter.add_(1)",
+        "counter.add_(2)",
+        (f"{_TORCH}/test_modules.py",),
+    ),
+    Mutant(
+        "torch: epsilon is ignored in evaluation",
+        "torch/kernels.py",
+        "x, residual, *statistics, weight, bias,\n        options.eps,",
+        "x, residual, *statistics, weight, bias,\n        0.0,",
+        (f"{_TORCH}/test_functional.py",),
+    ),
+    Mutant(
+        "torch: the residual is dropped",
+        "torch/kernels.py",
+        "x, residual, weight, bias, mean, variance,\n        options.eps",
+        "x, None, weight, bias, mean, variance,\n        options.eps",
+        (f"{_TORCH}/test_activations.py",),
+    ),
+    Mutant(
+        "torch: the gradient of the residual is dropped",
+        "torch/eager.py",
+        "dresidual if has_residual else None,",
+        "torch.zeros_like(dresidual) if has_residual else None,",
+        (f"{_TORCH}/test_activations.py",),
+    ),
+    Mutant(
+        "torch: the gradients of weight and bias are swapped",
+        "torch/eager.py",
+        "dx, dweight, dbias, dresidual = gradients",
+        "dx, dbias, dweight, dresidual = gradients",
+        (f"{_TORCH}/test_gradients.py",),
+    ),
+    Mutant(
+        "torch: a weight without a bias has no gradient",
+        "torch/eager.py",
+        "dweight if needed[2] else None,",
+        "dweight if needed[2] and needed[3] else None,",
+        (f"{_TORCH}/test_gradients.py", f"{_TORCH}/test_functional.py"),
+    ),
+    Mutant(
+        "torch: bits of a mask are off by one in the second order",
+        "torch/tensors.py",
+        "bits = (mask[:, None] >> shifts & 1).flatten()[: x.numel()].bool()",
+        "bits = (mask[:, None] >> shifts & 1).flatten()[: x.numel()].bool().roll(1)",
+        (f"{_TORCH}/test_gradients.py",),
+    ),
+    Mutant(
+        "torch: vmap merges the wrong axis",
+        "torch/registry.py",
+        "return tensor.movedim(axis, channels).flatten(channels, channels + 1)",
+        "return tensor.movedim(axis, channels + 1).flatten(channels, channels + 1)",
+        (f"{_TORCH}/test_vmap.py",),
+    ),
+    Mutant(
+        "torch: the second order has the wrong sign",
+        "torch/operations.py",
+        "return gx, gdy, None, None, gweight",
+        "return -gx, gdy, None, None, gweight",
+        (f"{_TORCH}/test_gradients.py",),
+    ),
+    Mutant(
+        "torch: channels_last is taken for contiguous in a mask",
+        "torch/tensors.py",
+        "return bits.as_strided(x.shape, like.stride())",
+        "return bits.view(x.shape)",
+        (f"{_TORCH}/test_gradients.py",),
+    ),
+    Mutant(
+        "torch: the order of a mask is not restored",
+        "torch/eager.py",
+        "if x.stride() == strides:",
+        "if True:",
+        (f"{_TORCH}/test_saved_tensors.py",),
+    ),
+    Mutant(
+        "torch: a synchronised gradient divides by this process's elements",
+        "torch/synchronised.py",
+        "sums=(sum_dy, sum_dy_xmu), count=count,",
+        "sums=(sum_dy, sum_dy_xmu), count=x.numel() // x.shape[1],",
+        (f"{_TORCH}/test_synchronised.py",),
+    ),
+    Mutant(
+        "torch: synchronised statistics are those of this process",
+        "torch/synchronised.py",
+        "moments = exchange.moments()",
+        "exchange.moments()",
+        (f"{_TORCH}/test_synchronised.py",),
+    ),
+    Mutant(
+        "torch: running statistics are rounded twice by operators",
+        "torch/operations.py",
+        "running_var.copy_(running_var.double() * (1.0 - momentum) + unbiased * momentum)",
+        "running_var.mul_(1.0 - momentum).add_(variance * momentum)",
+        (f"{_TORCH}/test_vmap.py", f"{_TORCH}/test_transforms.py"),
+    ),
+    Mutant(
+        "torch: revert leaves options behind",
+        "torch/conversion.py",
+        "module.__dict__.pop(name, None)\n    return model",
+        "pass\n    return model",
+        (f"{_TORCH}/test_arithmetic.py", f"{_TORCH}/test_reproducible.py"),
+    ),
+    Mutant(
+        "torch: Inductor's formula has the wrong sign",
+        "torch/lowering.py",
+        "dx = (dx - shift) - (x.to(gain.dtype) - center) * slope",
+        "dx = (dx - shift) + (x.to(gain.dtype) - center) * slope",
+        (f"{_TORCH}/test_compile.py", f"{_TORCH}/test_lowering.py"),
+    ),
+    # TensorFlow.
+    Mutant(
+        "tensorflow: the gradient takes the last axis for that of the channels",
+        "tensorflow/calls.py",
+        "values = options.epsilon, (options.axis,), options.training, False, arithmetic,",
+        "values = options.epsilon, (x.ndim - 1,), options.training, False, arithmetic,",
+        (f"{_TF}/test_gradients.py", f"{_TF}/test_values.py"),
+    ),
+    Mutant(
+        "tensorflow: the gradient of frozen statistics has the wrong sign",
+        "tensorflow/differentiable.py",
+        "return [dx, -scale * dbeta, -0.5 * scale * s * dgamma, dgamma, dbeta]",
+        "return [dx, -scale * dbeta, 0.5 * scale * s * dgamma, dgamma, dbeta]",
+        (f"{_TF}/test_gradients.py",),
+    ),
+    Mutant(
+        "tensorflow: an axis that is known late is the first",
+        "tensorflow/nodes.py",
+        "return call(*place(arrays, presence), options._replace(axis=axis))",
+        "return call(*place(arrays, presence), options._replace(axis=0))",
+        (f"{_TF}/test_graph.py",),
+    ),
+    Mutant(
+        "tensorflow: XLA's formula lacks the term along x",
+        "tensorflow/formulas.py",
+        "dx = dx - _over(dbeta / count, x, options) - normalised",
+        "dx = dx - _over(dbeta / count, x, options) - 0 * normalised",
+        (f"{_TF}/test_forward_mode.py", f"{_TF}/test_graph.py"),
+    ),
+    Mutant(
+        "tensorflow: statistics of replicas have no distance between their means",
+        "tensorflow/exchange.py",
+        "tf.reduce_sum(shares * (variances + apart * apart), 0)",
+        "tf.reduce_sum(shares * variances, 0)",
+        (f"{_KERAS}/test_synchronized.py",),
+        "tensorflow",
+    ),
+    # Keras.
+    Mutant(
+        "keras: momentum is that of PyTorch",
+        "keras/layer.py",
+        "moving.assign(past * self.momentum + current * (1.0 - self.momentum))",
+        "moving.assign(past * (1.0 - self.momentum) + current * self.momentum)",
+        (f"{_KERAS}/test_layer.py",),
+        "tensorflow",
+    ),
+    Mutant(
+        "keras: the moving variance contains epsilon",
+        "keras/layer.py",
+        "(self.moving_variance, variance)",
+        "(self.moving_variance, variance + self.epsilon)",
+        (f"{_KERAS}/test_layer.py",),
+        "jax",
+    ),
+    # JAX.
+    Mutant(
+        "jax: the running average weighs the batch by momentum",
+        "jax/running.py",
+        "((1 - momentum) * batch)",
+        "(momentum * batch)",
+        (f"{_JAX}/test_state.py",),
+    ),
+    Mutant(
+        "jax: the derivative by the statistics ignores epsilon",
+        "jax/derivatives.py",
+        "s = inverse_deviation(variance, epsilon)\n    return",
+        "s = inverse_deviation(variance, 0.0)\n    return",
+        (f"{_JAX}/test_second_order.py", f"{_JAX}/test_forward_mode.py"),
+    ),
+    Mutant(
+        "jax: the cotangents of the statistics are subtracted",
+        "jax/derivatives.py",
+        "dx = (dx.astype(more.dtype) + more)",
+        "dx = (dx.astype(more.dtype) - more)",
+        (f"{_JAX}/test_transformations.py", f"{_JAX}/test_second_order.py"),
+    ),
+    Mutant(
+        "jax: statistics of devices have no distance between their means",
+        "jax/exchange.py",
+        "of_all(weighed(variance + apart * apart))",
+        "of_all(weighed(variance))",
+        (f"{_JAX}/test_transformations.py", f"{_JAX}/test_sharded.py"),
+    ),
+    Mutant(
+        "jax: the formula's slope has one factor too few",
+        "jax/formulas.py",
+        "slope = s * (sum_dy_xmu / count)",
+        "slope = sum_dy_xmu / count",
+        (f"{_JAX}/test_numerics.py",),
+    ),
+    # Dialects, and the canonical operator's front door.
+    Mutant(
+        "dialects: a repeated call finds another epsilon's",
+        "dialects/operator.py",
+        "*attributes,\n                *map(type, attributes),",
+        "*map(type, attributes),",
+        ("tests/contract/test_front_doors.py",),
+    ),
+    Mutant(
+        "dialects: the node's order of gamma and beta is swapped",
+        "dialects/ngraph.py",
+        "return self(input, gamma, beta, epsilon,",
+        "return self(input, beta, gamma, epsilon,",
+        ("tests/dialects/test_ngraph.py",),
+    ),
+    Mutant(
+        "dialects: epsilon is added to an inverse standard deviation",
+        "dialects/_run.py",
+        "inverse=canonical.inverse_std,",
+        "inverse=False,",
+        ("tests/dialects/test_cudnn.py", "tests/dialects/test_aten.py"),
+    ),
+    Mutant(
+        "dialects: what cuDNN's memory holds is not added",
+        "dialects/cudnn.py",
+        "value += beta * own(target)",
+        "value += 0 * own(target)",
+        ("tests/dialects/test_cudnn.py",),
+    ),
+    Mutant(
+        "operators: out is ignored",
+        "operators.py",
+        "epsilon, data_format, activation, arithmetic, out,",
+        "epsilon, data_format, activation, arithmetic, None,",
+        ("tests/operator/test_out.py",),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Shared by the tests of several folders; holds no tests."""

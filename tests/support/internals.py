@@ -1,0 +1,187 @@
+"""What tests change, count or read of the package's private state, by the name of its purpose.
+
+Functions that change something take pytest's `monkeypatch`, which undoes it. Modules of frameworks
+are imported by the functions that need them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backnorm import allocation, threads
+from backnorm.arrays import NUMPY
+from backnorm.cpu import engine, library, plan, stage
+from backnorm.reference import _blocks
+from backnorm.second_order import arrays as second_order
+
+_NAN = np.array(np.nan).view(np.int64)
+
+
+# Results and scratch memory of the kernels.
+
+
+def poison_new_memory(monkeypatch):
+    """Fill results and scratch memory with NaN before each call; return the list of results."""
+    allocated, names = [], NUMPY.names
+
+    def poisoned(original):
+        def allocate(*args, **kwargs):
+            array = original(*args, **kwargs)
+            # A mask is of bytes, reproducible sums are integers.
+            array.fill({"u": 255, "i": -12345}.get(array.dtype.kind, np.nan))
+            allocated.append(array)
+            return array
+
+        return allocate
+
+    # The allocators, as the code of a call names them.
+    for name in ("allocate", "empty"):
+        monkeypatch.setitem(names, name, poisoned(names[name]))
+    scratch, fill = stage.SLOTS["scratch"], stage._fill
+
+    def fill_in(view, *args):
+        # For every call, and not only in new memory: records are kept for the next call.
+        np.asarray(view)[view[scratch] // 8 :] = _NAN
+        fill(view, *args)
+
+    monkeypatch.setattr(stage, "_fill", fill_in)
+    return allocated
+
+
+def keep_no_records(monkeypatch):
+    """Let no record of a call be used by the next."""
+    monkeypatch.setattr(stage, "_KEPT", 0)
+    monkeypatch.setattr(stage, "_LARGEST", 0)
+
+
+def sizes_of_records(monkeypatch):
+    """Return a list, to which each new record then adds its bytes."""
+    sizes, aligned = [], stage.aligned
+
+    def counted(shape, dtype):
+        cells = aligned(shape, dtype)
+        sizes.append(cells.nbytes)
+        return cells
+
+    monkeypatch.setattr(stage, "aligned", counted)
+    return sizes
+
+
+def leave_calls_early(monkeypatch, runner):
+    """Let no participant of a call claim a second item, and `runner` run its stages."""
+    monkeypatch.setattr(stage, "_LIMIT", 1)
+    monkeypatch.setattr(stage, "runner", runner)
+
+
+# Plans.
+
+
+def plan_for(monkeypatch, machine):
+    """Plan for a machine that is made up, whatever the number of threads."""
+    monkeypatch.setattr(engine, "_machine", lambda threads: machine)
+
+
+def group_all(monkeypatch):
+    """Let every plan be grouped."""
+    monkeypatch.setattr(plan, "_group", lambda *_, **__: (True, "forced"))
+
+
+def forget_number_of_threads(monkeypatch):
+    """Let no number of threads be set, and processors be counted again."""
+    monkeypatch.setattr(threads, "_most", None)
+    count_processors_again(monkeypatch)
+
+
+def count_processors_again(monkeypatch):
+    """Let the number of processors that is known be out of date."""
+    monkeypatch.setattr(threads, "_until", 0.0)
+
+
+# Blocks, in which memory is bounded.
+
+
+def blocks_of_reference(monkeypatch, elements, channels):
+    """Let the reference compute blocks of some elements and channels at a time."""
+    monkeypatch.setattr(_blocks, "_BLOCK", elements)
+    monkeypatch.setattr(_blocks, "_BLOCK_CHANNELS", channels)
+
+
+def blocks_of_second_order(monkeypatch, elements):
+    """Let the second order on arrays be computed in blocks of some elements."""
+    monkeypatch.setattr(second_order, "_BLOCK", elements)
+
+
+def blocks_of_second_order_on_gpu(monkeypatch, elements):
+    """Let the second order on a GPU's tensors be computed in blocks of some elements."""
+    from backnorm.torch import gpu
+
+    monkeypatch.setattr(gpu, "_BLOCK", elements)
+
+
+# Memory that is kept for the next array.
+
+
+def spare_blocks():
+    """Return the sizes of the blocks that are kept, small ones and large ones."""
+    return [[end.block.size for end in list(shelf)] for shelf in allocation._shelves]
+
+
+def drop_spare_blocks():
+    """Keep no block."""
+    for shelf in allocation._shelves:
+        shelf.clear()
+
+
+def let_spare_blocks_be_old(monkeypatch):
+    """Let the next allocation drop all blocks that it does not use."""
+    monkeypatch.setattr(allocation, "_MOMENT", 0.0)
+
+
+def allocate_no_block(monkeypatch):
+    """Let the system have no memory for a block."""
+
+    def refuse(size):
+        raise OSError("no memory")
+
+    monkeypatch.setattr(allocation, "_Block", refuse)
+
+
+# Libraries of machine code.
+
+
+def libraries_in(monkeypatch, folder):
+    """Look for libraries in a folder, each time anew."""
+    monkeypatch.setattr(library, "FOLDER", folder)
+    monkeypatch.setattr(library, "_installed", library._installed.__wrapped__)
+
+
+def no_library_loaded(monkeypatch, folder):
+    """Let no library be loaded, and look for them in a folder; return those loaded by name."""
+    monkeypatch.setattr(library, "FOLDER", folder)
+    loaded = {}
+    monkeypatch.setattr(library, "_loaded", loaded)
+    return loaded
+
+
+def without_sources(monkeypatch):
+    """Take the package for an installed one, which has no compiler."""
+    monkeypatch.setattr(library, "_FROM_SOURCES", False)
+
+
+# Messages of TensorFlow's replicas.
+
+
+def messages_of_replicas(monkeypatch):
+    """Return a list, to which each message of a replica then adds its type and size."""
+    import tensorflow as tf
+
+    from backnorm.tensorflow import synchronised
+
+    messages, original = [], synchronised._sum
+
+    def counted(tensor, replica):
+        messages.append((tensor.dtype, int(tf.size(tensor))))
+        return original(tensor, replica)
+
+    monkeypatch.setattr(synchronised, "_sum", counted)
+    return messages

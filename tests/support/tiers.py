@@ -1,0 +1,53 @@
+"""Which parameter sets of a test `make test` runs, where its whole matrix would add little.
+
+`@pytest.mark.covering(strength)` keeps a selection in which every `strength` values of different
+parameters meet in some parameter set (a covering array); the other sets become `long`. Strength 0
+keeps one set.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+
+import pytest
+
+
+def pytest_collection_modifyitems(items):
+    """Mark as `long` what the markers `covering` leave out.
+
+    After folders have added their own markers (`tryfirst`), before pytest selects by markers.
+    """
+    tests = defaultdict(list)
+    for item in items:
+        marker = item.get_closest_marker("covering")
+        rare = any(item.get_closest_marker(tier) for tier in ("long", "sweep"))
+        if marker is not None and not rare and hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0], *marker.args].append(item)
+    for (name, strength), matrix in tests.items():
+        # Values need not be comparable; the sets of a matrix share the objects.
+        values = [{n: id(value) for n, value in item.callspec.params.items()} for item in matrix]
+        combinations = [combinations_of(each, strength) for each in values]
+        kept = covering(combinations, random.Random(name))
+        for number, item in enumerate(matrix):
+            if number not in kept:
+                item.add_marker(pytest.mark.long)
+
+
+def covering(combinations, rng):
+    """Return the numbers of sets that have every element of the sets, chosen greedily."""
+    order = list(range(len(combinations)))
+    rng.shuffle(order)
+    missing, kept = set().union(*combinations), set()
+    while missing:
+        best = max(order, key=lambda number: len(combinations[number] & missing))
+        missing -= combinations[best]
+        kept.add(best)
+    return kept
+
+
+def combinations_of(values, strength):
+    """Return the combinations of `strength` parameters with their values."""
+    strength = min(strength, len(values))
+    return frozenset(itertools.combinations(sorted(values.items()), strength))
