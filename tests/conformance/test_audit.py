@@ -26,7 +26,7 @@ def test_audit_cube_of_a_layer_shows_every_formula():
 
 def test_audit_sum_loss_rejects_right_kernels():
     found = audit("pytorch", loss="sum")
-    assert found.false_alarms["serial"] == found.runs
+    assert found.false_alarms["serial sums"] == found.runs
 
 
 def test_audit_correlation_does_not_see_a_factor():

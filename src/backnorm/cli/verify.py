@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,7 +248,7 @@ def tolerance(
     for name, wrong in found.invisible:
         print(f"    {wrong} ({name})")
     for name, number in found.false_alarms.items():
-        print(f"  right kernel, float32, {name} sums: rejected in {number} of {found.runs}")
+        print(f"  a right kernel in float32, {name}: rejected in {number} of {found.runs}")
     if data != "layer" or loss not in ("none", "cube"):
         print("  --data layer --loss cube shows every mistake that a loss can show.")
 
@@ -261,20 +262,22 @@ def _print_bounds(dtype: str, elements: int) -> None:
         raise ArgumentValueError("--dtype", "unknown", came=repr(dtype), accepted=", ".join(DTYPES))
     own = DTYPES[dtype]
     statistics = own if dtype.startswith("float") and dtype != "float16" else DTYPES["float32"]
-    table = Table(title=f"{dtype}, {elements} elements a channel", box=None)
-    table.add_column("rung")
-    for name in QUANTITIES:
-        table.add_column(f"{name}, expected")
-        table.add_column(f"{name}, never beyond")
+    unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+    table = Table(title=f"{dtype}, {elements} elements a channel", box=None, title_justify="left")
+    for head in ("rung", "output", "expected", "never beyond"):
+        table.add_column(head, no_wrap=True)
     for rung in rungs(own):
-        cells = [
-            str(bound(rung, name, own if name == "dx" else statistics, own, elements, kind=kind))
-            for name in QUANTITIES
-            for kind in KINDS
-        ]
-        table.add_row(rung, *cells)
+        for name in QUANTITIES:
+            output = own if name == "dx" else statistics
+            texts = [
+                bound(rung, name, output, own, elements, kind=kind).in_units(unit) for kind in KINDS
+            ]
+            table.add_row(rung, name, *texts)
     Console().print(table)
-    print("The argument for every bound: docs/tolerance.md")
+    print(
+        f"u = 2**{math.log2(unit):.0f}; ulp: of the output's type at the exact value; T: the sum of"
+    )
+    print("the magnitudes of the terms; V, S, R: see docs/tolerance.md, which has the argument.")
 
 
 def _selection(

@@ -105,6 +105,23 @@ class Bound:
         result: FloatArray = self.ulps * ulp + slack
         return result
 
+    def in_units(self, unit: float) -> str:
+        """Return the formula, with coefficients in multiples of a unit roundoff u."""
+        parts = [f"{self.ulps:g} ulp"]
+        parts += [
+            f"{value / unit:.3g} u {name}"
+            for name, value in (("T", self.terms), ("V", self.value))
+            if value
+        ]
+        of_sums = [
+            f"{value / unit:.3g} u {name}"
+            for name, value in (("S", self.sums), ("R", self.root))
+            if value
+        ]
+        if len(of_sums) == 2:
+            of_sums = [f"hypot({', '.join(of_sums)})"]
+        return " + ".join(parts + of_sums)
+
 
 @dataclass(frozen=True, slots=True)
 class Grade:

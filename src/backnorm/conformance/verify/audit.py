@@ -186,8 +186,8 @@ def _wide(terms: np.ndarray) -> np.ndarray:
 
 
 _RIGHT: Mapping[str, Kernel] = {
-    "serial": _Float32(_serial),
-    "pairwise": _Float32(_pairwise),
+    "serial sums": _Float32(_serial),
+    "pairwise sums": _Float32(_pairwise),
     "float64 sums": _Float32(_wide),
 }
 
