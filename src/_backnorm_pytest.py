@@ -58,8 +58,8 @@ class _Run:
     def verdict(self, key: tuple[str, str]) -> Any:
         """Return the verdict on an output of a case."""
         if self._verdicts is None:
+            from backnorm.conformance.verify._report import as_json
             from backnorm.conformance.verify.findings import findings
-            from backnorm.conformance.verify.report import as_json
             from backnorm.conformance.verify.run import verify
 
             results = verify(self._job)

@@ -61,7 +61,8 @@ class _Reports:
 
     def write(self, results: Any, console: Console) -> bool:
         """Print and write the reports of a run; return whether it failed."""
-        from backnorm.conformance.verify import expected, report
+        from backnorm.conformance.verify import _expected as expected
+        from backnorm.conformance.verify import _report as report
         from backnorm.conformance.verify.findings import counts, findings
 
         judged = counts(results)["judged"]

@@ -2,8 +2,8 @@
 
 ``cases``       which inputs
 ``subjects``    what is judged, and how it is called
-``child``       a process that runs a subject on cases, in memory between unreadable pages
+``_child``      a process that runs a subject on cases, in memory between unreadable pages
 ``run``         starts children, survives their ends, grades what they returned
 ``findings``    from grades to sentences
-``report``      tables, JSON, JUnit and Markdown
+``_report``     tables, JSON, JUnit and Markdown
 """

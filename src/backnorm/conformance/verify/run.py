@@ -179,7 +179,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     with (folder / "stderr").open("wb") as errors:
         child = subprocess.Popen(
-            [sys.executable, "-m", "backnorm.conformance.verify.child"],
+            [sys.executable, "-m", "backnorm.conformance.verify._child"],
             stdin=subprocess.PIPE,
             stdout=errors,
             stderr=errors,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from backnorm.conformance.battery import Case
-from backnorm.conformance.verify import peers
+from backnorm.conformance.verify import _peers as peers
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
@@ -232,7 +232,7 @@ def subject_of(name: str, *, dialect: str | None = None, op: str | None = None) 
     ----------
     name : str
         ``module:function``, ``file.py:function``, ``library.so:symbol``, or a name of
-        :mod:`backnorm.conformance.verify.peers`.
+        the table of peers.
     dialect, op : str, optional
         Whose words the function is called in.
 

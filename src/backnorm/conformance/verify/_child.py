@@ -1,4 +1,4 @@
-"""A process that runs a subject on cases: ``python -m backnorm.conformance.verify.child``.
+"""A process that runs a subject on cases: ``python -m backnorm.conformance.verify._child``.
 
 It reads one line of JSON from its standard input, writes a line of JSON for each event to the file
 descriptor that this names, and the outputs of each case to a file. What the subject prints goes to
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from backnorm.conformance.battery import Case
+from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.memory import Guarded
 from backnorm.conformance.verify.subjects import OUTPUTS, RefusedError, subject_of
 
 __all__ = ["main"]
