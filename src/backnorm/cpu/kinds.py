@@ -1,8 +1,9 @@
-"""What there is machine code for: libraries, and the functions that each exports.
+"""The libraries of machine code, and the functions that each exports.
 
 A *kind* is what cannot be a number in a record: the geometry, the element type and the operation.
 Its function is ``int64_t bn_<geometry>_<element>_<operation>(int64_t record, int64_t index)``.
-Kinds that share much code are one library; what a call does not need is not loaded.
+The kinds of a geometry, an element type and a direction are one library, since they share most of
+their code.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 __all__ = ["FLOOR", "LIBRARIES", "OF_ALL", "PROBE", "THREADS", "XLA", "Kind", "Library"]
 
-# The arithmetics that there are kernels for; the first is what names leave out.
+# The arithmetics of the kernels of each element type; names leave out the first.
 _ARITHMETICS = {
     "float64": ("float64",),
     "float32": ("float64", "float32"),
@@ -23,7 +24,7 @@ _ARITHMETICS = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a function is compiled for.
+    """What a function of a library is compiled for.
 
     Attributes
     ----------
@@ -31,11 +32,11 @@ class Kind:
     element : str
         Name of the element type.
     arithmetic : {"float32", "float64"}
-        What elements are computed in, and short runs of sums are summed in.
+        The type in which elements are computed, and short runs of sums.
     operation : {"forward", "backward", "frozen", "move"}
-        What the output is made of; "frozen": of dy alone. The last is the floor's.
+        Forward: y from x. Backward: dx from x and dy; frozen: from dy alone. Move: the floor's.
     follows : {"", "relu", "activation"}
-        What follows the normalisation; another activation than a ReLU only in a forward pass.
+        The epilogue; an activation other than a ReLU only in a forward pass.
     """
 
     geometry: str
@@ -55,7 +56,7 @@ class Kind:
         if self.geometry == "floor":
             return FLOOR
         direction = "forward" if self.operation == "forward" else "backward"
-        return "_".join(filter(None, (self._loop, direction, self.follows)))
+        return f"{self._loop}_{direction}"
 
     @property
     def _loop(self) -> str:
@@ -65,7 +66,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What is built, and found on the disk, as one.
+    """A shared library.
 
     Attributes
     ----------
@@ -73,7 +74,7 @@ class Library:
     kinds : tuple of Kind
         What its functions are compiled for.
     family : str
-        Which sources it is made of, beside those that are common: see `build.sources`.
+        Its sources besides the common ones: see `build.sources`.
     """
 
     name: str
@@ -81,11 +82,11 @@ class Library:
     family: str
 
 
-#: The library of a benchmark's floor, of the handler of XLA's calls, of the threads, and of what a
-#: processor can.
+#: The libraries of a benchmark's floor, of the handler of XLA's calls, of the threads, and of the
+#: features of the processor.
 FLOOR, XLA, THREADS, PROBE = "floor", "xla", "threads", "probe"
 
-#: Those that are the same for all processors of a kind.
+#: The libraries that do not depend on the level.
 OF_ALL = (THREADS, PROBE)
 
 

@@ -1,7 +1,7 @@
-"""The process that makes libraries of one level: ``python -m backnorm.cpu.build.compile``.
+"""The process that builds libraries of one level: ``python -m backnorm.cpu.build.compile``.
 
-A process of its own, because Numba settles for one processor when it is imported. It prints a line
-of JSON for each library that is done.
+Each level needs a process of its own, because Numba chooses its target processor when it is
+imported. The process prints a line of JSON for each library.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _function(kind: Kind) -> Any:
 
 
 def _of(kind: Kind) -> Any:
-    """Return what the kernels know of a kind when they are compiled."""
+    """Return the Numba type that the kernels are compiled for."""
     from numba import types
 
     from backnorm.cpu.kernels import record
@@ -76,8 +76,8 @@ def _of(kind: Kind) -> Any:
 
 
 def main(level: str, folder: str, *names: str) -> None:
-    """Make libraries, and leave them in a folder."""
-    # Numba makes much that lives as long as this process; looking for garbage costs a seventh.
+    """Build libraries into a folder."""
+    # Most of Numba's objects live as long as this process; garbage collection costs a seventh.
     gc.disable()
     target = machine.target_machine(level)
     for name in names:

@@ -1,8 +1,8 @@
-"""From kernels to LLVM code: Numba as a front end, and no more of it than that.
+"""From kernels to LLVM code: Numba translates, and LLVM optimises a whole library at once.
 
-As it is, Numba optimises and links every function that a kernel calls for itself, and makes machine
-code of each, before the kernel is compiled. Here it only translates; all functions are linked
-once, and what comes of it is optimised as a whole (see `machine`). That takes half the time.
+Numba itself optimises and links each function that a kernel calls, and makes machine code of it,
+before the kernel is compiled. Here it only translates; all functions are linked once, and the
+module is optimised as a whole (see `machine`). That takes half the time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import llvmlite.binding as llvm
 from numba.core.codegen import JITCodeLibrary
 from numba.core.registry import cpu_target
+
+from backnorm.cpu.kernels.jit import OUTLINED
 
 __all__ = ["linked"]
 
@@ -30,25 +32,25 @@ class _Translated(JITCodeLibrary):  # type: ignore[misc]
 def _translate_only() -> None:
     context = cpu_target.target_context
     context.codegen()._library_class = _Translated
-    # Numba wants a function of Python's that is unlike all others, to name what it has compiled.
+    # Numba names compiled functions by Python functions, which must all be different objects.
     context.get_executable = lambda library, description, environment: [].append
 
 
 def linked(entries: dict[str, tuple[Any, tuple[Any, ...]]], globals_: str) -> Any:
-    """Return one module with everything that some functions need.
+    """Return one module with functions and all that they call.
 
     Parameters
     ----------
     entries : dict
-        By the symbol to export, an outlined function and the types of its arguments: the first, a
-        constant, if there are three; then integers. It returns an integer, and raises nothing.
+        By the symbol to export, an outlined function and the types of its arguments: integers,
+        after a constant if there are three. It returns an integer, and raises nothing.
     globals_ : str
-        LLVM code of what else the module has.
+        LLVM code of the module's other globals, which are exported, too.
 
     Returns
     -------
     llvmlite.binding.ModuleRef
-        In which those symbols alone are visible.
+        A module in which only those symbols are visible.
     """
     _translate_only()
     compiled = {}
@@ -61,6 +63,15 @@ def linked(entries: dict[str, tuple[Any, tuple[Any, ...]]], globals_: str) -> An
     module = llvm.parse_assembly(_wrappers(compiled, globals_))
     for library in ordered.values():
         module.link_in(library._final_module.clone())
+    attributes = {
+        overload.fndesc.llvm_func_name: names
+        for dispatcher, names in OUTLINED
+        for overload in dispatcher.overloads.values()
+    }
+    for function in module.functions:
+        if not function.is_declaration:
+            for name in attributes.get(function.name, ()):
+                function.add_function_attribute(name)
     exported = {*entries, *_names_in(globals_)}
     for value in (*module.functions, *module.global_variables):
         if not value.is_declaration and value.name not in exported:

@@ -22,13 +22,13 @@ def target_machine(level: str) -> Any:
     else:
         cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_triple(llvm.get_process_triple())
-    # As every shared library; LLVM's default here is the large model.
-    how = {"opt": 3, "reloc": "pic", "codemodel": "small"}
-    return target.create_target_machine(cpu=cpu, features=features, **how)
+    # The models of shared libraries; LLVM's default here is the large code model.
+    options = {"opt": 3, "reloc": "pic", "codemodel": "small"}
+    return target.create_target_machine(cpu=cpu, features=features, **options)
 
 
 def optimised(module: Any, machine: Any) -> Any:
-    """Optimise a module in place: what is not needed goes first. Vectors are not LLVM's to find."""
+    """Optimise a module in place, first removing what is not used. LLVM does not vectorise."""
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = False
@@ -46,7 +46,7 @@ def object_of(module: Any, machine: Any) -> bytes:
     Raises
     ------
     RuntimeError
-        If it could raise an error of Python's, which nobody would see.
+        If the code could raise a Python error, which would be lost.
     """
     raising = [v.name for v in module.global_variables if "picklebuf" in v.name]
     if raising:

@@ -1,7 +1,7 @@
-"""Activations behind the normalisation whose gradient wants z, what they are applied to.
+"""Activations after the normalisation whose gradient depends on their argument z.
 
-No z is kept, or written: a forward pass writes what comes of it, and before a backward pass the
-gradient of z is written, of an x that is normalised once more.
+No z is kept or written: a forward pass writes the activation's value, and before a backward pass
+the gradient of z is written, from an x that is normalised once more.
 
 =========  ==============================  =====================================================
            value                           derivative
@@ -9,12 +9,12 @@ SiLU       z * s, s = 1/(1 + e^-z)         s * (1 + z * (1 - s))
 Hardswish  z * min(max(z + 3, 0), 6) / 6   0 up to -3; (z + 3/2) / 3; 1 from 3 on
 =========  ==============================  =====================================================
 
-They are those of PyTorch's operators. SiLU is made of e^-|z| alone, so that nothing overflows.
+The formulas are those of PyTorch's operators. SiLU uses e^-|z| alone, so that nothing overflows.
 
-Of float64 elements they are computed in float64, of float32 ones in float32, of a z that is rounded
-to it, as PyTorch does: in float64 it would take nearly three times as long. Of 16 bits they are
-computed in what the normalisation is, so that the result is rounded once: in float32 lanes where
-e^z might be subnormal become NaN, which is not sound (see `singles`).
+Activations of float64 elements are computed in float64. Those of float32 elements are computed in
+float32, from a z rounded to float32, as in PyTorch; float64 would take nearly three times as long.
+Those of 16 bits are computed in the type of the normalisation, so that the result is rounded once:
+in float32, lanes where e^z might be subnormal become NaN, which is not sound (see `singles`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
-from backnorm.cpu.kernels.jit import inlined
+from backnorm.cpu.kernels.epilogue import part_of
+from backnorm.cpu.kernels.jit import by_type, emitted, inlined
 from backnorm.cpu.kernels.vector import (
     Vec,
     fused,
@@ -40,75 +40,69 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.record import SILU
 
-__all__ = ["gradient", "in_singles", "value"]
-
 _SINGLE = ir.FloatType()
 
 _LN2 = math.log(2.0)
-# What a float64 lacks of it.
+# ln 2 less its nearest float64.
 _LN2_REST = 2.3190468138462996e-17
 
-# Below it e^z, and so SiLU, is taken for 0. In float32, that is before it would be subnormal.
+# Below this z, e^z and SiLU are 0. In float32 the limit lies before e^z would be subnormal.
 _LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
 
 
 def in_singles(dtype):
-    """Whether activations of elements of a type are computed of a z that is rounded to float32."""
+    """Whether activations of elements of this type are computed from a z rounded to float32."""
     return dtype == types.float32
 
 
 @intrinsic
-def _which(typingctx, how):
-    """Return which activation it is."""
+def _number_of(typingctx, activation):
+    """Return the number of the activation."""
 
     def codegen(context, builder, signature, arguments):
-        return cgutils.create_struct_proxy(how)(context, builder, value=arguments[0]).number
+        return part_of(builder, activation, arguments[0], "number")
 
-    return types.int64(how), codegen
+    return types.int64(activation), codegen
 
 
-def value(how, z):
+@by_type
+def value(activation, z):
     """Return a vector with the activation applied."""
+    if z == Vec and in_singles(activation.dtype):
+        return lambda activation, z: low_half(_value(activation, joined(z, z)))
+    return lambda activation, z: _value(activation, z)
 
 
-@overload(value)
-def _value_of(how, z):
-    if z == Vec and in_singles(how.dtype):
-        return lambda how, z: low_half(_value(how, joined(z, z)))
-    return lambda how, z: _value(how, z)
-
-
-def gradient(how, dy, z):
-    """Return the gradient of z, given that of the activation's value."""
-
-
-@overload(gradient)
-def _gradient_of(how, dy, z):
-    if z == Vec and in_singles(how.dtype):
-        return lambda how, dy, z: low_half(_gradient(how, joined(dy, dy), joined(z, z)))
-    return lambda how, dy, z: _gradient(how, dy, z)
+@by_type
+def gradient(activation, dy, z):
+    """Return the gradient of z, given the gradient of the activation's value."""
+    if z == Vec and in_singles(activation.dtype):
+        return lambda activation, dy, z: low_half(
+            _gradient(activation, joined(dy, dy), joined(z, z))
+        )
+    return lambda activation, dy, z: _gradient(activation, dy, z)
 
 
 @inlined
-def _value(how, z):
+def _value(activation, z):
     zero, one = _filled(z, 0.0), _filled(z, 1.0)
-    if _which(how) == SILU:
+    if _number_of(activation) == SILU:
         e = _exponential(z)
-        return _within(how, z, (z * where_less(z, zero, e, one)) / (one + e))
+        return _within(activation, z, (z * where_less(z, zero, e, one)) / (one + e))
     ramp, six = z + _filled(z, 3.0), _filled(z, 6.0)
     ramp = where_less(six, ramp, six, where_less(ramp, zero, zero, ramp))
     return z * (ramp * _filled(z, 1.0 / 6.0))
 
 
 @inlined
-def _gradient(how, dy, z):
+def _gradient(activation, dy, z):
     zero, one = _filled(z, 0.0), _filled(z, 1.0)
-    if _which(how) == SILU:
+    if _number_of(activation) == SILU:
         # With d = 1 + e^-|z|, s and 1 - s are 1/d and e^-|z|/d, or the other way round.
         e = _exponential(z)
         d, rising, falling = one + e, where_less(z, zero, e, one), where_less(z, zero, one, e)
         slope = (rising * multiply_add(z, falling, d)) / (d * d)
-        return _within(how, z, dy * slope)
+        return _within(activation, z, dy * slope)
     three = _filled(z, 3.0)
     # In this order nothing is lost where the terms cancel.
     slope = (z + _filled(z, 1.5)) * _filled(z, 1.0 / 3.0)
@@ -117,46 +111,30 @@ def _gradient(how, dy, z):
     return where_less(_filled(z, -3.0), z, rising, where_less(z, three, zero, z))
 
 
-@intrinsic
-def _filled(typingctx, like, number):
+@emitted(lambda like, number: like(like, types.float64))
+def _filled(builder, like, number):
     """Return a vector of the type of another with a number in every lane."""
-
-    def codegen(context, builder, signature, arguments):
-        kind, number = arguments[0].type, arguments[1]
-        if kind.element == _SINGLE:
-            number = builder.fptrunc(number, _SINGLE)
-        return spread(builder, number, kind.count)
-
-    return like(like, types.float64), codegen
+    if like.type.element == _SINGLE:
+        number = builder.fptrunc(number, _SINGLE)
+    return spread(builder, number, like.type.count)
 
 
-def _within(how, z, found):
-    """Return what was found; of elements that are narrower, NaN where it may not be exact."""
-
-
-@overload(_within)
-def _within_of(how, z, found):
-    if z == Vec or in_singles(how.dtype):
-        return lambda how, z, found: found
+@by_type
+def _within(activation, z, result):
+    """Return `result`; of elements narrower than z, with NaN in lanes where it may not be exact."""
+    if z == Vec or in_singles(activation.dtype):
+        return lambda activation, z, result: result
     least, nan = _LEAST_SINGLE, math.nan
-    return lambda how, z, found: where_less(z, _filled(z, least), _filled(z, nan), found)
+    return lambda activation, z, result: where_less(z, _filled(z, least), _filled(z, nan), result)
 
 
-@intrinsic
-def _exponential(typingctx, z):
+@emitted(lambda z: z(z))
+def _exponential(builder, z):
     """Return e^-|z| of a vector, and 0 far from 0.
 
-    With n the integer nearest to -|z|/ln 2 it is 2^n times the Taylor series of e^r, r = -|z| - n
-    ln 2, of which so many terms are added that what is left out is less than half a bit.
+    With n the integer nearest to -|z|/ln 2 it is 2^n times the Taylor series of e^r, where
+    r = -|z| - n ln 2; the terms left out are less than half a bit.
     """
-
-    def codegen(context, builder, signature, arguments):
-        return _emit_exponential(builder, arguments[0])
-
-    return z(z), codegen
-
-
-def _emit_exponential(builder: Any, z: Any) -> Any:
     kind = z.type
     single = kind.element == _SINGLE
     terms, least = (7, _LEAST_SINGLE) if single else (13, _LEAST_DOUBLE)

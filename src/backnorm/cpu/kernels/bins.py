@@ -28,7 +28,6 @@ and digits of the second. A lane has its own limit.
 from __future__ import annotations
 
 from numba import types
-from numba.extending import overload
 
 from backnorm.cpu.kernels.bits import (
     all_below,
@@ -40,7 +39,8 @@ from backnorm.cpu.kernels.bits import (
     patterns_less,
     without,
 )
-from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.epilogue import Epilogue
+from backnorm.cpu.kernels.jit import by_type, inlined, integer, outlined, rare
 from backnorm.cpu.kernels.memory import (
     load,
     load_first,
@@ -50,7 +50,7 @@ from backnorm.cpu.kernels.memory import (
     store,
     store_one,
 )
-from backnorm.cpu.kernels.sums import gradient, gradient_first
+from backnorm.cpu.kernels.sums import gradient
 from backnorm.cpu.kernels.vector import (
     blend,
     lane,
@@ -63,18 +63,6 @@ from backnorm.cpu.kernels.vector import (
     where_finite,
 )
 from backnorm.cpu.scratch import LANES, TERMS
-
-__all__ = [
-    "clear_bins",
-    "digits_of",
-    "merge_bins",
-    "pairs_of_bins",
-    "put_columns",
-    "put_segment",
-    "read_bins",
-    "write_bins",
-    "write_no_bins",
-]
 
 # The least top bin, with three digits and with four: the unit of the last is one that rounding by
 # an addition can still make.
@@ -100,13 +88,16 @@ _SIZE = TERMS * LANES
 _STRIP, _VISIT = 16, 64
 
 
+@by_type
 def digits_of(x):
-    """Return how many digits the sums of elements of x have."""
-
-
-@overload(digits_of)
-def _digits_of(x):
+    """Return the number of digits of the sums of elements of x."""
     return (lambda x: 4) if x.dtype == types.float64 else (lambda x: 3)
+
+
+@by_type
+def terms_of(x):
+    """Return the number of terms of a product: float64 rounds it, and adds the rounding error."""
+    return (lambda x: 2) if x.dtype == types.float64 else (lambda x: 1)
 
 
 @inlined
@@ -122,8 +113,9 @@ def _top(limit):
 
 
 @outlined
-def clear_bins(bins, pitch, columns, digits):
-    """Make both sums of some columns zero."""
+def clear_bins(bins, columns, digits):
+    """Make both sums of the first columns zero."""
+    bins, pitch = bins
     least = _limit(_LEAST if digits == 3 else _LEAST_OF_FOUR)
     for part in range(2):
         row = part * (digits + 1)
@@ -148,15 +140,16 @@ def _widen(bins, at, pitch, digits, limit):
 
 @inlined
 def _give_up(bins, at, pitch, digits):
-    """Let a sum count what is not finite."""
+    """Make a sum one that counts terms that are not finite."""
     numbers = integers_at(bins)
     for row in range(digits + 1):
         numbers[at + row * pitch] = 0
 
 
-@outlined
-def _make_room(bins, at, pitch, digits, most):
+@rare
+def _make_room(bins, at, digits, most):
     """Raise the limits of eight columns above magnitudes; return whether all are finite."""
+    bins, pitch = bins
     finite = True
     for k in range(LANES):
         limit, value = load_one(bins, at + k), lane(most, k)
@@ -172,9 +165,10 @@ def _make_room(bins, at, pitch, digits, most):
     return finite
 
 
-@outlined
-def _put_slowly(bins, at, pitch, digits, terms, count):
+@rare
+def _put_slowly(bins, at, digits, terms, count):
     """Put vectors of terms into the bins of eight columns, of which some are not finite."""
+    bins, pitch = bins
     numbers = integers_at(bins)
     for k in range(LANES):
         limit, place = load_one(bins, at + k), at + k
@@ -197,32 +191,29 @@ def _put_slowly(bins, at, pitch, digits, terms, count):
 
 
 @inlined
-def _put(x, bins, at, pitch, terms, count):
+def _put(x, bins, at, terms, count):
     """Put vectors of terms into the bins of eight columns, a lane being a column."""
     digits = digits_of(x)
     most = magnitude(load(terms, 0))
     for row in range(1, count):
         most = larger(most, magnitude(load(terms, row * LANES)))
-    finite = all_below(most, load(bins, at)) or _make_room(bins, at, pitch, digits, most)
+    finite = all_below(most, load(bins.values, at)) or _make_room(bins, at, digits, most)
     if not finite:
-        _put_slowly(bins, at, pitch, digits, terms, count)
+        _put_slowly(bins, at, digits, terms, count)
         return
-    units = _units(x, load(bins, at))
-    held = _load_digits(x, bins, at, pitch)
+    units = _units(x, load(bins.values, at))
+    held = _load_digits(x, bins, at)
     for row in range(count):
         held = _take_apart(held, load(terms, row * LANES), units)
-    _store_digits(held, units, count, bins, at, pitch)
+    _store_digits(held, units, count, bins, at)
 
 
+@by_type
 def _units(x, limit):
-    """Return what rounds to multiples of the units of all bins, by an addition; and then 1.
+    """Return what rounds to multiples of the unit of each bin, by an addition; and last 1.
 
-    Namely as the quotient of limits, which no compiler takes for a constant: see `without`.
+    That 1 is a quotient of limits, which no compiler takes for a constant: see `without`.
     """
-
-
-@overload(_units)
-def _units_of(x, limit):
     if x.dtype == types.float64:
         return lambda x, limit: (
             *_down(_down(_down((limit * splat(_TO_TOP),)))),
@@ -236,32 +227,30 @@ def _down(units):
     return (*units, units[-1] * splat(_DOWN))
 
 
-def _load_digits(x, bins, at, pitch):
+@by_type
+def _load_digits(x, bins, at):
     """Return the digits of eight columns."""
 
+    def three(x, bins, at):
+        values, pitch = bins
+        return load(values, at + pitch), load(values, at + 2 * pitch), load(values, at + 3 * pitch)
 
-@overload(_load_digits)
-def _load_digits_of(x, bins, at, pitch):
-    def three(x, bins, at, pitch):
-        return load(bins, at + pitch), load(bins, at + 2 * pitch), load(bins, at + 3 * pitch)
-
-    def four(x, bins, at, pitch):
+    def four(x, bins, at):
+        values, pitch = bins
         return (
-            load(bins, at + pitch),
-            load(bins, at + 2 * pitch),
-            load(bins, at + 3 * pitch),
-            load(bins, at + 4 * pitch),
+            load(values, at + pitch),
+            load(values, at + 2 * pitch),
+            load(values, at + 3 * pitch),
+            load(values, at + 4 * pitch),
         )
 
     return four if x.dtype == types.float64 else three
 
 
+@by_type
 def _take_apart(held, term, units):
-    """Add what each bin has of a term to its digit, and the pattern of its unit with it."""
+    """Add each bin's part of a term to its digit, together with the pattern of its unit."""
 
-
-@overload(_take_apart)
-def _take_apart_of(held, term, units):
     def three(held, term, units):
         first = term + units[0]
         term = term - without(first, units[0], units[3])
@@ -293,38 +282,16 @@ def _take_apart_of(held, term, units):
 
 
 @inlined
-def _store_digits(held, units, count, bins, at, pitch):
+def _store_digits(held, units, count, bins, at):
     """Write digits of which each has the pattern of its unit `count` times."""
     for k in range(len(held)):
-        store(bins, at + (k + 1) * pitch, patterns_less(held[k], units[k], count))
+        store(bins.values, at + (k + 1) * bins.pitch, patterns_less(held[k], units[k], count))
 
 
-@inlined
-def _put_all(x, bins, pitch, at, terms, count):
-    """Put `count` vectors of each buffer into both sums of eight columns."""
-    second = at + (digits_of(x) + 1) * pitch
-    _put(x, bins, at, pitch, terms, count)
-    _put(x, bins, second, pitch, offset(terms, _SIZE), count)
-    _put_errors(x, bins, second, pitch, offset(terms, 2 * _SIZE), count)
-
-
-def _put_errors(x, bins, at, pitch, terms, count):
-    """Put what products were rounded by into bins, too, where elements are float64."""
-
-
-@overload(_put_errors)
-def _put_errors_of(x, bins, at, pitch, terms, count):
-    if x.dtype == types.float64:
-        return lambda x, bins, at, pitch, terms, count: _put(x, bins, at, pitch, terms, count)
-    return lambda x, bins, at, pitch, terms, count: None
-
-
+@by_type
 def _hold(x, slope, centred, terms, at):
     """Write the terms of both sums to the buffers."""
 
-
-@overload(_hold)
-def _hold_of(x, slope, centred, terms, at):
     def hold(x, slope, centred, terms, at):
         store(terms, at, slope)
         store(terms, _SIZE + at, slope * centred)
@@ -338,210 +305,206 @@ def _hold_of(x, slope, centred, terms, at):
     return hold_exactly if x.dtype == types.float64 else hold
 
 
-@outlined
-def _put_with_care(x, dy, i, stride, count, lanes, m, bins, at, pitch, terms):
-    """Put the terms of `count` vectors of `lanes` elements each into bins, whatever they are.
+@inlined
+def _second(x, bins, at):
+    """Return where the bins of the second sum begin."""
+    return at + (digits_of(x) + 1) * bins.pitch
 
-    Terms go to the buffers first, and are looked at before they are taken apart.
+
+@rare
+def _put_with_care(operands, part, m, bins, at, terms):
+    """Put the terms of vectors into bins, whatever they are.
+
+    `part` is the first element, the distance of vectors, their number, and the elements of each.
+    The terms are first written to the buffers, and examined before they are taken apart.
     """
+    i, stride, count, lanes = part
+    x, dy = operands
+    second = _second(x, bins, at)
     row = 0
     while row < count:
         stop, kept = min(count, row + TERMS), 0
         while row < stop:
             index = i + row * stride
             centred = blend(lanes, _centred(dy, load_first(x, index, lanes), m), splat(0.0))
-            _hold(x, gradient_first(dy, index, lanes, centred), centred, terms, kept * LANES)
+            _hold(x, gradient(dy, index, lanes, centred), centred, terms, kept * LANES)
             row += 1
             kept += 1
-        _put_all(x, bins, pitch, at, terms, kept)
+        _put(x, bins, at, terms, kept)
+        for k in range(1, 1 + terms_of(x)):
+            _put(x, bins, second, offset(terms, k * _SIZE), kept)
 
 
 @inlined
-def _begin(x, bins, at, pitch):
-    """Take up both sums of eight columns: limits, units, digits, and the largest terms of each."""
-    place = at + (digits_of(x) + 1) * pitch
-    limits = load(bins, at), load(bins, place)
+def _begin(x, bins, at):
+    """Load both sums of eight columns: limits, units, digits, and the largest term of each."""
+    place = _second(x, bins, at)
+    limits = load(bins.values, at), load(bins.values, place)
     units = _units(x, limits[0]), _units(x, limits[1])
-    digits = _load_digits(x, bins, at, pitch), _load_digits(x, bins, place, pitch)
+    digits = _load_digits(x, bins, at), _load_digits(x, bins, place)
     return limits, units, digits, (splat(0.0), splat(0.0))
 
 
 @inlined
-def _step(x, dy, slope, centred, units, digits, most):
+def _step(operands, slope, centred, units, digits, most):
     """Take the terms of a vector apart, as if they were below the limits."""
+    x, dy = operands
     product = slope * centred
     first = _take_apart(digits[0], slope, units[0])
     second = _take_apart(digits[1], product, units[1])
-    second = _take_error_apart(x, second, slope, centred, product, units[1])
+    second = _take_error_apart(x, second, (slope, centred, product), units[1])
     largest = larger(most[0], magnitude(slope)), _larger_product(dy, most[1], product)
     return (first, second), largest
 
 
+@by_type
 def _larger_product(dy, most, product):
-    """Return the largest product so far; of squares it is known in the end: see `_end`."""
-
-
-@overload(_larger_product)
-def _larger_product_of(dy, most, product):
-    if isinstance(dy, types.NoneType):
+    """Return the largest product so far; that of squares is computed at the end: see `_end`."""
+    if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
     return lambda dy, most, product: larger(most, magnitude(product))
 
 
+@by_type
 def _largest_product(dy, most):
     """Return the largest product of all."""
-
-
-@overload(_largest_product)
-def _largest_product_of(dy, most):
-    if isinstance(dy, types.NoneType):
+    if isinstance(dy, Epilogue):
         return lambda dy, most: most[0] * most[0]
     return lambda dy, most: most[1]
 
 
+@by_type
 def _centred(dy, value, mean):
     """Return value - mean, or in a forward pass, where there is no mean yet, the value."""
-
-
-@overload(_centred)
-def _centred_of(dy, value, mean):
-    if isinstance(dy, types.NoneType):
+    if isinstance(dy, Epilogue):
         return lambda dy, value, mean: value
     return lambda dy, value, mean: value - mean
 
 
+@by_type
+def _take_error_apart(x, held, factors, units):
+    """Take apart the rounding error of a product, too, where elements are float64."""
+
+    def error(x, held, factors, units):
+        slope, centred, product = factors
+        return _take_apart(held, multiply_add(slope, centred, negated(product)), units)
+
+    return error if x.dtype == types.float64 else lambda x, held, factors, units: held
+
+
 @inlined
-def _end(x, dy, limits, units, digits, most, count, bins, at, pitch):
-    """Put down both sums, of `count` vectors, and return True if all was below the limits."""
-    product = _largest_product(dy, most)
+def _end(operands, state, count, bins, at):
+    """Write both sums, of `count` vectors, and return True if all terms were below the limits."""
+    limits, units, digits, most = state
+    product = _largest_product(operands.dy, most)
     if not (all_below(most[0], limits[0]) and all_below(product, limits[1])):
         return False
-    place = at + (digits_of(x) + 1) * pitch
-    _store_digits(digits[0], units[0], count, bins, at, pitch)
-    _store_digits(digits[1], units[1], count * terms_of(x), bins, place, pitch)
+    place = _second(operands.x, bins, at)
+    _store_digits(digits[0], units[0], count, bins, at)
+    _store_digits(digits[1], units[1], count * terms_of(operands.x), bins, place)
     return True
 
 
 @inlined
-def _visit(x, dy, i, stride, count, left, m, bins, at, pitch, terms):
-    """Put the terms of `count` whole vectors, `stride` elements apart, into bins of eight columns.
+def _visit(operands, part, m, bins, at, terms):
+    """Put the terms of vectors into the bins of eight columns.
 
-    After them those of `left` elements. If terms are not below the limits, what came of taking them
-    apart is forgotten.
+    `part` is the first element, the distance of vectors, the number of whole vectors, and the
+    elements of one more after them, if any. If a term is not below the limits, the result of
+    taking terms apart is discarded.
     """
-    limits, units, digits, most = _begin(x, bins, at, pitch)
+    i, stride, count, left = part
+    x, dy = operands
+    limits, units, digits, most = _begin(x, bins, at)
     index, ahead = i, count * stride
     for _ in range(count):
         prefetch(x, index + ahead, 1)
         prefetch(dy, index + ahead, 1)
         centred = _centred(dy, load(x, index), m)
-        slope = gradient(dy, index, centred)
-        digits, most = _step(x, dy, slope, centred, units, digits, most)
+        slope = gradient(dy, index, None, centred)
+        digits, most = _step(operands, slope, centred, units, digits, most)
         index += stride
     if left > 0:
         centred = blend(left, _centred(dy, load_first(x, index, left), m), splat(0.0))
-        slope = gradient_first(dy, index, left, centred)
-        digits, most = _step(x, dy, slope, centred, units, digits, most)
-    every = count + (left > 0)
-    if not _end(x, dy, limits, units, digits, most, every, bins, at, pitch):
-        _put_with_care(x, dy, i, stride, count, LANES, m, bins, at, pitch, terms)
+        slope = gradient(dy, index, left, centred)
+        digits, most = _step(operands, slope, centred, units, digits, most)
+    if not _end(operands, (limits, units, digits, most), count + (left > 0), bins, at):
+        whole = (i, stride, count, integer(LANES))
+        _put_with_care(operands, whole, m, bins, at, terms)
         if left > 0:
-            _put_with_care(x, dy, index, stride, 1, left, m, bins, at, pitch, terms)
+            last = (index, stride, integer(1), left)
+            _put_with_care(operands, last, m, bins, at, terms)
 
 
 @inlined
-def _visit_first(x, dy, i, stride, count, lanes, m, bins, at, pitch, terms):
-    """Put the terms of `count` vectors of `lanes` elements into bins of as many columns."""
-    limits, units, digits, most = _begin(x, bins, at, pitch)
+def _visit_first(operands, part, m, bins, at, terms):
+    """Put the terms of vectors of fewer than eight elements into the bins of as many columns.
+
+    `part` is the first element, the distance of vectors, their number, and the elements of each.
+    """
+    i, stride, count, lanes = part
+    x, dy = operands
+    limits, units, digits, most = _begin(x, bins, at)
     index = i
     for _ in range(count):
         centred = blend(lanes, _centred(dy, load_first(x, index, lanes), m), splat(0.0))
-        slope = gradient_first(dy, index, lanes, centred)
-        digits, most = _step(x, dy, slope, centred, units, digits, most)
+        slope = gradient(dy, index, lanes, centred)
+        digits, most = _step(operands, slope, centred, units, digits, most)
         index += stride
-    if not _end(x, dy, limits, units, digits, most, count, bins, at, pitch):
-        _put_with_care(x, dy, i, stride, count, lanes, m, bins, at, pitch, terms)
-
-
-def terms_of(x):
-    """Return how many terms a product of elements of x is: float64 rounds it, and has the rest."""
-
-
-@overload(terms_of)
-def _terms_of(x):
-    return (lambda x: 2) if x.dtype == types.float64 else (lambda x: 1)
-
-
-def _take_error_apart(x, held, slope, centred, product, units):
-    """Take apart what a product was rounded by, too, where elements are float64."""
-
-
-@overload(_take_error_apart)
-def _take_error_apart_of(x, held, slope, centred, product, units):
-    def nothing(x, held, slope, centred, product, units):
-        return held
-
-    def error(x, held, slope, centred, product, units):
-        return _take_apart(held, multiply_add(slope, centred, negated(product)), units)
-
-    return error if x.dtype == types.float64 else nothing
+    if not _end(operands, (limits, units, digits, most), count, bins, at):
+        _put_with_care(operands, part, m, bins, at, terms)
 
 
 @inlined
-def put_segment(x, dy, i, end, mean, bins, terms):
+def put_segment(operands, i, end, mean, bins, terms):
     """Put the terms of a segment into bins of its channel, one for each lane.
 
-    Parameters
-    ----------
-    x, dy : addresses
-        Without dy, the terms are x and its square.
-    i, end : int
-    mean : float
-    bins : address
-        Rows of eight.
-    terms : address
-        Buffers: three times `TERMS` vectors.
+    `bins` has rows of eight; `terms` are buffers: three times `TERMS` vectors.
     """
     m = splat(mean)
     while i < end:
         stop = min(end, i + _VISIT * LANES)
         count = (stop - i) // LANES
-        _visit(x, dy, i, LANES, count, stop - i - count * LANES, m, bins, 0, LANES, terms)
+        part = (i, integer(LANES), count, stop - i - count * LANES)
+        _visit(operands, part, m, bins, integer(0), terms)
         i = stop
 
 
 @inlined
-def put_columns(x, dy, part, pivot, bins, pitch, terms):
+def put_columns(operands, part, pivot, bins, terms):
     """Put the terms of some rows into bins of their columns.
 
-    A part is its first element, the distance of rows, their number, and that of columns; `pivot`
-    are the columns' means, `bins` rows of `pitch` columns, `terms` buffers.
+    `part` is the first element, the distance of rows, their number, and the number of columns;
+    `pivot` the columns' means; `terms` buffers: three times `TERMS` vectors.
     """
     start, stride, rows, width = part
     row = 0
     while row < rows:
         count, origin, k = min(_STRIP, rows - row), start + row * stride, 0
         while k + LANES <= width:
-            m = load(pivot, k)
-            _visit(x, dy, origin + k, stride, count, 0, m, bins, k, pitch, terms)
+            _visit(
+                operands, (origin + k, stride, count, integer(0)), load(pivot, k), bins, k, terms
+            )
             k += LANES
         if k < width:
-            m, left = load(pivot, k), width - k
-            _visit_first(x, dy, origin + k, stride, count, left, m, bins, k, pitch, terms)
+            last = (origin + k, stride, count, width - k)
+            _visit_first(operands, last, load(pivot, k), bins, k, terms)
         row += count
 
 
 @outlined
-def merge_bins(bins, at, pitch, others, place, other_pitch, digits):
-    """Add both sums of one column to those of another."""
+def merge_bins(bins, at, others, place, digits):
+    """Add both sums of the column `place` of others to those of the column `at`."""
     for _ in range(2):
-        _merge(bins, at, pitch, others, place, other_pitch, digits)
-        at += (digits + 1) * pitch
-        place += (digits + 1) * other_pitch
+        _merge(bins, at, others, place, digits)
+        at += (digits + 1) * bins.pitch
+        place += (digits + 1) * others.pitch
 
 
 @inlined
-def _merge(bins, at, pitch, others, place, other_pitch, digits):
+def _merge(bins, at, others, place, digits):
+    bins, pitch = bins
+    others, other_pitch = others
     numbers, added = integers_at(bins), integers_at(others)
     limit, other = load_one(bins, at), load_one(others, place)
     moved = 0
@@ -559,19 +522,21 @@ def _merge(bins, at, pitch, others, place, other_pitch, digits):
 
 
 @outlined
-def pairs_of_bins(bins, at, pitch, digits, sums, to, far):
-    """Write both sums of a column as pairs, the parts of which are `far` apart."""
+def pairs_of_bins(bins, at, digits, pairs, to):
+    """Write both sums of the column `at` as the pairs of the column `to`."""
+    sums, far = pairs
     for _ in range(2):
-        high, low = _pair(bins, at, pitch, digits)
+        high, low = _pair(bins, at, digits)
         store_one(sums, to, high)
         store_one(sums, to + far, low)
-        at += (digits + 1) * pitch
+        at += (digits + 1) * bins.pitch
         to += 2 * far
 
 
 @inlined
-def _pair(bins, at, pitch, digits):
+def _pair(bins, at, digits):
     """Return a sum as a pair: `backnorm.binned` does the same, operation by operation."""
+    bins, pitch = bins
     numbers, limit = integers_at(bins), load_one(bins, at)
     if limit == 0.0:
         return _special(numbers[at + pitch], numbers[at + 2 * pitch], numbers[at + 3 * pitch]), 0.0
@@ -621,7 +586,7 @@ def _infinity():
 
 @outlined
 def write_no_bins(digits, channels, out):
-    """Write what `write_bins` does of sums of nothing."""
+    """Write what `write_bins` writes of sums of no terms."""
     to = integers_at(out)
     for place in range(2 * (digits + 1) * channels):
         to[place] = 0
@@ -632,11 +597,12 @@ def write_no_bins(digits, channels, out):
 
 
 @outlined
-def write_bins(bins, pitch, digits, channels, out):
+def write_bins(bins, digits, channels, out):
     """Write the sums of every channel as integers: a row each of top bins and of digits.
 
-    In the place of the top bin of a sum that counts what is not finite there is 2^20.
+    The top bin of a sum that counts terms that are not finite is written as 2^20.
     """
+    bins, pitch = bins
     numbers, to = integers_at(bins), integers_at(out)
     for part in range(2):
         row = part * (digits + 1)
@@ -648,9 +614,10 @@ def write_bins(bins, pitch, digits, channels, out):
 
 
 @outlined
-def read_bins(given, channel, channels, digits, bins, at, pitch):
-    """Fill a column with both sums of a channel as `write_bins` writes them."""
-    numbers, to = integers_at(given), integers_at(bins)
+def read_bins(source, channel, channels, digits, bins, at):
+    """Fill the column `at` with both sums of a channel as `write_bins` writes them."""
+    bins, pitch = bins
+    numbers, to = integers_at(source), integers_at(bins)
     for part in range(2):
         row = part * (digits + 1)
         top = numbers[row * channels + channel]

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import math
 
-from numba import types
-from numba.extending import overload
-
 from backnorm.cpu.kernels.bins import (
     clear_bins,
-    digits_of,
     merge_bins,
     pairs_of_bins,
     read_bins,
     write_bins,
 )
 from backnorm.cpu.kernels.formulas import solve_backward, solve_forward
-from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.jit import by_type, inlined, integer, nothing, outlined
 from backnorm.cpu.kernels.memory import (
     clear,
     load,
@@ -31,6 +27,7 @@ from backnorm.cpu.kernels.memory import (
     store_one,
     store_some,
 )
+from backnorm.cpu.kernels.operands import Bins, Pairs
 from backnorm.cpu.kernels.record import doubles_at
 from backnorm.cpu.kernels.sums import merge_pairs, pair_add, value
 from backnorm.cpu.kernels.vector import (
@@ -55,30 +52,11 @@ from backnorm.cpu.scratch import (
     table_pitch,
 )
 
-__all__ = [
-    "combine",
-    "combine_bins",
-    "finish_backward",
-    "finish_forward",
-    "prepare",
-    "prepare_forward",
-    "prepare_means",
-    "row_pitch",
-    "settle",
-    "settle_bins",
-    "settle_forward",
-    "settle_means",
-    "solve",
-    "solve_columns",
-    "take",
-    "wrap",
-]
-
 # Elements of a column whose mean is its pivot.
 _SAMPLE = 16
 
-# In the place of an infinite inverse standard deviation, which would make NaN of differences of
-# zero: results overflow, as they should.
+# Replaces an infinite inverse standard deviation, which would turn differences of zero into NaN:
+# results overflow, as they should.
 _MOST = 1e150
 
 
@@ -87,32 +65,31 @@ row_pitch = inlined(table_pitch)
 
 
 @inlined
-def _read(values, given, c, count, otherwise):
-    """Return `count` values from c on, or `otherwise` everywhere if none are given."""
-    return load_some(values, c, count) if given else splat(otherwise)
+def _read(values, present, c, count, otherwise):
+    """Return `count` values from c on, or `otherwise` in every lane if there is no such array."""
+    return load_some(values, c, count) if present else splat(otherwise)
 
 
 @outlined
-def prepare(table, pitch, channels, given, present, epsilon, inverse):
+def prepare(table, statistics, present, epsilon, inverse):
     """Fill mean, scale and the coefficients of inference; return the first channel refused, or -1.
 
-    Refused is a variance + epsilon <= 0, or an inverse standard deviation < 0. NaN is not, nor is
-    an infinite sum: they propagate.
+    A channel is refused if its variance + epsilon <= 0, or its inverse standard deviation < 0. NaN
+    and an infinite sum are not refused: they propagate.
 
     Parameters
     ----------
-    table, pitch
-        The table.
-    channels : int
-    given : (address, address, address, address)
+    table : Table
+    statistics : (address, address, address, address)
         Mean, variance (or its inverse standard deviation), gamma and beta.
     present : (bool, bool)
         Whether there is gamma, and whether there is beta.
     epsilon : float
     inverse : bool
-        Whether 1/sqrt(variance + epsilon) is given for the variance.
+        Whether the second statistic is 1/sqrt(variance + epsilon).
     """
-    mean, variance, gamma, beta = given
+    values, pitch, channels = table
+    mean, variance, gamma, beta = statistics
     for c in range(0, channels, LANES):
         count = channels - c
         stored = load_some(variance, c, count)
@@ -127,31 +104,35 @@ def prepare(table, pitch, channels, given, present, epsilon, inverse):
             scale = where_less(splat(_MOST), total, splat(_MOST), total)
         else:
             scale = splat(1.0) / square_root(total)
-        store_some(table, MEAN * pitch + c, count, load_some(mean, c, count))
-        store_some(table, SHIFT * pitch + c, count, splat(0.0))
-        store_some(table, SLOPE * pitch + c, count, _read(beta, present[1], c, count, 0.0))
-        store_some(table, GAIN * pitch + c, count, _read(gamma, present[0], c, count, 1.0) * scale)
-        store_some(table, SCALE * pitch + c, count, scale)
-    wrap(table, pitch, channels)
+        store_some(values, MEAN * pitch + c, count, load_some(mean, c, count))
+        store_some(values, SHIFT * pitch + c, count, splat(0.0))
+        store_some(values, SLOPE * pitch + c, count, _read(beta, present[1], c, count, 0.0))
+        gain = _read(gamma, present[0], c, count, 1.0) * scale
+        store_some(values, GAIN * pitch + c, count, gain)
+        store_some(values, SCALE * pitch + c, count, scale)
+    wrap(table)
     return -1
 
 
 @outlined
-def prepare_means(table, pitch, channels, mean):
+def prepare_means(table, mean):
     """Fill the mean alone, which is all that sums need."""
+    values, pitch, channels = table
     for c in range(0, channels, LANES):
-        store_some(table, MEAN * pitch + c, channels - c, load_some(mean, c, channels - c))
+        store_some(values, MEAN * pitch + c, channels - c, load_some(mean, c, channels - c))
 
 
 @outlined
-def prepare_forward(table, pitch, x, extents, gamma, beta, present):
+def prepare_forward(table, x, extents, affine, present):
     """Fill pivot, gamma and beta; a pivot is the mean of a few elements of its channel."""
+    values, pitch, _ = table
     outer, channels, inner = extents
+    gamma, beta = affine
     zero = splat(0.0)
     for c in range(0, channels, LANES):
         count = channels - c
-        store_some(table, SLOPE * pitch + c, count, _read(beta, present[1], c, count, 0.0))
-        store_some(table, GAIN * pitch + c, count, _read(gamma, present[0], c, count, 1.0))
+        store_some(values, SLOPE * pitch + c, count, _read(beta, present[1], c, count, 0.0))
+        store_some(values, GAIN * pitch + c, count, _read(gamma, present[0], c, count, 1.0))
         total = zero
         if inner == 1:
             sample = _power_of_two(_SAMPLE, outer)
@@ -175,8 +156,8 @@ def prepare_forward(table, pitch, x, extents, gamma, beta, present):
             sample = 0
         pivot = total / splat(float(max(sample, 1)))
         # A pivot that is not finite would hide what the sums themselves come to.
-        store_some(table, MEAN * pitch + c, count, where_finite(pivot, pivot, zero))
-    wrap(table, pitch, channels)
+        store_some(values, MEAN * pitch + c, count, where_finite(pivot, pivot, zero))
+    wrap(table)
 
 
 @inlined
@@ -192,192 +173,190 @@ def _sample(x, c, channels, inner, sample):
     return load_some(x, min(c, channels - 1) * inner, sample)
 
 
-def solve(dy, sums, far, total, table, pitch, c, channels, epsilon):
-    """Turn the sums of up to eight channels from c on into their coefficients and results.
+@by_type
+def solve(kind, pairs, k, total, table, c, count, epsilon):
+    """Turn the sums of `count` channels from c on into their coefficients and results.
 
-    `sums` are their pairs, parts `far` elements apart; `total` is the number of elements of a
-    channel; `channels` the end of the channels that are wanted. Arrays are addresses.
+    The sums are the pairs of the columns from k on; `total` is the number of elements of a channel.
     """
 
+    def forward(kind, pairs, k, total, table, c, count, epsilon):
+        values, pitch, _ = table
+        pivot = load(values, MEAN * pitch + c)
+        mean, low, variance, scale = solve_forward(_quadruple(pairs, k), total, pivot, epsilon)
+        gain = load(values, GAIN * pitch + c) * scale
+        store_some(values, MEAN * pitch + c, count, mean)
+        store_some(values, SHIFT * pitch + c, count, low)
+        store_some(values, GAIN * pitch + c, count, gain)
+        store_some(values, FIRST * pitch + c, count, mean + low)
+        store_some(values, SECOND * pitch + c, count, variance)
 
-@overload(solve)
-def _solve(dy, sums, far, total, table, pitch, c, channels, epsilon):
-    if isinstance(dy, types.NoneType):
+    def backward(kind, pairs, k, total, table, c, count, epsilon):
+        values, pitch, _ = table
+        first, low, second, second_low = _quadruple(pairs, k)
+        store_some(values, FIRST * pitch + c, count, value(first, low))
+        store_some(values, SECOND * pitch + c, count, value(second, second_low))
+        _set_backward(total, table, c, count)
 
-        def forward(dy, sums, far, total, table, pitch, c, channels, epsilon):
-            count = channels - c
-            pairs = _quadruple(sums, far)
-            pivot = load(table, MEAN * pitch + c)
-            mean, low, variance, scale = solve_forward(pairs, total, pivot, epsilon)
-            gain = load(table, GAIN * pitch + c) * scale
-            store_some(table, MEAN * pitch + c, count, mean)
-            store_some(table, SHIFT * pitch + c, count, low)
-            store_some(table, GAIN * pitch + c, count, gain)
-            store_some(table, FIRST * pitch + c, count, mean + low)
-            store_some(table, SECOND * pitch + c, count, variance)
-
-        return forward
-
-    def backward(dy, sums, far, total, table, pitch, c, channels, epsilon):
-        count = channels - c
-        first, low, second, second_low = _quadruple(sums, far)
-        store_some(table, FIRST * pitch + c, count, value(first, low))
-        store_some(table, SECOND * pitch + c, count, value(second, second_low))
-        _set_backward(total, table, pitch, c, count)
-
-    return backward
+    return forward if kind.operation == "forward" else backward
 
 
 @inlined
-def _set_backward(total, table, pitch, c, count):
+def _set_backward(total, table, c, count):
     """Fill the coefficients of `count` channels from their results."""
-    first, second = load(table, FIRST * pitch + c), load(table, SECOND * pitch + c)
-    shift, slope = solve_backward(first, second, total, load(table, SCALE * pitch + c))
-    store_some(table, SHIFT * pitch + c, count, shift)
-    store_some(table, SLOPE * pitch + c, count, slope)
+    values, pitch, _ = table
+    first, second = load(values, FIRST * pitch + c), load(values, SECOND * pitch + c)
+    shift, slope = solve_backward(first, second, total, load(values, SCALE * pitch + c))
+    store_some(values, SHIFT * pitch + c, count, shift)
+    store_some(values, SLOPE * pitch + c, count, slope)
 
 
 @outlined
-def take(table, pitch, channels, rows):
+def take(table, rows):
     """Fill the sums, or mean and variance, of every channel from two rows of an array."""
+    values, pitch, channels = table
     for c in range(0, channels, LANES):
         count = channels - c
-        store_some(table, FIRST * pitch + c, count, load_some(rows, c, count))
-        store_some(table, SECOND * pitch + c, count, load_some(rows, channels + c, count))
+        store_some(values, FIRST * pitch + c, count, load_some(rows, c, count))
+        store_some(values, SECOND * pitch + c, count, load_some(rows, channels + c, count))
 
 
 @outlined
-def settle(table, pitch, channels, total):
-    """Fill the coefficients of every channel from sums that came from elsewhere."""
-    for c in range(0, channels, LANES):
-        _set_backward(total, table, pitch, c, channels - c)
-    wrap(table, pitch, channels)
+def settle(table, total):
+    """Fill the coefficients of every channel from sums that were computed elsewhere."""
+    for c in range(0, table.channels, LANES):
+        _set_backward(total, table, c, table.channels - c)
+    wrap(table)
 
 
 @outlined
-def settle_bins(x, dy, given, total, table, pitch, channels, epsilon):
-    """Fill results and coefficients of every channel from bins that came from elsewhere.
+def settle_bins(kind, digits, exchanged, total, table, epsilon):
+    """Fill results and coefficients of every channel from bins that were computed elsewhere.
 
-    `given` are those, as `write_bins` writes them, and room for the bins and pairs of eight
-    channels. It is what `combine_bins` does with its own, operation by operation.
+    `exchanged` are those bins, as `write_bins` writes them, and room for the bins and pairs of
+    eight channels. The result is that of `combine_bins`, operation by operation.
     """
-    bins, room = given
-    digits = digits_of(x)
-    sums = offset(room, 2 * (digits + 1) * LANES)
-    clear(sums, 4 * LANES)
+    source, room = exchanged
+    bins = Bins(room, integer(LANES))
+    pairs = Pairs(offset(room, 2 * (digits + 1) * LANES), integer(LANES))
+    clear(pairs.values, 4 * LANES)
+    channels = table.channels
     for c in range(0, channels, LANES):
         stop = min(channels, c + LANES)
         for k in range(stop - c):
-            read_bins(bins, c + k, channels, digits, room, k, LANES)
-            pairs_of_bins(room, k, LANES, digits, sums, k, LANES)
-        solve(dy, sums, LANES, total, table, pitch, c, channels, epsilon)
-    settle_means(dy, table, pitch, 0, channels)
-    wrap(table, pitch, channels)
+            read_bins(source, c + k, channels, digits, bins, k)
+            pairs_of_bins(bins, k, digits, pairs, k)
+        solve(kind, pairs, integer(0), total, table, c, channels - c, epsilon)
+    settle_means(kind, table, integer(0), channels)
+    wrap(table)
 
 
 @outlined
-def settle_forward(table, pitch, channels, epsilon):
-    """Fill the coefficients of every channel from a mean and a variance that came from elsewhere.
+def settle_forward(table, epsilon):
+    """Fill the coefficients of every channel from a mean and a variance computed elsewhere.
 
     Before, SLOPE and GAIN hold beta and gamma.
     """
+    values, pitch, channels = table
     for c in range(0, channels, LANES):
         count = channels - c
-        total = load(table, SECOND * pitch + c) + splat(epsilon)
-        gain = load(table, GAIN * pitch + c) * (splat(1.0) / square_root(total))
-        store_some(table, MEAN * pitch + c, count, load(table, FIRST * pitch + c))
-        store_some(table, SHIFT * pitch + c, count, splat(0.0))
-        store_some(table, GAIN * pitch + c, count, gain)
-    wrap(table, pitch, channels)
-
-
-@inlined
-def combine(dy, partial, blocks, far, inner, repeats, total, table, pitch, channels, epsilon):
-    """Add up the partial sums (blocks, 4, far) in order and solve every channel.
-
-    A channel has `inner` neighbouring columns, `repeats` times.
-    """
-    width = channels * inner * repeats
-    for b in range(1, blocks):
-        for k in range(0, width, LANES):
-            merge_pairs(offset(partial, k), far, offset(partial, 4 * b * far + k), far)
-    ends = (0, channels, channels)
-    solve_columns(dy, partial, far, inner, repeats, ends, total, table, pitch, epsilon)
-    wrap(table, pitch, channels)
+        total = load(values, SECOND * pitch + c) + splat(epsilon)
+        gain = load(values, GAIN * pitch + c) * (splat(1.0) / square_root(total))
+        store_some(values, MEAN * pitch + c, count, load(values, FIRST * pitch + c))
+        store_some(values, SHIFT * pitch + c, count, splat(0.0))
+        store_some(values, GAIN * pitch + c, count, gain)
+    wrap(table)
 
 
 @outlined
-def combine_bins(kind, head, x, dy, partial, grid, total, table, pitch, channels):
-    """Add up the bins (blocks, rows, far) of columns, solve every channel; write bins if asked to.
+def combine(kind, head, partial, grid, total, table):
+    """Add up the partial sums of columns in order, and solve every channel.
 
-    `grid` is how many blocks there are, how far apart rows are, and a channel's neighbouring
-    columns and how often it has them. After the bins there is room for those of channels, and for
-    their pairs.
+    `partial` are the pairs (blocks, 4, far); see `combine_bins` for `grid`.
     """
-    blocks, far, inner, repeats = grid
-    digits = digits_of(x)
-    rows = 2 * (digits + 1)
-    totals = offset(partial, blocks * rows * far)
-    sums = offset(totals, rows * pitch)
-    clear_bins(totals, pitch, channels, digits)
+    blocks, inner, repeats = grid
+    sums, far = partial
+    for b in range(1, blocks):
+        block = Pairs(offset(sums, 4 * b * far), far)
+        for k in range(0, table.channels * inner * repeats, LANES):
+            merge_pairs(partial, k, block, k)
+    span = (integer(0), table.channels)
+    solve_columns(kind, partial, (inner, repeats), span, total, table, head.epsilon)
+    wrap(table)
+
+
+@outlined
+def combine_bins(kind, head, digits, partial, grid, total, table):
+    """Add up the bins of columns and solve every channel; write the bins if the record says so.
+
+    `partial` are the bins (blocks, rows, far); `grid` is the number of blocks, the number of
+    neighbouring columns of a channel, and how often a row repeats them. After the bins there is
+    room for those of channels, and for their pairs.
+    """
+    blocks, inner, repeats = grid
+    values, far = partial
+    rows, channels = 2 * (digits + 1), table.channels
+    totals = Bins(offset(values, blocks * rows * far), table.pitch)
+    pairs = Pairs(offset(totals.values, rows * table.pitch), table.pitch)
+    clear_bins(totals, channels, digits)
     for b in range(blocks):
-        bins = offset(partial, b * rows * far)
+        bins = Bins(offset(values, b * rows * far), far)
         for repeat in range(repeats):
             for c in range(channels):
                 column = (repeat * channels + c) * inner
                 for k in range(inner):
-                    merge_bins(totals, c, pitch, bins, column + k, far, digits)
+                    merge_bins(totals, c, bins, column + k, digits)
     if head.exchanged != 0:
-        write_bins(totals, pitch, digits, channels, doubles_at(kind, head.exchanged))
+        write_bins(totals, digits, channels, doubles_at(kind, head.exchanged))
     for c in range(channels):
-        pairs_of_bins(totals, c, pitch, digits, sums, c, pitch)
-    ends = (0, channels, channels)
-    solve_columns(dy, sums, pitch, 1, 1, ends, total, table, pitch, head.epsilon)
-    settle_means(dy, table, pitch, 0, channels)
-    wrap(table, pitch, channels)
+        pairs_of_bins(totals, c, digits, pairs, c)
+    one, span = integer(1), (integer(0), channels)
+    solve_columns(kind, pairs, (one, one), span, total, table, head.epsilon)
+    settle_means(kind, table, integer(0), channels)
+    wrap(table)
 
 
-def settle_means(dy, table, pitch, first, stop):
-    """Round means to float64, which is what phases tell each other.
+@by_type
+def settle_means(kind, table, first, stop):
+    """Round means to float64, which is what phases exchange.
 
-    So reproducible results are the same of one call and of two.
+    So reproducible results of one call and of two are the same.
     """
+    if kind.operation != "forward":
+        return nothing
 
-
-@overload(settle_means)
-def _settle_means(dy, table, pitch, first, stop):
-    if not isinstance(dy, types.NoneType):
-        return lambda dy, table, pitch, first, stop: None
-
-    def forward(dy, table, pitch, first, stop):
+    def forward(kind, table, first, stop):
+        values, pitch, _ = table
         for c in range(first, stop, LANES):
             count = stop - c
-            store_some(table, MEAN * pitch + c, count, load(table, FIRST * pitch + c))
-            store_some(table, SHIFT * pitch + c, count, splat(0.0))
+            store_some(values, MEAN * pitch + c, count, load(values, FIRST * pitch + c))
+            store_some(values, SHIFT * pitch + c, count, splat(0.0))
 
     return forward
 
 
 @outlined
-def solve_columns(dy, partial, far, inner, repeats, ends, total, table, pitch, epsilon):
-    """Solve some channels from the pairs of their columns, which are used up.
+def solve_columns(kind, pairs, cut, span, total, table, epsilon):
+    """Solve the channels of a span from the pairs of their columns, which are used up.
 
-    `ends` are the first of these channels, the one after the last, and the number of all. Where
-    channels are repeated these are all.
+    `cut` is the number of neighbouring columns of a channel, and how often a row repeats them.
+    Where channels are repeated the span is that of all channels.
     """
-    start, stop, channels = ends
+    start, stop = span
+    inner, repeats = cut
     for c in range(start, stop, LANES):
         # The columns of channels up to here have been read: their places are free.
         k = start * inner + c - start
         if inner * repeats > 1:
-            _gather(partial, far, inner, repeats, (c, stop, channels), k)
-        sums = offset(partial, k)
-        solve(dy, sums, far, total, table, pitch, c, stop, epsilon)
+            _gather(pairs, cut, (c, stop, table.channels), k)
+        solve(kind, pairs, k, total, table, c, stop - c, epsilon)
 
 
 @inlined
-def _gather(partial, far, inner, repeats, ends, to):
-    """Add the pairs of all columns of eight channels, and leave them at columns to .. to+7."""
+def _gather(pairs, cut, ends, to):
+    """Add the pairs of all columns of eight channels, and write them to columns to .. to+7."""
+    partial, far = pairs
+    inner, repeats = cut
     c, stop, channels = ends
     zero = splat(0.0)
     first, low, second, second_low = zero, zero, zero, zero
@@ -406,55 +385,58 @@ def _gather(partial, far, inner, repeats, ends, to):
 
 
 @inlined
-def _quadruple(sums, far):
-    return load(sums, 0), load(sums, far), load(sums, 2 * far), load(sums, 3 * far)
+def _quadruple(pairs, k):
+    sums, far = pairs
+    return load(sums, k), load(sums, k + far), load(sums, k + 2 * far), load(sums, k + 3 * far)
 
 
 @inlined
-def wrap(table, pitch, channels):
+def wrap(table):
     """Repeat the coefficients of the first channels after those of the last."""
+    values, pitch, channels = table
     if channels >= LANES:
         for row in range(SCALE):
-            store(table, row * pitch + channels, load(table, row * pitch))
+            store(values, row * pitch + channels, load(values, row * pitch))
     elif channels > 0:
         for k in range(LANES):
             for row in range(SCALE):
                 at = row * pitch
-                store_one(table, at + channels + k, load_one(table, at + k % channels))
+                store_one(values, at + channels + k, load_one(values, at + k % channels))
 
 
 @outlined
-def finish_backward(table, pitch, channels, dgamma, dbeta):
+def finish_backward(table, dgamma, dbeta):
     """Write dgamma = s·sum_dy_xmu and dbeta = sum_dy, each rounded once."""
+    values, pitch, channels = table
     for c in range(0, channels, LANES):
-        scale, sums = load(table, SCALE * pitch + c), load(table, SECOND * pitch + c)
+        scale, sums = load(values, SCALE * pitch + c), load(values, SECOND * pitch + c)
         store_some(dgamma, c, channels - c, scale * sums)
-        store_some(dbeta, c, channels - c, load(table, FIRST * pitch + c))
+        store_some(dbeta, c, channels - c, load(values, FIRST * pitch + c))
 
 
 @outlined
-def finish_forward(table, pitch, channels, results, epsilon, inverse, running):
+def finish_forward(table, results, epsilon, inverse, running):
     """Write mean and variance, each rounded once; return the first channel refused, or -1.
 
     Parameters
     ----------
-    table, pitch, channels
-        The table.
+    table : Table
     results : (address, address)
         Where to write mean and variance.
     epsilon : float
     inverse : bool
-        Whether 1/sqrt(variance + epsilon) is written for the variance.
+        Whether 1/sqrt(variance + epsilon) is written instead of the variance.
     running : (address, address, bool, float, float)
-        Running mean, running variance, and whether there are any; by which share they move towards
-        those of the batch, and by what the variance of the batch is multiplied before.
+        Running mean, running variance, and whether there are any; the weight of the batch in them,
+        and the factor of the batch's variance before that.
     """
+    rows, pitch, channels = table
     mean, variance = results
     running_mean, running_variance, tracked, momentum, correction = running
     refused = -1
     for c in range(0, channels, LANES):
         count = channels - c
-        average, values = load(table, FIRST * pitch + c), load(table, SECOND * pitch + c)
+        average, values = load(rows, FIRST * pitch + c), load(rows, SECOND * pitch + c)
         store_some(mean, c, count, average)
         total = values + splat(epsilon)
         if inverse:
@@ -466,7 +448,7 @@ def finish_forward(table, pitch, channels, results, epsilon, inverse, running):
             _move(running_variance, c, count, values * splat(correction), momentum)
         if any_not_positive(blend(count, total, splat(1.0))) and refused < 0:
             refused = c
-            while load_one(table, SECOND * pitch + refused) + epsilon > 0.0:
+            while load_one(rows, SECOND * pitch + refused) + epsilon > 0.0:
                 refused += 1
     return refused
 

@@ -14,27 +14,16 @@ shared out.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from numba import types
-from numba.extending import overload
 
 from backnorm.cpu.kernels.bins import clear_bins, digits_of, put_columns
 from backnorm.cpu.kernels.channels import combine, combine_bins, row_pitch, solve_columns, wrap
-from backnorm.cpu.kernels.cursor import (
-    arrive,
-    await_second,
-    claim,
-    claim_next,
-    finish,
-    open_second,
-)
-from backnorm.cpu.kernels.formulas import (
-    both_elements,
-    elements,
-    first_elements,
-    in_pairs,
-    prefetch_elements,
-)
-from backnorm.cpu.kernels.jit import inlined, outlined
+from backnorm.cpu.kernels.epilogue import Epilogue, same_line
+from backnorm.cpu.kernels.formulas import both_elements, elements, in_pairs, prefetch_elements
+from backnorm.cpu.kernels.frame import Steps, kernel
+from backnorm.cpu.kernels.jit import by_type, inlined, integer, outlined, rare
 from backnorm.cpu.kernels.memory import (
     aligned_head,
     clear,
@@ -48,56 +37,42 @@ from backnorm.cpu.kernels.memory import (
     prefetch,
     singles_within,
     store,
-    store_first,
     store_one,
     stream,
 )
+from backnorm.cpu.kernels.operands import Bins, Operands, Output, Pairs, Rows, Sums
 from backnorm.cpu.kernels.record import (
-    cells_of,
     columns_head,
-    gradient_of,
-    other_of,
+    output_dy,
     output_of,
-    own_of,
-    scratch_of,
-    seen_of,
+    output_x,
+    summed_dy,
     values_at,
 )
-from backnorm.cpu.kernels.relu import same_line
 from backnorm.cpu.kernels.singles import (
     add_strip,
     add_strip_first,
-    as_singles,
-    both_hold,
-    coefficients_for,
     end_strip,
-    holds,
     lanes_of,
-    narrow_coefficients,
+    narrow_rows,
     ordered_for,
     recentre,
     repeat_first,
+    rows_for,
     vector_of,
 )
-from backnorm.cpu.kernels.stages import after, before
 from backnorm.cpu.kernels.sums import merge_pairs, resume, suspend
 from backnorm.cpu.kernels.tiles import add_rows, ahead_of_rows
 from backnorm.cpu.kernels.vector import (
-    Singles,
     all_finite,
-    high_half,
-    low_half,
     magnitude,
-    marked,
     multiply_add,
     splat,
     where_equal,
     where_finite,
 )
-from backnorm.cpu.record import JOINED
+from backnorm.cpu.kernels.writing import writers
 from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
-
-__all__ = ["run"]
 
 # Additions in a row before a sum is kept as a pair: part of the error budget (128 would do), and
 # of the bits of the result.
@@ -106,185 +81,171 @@ _RUN = 64
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
 
-@outlined
-def run(kind, record, index):
-    """Sum every column, solve for the coefficients of the channels, and write the output.
+class _Scratch(NamedTuple):
+    """The memory of a participant.
 
-    See `record`. An item of the sums is `block` rows (if rest > 0, the last block is the
-    rest) of `tile` columns, `depth` rows side by side; one of the output `share` rows, `abreast`
-    side by side, of all columns or, where there are as many items, of a tile. Partial sums are
-    (blocks, 4, pitch of `width` columns): the pairs of every block of every column; of reproducible
-    sums the bins: see `channels.combine_bins`.
-
-    Returns
-    -------
-    int
-        0, or when it has joined what `record.ended` says.
+    Attributes
+    ----------
+    terms
+        Buffers of terms of reproducible sums.
+    tile
+        Twelve rows of a tile of columns: a pivot, then running sums.
     """
-    head, cells = columns_head(record), cells_of(record)
-    rows, width, rest = head.rows, head.width, head.rest
-    inner, channels, repeats, blocks = head.inner, head.channels, head.repeats, head.blocks
-    grid = (rows, width, rest, inner, channels)
-    cut = (head.block, head.tile, head.depth, head.share, head.abreast)
-    pitch = row_pitch(channels)
-    table = scratch_of(kind, head, record)
-    if index == JOINED:
-        return after(kind, head, table, pitch, channels)
-    terms = own_of(kind, head, record, index)
-    # Columns are channels: what is known of the channels need not be spread over columns.
-    plain = width == channels
-    wide_pitch = pitch if plain else row_pitch(width)
-    far = row_pitch(width)
-    spreads = 0 if plain else 4 * wide_pitch
-    x_, dy_, other_ = (
-        values_at(kind, head.x),
-        gradient_of(kind, head, cells),
-        other_of(kind, head, cells),
-    )
-    seen_, out_ = seen_of(kind, head), output_of(kind, head, cells)
-    epsilon, binned = head.epsilon, head.binned != 0
-    # What bins take comes first, where there are any.
-    place = offset(terms, _bins_own(0, 2 * (digits_of(x_) + 1))) if binned else terms
-    streaming = head.streaming != 0 and same_line(out_)
-    pairs = offset(table, ROWS * pitch)
-    total = (rows * width + rest) // max(1, channels * inner)
-    before(kind, head, cells, index, table, pitch, (total, channels, inner), terms)
-    summed, items = head.summed, head.items
-    place_of_wide = offset(place, 12 * row_pitch(cut[1]))
-    wide = table if plain else place_of_wide
-    exact = (wide, wide_pitch)
-    used = coefficients_for(kind, wide, wide_pitch, offset(place_of_wide, spreads), width)
-    spread = False
-    parts = max(1, (rows + cut[3] - 1) // max(1, cut[3]))
-    by_tile = items - summed > parts
-    # Whoever has summed all rows of a tile solves its channels, while the sums are in the cache.
-    alone = blocks == 1 and repeats == 1 and cut[1] % inner == 0 and not binned
-    count = total * inner
-    item = claim(cells, summed, items, index)
-    while item < items:
-        if item < summed:
-            if binned:
-                _reduce_bins(x_, dy_, grid, cut, table, plain, pairs, far, place, terms, item)
-            else:
-                _reduce_item(kind, head, x_, dy_, grid, cut, table, plain, pairs, far, place, item)
-            if alone:
-                start = item * cut[1] // inner
-                ends = (start, min(channels, start + cut[1] // inner), channels)
-                solve_columns(dy_, pairs, far, inner, 1, ends, count, table, pitch, epsilon)
-            if arrive(cells, summed):
-                if alone:
-                    wrap(table, pitch, channels)
-                elif binned:
-                    cells_of_all = (blocks, far, inner, repeats)
-                    combine_bins(
-                        kind, head, x_, dy_, pairs, cells_of_all, count, table, pitch, channels
-                    )
-                else:
-                    combine(
-                        dy_, pairs, blocks, far, inner, repeats, count, table, pitch, channels,
-                        epsilon,
-                    )  # fmt: skip
-                open_second(cells)
-        else:
-            if summed > 0:
-                await_second(cells)
-            if not spread:
-                for row in range(0 if plain else 4):
-                    _spread(
-                        offset(table, row * pitch),
-                        offset(wide, row * wide_pitch),
-                        0,
-                        width,
-                        inner,
-                        channels,
-                    )
-                narrow_coefficients(head, seen_, dy_, wide, wide_pitch, 0, width, used)
-                repeat_first(used, width)
-                spread = True
-            if by_tile:
-                tile, part = divmod(item - summed, parts)
-                _apply_tile(seen_, other_, out_, grid, cut, exact, used, part, tile * cut[1])
-            else:
-                _apply_item(seen_, other_, out_, grid, cut, exact, used, streaming, item - summed)
-        finish(cells)
-        item = claim_next(cells, summed, items, index)
-    return 0
+
+    terms: Any
+    tile: Any
+
+
+@inlined
+def _extents(head):
+    total = (head.rows * head.width + head.rest) // max(1, head.channels * head.inner)
+    return total, head.channels, head.inner
+
+
+@inlined
+def _sums_of(kind, head, cells, table, own):
+    """Return what a participant has for the sums.
+
+    Partial sums are (blocks, 4, pitch of `width` columns): the pairs of every block of every
+    column; of reproducible sums the bins: see `channels.combine_bins`.
+    """
+    x = values_at(kind, head.x)
+    # The memory of reproducible sums comes first, if there are any.
+    tile = offset(own, _bins_own(0, 2 * (digits_of(x) + 1))) if head.binned != 0 else own
+    partial = Pairs(offset(table.values, ROWS * table.pitch), row_pitch(head.width))
+    return Sums(Operands(x, summed_dy(kind, cells)), table, _Scratch(own, tile), partial)
+
+
+@inlined
+def _output_of(kind, head, cells, sums):
+    out, width = output_of(kind, cells), head.width
+    exact = Rows(sums.table.values, sums.table.pitch)
+    place = offset(sums.scratch.tile, 12 * row_pitch(head.tile))
+    # Where columns are not channels, the coefficients of the channels are spread over the columns.
+    if width != head.channels:
+        exact = Rows(place, row_pitch(width))
+        place = offset(place, 4 * row_pitch(width))
+    rows = rows_for(kind, exact, place, width)
+    streaming = head.streaming != 0 and same_line(out)
+    x, dy = output_x(kind, cells), output_dy(kind, cells)
+    return Output(x, dy, out, exact, rows, width, streaming)
+
+
+@inlined
+def _solves_alone(head):
+    """Return whether the participant that sums a tile also solves its channels.
+
+    It has summed all rows of them then, and the sums are in its cache.
+    """
+    single = head.blocks == 1 and head.repeats == 1
+    return single and head.tile % head.inner == 0 and head.binned == 0
+
+
+@inlined
+def _sum_item(kind, head, sums, output, item):
+    _sum_tile(kind, head, sums, item)
 
 
 @outlined
-def _reduce_item(kind, head, x, dy, grid, cut, table, plain, partial, far, place, item):
-    rows, width, rest, inner, channels = grid
-    block, tile, depth, _, _ = cut
-    pitch = row_pitch(tile)
+def _sum_tile(kind, head, sums, item):
+    """Sum a block of rows (if rest > 0, the last block is the rest) of a tile of columns."""
+    operands, table, scratch, partial = sums
+    width, tile, block = head.width, head.tile, head.block
+    digits = digits_of(operands.x)
+    values, far = partial
     b, t = divmod(item, (width + tile - 1) // tile)
     first = t * tile
     w = min(tile, width - first)
-    sums = offset(partial, 4 * b * far + first)
-    for part in range(4):
-        clear(offset(sums, part * far), _whole(w))
-    pivot = offset(table, MEAN + first) if plain else place
-    if not plain:
-        _spread(table, pivot, first, w, inner, channels)
-    run = offset(place, pitch)
-    if b * block < rows:
-        count = min(block, rows - b * block)
-        cells = (b * block * width + first, width, count, w)
-        _sum_block(kind, head, x, dy, cells, depth, pivot, run, pitch, sums, far)
-    elif first < rest:
-        cells = (rows * width + first, width, 1, min(w, rest - first))
-        _sum_block(kind, head, x, dy, cells, depth, pivot, run, pitch, sums, far)
+    pivot = offset(table.values, MEAN + first)
+    if width != head.channels:
+        pivot = scratch.tile
+        _spread(table.values, pivot, first, w, head.inner, head.channels)
+    part = (b * block * width + first, width, min(block, head.rows - b * block), w)
+    if b * block >= head.rows:
+        part = (head.rows * width + first, width, 1, min(w, head.rest - first))
+    empty = b * block >= head.rows and first >= head.rest
+    if head.binned != 0:
+        bins = Bins(offset(values, 2 * (digits + 1) * b * far + first), far)
+        clear_bins(bins, _whole(w), digits)
+        if not empty:
+            put_columns(operands, part, pivot, bins, scratch.terms)
+        return
+    pairs = Pairs(offset(values, 4 * b * far + first), far)
+    for row in range(4):
+        clear(offset(pairs.values, row * far), _whole(w))
+    if not empty:
+        pitch = row_pitch(tile)
+        running = Pairs(offset(scratch.tile, pitch), pitch)
+        _sum_block(kind, head, operands, part, pivot, running, pairs)
+    if _solves_alone(head):
+        start, cut = first // head.inner, (head.inner, integer(1))
+        span = (start, min(head.channels, start + tile // head.inner))
+        count = _extents(head)[0] * head.inner
+        solve_columns(kind, partial, cut, span, count, table, head.epsilon)
+
+
+@inlined
+def _combine(kind, head, sums):
+    total, _, inner = _extents(head)
+    grid = (head.blocks, inner, head.repeats)
+    if _solves_alone(head):
+        wrap(sums.table)
+    elif head.binned != 0:
+        digits, bins = digits_of(sums.operands.x), Bins(sums.pairs.values, sums.pairs.far)
+        combine_bins(kind, head, digits, bins, grid, total * inner, sums.table)
+    else:
+        combine(kind, head, sums.pairs, grid, total * inner, sums.table)
+
+
+@inlined
+def _narrow(head, table, output):
+    width = head.width
+    for row in range(4 if width != head.channels else 0):
+        channels = offset(table.values, row * table.pitch)
+        columns = offset(output.exact.values, row * output.exact.pitch)
+        _spread(channels, columns, integer(0), width, head.inner, head.channels)
+    narrow_rows(output, (integer(0), width), head.in_float64 != 0)
+    repeat_first(output.rows, width)
 
 
 @outlined
-def _reduce_bins(x, dy, grid, cut, table, plain, partial, far, place, terms, item):
-    """Put the terms of an item into bins of their columns."""
-    rows, width, rest, inner, channels = grid
-    block, tile = cut[0], cut[1]
-    digits = digits_of(x)
-    b, t = divmod(item, (width + tile - 1) // tile)
-    first = t * tile
-    w = min(tile, width - first)
-    bins = offset(partial, 2 * (digits + 1) * b * far + first)
-    clear_bins(bins, far, _whole(w), digits)
-    pivot = offset(table, MEAN + first) if plain else place
-    if not plain:
-        _spread(table, pivot, first, w, inner, channels)
-    if b * block < rows:
-        part = (b * block * width + first, width, min(block, rows - b * block), w)
-        put_columns(x, dy, part, pivot, bins, far, terms)
-    elif first < rest:
-        part = (rows * width + first, width, 1, min(w, rest - first))
-        put_columns(x, dy, part, pivot, bins, far, terms)
+def _write_item(head, output, item):
+    """Write `share` rows, of all columns or, where there are as many items, of a tile."""
+    share = head.share
+    parts = max(1, (head.rows + share - 1) // max(1, share))
+    if head.items - head.summed > parts:
+        tile, part = divmod(item, parts)
+        _write_tile(head, output, part, tile * head.tile)
+    else:
+        _write_share(head, output, item)
 
 
-@outlined
-def _apply_item(x, dy, out, grid, cut, exact, used, streaming, item):
+@inlined
+def _write_share(head, output, item):
     """Write the rows of one item, the last rows also the rest."""
-    rows, width, rest, _, _ = grid
-    _, _, _, share, abreast = cut
+    rows, width, share, abreast = head.rows, head.width, head.share, head.abreast
     row = item * share
     end = min(rows, row + share)
-    line = 2 * lanes_of(used[0])
-    # Of short rows the ends, which cannot be streamed, would be too much.
-    short = streaming and width < 16 * line and line_head(out, row * width) > 0
+    line = 2 * lanes_of(output.rows.values)
+    # The ends of rows cannot be streamed; of short rows they would be too much.
+    short = output.streaming and width < 16 * line and line_head(output.out, row * width) > 0
     if abreast > 1 and width % line == 0 and not short:
         while row + abreast <= end:
-            _write_rows(x, dy, out, row * width, abreast, width, exact, used, streaming)
+            _write_rows(output, row * width, abreast)
             row += abreast
-    stop = end * width + rest if end == rows else end * width
-    _write(x, dy, out, row * width, stop, width, exact, used, streaming)
+    stop = end * width + head.rest if end == rows else end * width
+    _write(output, row * width, stop)
 
 
-@outlined
-def _apply_tile(x, dy, out, grid, cut, exact, used, part, first):
+@inlined
+def _write_tile(head, output, part, first):
     """Write the rows of one part, of a tile of columns: whole lines, by ordinary stores."""
-    rows, width, _, _, _ = grid
-    _, tile, _, share, abreast = cut
-    row, columns = part * share, (first, min(width, first + tile))
-    end = min(rows, row + share)
+    width, share, abreast = head.width, head.share, head.abreast
+    row, columns = part * share, (first, min(width, first + head.tile))
+    end = min(head.rows, row + share)
     while row < end:
         count = min(abreast, end - row)
-        _write_lines(x, dy, out, row * width, count, width, columns, exact, used, False)
+        _write_lines(store, output, row * width, count, columns)
         row += count
 
 
@@ -311,56 +272,56 @@ def _spread(values, wide, first, width, inner, channels):
         store_one(wide, width + k, load_one(wide, k % width))
 
 
-def _sum_block(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
+@by_type
+def _sum_block(kind, head, operands, part, pivot, running, pairs):
     """Add a part of the rows to the pairs of its columns, which are zero.
 
-    A part is its first element, the distance of rows, their number, and that of columns. `run` is
-    scratch, eleven rows of float64 of length `pitch`.
+    `part` is its first element, the distance of rows, their number, and the number of columns.
+    `running` is scratch memory: eleven rows.
     """
-
-
-@overload(_sum_block)
-def _sum_block_of(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
-    if isinstance(dy, types.NoneType) or kind.arithmetic != types.float32:
-        return lambda kind, head, x, dy, part, depth, pivot, run, pitch, sums, far: _add_block(
-            add_rows, x, dy, part, depth, pivot, run, pitch, sums, far
+    if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
+        return lambda kind, head, operands, part, pivot, running, pairs: _add_block(
+            add_rows, operands, part, head.depth, pivot, running, pairs
         )
 
-    def in_singles(kind, head, x, dy, part, depth, pivot, run, pitch, sums, far):
+    def in_singles(kind, head, operands, part, pivot, running, pairs):
         start, stride, rows, width = part
+        run, pitch = running
         singles = singles_within(offset(run, 6 * pitch))
         for k in range(0, width, LANES):
             store(singles, k, load(pivot, k))
         # The same sums in the same order, read in another.
         if head.in_float64 != 0:
             pass
-        elif depth < 4:
-            _add_block(_add_strip_by_rows, x, dy, part, 4, singles, run, pitch, sums, far)
+        elif head.depth < 4:
+            _add_block(_add_strip_by_rows, operands, part, 4, singles, running, pairs)
         else:
-            _add_block(_add_strip_at_once, x, dy, part, 4, singles, run, pitch, sums, far)
+            _add_block(_add_strip_at_once, operands, part, 4, singles, running, pairs)
         for k in range(0, width, LANES):
-            place = offset(sums, k)
+            place, far = offset(pairs.values, k), pairs.far
             # Columns after the last have no rows: whatever their means are, their sums stay zero.
-            kept = recentre(load_some(pivot, k, width - k), place, far)
+            kept = recentre(load_some(pivot, k, width - k), pairs, k)
             columns = (start + k, stride, rows, min(LANES, width - k))
             if not all_finite(kept, width - k) and head.in_float64 == 0:
-                kept = _or_without_gradient(dy, columns, load(place, 2 * far), kept)
+                kept = _or_without_gradient(operands.dy, columns, load(place, 2 * far), kept)
             if not all_finite(kept, width - k):
-                anew = offset(run, 4 * pitch)
-                clear(anew, 4 * LANES)
-                _add_block_anew(x, dy, columns, offset(pivot, k), run, anew)
+                again = offset(run, 4 * pitch)
+                clear(again, 4 * LANES)
+                _add_block_again(
+                    operands, columns, offset(pivot, k), run, Pairs(again, integer(LANES))
+                )
                 for row in range(4):
-                    value = where_finite(kept, load(place, row * far), load(anew, row * LANES))
+                    value = where_finite(kept, load(place, row * far), load(again, row * LANES))
                     store(place, row * far, value)
 
     return in_singles
 
 
-@outlined
+@rare
 def _or_without_gradient(dy, part, sum_dy_xmu, kept):
-    """Return `kept` with zero for columns of no gradient but zero, unless they have a NaN.
+    """Return `kept` with zero in the lanes of columns whose dy is zero, unless they have a NaN.
 
-    Their sums are right, as small as they are. A ReLU leaves such channels: with one in ten the
+    Their sums are right, small as they are. A ReLU leaves such channels: with one in ten the
     backward pass of (2, 64, 32, 32) in bfloat16 took 1.5 times as long.
     """
     start, stride, rows, width = part
@@ -372,98 +333,107 @@ def _or_without_gradient(dy, part, sum_dy_xmu, kept):
     return where_equal(size, splat(0.0), sum_dy_xmu - sum_dy_xmu, kept)
 
 
-@outlined
-def _add_block_anew(x, dy, part, pivot, run, sums):
-    _add_block(add_rows, x, dy, part, 8, pivot, run, 2 * LANES, sums, LANES)
+@rare
+def _add_block_again(operands, part, pivot, run, pairs):
+    _add_block(add_rows, operands, part, integer(8), pivot, Pairs(run, integer(2 * LANES)), pairs)
 
 
 @inlined
-def _add_block(add, x, dy, part, depth, pivot, run, pitch, sums, far):
+def _add_block(add, operands, part, depth, pivot, running, pairs):
     """Add the rows of a part to the pairs of its columns, `depth` rows at a time by `add`."""
     start, stride, rows, width = part
     for first in range(0, rows, _RUN):
-        clear(run, 4 * pitch)
+        clear(running.values, 4 * running.far)
         end = min(rows, first + _RUN)
         # A range with a pitch that may be zero could raise an error.
         row = first
         while row < end:
-            origin = start + row * stride
-            add(x, dy, origin, stride, min(depth, end - row), width, pivot, run, pitch)
+            some = (start + row * stride, stride, min(depth, end - row), width)
+            add(operands, some, pivot, running)
             row += depth
         # Rows of sums are padded to whole vectors.
         for k in range(0, width, LANES):
-            merge_pairs(offset(sums, k), far, offset(run, k), pitch)
+            merge_pairs(pairs, k, running, k)
 
 
 @inlined
-def _add_strip_at_once(x, dy, start, stride, rows, width, pivot, run, pitch):
+def _add_strip_at_once(operands, part, pivot, running):
     """Add up to four rows to the running sums, all for a vector of columns."""
-    _add_strips(x, dy, start, stride, rows, 0, width, pivot, run, pitch)
+    _add_strips(operands, part, 0, pivot, running)
 
 
 @inlined
-def _add_strip_by_rows(x, dy, start, stride, rows, width, pivot, run, pitch):
+def _add_strip_by_rows(operands, part, pivot, running):
     """Add up to four rows to the running sums, in the order of memory."""
+    start, stride, rows, width = part
+    run, pitch = running
     first = 0
     if rows == 4:
         first = width // SINGLES * SINGLES
         # A row of float32 in the place of one of float64.
-        held, far = singles_within(offset(run, 7 * pitch)), 2 * pitch
-        _begin_pair(x, dy, start, first, pivot, held, far)
-        _end_pair(x, dy, start + stride, first, pivot, held, far)
-        _begin_pair(x, dy, start + 2 * stride, first, pivot, offset(held, 2 * far), far)
+        held = Pairs(singles_within(offset(run, 7 * pitch)), 2 * pitch)
+        third = Pairs(offset(held.values, 2 * held.far), held.far)
+        _begin_pair(operands, start, first, pivot, held)
+        _end_pair(operands, start + stride, first, pivot, held)
+        _begin_pair(operands, start + 2 * stride, first, pivot, third)
         for k in range(0, first, SINGLES):
             i = start + 3 * stride + k
-            totals = _resume_four(x, run, k, pitch)
+            totals = _resume_four(operands.x, running, k)
             before = (
-                load_singles(held, k),
-                load_singles(held, k + far),
-                load_singles(held, k + 2 * far),
-                load_singles(held, k + 3 * far),
+                load_singles(held.values, k),
+                load_singles(held.values, k + held.far),
+                load_singles(third.values, k),
+                load_singles(third.values, k + held.far),
             )
-            totals = end_strip(x, dy, i, load_singles(pivot, k), before, totals)
-            _suspend_four(totals, run, k, pitch)
-    _add_strips(x, dy, start, stride, rows, first, width, pivot, run, pitch)
+            totals = end_strip(operands, i, load_singles(pivot, k), before, totals)
+            _suspend_four(totals, running, k)
+    _add_strips(operands, part, first, pivot, running)
 
 
 @inlined
-def _begin_pair(x, dy, start, width, pivot, held, far):
+def _begin_pair(operands, start, width, pivot, held):
+    """Write dy of a row, and its products, to the two rows of `held`."""
     for k in range(0, width, SINGLES):
-        gradient = load_singles(dy, start + k)
-        store(held, k, gradient)
-        store(held, k + far, gradient * (load_singles(x, start + k) - load_singles(pivot, k)))
+        gradient = load_singles(operands.dy, start + k)
+        centred = load_singles(operands.x, start + k) - load_singles(pivot, k)
+        store(held.values, k, gradient)
+        store(held.values, k + held.far, gradient * centred)
 
 
 @inlined
-def _end_pair(x, dy, start, width, pivot, held, far):
+def _end_pair(operands, start, width, pivot, held):
+    """Add dy of a row, and its products, to the two rows of `held`."""
+    values, far = held
     for k in range(0, width, SINGLES):
-        gradient = load_singles(dy, start + k)
-        centred = load_singles(x, start + k) - load_singles(pivot, k)
-        store(held, k, load_singles(held, k) + gradient)
-        store(held, k + far, multiply_add(gradient, centred, load_singles(held, k + far)))
+        gradient = load_singles(operands.dy, start + k)
+        centred = load_singles(operands.x, start + k) - load_singles(pivot, k)
+        store(values, k, load_singles(values, k) + gradient)
+        store(values, k + far, multiply_add(gradient, centred, load_singles(values, k + far)))
 
 
 @inlined
-def _add_strips(x, dy, start, stride, rows, first, width, pivot, run, pitch):
-    """Add up to four rows of the columns first .. width-1, in float32 among themselves."""
+def _add_strips(operands, part, first, pivot, running):
+    """Add up to four rows of the columns from `first` on, in float32 among themselves."""
+    start, stride, rows, width = part
     ahead = start + ahead_of_rows(rows, width) * stride
     for k in range(first, width, SINGLES):
-        mean, totals = load_singles(pivot, k), _resume_four(x, run, k, pitch)
+        mean, totals = load_singles(pivot, k), _resume_four(operands.x, running, k)
         count = width - k
         if rows == 4 and count >= SINGLES:
             for row in range(4):
-                prefetch(x, ahead + k + row * stride, SINGLES)
-                prefetch(dy, ahead + k + row * stride, SINGLES)
-            totals = add_strip(x, dy, start + k, stride, mean, totals)
+                prefetch(operands.x, ahead + k + row * stride, SINGLES)
+                prefetch(operands.dy, ahead + k + row * stride, SINGLES)
+            totals = add_strip(operands, start + k, stride, mean, totals)
         else:
             counts = (count, _if(rows > 1, count), _if(rows > 2, count), _if(rows > 3, count))
-            totals = add_strip_first(x, dy, start + k, stride, counts, mean, totals)
-        _suspend_four(totals, run, k, pitch)
+            totals = add_strip_first(operands, start + k, stride, counts, mean, totals)
+        _suspend_four(totals, running, k)
 
 
 @inlined
-def _resume_four(x, run, k, pitch):
+def _resume_four(x, running, k):
     """Return the running sums of sixteen columns: of dy and of the products, eight columns each."""
+    run, pitch = running
     products = offset(run, 2 * pitch)
     return (
         resume(x, run, k, pitch),
@@ -474,7 +444,8 @@ def _resume_four(x, run, k, pitch):
 
 
 @inlined
-def _suspend_four(totals, run, k, pitch):
+def _suspend_four(totals, running, k):
+    run, pitch = running
     products = offset(run, 2 * pitch)
     suspend(totals[0], run, k, pitch)
     suspend(totals[1], run, k + LANES, pitch)
@@ -488,157 +459,130 @@ def _if(there, count):
 
 
 @inlined
-def _write_rows(x, dy, out, i, rows, width, exact, used, streaming):
-    """Write rows of whole lines from element i on, a line of each before the next line.
-
-    Coefficients of wide rows are too many for the first-level cache; so they are read once for
-    several rows.
-
-    The ends of a row that are in cache lines with another's are not streamed. They must be no more
-    than that: an ordinary store has the lines beside its own prefetched, and to stream to what is
-    in a cache takes five times as long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
-    """
-    lanes = lanes_of(used[0])
-    line = 2 * lanes
-    head = line_head(out, i) if streaming else 0
-    end = width - line + head if head > 0 else width
-    if head > 0:
-        start = i
-        while start < i + rows * width:
-            _write_part(x, dy, out, start, head, width, exact, used, 0)
-            _write_part(x, dy, out, start + end, width - end, width, exact, used, end)
-            start += width
-    _write_lines(x, dy, out, i, rows, width, (head, end), exact, used, streaming)
-
-
-@inlined
-def _write_lines(x, dy, out, i, rows, width, columns, exact, used, streaming):
-    """Write the whole lines between two columns of rows, which begin at element i."""
-    lanes = lanes_of(used[0])
-    line = 2 * lanes
-    ahead = ahead_of_rows(rows, width) * width
-    for k in range(columns[0], columns[1], line):
-        of_left = ordered_for(out, _coefficients(used, k))
-        of_right = ordered_for(out, _coefficients(used, k + lanes))
-        j, below = i + k, i + k + rows * width
-        while j < below:
-            prefetch_elements(x, dy, out, j + ahead, line, streaming)
-            left, right = both_elements(x, dy, j, of_left, of_right)
-            if not both_hold(x, dy, out, left, right):
-                _write_anew(x, dy, out, j, lanes, width, exact, k, as_singles(left))
-                _write_anew(
-                    x, dy, out, j + lanes, lanes, width, exact, k + lanes, as_singles(right)
-                )
-            elif streaming:
-                stream(out, j, left)
-                stream(out, j + lanes, right)
-            else:
-                store(out, j, left)
-                store(out, j + lanes, right)
-            j += width
-
-
-@inlined
-def _write(x, dy, out, i, end, period, exact, used, streaming):
-    """Write elements i .. end-1 of memory; i is at column 0, and columns repeat by `period`."""
-    k = 0
-    if streaming:
-        k = min(aligned_head(out, i, lanes_of(used[0])), end - i)
-        _write_part(x, dy, out, i, k, period, exact, used, 0)
-        i, k = _write_whole(stream, x, dy, out, i + k, k, end, period, exact, used)
-    else:
-        i, k = _write_whole(store, x, dy, out, i, k, end, period, exact, used)
-    if i < end:
-        _write_part(x, dy, out, i, end - i, period, exact, used, k)
-
-
-@inlined
-def _write_whole(put, x, dy, out, i, k, end, period, exact, used):
-    """Write whole vectors from element i, of column k, on; return where they end.
-
-    A loop for each way to `put` them: of one for both LLVM does not always make two.
-    """
-    lanes = lanes_of(used[0])
-    while in_pairs(dy, used[0]) and i + 2 * lanes <= end:
-        other, more = _along(k, lanes, period), i + lanes
-        of_left, of_right = _coefficients(used, k), _coefficients(used, other)
-        left, right = both_elements(x, dy, i, of_left, of_right)
-        if both_hold(x, dy, out, left, right):
-            put(out, i, left)
-            put(out, more, right)
-        else:
-            _write_anew(x, dy, out, i, lanes, period, exact, k, left)
-            _write_anew(x, dy, out, more, lanes, period, exact, other, right)
-        i += 2 * lanes
-        k = _along(other, lanes, period)
-    while i + lanes <= end:
-        mean, shift, slope, gain = _coefficients(used, k)
-        value = elements(x, dy, i, mean, shift, slope, gain)
-        if holds(value, lanes):
-            put(out, i, value)
-        else:
-            _write_anew(x, dy, out, i, lanes, period, exact, k, value)
-        i += lanes
-        k = _along(k, lanes, period)
-    return i, k
-
-
-@inlined
 def _along(k, lanes, period):
     """Return the column of the vector after that of column k."""
     return k + lanes - period if k + lanes >= period else k + lanes
 
 
 @inlined
-def _write_part(x, dy, out, i, count, period, exact, used, k):
-    """Write `count` elements, fewer than a line, from column k on."""
-    lanes = lanes_of(used[0])
-    while count > 0:
-        mean, shift, slope, gain = _coefficients(used, k)
-        value = first_elements(x, dy, i, count, mean, shift, slope, gain)
-        if holds(value, count):
-            store_first(out, i, count, value)
-        else:
-            _write_anew(x, dy, out, i, count, period, exact, k, value)
-        i += lanes
-        k += lanes
-        count -= lanes
-
-
-def _write_anew(x, dy, out, i, count, period, exact, k, value):
-    """Write `count` elements of which some do not hold: those as float64 has them."""
-
-
-@overload(_write_anew)
-def _write_anew_of(x, dy, out, i, count, period, exact, k, value):
-    if value != Singles:
-        return lambda x, dy, out, i, count, period, exact, k, value: None
-    return lambda x, dy, out, i, count, period, exact, k, value: _write_halves(
-        x, dy, out, i, count, period, exact, k, value
-    )
-
-
-@outlined
-def _write_halves(x, dy, out, i, count, period, exact, k, value):
-    value = marked(value)
-    _write_half(x, dy, out, i, count, exact, k, low_half(value))
-    k = _along(k, LANES, period)
-    _write_half(x, dy, out, i + LANES, count - LANES, exact, k, high_half(value))
-
-
-@inlined
-def _write_half(x, dy, out, i, count, exact, k, value):
-    mean, shift, slope, gain = _coefficients(exact, k)
-    anew = first_elements(x, dy, i, count, mean, shift, slope, gain)
-    store_first(out, i, count, where_finite(value, value, anew))
-
-
-@inlined
-def _coefficients(values, k):
-    table, pitch = values
+def _coefficients(rows, k):
+    table, pitch = rows
     return (
         vector_of(table, k),
         vector_of(table, k + pitch),
         vector_of(table, k + 2 * pitch),
         vector_of(table, k + 3 * pitch),
     )
+
+
+@inlined
+def _exact_at(output, place, first):
+    # A place is the column of the first element.
+    k = place if first == 0 else _along(place, first, output.period)
+    return _coefficients(output.exact, k)
+
+
+_write_two, _write_one, _write_first = writers(_exact_at)
+
+
+@inlined
+def _write_rows(output, i, rows):
+    """Write rows of whole lines from element i on, a line of each before the next line.
+
+    Coefficients of wide rows are too many for the first-level cache; so they are read once for
+    several rows.
+
+    The ends of a row that share cache lines with other rows are not streamed. They must be no more
+    than that: an ordinary store prefetches the lines beside its own, and streaming to what is in a
+    cache takes five times as long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
+    """
+    width, line = output.period, 2 * lanes_of(output.rows.values)
+    head = line_head(output.out, i) if output.streaming else 0
+    end = width - line + head if head > 0 else width
+    if head > 0:
+        start = i
+        while start < i + rows * width:
+            _write_part(output, start, head, 0)
+            _write_part(output, start + end, width - end, end)
+            start += width
+    if output.streaming:
+        _write_lines(stream, output, i, rows, (head, end))
+    else:
+        _write_lines(store, output, i, rows, (head, end))
+
+
+@inlined
+def _write_lines(put, output, i, rows, columns):
+    """Write the whole lines between two columns of rows, which begin at element i."""
+    x, dy, out, _, coefficients, width, streaming = output
+    lanes = lanes_of(coefficients.values)
+    line = 2 * lanes
+    ahead = ahead_of_rows(rows, width) * width
+    for k in range(columns[0], columns[1], line):
+        of_left = ordered_for(out, _coefficients(coefficients, k))
+        of_right = ordered_for(out, _coefficients(coefficients, k + lanes))
+        j, below = i + k, i + k + rows * width
+        while j < below:
+            prefetch_elements(output, j + ahead, line, streaming)
+            values = both_elements(x, dy, j, of_left, of_right)
+            _write_two(put, output, j, values, (k, k + lanes))
+            j += width
+
+
+@inlined
+def _write(output, i, end):
+    """Write elements i .. end-1 of memory; i is at column 0."""
+    k = 0
+    if output.streaming:
+        k = min(aligned_head(output.out, i, lanes_of(output.rows.values)), end - i)
+        _write_part(output, i, k, 0)
+        i, k = _write_whole(stream, output, i + k, k, end)
+    else:
+        i, k = _write_whole(store, output, i, k, end)
+    if i < end:
+        _write_part(output, i, end - i, k)
+
+
+@inlined
+def _write_whole(put, output, i, k, end):
+    """Write whole vectors from element i, of column k, on; return where they end."""
+    x, dy, _, _, coefficients, period, _ = output
+    lanes = lanes_of(coefficients.values)
+    while in_pairs(dy, coefficients.values) and i + 2 * lanes <= end:
+        after = _along(k, lanes, period)
+        left, right = _coefficients(coefficients, k), _coefficients(coefficients, after)
+        _write_two(put, output, i, both_elements(x, dy, i, left, right), (k, after))
+        i += 2 * lanes
+        k = _along(after, lanes, period)
+    while i + lanes <= end:
+        value = elements(x, dy, i, None, _coefficients(coefficients, k))
+        _write_one(put, output, i, k, value)
+        i += lanes
+        k = _along(k, lanes, period)
+    return i, k
+
+
+@inlined
+def _write_part(output, i, count, k):
+    """Write `count` elements, fewer than a line, from column k on."""
+    lanes = lanes_of(output.rows.values)
+    while count > 0:
+        _write_first(output, i, count, k, _coefficients(output.rows, k))
+        i += lanes
+        k += lanes
+        count -= lanes
+
+
+#: The kernel.
+run = kernel(
+    Steps(
+        columns_head,
+        _extents,
+        _sums_of,
+        _output_of,
+        _sum_item,
+        _combine,
+        _narrow,
+        _write_item,
+    )
+)

@@ -1,30 +1,27 @@
-"""The kernel of a benchmark's floor: the same memory moved, and nothing computed.
+"""The kernel of a benchmark's floor: it moves the same memory and computes nothing.
 
-Arrays are taken as float64 whatever their elements are, so that a vector is 64 bytes and no
-conversion costs anything. One addition per vector keeps the loads alive. At most 63 bytes at the
-end are left alone.
+The elements of all arrays are read as float64, so that a vector is 64 bytes and conversions cost
+nothing. One addition a vector keeps the loads. At most 63 bytes at the end are skipped.
 """
 
 from __future__ import annotations
 
-from backnorm.cpu.kernels.cursor import (
-    arrive,
-    await_flag,
-    await_second,
-    claim,
-    claim_next,
-    finish,
-    open_second,
-    raise_flag,
-)
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.memory import aligned_head, load, store, store_one, stream
 from backnorm.cpu.kernels.record import cells_of, floor_head, own_of, values_at
 from backnorm.cpu.kernels.vector import lane, splat
+from backnorm.cpu.kernels.work_queue import (
+    arrive_at_barrier,
+    complete_item,
+    open_barrier,
+    set_flag,
+    take_item,
+    take_next_item,
+    wait_at_barrier,
+    wait_for_flag,
+)
 from backnorm.cpu.record import JOINED, SLOTS
 from backnorm.cpu.scratch import LANES
-
-__all__ = ["run"]
 
 _READY = SLOTS["ready"]
 
@@ -40,27 +37,27 @@ def run(kind, record, index):
     head, cells = floor_head(record), cells_of(record)
     own = own_of(kind, head, record, index)
     if index == 0:
-        raise_flag(cells, _READY)
+        set_flag(cells, _READY)
     else:
-        await_flag(cells, _READY)
+        wait_for_flag(cells, _READY)
     x, out, streaming = values_at(kind, head.x), values_at(kind, head.out), head.streaming != 0
     dy = values_at(kind, head.dy if head.dy != 0 else head.x)
     both = head.dy != 0
     size, share, summed, items = head.size, head.share, head.summed, head.items
-    item = claim(cells, summed, items, index)
+    item = take_item(cells, summed, items, index)
     while item < items:
         if item < summed:
             start = item * share
             store_one(own, 0, _sum(x, dy, both, start, min(size, start + share)))
-            if arrive(cells, summed):
-                open_second(cells)
+            if arrive_at_barrier(cells, summed):
+                open_barrier(cells)
         else:
             if summed > 0:
-                await_second(cells)
+                wait_at_barrier(cells)
             start = (item - summed) * share
             _copy(x, dy, both, out, start, min(size, start + share), streaming)
-        finish(cells)
-        item = claim_next(cells, summed, items, index)
+        complete_item(cells)
+        item = take_next_item(cells, summed, items, index)
     return 0
 
 

@@ -18,32 +18,29 @@ with |mean| much larger than the deviation that would cancel. In the forward pas
 part of the exact mean that a float64 cannot hold, slope is beta. The coefficients of float32 are
 made of those: see `singles.narrow_coefficients`.
 
-A missing array is None: without dy the kernels compute a forward pass (with a `ReLU` or an
-`Activation` in its place, one that ends in that), without x the frozen backward pass. Which one is
-decided when a kernel is compiled.
+The types of x and dy choose the formula when a kernel is compiled: dy is an `Epilogue` in a forward
+pass, and x is `Unread` in a frozen backward pass (see `epilogue`).
 """
 
 from __future__ import annotations
 
 from numba import types
-from numba.extending import overload
 
-from backnorm.cpu.kernels.activation import gradient, in_singles
-from backnorm.cpu.kernels.activation import value as activated
-from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.memory import (
-    load,
-    load_even_odd,
-    load_first,
-    load_singles,
-    load_singles_first,
-    prefetch,
+from backnorm.cpu.kernels import activation
+from backnorm.cpu.kernels.epilogue import (
+    Activation,
+    Epilogue,
+    Identity,
+    ReLU,
+    Unread,
+    has_values,
+    relu,
+    values_of,
 )
-from backnorm.cpu.kernels.relu import Activation, ReLU, has_values, relu, values_of
+from backnorm.cpu.kernels.jit import by_type, inlined, nothing
+from backnorm.cpu.kernels.memory import load, load_like, prefetch
 from backnorm.cpu.kernels.sums import value
 from backnorm.cpu.kernels.vector import (
-    EvenOdd,
-    Singles,
     Vec,
     at_least_zero,
     high_half,
@@ -58,226 +55,123 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES
 
-__all__ = [
-    "both_elements",
-    "elements",
-    "first_elements",
-    "in_pairs",
-    "prefetch_elements",
-    "solve_backward",
-    "solve_forward",
-]
 
+@by_type
+def elements(x, dy, index, count, of):
+    """Return a vector of the output from `index` on, of the type of the coefficients `of`.
 
-# How a vector of the type of the coefficients is loaded.
-_TAKE = {Vec: load, Singles: load_singles, EvenOdd: load_even_odd}
-
-
-def elements(x, dy, index, mean, shift, slope, gain):
-    """Return a vector of the output, from `index` on, of the type of the coefficients."""
-
-
-def both_elements(x, dy, index, left, right):
-    """Return two neighbouring vectors of the output, given the coefficients of each."""
-
-
-def in_pairs(dy, coefficients):
-    """Return whether two vectors at a time take less time."""
-
-
-def first_elements(x, dy, index, count, mean, shift, slope, gain):
-    """Return `count` elements of the output; memory after them is not touched."""
-
-
-def prefetch_elements(x, dy, out, index, count, streaming):
-    """Let all that elements of a forward pass take be in a cache when they are written.
-
-    That is x, a residual, and unless they are streamed, the memory of the elements: new memory is
-    read before it is written. In a model a convolution has just written x, but to the shared cache.
-    A backward pass gains nothing: its sums have just read x and dy, and dx is often dy.
+    If `count` is None the vector is whole; otherwise memory after `count` elements is not touched.
     """
+    if isinstance(x, Unread):
+        return lambda x, dy, index, count, of: of[3] * load_like(dy, index, count, of[3])
+    if not isinstance(dy, Epilogue):
+        return lambda x, dy, index, count, of: _derivative(
+            load_like(x, index, count, of[0]), load_like(dy, index, count, of[0]), of
+        )
+    normalised = _normalised if of.dtype == Vec else _normalised_single
+    return lambda x, dy, index, count, of: _followed(
+        dy, index, count, normalised(load_like(x, index, count, of[0]), of)
+    )
 
 
-@overload(prefetch_elements)
-def _prefetch_elements(x, dy, out, index, count, streaming):
-    if not isinstance(dy, types.NoneType | ReLU | Activation):
-        return lambda x, dy, out, index, count, streaming: None
+@by_type
+def _followed(epilogue, index, count, z):
+    """Return the epilogue of the normalised vector z of the elements from `index` on."""
+
+    def with_relu(epilogue, index, count, z):
+        if has_values(epilogue):
+            return relu(epilogue, z + load_like(values_of(epilogue), index, count, z))
+        return relu(epilogue, z)
+
+    def activated(epilogue, index, count, z):
+        if has_values(epilogue):
+            dy = load_like(values_of(epilogue), index, count, z)
+            return activation.gradient(epilogue, dy, z)
+        return activation.value(epilogue, z)
+
+    if isinstance(epilogue, Identity):
+        return lambda epilogue, index, count, z: z
+    return with_relu if isinstance(epilogue, ReLU) else activated
+
+
+@by_type
+def both_elements(x, dy, index, left, right):
+    """Return two neighbouring whole vectors of the output, given the coefficients of each."""
+    lanes, single = left.dtype.lanes, in_pairs_of(dy)
+
+    def together(x, dy, index, left, right):
+        z = joined(_normalised(load(x, index), left), _normalised(load(x, index + LANES), right))
+        both = _followed(dy, index, None, z)
+        return low_half(both), high_half(both)
+
+    if left.dtype == Vec and single:
+        return together
+    return lambda x, dy, index, left, right: (
+        elements(x, dy, index, None, left),
+        elements(x, dy, index + lanes, None, right),
+    )
+
+
+def in_pairs_of(dy):
+    """Whether two float64 vectors of the output become one vector of float32."""
+    return isinstance(dy, Activation) and activation.in_singles(dy.dtype)
+
+
+@by_type
+def in_pairs(dy, values):
+    """Return whether two vectors at a time take less time; `values` are the coefficients' memory.
+
+    Two vectors of float64 at a time gain nothing, unless they become one.
+    """
+    pairs = values.dtype == types.float32 or in_pairs_of(dy)
+    return lambda dy, values: pairs
+
+
+@by_type
+def prefetch_elements(output, index, count, streaming):
+    """Prefetch what `count` elements of a forward pass read, and the memory that they write.
+
+    That is x, a residual, and unless the output is streamed, its memory: new memory is read before
+    it is written. In a model a convolution has just written x, but only to the shared cache. A
+    backward pass gains nothing: its sums have just read x and dy, and dx is often dy.
+    """
+    dy = output[1]
 
     @inlined
-    def forward(x, dy, out, index, count, streaming):
-        prefetch(x, index, count)
+    def forward(output, index, count, streaming):
+        prefetch(output.x, index, count)
         if not streaming:
-            prefetch(out, index, count)
+            prefetch(output.out, index, count)
 
-    if not isinstance(dy, ReLU):
-        return lambda x, dy, out, index, count, streaming: forward(
-            x, dy, out, index, count, streaming
-        )
+    def with_residual(output, index, count, streaming):
+        forward(output, index, count, streaming)
+        if has_values(output.dy):
+            prefetch(values_of(output.dy), index, count)
 
-    def with_residual(x, dy, out, index, count, streaming):
-        forward(x, dy, out, index, count, streaming)
-        if has_values(dy):
-            prefetch(values_of(dy), index, count)
-
-    return with_residual
-
-
-@overload(elements)
-def _elements(x, dy, index, mean, shift, slope, gain):
-    take = _TAKE[mean]
-    normalised = _normalised if mean == Vec else _normalised_single
-    if isinstance(x, types.NoneType):
-        return lambda x, dy, index, mean, shift, slope, gain: gain * take(dy, index)
-    if isinstance(dy, types.NoneType):
-        return lambda x, dy, index, mean, shift, slope, gain: normalised(
-            take(x, index), mean, shift, slope, gain
-        )
+    if not isinstance(dy, Epilogue):
+        return nothing
     if isinstance(dy, ReLU):
-        return lambda x, dy, index, mean, shift, slope, gain: relu(
-            dy, _plus_residual(dy, index, normalised(take(x, index), mean, shift, slope, gain))
-        )
-    if isinstance(dy, Activation):
-        return lambda x, dy, index, mean, shift, slope, gain: _activated(
-            dy, index, normalised(take(x, index), mean, shift, slope, gain)
-        )
-    return lambda x, dy, index, mean, shift, slope, gain: _derivative(
-        take(x, index), take(dy, index), mean, shift, slope, gain
-    )
-
-
-@overload(both_elements)
-def _both_elements(x, dy, index, left, right):
-    kind = left.types[0]
-    if isinstance(dy, Activation) and kind == Vec and in_singles(dy.dtype):
-
-        def of_singles(x, dy, index, left, right):
-            one = _normalised(load(x, index), left[0], left[1], left[2], left[3])
-            other = load(x, index + LANES)
-            other = _normalised(other, right[0], right[1], right[2], right[3])
-            found = _activated(dy, index, joined(one, other))
-            return low_half(found), high_half(found)
-
-        return of_singles
-    lanes = kind.lanes
-    return lambda x, dy, index, left, right: (
-        elements(x, dy, index, left[0], left[1], left[2], left[3]),
-        elements(x, dy, index + lanes, right[0], right[1], right[2], right[3]),
-    )
-
-
-@overload(in_pairs)
-def _in_pairs(dy, coefficients):
-    # Of float64, two at a time gain nothing, unless they become one.
-    single = coefficients.dtype == types.float32
-    pairs = single or (isinstance(dy, Activation) and in_singles(dy.dtype))
-    return lambda dy, coefficients: pairs
-
-
-@overload(first_elements)
-def _first_elements(x, dy, index, count, mean, shift, slope, gain):
-    take, normalised = load_first, _normalised
-    if mean == Singles:
-        take, normalised = load_singles_first, _normalised_single
-    if isinstance(x, types.NoneType):
-        return lambda x, dy, index, count, mean, shift, slope, gain: gain * take(dy, index, count)
-    if isinstance(dy, types.NoneType):
-        return lambda x, dy, index, count, mean, shift, slope, gain: normalised(
-            take(x, index, count), mean, shift, slope, gain
-        )
-    if isinstance(dy, ReLU):
-        return lambda x, dy, index, count, mean, shift, slope, gain: relu(
-            dy,
-            _plus_residual_first(
-                dy, index, count, normalised(take(x, index, count), mean, shift, slope, gain)
-            ),
-        )
-    if isinstance(dy, Activation):
-        return lambda x, dy, index, count, mean, shift, slope, gain: _activated_first(
-            dy, index, count, normalised(take(x, index, count), mean, shift, slope, gain)
-        )
-    return lambda x, dy, index, count, mean, shift, slope, gain: _derivative(
-        take(x, index, count), take(dy, index, count), mean, shift, slope, gain
-    )
-
-
-def _plus_residual(relu, index, value):
-    """Return `value` with the residual, if there is one, added."""
-
-
-@overload(_plus_residual)
-def _plus_values_of(relu, index, value):
-    take = _TAKE[value]
-
-    def plus(relu, index, value):
-        if has_values(relu):
-            return value + take(values_of(relu), index)
-        return value
-
-    return plus
-
-
-def _plus_residual_first(relu, index, count, value):
-    """Return `value` with `count` elements of the residual, if there is one, added."""
-
-
-@overload(_plus_residual_first)
-def _plus_residual_first_of(relu, index, count, value):
-    take = load_singles_first if value == Singles else load_first
-
-    def plus_first(relu, index, count, value):
-        if has_values(relu):
-            return value + take(values_of(relu), index, count)
-        return value
-
-    return plus_first
-
-
-def _activated(activation, index, z):
-    """Return an activation's value of z, or its gradient if dy is given."""
-
-
-@overload(_activated)
-def _activated_of(activation, index, z):
-    take = _TAKE[z]
-
-    def of(activation, index, z):
-        if has_values(activation):
-            return gradient(activation, take(values_of(activation), index), z)
-        return activated(activation, z)
-
-    return of
-
-
-def _activated_first(activation, index, count, z):
-    """Return the same of `count` elements of dy."""
-
-
-@overload(_activated_first)
-def _activated_first_of(activation, index, count, z):
-    take = load_singles_first if z == Singles else load_first
-
-    def of_first(activation, index, count, z):
-        if has_values(activation):
-            return gradient(activation, take(values_of(activation), index, count), z)
-        return activated(activation, z)
-
-    return of_first
+        return with_residual
+    return lambda output, index, count, streaming: forward(output, index, count, streaming)
 
 
 @inlined
-def _normalised(x, mean, shift, slope, gain):
+def _normalised(x, of):
+    mean, shift, slope, gain = of
     return multiply_add(gain, (x - mean) - shift, slope)
 
 
 @inlined
-def _derivative(x, dy, mean, shift, slope, gain):
-    # The gain last: where terms cancel, what was lost of it by rounding does not count.
-    return gain * multiply_add(mean - x, slope, dy - shift)
+def _normalised_single(x, of):
+    mean, _, slope, gain = of
+    return multiply_add(gain, x - mean, slope)
 
 
 @inlined
-def _normalised_single(x, mean, shift, slope, gain):
-    return multiply_add(gain, x - mean, slope)
+def _derivative(x, dy, of):
+    mean, shift, slope, gain = of
+    # The gain last: where terms cancel, what rounding lost of it does not matter.
+    return gain * multiply_add(mean - x, slope, dy - shift)
 
 
 @inlined

@@ -1,27 +1,105 @@
-"""The one set of Numba options.
+"""The decorators of the kernels, with the one set of Numba options.
 
-Nothing here compiles: `backnorm.cpu.build` does, when the package is built; the tests of vectors
-have Numba compile what they call.
+Decorating compiles nothing: `backnorm.cpu.build` compiles when the package is built, and the tests
+of vectors compile what they call.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numba
+from numba import types
+from numba.extending import intrinsic, overload
 
-__all__ = ["inlined", "outlined"]
+_OPTIONS = {
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
 
-# What is called from Python (in tests alone) has functions of its own around it.
-_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+#: The dispatchers of all outlined functions, and LLVM attributes for them (see `build.frontend`).
+#: LLVM must not inline them: several callers share one, and small functions are optimised in less
+#: time than large ones.
+OUTLINED: list[tuple[Any, tuple[str, ...]]] = []
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile `function` as a part of the kernels that call it."""
-    return numba.njit(forceinline=True, no_cpython_wrapper=True, **_OPTIONS)(function)
+    return numba.njit(forceinline=True, **_OPTIONS)(function)
 
 
 def outlined(function: Callable[..., Any]) -> Any:
-    """Compile `function` as a kernel, or as a call for the kernels to make."""
-    return numba.njit(no_cpython_wrapper=True, **_OPTIONS)(function)
+    """Compile `function` as a kernel, or as a call that kernels make."""
+    return _outlined(function, "noinline")
+
+
+def rare(function: Callable[..., Any]) -> Any:
+    """Compile `function` as a call that kernels seldom make, for which loops save no registers."""
+    return _outlined(function, "noinline", "cold")
+
+
+def _outlined(function: Callable[..., Any], *attributes: str) -> Any:
+    # The option is explicit because a callee otherwise inherits it from its first caller.
+    dispatcher = numba.njit(forceinline=False, **_OPTIONS)(function)
+    OUTLINED.append((dispatcher, attributes))
+    return dispatcher
+
+
+def by_type(choose: Callable[..., Any]) -> Any:
+    """Compile a function whose body depends on the types of its arguments.
+
+    `choose` takes those types, and returns the body: a function with the same parameters.
+    """
+
+    @functools.wraps(choose)
+    def function(*arguments: Any) -> None:
+        raise NotImplementedError("kernels are compiled, not called from Python")
+
+    overload(function, jit_options={**_OPTIONS, "forceinline": True}, strict=False)(choose)
+    return function
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing: a body that `by_type` may choose."""
+
+
+def emitted(signature: Any) -> Any:
+    """Compile a function that is given as the emitter of its LLVM code.
+
+    The emitter takes the IR builder and the values of the arguments; it returns the value of the
+    result. `signature` is the Numba signature, or a function that returns it from the types of the
+    arguments (or returns None if there is no function of these types).
+    """
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        def codegen(context: Any, builder: Any, _: Any, values: Any) -> Any:
+            result = emit(builder, *values)
+            return context.get_dummy_value() if result is None else result
+
+        def typed(typingctx: Any, *arguments: Any) -> Any:
+            found = signature(*arguments) if inspect.isfunction(signature) else signature
+            return None if found is None else (found, codegen)
+
+        functools.update_wrapper(typed, emit)
+        names = ["typingctx", *list(inspect.signature(emit).parameters)[1:]]
+        parameters = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names
+        ]
+        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return intrinsic(typed)
+
+    return decorate
+
+
+@emitted(types.intp(types.intp))
+def integer(builder, number):
+    """Return a constant as a plain integer.
+
+    Numba compiles functions anew for each constant argument, and each constant in a tuple.
+    """
+    return number

@@ -1,10 +1,10 @@
 """Memory in Numba code: addresses, loads and stores of vectors.
 
-Kernels take addresses. Arrays would do as well (in tests they do), but for every array that a
-function takes, even one that is inlined, Numba counts references, which costs as much as a short
-run of elements. Memory is contiguous; `storage` has the forms that elements take.
-Loading is exact, and storing is one rounding. Float32 is not stored to float64, and to 16 bits
-only lanes that are zero or normal (see `vector.sound`).
+Kernels take addresses. Arrays would do as well (tests use them), but Numba counts references to
+every array that a function takes, even an inlined one, which costs as much as a short run of
+elements. Memory is contiguous; `storage` converts between the forms of elements. Loads are exact,
+and a store rounds once. Float32 is not stored to float64, and to 16 bits only lanes that are zero
+or normal (see `vector.sound`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
-from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.relu import Addresses, after_store, base_of, masked
+from backnorm.cpu.kernels.epilogue import (
+    Addresses,
+    Identity,
+    Unread,
+    after_store,
+    masked,
+    part_of,
+)
+from backnorm.cpu.kernels.jit import by_type, emitted, inlined, nothing
 from backnorm.cpu.kernels.storage import (
     accepts,
     narrow,
@@ -39,30 +46,6 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES, SINGLES
 
-__all__ = [
-    "aligned_head",
-    "clear",
-    "line_head",
-    "load",
-    "load_apart",
-    "load_even_odd",
-    "load_first",
-    "load_one",
-    "load_singles",
-    "load_singles_first",
-    "load_singles_some",
-    "load_some",
-    "offset",
-    "prefetch",
-    "singles_within",
-    "store",
-    "store_first",
-    "store_one",
-    "store_some",
-    "stored_sound",
-    "stream",
-]
-
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
@@ -70,87 +53,82 @@ _BYTES = ir.IntType(8).as_pointer()
 _CACHE_LINE = 64
 
 
+_Doubles, _Singles = types.CPointer(types.float64), types.CPointer(types.float32)
+
+
 def _pointer(context: Any, builder: Any, kind: Any, value: Any, index: Any) -> Any:
     if isinstance(kind, Addresses):
-        return builder.gep(base_of(context, builder, kind, value), [index])
-    if isinstance(kind, types.CPointer):
-        return builder.gep(value, [index])
-    data = context.make_array(kind)(context, builder, value).data
-    return builder.gep(data, [index])
+        value = part_of(builder, kind, value)
+    elif not isinstance(kind, types.CPointer):
+        value = context.make_array(kind)(context, builder, value).data
+    return builder.gep(value, [index])
 
 
-@intrinsic
-def offset(typingctx, place, count):
+@emitted(lambda place, _: place(place, types.intp) if isinstance(place, types.CPointer) else None)
+def offset(builder, place, count):
     """Return the address `count` elements further on."""
-    if not isinstance(place, types.CPointer):
-        return None
-
-    def codegen(context, builder, signature, arguments):
-        return builder.gep(arguments[0], [arguments[1]])
-
-    return place(place, types.intp), codegen
+    return builder.gep(place, [count])
 
 
-@intrinsic
-def singles_within(typingctx, place):
+@emitted(lambda place: _Singles(place) if place == _Doubles else None)
+def singles_within(builder, place):
     """Return the address of float64 memory as one of float32 elements, two for each."""
-    if place != types.CPointer(types.float64):
-        return None
-
-    def codegen(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType().as_pointer())
-
-    return types.CPointer(types.float32)(place), codegen
+    return builder.bitcast(place, ir.FloatType().as_pointer())
 
 
-def _loading(array: Any, index: Any, count: Any, kind: Any) -> Any:
-    """Return how a vector is loaded, or its first `count` lanes."""
+def _loading(array: Any, count: Any, kind: Any, *like: Any) -> Any:
+    """Return the signature and the code of a load of a whole vector, or of `count` elements."""
     if not accepts(array):
         return None
-    lanes = kind.lanes
+    lanes, whole = kind.lanes, count in (None, types.none)
 
     def codegen(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, array, *arguments[:2])
+        values, index, *more = arguments
+        pointer = _pointer(context, builder, array, values, index)
         stored = ir.VectorType(stored_type(array.dtype), lanes)
         size = array.dtype.bitwidth // 8
-        if count is None:
+        first = None if whole else more[0]
+        if first is None:
             raw = builder.load(pointer, typ=stored, align=size)
         else:
-            raw = load_lanes(builder, pointer, stored, arguments[2], size)
-        raw = masked(context, builder, array, arguments[0], arguments[1], raw, *arguments[2:])
+            raw = load_lanes(builder, pointer, stored, first, size)
+        raw = masked(builder, array, values, index, raw, first)
         if kind == EvenOdd:
             return split_widen(builder, raw)
         convert = widen if kind == Vec else widen_to_single
         return convert(builder, raw, array.dtype, lanes)
 
-    counted = () if count is None else (types.intp,)
-    return kind(array, types.intp, *counted), codegen
+    counts = () if count is None else (types.none if whole else types.intp,)
+    return kind(array, types.intp, *counts, *like), codegen
 
 
 @intrinsic
 def load(typingctx, array, index):
     """Return elements index .. index+7 as a Vec."""
-    return _loading(array, index, None, Vec)
+    return _loading(array, None, Vec)
 
 
+@intrinsic
+def load_like(typingctx, array, index, count, like):
+    """Return a vector of the type of `like`: whole if `count` is None, else of `count` elements."""
+    return _loading(array, count, like, like)
+
+
+@by_type
 def prefetch(array, index, count):
-    """Let the cache lines of `count` elements, which need not exist, be read soon; of None nothing.
+    """Prefetch the cache lines of `count` elements, which need not exist; of no array do nothing.
 
-    For rows that are far apart, and beyond a page: there processors do not read ahead.
+    For rows that are far apart, and beyond a page: processors do not read ahead there.
     """
-
-
-@overload(prefetch)
-def _prefetch_of(array, index, count):
-    if isinstance(array, types.NoneType):
-        return lambda array, index, count: None
+    if isinstance(array, Unread | Identity):
+        return nothing
     in_line = 8 * _CACHE_LINE // array.dtype.bitwidth
 
-    def run(array, index, count):
+    def prefetch_lines(array, index, count):
         for k in range(0, count, in_line):
             _prefetch(array, index + k)
 
-    return run
+    return prefetch_lines
 
 
 @intrinsic
@@ -175,25 +153,25 @@ def load_first(typingctx, array, index, count):
 
     Memory after the elements is not touched. `count` may exceed the lanes.
     """
-    return _loading(array, index, count, Vec)
+    return _loading(array, count, Vec)
 
 
 @intrinsic
 def load_singles(typingctx, array, index):
     """Return elements index .. index+15, not of float64, as Singles."""
-    return _loading(array, index, None, Singles)
+    return _loading(array, None, Singles)
 
 
 @intrinsic
 def load_singles_first(typingctx, array, index, count):
     """Return Singles of `count` elements, not of float64, and zero in the lanes after them."""
-    return _loading(array, index, count, Singles)
+    return _loading(array, count, Singles)
 
 
 @intrinsic
 def load_even_odd(typingctx, array, index):
     """Return elements index .. index+15, of bfloat16, as EvenOdd."""
-    return _loading(array, index, None, EvenOdd)
+    return _loading(array, None, EvenOdd)
 
 
 @inlined
@@ -281,7 +259,7 @@ def _storing(array: Any, kind: Any, *, streaming: bool = False) -> Any:
                 written.set_metadata("nontemporal", mark)
 
         write(_pointer(context, builder, array, target, index), raw)
-        after_store(context, builder, array, target, index, raw, write)
+        after_store(builder, array, target, index, raw, write)
         return context.get_dummy_value()
 
     return types.none(array, types.intp, kind), codegen
@@ -306,7 +284,7 @@ def stream(typingctx, array, index, value):
 def stored_sound(typingctx, array, left, right):
     """Return whether two vectors of float32, as elements of 16 bits, show that they are `sound`.
 
-    What is computed for that is what `store` will write, so it is computed once.
+    The converted elements are those that `store` will write, so they are computed once.
     """
 
     def codegen(context, builder, signature, arguments):
@@ -338,7 +316,7 @@ def store_first(typingctx, array, index, count, value):
             store_lanes(builder, vector, pointer, count, size)
 
         write(_pointer(context, builder, array, target, index), raw)
-        after_store(context, builder, array, target, index, raw, write, count)
+        after_store(builder, array, target, index, raw, write, count)
         return context.get_dummy_value()
 
     return types.none(array, types.intp, types.intp, value), codegen
@@ -363,12 +341,9 @@ def aligned_head(typingctx, array, index, step):
     return types.intp(array, types.intp, types.intp), codegen
 
 
+@by_type
 def line_head(array, index):
     """Return how many elements from `index` on precede the first that begins a cache line."""
-
-
-@overload(line_head)
-def _line_head(array, index):
     elements = _CACHE_LINE // (array.dtype.bitwidth // 8)
     return lambda array, index: aligned_head(array, index, elements)
 

@@ -1,41 +1,42 @@
-"""Threads of our own: called for a record, and called off or waited for before the call returns.
+"""The thread pool: worker threads that take part in calls, and their slots.
 
-Python is not in them: no GIL, no objects, no exceptions, no signals. A thread that has nothing to
-do watches its slot for a moment, because being woken takes longer than a small problem, and then
-sleeps. Whoever calls takes any that are free, up to one less than the processors it may use, and
-never waits for one to begin: those that have not begun when everything is done are called off. So a
-late, busy or missing thread costs nothing but its help.
+The threads run no Python: no GIL, no objects, no exceptions, and signals are blocked. An idle
+worker spins on its slot for a moment, because a wake-up takes longer than a small problem, and then
+sleeps on a futex. A caller requests idle workers, at most one less than the processors it may use,
+and never waits for a worker to start: requests that no worker has accepted when all items are done
+are cancelled. So a late, busy or missing worker costs nothing but its help. `docs/threads.md` tells
+how a call is entered, left and interrupted; `slots` describes a slot and its states.
 """
 
 from __future__ import annotations
 
 from llvmlite import ir
 
+from backnorm.cpu.kernels.atomics import (
+    address_of,
+    compare_exchange,
+    exchange,
+    load_acquire,
+    load_word,
+    stack_32_words,
+    store_release,
+    store_word,
+)
 from backnorm.cpu.kernels.jit import inlined, outlined
 from backnorm.cpu.kernels.system import (
-    LOOKS,
     MASK_CELLS,
-    PATIENCE,
-    introduce_itself,
-    linger,
-    now,
-    participate,
+    SLEEP_AFTER,
+    YIELD_AFTER,
+    call_kernel,
+    futex_wait,
+    futex_wake,
+    get_affinity,
+    monotonic_ns,
     pause,
-    processors,
-    run_on,
-    sleep,
-    started,
-    wake,
-)
-from backnorm.cpu.kernels.words import (
-    address_of,
-    exchange,
-    publish,
-    put,
-    seen,
-    swap,
-    wide_room,
-    word,
+    set_affinity,
+    set_thread_name,
+    spin_wait,
+    start_thread,
 )
 from backnorm.cpu.record import CLAIMED, LINE
 from backnorm.cpu.record import SLOTS as FIELDS
@@ -60,8 +61,6 @@ from backnorm.cpu.slots import (
     WAITED,
 )
 
-__all__ = ["dismiss", "summon", "threads_data", "work"]
-
 #: threads_data(): the address of the library's data, see `slots`.
 threads_data = address_of("bn_threads", ir.ArrayType(ir.IntType(64), CELLS))
 
@@ -69,127 +68,127 @@ _work = address_of("bn_work")
 
 _FUNCTION = 8 * FIELDS["function"]
 
-# Nanoseconds until a system that refused a thread is asked again.
-_LATER = 1_000_000_000
+# Nanoseconds after a failed pthread_create before the next attempt.
+_RETRY_NS = 1_000_000_000
 
 
 @outlined
-def summon(record, helpers):
-    """Call so many threads, or as many as there are, to take part in a record, as 1, 2, ..."""
-    mask = wide_room()
-    most = min(SLOTS, processors(mask) - 1)
+def start_helpers(record, helpers):
+    """Request workers for a record, as its participants 1, 2, ...: at most `helpers`."""
+    mask = stack_32_words()
+    most = min(SLOTS, get_affinity(mask) - 1)
     index = 1
     for k in range(most):
         if index > helpers:
             break
         slot = threads_data() + 8 * (TABLE + SLOT_CELLS * k)
-        state = seen(slot)
+        state = load_acquire(slot)
         status = state % STATES
-        if status > SLEEPING or (status == NEW and not _may_start()):
+        if status > SLEEPING or (status == NEW and not _may_create()):
             continue
         taken = state - status + STATES + TAKEN
-        if not swap(slot, state, taken):
+        if not compare_exchange(slot, state, taken):
             continue
-        put(slot + 8 * RECORD, record)
-        put(slot + 8 * INDEX, index)
+        store_word(slot + 8 * RECORD, record)
+        store_word(slot + 8 * INDEX, index)
         for cell in range(MASK_CELLS):
-            put(slot + 8 * (MASK + cell), word(mask + 8 * cell))
+            store_word(slot + 8 * (MASK + cell), load_word(mask + 8 * cell))
         called = taken - TAKEN + CALLED
-        place = _place(record, index)
-        put(place, slot)
-        put(place + 8, called)
-        publish(slot, called)
+        place = _slot_cell(record, index)
+        store_word(place, slot)
+        store_word(place + 8, called)
+        store_release(slot, called)
         if status == SLEEPING:
-            wake(slot)
-        elif status == NEW and not started(threads_data() + 8 * CREATE, _work(), slot):
-            put(threads_data() + 8 * RETRY, now() + _LATER)
-            put(place, 0)
-            publish(slot, NEW)
+            futex_wake(slot)
+        elif status == NEW and not start_thread(threads_data() + 8 * CREATE, _work(), slot):
+            store_word(threads_data() + 8 * RETRY, monotonic_ns() + _RETRY_NS)
+            store_word(place, 0)
+            store_release(slot, NEW)
             continue
         index += 1
 
 
 @outlined
-def dismiss(record, helpers):
-    """See to it that none of the threads that were called for a record touches it any more."""
+def join_helpers(record, helpers):
+    """Cancel the requests that no worker has accepted, and wait for the workers of the others."""
     for index in range(1, helpers + 1):
-        place = _place(record, index)
-        slot, called = word(place), word(place + 8)
+        place = _slot_cell(record, index)
+        slot, called = load_word(place), load_word(place + 8)
         if slot == 0:
             return
-        put(place, 0)
-        if not swap(slot, called, called - CALLED + IDLE):
-            _await(slot, called - CALLED + RUNNING)
+        store_word(place, 0)
+        if not compare_exchange(slot, called, called - CALLED + IDLE):
+            _wait_until_left(slot, called - CALLED + RUNNING)
 
 
 @outlined
-def work(slot):
-    """What a thread of ours does until the process ends."""
-    introduce_itself()
+def worker(slot):
+    """Serve requests until the process ends: the start routine of a worker thread."""
+    set_thread_name()
     while True:
-        called = _next_call(slot)
-        # Unless it has been called off, or by now for something else.
-        if not swap(slot, called, called - CALLED + RUNNING):
+        called = _wait_for_call(slot)
+        # The exchange fails if the request was cancelled, or another has taken its place.
+        if not compare_exchange(slot, called, called - CALLED + RUNNING):
             continue
-        _follow(slot)
-        record = word(slot + 8 * RECORD)
-        participate(word(record + _FUNCTION), record, word(slot + 8 * INDEX))
-        # From here on the record may be gone.
+        _set_affinity_of_caller(slot)
+        record = load_word(slot + 8 * RECORD)
+        call_kernel(load_word(record + _FUNCTION), record, load_word(slot + 8 * INDEX))
+        # After this exchange the record may be freed.
         if exchange(slot, called - CALLED + IDLE) % STATES == WAITED:
-            wake(slot)
+            futex_wake(slot)
     return 0
 
 
 @inlined
-def _place(record, index):
-    """Return where a record says which thread is a participant."""
+def _slot_cell(record, index):
+    """Return where the record of a participant has the address and the state of its slot."""
     return record + 8 * (CLAIMED + LINE * index + 1)
 
 
 @inlined
-def _may_start():
-    """Return whether the system may be asked for a thread: not just after it has refused one."""
-    later = word(threads_data() + 8 * RETRY)
-    return later == 0 or now() > later
+def _may_create():
+    """Return whether a thread may be created: not within a second of a failure."""
+    later = load_word(threads_data() + 8 * RETRY)
+    return later == 0 or monotonic_ns() > later
 
 
 @outlined
-def _next_call(slot):
-    """Wait until a slot is called; return its state."""
+def _wait_for_call(slot):
+    """Wait for a request in a slot; return the state."""
     while True:
-        for _ in range(PATIENCE):
-            state = seen(slot)
+        for _ in range(YIELD_AFTER):
+            state = load_acquire(slot)
             if state % STATES == CALLED:
                 return state
             pause()
-        state = seen(slot)
+        state = load_acquire(slot)
         asleep = state - IDLE + SLEEPING
-        if state % STATES == IDLE and swap(slot, state, asleep):
-            while seen(slot) == asleep:
-                sleep(slot, asleep)
+        if state % STATES == IDLE and compare_exchange(slot, state, asleep):
+            while load_acquire(slot) == asleep:
+                futex_wait(slot, asleep)
 
 
 @outlined
-def _await(slot, running):
-    """Wait until a thread that was running is out."""
-    for looks in range(LOOKS):
-        if seen(slot) != running:
+def _wait_until_left(slot, running):
+    """Wait until a worker has left the kernel."""
+    for spins in range(SLEEP_AFTER):
+        if load_acquire(slot) != running:
             return
-        linger(looks)
+        spin_wait(spins)
     waited = running - RUNNING + WAITED
-    if swap(slot, running, waited):
-        while seen(slot) == waited:
-            sleep(slot, waited)
+    if compare_exchange(slot, running, waited):
+        while load_acquire(slot) == waited:
+            futex_wait(slot, waited)
 
 
 @inlined
-def _follow(slot):
-    """Use the processors that the caller may use, which may have changed."""
+def _set_affinity_of_caller(slot):
+    """Set the affinity of the worker to that of its caller, which may have changed."""
     same = True
     for cell in range(MASK_CELLS):
-        wanted = word(slot + 8 * (MASK + cell))
-        if wanted != word(slot + 8 * (OWN_MASK + cell)):
-            put(slot + 8 * (OWN_MASK + cell), wanted)
+        wanted = load_word(slot + 8 * (MASK + cell))
+        if wanted != load_word(slot + 8 * (OWN_MASK + cell)):
+            store_word(slot + 8 * (OWN_MASK + cell), wanted)
             same = False
     if not same:
-        run_on(slot + 8 * MASK)
+        set_affinity(slot + 8 * MASK)

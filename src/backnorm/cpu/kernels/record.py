@@ -1,7 +1,7 @@
-"""The record as the kernels see it: its head by name, its cells, addresses of elements.
+"""The record as kernels read it: its head by name, its cells, the addresses of elements.
 
-`backnorm.cpu.record` describes it. What cannot be a number in it is decided when a kernel is
-compiled, and is its `Kind`.
+`backnorm.cpu.record` describes the record. Whatever is not a number in it is decided when a kernel
+is compiled, and is its `Kind`.
 """
 
 from __future__ import annotations
@@ -12,31 +12,20 @@ import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import intrinsic, models, register_model
 
-from backnorm.cpu.kernels.cursor import raise_flag
-from backnorm.cpu.kernels.jit import inlined
-from backnorm.cpu.kernels.relu import Activation, Marking, Masked, ReLU, WithResidual
+from backnorm.cpu.kernels.epilogue import (
+    Activation,
+    Identity,
+    Marking,
+    Masked,
+    ReLU,
+    Unread,
+    WithResidual,
+)
+from backnorm.cpu.kernels.jit import emitted, inlined
+from backnorm.cpu.kernels.work_queue import set_flag
 from backnorm.cpu.record import GEOMETRIES, SLOTS, dtype_of
-
-__all__ = [
-    "Kind",
-    "call_off",
-    "cells_of",
-    "columns_head",
-    "doubles_at",
-    "ended",
-    "floor_head",
-    "gradient_of",
-    "other_of",
-    "output_of",
-    "own_of",
-    "scratch_of",
-    "seen_of",
-    "segments_head",
-    "singles_at",
-    "values_at",
-]
 
 _I64 = ir.IntType(64)
 _READY = SLOTS["ready"]
@@ -54,8 +43,8 @@ class Kind(types.Type):
     operation : {"forward", "backward", "frozen"}
         Forward: y from x, by sums of x or not. Backward: dx from x and dy; frozen: from dy alone.
     follows : {"", "relu", "activation"}
-        What follows: of a ReLU y is from zero to the ceiling, and dy counts where y was between; of
-        another activation, in a forward pass alone, it is what `activation` has.
+        The epilogue. With a ReLU, y is limited to the range from 0 to the ceiling, and dy counts
+        where y was within it; another activation occurs in a forward pass alone (see `activation`).
     """
 
     def __init__(self, element: Any, arithmetic: Any, operation: str, follows: str) -> None:
@@ -63,17 +52,33 @@ class Kind(types.Type):
         self.operation, self.follows = operation, follows
         super().__init__(name=f"Kind({element}, {arithmetic}, {operation}, {follows})")
 
-    @property
-    def relu(self) -> bool:
-        """Whether a ReLU follows."""
-        return self.follows == "relu"
-
 
 register_model(Kind)(models.OpaqueModel)
 
 
+def _reduced(reduce: Any) -> Any:
+    """Return a function of a kind that returns a kind with less information."""
+
+    @intrinsic
+    def reduced(typingctx, kind):
+        return reduce(kind)(kind), lambda context, *_: context.get_dummy_value()
+
+    return reduced
+
+
+def _of_pass(kind: Kind) -> Kind:
+    direction = "forward" if kind.operation == "forward" else "backward"
+    return Kind(kind.element, kind.arithmetic, direction, "")
+
+
+#: of_operation(kind), of_pass(kind): the kind without its epilogue; with a frozen backward pass as
+#: a backward pass, too. Functions of these kinds are compiled once for several kernels.
+of_operation = _reduced(lambda kind: Kind(kind.element, kind.arithmetic, kind.operation, ""))
+of_pass = _reduced(_of_pass)
+
+
 def _head_as(geometry: str) -> Any:
-    """Return an intrinsic that takes an address for that of a record of a geometry."""
+    """Return a function that takes an address for that of a record of a geometry."""
     head = numba.from_dtype(dtype_of(geometry))
 
     @intrinsic
@@ -86,11 +91,13 @@ def _head_as(geometry: str) -> Any:
     return head_at
 
 
+#: The heads of records of a geometry. Those of the floor have the fields that all geometries have.
 segments_head, columns_head, floor_head = map(_head_as, GEOMETRIES)
+common_head = floor_head
 
 
 def _addressed(element_of: Any) -> Any:
-    """Return an intrinsic (kind, number) that takes a number for the address of elements."""
+    """Return a function (kind, number) that takes a number for the address of elements."""
 
     @intrinsic
     def at(typingctx, kind, number):
@@ -110,14 +117,10 @@ singles_at = _addressed(lambda kind: types.float32)
 doubles_at = _addressed(lambda kind: types.float64)
 
 
-@intrinsic
-def cells_of(typingctx, record):
+@emitted(types.CPointer(types.int64)(types.int64))
+def cells_of(builder, record):
     """Return the cells of the record at an address."""
-
-    def codegen(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], _I64.as_pointer())
-
-    return types.CPointer(types.int64)(types.int64), codegen
+    return builder.inttoptr(record, _I64.as_pointer())
 
 
 @inlined
@@ -134,105 +137,79 @@ def own_of(kind, head, record, index):
 
 @inlined
 def ended(refused):
-    """Return what a kernel that has joined returns.
+    """Return the result of a call: 1, or -1 - c if channel c was refused.
 
-    That is 1, or -1 - c if channel c was refused: its variance + epsilon is not positive.
+    A channel is refused if its variance + epsilon is not positive.
     """
     return 1 if refused < 0 else -1 - refused
 
 
 @inlined
-def call_off(head, cells, refused):
-    """Refuse a channel: let nobody wait for the table, or do anything."""
+def cancel(head, cells, refused):
+    """Cancel a call because of a channel: no participant waits for the table, or takes an item."""
     head.refused = 1 + refused
     head.summed = 0
     head.items = 0
-    raise_flag(cells, _READY)
+    set_flag(cells, _READY)
 
 
-def _taken_as(kind: Any, context: Any, builder: Any, number: Any) -> Any:
-    """Emit a cell as what it holds: an address, a float64, or an integer."""
-    if isinstance(kind, types.CPointer):
-        return builder.inttoptr(number, context.get_value_type(kind))
-    return builder.bitcast(number, context.get_value_type(kind))
+def _operand(choose: Any) -> Any:
+    """Return a function (kind, cells) that reads an operand from fields of the record.
 
-
-def _gathering(model_of: Any, **slots: str) -> Any:
-    """Return an intrinsic (kind, cells) that gathers the parts of a structure from fields."""
+    `choose` returns its type and the names of the fields of its parts.
+    """
 
     @intrinsic
-    def gather(typingctx, kind, cells):
-        model = model_of(kind)
+    def operand(typingctx, kind, cells):
+        model, *fields = choose(kind)
 
         def codegen(context, builder, signature, arguments):
-            made = cgutils.create_struct_proxy(model)(context, builder)
-            for name, field in slots.items():
-                at = ir.Constant(_I64, SLOTS[field])
-                number = builder.load(builder.gep(arguments[1], [at]))
-                setattr(made, name, _taken_as(model.parts[name], context, builder, number))
-            return made._getvalue()
+            def read(part, field):
+                number = builder.load(builder.gep(arguments[1], [ir.Constant(_I64, SLOTS[field])]))
+                if isinstance(part, types.CPointer):
+                    return builder.inttoptr(number, context.get_value_type(part))
+                return builder.bitcast(number, context.get_value_type(part))
+
+            if isinstance(model, types.Opaque):
+                return context.get_dummy_value()
+            if isinstance(model, types.CPointer):
+                return read(model, *fields)
+            structure = cgutils.create_struct_proxy(model)(context, builder)
+            for (name, part), field in zip(model.parts.items(), fields, strict=True):
+                setattr(structure, name, read(part, field))
+            return structure._getvalue()
 
         return model(kind, cells), codegen
 
-    return gather
+    return operand
 
 
-_masked = _gathering(lambda kind: Masked(kind.element), values="dy", bits="mask")
-_relu = _gathering(lambda kind: ReLU(kind.element), values="residual", ceiling="ceiling")
-_activation = _gathering(lambda kind: Activation(kind.element), values="dy", number="activation")
-_marking = _gathering(
-    lambda kind: Marking(kind.element), values="out", bits="mask", beyond="beyond"
-)
-_with_residual = _gathering(
-    lambda kind: WithResidual(kind.element), values="out", residual="residual", dy="dy", bits="mask"
-)
-
-
-def gradient_of(kind, head, cells):
-    """Return dy as the sums read it: an address, or None in a forward pass."""
-
-
-@overload(gradient_of)
-def _gradient_of(kind, head, cells):
+def _summed(kind: Kind) -> tuple[Any, ...]:
     if kind.operation == "forward":
-        return lambda kind, head, cells: None
-    if kind.relu:
-        return lambda kind, head, cells: _masked(kind, cells)
-    return lambda kind, head, cells: values_at(kind, head.dy)
+        return (Identity(),)
+    if kind.follows == "relu":
+        return Masked(kind.element), "dy", "mask"
+    return types.CPointer(kind.element), "dy"
 
 
-def other_of(kind, head, cells):
-    """Return what the output is made of beside x: dy, a ReLU, another activation, or None."""
-
-
-@overload(other_of)
-def _other_of(kind, head, cells):
-    if kind.operation == "forward" and kind.relu:
-        return lambda kind, head, cells: _relu(kind, cells)
+def _followed(kind: Kind) -> tuple[Any, ...]:
+    if kind.follows == "relu" and kind.operation == "forward":
+        return ReLU(kind.element), "residual", "ceiling"
     if kind.follows == "activation":
-        return lambda kind, head, cells: _activation(kind, cells)
-    return lambda kind, head, cells: gradient_of(kind, head, cells)
+        return Activation(kind.element), "dy", "activation"
+    return _summed(kind)
 
 
-def seen_of(kind, head):
-    """Return x, or None where the output does not depend on it."""
+def _written(kind: Kind) -> tuple[Any, ...]:
+    if kind.follows != "relu":
+        return types.CPointer(kind.element), "out"
+    if kind.operation == "forward":
+        return Marking(kind.element), "out", "mask", "beyond"
+    return WithResidual(kind.element), "out", "residual", "dy", "mask"
 
 
-@overload(seen_of)
-def _seen_of(kind, head):
-    if kind.operation == "frozen":
-        return lambda kind, head: None
-    return lambda kind, head: values_at(kind, head.x)
-
-
-def output_of(kind, head, cells):
-    """Return where the output is written."""
-
-
-@overload(output_of)
-def _output_of(kind, head, cells):
-    if kind.relu and kind.operation == "forward":
-        return lambda kind, head, cells: _marking(kind, cells)
-    if kind.relu:
-        return lambda kind, head, cells: _with_residual(kind, cells)
-    return lambda kind, head, cells: values_at(kind, head.out)
+#: (kind, cells): dy as the sums read it; dy, and x, from which the output is computed; the output.
+summed_dy, output_dy, output_of = map(_operand, (_summed, _followed, _written))
+output_x = _operand(
+    lambda kind: (Unread(),) if kind.operation == "frozen" else (types.CPointer(kind.element), "x")
+)

@@ -1,11 +1,11 @@
 """Float32 arithmetic, and where its range does not suffice.
 
 Float32 has 13 bits more than float16, so the output of 16-bit arrays is computed in it, and so
-are the sums of a backward pass, a few terms at a time. Of float32 arrays they are where that is
-asked for: conversions to float64 and back take longer than all else. What float64 has beside more
-bits is range; so the float32 result is taken only where its range suffices, and that of float64
-elsewhere: an element of the output, a block of a channel's sums. Both follow from the values of
-that element or block alone, and therefore the bits do not depend on how the work is shared out.
+are the sums of a backward pass, a few terms at a time. Those of float32 arrays are computed in it
+on request: conversions to float64 and back take longer than the rest. Float64 has not only more
+bits but more range; so a result (an element of the output, a block of a channel's sums) is that of
+float32 only where its range suffices, and that of float64 elsewhere. The choice follows from the
+values of that element or block alone, so the bits do not depend on how the work is distributed.
 
 Output: an element is taken if its float32 is zero or normal (`vector.sound`), because
 
@@ -15,10 +15,10 @@ Output: an element is taken if its float32 is zero or normal (`vector.sound`), b
 - a zero is exact, or a product below 2^-150, which is nearer to zero than to any element, or
   terms that cancel: those are not so small that they lose anything to underflow.
 
-A term of the formula has at most five roundings, those of its coefficients among them, beside what
-the sums in those have lost. `narrow_coefficients` makes NaN of the gain of channels whose
-coefficients or intermediate values may be so small that float32 does not hold them to 24 bits: none
-of their elements is taken.
+A term of the formula has at most five roundings, including those of its coefficients, besides the
+error of the sums in them. `narrow_rows` sets the gain to NaN in channels whose coefficients or
+intermediate values may be so small that float32 does not hold them to 24 bits: none of their
+elements is taken.
 
 Sums: `add_strip` has at most four roundings a term, which is 2^-22 of the sum of magnitudes, and
 each term that underflows loses at most 2^-150. They are about m, the float32 nearest to the mean;
@@ -31,20 +31,21 @@ it is exact, or nearly the same. So the bound holds of the magnitudes about the 
 from __future__ import annotations
 
 from numba import types
-from numba.extending import overload
 
-from backnorm.cpu.kernels.jit import inlined
+from backnorm.cpu.kernels.epilogue import Activation, Epilogue, ReLU, Unread
+from backnorm.cpu.kernels.jit import by_type, inlined, nothing
 from backnorm.cpu.kernels.memory import (
     load,
     load_one,
     load_singles,
     load_singles_some,
+    offset,
     singles_within,
     store,
     store_one,
     stored_sound,
 )
-from backnorm.cpu.kernels.relu import Activation, ReLU
+from backnorm.cpu.kernels.operands import Rows
 from backnorm.cpu.kernels.storage import splits, tells_sound
 from backnorm.cpu.kernels.sums import add, pair_add
 from backnorm.cpu.kernels.vector import (
@@ -69,24 +70,6 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES, SINGLES, narrow_pitch
 
-__all__ = [
-    "about_rounded",
-    "add_strip",
-    "add_strip_first",
-    "as_singles",
-    "both_hold",
-    "coefficients_for",
-    "end_strip",
-    "holds",
-    "lanes_of",
-    "narrow_coefficients",
-    "ordered_for",
-    "recentre",
-    "repeat_first",
-    "splat_of",
-    "vector_of",
-]
-
 # Coefficients and shifts below this may lose bits, to others or to underflow.
 _LEAST = 2.0**-100
 
@@ -98,89 +81,63 @@ _LEAST_SUM = 2.0**-80
 _row = inlined(narrow_pitch)
 
 
-def coefficients_for(kind, table, pitch, place, count):
-    """Return where the coefficients for writing elements are, and the distance of their rows.
+@by_type
+def rows_for(kind, exact, place, count):
+    """Return the rows of `count` coefficients in the type that elements are computed in.
 
-    That is the table itself, or the place where `narrow_coefficients` puts the float32 ones.
+    Those are the rows in float64, or the float32 ones that `narrow_rows` writes to `place`.
     """
-
-
-@overload(coefficients_for)
-def _coefficients_for(kind, table, pitch, place, count):
     if kind.arithmetic == types.float32:
-        return lambda kind, table, pitch, place, count: (singles_within(place), _row(count))
-    return lambda kind, table, pitch, place, count: (table, pitch)
+        return lambda kind, exact, place, count: Rows(singles_within(place), _row(count))
+    return lambda kind, exact, place, count: exact
 
 
-def lanes_of(coefficients):
-    """Return the lanes of vectors of these coefficients."""
+@by_type
+def lanes_of(values):
+    """Return the number of lanes of vectors of these coefficients."""
+    lanes = SINGLES if values.dtype == types.float32 else LANES
+    return lambda values: lanes
 
 
-@overload(lanes_of)
-def _lanes_of(coefficients):
-    lanes = SINGLES if coefficients.dtype == types.float32 else LANES
-    return lambda coefficients: lanes
-
-
-def splat_of(coefficients, index):
+@by_type
+def splat_of(values, index):
     """Return a vector of one coefficient."""
+    if values.dtype == types.float32:
+        return lambda values, index: splat_single(load_one(values, index))
+    return lambda values, index: splat(load_one(values, index))
 
 
-@overload(splat_of)
-def _splat_of(coefficients, index):
-    if coefficients.dtype == types.float32:
-        return lambda coefficients, index: splat_single(load_one(coefficients, index))
-    return lambda coefficients, index: splat(load_one(coefficients, index))
-
-
-def vector_of(coefficients, index):
+@by_type
+def vector_of(values, index):
     """Return a vector of neighbouring coefficients."""
+    if values.dtype == types.float32:
+        return lambda values, index: load_singles(values, index)
+    return lambda values, index: load(values, index)
 
 
-@overload(vector_of)
-def _vector_of(coefficients, index):
-    if coefficients.dtype == types.float32:
-        return lambda coefficients, index: load_singles(coefficients, index)
-    return lambda coefficients, index: load(coefficients, index)
+@by_type
+def ordered_for(out, of):
+    """Return the vectors of four coefficients in the order of lanes that suits writing `out`."""
+    if of.dtype != Singles or not splits(out.dtype):
+        return lambda out, of: of
+    return lambda out, of: (even_odd(of[0]), even_odd(of[1]), even_odd(of[2]), even_odd(of[3]))
 
 
-def ordered_for(out, coefficients):
-    """Return a vector of each of four coefficients, in the order that is best for writing `out`."""
-
-
-@overload(ordered_for)
-def _ordered_for(out, coefficients):
-    if coefficients.dtype != Singles or not splits(out.dtype):
-        return lambda out, coefficients: coefficients
-    return lambda out, coefficients: (
-        even_odd(coefficients[0]),
-        even_odd(coefficients[1]),
-        even_odd(coefficients[2]),
-        even_odd(coefficients[3]),
-    )
-
-
+@by_type
 def as_singles(value):
     """Return a vector with its lanes in the order of memory."""
-
-
-@overload(as_singles)
-def _as_singles(value):
     if value == EvenOdd:
         return lambda value: in_order(value)
     return lambda value: value
 
 
+@by_type
 def holds(value, count):
-    """Return whether the first `count` lanes of an output are as good as those of float64."""
-
-
-@overload(holds)
-def _holds(value, count):
+    """Return whether the first `count` lanes of an output are as exact as those of float64."""
     if value == Vec:
         return lambda value, count: True
     if value == EvenOdd:
-        # Whole vectors alone are in this order.
+        # Only whole vectors are in this order.
         return lambda value, count: sound(value)
 
     def single(value, count):
@@ -191,51 +148,48 @@ def _holds(value, count):
     return single
 
 
-def both_hold(x, dy, out, left, right):
-    """Return whether all lanes of two vectors of an output do."""
-
-
-@overload(both_hold)
-def _both_hold(x, dy, out, left, right):
+@by_type
+def both_hold(output, left, right):
+    """Return whether all lanes of two vectors of an output hold."""
+    x, dy, out = output[:3]
     if left == Vec:
-        return lambda x, dy, out, left, right: True
-    # That asks again if there are zeros, of which a ReLU makes many, a Hardswish some, and of which
-    # a gradient that came from one has as many.
-    many_zeros = isinstance(x, types.NoneType) or isinstance(dy, ReLU | Activation)
+        return lambda output, left, right: True
+    # `stored_sound` is in doubt about zeros, and then both vectors are examined again. A ReLU makes
+    # many zeros, a Hardswish some, and a gradient from one has as many.
+    many_zeros = isinstance(x, Unread) or isinstance(dy, ReLU | Activation)
     if many_zeros or not tells_sound(out.dtype):
-        return lambda x, dy, out, left, right: both_sound(left, right)
-    return lambda x, dy, out, left, right: stored_sound(out, left, right) or both_sound(left, right)
+        return lambda output, left, right: both_sound(left, right)
+    return lambda output, left, right: (
+        stored_sound(output.out, left, right) or both_sound(left, right)
+    )
 
 
-def narrow_coefficients(head, x, dy, table, pitch, first, end, coefficients):
-    """Write the float32 coefficients of channels first .. end-1, if there are any.
+@by_type
+def narrow_rows(output, span, refused):
+    """Write the float32 coefficients of the channels of a span, if elements are computed in it.
 
-    `table` and its `pitch` have those in float64; they are written to `coefficients`, which is what
-    `coefficients_for` returned. Up to seven places after the last are overwritten.
+    Up to seven places after the last are overwritten. Where everything is computed in float64,
+    every channel is `refused`.
 
-    Of the mean they have the nearest float32, which is subtracted first. The rest of it is part of
-    a constant, in which it does not cancel: no element of 32 bits or less is nearer to the mean
-    than its nearest float32, so the rest is not more than x - mean. If all is to be in float64,
-    every channel is refused.
+    The mean is rounded to the nearest float32, which is subtracted first. The rest of the mean is
+    part of a constant, in which it does not cancel: no element of 32 bits or less is nearer to the
+    mean than its nearest float32, so the rest is at most x - mean.
     """
+    if output[4][0].dtype != types.float32:
+        return nothing
 
-
-@overload(narrow_coefficients)
-def _narrow_coefficients(head, x, dy, table, pitch, first, end, coefficients):
-    if coefficients.types[0].dtype != types.float32:
-        return lambda head, x, dy, table, pitch, first, end, coefficients: None
-
-    def narrow(head, x, dy, table, pitch, first, end, coefficients):
-        values, far = coefficients
-        for c in range(first, end, LANES):
-            given = (
+    def narrow(output, span, refused):
+        table, pitch = output.exact
+        values, far = output.rows
+        for c in range(span[0], span[1], LANES):
+            of = (
                 load(table, c),
                 load(table, c + pitch),
                 load(table, c + 2 * pitch),
                 load(table, c + 3 * pitch),
             )
-            mean, shift, slope, gain = _narrowed(x, dy, given)
-            if head.in_float64 != 0:
+            mean, shift, slope, gain = _narrowed(output.x, output.dy, of)
+            if refused:
                 gain = splat(float("nan"))
             store(values, c, mean)
             store(values, c + far, shift)
@@ -245,54 +199,50 @@ def _narrow_coefficients(head, x, dy, table, pitch, first, end, coefficients):
     return narrow
 
 
-def _narrowed(x, dy, given):
+@by_type
+def _narrowed(x, dy, of):
     """Return four coefficients as they will be rounded to float32; the gain is NaN if refused."""
 
+    def frozen(x, dy, of):
+        return of[0], of[1], of[2], _unless_tiny(of[3], of[3])
 
-@overload(_narrowed)
-def _narrowed_of(x, dy, given):
-    if isinstance(x, types.NoneType):
-        return lambda x, dy, given: (given[0], given[1], given[2], _unless_tiny(given[3], given[3]))
-    return _narrowed_forward if isinstance(dy, types.NoneType) else _narrowed_backward
+    def forward(x, dy, of):
+        mean, shift, slope, gain = _about_rounded_forward(of)
+        return mean, shift, slope, _unless_tiny(slope, _unless_tiny(gain, gain))
 
+    def backward(x, dy, of):
+        mean, shift, slope, gain = _about_rounded_backward(of)
+        zero, nan = splat(0.0), splat(float("nan"))
+        kept = _unless_tiny(slope, _unless_tiny(gain, gain))
+        # Without shift and slope there is nothing to add; a tiny sum would be rounded to 2^-149.
+        alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
+        return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
-def _narrowed_forward(x, dy, given):
-    mean, shift, slope, gain = _about_rounded_forward(given)
-    return mean, shift, slope, _unless_tiny(slope, _unless_tiny(gain, gain))
-
-
-def _narrowed_backward(x, dy, given):
-    mean, shift, slope, gain = _about_rounded_backward(given)
-    zero, nan = splat(0.0), splat(float("nan"))
-    kept = _unless_tiny(slope, _unless_tiny(gain, gain))
-    # Without shift and slope there is nothing to add; a tiny sum would be rounded to 2^-149.
-    alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
-    return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
+    if isinstance(x, Unread):
+        return frozen
+    return forward if isinstance(dy, Epilogue) else backward
 
 
-def about_rounded(kind, given):
+@by_type
+def about_rounded(kind, of):
     """Return four coefficients for elements less the float32 nearest to the mean."""
-
-
-@overload(about_rounded)
-def _about_rounded(kind, given):
     if kind.operation == "frozen":
-        return lambda kind, given: given
+        return lambda kind, of: of
     if kind.operation == "forward":
-        return lambda kind, given: _about_rounded_forward(given)
-    return lambda kind, given: _about_rounded_backward(given)
+        return lambda kind, of: _about_rounded_forward(of)
+    return lambda kind, of: _about_rounded_backward(of)
 
 
 @inlined
-def _about_rounded_forward(given):
-    mean, shift, slope, gain = given
+def _about_rounded_forward(of):
+    mean, shift, slope, gain = of
     rest = (mean - rounded(mean)) + shift
     return mean, shift, multiply_add(negated(gain), rest, slope), gain
 
 
 @inlined
-def _about_rounded_backward(given):
-    mean, shift, slope, gain = given
+def _about_rounded_backward(of):
+    mean, shift, slope, gain = of
     return mean, multiply_add(rounded(mean) - mean, slope, shift), slope, gain
 
 
@@ -304,9 +254,9 @@ def _unless_tiny(tested, gain):
 
 
 @inlined
-def repeat_first(coefficients, width):
-    """Repeat the first float32 coefficients after the last, for vectors from row to row."""
-    values, far = coefficients
+def repeat_first(rows, width):
+    """Repeat the first float32 coefficients after the last, for vectors that reach the next row."""
+    values, far = rows
     for row in range(4 if lanes_of(values) == SINGLES else 0):
         for k in range(SINGLES):
             at = row * far
@@ -314,52 +264,53 @@ def repeat_first(coefficients, width):
 
 
 @inlined
-def add_strip(x, dy, i, apart, mean, totals):
+def add_strip(operands, i, apart, mean, totals):
     """Add four vectors of elements, `apart` elements apart, to the four `totals`.
 
-    Those are sums of dy, of the first and the last eight lanes, and such sums of the products.
+    Those are the sums of dy, of the first and of the last eight lanes, and such sums of products.
     """
+    x, dy = operands
     d0, d1 = load_singles(dy, i), load_singles(dy, i + apart)
     d2, d3 = load_singles(dy, i + 2 * apart), load_singles(dy, i + 3 * apart)
     c0, c1 = load_singles(x, i) - mean, load_singles(x, i + apart) - mean
     c2, c3 = load_singles(x, i + 2 * apart) - mean, load_singles(x, i + 3 * apart) - mean
-    return _added(d0, d1, d2, d3, c0, c1, c2, c3, totals)
+    return _added((d0, d1, d2, d3), (c0, c1, c2, c3), totals)
 
 
 @inlined
-def add_strip_first(x, dy, i, apart, counts, mean, totals):
+def add_strip_first(operands, i, apart, counts, mean, totals):
     """Add the first elements, as many as `counts` says, of four vectors as `add_strip` does.
 
     Both factors are zero in the other lanes.
     """
-    d0, c0 = _pair(x, dy, i, counts[0], mean)
-    d1, c1 = _pair(x, dy, i + apart, counts[1], mean)
-    d2, c2 = _pair(x, dy, i + 2 * apart, counts[2], mean)
-    d3, c3 = _pair(x, dy, i + 3 * apart, counts[3], mean)
-    return _added(d0, d1, d2, d3, c0, c1, c2, c3, totals)
+    d0, c0 = _pair(operands, i, counts[0], mean)
+    d1, c1 = _pair(operands, i + apart, counts[1], mean)
+    d2, c2 = _pair(operands, i + 2 * apart, counts[2], mean)
+    d3, c3 = _pair(operands, i + 3 * apart, counts[3], mean)
+    return _added((d0, d1, d2, d3), (c0, c1, c2, c3), totals)
 
 
 @inlined
-def _pair(x, dy, i, count, mean):
-    centred = load_singles_some(x, i, count) - mean
-    return load_singles_some(dy, i, count), blend(count, centred, splat_single(0.0))
+def _pair(operands, i, count, mean):
+    centred = load_singles_some(operands.x, i, count) - mean
+    return load_singles_some(operands.dy, i, count), blend(count, centred, splat_single(0.0))
 
 
 @inlined
-def end_strip(x, dy, i, mean, before, totals):
-    """Add the last vector of a strip to the totals, and what is known of the first three.
+def end_strip(operands, i, mean, before, totals):
+    """Add the last vector of a strip to the totals, and the sums of the first three.
 
     `before` are the sum and the sum of products of the first two, and those of the third.
     """
-    gradient = load_singles(dy, i)
-    product = multiply_add(gradient, load_singles(x, i) - mean, before[3])
+    gradient = load_singles(operands.dy, i)
+    product = multiply_add(gradient, load_singles(operands.x, i) - mean, before[3])
     return _widened(before[0] + (before[2] + gradient), before[1] + product, totals)
 
 
 @inlined
-def _added(d0, d1, d2, d3, c0, c1, c2, c3, totals):
-    product = multiply_add(d1, c1, d0 * c0) + multiply_add(d3, c3, d2 * c2)
-    return _widened((d0 + d1) + (d2 + d3), product, totals)
+def _added(d, c, totals):
+    product = multiply_add(d[1], c[1], d[0] * c[0]) + multiply_add(d[3], c[3], d[2] * c[2])
+    return _widened((d[0] + d[1]) + (d[2] + d[3]), product, totals)
 
 
 @inlined
@@ -373,13 +324,14 @@ def _widened(total, product, totals):
 
 
 @inlined
-def recentre(mean, sums, far):
-    """Turn the sums of eight channels about the nearest float32 of their mean to those about it.
+def recentre(mean, pairs, k):
+    """Turn the sums of eight channels about the float32 nearest to their mean to those about it.
 
-    `sums` are their pairs, parts `far` elements apart. Return a Vec of zeros, with NaN in the lanes
-    whose sums must be taken in float64: those of terms that overflowed, and of products so small
-    that some may have underflowed; so also sums that are still zero.
+    Return a Vec of zeros, with NaN in the lanes whose sums must be computed in float64: those of
+    terms that overflowed, and of products so small that some may have underflowed; so also sums
+    that are still zero.
     """
+    sums, far = offset(pairs.values, k), pairs.far
     sum_dy = load(sums, 0)
     moved = (rounded(mean) - mean) * (sum_dy + load(sums, far))
     high, low = pair_add(load(sums, 2 * far), load(sums, 3 * far), moved, splat(0.0))

@@ -15,21 +15,6 @@ from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
-__all__ = [
-    "accepts",
-    "has_feature",
-    "narrow",
-    "narrow_sound",
-    "split_narrow",
-    "split_widen",
-    "splits",
-    "stored_type",
-    "surely_sound",
-    "tells_sound",
-    "widen",
-    "widen_to_single",
-]
-
 _DOUBLE, _FLOAT, _HALF = ir.DoubleType(), ir.FloatType(), ir.HalfType()
 
 

@@ -15,12 +15,13 @@ keeps its meaning beside a low part that became NaN.
 from __future__ import annotations
 
 from numba import types
-from numba.extending import overload
 
-from backnorm.cpu.kernels.jit import inlined
+from backnorm.cpu.kernels.epilogue import Epilogue
+from backnorm.cpu.kernels.jit import by_type, inlined
 from backnorm.cpu.kernels.memory import (
     load,
     load_first,
+    load_like,
     load_one,
     offset,
     store,
@@ -38,92 +39,57 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES
 
-__all__ = [
-    "add",
-    "add_product",
-    "add_totals",
-    "merge_pairs",
-    "pair_add",
-    "resume",
-    "suspend",
-    "take",
-    "take_first",
-    "value",
-]
 
-
+@by_type
 def add(total, term):
     """Return the sum `total` with the Vec `term` added."""
-
-
-@overload(add)
-def _add(total, term):
-    if len(total) == 1:
-        return lambda total, term: (total[0] + term,)
 
     def compensated(total, term):
         high, lost = two_sum(total[0], term)
         return high, total[1] + lost
 
-    return compensated
+    return compensated if len(total) == 2 else lambda total, term: (total[0] + term,)
 
 
+@by_type
 def add_product(total, left, right):
     """Return the sum `total` with left * right added."""
-
-
-@overload(add_product)
-def _add_product(total, left, right):
-    if len(total) == 1:
-        return lambda total, left, right: (multiply_add(left, right, total[0]),)
 
     def compensated(total, left, right):
         product, cut = two_product(left, right)
         high, lost = two_sum(total[0], product)
         return high, total[1] + (cut + lost)
 
-    return compensated
+    if len(total) == 2:
+        return compensated
+    return lambda total, left, right: (multiply_add(left, right, total[0]),)
 
 
-def gradient(dy, index, centred):
-    """Return dy[index:index+8], or `centred` where dy is None (the sums are then of x alone)."""
-
-
-@overload(gradient)
-def _gradient(dy, index, centred):
-    if isinstance(dy, types.NoneType):
-        return lambda dy, index, centred: centred
-    return lambda dy, index, centred: load(dy, index)
-
-
-def gradient_first(dy, index, count, centred):
-    """Return `count` elements of dy and zeros, or `centred` where dy is None."""
-
-
-@overload(gradient_first)
-def _gradient_first(dy, index, count, centred):
-    if isinstance(dy, types.NoneType):
+@by_type
+def gradient(dy, index, count, centred):
+    """Return a vector of dy as `load_like` does; in a forward pass `centred`: sums are of x."""
+    if isinstance(dy, Epilogue):
         return lambda dy, index, count, centred: centred
-    return lambda dy, index, count, centred: load_first(dy, index, count)
+    return lambda dy, index, count, centred: load_like(dy, index, count, centred)
 
 
 @inlined
-def take(x, dy, index, mean, sum_dy, sum_dy_xmu):
+def take(operands, index, mean, sum_dy, sum_dy_xmu):
     """Add elements index .. index+7 to both sums."""
-    centred = load(x, index) - mean
-    slope = gradient(dy, index, centred)
+    centred = load(operands.x, index) - mean
+    slope = gradient(operands.dy, index, None, centred)
     return add(sum_dy, slope), add_product(sum_dy_xmu, slope, centred)
 
 
 @inlined
-def take_first(x, dy, index, count, mean, sum_dy, sum_dy_xmu):
+def take_first(operands, index, count, mean, sums):
     """Add `count` elements from `index` on to both sums.
 
     Both factors are zero in the other lanes: 0 * infinity would be NaN.
     """
-    centred = blend(count, load_first(x, index, count) - mean, splat(0.0))
-    slope = gradient_first(dy, index, count, centred)
-    return add(sum_dy, slope), add_product(sum_dy_xmu, slope, centred)
+    centred = blend(count, load_first(operands.x, index, count) - mean, splat(0.0))
+    slope = gradient(operands.dy, index, count, centred)
+    return add(sums[0], slope), add_product(sums[1], slope, centred)
 
 
 @inlined
@@ -139,26 +105,22 @@ def value(high, low):
     return where_finite(high, high + low, high)
 
 
-def add_totals(x, running, pitch, sums, far):
+@by_type
+def add_totals(x, running, pitch, sums):
     """Add the totals of eight accumulators each for sums of dy and of the product to their pairs.
 
-    An accumulator is two sums put down by `suspend`, `2 * LANES` apart; those of the product come
-    after those of dy, and the next channel's after `pitch` elements. `sums` are pairs, their parts
-    `far` elements apart. The lanes of a sum are always added in the same order.
+    An accumulator is two sums written by `suspend`, `2 * LANES` apart; those of the product come
+    after those of dy, and the next channel's after `pitch` elements. The lanes of a sum are always
+    added in the same order.
     """
+    return _add_totals_compensated if x.dtype == types.float64 else _add_totals_plain
 
 
-@overload(add_totals)
-def _add_totals(x, running, pitch, sums, far):
-    if x.dtype == types.float64:
-        return _add_totals_compensated
-    return _add_totals_plain
-
-
-def _add_totals_plain(x, running, pitch, sums, far):
-    _merge(sums, 0, far, sums_of_lanes(_all_lanes(running, pitch)), splat(0.0))
+def _add_totals_plain(x, running, pitch, sums):
+    values, far = sums
+    _merge(values, 0, far, sums_of_lanes(_all_lanes(running, pitch)), splat(0.0))
     lanes = _all_lanes(offset(running, 4 * LANES), pitch)
-    _merge(sums, 2 * far, 3 * far, sums_of_lanes(lanes), splat(0.0))
+    _merge(values, 2 * far, 3 * far, sums_of_lanes(lanes), splat(0.0))
 
 
 @inlined
@@ -175,7 +137,8 @@ def _all_lanes(running, pitch):
     )
 
 
-def _add_totals_compensated(x, running, pitch, sums, far):
+def _add_totals_compensated(x, running, pitch, sums):
+    values, far = sums
     for part in range(2):
         for j in range(LANES):
             place = j * pitch + part * 4 * LANES
@@ -185,9 +148,9 @@ def _add_totals_compensated(x, running, pitch, sums, far):
             for i in range(LANES):
                 high, low = pair_add(high, low, lane(lanes, i), lane(lows, i))
             at = part * 2 * far + j
-            high, low = pair_add(load_one(sums, at), load_one(sums, at + far), high, low)
-            store_one(sums, at, high)
-            store_one(sums, at + far, low)
+            high, low = pair_add(load_one(values, at), load_one(values, at + far), high, low)
+            store_one(values, at, high)
+            store_one(values, at + far, low)
 
 
 @inlined
@@ -198,18 +161,18 @@ def _merge(values, high, low, more_high, more_low):
 
 
 @inlined
-def merge_pairs(values, far, run, run_far):
-    """Add eight channels' pairs of `run` to those of `values`; their parts are so far apart."""
-    _merge(values, 0, far, load(run, 0), load(run, run_far))
-    _merge(values, 2 * far, 3 * far, load(run, 2 * run_far), load(run, 3 * run_far))
+def merge_pairs(pairs, k, others, j):
+    """Add the pairs of eight columns, from j on in `others`, to those from k on in `pairs`."""
+    values, far = pairs
+    more, apart = others
+    _merge(values, k, k + far, load(more, j), load(more, j + apart))
+    j += 2 * apart
+    _merge(values, k + 2 * far, k + 3 * far, load(more, j), load(more, j + apart))
 
 
+@by_type
 def resume(array, values, place, pitch):
-    """Return the sum that `suspend` put down at `place`."""
-
-
-@overload(resume)
-def _resume(array, values, place, pitch):
+    """Return the sum that `suspend` wrote at `place`."""
     if array.dtype == types.float64:
         return lambda array, values, place, pitch: (
             load(values, place),
@@ -218,17 +181,14 @@ def _resume(array, values, place, pitch):
     return lambda array, values, place, pitch: (load(values, place),)
 
 
+@by_type
 def suspend(total, values, place, pitch):
-    """Put a sum down: a vector at `place` and, if it is compensated, another `pitch` further on."""
-
-
-@overload(suspend)
-def _suspend(total, values, place, pitch):
-    if len(total) == 1:
-        return lambda total, values, place, pitch: store(values, place, total[0])
+    """Write a sum: a vector at `place` and, if it is compensated, another `pitch` further on."""
 
     def compensated(total, values, place, pitch):
         store(values, place, total[0])
         store(values, place + pitch, total[1])
 
-    return compensated
+    if len(total) == 2:
+        return compensated
+    return lambda total, values, place, pitch: store(values, place, total[0])

@@ -1,6 +1,6 @@
-"""What kernels ask of the processor and of the system, by way of the C library.
+"""Calls of the operating system, through the C library, and instructions of the processor.
 
-Where the system is not Linux, nobody is woken: there are no threads of our own then.
+Other systems than Linux have no futex here: `pool` has no threads there.
 """
 
 from __future__ import annotations
@@ -10,30 +10,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from backnorm.cpu.kernels.jit import inlined, outlined
-from backnorm.cpu.kernels.words import put, room, wide_room, word
-
-__all__ = [
-    "LOOKS",
-    "MASK_CELLS",
-    "PATIENCE",
-    "allocated",
-    "expect_much",
-    "introduce_itself",
-    "linger",
-    "now",
-    "participate",
-    "pause",
-    "processors",
-    "release",
-    "run_on",
-    "sleep",
-    "started",
-    "this_thread",
-    "wake",
-]
+from backnorm.cpu.kernels.atomics import load_word, stack_8_words, stack_32_words, store_word
+from backnorm.cpu.kernels.jit import emitted, inlined, outlined
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _VOID = ir.VoidType()
@@ -41,11 +20,10 @@ _VOID = ir.VoidType()
 #: Words of a set of processors: 1024 of them.
 MASK_CELLS = 16
 
-#: How often to look for what another thread does, 50 to 100 µs, before giving way; and before
-#: sleeping.
-PATIENCE, LOOKS = 2000, 2020
+#: How many times a wait spins, 50 to 100 µs, before it yields the processor; and before it sleeps.
+YIELD_AFTER, SLEEP_AFTER = 2000, 2020
 
-# For how many microseconds.
+# Microseconds of such a sleep.
 _NAP = 50
 
 _HUGE, _MADV_HUGEPAGE = 2 << 20, 14
@@ -53,8 +31,8 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129
 _PR_SET_NAME = 15
 _SIG_SETMASK = 2
-# Nothing interrupts a thread of ours but what it does itself: signals that mean that something
-# is wrong with its code are the only ones that are left (4 ILL, 5 TRAP, 7 BUS, 8 FPE, 11 SEGV).
+# Threads of the pool block all signals but those that an error in their own code raises (4 ILL, 5
+# TRAP, 7 BUS, 8 FPE, 11 SEGV).
 _SIGNALS = ~sum(1 << (number - 1) for number in (4, 5, 7, 8, 11))
 # The name that the system shows, as a number made of its bytes.
 _NAME = int.from_bytes(b"backnorm", "little")
@@ -63,166 +41,147 @@ _NAME = int.from_bytes(b"backnorm", "little")
 _MXCSR = 0x1F80
 
 
-def _of_c(name: str, result: Any, *parameters: Any, variadic: bool = False) -> Any:
-    """Return the code of an intrinsic that calls a function of the C library."""
+def _c_function(
+    name: str, result: Any, *parameters: Any, variadic: bool = False, linux: bool = False
+) -> Any:
+    """Return the emitter of a call of a function of the C library.
 
-    def codegen(context, builder, signature, arguments):
+    One that only Linux has is not called elsewhere: the result is then -1.
+    """
+
+    def emit(builder, *values):
+        if linux and not _is_linux(builder):
+            return ir.Constant(_I64, -1)
         shape = ir.FunctionType(result, parameters, var_arg=variadic)
         function = cgutils.get_or_insert_function(builder.module, shape, name)
-        given = [
+        arguments = [
             value if kind == _I64 else builder.trunc(value, kind)
-            for value, kind in zip(arguments, parameters, strict=False)
+            for value, kind in zip(values, parameters, strict=False)
         ]
-        value = builder.call(function, given + list(arguments[len(given) :]))
+        returned = builder.call(function, [*arguments, *values[len(arguments) :]])
         if result == _I32:
-            return builder.sext(value, _I64)
-        return value if result == _I64 else context.get_dummy_value()
+            return builder.sext(returned, _I64)
+        return returned if result == _I64 else None
 
-    return codegen
-
-
-def _is_linux(context: Any) -> bool:
-    return "linux" in context.codegen().magic_tuple()[0]
+    return emit
 
 
-def _processor(context: Any) -> str:
-    return str(context.codegen().magic_tuple()[0].split("-")[0])
+def _is_linux(builder: Any) -> bool:
+    return "linux" in builder.module.triple
 
 
-@intrinsic
-def allocated(typingctx, size):
-    """Return the address of so many bytes of new memory, or 0."""
-    return types.int64(types.int64), _of_c("malloc", _I64, _I64)
+def _processor(builder: Any) -> str:
+    return str(builder.module.triple.split("-")[0])
 
 
-@intrinsic
-def release(typingctx, address):
-    """Give memory back."""
-    return types.none(types.int64), _of_c("free", _VOID, _I64)
+@emitted(types.int64(types.int64))
+def malloc(builder, size):
+    """Return the address of new memory, or 0."""
+    return _c_function("malloc", _I64, _I64)(builder, size)
 
 
-@intrinsic
-def this_thread(typingctx):
-    """Return a number of the thread that runs this."""
-    return types.int64(), _of_c("pthread_self", _I64)
+@emitted(types.none(types.int64))
+def free(builder, address):
+    """Free memory."""
+    return _c_function("free", _VOID, _I64)(builder, address)
 
 
-@intrinsic
-def _give_way(typingctx):
-    """Let another thread have the processor."""
-    return types.int64(), _of_c("sched_yield", _I32)
+@emitted(types.int64())
+def thread_id(builder):
+    """Return the identity of the calling thread."""
+    return _c_function("pthread_self", _I64)(builder)
 
 
-@intrinsic
-def _doze(typingctx, microseconds):
-    """Leave the processor for so long."""
-    return types.int64(types.int64), _of_c("usleep", _I32, _I32)
+@emitted(types.int64())
+def _sched_yield(builder):
+    return _c_function("sched_yield", _I32)(builder)
 
 
-@intrinsic
-def _clock(typingctx, number, place):
-    return types.int64(types.int64, types.int64), _of_c("clock_gettime", _I32, _I32, _I64)
+@emitted(types.int64(types.int64))
+def _usleep(builder, microseconds):
+    return _c_function("usleep", _I32, _I32)(builder, microseconds)
 
 
-@intrinsic
-def _monotonic(typingctx):
-    """Return the number of the clock that only goes on."""
-
-    def codegen(context, builder, signature, arguments):
-        return ir.Constant(_I64, 1 if _is_linux(context) else 6)
-
-    return types.int64(), codegen
+@emitted(types.int64(types.int64))
+def _clock_gettime(builder, place):
+    """Read the monotonic clock."""
+    clock = ir.Constant(_I64, 1 if _is_linux(builder) else 6)
+    return _c_function("clock_gettime", _I32, _I32, _I64)(builder, clock, place)
 
 
 @inlined
-def now():
-    """Return the time in nanoseconds, on a clock that only goes on."""
-    place = room()
-    _clock(_monotonic(), place)
-    return word(place) * 1_000_000_000 + word(place + 8)
+def monotonic_ns():
+    """Return the time of the monotonic clock in nanoseconds."""
+    place = stack_8_words()
+    _clock_gettime(place)
+    return load_word(place) * 1_000_000_000 + load_word(place + 8)
 
 
-@intrinsic
-def pause(typingctx):
-    """Tell the processor that this is a loop that waits."""
-
-    def codegen(context, builder, signature, arguments):
-        if _processor(context) == "x86_64":
-            kind = ir.FunctionType(_VOID, [])
-            name = "llvm.x86.sse2.pause"
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
-        return context.get_dummy_value()
-
-    return types.none(), codegen
+@emitted(types.none())
+def pause(builder):
+    """Tell the processor that this is a spin loop."""
+    if _processor(builder) == "x86_64":
+        shape, name = ir.FunctionType(_VOID, []), "llvm.x86.sse2.pause"
+        builder.call(cgutils.get_or_insert_function(builder.module, shape, name), [])
 
 
 @inlined
-def linger(looks):
-    """Wait a little between two looks at what another thread does, of which so many were made.
+def spin_wait(spins):
+    """Wait a little between two looks at a word that another thread changes, after so many looks.
 
-    It may need this very processor: whoever has looked often gives way, and then sleeps.
+    That thread may need this very processor: after many looks the wait yields, and then sleeps.
     """
-    if looks < PATIENCE:
+    if spins < YIELD_AFTER:
         pause()
-    elif looks < LOOKS:
-        _give_way()
+    elif spins < SLEEP_AFTER:
+        _sched_yield()
     else:
-        _doze(_NAP)
+        _usleep(_NAP)
 
 
-@intrinsic
-def participate(typingctx, function, record, index):
-    """Call a kernel by its address, in the standard floating-point mode; return what it returns.
+@emitted(types.int64(types.int64, types.int64, types.int64))
+def call_kernel(builder, function, record, index):
+    """Call a kernel by its address, in the standard floating-point mode; return its result.
 
-    The mode is round to nearest, with subnormal numbers, whatever the thread's own, which is
-    restored. Around the kernel, and not inside, where the compiler moves arithmetic past it.
+    The mode is round to nearest, with subnormal numbers; the thread's own mode is restored after
+    the call. The mode is set around the kernel because the compiler would move arithmetic past
+    instructions within it.
     """
-
-    def codegen(context, builder, signature, arguments):
-        shape = ir.FunctionType(_I64, [_I64, _I64])
-        target = builder.inttoptr(arguments[0], shape.as_pointer())
-        processor = _processor(context)
-        if processor == "x86_64":
-            kind = ir.FunctionType(_VOID, [_I8.as_pointer()])
-            store, load = (
-                cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}mxcsr")
-                for name in ("st", "ld")
-            )
-            # The two words: the thread's own mode, and ours.
-            own, ours = (cgutils.alloca_once(builder, _I32) for _ in range(2))
-            builder.call(store, [builder.bitcast(own, _I8.as_pointer())])
-            builder.store(ir.Constant(_I32, _MXCSR), ours)
-            builder.call(load, [builder.bitcast(ours, _I8.as_pointer())])
-        elif processor == "aarch64":
-            own = builder.asm(ir.FunctionType(_I64, []), "mrs $0, fpcr", "=r", [], True)
-            setting = ir.FunctionType(_VOID, [_I64])
-            builder.asm(setting, "msr fpcr, $0", "r", [ir.Constant(_I64, 0)], True)
-        result = builder.call(target, arguments[1:])
-        if processor == "x86_64":
-            builder.call(load, [builder.bitcast(own, _I8.as_pointer())])
-        elif processor == "aarch64":
-            builder.asm(setting, "msr fpcr, $0", "r", [own], True)
-        return result
-
-    return types.int64(types.int64, types.int64, types.int64), codegen
+    shape = ir.FunctionType(_I64, [_I64, _I64])
+    target = builder.inttoptr(function, shape.as_pointer())
+    processor = _processor(builder)
+    if processor == "x86_64":
+        kind = ir.FunctionType(_VOID, [_I8.as_pointer()])
+        store, load = (
+            cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}mxcsr")
+            for name in ("st", "ld")
+        )
+        # The thread's own mode, and the standard one.
+        own, standard = (cgutils.alloca_once(builder, _I32) for _ in range(2))
+        builder.call(store, [builder.bitcast(own, _I8.as_pointer())])
+        builder.store(ir.Constant(_I32, _MXCSR), standard)
+        builder.call(load, [builder.bitcast(standard, _I8.as_pointer())])
+    elif processor == "aarch64":
+        own = builder.asm(ir.FunctionType(_I64, []), "mrs $0, fpcr", "=r", [], True)
+        setting = ir.FunctionType(_VOID, [_I64])
+        builder.asm(setting, "msr fpcr, $0", "r", [ir.Constant(_I64, 0)], True)
+    result = builder.call(target, [record, index])
+    if processor == "x86_64":
+        builder.call(load, [builder.bitcast(own, _I8.as_pointer())])
+    elif processor == "aarch64":
+        builder.asm(setting, "msr fpcr, $0", "r", [own], True)
+    return result
 
 
-@intrinsic
-def _advise(typingctx, first, size, advice):
-    """Tell the system what whole pages will be used for."""
-    of_linux = _of_c("madvise", _I32, _I64, _I64, _I32)
-
-    def codegen(context, builder, signature, arguments):
-        if _is_linux(context):
-            return of_linux(context, builder, signature, arguments)
-        return ir.Constant(_I64, -1)
-
-    return types.int64(types.int64, types.int64, types.int64), codegen
+@emitted(types.int64(types.int64, types.int64, types.int64))
+def _madvise(builder, first, size, advice):
+    call = _c_function("madvise", _I32, _I64, _I64, _I32, linux=True)
+    return call(builder, first, size, advice)
 
 
 @inlined
-def expect_much(address, size):
-    """Say that all of these bytes will be written, which may be in memory that is new.
+def advise_huge_pages(address, size):
+    """Advise the system to use huge pages for memory that will be written as a whole.
 
     XLA takes its results from the C library, which takes large ones from the system, page by page:
     51 MB cost 39 ms, and 18 in huge pages.
@@ -230,139 +189,111 @@ def expect_much(address, size):
     first = (address + _HUGE - 1) // _HUGE * _HUGE
     last = (address + size) // _HUGE * _HUGE
     if first < last:
-        _advise(first, last - first, _MADV_HUGEPAGE)
+        _madvise(first, last - first, _MADV_HUGEPAGE)
 
 
-@intrinsic
-def _futex(typingctx, address, operation, value, timeout):
-    """Wait on a word, or wake those who do: of its lower half, which comes first in memory."""
-    call = _of_c("syscall", _I64, _I64, variadic=True)
-
-    def codegen(context, builder, signature, arguments):
-        number = _FUTEX.get(_processor(context))
-        if number is None or not _is_linux(context):
-            return ir.Constant(_I64, -1)
-        return call(context, builder, signature, [ir.Constant(_I64, number), *arguments])
-
-    return types.int64(types.int64, types.int64, types.int64, types.int64), codegen
+@emitted(types.int64(*[types.int64] * 4))
+def _futex(builder, address, operation, value, timeout):
+    """Call futex(2) for the lower half of a word, which is first in memory."""
+    number = _FUTEX.get(_processor(builder))
+    if number is None:
+        return ir.Constant(_I64, -1)
+    call = _c_function("syscall", _I64, _I64, variadic=True, linux=True)
+    return call(builder, ir.Constant(_I64, number), address, operation, value, timeout)
 
 
 @inlined
-def sleep(address, value):
-    """Sleep until somebody wakes those who sleep at a word; not at all if it has another value.
-
-    May return without any reason.
-    """
+def futex_wait(address, value):
+    """Sleep until a wake-up at a word, unless it has another value. May return spuriously."""
     _futex(address, _FUTEX_WAIT, value & 0xFFFFFFFF, 0)
 
 
 @inlined
-def wake(address):
-    """Wake who sleeps at a word."""
+def futex_wake(address):
+    """Wake one thread that sleeps at a word."""
     _futex(address, _FUTEX_WAKE, 1, 0)
 
 
 def _affinity(name: str) -> Any:
-    """Return an intrinsic that reads or writes the processors of this thread, where it can."""
-    of_linux = _of_c(f"sched_{name}affinity", _I32, _I32, _I64, _I64)
+    """Return a function that gets or sets the affinity mask of a thread."""
+    of_linux = _c_function(f"sched_{name}affinity", _I32, _I32, _I64, _I64, linux=True)
 
-    @intrinsic
-    def call(typingctx, thread, size, mask):
-        def codegen(context, builder, signature, arguments):
-            if _is_linux(context):
-                return of_linux(context, builder, signature, arguments)
-            return ir.Constant(_I64, -1)
-
-        return types.int64(types.int64, types.int64, types.int64), codegen
+    @emitted(types.int64(types.int64, types.int64, types.int64))
+    def call(builder, thread, size, mask):
+        return of_linux(builder, thread, size, mask)
 
     return call
 
 
-_get_affinity, _set_affinity = _affinity("get"), _affinity("set")
+_sched_getaffinity, _sched_setaffinity = _affinity("get"), _affinity("set")
 
 
-@intrinsic
-def _ones(typingctx, value):
-    """Return how many bits of a word are set."""
-
-    def codegen(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return types.int64(types.int64), codegen
+@emitted(types.int64(types.int64))
+def _popcount(builder, value):
+    """Return the number of bits of a word that are set."""
+    return builder.ctpop(value)
 
 
 @outlined
-def processors(mask):
-    """Write which processors this thread may use; return how many, 1 if the system does not say."""
+def get_affinity(mask):
+    """Write the affinity mask of this thread; return the number of processors, or 1 if unknown."""
     for k in range(MASK_CELLS):
-        put(mask + 8 * k, 0)
-    if _get_affinity(0, 8 * MASK_CELLS, mask) < 0:
+        store_word(mask + 8 * k, 0)
+    if _sched_getaffinity(0, 8 * MASK_CELLS, mask) < 0:
         return 1
     count = 0
     for k in range(MASK_CELLS):
-        count += _ones(word(mask + 8 * k))
+        count += _popcount(load_word(mask + 8 * k))
     return count
 
 
 @inlined
-def run_on(mask):
-    """Let this thread use these processors alone, if the system allows it."""
-    _set_affinity(0, 8 * MASK_CELLS, mask)
+def set_affinity(mask):
+    """Set the affinity mask of this thread, if the system allows it."""
+    _sched_setaffinity(0, 8 * MASK_CELLS, mask)
 
 
-@intrinsic
-def _ask(typingctx, function, first, second, third, fourth):
+@emitted(types.int64(*[types.int64] * 5))
+def _call_four(builder, function, first, second, third, fourth):
     """Call a C function of up to four arguments by its address; return its int."""
-
-    def codegen(context, builder, signature, arguments):
-        shape = ir.FunctionType(_I32, [_I64] * 4)
-        target = builder.inttoptr(arguments[0], shape.as_pointer())
-        return builder.sext(builder.call(target, arguments[1:]), _I64)
-
-    return types.int64(*[types.int64] * 5), codegen
+    shape = ir.FunctionType(_I32, [_I64] * 4)
+    target = builder.inttoptr(function, shape.as_pointer())
+    return builder.sext(builder.call(target, [first, second, third, fourth]), _I64)
 
 
 @outlined
-def started(functions, run, argument):
-    """Start a thread that no signal is given to; return whether the system had one to give.
+def start_thread(functions, run, argument):
+    """Start a detached thread with all signals blocked; return whether the system allowed it.
 
-    `functions` is where the addresses of pthread_create, pthread_detach and pthread_sigmask are.
-    They are looked up and not linked, because C libraries have them in other versions, and places.
+    `functions` is the address of the addresses of pthread_create, pthread_detach and
+    pthread_sigmask. They are not linked, because C libraries differ in their versions and places.
     """
-    create, detach, mask = word(functions), word(functions + 8), word(functions + 16)
+    create, detach, mask = load_word(functions), load_word(functions + 8), load_word(functions + 16)
     if create == 0:
         return False
-    # Sets of signals as the C library has them, 128 bytes each.
-    blocked, before = wide_room(), wide_room()
+    # Signal sets of the C library, 128 bytes each; a thread inherits the mask of its creator.
+    blocked, before = stack_32_words(), stack_32_words()
     for k in range(16):
-        put(blocked + 8 * k, _SIGNALS if k == 0 else -1)
-    # The thread is born with the mask of its creator.
-    if _ask(mask, _SIG_SETMASK, blocked, before, 0) != 0:
+        store_word(blocked + 8 * k, _SIGNALS if k == 0 else -1)
+    if _call_four(mask, _SIG_SETMASK, blocked, before, 0) != 0:
         return False
-    thread = room()
-    created = _ask(create, thread, 0, run, argument) == 0
-    _ask(mask, _SIG_SETMASK, before, 0, 0)
+    thread = stack_8_words()
+    created = _call_four(create, thread, 0, run, argument) == 0
+    _call_four(mask, _SIG_SETMASK, before, 0, 0)
     if created:
-        _ask(detach, word(thread), 0, 0, 0)
+        _call_four(detach, load_word(thread), 0, 0, 0)
     return created
 
 
-@intrinsic
-def _set_name(typingctx, option, name):
-    of_linux = _of_c("prctl", _I32, _I32, variadic=True)
-
-    def codegen(context, builder, signature, arguments):
-        if _is_linux(context):
-            return of_linux(context, builder, signature, arguments)
-        return ir.Constant(_I64, -1)
-
-    return types.int64(types.int64, types.int64), codegen
+@emitted(types.int64(types.int64, types.int64))
+def _prctl(builder, option, name):
+    return _c_function("prctl", _I32, _I32, variadic=True, linux=True)(builder, option, name)
 
 
 @inlined
-def introduce_itself():
-    """Give this thread the name that lists of threads show."""
-    name = room()
-    put(name, _NAME)
-    put(name + 8, 0)
-    _set_name(_PR_SET_NAME, name)
+def set_thread_name():
+    """Set the name of this thread that the system shows."""
+    name = stack_8_words()
+    store_word(name, _NAME)
+    store_word(name + 8, 0)
+    _prctl(_PR_SET_NAME, name)

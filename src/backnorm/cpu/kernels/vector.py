@@ -1,10 +1,10 @@
 """Vectors of eight float64 or sixteen float32 as values in Numba code, and their arithmetic.
 
 A kernel stays a readable Python loop over ``Vec`` (float64) and ``Singles`` (float32) values, or
-``EvenOdd`` ones (float32, the even lanes before the odd ones; see `storage.split_widen`), while
-the machine code is explicit:
-what is one register (or two with AVX2, four with NEON), and what is fused. The auto-vectoriser
-is not relied on: its speed changed fivefold with the shape of the arrays.
+``EvenOdd`` ones (float32, the even lanes before the odd ones; see `storage.split_widen`). The
+machine code is explicit: a vector is one register (two with AVX2, four with NEON), and fused
+operations are fused by name. The kernels do not rely on LLVM's vectoriser: its speed changed
+fivefold with the shape of the arrays.
 """
 
 from __future__ import annotations
@@ -16,48 +16,11 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import models, overload, register_model
 
-from backnorm.cpu.kernels.jit import inlined
+from backnorm.cpu.kernels.jit import emitted, inlined
 from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.scratch import LANES, SINGLES
-
-__all__ = [
-    "EvenOdd",
-    "Singles",
-    "Vec",
-    "all_finite",
-    "any_not_positive",
-    "at_least_zero",
-    "blend",
-    "both_sound",
-    "even_odd",
-    "first_lanes",
-    "fused",
-    "high_half",
-    "in_order",
-    "joined",
-    "lane",
-    "load_lanes",
-    "low_half",
-    "magnitude",
-    "marked",
-    "multiply_add",
-    "negated",
-    "rounded",
-    "sound",
-    "splat",
-    "splat_single",
-    "spread",
-    "square_root",
-    "store_lanes",
-    "sums_of_lanes",
-    "two_product",
-    "two_sum",
-    "where_equal",
-    "where_finite",
-    "where_less",
-]
 
 _DOUBLE, _SINGLE = ir.DoubleType(), ir.FloatType()
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -160,64 +123,37 @@ def spread(builder: Any, value: Any, lanes: int) -> Any:
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), mask)
 
 
-@intrinsic
-def splat(typingctx, value):
+@emitted(Vec(types.float64))
+def splat(builder, value):
     """Return a Vec with `value` in every lane."""
-
-    def codegen(context, builder, signature, arguments):
-        return spread(builder, arguments[0], LANES)
-
-    return Vec(types.float64), codegen
+    return spread(builder, value, LANES)
 
 
-@intrinsic
-def splat_single(typingctx, value):
+@emitted(Singles(types.float64))
+def splat_single(builder, value):
     """Return Singles with `value`, rounded to float32, in every lane."""
-
-    def codegen(context, builder, signature, arguments):
-        return spread(builder, builder.fptrunc(arguments[0], _SINGLE), SINGLES)
-
-    return Singles(types.float64), codegen
+    return spread(builder, builder.fptrunc(value, _SINGLE), SINGLES)
 
 
-@intrinsic
-def lane(typingctx, vector, index):
+@emitted(types.float64(Vec, types.intp))
+def lane(builder, vector, index):
     """Return lane `index` of a Vec."""
-
-    def codegen(context, builder, signature, arguments):
-        return builder.extract_element(*arguments)
-
-    return types.float64(Vec, types.intp), codegen
+    return builder.extract_element(vector, index)
 
 
-@intrinsic
-def blend(typingctx, count, first, second):
+@emitted(lambda count, first, second: first(types.intp, first, first))
+def blend(builder, count, first, second):
     """Return a vector with the first `count` lanes of `first` and the others of `second`."""
-
-    def codegen(context, builder, signature, arguments):
-        count, first, second = arguments
-        return builder.select(first_lanes(builder, count, first.type.count), first, second)
-
-    return first(types.intp, first, first), codegen
+    return builder.select(first_lanes(builder, count, first.type.count), first, second)
 
 
-def _binary(name: str) -> Any:
-    @intrinsic
-    def operation(typingctx, left, right):
-        def codegen(context, builder, signature, arguments):
-            return getattr(builder, name)(*arguments)
+def _operator(symbol: Any, name: str) -> None:
+    """Define an operator of two vectors of a type by an instruction of LLVM."""
 
-        if isinstance(left, _VecType) and left == right:
-            return left(left, right), codegen
-        return None
+    @emitted(lambda left, right: left(left, right) if left == right else None)
+    def operation(builder, left, right):
+        return getattr(builder, name)(left, right)
 
-    return operation
-
-
-_add, _sub, _mul, _div = _binary("fadd"), _binary("fsub"), _binary("fmul"), _binary("fdiv")
-
-
-def _operator(symbol: Any, operation: Any) -> None:
     @overload(symbol)
     def implementation(left, right):
         if isinstance(left, _VecType) and left == right:
@@ -225,10 +161,8 @@ def _operator(symbol: Any, operation: Any) -> None:
         return None
 
 
-_operator(operator.add, _add)
-_operator(operator.sub, _sub)
-_operator(operator.mul, _mul)
-_operator(operator.truediv, _div)
+for _symbol, _name in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
+    _operator(getattr(operator, _symbol), _name)
 
 
 def _all(value: float) -> ir.Constant:
@@ -236,18 +170,13 @@ def _all(value: float) -> ir.Constant:
 
 
 def _each(name: str) -> Any:
-    """Return an intrinsic that applies a function of LLVM to every lane of a Vec."""
+    """Return a function that applies a function of LLVM to every lane of a Vec."""
 
-    @intrinsic
-    def each(typingctx, value):
-        def codegen(context, builder, signature, arguments):
-            kind = arguments[0].type
-            function = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(kind, [kind]), f"llvm.{name}.v{LANES}f64"
-            )
-            return builder.call(function, arguments)
-
-        return Vec(Vec), codegen
+    @emitted(Vec(Vec))
+    def each(builder, value):
+        shape = ir.FunctionType(value.type, [value.type])
+        function = cgutils.get_or_insert_function(builder.module, shape, f"llvm.{name}.v{LANES}f64")
+        return builder.call(function, [value])
 
     return each
 
@@ -256,40 +185,27 @@ def _each(name: str) -> Any:
 square_root, magnitude = _each("sqrt"), _each("fabs")
 
 
-@intrinsic
-def at_least_zero(typingctx, value):
+@emitted(Vec(Vec))
+def at_least_zero(builder, value):
     """Return a Vec with negative lanes replaced by zero; NaN stays."""
-
-    def codegen(context, builder, signature, arguments):
-        negative = builder.fcmp_ordered("<", arguments[0], _all(0.0))
-        return builder.select(negative, _all(0.0), arguments[0])
-
-    return Vec(Vec), codegen
+    negative = builder.fcmp_ordered("<", value, _all(0.0))
+    return builder.select(negative, _all(0.0), value)
 
 
-@intrinsic
-def where_finite(typingctx, tested, then, otherwise):
+@emitted(Vec(Vec, Vec, Vec))
+def where_finite(builder, tested, then, otherwise):
     """Return the lanes of `then` where `tested` is finite, and of `otherwise` elsewhere."""
-
-    def codegen(context, builder, signature, arguments):
-        tested, then, otherwise = arguments
-        # Infinity and NaN less themselves are NaN.
-        finite = builder.fcmp_ordered("ord", builder.fsub(tested, tested), _all(0.0))
-        return builder.select(finite, then, otherwise)
-
-    return Vec(Vec, Vec, Vec), codegen
+    # Infinity and NaN less themselves are NaN.
+    finite = builder.fcmp_ordered("ord", builder.fsub(tested, tested), _all(0.0))
+    return builder.select(finite, then, otherwise)
 
 
 def _where(symbol: str) -> Any:
-    """Return an intrinsic that chooses lanes by how those of two vectors compare."""
+    """Return a function that chooses lanes by how those of two vectors compare."""
 
-    @intrinsic
-    def where(typingctx, left, right, then, otherwise):
-        def codegen(context, builder, signature, arguments):
-            left, right, then, otherwise = arguments
-            return builder.select(builder.fcmp_ordered(symbol, left, right), then, otherwise)
-
-        return then(left, right, then, otherwise), codegen
+    @emitted(lambda left, right, then, otherwise: then(left, right, then, otherwise))
+    def where(builder, left, right, then, otherwise):
+        return builder.select(builder.fcmp_ordered(symbol, left, right), then, otherwise)
 
     return where
 
@@ -298,55 +214,39 @@ def _where(symbol: str) -> Any:
 where_less, where_equal = _where("<"), _where("==")
 
 
-@intrinsic
-def rounded(typingctx, value):
+@emitted(Vec(Vec))
+def rounded(builder, value):
     """Return a Vec rounded to float32."""
-
-    def codegen(context, builder, signature, arguments):
-        single = builder.fptrunc(arguments[0], ir.VectorType(_SINGLE, LANES))
-        return builder.fpext(single, arguments[0].type)
-
-    return Vec(Vec), codegen
+    single = builder.fptrunc(value, ir.VectorType(_SINGLE, LANES))
+    return builder.fpext(single, value.type)
 
 
-@intrinsic
-def all_finite(typingctx, value, count):
+@emitted(types.boolean(Vec, types.intp))
+def all_finite(builder, value, count):
     """Return whether the first `count` lanes of a Vec are finite."""
-
-    def codegen(context, builder, signature, arguments):
-        value, count = arguments
-        lost = builder.fcmp_unordered("uno", builder.fsub(value, value), _all(0.0))
-        bits = builder.bitcast(builder.and_(lost, first_lanes(builder, count)), ir.IntType(LANES))
-        return builder.icmp_unsigned("==", bits, ir.Constant(ir.IntType(LANES), 0))
-
-    return types.boolean(Vec, types.intp), codegen
+    lost = builder.fcmp_unordered("uno", builder.fsub(value, value), _all(0.0))
+    bits = builder.bitcast(builder.and_(lost, first_lanes(builder, count)), ir.IntType(LANES))
+    return builder.icmp_unsigned("==", bits, ir.Constant(ir.IntType(LANES), 0))
 
 
-@intrinsic
-def any_not_positive(typingctx, value):
+@emitted(types.boolean(Vec))
+def any_not_positive(builder, value):
     """Return whether a lane is zero or negative (NaN is neither)."""
-
-    def codegen(context, builder, signature, arguments):
-        lanes = builder.fcmp_ordered("<=", arguments[0], _all(0.0))
-        bits = builder.bitcast(lanes, ir.IntType(LANES))
-        return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
-
-    return types.boolean(Vec), codegen
+    lanes = builder.fcmp_ordered("<=", value, _all(0.0))
+    bits = builder.bitcast(lanes, ir.IntType(LANES))
+    return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
 
 def _folding(left: list[int], right: list[int]) -> Any:
-    """Return an intrinsic that adds two selections of the lanes of two Vec."""
+    """Return a function that adds two selections of the lanes of two Vec."""
 
-    @intrinsic
-    def fold(typingctx, first, second):
-        def codegen(context, builder, signature, arguments):
-            chosen = [
-                builder.shuffle_vector(*arguments, ir.Constant(ir.VectorType(_I32, LANES), mask))
-                for mask in (left, right)
-            ]
-            return builder.fadd(*chosen)
-
-        return Vec(Vec, Vec), codegen
+    @emitted(Vec(Vec, Vec))
+    def fold(builder, first, second):
+        chosen = [
+            builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_I32, LANES), mask))
+            for mask in (left, right)
+        ]
+        return builder.fadd(*chosen)
 
     return fold
 
@@ -367,18 +267,14 @@ def sums_of_lanes(v):
     return _fold_fours(left, right)
 
 
-@intrinsic
-def multiply_add(typingctx, left, right, term):
+@emitted(lambda left, right, term: term(left, right, term))
+def multiply_add(builder, left, right, term):
     """Return left * right + term rounded once, for vectors or float64.
 
-    Fusion is asked for where it is wanted and nowhere else: were it left to the compiler, the
-    vector loop and the scalar end of a row could round differently, and so could two machines.
+    Operations are fused explicitly and nowhere else: left to the compiler, the vector loop and the
+    scalar end of a row could round differently, and so could two machines.
     """
-
-    def codegen(context, builder, signature, arguments):
-        return fused(builder, *arguments)
-
-    return term(left, right, term), codegen
+    return fused(builder, left, right, term)
 
 
 def fused(builder: Any, left: Any, right: Any, term: Any) -> Any:
@@ -396,29 +292,20 @@ def _suffix(kind: Any) -> str:
     return getattr(kind, "element", kind).intrinsic_name
 
 
-@intrinsic
-def negated(typingctx, value):
+@emitted(lambda value: value(value))
+def negated(builder, value):
     """Return -value, for vectors or float64."""
-
-    def codegen(context, builder, signature, arguments):
-        return builder.fneg(arguments[0])
-
-    return value(value), codegen
+    return builder.fneg(value)
 
 
 def _half(first: int) -> Any:
-    """Return an intrinsic that widens eight lanes of Singles."""
+    """Return a function that widens eight lanes of Singles."""
 
-    @intrinsic
-    def half(typingctx, value):
-        def codegen(context, builder, signature, arguments):
-            lanes = ir.Constant(ir.VectorType(_I32, LANES), list(range(first, first + LANES)))
-            chosen = builder.shuffle_vector(
-                arguments[0], ir.Constant(arguments[0].type, ir.Undefined), lanes
-            )
-            return builder.fpext(chosen, ir.VectorType(_DOUBLE, LANES))
-
-        return Vec(Singles), codegen
+    @emitted(Vec(Singles))
+    def half(builder, value):
+        lanes = ir.Constant(ir.VectorType(_I32, LANES), list(range(first, first + LANES)))
+        chosen = builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), lanes)
+        return builder.fpext(chosen, ir.VectorType(_DOUBLE, LANES))
 
     return half
 
@@ -427,30 +314,22 @@ def _half(first: int) -> Any:
 low_half, high_half = _half(0), _half(LANES)
 
 
-@intrinsic
-def joined(typingctx, first, second):
+@emitted(Singles(Vec, Vec))
+def joined(builder, first, second):
     """Return Singles of two Vec, each rounded to float32."""
-
-    def codegen(context, builder, signature, arguments):
-        single = ir.VectorType(_SINGLE, LANES)
-        halves = [builder.fptrunc(half, single) for half in arguments]
-        lanes = ir.Constant(ir.VectorType(_I32, SINGLES), list(range(SINGLES)))
-        return builder.shuffle_vector(*halves, lanes)
-
-    return Singles(Vec, Vec), codegen
+    single = ir.VectorType(_SINGLE, LANES)
+    halves = [builder.fptrunc(half, single) for half in (first, second)]
+    lanes = ir.Constant(ir.VectorType(_I32, SINGLES), list(range(SINGLES)))
+    return builder.shuffle_vector(*halves, lanes)
 
 
 def _reordering(source: Any, target: Any, lanes: list[int]) -> Any:
-    """Return an intrinsic that puts lanes in another order."""
+    """Return a function that puts lanes in another order."""
 
-    @intrinsic
-    def reorder(typingctx, value):
-        def codegen(context, builder, signature, arguments):
-            (value,) = arguments
-            chosen = ir.Constant(ir.VectorType(_I32, SINGLES), lanes)
-            return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), chosen)
-
-        return target(source), codegen
+    @emitted(target(source))
+    def reorder(builder, value):
+        chosen = ir.Constant(ir.VectorType(_I32, SINGLES), lanes)
+        return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), chosen)
 
     return reorder
 
@@ -506,40 +385,35 @@ def _declared(builder: Any, name: str, result: Any, *parameters: Any) -> Any:
     )
 
 
-def _tell_sound(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+def _all_sound(builder: Any, *values: Any) -> Any:
     if has_feature("avx512dq"):
-        lanes = functools.reduce(builder.or_, (_unsound(builder, each) for each in arguments))
+        lanes = functools.reduce(builder.or_, (_unsound(builder, value) for value in values))
     else:
-        lanes = _doubtful(builder, arguments)
+        lanes = _doubtful(builder, values)
     bits = builder.bitcast(lanes, ir.IntType(SINGLES))
     return builder.icmp_unsigned("==", bits, ir.Constant(ir.IntType(SINGLES), 0))
 
 
-@intrinsic
-def sound(typingctx, value):
+@emitted(lambda value: types.boolean(value))
+def sound(builder, value):
     """Return whether no lane of float32 is NaN, infinite or subnormal.
 
-    If one is 2^-126 the answer may be no, too: `marked` has the lanes.
+    If a lane is 2^-126 the result may be False, too: `marked` has the lanes.
     """
-    return types.boolean(value), _tell_sound
+    return _all_sound(builder, value)
 
 
-@intrinsic
-def both_sound(typingctx, left, right):
+@emitted(lambda left, right: types.boolean(left, right))
+def both_sound(builder, left, right):
     """Return whether two vectors of float32 are `sound`."""
-    return types.boolean(left, right), _tell_sound
+    return _all_sound(builder, left, right)
 
 
-@intrinsic
-def marked(typingctx, value):
+@emitted(Singles(Singles))
+def marked(builder, value):
     """Return Singles with NaN for the lanes that are not sound."""
-
-    def codegen(context, builder, signature, arguments):
-        (value,) = arguments
-        nan = ir.Constant(value.type, [float("nan")] * SINGLES)
-        return builder.select(_unsound(builder, value), nan, value)
-
-    return Singles(Singles), codegen
+    nan = ir.Constant(value.type, [float("nan")] * SINGLES)
+    return builder.select(_unsound(builder, value), nan, value)
 
 
 @inlined

@@ -1,16 +1,16 @@
-"""The call frame of XLA: what is in it, whether it is what was asked for, and how to refuse it.
+"""The call frame of XLA's FFI: its fields, its validation, and errors.
 
 Attributes of a call, all arrays of int64:
 
 ``buffers``
-    For every argument and then every result: the number of the field of its address in the record,
-    the code of its type, its rank, its number of elements, its bytes, and those from one instance
-    to the next.
+    For each argument and then each result: the number of the field of its address in the record,
+    the code of its type, its rank, its number of elements, its bytes, and the bytes from one
+    instance of the problem to the next.
 ``call``
-    The name of the kernel, a number; how many instances of the problem there are, computed one
-    after the other; how many helpers each may have.
+    The number of the kernel; the number of instances of the problem, which are computed one after
+    the other; the number of helpers of each.
 ``record``
-    The cells of the record (see `backnorm.cpu.record`) but for addresses and scratch memory.
+    The cells of the record (see `backnorm.cpu.record`) except addresses and scratch memory.
 """
 
 from __future__ import annotations
@@ -20,33 +20,19 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from backnorm.cpu.kernels.atomics import (
+    call_c,
+    load_byte,
+    load_int32,
+    load_word,
+    stack_8_words,
+    store_int32,
+    store_word,
+)
 from backnorm.cpu.kernels.jit import inlined, outlined
-from backnorm.cpu.kernels.system import expect_much
-from backnorm.cpu.kernels.words import ask, byte, integer, put, put_integer, room, word
+from backnorm.cpu.kernels.system import advise_huge_pages
 from backnorm.cpu.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
 from backnorm.cpu.xla_structures import offsets
-
-__all__ = [
-    "HELPERS",
-    "INSTANCES",
-    "KERNEL",
-    "MEMORY",
-    "REFUSED",
-    "UNKNOWN",
-    "api_of",
-    "buffers_of",
-    "called",
-    "context_of",
-    "describe",
-    "expect_results",
-    "place_of",
-    "question",
-    "record_of",
-    "refuse",
-    "slot_of",
-    "succeeded",
-    "wrong",
-]
 
 _EXTENSION, _VERSION = offsets("Extension_Base"), offsets("Api_Version")
 _METADATA, _DESCRIBES = offsets("Metadata"), offsets("Metadata_Extension")
@@ -65,8 +51,8 @@ _BUFFERS, _CALL, _RECORD, _PER_FRAME = range(4)
 # The names of the attributes in their order, as numbers made of their bytes.
 _NAMES = tuple(int.from_bytes(name, "little") for name in (b"buffers", b"call", b"record"))
 
-# What may be wrong, with the code of the error: 3 invalid argument, 5 not found, 8 resource
-# exhausted, 9 failed precondition, 13 internal.
+# Error messages and their codes: 3 invalid argument, 5 not found, 8 resource exhausted, 9 failed
+# precondition, 13 internal.
 _MESSAGES = (
     (13, "the call frame is not the one that XLA's header describes"),
     (13, "called at another stage than execution"),
@@ -96,165 +82,169 @@ def _message(typingctx, number):
 
     def codegen(context, builder, signature, arguments):
         place, code = ir.Constant(_I64, 0), ir.Constant(_I64, 0)
-        for k, (error, text) in enumerate(_MESSAGES):
+        for k, (error_code, text) in enumerate(_MESSAGES):
             this = builder.icmp_signed("==", arguments[0], ir.Constant(_I64, k + 1))
             string = context.insert_const_string(builder.module, f"backnorm: {text}")
             place = builder.select(this, builder.ptrtoint(string, _I64), place)
-            code = builder.select(this, ir.Constant(_I64, error), code)
+            code = builder.select(this, ir.Constant(_I64, error_code), code)
         return cgutils.pack_array(builder, [place, code])
 
     return types.UniTuple(types.int64, 2)(types.int64), codegen
 
 
 @outlined
-def refuse(api, number):
-    """Return an error of XLA: the `number`th message, from 1."""
-    made = room()
+def error(api, number):
+    """Return an XLA error with a message; messages are numbered from 1."""
+    made = stack_8_words()
     message, code = _message(number)
-    put(made + _FAILS.struct_size, _FAILS.size_)
-    put(made + _FAILS.extension_start, 0)
-    put(made + _FAILS.message, message)
-    put_integer(made + _FAILS.errc, code)
-    return ask(word(api + _API.Error_Create), made)
+    store_word(made + _FAILS.struct_size, _FAILS.size_)
+    store_word(made + _FAILS.extension_start, 0)
+    store_word(made + _FAILS.message, message)
+    store_int32(made + _FAILS.errc, code)
+    return call_c(load_word(api + _API.Error_Create), made)
 
 
 @outlined
-def succeeded(api, error):
-    """Return whether a function of XLA gave no error; if one, destroy it."""
-    if error == 0:
+def succeeded(api, code):
+    """Return whether a function of XLA returned no error; destroy the error, if any."""
+    if code == 0:
         return True
-    made = room()
-    put(made + _DESTROYS.struct_size, _DESTROYS.size_)
-    put(made + _DESTROYS.extension_start, 0)
-    put(made + _DESTROYS.error, error)
-    ask(word(api + _API.Error_Destroy), made)
+    made = stack_8_words()
+    store_word(made + _DESTROYS.struct_size, _DESTROYS.size_)
+    store_word(made + _DESTROYS.extension_start, 0)
+    store_word(made + _DESTROYS.error, code)
+    call_c(load_word(api + _API.Error_Destroy), made)
     return False
 
 
 @inlined
-def question(frame):
-    """Return the extension by which XLA asks for the version of its API, or 0."""
-    extension = word(frame + _FRAME.extension_start)
-    if extension != 0 and integer(extension + _EXTENSION.type) == _METADATA_EXTENSION:
+def metadata_extension(frame):
+    """Return the metadata extension, by which XLA queries the API version, or 0."""
+    extension = load_word(frame + _FRAME.extension_start)
+    if extension != 0 and load_int32(extension + _EXTENSION.type) == _METADATA_EXTENSION:
         return extension
     return 0
 
 
 @outlined
-def describe(extension, major, minor):
-    """Answer that question."""
-    if word(extension + _EXTENSION.struct_size) < _DESCRIBES.size_:
+def write_api_version(extension, major, minor):
+    """Write the API version into the metadata extension."""
+    if load_word(extension + _EXTENSION.struct_size) < _DESCRIBES.size_:
         return
-    metadata = word(extension + _DESCRIBES.metadata)
-    if word(metadata + _METADATA.struct_size) < _METADATA.size_:
+    metadata = load_word(extension + _DESCRIBES.metadata)
+    if load_word(metadata + _METADATA.struct_size) < _METADATA.size_:
         return
     version = metadata + _METADATA.api_version
-    put(version + _VERSION.struct_size, _VERSION.size_)
-    put(version + _VERSION.extension_start, 0)
-    put_integer(version + _VERSION.major_version, major)
-    put_integer(version + _VERSION.minor_version, minor)
-    put_integer(metadata + _METADATA.traits, 0)
+    store_word(version + _VERSION.struct_size, _VERSION.size_)
+    store_word(version + _VERSION.extension_start, 0)
+    store_int32(version + _VERSION.major_version, major)
+    store_int32(version + _VERSION.minor_version, minor)
+    store_int32(metadata + _METADATA.traits, 0)
 
 
 @inlined
 def api_of(frame):
-    """Return the functions of XLA."""
-    return word(frame + _FRAME.api)
+    """Return the address of the table of XLA's API functions."""
+    return load_word(frame + _FRAME.api)
 
 
 @inlined
 def context_of(frame):
-    """Return what those functions want to know of the call."""
-    return word(frame + _FRAME.ctx)
+    """Return the execution context, an argument of those functions."""
+    return load_word(frame + _FRAME.ctx)
 
 
 @inlined
 def _attribute(frame, k):
     """Return an attribute, which is an array."""
-    return word(word(frame + _FRAME.attrs + _ATTRS.attrs) + 8 * k)
+    return load_word(load_word(frame + _FRAME.attrs + _ATTRS.attrs) + 8 * k)
 
 
 @inlined
-def called(frame, k):
+def call_attribute(frame, k):
     """Return a number of the attribute "call"."""
-    return word(word(_attribute(frame, _CALL) + _ARRAY.data) + 8 * k)
+    return load_word(load_word(_attribute(frame, _CALL) + _ARRAY.data) + 8 * k)
 
 
 @inlined
 def record_of(frame):
     """Return the address and the number of cells of the record."""
     array = _attribute(frame, _RECORD)
-    return word(array + _ARRAY.data), word(array + _ARRAY.size)
+    return load_word(array + _ARRAY.data), load_word(array + _ARRAY.size)
 
 
 @inlined
 def _arguments(frame):
-    return word(frame + _FRAME.args + _ARGS.size)
+    return load_word(frame + _FRAME.args + _ARGS.size)
 
 
 @inlined
 def buffers_of(frame):
     """Return the number of arguments and results."""
-    return _arguments(frame) + word(frame + _FRAME.rets + _RETS.size)
+    return _arguments(frame) + load_word(frame + _FRAME.rets + _RETS.size)
 
 
 @inlined
 def _buffer(frame, k):
     count = _arguments(frame)
     if k < count:
-        return word(word(frame + _FRAME.args + _ARGS.args) + 8 * k)
-    return word(word(frame + _FRAME.rets + _RETS.rets) + 8 * (k - count))
+        return load_word(load_word(frame + _FRAME.args + _ARGS.args) + 8 * k)
+    return load_word(load_word(frame + _FRAME.rets + _RETS.rets) + 8 * (k - count))
 
 
 @inlined
-def _expected(frame, k):
-    """Return the address of what "buffers" says of an argument or a result."""
-    return word(_attribute(frame, _BUFFERS) + _ARRAY.data) + 8 * _PER_BUFFER * k
+def _entry(frame, k):
+    """Return the address of the entry of "buffers" of an argument or a result."""
+    return load_word(_attribute(frame, _BUFFERS) + _ARRAY.data) + 8 * _PER_BUFFER * k
 
 
 @inlined
 def slot_of(frame, k):
-    """Return where the address of an argument or a result is to be in the record."""
-    return word(_expected(frame, k) + 8 * _SLOT)
+    """Return the field of the record for the address of an argument or a result."""
+    return load_word(_entry(frame, k) + 8 * _SLOT)
 
 
 @inlined
 def place_of(frame, k, instance):
     """Return the address of an instance of an argument or a result."""
-    stride = word(_expected(frame, k) + 8 * _STRIDE)
-    return word(_buffer(frame, k) + _TENSOR.data) + instance * stride
+    stride = load_word(_entry(frame, k) + 8 * _STRIDE)
+    return load_word(_buffer(frame, k) + _TENSOR.data) + instance * stride
 
 
 @outlined
-def expect_results(frame):
-    """Prepare the memory of the results for being written."""
+def advise_results(frame):
+    """Advise the system of huge pages for the results."""
     for k in range(_arguments(frame), buffers_of(frame)):
-        expect_much(place_of(frame, k, 0), word(_expected(frame, k) + 8 * _BYTES))
+        advise_huge_pages(place_of(frame, k, 0), load_word(_entry(frame, k) + 8 * _BYTES))
 
 
 @outlined
-def wrong(frame):
-    """Return the number of what is wrong with a call frame, or 0."""
+def invalid(frame):
+    """Validate a call frame; return the number of an error message, or 0."""
     args, rets, attrs = frame + _FRAME.args, frame + _FRAME.rets, frame + _FRAME.attrs
-    # Some versions give less than the whole size of the functions, but all have those for errors.
-    if word(frame) < _FRAME.size_ or word(api_of(frame)) < _API.Error_Destroy + 8:
+    # Some versions report a smaller size of the API table, but all have the functions for errors.
+    if load_word(frame) < _FRAME.size_ or load_word(api_of(frame)) < _API.Error_Destroy + 8:
         return _FOREIGN
-    if word(args) < _ARGS.size_ or word(rets) < _RETS.size_ or word(attrs) < _ATTRS.size_:
+    if (
+        load_word(args) < _ARGS.size_
+        or load_word(rets) < _RETS.size_
+        or load_word(attrs) < _ATTRS.size_
+    ):
         return _FOREIGN
-    if integer(frame + _FRAME.stage) != _EXECUTE:
+    if load_int32(frame + _FRAME.stage) != _EXECUTE:
         return _STAGE
     if not _attributes_fit(frame):
         return _ATTRIBUTES
     record, cells = record_of(frame)
-    if cells < CLAIMED or word(record + _LAYOUT_AT) != LAYOUT:
+    if cells < CLAIMED or load_word(record + _LAYOUT_AT) != LAYOUT:
         return _OTHER
     if not _record_fits(frame):
         return _ATTRIBUTES
     for k in range(buffers_of(frame)):
         given = k < _arguments(frame)
         kind = args + _ARGS.types if given else rets + _RETS.types
-        kind = integer(word(kind) + 4 * (k if given else k - _arguments(frame)))
-        if kind != _IS_BUFFER or not _as_expected(_buffer(frame, k), _expected(frame, k)):
+        kind = load_int32(load_word(kind) + 4 * (k if given else k - _arguments(frame)))
+        if kind != _IS_BUFFER or not _matches(_buffer(frame, k), _entry(frame, k)):
             return _ARGUMENT if given else _RESULT
     return 0
 
@@ -262,41 +252,41 @@ def wrong(frame):
 @outlined
 def _attributes_fit(frame):
     attrs = frame + _FRAME.attrs
-    if word(attrs + _ATTRS.size) != _PER_FRAME:
+    if load_word(attrs + _ATTRS.size) != _PER_FRAME:
         return False
     for k in range(_PER_FRAME):
-        if integer(word(attrs + _ATTRS.types) + 4 * k) != _IS_ARRAY:
+        if load_int32(load_word(attrs + _ATTRS.types) + 4 * k) != _IS_ARRAY:
             return False
-        if _spelled(word(word(attrs + _ATTRS.names) + 8 * k)) != _NAMES[k]:
+        if _spelled(load_word(load_word(attrs + _ATTRS.names) + 8 * k)) != _NAMES[k]:
             return False
-        if integer(_attribute(frame, k) + _ARRAY.dtype) != _S64:
+        if load_int32(_attribute(frame, k) + _ARRAY.dtype) != _S64:
             return False
-    if word(_attribute(frame, _BUFFERS) + _ARRAY.size) != _PER_BUFFER * buffers_of(frame):
+    if load_word(_attribute(frame, _BUFFERS) + _ARRAY.size) != _PER_BUFFER * buffers_of(frame):
         return False
-    if word(_attribute(frame, _CALL) + _ARRAY.size) != _PER_CALL:
+    if load_word(_attribute(frame, _CALL) + _ARRAY.size) != _PER_CALL:
         return False
     for k in range(buffers_of(frame)):
         if not 0 <= slot_of(frame, k) < _ADDRESSES:
             return False
-    return 0 <= called(frame, HELPERS) < 1 << 16 and called(frame, INSTANCES) >= 0
+    return 0 <= call_attribute(frame, HELPERS) < 1 << 16 and call_attribute(frame, INSTANCES) >= 0
 
 
 @outlined
 def _record_fits(frame):
-    """Whether the record has the size that it says, and as many participants as the call."""
-    participants = called(frame, HELPERS) + 1
+    """Whether the sizes in the record are consistent, and its participants those of the call."""
+    participants = call_attribute(frame, HELPERS) + 1
     record, cells = record_of(frame)
     if cells != CLAIMED + 2 * LINE * participants:
         return False
-    if word(record + _PARTICIPANTS_AT) != participants:
+    if load_word(record + _PARTICIPANTS_AT) != participants:
         return False
     # No number of bytes may overflow.
     own, own_bytes, size = (
-        word(record + _OWN_AT),
-        word(record + _OWN_BYTES_AT),
-        word(record + _SIZE_AT),
+        load_word(record + _OWN_AT),
+        load_word(record + _OWN_BYTES_AT),
+        load_word(record + _SIZE_AT),
     )
-    if not (8 * cells == word(record + _SCRATCH_AT) <= own < 1 << 40):
+    if not (8 * cells == load_word(record + _SCRATCH_AT) <= own < 1 << 40):
         return False
     return 0 <= own_bytes < 1 << 40 and size == own + participants * own_bytes
 
@@ -304,25 +294,25 @@ def _record_fits(frame):
 @inlined
 def _spelled(span):
     """Return the bytes of a short name as a number."""
-    first, length, number = word(span + _SPAN.ptr), word(span + _SPAN.len), 0
+    first, length, number = load_word(span + _SPAN.ptr), load_word(span + _SPAN.len), 0
     if length > 7:
         return -1
     for k in range(length):
-        number |= (byte(first + k) & 255) << (8 * k)
+        number |= (load_byte(first + k) & 255) << (8 * k)
     return number
 
 
 @outlined
-def _as_expected(buffer, expected):
-    if word(buffer + _TENSOR.struct_size) < _TENSOR.size_:
+def _matches(buffer, expected):
+    if load_word(buffer + _TENSOR.struct_size) < _TENSOR.size_:
         return False
-    if integer(buffer + _TENSOR.dtype) != word(expected + 8 * _TYPE):
+    if load_int32(buffer + _TENSOR.dtype) != load_word(expected + 8 * _TYPE):
         return False
-    rank, dims, elements = word(buffer + _TENSOR.rank), word(buffer + _TENSOR.dims), 1
-    if rank != word(expected + 8 * _RANK):
+    rank, dims, elements = load_word(buffer + _TENSOR.rank), load_word(buffer + _TENSOR.dims), 1
+    if rank != load_word(expected + 8 * _RANK):
         return False
     for axis in range(rank):
-        elements *= word(dims + 8 * axis)
-    if elements != word(expected + 8 * _ELEMENTS):
+        elements *= load_word(dims + 8 * axis)
+    if elements != load_word(expected + 8 * _ELEMENTS):
         return False
-    return elements == 0 or word(buffer + _TENSOR.data) != 0
+    return elements == 0 or load_word(buffer + _TENSOR.data) != 0

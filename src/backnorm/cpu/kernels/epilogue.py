@@ -1,22 +1,23 @@
-"""Addresses with a ReLU: what is read or written at them depends on 0 < y < ceiling.
+"""What follows the normalisation: types of operands whose loads and stores apply it.
 
-Kernels are written for addresses of elements. Where a ReLU follows the normalisation, or another
-activation, they are given one of these in its place, and loads and stores (see `memory`) do what it
-asks for:
+Kernels are written for addresses of elements. Where a ReLU, or another activation, follows the
+normalisation, one of these types takes the place of an address, and loads and stores (see `memory`)
+apply the epilogue:
 
 ============  ===================================================================================
-Masked        dy: an element is zero where its bit is not set
-ReLU          in the place of dy in a forward pass: the residual, if any, to be added before the
-              ReLU, and its ceiling
-Activation    in the place of dy in a forward pass: which activation it is, and dy, if its gradient
-              is wanted (see `activation`)
-Marking       y: a store also writes a bit an element, whether what was stored is more than zero
-              and below the ceiling
-WithResidual  dx, and the gradient of the residual, if that is wanted: a store also writes the
-              masked dy there
+Identity      dy of a forward pass that ends in the normalisation: nothing follows
+ReLU          dy of a forward pass: the residual, if any, that is added before the ReLU, and the
+              ceiling
+Activation    dy of a forward pass: the number of the activation (see `activation`), and the
+              gradient of its value, if the gradient of its argument is computed
+Masked        dy of a backward pass: an element is zero where its bit is not set
+Unread        x of a backward pass whose output does not depend on x
+Marking       y: a store also writes one bit an element: whether 0 < y < ceiling
+WithResidual  dx: a store also writes the masked dy to the gradient of the residual, if any
 ============  ===================================================================================
 
-A ReLU without a ceiling is one whose ceiling is infinity, which is not taken for reached.
+The first three are `Epilogue` types: such a dy tells the kernels that the pass is a forward pass. A
+ReLU without a ceiling has the ceiling infinity, and y = infinity counts as below it.
 
 The mask has a bit for each element, in the order of memory. Threads write whole bytes of it, so
 vectors begin at multiples of eight elements wherever a Marking is written.
@@ -28,36 +29,38 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import intrinsic, models, register_model
 
+from backnorm.cpu.kernels.jit import by_type, emitted
 from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.vector import EvenOdd, Singles, Vec, first_lanes, load_lanes, spread
 
-__all__ = [
-    "Activation",
-    "Addresses",
-    "Marking",
-    "Masked",
-    "ReLU",
-    "WithResidual",
-    "after_store",
-    "base_of",
-    "has_values",
-    "masked",
-    "relu",
-    "same_line",
-    "values_of",
-]
-
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
-# What is no address of elements.
+# The parts of structures that are not addresses of elements.
 _PARTS = {
     "bits": types.CPointer(types.uint8),
     "ceiling": types.float64,
     "beyond": types.int64,
     "number": types.int64,
 }
+
+
+class Epilogue(types.Type):
+    """What follows the normalisation: the type of dy in a forward pass."""
+
+
+class Identity(Epilogue, types.Opaque):
+    """Nothing follows."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Identity")
+
+
+class Unread(types.Opaque):
+    """An operand that the output does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Unread")
 
 
 class Addresses(types.Type):
@@ -75,35 +78,35 @@ class Addresses(types.Type):
 
 
 class Masked(Addresses):
-    """Elements that count where their bit is set."""
+    """Elements that are zero where their bit is not set."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "bits")
 
 
-class ReLU(Addresses):
+class ReLU(Epilogue, Addresses):
     """The residual, if there is one (its address may be 0), and the ceiling."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "ceiling")
 
 
-class Activation(Addresses):
-    """The gradient of its value, if that is given (its address may be 0), and its number."""
+class Activation(Epilogue, Addresses):
+    """The gradient of the activation's value, if any (its address may be 0), and its number."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "number")
 
 
 class Marking(Addresses):
-    """Elements to write, and a mask, if it is wanted (its address may be 0)."""
+    """Elements to write, and the mask to write, if any (its address may be 0)."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "bits", "beyond")
 
 
 class WithResidual(Addresses):
-    """Elements to write, and masked elements for a second place, if there is one."""
+    """Elements to write, and the masked dy that is written to a second place, if any."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "residual", "dy", "bits")
@@ -116,28 +119,27 @@ class _AddressesModel(models.StructModel):
 
 for _kind in (Masked, ReLU, Activation, Marking, WithResidual):
     register_model(_kind)(_AddressesModel)
+for _opaque in (Identity, Unread):
+    register_model(_opaque)(models.OpaqueModel)
+
+#: identity(), unread(): values of the types without parts.
+identity = emitted(Identity()())(lambda builder: None)
+unread = emitted(Unread()())(lambda builder: None)
 
 
-def _parts(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    return cgutils.create_struct_proxy(kind)(context, builder, value=value)
+def part_of(builder: Any, kind: Any, value: Any, name: str = "values") -> Any:
+    """Emit a part of a structure of `Addresses`."""
+    return builder.extract_value(value, [*kind.parts].index(name))
 
 
-def base_of(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """Emit the address of the elements themselves."""
-    return _parts(context, builder, kind, value).values
+def masked(builder: Any, kind: Any, value: Any, index: Any, raw: Any, count: Any = None) -> Any:
+    """Emit a vector `raw`, loaded from `index` on, with zero where the bit of the mask is not set.
 
-
-def masked(
-    context: Any, builder: Any, kind: Any, value: Any, index: Any, raw: Any, count: Any = None
-) -> Any:
-    """Emit a vector `raw`, loaded from `index` on, with zero where the mask says so.
-
-    Of `raw` the first `count` lanes count, or all.
+    With a `count`, the lanes of `raw` after the first `count` have no elements.
     """
     if not isinstance(kind, Masked):
         return raw
-    parts = _parts(context, builder, kind, value)
-    return _where_set(builder, parts.bits, index, raw, count)
+    return _where_set(builder, part_of(builder, kind, value, "bits"), index, raw, count)
 
 
 def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None) -> Any:
@@ -170,48 +172,38 @@ def _in_register(builder: Any, raw: Any) -> Any:
 
 
 def after_store(
-    context: Any,
-    builder: Any,
-    kind: Any,
-    target: Any,
-    index: Any,
-    raw: Any,
-    write: Any,
-    count: Any = None,
+    builder: Any, kind: Any, target: Any, index: Any, raw: Any, write: Any, count: Any = None
 ) -> None:
-    """Emit what follows the store of `raw` at `index`, of its first `count` lanes or of all.
+    """Emit the stores that follow the store of `raw`, or of its first `count` lanes, at `index`.
 
     `write` emits a store of the same kind: of a vector to an address.
     """
     if isinstance(kind, Marking):
-        _mark(context, builder, kind, target, index, raw, count)
+        _mark(builder, kind, target, index, raw, count)
     elif isinstance(kind, WithResidual):
-        parts = _parts(context, builder, kind, target)
-        with builder.if_then(_is_there(builder, parts.residual)):
-            place, size = builder.gep(parts.dy, [index]), kind.dtype.bitwidth // 8
+        _, residual, dy, bits = (part_of(builder, kind, target, name) for name in kind.parts)
+        with builder.if_then(_is_there(builder, residual)):
+            place, size = builder.gep(dy, [index]), kind.dtype.bitwidth // 8
             if count is None:
                 pointer = builder.bitcast(place, raw.type.as_pointer())
-                dy = builder.load(pointer, typ=raw.type, align=size)
+                loaded = builder.load(pointer, typ=raw.type, align=size)
             else:
-                dy = load_lanes(builder, place, raw.type, count, size)
-            dy = _where_set(builder, parts.bits, index, dy, count)
-            write(builder.gep(parts.residual, [index]), dy)
+                loaded = load_lanes(builder, place, raw.type, count, size)
+            loaded = _where_set(builder, bits, index, loaded, count)
+            write(builder.gep(residual, [index]), loaded)
 
 
 def _is_there(builder: Any, place: Any) -> Any:
-    """Emit whether an address is one. The answer is the same for a whole call: it costs nothing."""
+    """Emit whether an address is not 0, which is the same for a whole call and costs nothing."""
     return builder.icmp_unsigned("!=", builder.ptrtoint(place, _I64), ir.Constant(_I64, 0))
 
 
-def _mark(
-    context: Any, builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
-) -> None:
-    parts = _parts(context, builder, kind, target)
-    bits, lanes = parts.bits, raw.type.count
+def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any) -> None:
+    _, bits, beyond = (part_of(builder, kind, target, name) for name in kind.parts)
+    lanes = raw.type.count
     element = ir.IntType(kind.dtype.bitwidth)
     # As integers elements are in the order of their values, NaN beyond infinity.
     pattern = builder.bitcast(raw, ir.VectorType(element, lanes))
-    beyond = parts.beyond
     if element != beyond.type:
         beyond = builder.trunc(beyond, element)
     passes = builder.and_(
@@ -240,7 +232,7 @@ def values_of(typingctx, addresses):
     """Return the address of the elements themselves."""
 
     def codegen(context, builder, signature, arguments):
-        return base_of(context, builder, addresses, arguments[0])
+        return part_of(builder, addresses, arguments[0])
 
     return types.CPointer(addresses.dtype)(addresses), codegen
 
@@ -250,25 +242,25 @@ def has_values(typingctx, addresses):
     """Return whether there are elements at all."""
 
     def codegen(context, builder, signature, arguments):
-        return _is_there(builder, base_of(context, builder, addresses, arguments[0]))
+        return _is_there(builder, part_of(builder, addresses, arguments[0]))
 
     return types.boolean(addresses), codegen
 
 
 @intrinsic
-def relu(typingctx, how, value):
-    """Return a vector with 0 in the place of what is less, and its ceiling of what is more.
+def relu(typingctx, epilogue, value):
+    """Return a vector limited to the range from 0 to the ceiling.
 
-    NaN is kept. Of float32, infinities are kept too: they may come of an overflow that float64 has
-    not, and show that their lanes are not sound.
+    NaN is kept. Of float32, infinities are kept too: they may come of an overflow that does not
+    occur in float64, and show that their lanes are not sound.
     """
-    if not isinstance(how, ReLU) or value not in (Vec, Singles, EvenOdd):
+    if not isinstance(epilogue, ReLU) or value not in (Vec, Singles, EvenOdd):
         return None
 
     def codegen(context, builder, signature, arguments):
         vector, kind = arguments[1], arguments[1].type
         zero = ir.Constant(kind, None)
-        ceiling = _parts(context, builder, how, arguments[0]).ceiling
+        ceiling = part_of(builder, epilogue, arguments[0], "ceiling")
         if value != Vec:
             ceiling = builder.fptrunc(ceiling, kind.element)
         ceiling = spread(builder, ceiling, kind.count)
@@ -283,25 +275,17 @@ def relu(typingctx, how, value):
         infinity = ir.Constant(integer, [0x7F800000] * kind.count)
         return builder.select(builder.icmp_signed("<", size, infinity), within, vector)
 
-    return value(how, value), codegen
-
-
-def same_line(out):
-    """Return whether a streaming store of an output writes all that goes with it, too.
-
-    A second output must begin where the first does within a line of the cache, and vectors that
-    write bits must begin at whole bytes of them.
-    """
+    return value(epilogue, value), codegen
 
 
 @intrinsic
 def _in_line(typingctx, out):
     def codegen(context, builder, signature, arguments):
-        parts = _parts(context, builder, out, arguments[0])
-        place = builder.ptrtoint(parts.values, _I64)
+        place = builder.ptrtoint(part_of(builder, out, arguments[0]), _I64)
         if isinstance(out, WithResidual):
-            apart = builder.xor(place, builder.ptrtoint(parts.residual, _I64))
-            there = _is_there(builder, parts.residual)
+            residual = part_of(builder, out, arguments[0], "residual")
+            apart = builder.xor(place, builder.ptrtoint(residual, _I64))
+            there = _is_there(builder, residual)
             place = builder.select(there, apart, ir.Constant(_I64, 0))
         left = builder.and_(place, ir.Constant(_I64, 63))
         return builder.icmp_unsigned("==", left, ir.Constant(_I64, 0))
@@ -309,8 +293,13 @@ def _in_line(typingctx, out):
     return types.boolean(out), codegen
 
 
-@overload(same_line)
-def _same_line(out):
+@by_type
+def same_line(out):
+    """Return whether a streaming store of the output also writes whole lines of what goes with it.
+
+    A second output must begin at the same place of a cache line as the first, and vectors that
+    write bits must begin at whole bytes of the mask.
+    """
     if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)
     return lambda out: True

@@ -1,0 +1,91 @@
+"""Named tuples that kernels hand on together, in the place of long lists of parameters."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Table(NamedTuple):
+    """The table of channels: see `backnorm.cpu.scratch`.
+
+    Its rows are `pitch` float64 elements apart.
+    """
+
+    values: Any
+    pitch: Any
+    channels: Any
+
+
+class Pairs(NamedTuple):
+    """Two sums of columns, each a pair (high, low): four rows, `far` elements apart."""
+
+    values: Any
+    far: Any
+
+
+class Operands(NamedTuple):
+    """The arrays that are summed. `dy` is a gradient, or an `Epilogue`: the sums are then of x."""
+
+    x: Any
+    dy: Any
+
+
+class Rows(NamedTuple):
+    """The coefficients of channels or columns: rows mean, shift, slope and gain, `pitch` apart."""
+
+    values: Any
+    pitch: Any
+
+
+class Output(NamedTuple):
+    """The arrays of the second phase, and the coefficients from which the output is computed.
+
+    Attributes
+    ----------
+    x
+        The input, or `Unread`.
+    dy
+        A gradient, or the `Epilogue` of a forward pass.
+    out
+        The output, which is written.
+    exact, rows : Rows
+        The coefficients in float64, and in the type in which elements are computed.
+    period : int
+        The number of channels or columns after which coefficients repeat.
+    streaming : bool
+        Whether the output is written past the caches.
+    """
+
+    x: Any
+    dy: Any
+    out: Any
+    exact: Any
+    rows: Any
+    period: Any
+    streaming: Any
+
+
+class Bins(NamedTuple):
+    """The bins of columns: rows of float64 memory, `pitch` elements apart: see `bins`."""
+
+    values: Any
+    pitch: Any
+
+
+class Sums(NamedTuple):
+    """What a participant of a kernel has for the items of the first phase.
+
+    Attributes
+    ----------
+    operands : Operands
+    table : Table
+    scratch
+        The memory of the participant: a named tuple of the geometry.
+    pairs : Pairs
+        The partial sums of all participants.
+    """
+
+    operands: Any
+    table: Any
+    scratch: Any
+    pairs: Any

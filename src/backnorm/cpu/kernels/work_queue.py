@@ -1,0 +1,136 @@
+"""The work queue of a record, and the barrier between its two phases.
+
+A kernel is serial code. Any number of participants run it on one record, and each takes items with
+an atomic add until none is left. The result of an item does not depend on the participant, so the
+bits are the same for any number of threads.
+
+Each participant takes the items of its own range first and then steals those of other ranges. So a
+thread finds in the second phase of a call, and in the next call, what it has itself left in the
+cache: processors often do not share the last-level cache that the system reports (on two virtual
+processors of an AMD Zen 5, data that the other processor had read arrived half as fast).
+
+A kernel of two phases takes one call: waking a thread costs more than a phase of a middle-sized
+problem. A wait for other participants, who have begun, spins, then yields, and then sleeps for
+moments: the participants that are waited for may need this very processor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from backnorm.cpu.kernels.jit import emitted, inlined
+from backnorm.cpu.kernels.system import monotonic_ns, spin_wait
+from backnorm.cpu.record import CLAIMED, LINE, SLOTS
+
+_PARTICIPANTS, _DEADLINE = SLOTS["participants"], SLOTS["deadline"]
+_DONE, _ARRIVED, _OPENED = SLOTS["done"], SLOTS["arrived"], SLOTS["opened"]
+
+_I64 = ir.IntType(64)
+
+
+def _counting(position: int) -> Any:
+    """Return a function that adds 1 to a cell and returns its value before."""
+
+    @emitted(lambda cells: types.int64(cells))
+    def count(builder, cells):
+        cell = builder.gep(cells, [ir.Constant(_I64, position)])
+        return builder.atomic_rmw("add", cell, ir.Constant(_I64, 1), "seq_cst")
+
+    return count
+
+
+#: complete_item(cells): count an item as done.
+complete_item = _counting(_DONE)
+_arrive = _counting(_ARRIVED)
+
+
+@emitted(lambda cells, position: types.int64(cells, types.intp))
+def _fetch_add(builder, cells, position):
+    """Add 1 to a cell; return its value before."""
+    cell = builder.gep(cells, [position])
+    return builder.atomic_rmw("add", cell, ir.Constant(_I64, 1), "acq_rel")
+
+
+@emitted(lambda cells, position: types.none(cells, types.intp))
+def set_flag(builder, cells, position):
+    """Set a flag with release semantics."""
+    cell = builder.gep(cells, [position])
+    builder.store_atomic(ir.Constant(_I64, 1), cell, "release", 8)
+
+
+@emitted(lambda cells, position: types.boolean(cells, types.intp))
+def _is_set(builder, cells, position):
+    """Return whether a flag is set, with acquire semantics."""
+    cell = builder.gep(cells, [position])
+    value = builder.load_atomic(cell, "acquire", 8)
+    return builder.icmp_signed("!=", value, ir.Constant(_I64, 0))
+
+
+@inlined
+def wait_for_flag(cells, position):
+    """Wait until a flag is set."""
+    spins = 0
+    while not _is_set(cells, position):
+        spin_wait(spins)
+        spins += 1
+
+
+@inlined
+def take_item(cells, summed, items, index):
+    """Take an item off the work queue; return it, or the number of items if none is left.
+
+    The first `summed` items come before the others. The participant `index` gets the items of its
+    own range first. The ranges of both phases are alike, and the second is processed backwards.
+    """
+    parts = cells[_PARTICIPANTS]
+    for phase in range(2):
+        first, count = (0, summed) if phase == 0 else (summed, items - summed)
+        for k in range(parts if count > 0 else 0):
+            part, low, high = 0, first, first + count
+            # A division takes longer than eight elements.
+            if parts > 1:
+                part = (index + k) % parts
+                low, high = first + count * part // parts, first + count * (part + 1) // parts
+            cell = CLAIMED + LINE * (phase * parts + part)
+            if low + cells[cell] < high:
+                taken = low + _fetch_add(cells, cell)
+                if taken < high:
+                    return taken if phase == 0 else high - 1 - (taken - low)
+    return items
+
+
+@inlined
+def take_next_item(cells, summed, items, index):
+    """Take an item like `take_item`, unless the deadline of the call has passed.
+
+    The first item of a participant is taken without this check, so that every call makes progress.
+    """
+    if cells[_DEADLINE] != 0 and monotonic_ns() > cells[_DEADLINE]:
+        return items
+    return take_item(cells, summed, items, index)
+
+
+@inlined
+def arrive_at_barrier(cells, summed):
+    """Arrive at the barrier with an item of the first phase; return whether it is the last."""
+    return _arrive(cells) + 1 == summed
+
+
+@inlined
+def open_barrier(cells):
+    """Release the participants that wait at the barrier."""
+    set_flag(cells, _OPENED)
+
+
+@inlined
+def wait_at_barrier(cells):
+    """Wait until the barrier is open.
+
+    A participant arrives here with an item of the second phase. So all items of the first phase, of
+    which there must be at least one, have been taken by participants that compute them: the wait is
+    no longer than an item.
+    """
+    wait_for_flag(cells, _OPENED)

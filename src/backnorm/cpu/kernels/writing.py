@@ -1,0 +1,73 @@
+"""Writing vectors of the output; in float64 where float32 arithmetic does not hold: see `singles`.
+
+A geometry says where the elements of a vector lie by a *place*, of which it knows the coefficients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backnorm.cpu.kernels.formulas import elements
+from backnorm.cpu.kernels.jit import by_type, inlined, nothing
+from backnorm.cpu.kernels.memory import store_first
+from backnorm.cpu.kernels.singles import as_singles, both_hold, holds, lanes_of
+from backnorm.cpu.kernels.vector import Singles, high_half, low_half, marked, where_finite
+from backnorm.cpu.scratch import LANES
+
+
+def writers(exact_at: Any) -> tuple[Any, Any, Any]:
+    """Return the functions of a geometry that write two vectors, one, and a part of one.
+
+    `exact_at(output, place, first)` returns the float64 coefficients of eight elements, which begin
+    `first` (0 or 8) elements after those of a place. Whole vectors are written by `put`: `store` or
+    `stream`. A branch between the two would not do: LLVM may make one ordinary store of both.
+    """
+
+    @inlined
+    def write_half(output, i, count, place, first, value):
+        of = exact_at(output, place, first)
+        again = elements(output.x, output.dy, i + first, count - first, of)
+        store_first(output.out, i + first, count - first, where_finite(value, value, again))
+
+    # Inlined: a call in the loops of the kernels would make them spill registers.
+    @inlined
+    def write_exactly(output, i, count, place, value):
+        value = marked(value)
+        write_half(output, i, count, place, 0, low_half(value))
+        write_half(output, i, count, place, LANES, high_half(value))
+
+    @by_type
+    def write_again(output, i, count, place, value):
+        """Write `count` elements, those that do not hold as float64 has them."""
+        if value != Singles:
+            return nothing
+        return lambda output, i, count, place, value: write_exactly(output, i, count, place, value)
+
+    @inlined
+    def write_two(put, output, i, values, places):
+        left, right = values
+        lanes = lanes_of(output.rows.values)
+        if both_hold(output, left, right):
+            put(output.out, i, left)
+            put(output.out, i + lanes, right)
+        else:
+            write_again(output, i, lanes, places[0], as_singles(left))
+            write_again(output, i + lanes, lanes, places[1], as_singles(right))
+
+    @inlined
+    def write_one(put, output, i, place, value):
+        lanes = lanes_of(output.rows.values)
+        if holds(value, lanes):
+            put(output.out, i, value)
+        else:
+            write_again(output, i, lanes, place, as_singles(value))
+
+    @inlined
+    def write_first(output, i, count, place, of):
+        value = elements(output.x, output.dy, i, count, of)
+        if holds(value, count):
+            store_first(output.out, i, count, value)
+        else:
+            write_again(output, i, count, place, value)
+
+    return write_two, write_one, write_first
