@@ -1,8 +1,8 @@
-"""The data of the library of threads: what it knows of the process, and a slot for each thread.
+"""The data of the library of threads: functions of the process, and a slot for each worker thread.
 
-A slot is all that passes between a thread of ours and those who call it. Its state is eight times
-the number of times that it was called, plus one of the values below; so who has called it knows
-whether it is still at work for the same call.
+Callers and a worker communicate only through the worker's slot (see `docs/threads.md`). Its state
+is eight times the number of requests that it has served, plus one of the states below. So a
+compare-exchange fails if the slot has served another request in the meantime.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ __all__ = [
     "WAITED",
 ]
 
-#: Cells of what the process knows: the functions by which an OpenMP team is entered, and by which
-#: one of it tells its number; the addresses of pthread_create, pthread_detach and pthread_sigmask
-#: (three cells); when to try again after the system refused a thread.
+#: Cells of the process: the addresses of GOMP_parallel and omp_get_thread_num; those of
+#: pthread_create, pthread_detach and pthread_sigmask (three cells); the time of the next attempt
+#: after the system refused a thread.
 PARALLEL, THREAD_NUMBER, CREATE, RETRY = 0, 1, 2, 5
 
-#: Where the slots begin, how many there are, and the cells of each, whole cache lines.
+#: The first cell of the slots, their number, and the cells of each: whole cache lines.
 TABLE, SLOTS, SLOT_CELLS = 8, 256, 40
 
 CELLS = TABLE + SLOTS * SLOT_CELLS
 
-#: Cells of a slot: its state; the record to take part in, and as which participant; which
-#: processors the caller may use, and which its own thread may (16 cells each).
+#: Cells of a slot: its state; the record of the request, and the index of the participant; the
+#: affinity mask of the caller, and that of the worker (16 cells each).
 STATE, RECORD, INDEX, MASK, OWN_MASK = 0, 1, 2, 8, 24
 
-#: States. There is no thread; it has nothing to do, and watches the slot, or sleeps; a caller is
-#: filling in the slot; the thread is called, and may be called off; it takes part; and somebody
-#: sleeps until it is out.
+#: States. NEW: no thread exists. IDLE: the worker spins on the slot. SLEEPING: it sleeps on the
+#: futex. TAKEN: a caller fills in the slot. CALLED: there is a request, which may be cancelled.
+#: RUNNING: the worker takes part. WAITED: the same, and the caller sleeps until the worker leaves.
 NEW, IDLE, SLEEPING, TAKEN, CALLED, RUNNING, WAITED = range(7)
 STATES = 8
