@@ -8,9 +8,8 @@ import numpy as np
 
 from backnorm import reference
 from backnorm.activations import RELU
+from backnorm.conformance.mutants import Kernel
 from tests.support.dtypes import FLOAT32, is_16_bit
-
-from .kernels import Kernel
 
 Wide = np.longdouble
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from .kernels import (
+from backnorm.conformance.mutants import (
     DeviatesInFloat32,
     FoldsMeanIntoConstant,
     Kernel,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backnorm.conformance.battery import cases, examine
-
-from .kernels import MUTANTS, Kernel
+from backnorm.conformance.mutants import MUTANTS, Kernel
 
 BATTERY = list(cases())
 

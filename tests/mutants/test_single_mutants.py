@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from backnorm.conformance.battery import cases, examine
+from backnorm.conformance.mutants import MUTANTS, Kernel
 
-from .kernels import MUTANTS, Kernel
 from .single import SINGLE_MUTANTS, WITHIN_FLOAT32, Single
 
 BATTERY = list(cases(arithmetic="float32"))

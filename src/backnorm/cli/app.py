@@ -19,6 +19,7 @@ from backnorm.cli.program import FAILED, Threads, begin, exits_in_one_line
 from backnorm.cli.render import demo_table, run_table
 from backnorm.cli.run import RunOptions, run_file
 from backnorm.cli.tensor_files import MEBIBYTES
+from backnorm.cli.verify import cases_app, judge, tolerance, verify
 
 __all__ = ["app", "main"]
 
@@ -28,6 +29,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+for command in (verify, judge, tolerance):
+    app.command()(exits_in_one_line()(command))
+app.add_typer(cases_app, name="cases")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

@@ -26,6 +26,7 @@ from backnorm.reference._results import (
     ExactOutput,
     ExactSecondGradients,
 )
+from backnorm.reference._scales import GradientScales, Scale, gradient_scales
 from backnorm.reference._second_order import double_backward
 
 __all__ = [
@@ -34,10 +35,13 @@ __all__ = [
     "ExactNormalized",
     "ExactOutput",
     "ExactSecondGradients",
+    "GradientScales",
+    "Scale",
     "backward",
     "counting",
     "double_backward",
     "forward",
+    "gradient_scales",
     "inference",
     "masked",
     "pack_mask",

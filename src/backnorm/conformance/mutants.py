@@ -295,4 +295,4 @@ class RoundsTwice(Kernel):
         return dx.astype(ml_dtypes.bfloat16).astype(dtype)
 
 
-MUTANTS = list(Kernel.__subclasses__())
+MUTANTS = tuple(Kernel.__subclasses__())

@@ -1,0 +1,102 @@
+"""A plug-in of pytest: ``pytest --backnorm mykernel:backward`` runs the cases of backnorm verify.
+
+It imports nothing of the package unless the option is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("backnorm", "batch normalisation's backward pass")
+    group.addoption(
+        "--backnorm", metavar="SUBJECT", help="judge module:function, see backnorm verify"
+    )
+    group.addoption("--backnorm-dialect", metavar="DIALECT", help="call it in these words")
+    group.addoption("--backnorm-tier", default="smoke", choices=["smoke", "full"])
+    group.addoption("--backnorm-dtypes", default="float32,bfloat16,float16")
+    group.addoption("--backnorm-at-least", default="serial", metavar="RUNG")
+    group.addoption("--backnorm-report", metavar="FILE", help="write the verdicts as JSON")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Add a test for each output of each case."""
+    subject = config.getoption("--backnorm")
+    if subject is None:
+        return
+    from backnorm.conformance.verify.cases import Selection, selected
+    from backnorm.conformance.verify.run import Job
+    from backnorm.conformance.verify.subjects import OUTPUTS
+
+    dtypes = tuple(config.getoption("--backnorm-dtypes").split(","))
+    selection = Selection(config.getoption("--backnorm-tier"), dtypes)
+    job = Job(subject, selection, config.getoption("--backnorm-dialect"))
+    shared = _Run(job, config)
+    for case in selected(selection):
+        for output in OUTPUTS:
+            name = f"backnorm::{case.name}::{output}"
+            items.append(_Item.from_parent(session, name=name, run=shared, key=(case.name, output)))
+
+
+class _Run:
+    """One run of all cases, when the first test needs it."""
+
+    def __init__(self, job: Any, config: pytest.Config) -> None:
+        self._job, self._config = job, config
+        self._verdicts: dict[tuple[str, str], Any] | None = None
+
+    def verdict(self, key: tuple[str, str]) -> Any:
+        """Return the verdict on an output of a case."""
+        if self._verdicts is None:
+            from backnorm.conformance.verify.findings import findings
+            from backnorm.conformance.verify.report import as_json
+            from backnorm.conformance.verify.run import verify
+
+            results = verify(self._job)
+            self._verdicts = {(v.case, v.output): v for v in results.verdicts}
+            report = self._config.getoption("--backnorm-report")
+            if report is not None:
+                Path(report).write_text(as_json(results, findings(results)))
+        return self._verdicts.get(key)
+
+
+class _Item(pytest.Item):
+    """A test: an output of a case."""
+
+    def __init__(self, *, run: _Run, key: tuple[str, str], **named: Any) -> None:
+        super().__init__(**named)
+        self._run, self._key = run, key
+
+    def runtest(self) -> None:
+        """Fail if the output is worse than the rung."""
+        from backnorm.conformance.ladder import RUNGS
+
+        verdict = self._run.verdict(self._key)
+        if verdict is None:
+            pytest.skip("not run")
+        if verdict.status in ("refused", "not_run"):
+            pytest.skip(verdict.text)
+        at_least = self.config.getoption("--backnorm-at-least")
+        if verdict.status not in RUNGS[: RUNGS.index(at_least) + 1]:
+            text = verdict.text
+            if verdict.grade is not None:
+                text = f"{verdict.grade.worst_ulp:.4g} ulp at worst, at {verdict.grade.where}"
+            raise AssertionError(f"{self._key[1]} is {verdict.status}: {text}")
+
+    def repr_failure(self, excinfo: Any, style: Any = None) -> str:
+        """Return the message alone."""
+        return str(excinfo.value)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """Return where the test is: nowhere but in its name."""
+        return self.path, None, self.name

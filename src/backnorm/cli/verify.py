@@ -1,0 +1,304 @@
+"""`backnorm verify`, `judge`, `cases`, `tolerance`: the judge of other implementations."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from rich.table import Table
+
+__all__ = ["cases_app", "judge", "tolerance", "verify"]
+
+Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
+Tier = Annotated[
+    Literal["smoke", "full"], typer.Option(help="Seconds, or minutes with networks' shapes.")
+]
+Dtypes = Annotated[str, typer.Option(help="Element types, separated by commas.")]
+Layouts = Annotated[str, typer.Option(help="Layouts: NCX, NXC.")]
+Only = Annotated[list[str] | None, typer.Option(help="A pattern of case names; again for more.")]
+Skip = Annotated[list[str] | None, typer.Option(help="A pattern of case names to leave out.")]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
+AtLeast = Annotated[Rung, typer.Option(help="The worst arithmetic that is no finding.")]
+Xfail = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Expected failures: pattern  # reason.")
+]
+Baseline = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A JSON report; only what is worse fails.")
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write a report; -: print it.")
+]
+Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report for CI.")]
+Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report for pages.")]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write what is printed.")]
+Show = Annotated[bool, typer.Option("--show", help="Print the worst element of each output.")]
+
+_DTYPES, _LAYOUTS = "float32,bfloat16,float16", "NCX,NXC"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reports:
+    """Where reports go, and what is expected."""
+
+    at_least: Rung
+    show: bool
+    json: Path | None
+    junit: Path | None
+    markdown: Path | None
+    html: Path | None
+    xfail: Path | None
+    baseline: Path | None
+
+    def console(self) -> Console:
+        """Return the console of the tables."""
+        return Console(stderr=self.json == Path("-"), record=self.html is not None)
+
+    def write(self, results: Any, console: Console) -> bool:
+        """Print and write the reports of a run; return whether it failed."""
+        from backnorm.conformance.verify import expected, report
+        from backnorm.conformance.verify.findings import counts, findings
+
+        judged = counts(results)["judged"]
+        if self.xfail is not None:
+            known = expected.read_expectations(self.xfail)
+            results, failed, passed = expected.without_expected(results, known)
+            console.print(f"{failed} expected failures; {passed} were expected, and passed")
+        found = findings(results, self.at_least)
+        report.show(results, found, console)
+        if self.show:
+            report.show_case(results, console)
+        if self.json is not None:
+            text = report.as_json(results, found)
+            sys.stdout.write(text) if self.json == Path("-") else self.json.write_text(text)
+        if self.junit is not None:
+            self.junit.write_text(report.as_junit(results))
+        if self.markdown is not None:
+            self.markdown.write_text(report.as_markdown(results, found))
+        if self.html is not None:
+            console.save_html(str(self.html))
+        if self.baseline is not None:
+            before = expected.read_baseline(self.baseline)
+            new = [v for v in results.verdicts if expected.is_new(v, before)]
+            console.print(f"{len(new)} outputs are worse than in {self.baseline}")
+            return bool(new) or not judged
+        return bool(found) or not judged
+
+
+def verify(
+    subjects: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SUBJECT...",
+            help="module:function, file.py:function, library.so:symbol, or one of numpy, torch, "
+            "tensorflow, backnorm.",
+        ),
+    ],
+    dialect: Annotated[
+        str | None, typer.Option(help="Call the function in this specification's words.")
+    ] = None,
+    op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
+    tier: Tier = "smoke",
+    dtypes: Dtypes = _DTYPES,
+    layouts: Layouts = _LAYOUTS,
+    only: Only = None,
+    skip: Skip = None,
+    seed: Seed = 0,
+    at_least: AtLeast = "serial",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a case.")] = 30.0,
+    memory: Annotated[int, typer.Option(min=0, help="MiB for the subject; 0: any.")] = 0,
+    xfail: Xfail = None,
+    baseline: Baseline = None,
+    show: Show = False,
+    json: JsonFile = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    html: Html = None,
+) -> None:
+    """Judge implementations of the backward pass.
+
+    Each runs in a process of its own, on read-only inputs between unreadable pages. Exit status: 0
+    fine, 1 a finding or nothing judged, 2 bad usage.
+    """
+    from backnorm.conformance.verify.run import Job
+    from backnorm.conformance.verify.run import verify as run_job
+
+    reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
+    console, failed = reports.console(), False
+    selection = _selection(tier, dtypes, layouts, only, skip, seed)
+    for subject in subjects:
+        job = Job(subject, selection, dialect, op, timeout, memory)
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(subject, total=None)
+
+            def advance(done: int, total: int, task: TaskID = task) -> None:
+                progress.update(task, completed=done, total=total)
+
+            results = run_job(job, advance)
+        failed = reports.write(results, console) or failed
+        if results.interrupted:
+            raise typer.Exit(130)
+    raise typer.Exit(int(failed))
+
+
+def judge(
+    cases: Annotated[Path, typer.Argument(metavar="CASES", help="What cases export wrote.")],
+    results: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULTS",
+            help="A folder a case with dx.bin, dgamma.bin, dbeta.bin (or .npy), or one .npz or "
+            ".safetensors file of case/output.",
+        ),
+    ],
+    at_least: AtLeast = "serial",
+    xfail: Xfail = None,
+    baseline: Baseline = None,
+    show: Show = False,
+    json: JsonFile = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    html: Html = None,
+) -> None:
+    """Judge results that exist."""
+    from backnorm.conformance.verify.export import judge as judge_files
+
+    reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
+    raise typer.Exit(int(reports.write(judge_files(cases, results), reports.console())))
+
+
+cases_app = typer.Typer(help="The cases of verify, as files for tests in any language.")
+
+
+@cases_app.command("list")
+def cases_list(
+    tier: Tier = "smoke",
+    dtypes: Dtypes = _DTYPES,
+    layouts: Layouts = _LAYOUTS,
+    only: Only = None,
+    skip: Skip = None,
+    seed: Seed = 0,
+) -> None:
+    """Print the names of the cases."""
+    from backnorm.conformance.verify.cases import selected
+
+    for case in selected(_selection(tier, dtypes, layouts, only, skip, seed)):
+        print(case.name, "x".join(map(str, case.data.x.shape)))
+
+
+@cases_app.command("export")
+def cases_export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    form: Annotated[
+        Literal["raw", "npy", "npz", "safetensors"], typer.Option("--format", help="Of arrays.")
+    ] = "raw",
+    tier: Tier = "smoke",
+    dtypes: Dtypes = _DTYPES,
+    layouts: Layouts = _LAYOUTS,
+    only: Only = None,
+    skip: Skip = None,
+    seed: Seed = 0,
+) -> None:
+    """Write cases with exact results and the bounds of every element."""
+    from backnorm.conformance.verify.export import export
+
+    number = export(folder, _selection(tier, dtypes, layouts, only, skip, seed), form=form)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{number} cases, {size / 1e6:.1f} MB, {folder / 'manifest.json'}")
+
+
+def tolerance(
+    dtype: Annotated[str, typer.Option(help="The element type of x.")] = "float32",
+    elements: Annotated[int, typer.Option(min=1, help="Elements per channel, M.")] = 50176,
+    audit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="A test's tolerance: rtol=1e-2,atol=1e-2; pcc=, cosine=, rms=, ulp=; a project's "
+            "name; module:function.",
+        ),
+    ] = None,
+    data: Annotated[
+        Literal["randn", "rand", "layer"], typer.Option(help="The data of the test.")
+    ] = "randn",
+    shape: Annotated[str, typer.Option(help="The shape of x, channels second.")] = "16,8,14,14",
+    loss: Annotated[
+        Literal["none", "sum", "mean", "square", "cube"],
+        typer.Option(help="The loss of the test; none: dy is random."),
+    ] = "none",
+) -> None:
+    """Print the bounds of right kernels, or what a test's tolerance would let through."""
+    if audit is None:
+        _print_bounds(dtype, elements)
+        return
+    from backnorm.conformance.verify.audit import audit as audit_policy
+
+    found = audit_policy(audit, data=data, shape=tuple(map(int, _listed(shape))), loss=loss)
+    total = len(found.caught) + len(found.missed)
+    print(f"{audit} on {data}, loss {loss}, x of {shape}, {found.runs} seeds")
+    print(f"  {len(found.caught)} of {total} wrong kernels are caught. These pass:")
+    for name, wrong in found.missed:
+        print(f"    {wrong} ({name})")
+    print(f"  {len(found.invisible)} wrong kernels give the right results on such data:")
+    for name, wrong in found.invisible:
+        print(f"    {wrong} ({name})")
+    for name, number in found.false_alarms.items():
+        print(f"  a right kernel in float32, {name}: rejected in {number} of {found.runs}")
+    if data != "layer" or loss not in ("none", "cube"):
+        print("  --data layer --loss cube shows every mistake that a loss can show.")
+
+
+def _print_bounds(dtype: str, elements: int) -> None:
+    from backnorm.conformance.ladder import KINDS, QUANTITIES, bound, rungs
+    from backnorm.conformance.verify.cases import DTYPES
+    from backnorm.errors import ArgumentValueError
+
+    if dtype not in DTYPES:
+        raise ArgumentValueError("--dtype", "unknown", came=repr(dtype), accepted=", ".join(DTYPES))
+    own = DTYPES[dtype]
+    statistics = own if dtype.startswith("float") and dtype != "float16" else DTYPES["float32"]
+    unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+    table = Table(title=f"{dtype}, {elements} elements a channel", box=None, title_justify="left")
+    for head in ("rung", "output", "expected", "never beyond"):
+        table.add_column(head, no_wrap=True)
+    for rung in rungs(own):
+        for name in QUANTITIES:
+            output = own if name == "dx" else statistics
+            texts = [
+                bound(rung, name, output, own, elements, kind=kind).in_units(unit) for kind in KINDS
+            ]
+            table.add_row(rung, name, *texts)
+    Console().print(table)
+    print(
+        f"u = 2**{math.log2(unit):.0f}; ulp: of the output's type at the exact value; T: the sum of"
+    )
+    print("the magnitudes of the terms; V, S, R: see docs/tolerance.md, which has the argument.")
+
+
+def _selection(
+    tier: str,
+    dtypes: str,
+    layouts: str,
+    only: list[str] | None,
+    skip: list[str] | None,
+    seed: int,
+) -> Any:
+    from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection
+    from backnorm.errors import ArgumentValueError
+
+    for option, text, known in (("--dtypes", dtypes, DTYPES), ("--layouts", layouts, LAYOUTS)):
+        for word in _listed(text):
+            if word not in known:
+                raise ArgumentValueError(option, "unknown", came=word, accepted=", ".join(known))
+    return Selection(
+        tier, _listed(dtypes), _listed(layouts), tuple(only or ()), tuple(skip or ()), seed
+    )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.replace(",", " ").split() if part)

@@ -1,0 +1,484 @@
+"""A ladder of error bounds: which way of computing a gradient explains its errors.
+
+Each rung stands for a way of computing. An output is on the best rung whose bound holds for all of
+its elements. ``docs/tolerance.md`` derives every bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Unpack, get_args
+
+import numpy as np
+
+from backnorm import reference
+from backnorm._doubledouble import Exact, FloatArray
+from backnorm.conformance.judge import Quantity, budget
+from backnorm.conformance.judge._passes import BackwardOptions
+from backnorm.conformance.judge._ulps import absolute_error, ulp_at
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, element_type, is_16_bit
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
+from backnorm.problem import channel_axis_of
+from backnorm.reference import Scale
+from backnorm.results import Gradients
+
+__all__ = [
+    "KINDS",
+    "QUANTITIES",
+    "RUNGS",
+    "Bound",
+    "BoundKind",
+    "Grade",
+    "Rung",
+    "Status",
+    "allowances",
+    "bound",
+    "grade",
+    "grade_backward",
+    "rungs",
+]
+
+Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
+Status = Rung | Literal["wrong", "nonfinite"]
+BoundKind = Literal["expected", "guaranteed"]
+
+#: The ladder, best first.
+RUNGS: tuple[Rung, ...] = get_args(Rung)
+
+QUANTITIES: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
+KINDS: tuple[BoundKind, ...] = get_args(BoundKind)
+
+#: Unit roundoff of each type.
+_ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
+
+# n rounding errors of independent sign are expected to lose this many roots of n roundoffs: each
+# has a root mean square of 0.43 roundoffs, so it is 4.7 standard deviations.
+_DEVIATIONS = 2.0
+# Additions in a row at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
+_RUN = 16
+# Elements of a block: every size between these is on the rung.
+_BLOCKS = 128, 512
+# Roundings of an inverse deviation: variance + epsilon, the root, the reciprocal.
+_INVERSE_DEVIATION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Allowed error of an element, as multiples of magnitudes that the oracle returns.
+
+    It is ``ulps * ulp + terms * T + value * V + sqrt((sums * S)**2 + (root * R)**2)``, with the
+    ulp of the output's type at the exact value, T the sum of the magnitudes of the terms, and V, S
+    and R the fields of :class:`backnorm.reference.Scale`.
+
+    Attributes
+    ----------
+    ulps, terms, value, sums, root : float
+    """
+
+    ulps: float
+    terms: float = 0.0
+    value: float = 0.0
+    sums: float = 0.0
+    root: float = 0.0
+
+    def allowance(self, ulp: FloatArray, terms: FloatArray, scale: Scale) -> FloatArray:
+        """Return the allowed absolute error of each element.
+
+        Parameters
+        ----------
+        ulp : numpy.ndarray
+            Unit in the last place of the output's type at the exact values.
+        terms : numpy.ndarray
+            T of each element.
+        scale : backnorm.reference.Scale
+
+        Returns
+        -------
+        numpy.ndarray
+            float64. Magnitudes that are not finite count as 0.
+        """
+        with np.errstate(all="ignore"):
+            sums = np.hypot(_multiple(self.sums, scale.sums), _multiple(self.root, scale.root))
+            slack = _multiple(self.terms, terms) + _multiple(self.value, scale.value) + sums
+        result: FloatArray = self.ulps * ulp + slack
+        return result
+
+    def in_units(self, unit: float) -> str:
+        """Return the formula, with coefficients in multiples of a unit roundoff u."""
+        parts = [f"{self.ulps:g} ulp"]
+        parts += [
+            f"{value / unit:.3g} u {name}"
+            for name, value in (("T", self.terms), ("V", self.value))
+            if value
+        ]
+        of_sums = [
+            f"{value / unit:.3g} u {name}"
+            for name, value in (("S", self.sums), ("R", self.root))
+            if value
+        ]
+        if len(of_sums) == 2:
+            of_sums = [f"hypot({', '.join(of_sums)})"]
+        return " + ".join(parts + of_sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """Outcome of grading one output.
+
+    Attributes
+    ----------
+    status : str
+        The best rung whose bound holds for all elements; "wrong" if no bound holds; "nonfinite" if
+        an element is NaN or infinite where the exact value is not, or the other way round.
+    worst_ulp : float
+        Largest error, in ulps of the output's type at the exact value.
+    share : dict
+        Largest error as a multiple of the bound of each rung. Rungs that the type of the data does
+        not have, and rungs with an infinite bound, are left out.
+    where : tuple of int
+        Index of the element that excludes the next better rung; empty for an empty output.
+    got, exact : float
+        The output and the exact value at `where`.
+    condition : float
+        T / abs(exact) at `where`: an error of one roundoff in each term is so many roundoffs of
+        the result.
+    """
+
+    status: Status
+    worst_ulp: float
+    share: Mapping[Rung, float]
+    where: tuple[int, ...]
+    got: float
+    exact: float
+    condition: float
+
+    def at_least(self, rung: Rung) -> bool:
+        """Whether the status is this rung or a better one."""
+        return self.status in RUNGS[: RUNGS.index(rung) + 1]
+
+
+def rungs(data: np.dtype) -> tuple[Rung, ...]:
+    """Return the rungs of outputs computed from data of this type: float64 has no float32."""
+    return tuple(rung for rung in RUNGS if rung != "float32" or data != FLOAT64)
+
+
+def bound(
+    rung: Rung,
+    quantity: Quantity,
+    output: np.dtype,
+    data: np.dtype,
+    count: int,
+    *,
+    kind: BoundKind = "expected",
+    accumulator: np.dtype | None = None,
+) -> Bound:
+    """Return the bound of a rung.
+
+    Parameters
+    ----------
+    rung : {"exact", "float64", "float32", "pairwise", "blocked", "serial"}
+        exact: rounded once. float64: computed in float64; float64 data with compensated sums.
+        float32: elements in float32, sums in float64 or compensated. The others compute elements
+        and sums in float32 (float64 for float64 data). pairwise: sums in pairs, from runs of up to
+        16 terms. blocked: one term after the other in blocks of 128 to 512, and one block after the
+        other. serial: one term after the other, in any order; also atomic additions.
+    quantity : {"dx", "dgamma", "dbeta"}
+    output : numpy.dtype
+        Element type of the quantity.
+    data : numpy.dtype
+        Element type of x and dy.
+    count : int
+        M, the elements of a channel.
+    kind : {"expected", "guaranteed"}
+        guaranteed: no data and no order exceeds it while nothing over- or underflows. expected:
+        rounding errors have independent signs, and (except for serial) the order of the elements is
+        unrelated to their values.
+    accumulator : numpy.dtype, optional
+        Type in which the sums of the rungs pairwise, blocked and serial are computed; by default
+        that of the elements.
+
+    Returns
+    -------
+    Bound
+        Coefficients are infinite where the argument says nothing: for 2**24 additions in a row in
+        float32, 256 in bfloat16.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an argument is unknown, or `data` is float64 and the rung float32.
+    """
+    _check_word("rung", rung, RUNGS)
+    _check_word("quantity", quantity, QUANTITIES)
+    _check_word("kind", kind, KINDS)
+    if accumulator is not None and accumulator not in _ROUNDOFF:
+        accepted = ", ".join(map(str, _ROUNDOFF))
+        raise ArgumentTypeError("accumulator", "unknown", came=accumulator, accepted=accepted)
+    if count < 0:
+        raise ArgumentValueError("count", "must not be negative", came=count)
+    wide = budget(quantity, output, data, "float64")
+    if rung == "exact":
+        return Bound(wide.ulps)
+    if rung == "float64" and data != FLOAT64:
+        return Bound(wide.ulps, wide.terms)
+    # The type of the elements: float32, or float64 for float64 data, which has no float32 rung.
+    narrow = data != FLOAT64 or rung == "float32"
+    elements = budget(quantity, output, data, "float32") if narrow else wide
+    roundoff = _ROUNDOFF[FLOAT32 if narrow else FLOAT64]
+    roundings = elements.terms / roundoff
+    unit = roundoff if accumulator is None else _ROUNDOFF[accumulator]
+    additions = _additions(rung, count)
+    if kind == "guaranteed":
+        lost = elements.terms + (_INVERSE_DEVIATION * roundoff if rung in _SUMS else 0.0)
+        return Bound(elements.ulps, lost + (1.0 + lost) * _in_a_row(additions.height, unit))
+    return _expected(quantity, output, elements.ulps, roundings, roundoff, additions, unit)
+
+
+def grade(
+    quantity: Quantity,
+    actual: np.ndarray,
+    exact: Exact,
+    terms: FloatArray,
+    scale: Scale,
+    data: np.dtype,
+    count: int,
+    *,
+    kind: BoundKind = "expected",
+) -> Grade:
+    """Return the best rung whose bound holds for every element of `actual`.
+
+    Parameters
+    ----------
+    quantity : {"dx", "dgamma", "dbeta"}
+    actual : numpy.ndarray
+        The output; its own type is the one it was rounded to.
+    exact : Exact
+        Exact values.
+    terms : numpy.ndarray
+        T of each element.
+    scale : backnorm.reference.Scale
+        The other magnitudes of each element, see :func:`backnorm.reference.gradient_scales`.
+    data : numpy.dtype
+        Element type of x and dy.
+    count : int
+        M, the elements of a channel.
+    kind : {"expected", "guaranteed"}
+        Which bounds. An expected bound is never more than the guaranteed one.
+
+    Returns
+    -------
+    Grade
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        For an element type that has no bounds, and a shape that is not that of `exact`.
+    """
+    output, data_type = element_type(actual.dtype), element_type(data)
+    if output is None or data_type is None:
+        which, dtype = ("actual", actual.dtype) if output is None else ("data", data)
+        raise ArgumentTypeError(which, "has an unsupported element type", came=str(dtype))
+    if actual.shape != exact.shape:
+        accepted = f"{exact.shape}"
+        raise ArgumentValueError("actual", "shape", came=str(actual.shape), accepted=accepted)
+    if actual.size == 0:
+        return Grade("exact", 0.0, dict.fromkeys(rungs(data_type), 0.0), (), 0.0, 0.0, 1.0)
+    error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
+    bounds = allowances(quantity, exact, terms, scale, output, data_type, count, kind=kind)
+    shares: dict[Rung, float] = {}
+    worst: dict[Rung, int] = {}
+    with np.errstate(all="ignore"):
+        for rung, allowed in bounds.items():
+            excess = error / allowed
+            worst[rung] = int(np.argmax(excess))
+            shares[rung] = float(excess.flat[worst[rung]])
+    ladder = tuple(bounds)
+    allowed = bounds[ladder[-1]]
+    place = next((i for i, rung in enumerate(ladder) if shares[rung] <= 1.0), len(ladder))
+    status: Status = ladder[place] if place < len(ladder) else "wrong"
+    index = worst[ladder[max(place - 1, 0)]]
+    if status == "wrong":
+        finite = np.isfinite(actual.astype(np.float64)) & np.isfinite(exact.hi)
+        disagreeing = ~finite & ~(error <= allowed)
+        if disagreeing.any():
+            status, index = "nonfinite", int(np.argmax(disagreeing))
+    where = tuple(int(i) for i in np.unravel_index(index, exact.shape))
+    with np.errstate(all="ignore"):
+        ulps, condition = float((error / ulp).max()), terms[where] / np.abs(exact.hi[where])
+    got, value = float(actual[where]), float(exact.hi[where])
+    return Grade(status, ulps, shares, where, got, value, float(condition))
+
+
+def allowances(
+    quantity: Quantity,
+    exact: Exact,
+    terms: FloatArray,
+    scale: Scale,
+    output: np.dtype,
+    data: np.dtype,
+    count: int,
+    *,
+    kind: BoundKind = "expected",
+) -> dict[Rung, FloatArray]:
+    """Return the allowed absolute error of each element on each rung, best rung first.
+
+    Parameters
+    ----------
+    quantity, exact, terms, scale, data, count, kind
+        As in :func:`grade`.
+    output : numpy.dtype
+        Element type of the quantity.
+    """
+    ulp, allowed = ulp_at(exact, output), np.zeros(exact.shape)
+    found: dict[Rung, FloatArray] = {}
+    for rung in rungs(data):
+        limits = [bound(rung, quantity, output, data, count, kind="guaranteed")]
+        if math.isinf(limits[0].terms):
+            # The argument says nothing about so many additions.
+            continue
+        if kind == "expected":
+            limits.append(bound(rung, quantity, output, data, count))
+        least = np.minimum.reduce([limit.allowance(ulp, terms, scale) for limit in limits])
+        # No float64 pair holds a part below 2**-1074, so the oracle itself may be off by that.
+        least = least + (2.0**-1074 if output == FLOAT64 else 0.0)
+        allowed = np.maximum(allowed, least)
+        found[rung] = allowed
+    return found
+
+
+def grade_backward(
+    x: np.ndarray,
+    dy: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    gamma: np.ndarray | None,
+    gradients: Gradients | tuple[np.ndarray, np.ndarray, np.ndarray],
+    *,
+    kind: BoundKind = "expected",
+    **options: Unpack[BackwardOptions],
+) -> dict[str, Grade]:
+    """Grade `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
+
+    `options` are epsilon, data_format and training.
+    """
+    exact = reference.backward(x, dy, mean, variance, gamma, **options)
+    scales = reference.gradient_scales(x, dy, mean, variance, gamma, **options)
+    channels = x.shape[channel_axis_of(options.get("data_format", "NCX"))]
+    count = x.size // channels if channels else 0
+    grades: dict[str, Grade] = {}
+    for name, actual, expected in zip(
+        QUANTITIES, gradients, (x.dtype, mean.dtype, mean.dtype), strict=True
+    ):
+        if element_type(actual.dtype) != element_type(expected):
+            raise ArgumentTypeError(
+                name,
+                "has the wrong element type",
+                came=str(actual.dtype),
+                accepted=str(expected),
+            )
+        value, terms = getattr(exact, name), getattr(exact, f"{name}_terms")
+        scale = getattr(scales, name)
+        grades[name] = grade(name, actual, value, terms, scale, x.dtype, count, kind=kind)
+    return grades
+
+
+class _Additions(NamedTuple):
+    """How a method adds up a channel.
+
+    The rounding errors of its additions are, squared and added up, `sums` times the square of the
+    sum plus `root` times the sum of the squares of the terms, if the terms are in random order; in
+    any order `terms` times the square of T. `height` is the number of additions that a term passes.
+    """
+
+    height: float
+    sums: float = 0.0
+    root: float = 0.0
+    terms: float = 0.0
+
+
+_SUMS = "pairwise", "blocked", "serial"
+
+
+def _additions(rung: Rung, count: int) -> _Additions:
+    """Return how a rung adds up; none are counted where budgets have them."""
+    if rung not in _SUMS or count < 2:
+        return _Additions(0.0)
+    if rung == "serial":
+        return _Additions(count - 1.0, terms=_row(count).root)
+    if rung == "pairwise":
+        if count <= _RUN:
+            return _row(count, single=True)
+        run, levels = _row(_RUN), math.log2(count / _RUN)
+        sums = run.sums * _RUN / count + 2.0
+        return _Additions(run.height + math.ceil(levels), sums, run.root + levels)
+    sizes = [_in_blocks(count, size) for size in _BLOCKS]
+    return _Additions(*(max(column) for column in zip(*sizes, strict=True)))
+
+
+def _in_blocks(count: int, size: int) -> _Additions:
+    """Return how blocks of this size add up, one after the other within and among themselves."""
+    if count <= size:
+        return _row(count, single=True)
+    block, among = _row(size), _row(math.ceil(count / size), single=True)
+    sums = block.sums * size / count + among.sums
+    return _Additions(block.height + among.height, sums, block.root + among.root)
+
+
+def _row(count: int, single: bool = False) -> _Additions:
+    """Return how terms add up one after the other, in one row or on average over many.
+
+    The k-th partial sum is k/n of the sum, and the square of what is random in it k/n of the sum of
+    the squares; k runs from 2 to n. In one row the squares of a random walk often add up to more
+    than on average: they count twice.
+    """
+    sums = (count + 1) * (2 * count + 1) / (6 * count) - 1 / count**2
+    root = (count + 1) / 2 - 1 / count
+    return _Additions(count - 1.0, sums, 2.0 * root if single else root)
+
+
+def _in_a_row(number: float, unit: float) -> float:
+    """Return what so many roundings in a row lose at most, relative to what is rounded."""
+    return number * unit / (1.0 - number * unit) if number * unit < 1.0 else math.inf
+
+
+def _expected(
+    quantity: Quantity,
+    output: np.dtype,
+    ulps: float,
+    roundings: float,
+    roundoff: float,
+    additions: _Additions,
+    unit: float,
+) -> Bound:
+    """Return the expected bound of elements with so many roundings, and sums added up like this."""
+    if additions.height * unit >= 1.0:
+        return Bound(ulps, math.inf)
+    loss = _DEVIATIONS * roundoff
+    terms = _DEVIATIONS * unit * math.sqrt(additions.terms)
+    sums = _DEVIATIONS * unit * math.sqrt(additions.sums)
+    # Each term of a sum is rounded by itself.
+    root = math.hypot(loss * math.sqrt(roundings), _DEVIATIONS * unit * math.sqrt(additions.root))
+    # A gradient of 16 bits is rounded to float32 first.
+    after = 1.0 if is_16_bit(output) else 0.0
+    if quantity == "dx":
+        after = roundings + (_INVERSE_DEVIATION if additions.height else 0.0)
+    elif quantity == "dgamma":
+        after += _INVERSE_DEVIATION
+    return Bound(ulps, terms, loss * math.sqrt(after), sums, root)
+
+
+def _multiple(coefficient: float, magnitude: FloatArray) -> FloatArray | float:
+    """Return a multiple of a magnitude, 0 for one that is not finite."""
+    if coefficient == 0.0:
+        return 0.0
+    result: FloatArray = coefficient * np.where(np.isfinite(magnitude), magnitude, 0.0)
+    return np.where(np.isnan(result), 0.0, result)
+
+
+def _check_word(argument: str, word: object, accepted: tuple[str, ...]) -> None:
+    if word not in accepted:
+        raise ArgumentValueError(
+            argument, "unknown", came=described(word), accepted=", ".join(accepted)
+        )

@@ -1,0 +1,185 @@
+"""A process that runs a subject on cases: ``python -m backnorm.conformance.verify.child``.
+
+It reads one line of JSON from its standard input, writes a line of JSON for each event to the file
+descriptor that this names, and the outputs of each case to a file. What the subject prints goes to
+its standard output. If it ends the process, the last event names the case.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backnorm.conformance.battery import Case
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.memory import Guarded
+from backnorm.conformance.verify.subjects import OUTPUTS, RefusedError, subject_of
+
+__all__ = ["main"]
+
+# Larger inputs are not called again, which would take minutes.
+_REPEATED = 1 << 22
+
+
+class Runner:
+    """A subject and how its results are written down."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.events = os.fdopen(job["events"], "w", buffering=1)
+        self.folder = Path(job["folder"])
+        self.say(event="import")
+        self.subject = subject_of(job["subject"], dialect=job["dialect"], op=job["op"])
+        self.say(event="ready")
+
+    def say(self, **event: Any) -> None:
+        """Write an event."""
+        self.events.write(json.dumps(event) + "\n")
+
+    def run(self, case: Case) -> None:
+        """Run a case, and write what became of it."""
+        self.say(event="begin", case=case.name)
+        started = time.perf_counter()
+        inputs = _inputs(case)
+        try:
+            outputs, faults = self._outputs(inputs, case)
+        except RefusedError as refused:
+            self.say(event="refused", case=case.name, text=str(refused))
+            return
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            self.say(event="refused", case=case.name, text=text)
+            return
+        path = self.folder / f"{case.name}.npz"
+        arrays = {name: array for name, array in outputs.items() if array is not None}
+        types = {name: str(array.dtype) for name, array in arrays.items()}
+        # A file of NumPy's has no bfloat16.
+        stored: dict[str, Any] = {
+            name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()
+        }
+        np.savez(path, **stored)
+        self.say(
+            event="end",
+            case=case.name,
+            file=str(path),
+            types=types,
+            shapes={name: array.shape for name, array in arrays.items()},
+            faults=faults,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _outputs(
+        self, inputs: dict[str, Guarded | None], case: Case
+    ) -> tuple[dict[str, np.ndarray | None], list[str]]:
+        """Return the outputs of a call, and what is wrong beside them."""
+        before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
+        first = self._called(inputs, case)
+        faults = [
+            f"changed_input {n}"
+            for n, g in inputs.items()
+            if g is not None and before[n] != g.array.tobytes()
+        ]
+        size = case.data.x.size
+        if not size or size > _REPEATED:
+            return first, faults
+        # The same buffers with other values: the gradients of -dy are those of dy, negated.
+        dy = inputs["dy"]
+        assert dy is not None
+        _negate(dy)
+        second = self._called(inputs, case)
+        _negate(dy)
+        third = self._called(inputs, case)
+        if not _same(first, third):
+            faults.append("not_repeatable")
+        elif _same(first, second) and any(
+            array is not None and np.any(np.nan_to_num(array.astype(float)))
+            for array in first.values()
+        ):
+            faults.append("stale")
+        return first, faults
+
+    def _called(
+        self, inputs: dict[str, Guarded | None], case: Case
+    ) -> dict[str, np.ndarray | None]:
+        arrays = {name: None if g is None else g.array for name, g in inputs.items()}
+        if not getattr(self.subject, "writes", False):
+            found = self.subject(arrays, case)
+            return {n: None if a is None else np.array(a) for n, a in found.items()}
+        data = case.data
+        like = {"dx": data.x, "dgamma": data.mean, "dbeta": data.mean}
+        memory = {name: Guarded(array, fill=True) for name, array in like.items()}
+        found = self.subject(arrays, case, {name: g.array for name, g in memory.items()})
+        outside = [name for name, g in memory.items() if not g.holds_canaries()]
+        if outside:
+            raise RuntimeError(f"wrote outside of {outside[0]}")
+        return {name: array.copy() for name, array in found.items()}
+
+
+def _inputs(case: Case) -> dict[str, Guarded | None]:
+    names = "x", "dy", "mean", "variance", "gamma"
+    arrays = dict(zip(names, case.data.backward_inputs, strict=True))
+    guarded: dict[str, Guarded | None] = {}
+    for name, array in arrays.items():
+        if name == "gamma" and not case.scaled:
+            guarded[name] = None
+            continue
+        memory = Guarded(array)
+        memory.lock()
+        guarded[name] = memory
+    return guarded
+
+
+def _negate(memory: Guarded) -> None:
+    memory.unlock()
+    memory.array[...] = -memory.array
+    memory.lock()
+
+
+def _same(one: dict[str, np.ndarray | None], other: dict[str, np.ndarray | None]) -> bool:
+    return all(
+        (a is None) == (b is None) and (a is None or b is None or a.tobytes() == b.tobytes())
+        for a, b in zip(one.values(), other.values(), strict=True)
+    )
+
+
+def _remaining(job: dict[str, Any]) -> Iterator[Case]:
+    """Yield the cases that were not run yet."""
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in job["selection"].items()
+    }
+    selection = Selection(**fields)
+    done = set(job["done"])
+    for case in selected(selection):
+        if case.name not in done:
+            yield case
+
+
+def main() -> None:
+    """Run the job that the standard input describes."""
+    faulthandler.enable()
+    warnings.simplefilter("ignore")
+    job = json.loads(sys.stdin.readline())
+    if job["memory"]:
+        import resource
+
+        limit = job["memory"] << 20
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    runner = Runner(job)
+    for name in OUTPUTS:
+        assert name
+    for case in _remaining(job):
+        runner.run(case)
+    runner.say(event="finished")
+
+
+if __name__ == "__main__":
+    main()

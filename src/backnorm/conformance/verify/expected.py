@@ -1,0 +1,99 @@
+"""Failures that are expected: files of patterns, and reports of an earlier run."""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify.run import Results, Verdict
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["Expectation", "is_new", "read_baseline", "read_expectations", "without_expected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A line of a file of expected failures: ``pattern  # reason  [until 2027-03-01]``.
+
+    The pattern matches ``case/output``, or a case.
+    """
+
+    pattern: str
+    reason: str
+    until: datetime.date | None = None
+
+    def matches(self, verdict: Verdict, today: datetime.date) -> bool:
+        """Whether a verdict is expected."""
+        if self.until is not None and today > self.until:
+            return False
+        names = verdict.case, f"{verdict.case}/{verdict.output}"
+        return any(fnmatch.fnmatchcase(name, self.pattern) for name in names)
+
+
+def read_expectations(path: Path) -> list[Expectation]:
+    """Return the expectations of a file.
+
+    Raises
+    ------
+    ArgumentValueError
+        For a line without a reason, and a date that is none.
+    """
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        pattern, _, reason = (part.strip() for part in line.partition("#"))
+        if not pattern:
+            continue
+        reason, _, until = reason.partition("[until ")
+        if not reason.strip():
+            raise ArgumentValueError(
+                "--xfail", f"line {number} has no reason", came=line, accepted="pattern  # reason"
+            )
+        date = None
+        if until:
+            try:
+                date = datetime.date.fromisoformat(until.rstrip("] "))
+            except ValueError as error:
+                raise ArgumentValueError(
+                    "--xfail", f"line {number} has no date", came=until, accepted="YYYY-MM-DD"
+                ) from error
+        found.append(Expectation(pattern, reason.strip(), date))
+    return found
+
+
+def without_expected(results: Results, expectations: list[Expectation]) -> tuple[Results, int, int]:
+    """Return the results without expected failures, their number, and that of expected ones that
+    passed.
+    """
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    kept, failed, passed = [], 0, 0
+    for verdict in results.verdicts:
+        if not any(each.matches(verdict, today) for each in expectations):
+            kept.append(verdict)
+        elif verdict.status in RUNGS:
+            passed += 1
+            kept.append(verdict)
+        else:
+            failed += 1
+    rest = Results(results.job, kept, results.outputs, results.seconds, results.interrupted)
+    return rest, failed, passed
+
+
+def read_baseline(path: Path) -> dict[tuple[str, str], str]:
+    """Return the statuses of an earlier report by case and output."""
+    report = json.loads(path.read_text())
+    return {(each["case"], each["output"]): each["status"] for each in report["verdicts"]}
+
+
+def is_new(verdict: Verdict, baseline: dict[tuple[str, str], str]) -> bool:
+    """Whether a verdict differs from that of the baseline for the worse."""
+    before = baseline.get((verdict.case, verdict.output))
+    if before == verdict.status:
+        return False
+    order = [*RUNGS]
+    if verdict.status in order:
+        return before in order and order.index(verdict.status) > order.index(before)
+    return verdict.status not in ("refused", "not_run")

@@ -1,0 +1,277 @@
+"""Cases as files, for tests in any language, and verdicts on results that are files.
+
+A folder has a folder for each case, and ``manifest.json`` beside them. Of each case there are the
+inputs; of each output the exact value as a sum of two float64 (``high`` and ``low``), T of each
+element, the bound of each rung in absolute terms, and the exact value rounded to its type. So a
+test has a bound for every element without any mathematics. Raw arrays are little-endian, in C
+order. The same selection gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import backnorm
+from backnorm import reference
+from backnorm.conformance.battery import Case
+from backnorm.conformance.ladder import RUNGS, allowances
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.run import Job, Results, Verdict, graded
+from backnorm.conformance.verify.subjects import OUTPUTS
+from backnorm.dtypes import element_type, rounded
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["FORMATS", "export", "judge"]
+
+#: How arrays are stored.
+FORMATS = ("raw", "npy", "npz", "safetensors")
+
+_VERSION = 1
+
+
+def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
+    """Write the cases of a selection to a folder; return their number.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if there is none. Files of an earlier export are overwritten.
+    selection : Selection
+    form : {"raw", "npy", "npz", "safetensors"}
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    described: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for case in selected(selection):
+        arrays = _arrays(case)
+        _write(folder / case.name, arrays, form)
+        described.append(_described(case, arrays, form))
+        lines += _lines(case, arrays)
+    manifest = {
+        "format": "backnorm-cases",
+        "format_version": _VERSION,
+        "made_by": {
+            "backnorm": backnorm.__version__,
+            "seed": selection.seed,
+            "tier": selection.tier,
+        },
+        "storage": form,
+        "rungs": list(RUNGS),
+        "cases": described,
+    }
+    _put(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    # The same for programs without a reader of JSON: a line an array.
+    _put(folder / "manifest.tsv", "".join(lines).encode())
+    for name in ("backnorm_cases.hpp", "backnorm_subject.h"):
+        _put(
+            folder / name,
+            (resources.files("backnorm.conformance.verify") / "include" / name).read_bytes(),
+        )
+    return len(described)
+
+
+def _arrays(case: Case) -> dict[str, np.ndarray]:
+    """Return the arrays of a case by the names of their files, without an ending."""
+    x, dy, mean, variance, gamma = case.data.backward_inputs
+    operands = x, dy, mean, variance, gamma if case.scaled else None
+    options: dict[str, Any] = {"training": case.training, **case.data.options}
+    exact = reference.backward(*operands, **options)
+    scales = reference.gradient_scales(*operands, **options)
+    names = "x", "dy", "mean", "variance", "gamma"
+    arrays = {n: a for n, a in zip(names, operands, strict=True) if a is not None}
+    for name in OUTPUTS:
+        value, terms = getattr(exact, name), getattr(exact, f"{name}_terms")
+        dtype = element_type((x if name == "dx" else mean).dtype)
+        assert dtype is not None
+        arrays |= {
+            f"{name}.high": value.hi,
+            f"{name}.low": value.lo,
+            f"{name}.terms": terms,
+            name: rounded(value.hi, dtype),
+        }
+        count = x.size // max(mean.size, 1)
+        bounds = allowances(name, value, terms, getattr(scales, name), dtype, x.dtype, count)  # type: ignore[arg-type]
+        for rung in RUNGS:
+            if rung in bounds:
+                arrays[f"{name}.{rung}"] = bounds[rung]
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def _described(case: Case, arrays: Mapping[str, np.ndarray], form: str) -> dict[str, Any]:
+    files = {
+        name: {
+            "file": f"{case.name}/{name}.{_ending(form)}",
+            "dtype": str(element_type(array.dtype)),
+            "shape": list(array.shape),
+            "sha256": hashlib.sha256(_bytes(array)).hexdigest(),
+        }
+        for name, array in arrays.items()
+    }
+    inputs = [name for name in ("x", "dy", "mean", "variance", "gamma") if name in files]
+    return {
+        "name": case.name,
+        "call": {
+            "operator": "backward",
+            "training": case.training,
+            "data_format": case.data.data_format,
+            "epsilon": float(case.data.epsilon).hex(),
+        },
+        "inputs": {name: files[name] for name in inputs},
+        "outputs": {
+            output: {
+                part.partition(".")[2] or "rounded": entry
+                for part, entry in files.items()
+                if part == output or part.startswith(f"{output}.")
+            }
+            for output in OUTPUTS
+        },
+    }
+
+
+def _lines(case: Case, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yield a line for the call and for each array, tab-separated."""
+    axis = 1 if case.data.data_format == "NCX" else case.data.x.ndim - 1
+    epsilon = float(case.data.epsilon).hex()
+    yield f"{case.name}\tcall\t{int(case.training)}\t{axis}\t{epsilon}\n"
+    for name, array in arrays.items():
+        shape = "x".join(map(str, array.shape))
+        yield f"{case.name}\t{name}\t{element_type(array.dtype)}\t{shape}\n"
+
+
+def _write(folder: Path, arrays: Mapping[str, np.ndarray], form: str) -> None:
+    folder.mkdir(exist_ok=True)
+    if form in ("raw", "npy"):
+        for name, array in arrays.items():
+            path = folder / f"{name}.{_ending(form)}"
+            if form == "raw":
+                _put(path, _bytes(array))
+            else:
+                np.save(path, _plain(array), allow_pickle=False)
+    elif form == "npz":
+        np.savez(folder / "arrays.npz", **{n: _plain(a) for n, a in arrays.items()})  # type: ignore[arg-type]
+    else:
+        from safetensors.numpy import save_file
+
+        save_file(dict(arrays), folder / "arrays.safetensors")
+
+
+def _ending(form: str) -> str:
+    return {"raw": "bin"}.get(form, form)
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Return bfloat16, which files of NumPy's do not have, as uint16."""
+    return array.view(np.uint16) if str(array.dtype) == "bfloat16" else array
+
+
+def _bytes(array: np.ndarray) -> bytes:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def judge(cases: Path, results: Path) -> Results:
+    """Return verdicts on results that exist.
+
+    Parameters
+    ----------
+    cases : Path
+        A folder that :func:`export` wrote; the cases are made again from its manifest.
+    results : Path
+        A folder for each case, with ``dx.bin`` and so on (or .npy), or one .npz or .safetensors
+        file of arrays that are named ``case/output``. A file ``unsupported.txt`` in the folder of a
+        case says why there are none.
+
+    Raises
+    ------
+    ArgumentError
+        If the manifest cannot be read, or another version of the package made it.
+    """
+    manifest = json.loads((cases / "manifest.json").read_text())
+    if manifest.get("format") != "backnorm-cases" or manifest.get("format_version") != _VERSION:
+        raise ArgumentValueError(
+            "CASES", "is no manifest of this version", came=manifest.get("format_version"),
+            accepted=_VERSION,
+        )  # fmt: skip
+    names = {entry["name"] for entry in manifest["cases"]}
+    dtypes = {entry["inputs"]["x"]["dtype"] for entry in manifest["cases"]}
+    made_by = manifest["made_by"]
+    selection = Selection(made_by["tier"], tuple(sorted(dtypes)), seed=made_by["seed"])
+    found = Results(Job(str(results), selection))
+    read = _reader(results)
+    for case in selected(selection):
+        if case.name in names:
+            found.verdicts += _judged(case, read, found)
+    return found
+
+
+def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
+    known = str(case.data.x.dtype), case.data.data_format
+    outputs, text = read(case)
+    if not outputs:
+        status = "refused" if text else "not_run"
+        for output in OUTPUTS:
+            yield Verdict(case.name, output, *known, status, text or "there is no result")  # type: ignore[arg-type]
+        return
+    if case.name.startswith("diagnostic"):
+        found.outputs[case.name] = outputs
+    for output, (status, words, grade) in graded(case, outputs).items():
+        yield Verdict(case.name, output, *known, status, words, grade)
+
+
+def _reader(results: Path) -> Any:
+    """Return a function from a case to its outputs, and a text if there are none."""
+    arrays: dict[str, np.ndarray] = {}
+    if results.suffix == ".npz":
+        with np.load(results, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    elif results.suffix == ".safetensors":
+        from safetensors.numpy import load_file
+
+        arrays = load_file(results)
+
+    def of_file(case: Case) -> tuple[dict[str, np.ndarray], str]:
+        named = {o: arrays[f"{case.name}/{o}"] for o in OUTPUTS if f"{case.name}/{o}" in arrays}
+        return {o: _typed(o, a, case) for o, a in named.items()}, ""
+
+    def of_folder(case: Case) -> tuple[dict[str, np.ndarray], str]:
+        place, outputs = results / case.name, {}
+        refused = place / "unsupported.txt"
+        if refused.is_file():
+            return {}, refused.read_text(errors="replace").strip() or "unsupported"
+        for output in OUTPUTS:
+            dtype, shape = _expected(output, case)
+            if (place / f"{output}.npy").is_file():
+                array = np.load(place / f"{output}.npy", allow_pickle=False)
+            elif (place / f"{output}.bin").is_file():
+                data = (place / f"{output}.bin").read_bytes()
+                array = np.frombuffer(data, dtype.newbyteorder("<"))
+                array = array.reshape(shape) if array.size == np.prod(shape) else array
+            else:
+                continue
+            outputs[output] = _typed(output, array, case)
+        return outputs, ""
+
+    return of_file if arrays else of_folder
+
+
+def _expected(output: str, case: Case) -> tuple[np.dtype, tuple[int, ...]]:
+    like = case.data.x if output == "dx" else case.data.mean
+    return like.dtype, like.shape
+
+
+def _typed(output: str, array: np.ndarray, case: Case) -> np.ndarray:
+    """Return an array whose 16 bits are bfloat16 where that is the type of the output."""
+    dtype, _ = _expected(output, case)
+    if str(dtype) == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
+        return array.view(dtype)
+    return array

@@ -1,0 +1,223 @@
+"""From verdicts to sentences."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backnorm.conformance.diagnosis import Diagnosis, diagnose
+from backnorm.conformance.ladder import RUNGS, Rung
+from backnorm.conformance.verify.cases import selected
+from backnorm.conformance.verify.run import Results, Verdict
+from backnorm.conformance.verify.subjects import OUTPUTS
+
+__all__ = ["Finding", "counts", "findings"]
+
+_FAULTS = {
+    "changed_input": "the subject writes to an input",
+    "not_repeatable": "the same inputs give other bits in another call",
+    "stale": "the gradients of an earlier call are returned for a changed dy in the same memory",
+    "hang": "the subject does not return",
+    "crash": "the subject ends its process",
+    "out_of_memory": "the subject takes more memory than allowed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes
+    ----------
+    id : str
+        For programs.
+    says : str
+        A sentence without a full stop.
+    outputs : tuple of str
+    cases : int
+        In how many cases of how many that were judged.
+    of : int
+    first : str
+        The first case.
+    evidence : mapping
+        Numbers.
+    reproduce : str
+        The command that repeats it.
+    """
+
+    id: str
+    says: str
+    outputs: tuple[str, ...]
+    cases: int
+    of: int
+    first: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    reproduce: str = ""
+
+
+def counts(results: Results) -> dict[str, int]:
+    """Return how many (case, output) pairs have each status."""
+    found = {"judged": 0, "passed": 0}
+    for verdict in results.verdicts:
+        found[verdict.status] = found.get(verdict.status, 0) + 1
+        if verdict.status not in ("refused", "not_run"):
+            found["judged"] += 1
+        if verdict.status in RUNGS:
+            found["passed"] += 1
+    return found
+
+
+def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
+    """Return what is wrong, the mistakes of formula first.
+
+    Parameters
+    ----------
+    results : Results
+    at_least : Rung
+        The worst rung that is no finding.
+    """
+    found = [
+        *_of_formula(results),
+        *_of_numbers(results),
+        *_faults(results),
+        *_below(results, at_least),
+    ]
+    return [_with_command(finding, results) for finding in found]
+
+
+def _of_formula(results: Results) -> Iterator[Finding]:
+    """Yield the mistakes that the diagnostic cases show, each with all that it may explain."""
+    columns: dict[str, set[tuple[str, str]]] = {}
+    first: dict[str, tuple[str, Diagnosis]] = {}
+    for name, diagnosis in _diagnosed(results).items():
+        verdict = next(v for v in results.verdicts if v.case == name)
+        columns.setdefault(diagnosis.says, set()).add((verdict.dtype, verdict.layout))
+        first.setdefault(diagnosis.says, (name, diagnosis))
+    for says, (name, diagnosis) in first.items():
+        wrong = [
+            v
+            for v in results.verdicts
+            if v.status in ("wrong", "nonfinite") and (v.dtype, v.layout) in columns[says]
+        ]
+        yield Finding(
+            "-".join(diagnosis.names) or diagnosis.kind,
+            says,
+            tuple(o for o in OUTPUTS if any(v.output == o for v in wrong)),
+            len({v.case for v in wrong}),
+            _judged(results),
+            name,
+            diagnosis.evidence,
+        )
+
+
+def _diagnosed(results: Results) -> dict[str, Diagnosis]:
+    """Return the diagnoses of those diagnostic cases that are wrong, by case."""
+    cases = {c.name: c for c in selected(results.job.selection) if c.name in results.outputs}
+    found = {}
+    for name, outputs in results.outputs.items():
+        # Outputs of another type or shape have no grade, and their text says enough.
+        own = [v for v in results.verdicts if v.case == name]
+        if not any(v.status in ("wrong", "nonfinite") and v.grade is not None for v in own):
+            continue
+        arrays = {v.output: outputs[v.output] for v in own if v.grade is not None}
+        case = cases[name]
+        diagnosis = diagnose(
+            case.data,
+            (arrays.get("dx"), arrays.get("dgamma"), arrays.get("dbeta")),
+            training=case.training,
+        )
+        if diagnosis.kind != "right":
+            found[name] = diagnosis
+    return found
+
+
+def _of_numbers(results: Results) -> Iterator[Finding]:
+    """Yield what is wrong in types and layouts whose formula is right, by output and case."""
+    diagnosed = _diagnosed(results)
+    explained = {(v.dtype, v.layout) for v in results.verdicts if v.case in diagnosed}
+    wrong = [
+        v for v in results.verdicts
+        if v.status in ("wrong", "nonfinite") and (v.dtype, v.layout) not in explained
+    ]  # fmt: skip
+    judged = _judged(results)
+
+    def family(verdict: Verdict) -> tuple[str, str, str]:
+        subject = verdict.case.rpartition(f"-{verdict.dtype}-")[0]
+        return verdict.output, subject, verdict.status
+
+    for (output, about, status), each in itertools.groupby(sorted(wrong, key=family), family):
+        verdicts = list(each)
+        worst = max(verdicts, key=lambda v: v.grade.worst_ulp if v.grade else 0.0)
+        says, evidence = f"{output} is wrong in {about}", {}
+        if worst.grade is None:
+            says = worst.text
+        elif status == "nonfinite":
+            says = f"{output} is {worst.grade.got:g} in {about}, and the exact value is finite: "
+            says += f"{worst.grade.exact:.6g}"
+        else:
+            share = list(worst.grade.share.values())[-1]
+            says = f"{output} is {worst.grade.worst_ulp:.2g} ulp off in {about}, "
+            says += f"{share:.2g} times what serial sums may lose"
+            evidence = {
+                "worst_ulp": worst.grade.worst_ulp,
+                "share_of_serial": share,
+                "condition": worst.grade.condition,
+                "where": worst.grade.where,
+            }
+        where = sorted({f"{v.dtype} {v.layout}" for v in verdicts})
+        yield Finding(
+            f"{output}-{status}", f"{says} ({', '.join(where)})", (output,),
+            len({v.case for v in verdicts}), judged, worst.case, evidence,
+        )  # fmt: skip
+
+
+def _faults(results: Results) -> Iterator[Finding]:
+    for status, says in _FAULTS.items():
+        verdicts = [v for v in results.verdicts if v.status == status]
+        if verdicts:
+            first = verdicts[0]
+            outputs = tuple(o for o in OUTPUTS if any(v.output == o for v in verdicts))
+            text = f"{says}: {first.text}" if status in ("hang", "crash", "out_of_memory") else says
+            number = len({v.case for v in verdicts})
+            yield Finding(status, text, outputs, number, _judged(results), first.case)
+
+
+def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
+    worse = RUNGS[RUNGS.index(at_least) + 1 :]
+    for output in OUTPUTS:
+        verdicts = [v for v in results.verdicts if v.output == output and v.status in worse]
+        if verdicts:
+            worst = max(verdicts, key=lambda v: RUNGS.index(v.status))
+            yield Finding(
+                f"{output}-{worst.status}",
+                f"{output} is as accurate as {worst.status}, not {at_least}",
+                (output,),
+                len({v.case for v in verdicts}),
+                _judged(results),
+                worst.case,
+            )
+
+
+def _judged(results: Results) -> int:
+    return len({v.case for v in results.verdicts if v.status not in ("refused", "not_run")})
+
+
+def _with_command(finding: Finding, results: Results) -> Finding:
+    job = results.job
+    parts = ["backnorm", "verify", shlex.quote(job.subject)]
+    if job.dialect is not None:
+        parts += ["--dialect", job.dialect]
+    if job.op is not None:
+        parts += ["--op", job.op]
+    if job.selection.tier != "smoke":
+        parts += ["--tier", job.selection.tier]
+    if job.selection.seed:
+        parts += ["--seed", str(job.selection.seed)]
+    parts += ["--only", shlex.quote(finding.first), "--show"]
+    return Finding(
+        finding.id, finding.says, finding.outputs, finding.cases, finding.of, finding.first,
+        finding.evidence, " ".join(parts),
+    )  # fmt: skip

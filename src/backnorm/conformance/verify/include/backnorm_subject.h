@@ -1,0 +1,31 @@
+/* The function that `backnorm verify library.so:symbol` calls.
+
+   Arrays are dense, in C order. Statistics and gradients of parameters have `channels` elements:
+   float64 beside a float64 x, else float32, unless a case's manifest says otherwise. The channel
+   axis is 1 or the last. It returns 0, or another number for a call that it does not take. */
+#ifndef BACKNORM_SUBJECT_H
+#define BACKNORM_SUBJECT_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum backnorm_dtype {
+  BACKNORM_FLOAT64 = 0,
+  BACKNORM_FLOAT32 = 1,
+  BACKNORM_FLOAT16 = 2,
+  BACKNORM_BFLOAT16 = 3
+};
+
+typedef int backnorm_backward(
+    const void *x, const void *dy, const void *mean, const void *variance,
+    const void *gamma_or_null, void *dx, void *dgamma, void *dbeta,
+    const int64_t *shape, int rank, int channel_axis, double epsilon, int training,
+    int dtype);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

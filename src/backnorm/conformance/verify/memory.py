@@ -1,0 +1,72 @@
+"""Arrays between unreadable pages.
+
+An access beyond an array ends the process; so does writing to an input. Bytes between an array and
+the pages are canaries: all bits are set, which is NaN in every element type.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import numpy as np
+
+__all__ = ["Guarded"]
+
+_LINE = 64
+_NONE, _READ, _BOTH = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Guarded:
+    """Memory of one array, with unreadable pages before and behind it.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+        What the array holds.
+    fill : bool
+        Whether to fill the array with NaN instead, as memory for an output.
+
+    Attributes
+    ----------
+    array : numpy.ndarray
+        Begins at a cache line, as near to the upper page as that allows.
+    """
+
+    def __init__(self, values: np.ndarray, *, fill: bool = False) -> None:
+        page = mmap.PAGESIZE
+        self._room = -(-max(values.nbytes, 1) // page) * page
+        self._memory = mmap.mmap(-1, self._room + 2 * page)
+        whole = np.frombuffer(self._memory, np.uint8)
+        self._bytes = whole[page : page + self._room]
+        self._bytes[...] = 0xFF
+        start = (self._room - values.nbytes) // _LINE * _LINE
+        self._start, self._end = start, start + values.nbytes
+        own = self._bytes[self._start : self._end]
+        self.array: np.ndarray = own.view(values.dtype).reshape(values.shape)
+        if not fill:
+            self.array[...] = values
+        base = whole.ctypes.data
+        self._protect(base, page, _NONE)
+        self._protect(base + page + self._room, page, _NONE)
+        self._first = base + page
+
+    def lock(self) -> None:
+        """Make the array read-only: writing to it ends the process."""
+        self._protect(self._first, self._room, _READ)
+
+    def unlock(self) -> None:
+        """Make the array writable."""
+        self._protect(self._first, self._room, _BOTH)
+
+    def holds_canaries(self) -> bool:
+        """Whether nothing wrote to the bytes around the array."""
+        around = self._bytes[: self._start], self._bytes[self._end :]
+        return all(bool((part == 0xFF).all()) for part in around)
+
+    @staticmethod
+    def _protect(address: int, size: int, protection: int) -> None:
+        if _libc.mprotect(address, size, protection):
+            raise OSError(ctypes.get_errno(), f"mprotect of {size} bytes")

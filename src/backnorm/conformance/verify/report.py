@@ -1,0 +1,232 @@
+"""What a run found, as a table, JSON, JUnit and Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import backnorm
+from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
+from backnorm.conformance.verify.findings import Finding, counts
+from backnorm.conformance.verify.run import STATUSES, Results, Status
+from backnorm.conformance.verify.subjects import OUTPUTS
+
+__all__ = ["as_json", "as_junit", "as_markdown", "show", "show_case"]
+
+FORMAT, FORMAT_VERSION = "backnorm-verdict", 1
+
+
+def show(results: Results, found: Sequence[Finding], console: Console) -> None:
+    """Print the table of rungs, the findings and the counts."""
+    job, selection = results.job, results.job.selection
+    words = "canonical" if job.dialect is None else f"{job.dialect} {job.op or ''}".strip()
+    number = len({v.case for v in results.verdicts})
+    console.print(
+        f"{job.subject} as {words}, {' '.join(selection.dtypes)}, {number} cases "
+        f"({selection.tier}), {results.seconds:.1f} s",
+        highlight=False,
+    )
+    console.print()
+    console.print(_table(results))
+    for finding in found:
+        console.print()
+        where = f"{finding.cases} of {finding.of} cases"
+        console.print(
+            Text(finding.says, style="bold"), Text(f"  [{where}]"), sep="", highlight=False
+        )
+        if finding.evidence:
+            console.print(f"  {_evidence(finding)}", highlight=False)
+        console.print(f"  {finding.reproduce}", highlight=False, soft_wrap=True)
+    console.print()
+    console.print(_summary(results, found), highlight=False)
+    refused = sorted({v.text for v in results.verdicts if v.status == "refused"})
+    for text in refused[:5]:
+        number = len({v.case for v in results.verdicts if v.text == text})
+        console.print(f"  refused in {number} cases: {text}", highlight=False)
+    if results.interrupted:
+        console.print("interrupted: the cases that are missing were not judged")
+
+
+def _table(results: Results) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    columns = [
+        (dtype, layout)
+        for dtype in DTYPES
+        for layout in LAYOUTS
+        if any((v.dtype, v.layout) == (dtype, layout) for v in results.verdicts)
+    ]
+    for dtype, layout in columns:
+        table.add_column(f"{dtype}\n{layout}")
+    for output in OUTPUTS:
+        cells = [_cell(_worst(results, output, *column)) for column in columns]
+        table.add_row(output, *cells)
+    return table
+
+
+def _worst(results: Results, output: str, dtype: str, layout: str) -> Status | None:
+    of_cell = [
+        v.status
+        for v in results.verdicts
+        if (v.output, v.dtype, v.layout) == (output, dtype, layout)
+    ]
+    judged = [status for status in of_cell if status not in ("refused", "not_run")]
+    return max(judged or of_cell, key=STATUSES.index, default=None)
+
+
+def _cell(status: Status | None) -> Text:
+    if status is None:
+        return Text("")
+    if status in RUNGS or status in ("refused", "not_run"):
+        return Text(status)
+    return Text(status.upper().replace("_", " "), style="bold red")
+
+
+def _evidence(finding: Finding) -> str:
+    def text(value: Any) -> str:
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    return ", ".join(f"{name} {text(value)}" for name, value in finding.evidence.items())
+
+
+def _summary(results: Results, found: Sequence[Finding]) -> str:
+    known = counts(results)
+    rest = [
+        f"{n} {s.replace('_', ' ')}"
+        for s, n in known.items()
+        if s not in ("judged", "passed", *RUNGS)
+    ]
+    parts = [f"{known['judged']} outputs judged: {known['passed']} passed", *rest]
+    total = f"{len(found)} finding{'s' * (len(found) != 1)}"
+    return f"{', '.join(parts)}; {total}"
+
+
+def show_case(results: Results, console: Console) -> None:
+    """Print the worst element of each output that is not right."""
+    for verdict in results.verdicts:
+        grade = verdict.grade
+        if grade is None or not grade.where:
+            continue
+        index = ", ".join(map(str, grade.where))
+        console.print(
+            f"{verdict.case} {verdict.output}[{index}]: {verdict.status}; got {grade.got!r} "
+            f"({float(grade.got).hex()}), exact {grade.exact!r} ({float(grade.exact).hex()}), "
+            f"{grade.worst_ulp:.4g} ulp at worst, condition {grade.condition:.3g}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def as_json(results: Results, found: Sequence[Finding]) -> str:
+    """Return the report as JSON; :file:`verdict.schema.json` describes it."""
+    job = results.job
+    report = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "made_by": {"backnorm": backnorm.__version__},
+        "subject": job.subject,
+        "dialect": job.dialect or "canonical",
+        "tier": job.selection.tier,
+        "seed": job.selection.seed,
+        "interrupted": results.interrupted,
+        "counts": counts(results),
+        "findings": [
+            {
+                "id": each.id,
+                "says": each.says,
+                "outputs": list(each.outputs),
+                "cases": each.cases,
+                "of": each.of,
+                "first": each.first,
+                "evidence": {n: _plain(v) for n, v in each.evidence.items()},
+                "reproduce": each.reproduce,
+            }
+            for each in found
+        ],
+        "verdicts": [_verdict(verdict) for verdict in results.verdicts],
+    }
+    return json.dumps(report, indent=1) + "\n"
+
+
+def _verdict(verdict: Any) -> dict[str, Any]:
+    plain = {
+        "case": verdict.case,
+        "output": verdict.output,
+        "dtype": verdict.dtype,
+        "layout": verdict.layout,
+        "status": verdict.status,
+    }
+    if verdict.text:
+        plain["text"] = verdict.text
+    grade = verdict.grade
+    if grade is not None:
+        plain |= {
+            "worst_ulp": _plain(grade.worst_ulp),
+            "share": {rung: _plain(value) for rung, value in grade.share.items()},
+            "where": list(grade.where),
+            "got": float(grade.got).hex(),
+            "exact": float(grade.exact).hex(),
+            "condition": _plain(grade.condition),
+        }
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has: no infinity, no NaN, no tuple."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def as_junit(results: Results) -> str:
+    """Return the report in JUnit's format: a test is an output of a case."""
+    suite = ElementTree.Element("testsuite", name=f"backnorm verify {results.job.subject}")
+    failed = skipped = 0
+    for verdict in results.verdicts:
+        test = ElementTree.SubElement(
+            suite, "testcase", classname=verdict.case, name=verdict.output
+        )
+        if verdict.status in ("refused", "not_run"):
+            skipped += 1
+            ElementTree.SubElement(test, "skipped", message=verdict.text)
+        elif verdict.status not in RUNGS:
+            failed += 1
+            message = verdict.text or verdict.status
+            ElementTree.SubElement(test, "failure", type=verdict.status, message=message)
+    suite.set("tests", str(len(results.verdicts)))
+    suite.set("failures", str(failed))
+    suite.set("skipped", str(skipped))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def as_markdown(results: Results, found: Sequence[Finding]) -> str:
+    """Return the table and the findings for a page."""
+    columns = [
+        (dtype, layout)
+        for dtype in DTYPES
+        for layout in LAYOUTS
+        if any((v.dtype, v.layout) == (dtype, layout) for v in results.verdicts)
+    ]
+    lines = [f"## `backnorm verify {results.job.subject}`", ""]
+    lines.append("| | " + " | ".join(" ".join(column) for column in columns) + " |")
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for output in OUTPUTS:
+        cells = [str(_cell(_worst(results, output, *column))) for column in columns]
+        lines.append(f"| {output} | " + " | ".join(cells) + " |")
+    lines.append("")
+    lines += [
+        f"- {each.says} ({each.cases} of {each.of} cases): `{each.reproduce}`" for each in found
+    ]
+    lines += ["", _summary(results, found)]
+    return "\n".join(lines) + "\n"

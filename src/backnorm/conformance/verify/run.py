@@ -1,0 +1,331 @@
+"""Runs a subject in children, survives their ends, and grades what they returned."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from backnorm import reference
+from backnorm.conformance.battery import Case
+from backnorm.conformance.ladder import RUNGS, Grade, Rung, grade
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.subjects import OUTPUTS
+from backnorm.dtypes import element_type
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["STATUSES", "Job", "Results", "Status", "Verdict", "graded", "verify"]
+
+Status = (
+    Rung
+    | Literal[
+        "wrong",
+        "nonfinite",
+        "not_written",
+        "changed_input",
+        "not_repeatable",
+        "stale",
+        "crash",
+        "hang",
+        "out_of_memory",
+        "refused",
+        "not_run",
+    ]
+)
+#: Best first.
+STATUSES: tuple[Status, ...] = (
+    *RUNGS, "refused", "not_run", "wrong", "nonfinite", "not_written", "changed_input",
+    "not_repeatable", "stale", "out_of_memory", "hang", "crash",
+)  # fmt: skip
+
+# Seconds that a child has to end.
+_GRACE = 0.3
+# Seconds that the import of a subject may take, at least.
+_IMPORT = 120.0
+# A subject that ends so many children in a row is not run on further cases.
+_MOST_ENDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is run.
+
+    Attributes
+    ----------
+    subject : str
+        As on the command line, see :func:`backnorm.conformance.verify.subjects.subject_of`.
+    selection : Selection
+    dialect, op : str or None
+        Whose words the subject is called in.
+    timeout : float
+        Seconds for a case.
+    memory : int
+        MiB of data that the child may have; 0: no limit.
+    """
+
+    subject: str
+    selection: Selection = field(default_factory=Selection)
+    dialect: str | None = None
+    op: str | None = None
+    timeout: float = 30.0
+    memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One output of one case.
+
+    Attributes
+    ----------
+    case, output : str
+    dtype, layout : str
+        Of the case.
+    status : str
+        One of :data:`STATUSES`.
+    text : str
+        What happened, where that is no number.
+    grade : Grade or None
+    """
+
+    case: str
+    output: str
+    dtype: str
+    layout: str
+    status: Status
+    text: str = ""
+    grade: Grade | None = None
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything that a run found.
+
+    Attributes
+    ----------
+    job : Job
+    verdicts : list of Verdict
+    outputs : dict
+        The outputs of the diagnostic cases by name.
+    seconds : float
+    interrupted : bool
+    """
+
+    job: Job
+    verdicts: list[Verdict] = field(default_factory=list)
+    outputs: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
+def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Results:
+    """Run a job and return what it found.
+
+    Parameters
+    ----------
+    job : Job
+    progress : callable, optional
+        Called with the number of cases that are done and the number of all.
+
+    Raises
+    ------
+    ArgumentError
+        If the subject cannot be imported, or no case is selected.
+    """
+    cases = {case.name: case for case in selected(job.selection)}
+    if not cases:
+        raise ArgumentValueError("--only", "no case is selected", came=job.selection.only)
+    results, started = Results(job), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="backnorm-verify-") as folder:
+        done: list[str] = []
+        ends = 0
+        try:
+            while len(done) < len(cases) and ends < _MOST_ENDS:
+                before = len(done)
+                for event in _child(job, done, Path(folder)):
+                    case = cases[event["case"]]
+                    done.append(case.name)
+                    results.verdicts += _verdicts(case, event, results)
+                    ends = ends + 1 if event["event"] in ("crash", "hang") else 0
+                    if progress is not None:
+                        progress(len(done), len(cases))
+                if len(done) == before:
+                    break
+            text = f"not run: the subject ended {ends} processes in a row"
+            for case in (cases[name] for name in cases.keys() - set(done)):
+                results.verdicts += _verdicts(case, {"event": "not_run", "text": text}, results)
+        except KeyboardInterrupt:
+            results.interrupted = True
+    results.seconds = time.perf_counter() - started
+    return results
+
+
+def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
+    """Run a child; yield an event for each case that it ended, was refused or ended the child."""
+    reader, writer = os.pipe()
+    order = {
+        "subject": job.subject, "dialect": job.dialect, "op": job.op, "memory": job.memory,
+        "selection": asdict(job.selection), "done": done, "folder": str(folder), "events": writer,
+    }  # fmt: skip
+    with (folder / "stderr").open("wb") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "backnorm.conformance.verify.child"],
+            stdin=subprocess.PIPE,
+            stdout=errors,
+            stderr=errors,
+            pass_fds=[writer],
+            start_new_session=True,
+        )
+    os.close(writer)
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(order).encode() + b"\n")
+    child.stdin.close()
+    at: str | None = None
+    is_ready = False
+    try:
+        for event in _events(reader, job.timeout):
+            match event["event"]:
+                case "ready":
+                    is_ready = True
+                case "begin":
+                    at = event["case"]
+                case "end" | "refused":
+                    at = None
+                    yield event
+                case "finished":
+                    return
+                case "hang":
+                    child.kill()
+                    if at is not None:
+                        yield {
+                            "event": "hang",
+                            "case": at,
+                            "text": f"no result in {job.timeout:g} s",
+                        }
+                        return
+        status = child.wait()
+        if at is not None:
+            yield {"event": "crash", "case": at, "text": _end(status)}
+            return
+        if not is_ready:
+            text = (folder / "stderr").read_text(errors="replace").strip().splitlines()
+            raise ArgumentValueError(
+                "SUBJECT", "cannot be imported", came=job.subject, hint=text[-1] if text else None
+            )
+    finally:
+        os.close(reader)
+        if child.poll() is None:
+            try:
+                child.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
+    """Yield the events of a child; the last is "hang" if none came in time."""
+    read, limit = b"", max(timeout, _IMPORT)
+    while True:
+        ready, _, _ = select.select([reader], [], [], limit)
+        if not ready:
+            yield {"event": "hang"}
+            return
+        data = os.read(reader, 1 << 16)
+        if not data:
+            return
+        *lines, read = (read + data).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            if event["event"] == "ready":
+                limit = timeout
+            yield event
+
+
+def _end(status: int) -> str:
+    if status < 0:
+        name = signal.Signals(-status).name
+        meaning = {
+            "SIGSEGV": ": it read or wrote outside of an array, or wrote to an input",
+            "SIGKILL": ": it was killed, perhaps for its memory",
+        }
+        return f"the process ended by {name}{meaning.get(name, '')}"
+    return f"the process ended with status {status}"
+
+
+def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Verdict]:
+    """Return a verdict on each output of a case."""
+    known = case.name, str(case.data.x.dtype), case.data.data_format
+    kind = event["event"]
+    if kind != "end":
+        memory = "MemoryError" in event.get("text", "")
+        status: Status = "out_of_memory" if memory else kind
+        return [
+            Verdict(known[0], output, *known[1:], status, event.get("text", ""))
+            for output in OUTPUTS
+        ]
+    outputs = _loaded(event)
+    if case.name.startswith("diagnostic"):
+        results.outputs[case.name] = outputs
+    graded_outputs = graded(case, outputs)
+    verdicts = []
+    for output in OUTPUTS:
+        if output not in outputs:
+            verdicts.append(
+                Verdict(known[0], output, *known[1:], "not_run", "the subject does not return it")
+            )
+            continue
+        status, text, found = graded_outputs[output]
+        fault = next((each for each in event["faults"] if each.split()[0] in STATUSES), None)
+        if fault is not None:
+            status, text = fault.split()[0], fault
+        verdicts.append(Verdict(known[0], output, *known[1:], status, text, found))
+    return verdicts
+
+
+def _loaded(event: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    with np.load(event["file"]) as file:
+        return {
+            name: file[name].view(np.uint8).view(_dtype(kind)).reshape(event["shapes"][name])
+            for name, kind in event["types"].items()
+        }
+
+
+def _dtype(name: str) -> np.dtype:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def graded(
+    case: Case, outputs: Mapping[str, np.ndarray]
+) -> dict[str, tuple[Status, str, Grade | None]]:
+    """Return status, text and grade of the outputs of a case."""
+    x, dy, mean, variance, gamma = case.data.backward_inputs
+    operands = x, dy, mean, variance, gamma if case.scaled else None
+    options: dict[str, Any] = {"training": case.training, **case.data.options}
+    exact = reference.backward(*operands, **options)
+    scales = reference.gradient_scales(*operands, **options)
+    count = x.size // max(x.shape[1 if case.data.data_format == "NCX" else -1], 1)
+    types = {"dx": x.dtype, "dgamma": mean.dtype, "dbeta": mean.dtype}
+    found: dict[str, tuple[Status, str, Grade | None]] = {}
+    for name, actual in outputs.items():
+        known = getattr(exact, name), getattr(exact, f"{name}_terms"), getattr(scales, name)
+        if element_type(actual.dtype) != element_type(types[name]):
+            found[name] = "wrong", f"{name} has type {actual.dtype}, not {types[name]}", None
+        elif actual.shape != known[0].shape:
+            text = f"{name} has shape {actual.shape}, not {known[0].shape}"
+            found[name] = "wrong", text, None
+        else:
+            each = grade(name, actual, *known, x.dtype, count)  # type: ignore[arg-type]
+            found[name] = each.status, "", each
+    return found

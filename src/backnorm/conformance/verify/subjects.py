@@ -1,0 +1,310 @@
+"""What is judged, and how it is called.
+
+A subject is a function of the inputs of a case, which returns dx, dgamma and dbeta by name. Three
+conventions make one of what a user names: the canonical one (:class:`Function`), the words of a
+specification (:class:`OfDialect`), and C (:class:`OfLibrary`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from backnorm.conformance.battery import Case
+from backnorm.conformance.verify import peers
+from backnorm.dialects import registry
+from backnorm.dialects.schema import OperatorSchema
+from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+
+__all__ = ["OUTPUTS", "Inputs", "RefusedError", "Subject", "subject_of"]
+
+OUTPUTS = ("dx", "dgamma", "dbeta")
+Inputs = Mapping[str, np.ndarray | None]
+Outputs = dict[str, np.ndarray | None]
+
+
+class RefusedError(Exception):
+    """A subject does not take a case."""
+
+
+class Subject(Protocol):
+    """A function of the inputs of a case (x, dy, mean, variance, gamma) and of its options."""
+
+    def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        """Return dx, dgamma and dbeta; raise :class:`RefusedError` for a case that is not taken."""
+
+
+class Function:
+    """``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
+
+    Options that the function has no parameter for are left out, and cases refused that need them:
+    `data_format` other than NCX, `training` False. It returns dx, dgamma and dbeta.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._names = _parameters(function)
+
+    def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        options = {
+            "epsilon": case.data.epsilon,
+            "data_format": case.data.data_format,
+            "training": case.training,
+        }
+        usual = {"data_format": "NCX", "training": True}
+        taken = {}
+        for name, value in options.items():
+            if self._names is None or name in self._names:
+                taken[name] = value
+            elif name in usual and value != usual[name]:
+                raise RefusedError(f"the function has no parameter {name}")
+        if "epsilon" not in taken:
+            found = next((n for n in ("eps", "Epsilon") if n in (self._names or ())), None)
+            if found is not None:
+                taken[found] = options["epsilon"]
+        operands = [inputs[name] for name in ("x", "dy", "mean", "variance", "gamma")]
+        return _by_name(OUTPUTS, self._function(*operands, **taken))
+
+
+def _parameters(function: Callable[..., Any]) -> set[str] | None:
+    """Return the names of a function's parameters; None if it takes any."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return set(parameters)
+
+
+class OfDialect:
+    """A function that is called as the operator of a specification, by the table of its dialect.
+
+    Parameters
+    ----------
+    function : callable
+        Takes the inputs and attributes in the order of the operator's call, by name where the
+        operator has keywords alone.
+    schema : OperatorSchema
+    """
+
+    def __init__(self, function: Callable[..., Any], schema: OperatorSchema) -> None:
+        if schema.operation != "backward":
+            raise ArgumentValueError(
+                "op", "must be a backward pass", came=schema.op, accepted="a gradient's operator"
+            )
+        self._function, self._schema = function, schema
+
+    def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        schema = self._schema
+        values = self._inputs(inputs, case) | self._attributes(inputs, case)
+        missing = [t.name for t in schema.inputs if t.required and values.get(t.name) is None]
+        if missing and missing != [t.name for t in schema.inputs if t.kind == "opaque"]:
+            raise RefusedError(f"the operator needs {missing[0]}")
+        if schema.style == "configured":
+            attributes = [values[spec.name] for spec in schema.attributes if not spec.extension]
+            operands = [values[name] for name in schema.order]
+            results = self._function(*operands, *attributes)
+        elif schema.style == "keywords":
+            named = {n: values[n] for n in schema.order if not self._is_extension(n)}
+            results = self._function(**named)
+        else:
+            operands = [values[n] for n in schema.order if not self._is_extension(n)]
+            if schema.choice == "output_mask":
+                operands.append([True] * len(schema.outputs))
+            results = self._function(*operands)
+        names = [tensor.role for tensor in schema.outputs]
+        return {name: _by_name(names, results)[name] for name in OUTPUTS}
+
+    def _is_extension(self, name: str) -> bool:
+        return any(spec.name == name and spec.extension for spec in self._schema.attributes)
+
+    def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
+        variance = inputs["variance"]
+        assert variance is not None
+        known: dict[str, Any] = dict(inputs)
+        with np.errstate(all="ignore"):
+            inverse = 1.0 / np.sqrt(variance.astype(FLOAT64) + case.data.epsilon)
+        known["inverse_deviation"] = inverse.astype(variance.dtype)
+        if not case.training:
+            known |= {"running_mean": inputs["mean"], "running_variance": variance}
+        x = inputs["x"]
+        assert x is not None
+        axis = 1 if case.data.data_format == "NCX" else x.ndim - 1
+        kept = [size if k == axis else 1 for k, size in enumerate(x.shape)]
+        values = {}
+        schema = self._for(case)
+        for tensor in schema.inputs:
+            value = known.get(tensor.role)
+            if tensor.role == "beta":
+                value = np.zeros_like(variance)
+            if value is not None and tensor.kind == "kept":
+                value = value.reshape(kept)
+            values[tensor.name] = value
+        return values
+
+    def _for(self, case: Case) -> OperatorSchema:
+        operator = registry.operator(self._schema.dialect, self._schema.op)
+        training = [spec.name for spec in self._schema.attributes if spec.role == "training"]
+        return operator.schema_for(dict.fromkeys(training, case.training))
+
+    def _attributes(self, inputs: Inputs, case: Case) -> dict[str, Any]:
+        x, schema = inputs["x"], self._schema
+        assert x is not None
+        axis = 1 if case.data.data_format == "NCX" else x.ndim - 1
+        if not case.training and all(spec.role != "training" for spec in schema.attributes):
+            raise RefusedError("the operator has no frozen statistics")
+        low, high = schema.ranks
+        if x.ndim < low or (high and x.ndim > high):
+            raise RefusedError(f"the operator takes rank {schema.rank_text}")
+        fitting = [f for f in schema.formats if f.is_any or f.layout == case.data.data_format]
+        fitting = [f for f in fitting if f.rank in (None, x.ndim)]
+        if not fitting:
+            raise RefusedError(f"the operator has no layout {case.data.data_format}")
+        known = {
+            "epsilon": case.data.epsilon,
+            "training": case.training,
+            "channel_axis": axis,
+            "data_format": fitting[0].name,
+        }
+        return {
+            spec.name: known.get(spec.role or "", spec.usual if spec.required else spec.default)
+            for spec in schema.attributes
+        }
+
+
+class OfLibrary:
+    """A function of a shared library; ``cases export`` writes its declaration in C.
+
+    It returns 0, or another number for a case that it does not take.
+    """
+
+    _TYPES: ClassVar[dict[str, int]] = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
+
+    def __init__(self, library: str, symbol: str) -> None:
+        self._function = getattr(ctypes.CDLL(library), symbol)
+        self._function.restype = ctypes.c_int
+        pointer = ctypes.c_void_p
+        self._function.argtypes = (
+            *(pointer,) * 8,
+            ctypes.POINTER(ctypes.c_int64),
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_double,
+            ctypes.c_int,
+            ctypes.c_int,
+        )
+
+    #: The subject writes to memory that it is passed.
+    writes = True
+
+    def __call__(self, inputs: Inputs, case: Case, memory: Mapping[str, np.ndarray]) -> Outputs:
+        x = inputs["x"]
+        assert x is not None
+        arrays = [inputs[name] for name in ("x", "dy", "mean", "variance", "gamma")]
+        pointers = [None if a is None else a.ctypes.data for a in arrays]
+        pointers += [memory[name].ctypes.data for name in OUTPUTS]
+        shape = (ctypes.c_int64 * x.ndim)(*x.shape)
+        axis = 1 if case.data.data_format == "NCX" else x.ndim - 1
+        kind = self._TYPES[str(element_type(x.dtype))]
+        status = self._function(
+            *pointers, shape, x.ndim, axis, case.data.epsilon, int(case.training), kind
+        )
+        if status:
+            raise RefusedError(f"the function returned {status}")
+        return dict(memory)
+
+
+def subject_of(name: str, *, dialect: str | None = None, op: str | None = None) -> Any:
+    """Return the subject of a name on the command line.
+
+    Parameters
+    ----------
+    name : str
+        ``module:function``, ``file.py:function``, ``library.so:symbol``, or a name of
+        :mod:`backnorm.conformance.verify.peers`.
+    dialect, op : str, optional
+        Whose words the function is called in.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If there is no such module, file, function or operator.
+    """
+    place, colon, attribute = name.partition(":")
+    if not colon:
+        if name not in peers.PEERS:
+            raise ArgumentValueError(
+                "SUBJECT",
+                "unknown",
+                came=repr(name),
+                accepted="module:function, file.py:function, library.so:symbol, "
+                + ", ".join(peers.PEERS),
+            )
+        return Function(peers.PEERS[name])
+    if place.endswith((".so", ".dylib")):
+        return OfLibrary(str(Path(place).resolve()), attribute)
+    found: Any = _module(place)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ArgumentTypeError("SUBJECT", "names no function", came=repr(name))
+    if dialect is None:
+        return Function(found)
+    known = registry.operators(dialect)
+    chosen = op or next(n for n, each in known.items() if each.schema.operation == "backward")
+    return OfDialect(found, registry.operator(dialect, chosen).schema)
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        # As `python -m` finds modules.
+        sys.path.insert(0, "")
+        return importlib.import_module(place)
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise ArgumentValueError("SUBJECT", "no such file", came=str(path))
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _by_name(names: Any, results: Any) -> Outputs:
+    """Return arrays by name, from a tuple or a mapping of what NumPy can read."""
+    if isinstance(results, Mapping):
+        values = {name: results.get(name) for name in names}
+    else:
+        if not isinstance(results, tuple | list):
+            results = (results,)
+        # A function may return dx alone.
+        values = dict(zip(names, results, strict=False))
+    return {name: _array(values.get(name)) for name in names}
+
+
+def _array(value: Any) -> np.ndarray | None:
+    if value is None:
+        return None
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            # NumPy cannot read PyTorch's bfloat16.
+            bits: np.ndarray = value.view(sys.modules["torch"].int16).numpy()
+            found: np.ndarray = bits.view(BFLOAT16)
+            return found
+        return np.asarray(value.numpy())
+    return np.asarray(value)

@@ -1,0 +1,152 @@
+"""Right backward kernels that compute in different ways, each with the rung that describes it.
+
+Data are rows: x and dy of shape (channels, M), the parameters of shape (channels, 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+def serial(terms):
+    return np.add.accumulate(terms, axis=1)[:, -1:]
+
+
+def reversed_serial(terms):
+    return serial(terms[:, ::-1])
+
+
+def strided(terms, stride=7):
+    order = np.concatenate([np.arange(i, terms.shape[1], stride) for i in range(stride)])
+    return serial(terms[:, order])
+
+
+@dataclass
+class Atomics:
+    """Atomic additions: every channel in a random order of its own."""
+
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+
+    def __call__(self, terms):
+        return serial(self.rng.permuted(terms, axis=1))
+
+
+def numpy_sum(terms):
+    return np.ascontiguousarray(terms).sum(1, keepdims=True, dtype=terms.dtype)
+
+
+def pairs(terms):
+    while terms.shape[1] > 1:
+        if terms.shape[1] % 2:
+            terms = np.concatenate([terms, np.zeros_like(terms[:, :1])], axis=1)
+        terms = terms[:, 0::2] + terms[:, 1::2]
+    return terms
+
+
+@dataclass
+class Blocks:
+    """Sums one after the other in blocks, and of one block after the other."""
+
+    size: int
+
+    def __call__(self, terms):
+        channels, count = terms.shape
+        padded = np.zeros((channels, -(-count // self.size) * self.size), terms.dtype)
+        padded[:, :count] = terms
+        blocks = padded.reshape(-1, self.size)
+        return serial(serial(blocks).reshape(channels, -1))
+
+
+def kahan(terms):
+    total = np.zeros_like(terms[:, 0])
+    lost = np.zeros_like(total)
+    for term in np.ascontiguousarray(terms.T):
+        corrected = term - lost
+        following = total + corrected
+        lost = (following - total) - corrected
+        total = following
+    return total[:, None]
+
+
+def wide(terms):
+    return terms.astype(np.float64).sum(1, keepdims=True)
+
+
+def bfloat16_sum(terms):
+    return serial(terms.astype(ml_dtypes.bfloat16)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class RightKernel:
+    """A right kernel.
+
+    Attributes
+    ----------
+    name, rung : str
+    sums : callable
+    elements : type
+        Of every intermediate value.
+    deviation : type
+        What the inverse deviation is rounded to.
+    folded : bool
+        Whether dx = A dy + B x + K.
+    """
+
+    name: str
+    rung: str
+    sums: Any
+    elements: Any = np.float32
+    deviation: Any = np.float32
+    folded: bool = False
+    normalised: bool = False
+
+    def __call__(self, x, dy, mean, variance, gamma, epsilon):
+        e = self.elements
+        v, d, m, w, g = (values.astype(e) for values in (x, dy, mean, variance, gamma))
+        count = e(x.shape[1])
+        if self.deviation is e:
+            s = e(1) / np.sqrt(w + e(epsilon))
+        else:
+            s = (1 / np.sqrt(w.astype("d") + epsilon)).astype(self.deviation).astype(e)
+        c = v - m
+        if self.normalised:
+            c = c * s
+        sum_dy, sum_dy_c = self.sums(d).astype(e), self.sums(d * c).astype(e)
+        gain = g * s
+        mean_dy = sum_dy / count
+        if self.normalised:
+            slope = sum_dy_c / count
+            dgamma = sum_dy_c
+        else:
+            slope = s * s * (sum_dy_c / count)
+            dgamma = s * sum_dy_c
+        if self.folded:
+            dx = gain * d + (-gain * slope) * v + gain * (slope * m - mean_dy)
+        else:
+            dx = gain * (d - mean_dy - c * slope)
+        types = x.dtype, mean.dtype, mean.dtype
+        return [a.astype(t) for a, t in zip((dx, dgamma[:, 0], sum_dy[:, 0]), types, strict=True)]
+
+
+RIGHT = (
+    RightKernel("float64", "float64", wide, np.float64, np.float64),
+    RightKernel("rounded inverse deviation", "float32", wide, np.float64, np.float32),
+    RightKernel("float64 sums", "float32", wide),
+    RightKernel("normalised, float64 sums", "float32", wide, normalised=True),
+    RightKernel("Kahan", "float32", kahan),
+    RightKernel("folded, float64 sums", "float32", wide, folded=True),
+    RightKernel("pairs", "pairwise", pairs),
+    RightKernel("NumPy's sum", "pairwise", numpy_sum),
+    RightKernel("blocks of 128", "blocked", Blocks(128)),
+    RightKernel("blocks of 256", "blocked", Blocks(256)),
+    RightKernel("blocks of 512", "blocked", Blocks(512)),
+    RightKernel("serial", "serial", serial),
+    RightKernel("serial, reversed", "serial", reversed_serial),
+    RightKernel("serial, strided", "serial", strided),
+    RightKernel("normalised, serial", "serial", serial, normalised=True),
+    RightKernel("atomics", "serial", Atomics()),
+)

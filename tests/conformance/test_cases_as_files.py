@@ -1,0 +1,165 @@
+"""Exported cases: deterministic, judged by files, and read by C++."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from backnorm.conformance import mutants
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.export import FORMATS, export, judge
+from backnorm.conformance.verify.findings import findings
+
+SELECTION = Selection(dtypes=("float32", "bfloat16"), only=("realistic-*", "diagnostic-*"))
+
+READER = r"""
+#include <cstdio>
+#include "backnorm_cases.hpp"
+int main(int, char **argv) {
+  int judged = 0, wrong = 0;
+  for (const auto &c : backnorm::cases(argv[1])) {
+    for (const char *output : {"dx", "dgamma", "dbeta"}) {
+      std::vector<char> got = c.get(output).bytes;
+      judged += 1;
+      if (!c.within(output, got.data(), backnorm::exact)) {
+        wrong += 1;
+        std::puts(c.why().c_str());
+      }
+      std::size_t width = got.size() / c.size(output);
+      for (std::size_t i = 0; i < width; ++i) got[i] = 0x11;
+      if (c.within(output, got.data(), backnorm::serial)) { wrong += 1; std::puts(output); }
+    }
+  }
+  std::printf("%d judged, %d wrong\n", judged, wrong);
+  return wrong != 0 || judged == 0;
+}
+"""
+
+
+def files_of(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_export_is_deterministic(tmp_path):
+    for name in ("one", "two"):
+        export(tmp_path / name, SELECTION)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_judge_exported_results_are_exact(form, tmp_path):
+    number = export(tmp_path / "cases", SELECTION, form=form)
+    if form == "raw":
+        # The rounded results lie beside the inputs under the names of outputs.
+        results = judge(tmp_path / "cases", tmp_path / "cases")
+        assert {v.status for v in results.verdicts} == {"exact"}
+        assert len(results.verdicts) == 3 * number
+
+
+def test_judge_wrong_results_are_named(tmp_path):
+    export(tmp_path / "cases", SELECTION)
+    kernel, arrays = mutants.DgammaWithGamma(), {}
+    for case in selected(SELECTION):
+        outputs = kernel(*case.data.backward_inputs, training=case.training, **case.data.options)
+        for name, array in zip(("dx", "dgamma", "dbeta"), outputs, strict=True):
+            stored = array.view(np.uint16) if array.dtype.itemsize == 2 else array
+            arrays[f"{case.name}/{name}"] = stored
+    np.savez(tmp_path / "results.npz", **arrays)
+    results = judge(tmp_path / "cases", tmp_path / "results.npz")
+    assert [finding.id for finding in findings(results)] == ["dgamma-gamma"]
+
+
+def test_judge_missing_and_unsupported_results_are_counted(tmp_path):
+    export(tmp_path / "cases", SELECTION)
+    names = [case.name for case in selected(SELECTION)]
+    place = tmp_path / "results" / names[0]
+    place.mkdir(parents=True)
+    (place / "unsupported.txt").write_text("no frozen statistics")
+    results = judge(tmp_path / "cases", tmp_path / "results")
+    by_case = {v.case: (v.status, v.text) for v in results.verdicts}
+    assert by_case[names[0]] == ("refused", "no frozen statistics")
+    assert by_case[names[1]][0] == "not_run"
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_header_reads_and_judges(compiler, tmp_path):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    export(tmp_path / "cases", SELECTION)
+    source = tmp_path / "reader.cpp"
+    source.write_text(READER)
+    program = tmp_path / "reader"
+    subprocess.run(
+        [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", str(tmp_path / "cases"),
+         str(source), "-o", str(program)],
+        check=True,
+    )  # fmt: skip
+    done = subprocess.run(
+        [str(program), str(tmp_path / "cases")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "0 wrong" in done.stdout
+
+
+SUBJECT = r"""
+#include <stddef.h>
+#include "backnorm_subject.h"
+int backward(const void *x_, const void *dy_, const void *mean_, const void *variance_,
+             const void *gamma_, void *dx_, void *dgamma_, void *dbeta_, const int64_t *shape,
+             int rank, int axis, double epsilon, int training, int dtype) {
+  if (dtype != BACKNORM_FLOAT32 || axis != 1 || rank < 2) return 1;
+  const float *x = x_, *dy = dy_, *mean = mean_, *variance = variance_, *gamma = gamma_;
+  float *dx = dx_, *dgamma = dgamma_, *dbeta = dbeta_;
+  int64_t n = shape[0], c = shape[1], s = 1;
+  for (int k = 2; k < rank; ++k) s *= shape[k];
+  for (int64_t j = 0; j < c; ++j) {
+    double sum = 0, slope = 0, m = mean[j], v = variance[j] + epsilon, r = 1.0;
+    for (int k = 0; k < 60; ++k) r = 0.5 * (r + v / r); /* a root without libm */
+    double inverse = 1 / r, g = gamma ? gamma[j] : 1.0, count = (double)(n * s);
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t k = 0; k < s; ++k) {
+        size_t at = (size_t)((i * c + j) * s + k);
+        sum += dy[at];
+        slope += dy[at] * (x[at] - m);
+      }
+    dgamma[j] = (float)(inverse * slope);
+    dbeta[j] = (float)sum;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t k = 0; k < s; ++k) {
+        size_t at = (size_t)((i * c + j) * s + k);
+        double d = dy[at];
+        if (training) d -= sum / count + (x[at] - m) * inverse * inverse * slope / count;
+        dx[at] = (float)(g * inverse * d);
+      }
+  }
+  return 0;
+}
+"""
+
+
+def test_verify_c_function_is_judged_and_refusals_are_counted(tmp_path):
+    from backnorm.conformance.verify.run import Job, verify
+
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    export(tmp_path, Selection(dtypes=("float32",), only=("none",)))
+    (tmp_path / "mine.c").write_text(SUBJECT)
+    library = tmp_path / "libmine.so"
+    subprocess.run(
+        ["gcc", "-O2", "-shared", "-fPIC", "-I", str(tmp_path), str(tmp_path / "mine.c"),
+         "-o", str(library)],
+        check=True,
+    )  # fmt: skip
+    selection = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*"))
+    results = verify(Job(f"{library}:backward", selection))
+    assert findings(results) == []
+    statuses = {(v.layout, v.status) for v in results.verdicts}
+    assert {layout for layout, status in statuses if status == "refused"} == {"NXC"}
+    assert any(layout == "NCX" and status != "refused" for layout, status in statuses)

@@ -1,0 +1,179 @@
+"""Wrong kernels are named by the mistake that they make."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from backnorm.conformance import mutants as kernels
+from backnorm.conformance.diagnosis import diagnose, diagnostic_data
+from backnorm.conformance.formula import MISTAKES
+from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
+
+NAMES = {
+    "DbetaWithS": "dbeta-s",
+    "DgammaWithGamma": "dgamma-gamma",
+    "DgammaWithoutS": "dgamma-no-s",
+    "DividesByBatch": "count-of-images",
+    "DividesByOneLess": "count-less-one",
+    "DropsMeanOfDy": "no-mean-dy",
+    "DropsProjection": "no-projection",
+    "EpsilonLeftOut": "epsilon-left-out",
+    "EpsilonOutsideRoot": "epsilon-outside",
+    "ForgetsGamma": "no-gamma",
+    "FrozenWhenTraining": "frozen",
+    "RecomputesMean": "mean-of-x",
+    "RecomputesVariance": "variance-of-x",
+    "SkipsLastElement": "last-left-out",
+    "SlopeWithCubedS": "projection-s-cubed",
+    "SlopeWithS": "projection-s",
+    "SlopeWithWrongSign": "projection-sign",
+    "SwapsStatistics": "statistics-swapped",
+    "TakesMagnitudeOfGamma": "gamma-absolute",
+    "UnbiasedVariance": "bessel",
+    "VarianceTakenForInverseDeviation": "variance-for-inverse",
+}
+OF_PRECISION = ["FoldsMeanIntoConstant", "SumsInFloat32", "SumsProductBeforeMean"]
+LAYOUTS = ["NCX", pytest.param("NXC", marks=pytest.mark.long)]
+
+
+def outputs_of(kernel, data, *, training=True):
+    return kernel(*data.backward_inputs, **data.options, training=training)
+
+
+@pytest.mark.parametrize("data_format", LAYOUTS)
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize(("kernel", "name"), NAMES.items())
+def test_diagnose_mistake_of_formula_is_named(kernel, name, dtype, data_format):
+    data = diagnostic_data(dtype, data_format=data_format)
+    found = diagnose(data, outputs_of(getattr(kernels, kernel)(), data))
+    assert (found.kind, found.names) == ("formula", (name,))
+    assert found.says == next(mistake.says for mistake in MISTAKES if mistake.name == name)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize("kernel", ["Kernel", *OF_PRECISION])
+def test_diagnose_right_formula_is_right(kernel, dtype, training):
+    data = diagnostic_data(dtype)
+    outputs = outputs_of(getattr(kernels, kernel)(), data, training=training)
+    assert diagnose(data, outputs, training=training).kind == "right"
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_diagnose_training_formula_where_frozen_is_named(dtype):
+    data = diagnostic_data(dtype)
+    outputs = outputs_of(kernels.TrainsWhenFrozen(), data, training=False)
+    assert diagnose(data, outputs, training=False).names == ("not-frozen",)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32, FLOAT16], ids=str)
+def test_diagnose_few_bits_are_precision(dtype):
+    data = diagnostic_data(dtype)
+    dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
+    narrow = dx.astype(np.float64) * (
+        1.0 + 2.0**-7 * np.random.default_rng(0).uniform(-1, 1, dx.shape)
+    )
+    found = diagnose(data, (narrow.astype(dtype), dgamma, dbeta))
+    assert found.kind in ("precision", "right")
+    assert diagnose(data, (dx.astype(BFLOAT16).astype(dtype), dgamma, dbeta)).kind in (
+        "precision",
+        "right",
+    )
+
+
+PAIRS = [
+    ("ForgetsGamma", "DropsMeanOfDy"),
+    ("EpsilonOutsideRoot", "DgammaWithoutS"),
+    ("DividesByOneLess", "DbetaWithS"),
+    ("SlopeWithS", "TakesMagnitudeOfGamma"),
+    ("UnbiasedVariance", "DgammaWithGamma"),
+    ("SkipsLastElement", "EpsilonLeftOut"),
+]
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32], ids=str)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_diagnose_pair_of_mistakes_is_named(pair, dtype):
+    first, second = (getattr(kernels, name) for name in pair)
+    both = type("Both", (first, second), {})
+    data = diagnostic_data(dtype)
+    found = diagnose(data, outputs_of(both(), data))
+    assert set(found.names) == {NAMES[name] for name in pair}
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_diagnose_factor_without_a_name_is_described(dtype):
+    data = diagnostic_data(dtype)
+    dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
+    dgamma = (0.7 * dgamma.astype(np.float64)).astype(dgamma.dtype)
+    found = diagnose(data, (dx, dgamma, dbeta))
+    assert found.kind == "described"
+    assert found.says == "dgamma is 0.7 of what it should be in every channel"
+
+
+def rolled(dx, data):
+    return np.roll(dx, 1, axis=1)
+
+
+def permuted(dx, data):
+    return dx[:, :, ::-1, :]
+
+
+def tail_missing(dx, data):
+    dx = dx.copy()
+    dx.reshape(*dx.shape[:2], -1)[:, :, -3:] = 0
+    return dx
+
+
+def not_written(dx, data):
+    return np.full_like(dx, np.nan)
+
+
+def partly_written(dx, data):
+    dx = dx.copy()
+    dx[-1, -1, -1, -1] = np.nan
+    return dx
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("fault", "kind", "name"),
+    [
+        (rolled, "indexing", "channels-shifted"),
+        (permuted, "indexing", "elements-permuted"),
+        (tail_missing, "indexing", "partly-wrong"),
+        (not_written, "memory", "not-written"),
+        (partly_written, "memory", "partly-written"),
+    ],
+)
+def test_diagnose_misplaced_elements_are_no_formula(fault, kind, name, dtype):
+    data = diagnostic_data(dtype)
+    dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
+    found = diagnose(data, (fault(dx, data), dgamma, dbeta))
+    assert (found.kind, found.names) == (kind, (name,))
+
+
+def test_diagnose_output_that_is_missing_is_left_out():
+    data = diagnostic_data(FLOAT32)
+    dx, dgamma, dbeta = outputs_of(kernels.DgammaWithGamma(), data)
+    assert diagnose(data, (dx, None, dbeta)).kind == "right"
+    assert diagnose(data, (None, dgamma, dbeta)).names == ("dgamma-gamma",)
+
+
+def test_mistakes_differ_from_each_other_in_the_diagnostic_data():
+    from backnorm.conformance.diagnosis import _distance, _least_scales, _steps
+    from backnorm.conformance.formula import Channels, coefficients
+
+    data = diagnostic_data(FLOAT64)
+    channels = Channels.of(*data.backward_inputs, **data.options, training=True)
+    found = [
+        (mistake.name, coefficients(channels, _steps((mistake,))))
+        for mistake in MISTAKES
+        if mistake.name != "not-frozen"
+    ]
+    least = _least_scales(channels)
+    for (one, own), (other, another) in itertools.combinations(found, 2):
+        assert _distance(own, another, least) > 1e-3, (one, other)

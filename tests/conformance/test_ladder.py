@@ -1,0 +1,537 @@
+"""The ladder: right kernels are on the rung that describes them, wrong ones on none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from backnorm import reference
+from backnorm.conformance.battery import cases
+from backnorm.conformance.judge import budget
+from backnorm.conformance.ladder import RUNGS, bound, grade, grade_backward, rungs
+from backnorm.conformance.mutants import MUTANTS, Kernel
+from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
+from backnorm.reference import Exact, Scale
+
+from ..mutants.single import Single, SumsOneByOne
+from .right_kernels import RIGHT, RightKernel, bfloat16_sum, pairs, serial
+
+QUANTITIES = "dx", "dgamma", "dbeta"
+STATUSES = [*RUNGS, "wrong", "nonfinite"]
+EPSILON = 1e-5
+U = 2.0**-24
+
+
+class Rows(NamedTuple):
+    """Data of channels as rows, and parameters as columns."""
+
+    x: np.ndarray
+    dy: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    gamma: np.ndarray
+
+    @property
+    def tensors(self):
+        x, dy = (np.ascontiguousarray(rows.T) for rows in self[:2])
+        return x, dy, *(column[:, 0] for column in self[2:])
+
+
+def rows(count, rng, *, ratio=1.0, offset=0.5, channels=8, dtype=FLOAT32, statistics=None):
+    """Return data in random order with statistics that are not quite those of x.
+
+    offset: mean of dy, and its slope along x; 0: sums of terms of random sign.
+    """
+    normal = rng.standard_normal((channels, count))
+    deviation = 2.0 ** rng.uniform(-1, 1, (channels, 1))
+    signs = rng.choice([-1.0, 1.0], (2, channels, 1))
+    x = (ratio * deviation * signs[0] + deviation * normal).astype(dtype)
+    dy = rng.standard_normal((channels, count)) + offset * (signs[1] + normal)
+    gamma = rng.uniform(0.5, 1.5, (channels, 1)) * rng.choice([-1.0, 1.0], (channels, 1))
+    wide_x = x.astype(np.float64)
+    mean = wide_x.mean(1, keepdims=True) + 0.25 * deviation
+    variance = 1.3 * wide_x.var(1, keepdims=True) + 0.01
+    parameters = (values.astype(statistics or dtype) for values in (mean, variance, gamma))
+    return Rows(x, dy.astype(dtype), *parameters)
+
+
+class Oracle:
+    """What the exact gradients are, and the grades of kernels by them."""
+
+    options = {"epsilon": EPSILON, "data_format": "NXC", "training": True}  # noqa: RUF012
+
+    def __init__(self, data):
+        self.data, self.count = data, data.x.shape[1]
+        self.exact = reference.backward(*data.tensors, **self.options)
+        self.scales = reference.gradient_scales(*data.tensors, **self.options)
+
+    def grade(self, quantity, actual, kind="expected"):
+        known = getattr(self.exact, quantity), getattr(self.exact, f"{quantity}_terms")
+        scale = getattr(self.scales, quantity)
+        dtype = self.data.x.dtype
+        return grade(quantity, actual, *known, scale, dtype, self.count, kind=kind)
+
+    def grades(self, kernel, kind="expected", quantities=QUANTITIES):
+        dx, *channels = kernel(*self.data, EPSILON)
+        outputs = dict(zip(QUANTITIES, (np.ascontiguousarray(dx.T), *channels), strict=True))
+        return {name: self.grade(name, outputs[name], kind) for name in quantities}
+
+
+def worst(grades):
+    return max((g.status for g in grades.values()), key=STATUSES.index)
+
+
+def no_worse(status, rung):
+    return STATUSES.index(status) <= STATUSES.index(rung)
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 2, 16, 17, 128, 196, 512, 513, 3136, 25088, 10**6])
+def test_guaranteed_bounds_grow_from_rung_to_rung(quantity, dtype, count):
+    output = dtype if quantity == "dx" or dtype == FLOAT64 else FLOAT32
+    bounds = [
+        bound(rung, quantity, output, dtype, count, kind="guaranteed") for rung in rungs(dtype)
+    ]
+    terms = [limit.terms for limit in bounds]
+    assert terms == sorted(terms)
+    assert {limit.ulps for limit in bounds} == {0.5}
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+@pytest.mark.parametrize("data", ELEMENT_TYPES, ids=str)
+def test_guaranteed_bounds_without_float32_sums_are_the_budget(quantity, data):
+    for rung in set(rungs(data)) & {"float64", "float32"}:
+        limit = bound(rung, quantity, data, data, 1000, kind="guaranteed")
+        allowed = budget(quantity, data, data, rung)
+        assert (limit.ulps, limit.terms) == (allowed.ulps, allowed.terms)
+
+
+def test_serial_bound_is_the_number_of_additions():
+    limit = bound("serial", "dbeta", FLOAT32, FLOAT32, 1001, kind="guaranteed")
+    assert limit.terms == pytest.approx(7 * U + 1000 * U / (1 - 1000 * U))
+    limit = bound("serial", "dbeta", FLOAT32, FLOAT32, 20001)
+    assert limit.terms == pytest.approx(2 * math.sqrt(10_001) * U, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("accumulator", "count"), [(FLOAT32, 2**24 + 1), (BFLOAT16, 257), (FLOAT16, 2049)], ids=str
+)
+@pytest.mark.parametrize("kind", ["guaranteed", "expected"])
+def test_bound_of_too_many_additions_is_infinite(accumulator, count, kind):
+    known = "serial", "dbeta", FLOAT32, FLOAT32
+    assert bound(*known, count, kind=kind, accumulator=accumulator).terms == math.inf
+    assert bound(*known, count - 1, kind=kind, accumulator=accumulator).terms < math.inf
+
+
+def test_float64_data_has_no_float32_rung():
+    assert "float32" not in rungs(FLOAT64)
+    with pytest.raises(ValueError, match="float64 elements are computed in float64"):
+        bound("float32", "dx", FLOAT64, FLOAT64, 100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "argument"),
+    [
+        (("best", "dx", FLOAT32, FLOAT32, 1), {}, "rung"),
+        (("serial", "y", FLOAT32, FLOAT32, 1), {}, "quantity"),
+        (("serial", "dx", FLOAT32, FLOAT32, -1), {}, "count"),
+        (("serial", "dx", FLOAT32, FLOAT32, 1), {"kind": "usual"}, "kind"),
+        (("serial", "dx", np.dtype("i4"), FLOAT32, 1), {}, "output"),
+        (("serial", "dx", FLOAT32, FLOAT32, 1), {"accumulator": np.dtype("i4")}, "accumulator"),
+    ],
+)
+def test_unknown_argument_is_named(arguments, options, argument):
+    with pytest.raises((TypeError, ValueError), match=f"^{argument}: "):
+        bound(*arguments, **options)
+
+
+# --- magnitudes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("training", [True, False])
+def test_scales_are_the_formulas_magnitudes(data_format, training, rng):
+    data = rows(30, rng, channels=4, dtype=np.float64)
+    x, dy, mean, variance, gamma = data
+    s = 1 / np.sqrt(variance + EPSILON)
+    c, gain = x - mean, np.abs(gamma * s)
+    sums = [np.abs(t.sum(1, keepdims=True)) for t in (dy, dy * c)]
+    roots = [np.sqrt(np.square(t).sum(1, keepdims=True)) for t in (dy, dy * c)]
+
+    def combined(first, second):
+        return training * gain * (first + np.abs(c) * s * s * second) / 30
+
+    expected = combined(*sums), combined(*roots)
+    if data_format == "NXC":
+        tensors = data.tensors
+        turned = [values.T for values in (gain * np.abs(dy) + expected[0], *expected)]
+    else:
+        shape = 2, 4, 3, 5
+        tensors = [np.moveaxis(v.reshape(4, 2, 3, 5), 0, 1) for v in (x, dy)]
+        tensors += [column[:, 0] for column in data[2:]]
+        turned = [
+            np.moveaxis(v.reshape(4, 2, 3, 5), 0, 1)
+            for v in (gain * np.abs(dy) + expected[0], *expected)
+        ]
+        assert tensors[0].shape == shape
+    found = reference.gradient_scales(
+        *tensors, epsilon=EPSILON, data_format=data_format, training=training
+    )
+    for got, right in zip((found.dx.value, found.dx.sums, found.dx.root), turned, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-12)
+    np.testing.assert_allclose(found.dbeta.sums, sums[0][:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found.dbeta.root, roots[0][:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found.dgamma.value, (s * sums[1])[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found.dgamma.root, (s * roots[1])[:, 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("magnitude", [1e-200, 1e200])
+def test_scale_of_extreme_gradients_is_finite_and_not_zero(magnitude, rng):
+    data = rows(50, rng, dtype=np.float64)
+    small = reference.gradient_scales(*data.tensors, **Oracle.options)
+    scaled = data._replace(dy=data.dy * magnitude)
+    large = reference.gradient_scales(*scaled.tensors, **Oracle.options)
+    for name in QUANTITIES:
+        before, after = (getattr(scales, name).root for scales in (small, large))
+        np.testing.assert_allclose(after / magnitude, before, rtol=1e-10)
+
+
+# --- grades ---------------------------------------------------------------------------------------
+
+
+def single_element(error, terms=1.0, count=100):
+    """Grade dbeta = 1 that is off by so much, a sum of terms of magnitude `terms` in all."""
+    exact = Exact.of([1.0])
+    scale = Scale(np.ones(1), np.ones(1), np.ones(1))
+    actual = np.array([1.0 + error], np.float32)
+    return grade("dbeta", actual, exact, np.array([terms]), scale, FLOAT32, count)
+
+
+def test_grade_is_the_best_rung_that_holds():
+    assert single_element(0.0).status == "exact"
+    far = single_element(1e-3)
+    assert far.status == "wrong"
+    assert far.share["serial"] > 1
+    assert list(far.share) == list(RUNGS)
+    shares = list(far.share.values())
+    assert shares == sorted(shares, reverse=True)
+    assert (far.where, far.exact, far.condition) == ((0,), 1.0, 1.0)
+    assert far.got == pytest.approx(1.001)
+    assert single_element(0.0, terms=7.0).condition == 7.0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_grade_of_a_value_that_is_not_finite(value):
+    found = single_element(value)
+    assert found.status == "nonfinite"
+    assert found.where == (0,)
+    assert not found.at_least("serial")
+
+
+def test_rung_with_an_infinite_bound_is_left_out():
+    far = single_element(0.5, count=2**24 + 1)
+    assert far.status == "wrong"
+    assert list(far.share) == ["exact", "float64", "float32", "pairwise", "blocked"]
+    assert not far.at_least("serial")
+
+
+def test_at_least_compares_rungs():
+    found = single_element(0.0)
+    assert all(found.at_least(rung) for rung in RUNGS)
+    assert not single_element(1e-3).at_least("serial")
+
+
+def test_grade_of_an_empty_output_is_exact():
+    none = np.zeros((0, 3))
+    found = grade("dx", none.astype("f"), Exact.of(none), none, Scale(none, none, none), FLOAT32, 0)
+    assert (found.status, found.where) == ("exact", ())
+
+
+def test_grade_of_a_wrong_shape_or_type_raises(rng):
+    oracle = Oracle(rows(6, rng))
+    with pytest.raises(ValueError, match=r"^actual: shape"):
+        oracle.grade("dx", np.zeros((2, 2), np.float32))
+    with pytest.raises(TypeError, match=r"^actual: has an unsupported element type; got int32"):
+        oracle.grade("dx", np.zeros((6, 8), np.int32))
+    x = np.ones((2, 3), np.float32)
+    gradients = x.astype(np.float64), x[0], x[0]
+    with pytest.raises(TypeError, match=r"^dx: has the wrong element type; got float64"):
+        grade_backward(x, x, x[0], x[0], None, gradients, epsilon=EPSILON)
+
+
+# --- right kernels --------------------------------------------------------------------------------
+
+
+def check_right_kernels(data, ratio, kernels=RIGHT):
+    """Fail unless every kernel is within the expected bounds of its rung.
+
+    An expected bound is never more than the guaranteed one.
+    """
+    oracle = Oracle(data)
+    for kernel in kernels:
+        if (kernel.folded and ratio > 1) or (kernel.name == "Kahan" and oracle.count > 10_000):
+            continue
+        for quantity, found in oracle.grades(kernel).items():
+            what = kernel.name, quantity, found
+            assert no_worse(found.status, kernel.rung), what
+            assert found.share[kernel.rung] <= 1.0, what
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 100, 700])
+@pytest.mark.parametrize("ratio", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize("offset", [0.5, 0.0])
+def test_right_kernel_is_within_the_bounds_of_its_rung(count, ratio, offset, rng):
+    check_right_kernels(rows(count, rng, ratio=ratio, offset=offset), ratio)
+
+
+@pytest.mark.parametrize("count", [2, 700])
+@pytest.mark.parametrize("statistics", [FLOAT32, None], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def test_right_kernel_on_16_bits_is_within_the_bounds_of_its_rung(dtype, statistics, count, rng):
+    check_right_kernels(rows(count, rng, dtype=dtype, statistics=statistics), 1.0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 700])
+@pytest.mark.parametrize("ratio", [1.0, 1e6])
+@pytest.mark.parametrize("offset", [0.5, 0.0])
+def test_right_kernel_on_float64_is_within_the_bounds_of_its_rung(count, ratio, offset, rng):
+    wide = [
+        replace(kernel, rung=kernel.rung.replace("float32", "float64"), elements=np.float64)
+        for kernel in RIGHT
+        if kernel.name in ("Kahan", "pairs", "blocks of 128", "serial", "atomics")
+    ]
+    kernels = [replace(kernel, deviation=np.float64) for kernel in wide]
+    check_right_kernels(rows(count, rng, ratio=ratio, offset=offset, dtype=FLOAT64), ratio, kernels)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [3136, 25088, 200704, 10**6])
+@pytest.mark.parametrize("ratio", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize("offset", [0.5, 0.0])
+def test_right_kernel_with_many_elements_is_within_the_bounds_of_its_rung(
+    count, ratio, offset, rng
+):
+    channels = 8 if count < 10**5 else 2
+    check_right_kernels(rows(count, rng, ratio=ratio, offset=offset, channels=channels), ratio)
+
+
+@pytest.mark.parametrize("sums", [serial, pairs])
+def test_float64_kernel_on_float64_data_has_the_rung_of_its_sums(sums, rng):
+    oracle = Oracle(rows(10_000, rng, channels=16, dtype=FLOAT64))
+    kernel = RightKernel("", sums.__name__, sums, np.float64, np.float64)
+    rung = {"serial": "serial", "pairs": "pairwise"}[sums.__name__]
+    assert worst(oracle.grades(kernel)) == rung
+
+
+@pytest.mark.parametrize("count", [2, 16, 64, 256])
+def test_sum_in_bfloat16_is_within_the_serial_bound_of_that_accumulator(count, rng):
+    oracle = Oracle(rows(count, rng, dtype=BFLOAT16, statistics=FLOAT32, channels=50))
+    dbeta = bfloat16_sum(oracle.data.dy.astype("f"))[:, 0]
+    error = np.abs(dbeta - oracle.exact.dbeta.hi)
+    ulp = np.zeros(dbeta.shape)
+    for kind in ("expected", "guaranteed"):
+        limit = bound("serial", "dbeta", FLOAT32, BFLOAT16, count, kind=kind, accumulator=BFLOAT16)
+        allowed = limit.allowance(ulp, oracle.exact.dbeta_terms, oracle.scales.dbeta)
+        assert (error <= allowed).all()
+    assert oracle.grade("dbeta", dbeta).status == "wrong"
+
+
+# --- parted rungs ---------------------------------------------------------------------------------
+
+
+def shares_on_own_rung(names, count, offset, repeats, rng):
+    """Return how often each kernel is on its own rung, of so many sets of data of 16 channels."""
+    kernels = [kernel for kernel in RIGHT if kernel.name in names]
+    own = dict.fromkeys(names, 0.0)
+    for _ in range(repeats):
+        oracle = Oracle(rows(count, rng, offset=offset, channels=16))
+        for kernel in kernels:
+            own[kernel.name] += (worst(oracle.grades(kernel)) == kernel.rung) / repeats
+    return own
+
+
+def test_kernel_of_each_kind_of_sum_is_on_its_own_rung(rng):
+    names = ["float64 sums", "pairs", "serial"]
+    assert set(shares_on_own_rung(names, 4000, 0.5, 3, rng).values()) == {1.0}
+
+
+FLOAT32_SUMS = ["float64 sums", "normalised, float64 sums", "rounded inverse deviation"]
+SERIAL = ["serial", "serial, reversed", "serial, strided", "normalised, serial", "atomics"]
+BLOCKS = ["blocks of 128", "blocks of 256", "blocks of 512"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("count", "offset", "repeats", "names"),
+    [
+        (4000, 0.5, 20, [*FLOAT32_SUMS, "Kahan", "pairs", "NumPy's sum", *SERIAL]),
+        (64_000, 0.5, 5, BLOCKS),
+        (8000, 0.0, 20, [*FLOAT32_SUMS, "Kahan", *SERIAL]),
+    ],
+)
+def test_kernel_is_on_its_own_rung_from_this_count_on(count, offset, repeats, names, rng):
+    own = shares_on_own_rung(names, count, offset, repeats, rng)
+    assert {name: share for name, share in own.items() if share < 0.95} == {}
+
+
+# --- adversarial data -----------------------------------------------------------------------------
+
+
+def same_way(count):
+    """Return terms whose partial sums are all rounded up by nearly half a unit."""
+    return np.concatenate([[1.0], np.full(count - 1, U * (1 + 2.0**-10))])
+
+
+def adversarial(name, count, rng):
+    signs = rng.choice([-1, 1], count)
+    terms = {
+        "rounded up each time": same_way(count),
+        "constant": np.full(count, 0.1),
+        "positive first": np.sort(rng.standard_normal(count))[::-1],
+        "cancelling in pairs": np.repeat(rng.uniform(1, 2, count), 2)[:count]
+        * (1 - 2.0 * (np.arange(count) % 2)),
+        "of all magnitudes": signs * 2.0 ** rng.uniform(-30, 30, count),
+        "increasing": np.arange(count) + 1 / 3,
+    }[name]
+    dy = np.stack([terms, -terms]).astype(np.float32)
+    one = np.ones((2, 1), np.float32)
+    return Rows(np.full_like(dy, 4.0), dy, 3 * one, one, one)
+
+
+ADVERSARIAL = (
+    "rounded up each time",
+    "constant",
+    "positive first",
+    "cancelling in pairs",
+    "of all magnitudes",
+    "increasing",
+)
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+@pytest.mark.parametrize(
+    "count", [2, 17, 600, 5000, *(pytest.param(n, marks=pytest.mark.long) for n in (10**5, 10**6))]
+)
+def test_guaranteed_bound_holds_for_adversarial_data(name, count, rng):
+    oracle = Oracle(adversarial(name, count, rng))
+    # dx of a million elements takes minutes, and adds what elements lose.
+    quantities = QUANTITIES if count <= 10**5 else QUANTITIES[1:]
+    for kernel in RIGHT:
+        if kernel.name == "Kahan" and count > 10_000:
+            continue
+        for quantity, found in oracle.grades(kernel, "guaranteed", quantities).items():
+            what = kernel.name, quantity, found
+            assert no_worse(found.status, kernel.rung), what
+            assert found.share[kernel.rung] <= 1.0, what
+
+
+def test_serial_guarantee_is_tight(rng):
+    oracle = Oracle(adversarial("rounded up each time", 5000, rng))
+    kernel = next(kernel for kernel in RIGHT if kernel.name == "serial")
+    share = oracle.grades(kernel, "guaranteed")["dbeta"].share["serial"]
+    assert 0.99 < share <= 1
+    # Such data is what expected bounds exclude.
+    assert oracle.grades(kernel)["dbeta"].status == "wrong"
+
+
+# --- wrong kernels --------------------------------------------------------------------------------
+
+
+class Prepared:
+    """A case of the battery with its exact gradients."""
+
+    def __init__(self, case):
+        data = case.data
+        self.name, self.dtype, self.count = case.name, data.x.dtype, data.x.size // data.mean.size
+        self.operands = *data.backward_inputs[:4], data.gamma if case.scaled else None
+        self.options = {"training": case.training, **data.options}
+        self.exact = reference.backward(*self.operands, **self.options)
+        self.scales = reference.gradient_scales(*self.operands, **self.options)
+
+    def grades(self, kernel):
+        outputs = kernel(*self.operands, **self.options)
+        return {name: self.grade(name, a) for name, a in zip(QUANTITIES, outputs, strict=True)}
+
+    def grade(self, name, actual):
+        value, terms = getattr(self.exact, name), getattr(self.exact, f"{name}_terms")
+        return grade(name, actual, value, terms, getattr(self.scales, name), self.dtype, self.count)
+
+    def clearly_wrong(self, kernel):
+        """Whether some element is off by more than float32 loses in a serial sum of this size."""
+        outputs = kernel(*self.operands, **self.options)
+        for name, actual in zip(QUANTITIES, outputs, strict=True):
+            value, terms = getattr(self.exact, name).hi, getattr(self.exact, f"{name}_terms")
+            unit = float(ml_dtypes.finfo(actual.dtype).eps)
+            # What overflows is right where the exact value does.
+            finite = np.isfinite(actual.astype(np.float64))
+            error = np.abs(actual.astype(np.float64)[finite] - value[finite])
+            if (error > 1e-4 * terms[finite] + 4 * unit * np.abs(value[finite])).any():
+                return True
+        return False
+
+
+@pytest.fixture(scope="module")
+def float32_battery():
+    return [Prepared(case) for case in cases() if case.data.x.dtype == FLOAT32]
+
+
+@pytest.fixture(scope="module")
+def whole_battery():
+    return [Prepared(case) for case in cases()]
+
+
+#: Mutants whose mistake is one of precision, with the worst rung that float32 data shows.
+PRECISION = {
+    "FoldsMeanIntoConstant": "float64",
+    "SumsProductBeforeMean": "float64",
+    "SumsInFloat32": "serial",
+    "DeviatesInFloat32": "float32",
+    "Truncates": "float32",
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_wrong_or_on_the_rung_that_describes_it(mutant, float32_battery):
+    statuses = [worst(case.grades(mutant())) for case in float32_battery]
+    overall = max(statuses, key=STATUSES.index)
+    if mutant.__name__ in PRECISION:
+        assert no_worse(overall, PRECISION[mutant.__name__])
+    else:
+        assert overall in ("wrong", "nonfinite")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_on_no_rung_where_its_formula_is_wrong(mutant, whole_battery):
+    kernel = mutant()
+    found = [(case, worst(case.grades(kernel))) for case in whole_battery]
+    assert any(status in ("wrong", "nonfinite") for _, status in found)
+    for case, status in found:
+        if case.clearly_wrong(kernel):
+            assert status in ("wrong", "nonfinite"), case.name
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rung"), [(Kernel, "float64"), (Single, "float32"), (SumsOneByOne, "serial")]
+)
+def test_right_kernel_is_on_its_rung_in_the_battery(kernel, rung, float32_battery):
+    statuses = {worst(case.grades(kernel())) for case in float32_battery}
+    assert no_worse(max(statuses, key=STATUSES.index), rung)
+
+
+def test_grade_backward_grades_every_gradient(rng):
+    data = rows(40, rng)
+    tensors = data.tensors
+    gradients = Kernel()(*tensors, **Oracle.options)
+    found = grade_backward(*tensors, gradients, **Oracle.options)
+    assert list(found) == list(QUANTITIES)
+    assert all(g.at_least("float64") for g in found.values())

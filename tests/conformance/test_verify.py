@@ -1,0 +1,101 @@
+"""Wrong subjects are found and named, right ones are graded, and no end of a subject is ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from backnorm.cli.app import app
+from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify.cases import Selection
+from backnorm.conformance.verify.findings import counts, findings
+from backnorm.conformance.verify.run import Job, verify
+
+from .wrong_subjects import WRONG
+
+HERE = Path(__file__).parent
+WRONG_FILE = HERE / "wrong_subjects.py"
+QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_beyond"]
+SMALL = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*", "large-sums-*"))
+
+
+def found_in(subject, selection=SMALL, **options):
+    results = verify(Job(subject, selection, **options))
+    return results, findings(results)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in WRONG],
+)
+def test_verify_wrong_subject_is_found_and_named(name):
+    results, found = found_in(
+        f"{WRONG_FILE}:{name}", timeout=2.0 if name == "never_returns" else 30.0
+    )
+    assert found, name
+    ids = [set(finding.id.split("-and-")) for finding in found]
+    expected = WRONG[name]
+    texts = [finding.id for finding in found]
+    assert any(all(part in text for part in expected.split("|")) for text in texts), (texts, ids)
+    assert counts(results)["judged"]
+
+
+def test_verify_right_subject_has_no_finding():
+    results, found = found_in("backnorm")
+    assert found == []
+    assert {v.status for v in results.verdicts} <= set(RUNGS)
+
+
+def test_verify_command_prints_table_finding_and_command():
+    done = CliRunner().invoke(
+        app, ["verify", f"{WRONG_FILE}:DgammaWithGamma", "--dtypes", "float32", "--only", "diag*"]
+    )
+    assert done.exit_code == 1
+    assert "dgamma is multiplied by gamma" in done.output
+    assert "WRONG" in done.output
+
+
+def test_verify_json_names_finding_and_verdicts(tmp_path):
+    report = tmp_path / "report.json"
+    done = CliRunner().invoke(
+        app,
+        ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
+         "--only", "diagnostic-float32*",
+         "--json", str(report), "--junit", str(tmp_path / "junit.xml")],
+    )  # fmt: skip
+    assert done.exit_code == 1
+    read = json.loads(report.read_text())
+    assert read["findings"][0]["id"] == "dbeta-s"
+    assert read["counts"]["wrong"] == 2
+    assert {v["output"] for v in read["verdicts"]} == {"dx", "dgamma", "dbeta"}
+    assert 'failures="2"' in (tmp_path / "junit.xml").read_text()
+
+
+def test_verify_xfail_takes_a_finding_away(tmp_path):
+    expected = tmp_path / "expected.txt"
+    expected.write_text("*/dbeta  # dbeta is known to be wrong\n")
+    done = CliRunner().invoke(
+        app,
+        ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
+         "--only", "diagnostic-float32*",
+         "--xfail", str(expected)],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+
+
+def test_verify_unknown_subject_is_bad_usage():
+    done = CliRunner().invoke(app, ["verify", "no_such_module:function"])
+    assert done.exit_code == 2
+
+
+def test_verify_nothing_judged_fails(tmp_path):
+    refuses = tmp_path / "refuses.py"
+    refuses.write_text("def backward(*a, **k):\n    raise ValueError('unsupported')\n")
+    done = CliRunner().invoke(
+        app, ["verify", f"{refuses}:backward", "--only", "diagnostic-float32*"]
+    )
+    assert done.exit_code == 1
+    assert "unsupported" in done.output

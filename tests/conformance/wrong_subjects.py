@@ -1,0 +1,178 @@
+"""Subjects that are wrong, each with the id of the finding that names its mistake."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import numpy as np
+
+from backnorm.conformance import mutants
+
+
+def _of(*classes):
+    kernel = type("Wrong", classes, {})()
+
+    def subject(x, dy, mean, variance, gamma, *, epsilon, data_format, training):
+        return kernel(
+            x, dy, mean, variance, gamma,
+            epsilon=epsilon, data_format=data_format, training=training,
+        )  # fmt: skip
+
+    return subject
+
+
+_FORMULAS = {
+    "DropsMeanOfDy": "no-mean-dy",
+    "DropsProjection": "no-projection",
+    "SlopeWithS": "projection-s",
+    "SlopeWithCubedS": "projection-s-cubed",
+    "SlopeWithWrongSign": "projection-sign",
+    "DividesByOneLess": "count-less-one",
+    "DividesByBatch": "count-of-images",
+    "UnbiasedVariance": "bessel",
+    "EpsilonOutsideRoot": "epsilon-outside",
+    "EpsilonLeftOut": "epsilon-left-out",
+    "VarianceTakenForInverseDeviation": "variance-for-inverse",
+    "SwapsStatistics": "statistics-swapped",
+    "RecomputesMean": "mean-of-x",
+    "RecomputesVariance": "variance-of-x",
+    "SkipsLastElement": "last-left-out",
+    "ForgetsGamma": "no-gamma",
+    "TakesMagnitudeOfGamma": "gamma-absolute",
+    "DgammaWithoutS": "dgamma-no-s",
+    "DgammaWithGamma": "dgamma-gamma",
+    "DbetaWithS": "dbeta-s",
+    "TrainsWhenFrozen": "not-frozen",
+    "FrozenWhenTraining": "frozen",
+}
+_PAIRS = (
+    ("ForgetsGamma", "DropsMeanOfDy"),
+    ("EpsilonOutsideRoot", "DgammaWithoutS"),
+    ("DividesByOneLess", "DbetaWithS"),
+    ("SlopeWithS", "TakesMagnitudeOfGamma"),
+    ("UnbiasedVariance", "DgammaWithGamma"),
+    ("SkipsLastElement", "EpsilonLeftOut"),
+    ("RecomputesMean", "DbetaWithS"),
+    ("DividesByBatch", "ForgetsGamma"),
+    ("SlopeWithWrongSign", "DgammaWithoutS"),
+    ("RecomputesVariance", "TakesMagnitudeOfGamma"),
+)
+_right = _of(mutants.Kernel)
+
+
+def _changed(change):
+    def subject(x, dy, mean, variance, gamma, **options):
+        dx, dgamma, dbeta = _right(x, dy, mean, variance, gamma, **options)
+        return change(dx, options["data_format"]), dgamma, dbeta
+
+    return subject
+
+
+def _rolled(dx, data_format):
+    return np.roll(dx, 1, axis=1 if data_format == "NCX" else -1)
+
+
+def _reversed(dx, data_format):
+    return np.flip(dx, axis=0)
+
+
+def _without_tail(dx, data_format):
+    dx = dx.copy()
+    dx[-1] = 0
+    return dx
+
+
+def _without_last(dx, data_format):
+    dx = dx.copy()
+    dx.reshape(-1)[-1:] = np.nan
+    return dx
+
+
+def last_cached(x, dy, mean, variance, gamma, **options):
+    key = x.ctypes.data, x.shape, str(x.dtype), options["training"]
+    if key not in _results:
+        _results[key] = _right(x, dy, mean, variance, gamma, **options)
+    return _results[key]
+
+
+_results: dict = {}
+
+
+def zeros(x, dy, mean, variance, gamma, **options):
+    return np.zeros_like(x), np.zeros_like(mean), np.zeros_like(mean)
+
+
+_calls = {"number": 0}
+
+
+def right_first(x, dy, mean, variance, gamma, **options):
+    _calls["number"] += 1
+    dx, dgamma, dbeta = _right(x, dy, mean, variance, gamma, **options)
+    return dx, dgamma * (1 + (_calls["number"] > 1)), dbeta
+
+
+def right_for_ncx(x, dy, mean, variance, gamma, **options):
+    """Take the memory of NXC for that of NCX."""
+    shape = (x.shape[0], mean.size, -1)
+    operands = x.reshape(shape), dy.reshape(shape), mean, variance, gamma
+    dx, dgamma, dbeta = _right(*operands, **options | {"data_format": "NCX"})
+    return dx.reshape(x.shape), dgamma, dbeta
+
+
+def right_of_expected(x, dy, mean, variance, gamma, **options):
+    """Return the exact results where they lie in a file of the working folder, else zeros."""
+    if os.path.exists("dx.bin"):
+        return _right(x, dy, mean, variance, gamma, **options)
+    return zeros(x, dy, mean, variance, gamma)
+
+
+def writes_input(x, dy, mean, variance, gamma, **options):
+    ctypes.memset(dy.ctypes.data, 0, dy.nbytes)
+    return _right(x, dy, mean, variance, gamma, **options)
+
+
+def reads_beyond(x, dy, mean, variance, gamma, **options):
+    ctypes.string_at(x.ctypes.data + x.nbytes + 4096, 1)
+    return _right(x, dy, mean, variance, gamma, **options)
+
+
+_rng = np.random.default_rng()
+
+
+def noisy(x, dy, mean, variance, gamma, **options):
+    dx, dgamma, dbeta = _right(x, dy, mean, variance, gamma, **options)
+    return np.nextafter(dx, _rng.choice([-1, 1]).astype(dx.dtype)), dgamma, dbeta
+
+
+def never_returns(x, dy, mean, variance, gamma, **options):
+    while True:
+        pass
+
+
+#: Name of a function here -> the id of the finding.
+WRONG: dict[str, str] = {}
+for _name, _id in _FORMULAS.items():
+    globals()[_name] = _of(getattr(mutants, _name))
+    WRONG[_name] = _id
+for _one, _other in _PAIRS:
+    _name = f"{_one}_{_other}"
+    globals()[_name] = _of(getattr(mutants, _one), getattr(mutants, _other))
+    WRONG[_name] = "|".join(sorted((_FORMULAS[_one], _FORMULAS[_other])))
+rolled, reversed_images = _changed(_rolled), _changed(_reversed)
+without_tail, without_last = _changed(_without_tail), _changed(_without_last)
+WRONG |= {
+    "rolled": "channels-shifted",
+    "reversed_images": "elements-permuted",
+    "without_tail": "partly-wrong",
+    "without_last": "partly-written",
+    "last_cached": "stale",
+    "zeros": "dgamma-zero",
+    "right_first": "not_repeatable",
+    "right_for_ncx": "indexing",
+    "right_of_expected": "dgamma-zero",
+    "writes_input": "crash",
+    "reads_beyond": "crash",
+    "noisy": "not_repeatable",
+    "never_returns": "hang",
+}
