@@ -154,8 +154,8 @@ MUTANTS = (
     Mutant(
         "tensorflow: the gradient takes the last axis for that of the channels",
         "tensorflow/calls.py",
-        "values = options.epsilon, (options.axis,), options.training, False, arithmetic,",
-        "values = options.epsilon, (x.ndim - 1,), options.training, False, arithmetic,",
+        "values = options.epsilon, axis, options.training, False, *sums",
+        "values = options.epsilon, (x.ndim - 1,), options.training, False, *sums",
         (f"{_TF}/test_gradients.py", f"{_TF}/test_values.py"),
     ),
     Mutant(
@@ -168,20 +168,20 @@ MUTANTS = (
     Mutant(
         "tensorflow: an axis that is known late is the first",
         "tensorflow/nodes.py",
-        "return call(*place(arrays, presence), options._replace(axis=axis))",
-        "return call(*place(arrays, presence), options._replace(axis=0))",
+        "return node.call(place(arrays, presence), options._replace(axis=axis))",
+        "return node.call(place(arrays, presence), options._replace(axis=0))",
         (f"{_TF}/test_graph.py",),
     ),
     Mutant(
-        "tensorflow: XLA's formula lacks the term along x",
-        "tensorflow/formulas.py",
-        "dx = dx - _over(dbeta / count, x, options) - normalised",
-        "dx = dx - _over(dbeta / count, x, options) - 0 * normalised",
+        "tensorflow: the formula lacks the term along x",
+        "formulas.py",
+        "- normalised * xp.spread(slope, dx)",
+        "- 0 * normalised * xp.spread(slope, dx)",
         (f"{_TF}/test_forward_mode.py", f"{_TF}/test_graph.py"),
     ),
     Mutant(
         "tensorflow: statistics of replicas have no distance between their means",
-        "tensorflow/exchange.py",
+        "tensorflow/synchronised.py",
         "tf.reduce_sum(shares * (variances + apart * apart), 0)",
         "tf.reduce_sum(shares * variances, 0)",
         (f"{_KERAS}/test_synchronized.py",),
@@ -215,8 +215,8 @@ MUTANTS = (
     Mutant(
         "jax: the derivative by the statistics ignores epsilon",
         "jax/derivatives.py",
-        "s = inverse_deviation(variance, epsilon)\n    return",
-        "s = inverse_deviation(variance, 0.0)\n    return",
+        "s = inverse_std(variance, epsilon)",
+        "s = inverse_std(variance, 0.0)",
         (f"{_JAX}/test_second_order.py", f"{_JAX}/test_forward_mode.py"),
     ),
     Mutant(
@@ -228,16 +228,16 @@ MUTANTS = (
     ),
     Mutant(
         "jax: statistics of devices have no distance between their means",
-        "jax/exchange.py",
+        "jax/parts.py",
         "of_all(weighed(variance + apart * apart))",
         "of_all(weighed(variance))",
         (f"{_JAX}/test_transformations.py", f"{_JAX}/test_sharded.py"),
     ),
     Mutant(
         "jax: the formula's slope has one factor too few",
-        "jax/formulas.py",
-        "slope = s * (sum_dy_xmu / count)",
-        "slope = sum_dy_xmu / count",
+        "formulas.py",
+        "s * (sum_dy_xmu / xp.count)",
+        "sum_dy_xmu / xp.count",
         (f"{_JAX}/test_numerics.py",),
     ),
     # Dialects, and the canonical operator's front door.
