@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-_TOP = re.compile(r"backnorm/|backnorm-[^/]+\.dist-info/")
+_TOP = re.compile(r"backnorm/|_backnorm_pytest\.py$|backnorm-[^/]+\.dist-info/")
 # Parts of paths that are none of the library's.
 _STRANGE = re.compile(
     r"(^|/)(tests?|test_[^/]*|check_[^/]*|conftest\.py|bench[^/]*|examples?|training|docs?)(/|$)"

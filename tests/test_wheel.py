@@ -100,6 +100,7 @@ def test_it_is_the_library_and_the_command(wheel, wheel_check):
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names} == {
         "backnorm",
+        "_backnorm_pytest.py",
         wheel.stem.rsplit("-", 3)[0] + ".dist-info",
     }
     assert wheel_check.strangers(names) == []

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 __all__ = ["module_of"]
+
+# Scripts of this folder run by themselves; modules of others import `tests.support`.
+sys.path.append(str(Path(__file__).parents[2]))
 
 
 @functools.cache
