@@ -124,6 +124,8 @@ def test_arm_gets_vectors_too(geometry):
         (r"target triple = .*", f'target triple = "{triple}"'),
         (r".*call void @llvm\.x86\.sse2\.pause.*", ""),
         (r'"target-(cpu|features)"="[^"]*"', ""),
+        # Registers of Arm hold 16 bytes: what keeps a vector in one of x86 has no equivalent.
+        (r'(?:tail )?call (<[^>]*>) asm "", "=v,0"\(<[^>]*> (%[^)]*)\).*', r"bitcast \1 \2 to \1"),
     ]
     level = "x86-64-v4"
     done = subprocess.run(

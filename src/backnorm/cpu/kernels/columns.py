@@ -23,7 +23,7 @@ from backnorm.cpu.kernels.channels import combine, combine_bins, row_pitch, solv
 from backnorm.cpu.kernels.epilogue import Epilogue, same_line
 from backnorm.cpu.kernels.formulas import both_elements, elements, in_pairs, prefetch_elements
 from backnorm.cpu.kernels.frame import Steps, kernel
-from backnorm.cpu.kernels.jit import by_type, inlined, integer, outlined, rare
+from backnorm.cpu.kernels.jit import boolean, by_type, inlined, integer, outlined, rare
 from backnorm.cpu.kernels.memory import (
     aligned_head,
     clear,
@@ -38,7 +38,6 @@ from backnorm.cpu.kernels.memory import (
     singles_within,
     store,
     store_one,
-    stream,
 )
 from backnorm.cpu.kernels.operands import Bins, Operands, Output, Pairs, Rows, Sums
 from backnorm.cpu.kernels.record import (
@@ -245,7 +244,7 @@ def _write_tile(head, output, part, first):
     end = min(head.rows, row + share)
     while row < end:
         count = min(abreast, end - row)
-        _write_lines(store, output, row * width, count, columns)
+        _write_lines(output, row * width, count, columns, boolean(False))
         row += count
 
 
@@ -505,16 +504,13 @@ def _write_rows(output, i, rows):
             _write_part(output, start, head, 0)
             _write_part(output, start + end, width - end, end)
             start += width
-    if output.streaming:
-        _write_lines(stream, output, i, rows, (head, end))
-    else:
-        _write_lines(store, output, i, rows, (head, end))
+    _write_lines(output, i, rows, (head, end), output.streaming)
 
 
 @inlined
-def _write_lines(put, output, i, rows, columns):
+def _write_lines(output, i, rows, columns, streaming):
     """Write the whole lines between two columns of rows, which begin at element i."""
-    x, dy, out, _, coefficients, width, streaming = output
+    x, dy, out, _, coefficients, width, _ = output
     lanes = lanes_of(coefficients.values)
     line = 2 * lanes
     ahead = ahead_of_rows(rows, width) * width
@@ -525,7 +521,7 @@ def _write_lines(put, output, i, rows, columns):
         while j < below:
             prefetch_elements(output, j + ahead, line, streaming)
             values = both_elements(x, dy, j, of_left, of_right)
-            _write_two(put, output, j, values, (k, k + lanes))
+            _write_two(output, j, values, (k, k + lanes), streaming)
             j += width
 
 
@@ -536,27 +532,30 @@ def _write(output, i, end):
     if output.streaming:
         k = min(aligned_head(output.out, i, lanes_of(output.rows.values)), end - i)
         _write_part(output, i, k, 0)
-        i, k = _write_whole(stream, output, i + k, k, end)
+        i, k = _write_whole(output, i + k, k, end, boolean(True))
     else:
-        i, k = _write_whole(store, output, i, k, end)
+        i, k = _write_whole(output, i, k, end, boolean(False))
     if i < end:
         _write_part(output, i, end - i, k)
 
 
 @inlined
-def _write_whole(put, output, i, k, end):
-    """Write whole vectors from element i, of column k, on; return where they end."""
+def _write_whole(output, i, k, end, streaming):
+    """Write whole vectors from element i, of column k, on; return where they end.
+
+    `streaming` is a constant: LLVM does not always make two loops of one.
+    """
     x, dy, _, _, coefficients, period, _ = output
     lanes = lanes_of(coefficients.values)
     while in_pairs(dy, coefficients.values) and i + 2 * lanes <= end:
         after = _along(k, lanes, period)
         left, right = _coefficients(coefficients, k), _coefficients(coefficients, after)
-        _write_two(put, output, i, both_elements(x, dy, i, left, right), (k, after))
+        _write_two(output, i, both_elements(x, dy, i, left, right), (k, after), streaming)
         i += 2 * lanes
         k = _along(after, lanes, period)
     while i + lanes <= end:
         value = elements(x, dy, i, None, _coefficients(coefficients, k))
-        _write_one(put, output, i, k, value)
+        _write_one(output, i, k, value, streaming)
         i += lanes
         k = _along(k, lanes, period)
     return i, k

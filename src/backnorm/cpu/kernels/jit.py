@@ -103,3 +103,9 @@ def integer(builder, number):
     Numba compiles functions anew for each constant argument, and each constant in a tuple.
     """
     return number
+
+
+@emitted(types.boolean(types.boolean))
+def boolean(builder, value):
+    """Return a constant as a plain truth value: see `integer`."""
+    return value

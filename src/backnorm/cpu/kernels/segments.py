@@ -38,10 +38,8 @@ from backnorm.cpu.kernels.memory import (
     load_one,
     offset,
     prefetch,
-    store,
     store_one,
     store_some,
-    stream,
 )
 from backnorm.cpu.kernels.operands import Bins, Operands, Output, Pairs, Rows, Sums
 from backnorm.cpu.kernels.record import (
@@ -431,12 +429,12 @@ def _write(output, span, inner):
     vector that reaches from one channel into the next has coefficients of both, so that whole
     aligned vectors can be written however long the segments are.
     """
-    _, _, out, _, rows, channels, streaming = output
+    x, dy, out, _, rows, channels, streaming = output
     lanes = lanes_of(rows.values)
     i, end, c, border = span
     if streaming:
         head = min(aligned_head(out, i, lanes), end - i)
-        _write_across(output, i, head, border - i, c)
+        _write_across(output, i, head, border - i, c, streaming)
         i += head
     while i < end:
         if i >= border:
@@ -444,42 +442,28 @@ def _write(output, span, inner):
             c = _next(c, channels)
         of = ordered_for(out, _coefficients(rows, c))
         stop = min(border, end) - lanes
-        if streaming:
-            i = _write_run(stream, output, i, stop, c, of)
-        else:
-            i = _write_run(store, output, i, stop, c, of)
+        while in_pairs(dy, rows.values) and i <= stop - lanes:
+            prefetch_elements(output, i + _AHEAD, 2 * lanes, streaming)
+            place = (c, lanes)
+            _write_two(output, i, both_elements(x, dy, i, of, of), (place, place), streaming)
+            i += 2 * lanes
+        while i <= stop:
+            _write_one(output, i, (c, lanes), elements(x, dy, i, None, of), streaming)
+            i += lanes
         if i < border and i < end:
             count = min(lanes, end - i)
-            _write_across(output, i, count, border - i, c)
+            _write_across(output, i, count, border - i, c, streaming)
             i += count
 
 
 @inlined
-def _write_run(put, output, i, stop, c, of):
-    """Write the whole vectors of a segment that begin up to `stop`; return where they end."""
-    x, dy, _, _, rows, _, streaming = output
-    lanes = lanes_of(rows.values)
-    place = (c, lanes)
-    while in_pairs(dy, rows.values) and i <= stop - lanes:
-        prefetch_elements(output, i + _AHEAD, 2 * lanes, streaming)
-        _write_two(put, output, i, both_elements(x, dy, i, of, of), (place, place))
-        i += 2 * lanes
-    while i <= stop:
-        _write_one(put, output, i, place, elements(x, dy, i, None, of))
-        i += lanes
-    return i
-
-
-@inlined
-def _write_across(output, i, count, left, c):
+def _write_across(output, i, count, left, c, streaming):
     """Write `count` elements: the first `left` of channel c, the others of the next."""
-    of, place = _of_two(output.rows, left, c, output.period), (c, left)
+    of = _of_two(output.rows, left, c, output.period)
     if count < lanes_of(output.rows.values):
-        _write_first(output, i, count, place, of)
-    elif output.streaming:
-        _write_one(stream, output, i, place, elements(output.x, output.dy, i, None, of))
+        _write_first(output, i, count, (c, left), of)
     else:
-        _write_one(store, output, i, place, elements(output.x, output.dy, i, None, of))
+        _write_one(output, i, (c, left), elements(output.x, output.dy, i, None, of), streaming)
 
 
 #: The kernel.

@@ -9,7 +9,7 @@ from typing import Any
 
 from backnorm.cpu.kernels.formulas import elements
 from backnorm.cpu.kernels.jit import by_type, inlined, nothing
-from backnorm.cpu.kernels.memory import store_first
+from backnorm.cpu.kernels.memory import store, store_first, stream
 from backnorm.cpu.kernels.singles import as_singles, both_hold, holds, lanes_of
 from backnorm.cpu.kernels.vector import Singles, high_half, low_half, marked, where_finite
 from backnorm.cpu.scratch import LANES
@@ -19,8 +19,7 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
     """Return the functions of a geometry that write two vectors, one, and a part of one.
 
     `exact_at(output, place, first)` returns the float64 coefficients of eight elements, which begin
-    `first` (0 or 8) elements after those of a place. Whole vectors are written by `put`: `store` or
-    `stream`. A branch between the two would not do: LLVM may make one ordinary store of both.
+    `first` (0 or 8) elements after those of a place.
     """
 
     @inlined
@@ -44,23 +43,28 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
         return lambda output, i, count, place, value: write_exactly(output, i, count, place, value)
 
     @inlined
-    def write_two(put, output, i, values, places):
+    def write_two(output, i, values, places, streaming):
         left, right = values
         lanes = lanes_of(output.rows.values)
-        if both_hold(output, left, right):
-            put(output.out, i, left)
-            put(output.out, i + lanes, right)
-        else:
+        if not both_hold(output, left, right):
             write_again(output, i, lanes, places[0], as_singles(left))
             write_again(output, i + lanes, lanes, places[1], as_singles(right))
+        elif streaming:
+            stream(output.out, i, left)
+            stream(output.out, i + lanes, right)
+        else:
+            store(output.out, i, left)
+            store(output.out, i + lanes, right)
 
     @inlined
-    def write_one(put, output, i, place, value):
+    def write_one(output, i, place, value, streaming):
         lanes = lanes_of(output.rows.values)
-        if holds(value, lanes):
-            put(output.out, i, value)
-        else:
+        if not holds(value, lanes):
             write_again(output, i, lanes, place, as_singles(value))
+        elif streaming:
+            stream(output.out, i, value)
+        else:
+            store(output.out, i, value)
 
     @inlined
     def write_first(output, i, count, place, of):
