@@ -34,16 +34,16 @@ def pytest_collection_modifyitems(
     subject = config.getoption("--backnorm")
     if subject is None:
         return
+    from backnorm.conformance.judge import GRADIENTS
     from backnorm.conformance.verify.cases import Selection, selected
     from backnorm.conformance.verify.run import Job
-    from backnorm.conformance.verify.subjects import OUTPUTS
 
     dtypes = tuple(config.getoption("--backnorm-dtypes").split(","))
     selection = Selection(config.getoption("--backnorm-tier"), dtypes)
     job = Job(subject, selection, config.getoption("--backnorm-dialect"))
     shared = _Run(job, config)
     for case in selected(selection):
-        for output in OUTPUTS:
+        for output in GRADIENTS:
             name = f"backnorm::{case.name}::{output}"
             items.append(_Item.from_parent(session, name=name, run=shared, key=(case.name, output)))
 
@@ -79,15 +79,15 @@ class _Item(pytest.Item):
 
     def runtest(self) -> None:
         """Fail if the output is worse than the rung."""
-        from backnorm.conformance.ladder import RUNGS
+        from backnorm.conformance.ladder import is_at_least
 
         verdict = self._run.verdict(self._key)
         if verdict is None:
             pytest.skip("not run")
-        if verdict.status in ("refused", "not_run"):
+        if not verdict.is_judged:
             pytest.skip(verdict.text)
         at_least = self.config.getoption("--backnorm-at-least")
-        if verdict.status not in RUNGS[: RUNGS.index(at_least) + 1]:
+        if not is_at_least(verdict.status, at_least):
             text = verdict.text
             if verdict.grade is not None:
                 text = f"{verdict.grade.worst_ulp:.4g} ulp at worst, at {verdict.grade.where}"

@@ -255,20 +255,22 @@ def tolerance(
 
 
 def _print_bounds(dtype: str, elements: int) -> None:
-    from backnorm.conformance.ladder import KINDS, QUANTITIES, bound, rungs
+    from backnorm.conformance.judge import GRADIENTS
+    from backnorm.conformance.ladder import KINDS, bound, rungs
     from backnorm.conformance.verify.cases import DTYPES
+    from backnorm.dtypes import statistics_types
     from backnorm.errors import ArgumentValueError
 
     if dtype not in DTYPES:
         raise ArgumentValueError("--dtype", "unknown", came=repr(dtype), accepted=", ".join(DTYPES))
     own = DTYPES[dtype]
-    statistics = own if dtype.startswith("float") and dtype != "float16" else DTYPES["float32"]
+    statistics = statistics_types(own)[-1]
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
     table = Table(title=f"{dtype}, {elements} elements a channel", box=None, title_justify="left")
     for head in ("rung", "output", "expected", "never beyond"):
         table.add_column(head, no_wrap=True)
     for rung in rungs(own):
-        for name in QUANTITIES:
+        for name in GRADIENTS:
             output = own if name == "dx" else statistics
             texts = [
                 bound(rung, name, output, own, elements, kind=kind).in_units(unit) for kind in KINDS

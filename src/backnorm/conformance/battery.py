@@ -22,14 +22,12 @@ from backnorm.conformance.data import (
     read_only,
     realistic_data,
 )
-from backnorm.conformance.judge import Quantity, Verdict, check_backward, judge
+from backnorm.conformance.judge import GRADIENTS, Quantity, Verdict, check_backward, judge
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit, statistics_types
 
 __all__ = ["BackwardOperator", "Case", "Subject", "cases", "computed_in", "examine", "subjects"]
 
 _SHAPES = {"NCX": (6, 5, 3, 4), "NXC": (6, 3, 4, 5)}
-
-_GRADIENTS: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
 
 _Case = TypeVar("_Case", bound=Any)
 
@@ -97,6 +95,24 @@ class Case:
     scaled: bool = True
     arithmetic: Arithmetic | None = None
 
+    @property
+    def operands(
+        self,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """x, dy, mean, variance and gamma, read-only; gamma is None if it is not passed."""
+        x, dy, mean, variance, gamma = map(read_only, self.data.backward_inputs)
+        return x, dy, mean, variance, gamma if self.scaled else None
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray | None]:
+        """The operands by name."""
+        return dict(zip(("x", "dy", "mean", "variance", "gamma"), self.operands, strict=True))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the backward pass."""
+        return {"training": self.training, **self.data.options}
+
 
 def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]:
     """Yield the battery, small cases for every type and layout; the same for the same seed.
@@ -133,15 +149,13 @@ def computed_in(cases: Iterable[_Case], arithmetic: object) -> Iterator[_Case]:
 
 def examine(operator: BackwardOperator, case: Case) -> dict[str, Verdict]:
     """Run `operator` on `case` and judge dx, dgamma and dbeta."""
-    data, options = case.data, {"training": case.training, **case.data.options}
-    x, dy, mean, variance, scale = map(read_only, data.backward_inputs)
-    operands = x, dy, mean, variance, scale if case.scaled else None
-    gradients = operator(*operands, **options)
+    data = case.data
+    gradients = operator(*case.operands, **case.options)
     if isinstance(data, ExactCase) and case.training and case.scaled:
         known = data.dx, data.dgamma, data.dbeta
-        judged = zip(_GRADIENTS, gradients, known, strict=True)
+        judged = zip(GRADIENTS, gradients, known, strict=True)
         return {name: _judge_known(name, came, right, case) for name, came, right in judged}
-    return check_backward(*operands, gradients, arithmetic=case.arithmetic, **options)
+    return check_backward(*case.operands, gradients, arithmetic=case.arithmetic, **case.options)
 
 
 def _judge_known(

@@ -45,6 +45,15 @@ class LayerData:
         """x, dy, mean, variance, gamma: the arguments of the backward pass in their order."""
         return self.x, self.dy, self.mean, self.variance, self.gamma
 
+    def like(self, gradient: str) -> np.ndarray:
+        """Return the input whose shape and element type a gradient of the backward pass has."""
+        return self.x if gradient == "dx" else self.mean
+
+    @property
+    def channel_axis(self) -> int:
+        """Index of the channel axis of x."""
+        return channel_axis_of(self.data_format) % self.x.ndim
+
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of every pass."""

@@ -28,6 +28,7 @@ from backnorm.conformance.formula import (
     coefficients,
     rows_of,
 )
+from backnorm.conformance.judge import GRADIENTS
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT64, element_type
 
 __all__ = ["Diagnosis", "diagnose", "diagnostic_data"]
@@ -55,7 +56,6 @@ _QUANTILE = 0.75
 # Of numbers that are not finite.
 _FAR = 1e30
 _TINY = float(np.finfo(float).tiny)
-_OUTPUTS = "dx", "dgamma", "dbeta"
 _NAMES = tuple(each.name for each in fields(Coefficients))
 _TERMS = {
     "gain": "the factor of dy in dx",
@@ -147,7 +147,9 @@ def diagnose(
     if not_finite is not None:
         return not_finite
     if outputs[0] is not None and not outputs[0].any():
-        names = [n for n, a in zip(_OUTPUTS, outputs, strict=True) if a is not None and not a.any()]
+        names = [
+            n for n, a in zip(GRADIENTS, outputs, strict=True) if a is not None and not a.any()
+        ]
         says = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} 0"
         return Diagnosis("formula", tuple(f"{name}-zero" for name in names), says)
     found, residual = _fitted(channels, outputs, data.data_format)
@@ -165,7 +167,7 @@ def diagnose(
 
 
 def _not_finite(outputs: Arrays) -> Diagnosis | None:
-    for name, output in zip(_OUTPUTS, outputs, strict=True):
+    for name, output in zip(GRADIENTS, outputs, strict=True):
         if output is None:
             continue
         wrong = ~np.isfinite(output.astype(float))

@@ -15,28 +15,28 @@ import numpy as np
 
 from backnorm import reference
 from backnorm._doubledouble import Exact, FloatArray
-from backnorm.conformance.judge import Quantity, budget
+from backnorm.conformance.judge import GRADIENTS, Quantity, budget
 from backnorm.conformance.judge._passes import BackwardOptions
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
-from backnorm.problem import channel_axis_of
 from backnorm.reference import Scale
 from backnorm.results import Gradients
 
 __all__ = [
     "KINDS",
-    "QUANTITIES",
     "RUNGS",
     "Bound",
     "BoundKind",
     "Grade",
+    "GradientLadder",
     "Rung",
     "Status",
     "allowances",
     "bound",
     "grade",
     "grade_backward",
+    "is_at_least",
     "rungs",
 ]
 
@@ -47,7 +47,6 @@ BoundKind = Literal["expected", "guaranteed"]
 #: The ladder, best first.
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 
-QUANTITIES: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
 KINDS: tuple[BoundKind, ...] = get_args(BoundKind)
 
 #: Unit roundoff of each type.
@@ -156,7 +155,12 @@ class Grade:
 
     def at_least(self, rung: Rung) -> bool:
         """Whether the status is this rung or a better one."""
-        return self.status in RUNGS[: RUNGS.index(rung) + 1]
+        return is_at_least(self.status, rung)
+
+
+def is_at_least(status: str, rung: Rung) -> bool:
+    """Whether a status is this rung or a better one."""
+    return status in RUNGS[: RUNGS.index(rung) + 1]
 
 
 def rungs(data: np.dtype) -> tuple[Rung, ...]:
@@ -211,7 +215,7 @@ def bound(
         If an argument is unknown, or `data` is float64 and the rung float32.
     """
     _check_word("rung", rung, RUNGS)
-    _check_word("quantity", quantity, QUANTITIES)
+    _check_word("quantity", quantity, GRADIENTS)
     _check_word("kind", kind, KINDS)
     if accumulator is not None and accumulator not in _ROUNDOFF:
         accepted = ", ".join(map(str, _ROUNDOFF))
@@ -363,14 +367,10 @@ def grade_backward(
 
     `options` are epsilon, data_format and training.
     """
-    exact = reference.backward(x, dy, mean, variance, gamma, **options)
-    scales = reference.gradient_scales(x, dy, mean, variance, gamma, **options)
-    channels = x.shape[channel_axis_of(options.get("data_format", "NCX"))]
-    count = x.size // channels if channels else 0
+    ladder = GradientLadder.of(x, dy, mean, variance, gamma, **options)
     grades: dict[str, Grade] = {}
-    for name, actual, expected in zip(
-        QUANTITIES, gradients, (x.dtype, mean.dtype, mean.dtype), strict=True
-    ):
+    for name, actual in zip(GRADIENTS, gradients, strict=True):
+        expected = ladder.element_type(name)
         if element_type(actual.dtype) != element_type(expected):
             raise ArgumentTypeError(
                 name,
@@ -378,10 +378,69 @@ def grade_backward(
                 came=str(actual.dtype),
                 accepted=str(expected),
             )
-        value, terms = getattr(exact, name), getattr(exact, f"{name}_terms")
-        scale = getattr(scales, name)
-        grades[name] = grade(name, actual, value, terms, scale, x.dtype, count, kind=kind)
+        grades[name] = ladder.grade(name, actual, kind=kind)
     return grades
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientLadder:
+    """The exact gradients of a call, and the bounds of their errors.
+
+    Attributes
+    ----------
+    values : backnorm.reference.ExactGradients
+    scales : backnorm.reference.GradientScales
+    data, statistics : numpy.dtype
+        Element types of x and of mean.
+    count : int
+        M, the elements of a channel.
+    """
+
+    values: reference.ExactGradients
+    scales: reference.GradientScales
+    data: np.dtype
+    statistics: np.dtype
+    count: int
+
+    @classmethod
+    def of(
+        cls,
+        x: np.ndarray,
+        dy: np.ndarray,
+        mean: np.ndarray,
+        variance: np.ndarray,
+        gamma: np.ndarray | None,
+        **options: Unpack[BackwardOptions],
+    ) -> GradientLadder:
+        """Return the exact gradients of the given inputs; see :func:`reference.backward`."""
+        operands = x, dy, mean, variance, gamma
+        values = reference.backward(*operands, **options)
+        scales = reference.gradient_scales(*operands, **options)
+        return cls(values, scales, x.dtype, mean.dtype, x.size // max(mean.size, 1))
+
+    def element_type(self, name: Quantity) -> np.dtype:
+        """Return the element type that a gradient has to have."""
+        return self.data if name == "dx" else self.statistics
+
+    def value(self, name: Quantity) -> Exact:
+        """Return the exact value of a gradient."""
+        value: Exact = getattr(self.values, name)
+        return value
+
+    def terms(self, name: Quantity) -> FloatArray:
+        """Return T of each element of a gradient."""
+        terms: FloatArray = getattr(self.values, f"{name}_terms")
+        return terms
+
+    def grade(self, name: Quantity, actual: np.ndarray, *, kind: BoundKind = "expected") -> Grade:
+        """Grade a gradient: see :func:`grade`."""
+        known = self.value(name), self.terms(name), getattr(self.scales, name)
+        return grade(name, actual, *known, self.data, self.count, kind=kind)
+
+    def allowances(self, name: Quantity) -> dict[Rung, FloatArray]:
+        """Return the allowed absolute errors of a gradient: see :func:`allowances`."""
+        known = self.value(name), self.terms(name), getattr(self.scales, name)
+        return allowances(name, *known, self.element_type(name), self.data, self.count)
 
 
 class _Additions(NamedTuple):

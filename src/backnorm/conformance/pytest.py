@@ -18,13 +18,11 @@ from typing import Any
 import pytest
 
 from backnorm.conformance.battery import Case
-from backnorm.conformance.data import read_only
 from backnorm.conformance.diagnosis import diagnose
-from backnorm.conformance.ladder import RUNGS, Rung
+from backnorm.conformance.ladder import Rung, is_at_least
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import graded
-from backnorm.conformance.verify.subjects import Function, OfDialect, RefusedError
-from backnorm.dialects import registry
+from backnorm.conformance.verify.subjects import Function, OfDialect, RefusedError, Subject
 
 __all__ = ["CheckedCase", "cases"]
 
@@ -57,25 +55,17 @@ class CheckedCase:
         AssertionError
             If an output is worse than the rung, with the mistake where it has a name.
         """
-        subject: Any = Function(function)
+        subject: Subject = Function(function)
         if dialect is not None:
-            known = registry.operators(dialect)
-            name = op or next(n for n, o in known.items() if o.schema.operation == "backward")
-            subject = OfDialect(function, registry.operator(dialect, name).schema)
-        names = "x", "dy", "mean", "variance", "gamma"
-        inputs: dict[str, Any] = {
-            n: read_only(a) for n, a in zip(names, self.case.data.backward_inputs, strict=True)
-        }
-        if not self.case.scaled:
-            inputs["gamma"] = None
+            subject = OfDialect.of(function, dialect, op)
         try:
-            found = subject(inputs, self.case)
+            found = subject(self.case.inputs, self.case)
         except RefusedError as refused:
             pytest.skip(str(refused))
         outputs = {n: a for n, a in found.items() if a is not None}
         lines = []
         for output, (status, text, grade) in graded(self.case, outputs).items():
-            if status in RUNGS[: RUNGS.index(self.at_least) + 1]:
+            if is_at_least(status, self.at_least):
                 continue
             line = f"{output} is {status}, not {self.at_least} or better"
             if grade is not None:

@@ -11,11 +11,14 @@ from backnorm.arithmetics import Arithmetic, own_arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Budget", "Quantity", "budget"]
+__all__ = ["GRADIENTS", "Budget", "Quantity", "budget"]
 
 Quantity = Literal[
     "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma"
 ]
+
+#: The results of the backward pass, in their order.
+GRADIENTS: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
 
 
 @dataclass(frozen=True, slots=True)

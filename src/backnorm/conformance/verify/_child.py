@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from backnorm.conformance.battery import Case
+from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.subjects import OUTPUTS, RefusedError, subject_of
+from backnorm.conformance.verify.subjects import RefusedError, subject_of
 
 __all__ = ["main"]
 
@@ -113,9 +114,7 @@ class Runner:
         if not getattr(self.subject, "writes", False):
             found = self.subject(arrays, case)
             return {n: None if a is None else np.array(a) for n, a in found.items()}
-        data = case.data
-        like = {"dx": data.x, "dgamma": data.mean, "dbeta": data.mean}
-        memory = {name: Guarded(array, fill=True) for name, array in like.items()}
+        memory = {name: Guarded(case.data.like(name), fill=True) for name in GRADIENTS}
         found = self.subject(arrays, case, {name: g.array for name, g in memory.items()})
         outside = [name for name, g in memory.items() if not g.holds_canaries()]
         if outside:
@@ -124,16 +123,10 @@ class Runner:
 
 
 def _inputs(case: Case) -> dict[str, Guarded | None]:
-    names = "x", "dy", "mean", "variance", "gamma"
-    arrays = dict(zip(names, case.data.backward_inputs, strict=True))
-    guarded: dict[str, Guarded | None] = {}
-    for name, array in arrays.items():
-        if name == "gamma" and not case.scaled:
-            guarded[name] = None
-            continue
-        memory = Guarded(array)
-        memory.lock()
-        guarded[name] = memory
+    guarded = {n: None if a is None else Guarded(a) for n, a in case.inputs.items()}
+    for memory in guarded.values():
+        if memory is not None:
+            memory.lock()
     return guarded
 
 
@@ -174,8 +167,6 @@ def main() -> None:
         limit = job["memory"] << 20
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     runner = Runner(job)
-    for name in OUTPUTS:
-        assert name
     for case in _remaining(job):
         runner.run(case)
     runner.say(event="finished")

@@ -93,7 +93,6 @@ def is_new(verdict: Verdict, baseline: dict[tuple[str, str], str]) -> bool:
     before = baseline.get((verdict.case, verdict.output))
     if before == verdict.status:
         return False
-    order = [*RUNGS]
-    if verdict.status in order:
-        return before in order and order.index(verdict.status) > order.index(before)
-    return verdict.status not in ("refused", "not_run")
+    if verdict.status in RUNGS:
+        return before in RUNGS and RUNGS.index(verdict.status) > RUNGS.index(before)
+    return verdict.is_judged

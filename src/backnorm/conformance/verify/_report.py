@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -13,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 import backnorm
+from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.findings import Finding, counts
-from backnorm.conformance.verify.run import STATUSES, Results, Status
-from backnorm.conformance.verify.subjects import OUTPUTS
+from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Status, Verdict
 
 __all__ = ["as_json", "as_junit", "as_markdown", "show", "show_case"]
 
@@ -58,18 +59,19 @@ def show(results: Results, found: Sequence[Finding], console: Console) -> None:
 def _table(results: Results) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    columns = [
-        (dtype, layout)
-        for dtype in DTYPES
-        for layout in LAYOUTS
-        if any((v.dtype, v.layout) == (dtype, layout) for v in results.verdicts)
-    ]
+    columns = _columns(results)
     for dtype, layout in columns:
         table.add_column(f"{dtype}\n{layout}")
-    for output in OUTPUTS:
+    for output in GRADIENTS:
         cells = [_cell(_worst(results, output, *column)) for column in columns]
         table.add_row(output, *cells)
     return table
+
+
+def _columns(results: Results) -> list[tuple[str, str]]:
+    """Return the element types and layouts that have verdicts."""
+    present = {(v.dtype, v.layout) for v in results.verdicts}
+    return [column for column in itertools.product(DTYPES, LAYOUTS) if column in present]
 
 
 def _worst(results: Results, output: str, dtype: str, layout: str) -> Status | None:
@@ -78,14 +80,14 @@ def _worst(results: Results, output: str, dtype: str, layout: str) -> Status | N
         for v in results.verdicts
         if (v.output, v.dtype, v.layout) == (output, dtype, layout)
     ]
-    judged = [status for status in of_cell if status not in ("refused", "not_run")]
+    judged = [status for status in of_cell if status not in UNJUDGED]
     return max(judged or of_cell, key=STATUSES.index, default=None)
 
 
 def _cell(status: Status | None) -> Text:
     if status is None:
         return Text("")
-    if status in RUNGS or status in ("refused", "not_run"):
+    if status in RUNGS or status in UNJUDGED:
         return Text(status)
     return Text(status.upper().replace("_", " "), style="bold red")
 
@@ -126,7 +128,7 @@ def show_case(results: Results, console: Console) -> None:
 
 
 def as_json(results: Results, found: Sequence[Finding]) -> str:
-    """Return the report as JSON; :file:`verdict.schema.json` describes it."""
+    """Return the report as JSON."""
     job = results.job
     report = {
         "format": FORMAT,
@@ -156,8 +158,8 @@ def as_json(results: Results, found: Sequence[Finding]) -> str:
     return json.dumps(report, indent=1) + "\n"
 
 
-def _verdict(verdict: Any) -> dict[str, Any]:
-    plain = {
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    plain: dict[str, Any] = {
         "case": verdict.case,
         "output": verdict.output,
         "dtype": verdict.dtype,
@@ -196,7 +198,7 @@ def as_junit(results: Results) -> str:
         test = ElementTree.SubElement(
             suite, "testcase", classname=verdict.case, name=verdict.output
         )
-        if verdict.status in ("refused", "not_run"):
+        if not verdict.is_judged:
             skipped += 1
             ElementTree.SubElement(test, "skipped", message=verdict.text)
         elif verdict.status not in RUNGS:
@@ -212,16 +214,11 @@ def as_junit(results: Results) -> str:
 
 def as_markdown(results: Results, found: Sequence[Finding]) -> str:
     """Return the table and the findings for a page."""
-    columns = [
-        (dtype, layout)
-        for dtype in DTYPES
-        for layout in LAYOUTS
-        if any((v.dtype, v.layout) == (dtype, layout) for v in results.verdicts)
-    ]
+    columns = _columns(results)
     lines = [f"## `backnorm verify {results.job.subject}`", ""]
     lines.append("| | " + " | ".join(" ".join(column) for column in columns) + " |")
     lines.append("|---" * (len(columns) + 1) + "|")
-    for output in OUTPUTS:
+    for output in GRADIENTS:
         cells = [str(_cell(_worst(results, output, *column))) for column in columns]
         lines.append(f"| {output} | " + " | ".join(cells) + " |")
     lines.append("")

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 
 import backnorm
-from backnorm import reference
 from backnorm.conformance.battery import Case
-from backnorm.conformance.ladder import RUNGS, allowances
+from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.ladder import RUNGS, GradientLadder
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Job, Results, Verdict, graded
-from backnorm.conformance.verify.subjects import OUTPUTS
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
 
@@ -66,41 +65,29 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
         "rungs": list(RUNGS),
         "cases": described,
     }
-    _put(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    (folder / "manifest.json").write_bytes((json.dumps(manifest, indent=1) + "\n").encode())
     # The same for programs without a reader of JSON: a line an array.
-    _put(folder / "manifest.tsv", "".join(lines).encode())
+    (folder / "manifest.tsv").write_bytes("".join(lines).encode())
+    headers = resources.files("backnorm.conformance.verify") / "include"
     for name in ("backnorm_cases.hpp", "backnorm_subject.h"):
-        _put(
-            folder / name,
-            (resources.files("backnorm.conformance.verify") / "include" / name).read_bytes(),
-        )
+        (folder / name).write_bytes((headers / name).read_bytes())
     return len(described)
 
 
 def _arrays(case: Case) -> dict[str, np.ndarray]:
     """Return the arrays of a case by the names of their files, without an ending."""
-    x, dy, mean, variance, gamma = case.data.backward_inputs
-    operands = x, dy, mean, variance, gamma if case.scaled else None
-    options: dict[str, Any] = {"training": case.training, **case.data.options}
-    exact = reference.backward(*operands, **options)
-    scales = reference.gradient_scales(*operands, **options)
-    names = "x", "dy", "mean", "variance", "gamma"
-    arrays = {n: a for n, a in zip(names, operands, strict=True) if a is not None}
-    for name in OUTPUTS:
-        value, terms = getattr(exact, name), getattr(exact, f"{name}_terms")
-        dtype = element_type((x if name == "dx" else mean).dtype)
-        assert dtype is not None
+    ladder = GradientLadder.of(*case.operands, **case.options)
+    arrays = {name: array for name, array in case.inputs.items() if array is not None}
+    for name in GRADIENTS:
+        value = ladder.value(name)
         arrays |= {
             f"{name}.high": value.hi,
             f"{name}.low": value.lo,
-            f"{name}.terms": terms,
-            name: rounded(value.hi, dtype),
+            f"{name}.terms": ladder.terms(name),
+            name: rounded(value.hi, ladder.element_type(name)),
         }
-        count = x.size // max(mean.size, 1)
-        bounds = allowances(name, value, terms, getattr(scales, name), dtype, x.dtype, count)  # type: ignore[arg-type]
-        for rung in RUNGS:
-            if rung in bounds:
-                arrays[f"{name}.{rung}"] = bounds[rung]
+        bounds = ladder.allowances(name)
+        arrays |= {f"{name}.{rung}": bound for rung, bound in bounds.items()}
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
@@ -114,7 +101,6 @@ def _described(case: Case, arrays: Mapping[str, np.ndarray], form: str) -> dict[
         }
         for name, array in arrays.items()
     }
-    inputs = [name for name in ("x", "dy", "mean", "variance", "gamma") if name in files]
     return {
         "name": case.name,
         "call": {
@@ -123,22 +109,21 @@ def _described(case: Case, arrays: Mapping[str, np.ndarray], form: str) -> dict[
             "data_format": case.data.data_format,
             "epsilon": float(case.data.epsilon).hex(),
         },
-        "inputs": {name: files[name] for name in inputs},
+        "inputs": {name: files[name] for name in case.inputs if name in files},
         "outputs": {
             output: {
                 part.partition(".")[2] or "rounded": entry
                 for part, entry in files.items()
                 if part == output or part.startswith(f"{output}.")
             }
-            for output in OUTPUTS
+            for output in GRADIENTS
         },
     }
 
 
 def _lines(case: Case, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Yield a line for the call and for each array, tab-separated."""
-    axis = 1 if case.data.data_format == "NCX" else case.data.x.ndim - 1
-    epsilon = float(case.data.epsilon).hex()
+    axis, epsilon = case.data.channel_axis, float(case.data.epsilon).hex()
     yield f"{case.name}\tcall\t{int(case.training)}\t{axis}\t{epsilon}\n"
     for name, array in arrays.items():
         shape = "x".join(map(str, array.shape))
@@ -151,7 +136,7 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray], form: str) -> None:
         for name, array in arrays.items():
             path = folder / f"{name}.{_ending(form)}"
             if form == "raw":
-                _put(path, _bytes(array))
+                path.write_bytes(_bytes(array))
             else:
                 np.save(path, _plain(array), allow_pickle=False)
     elif form == "npz":
@@ -173,10 +158,6 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 def _bytes(array: np.ndarray) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def _put(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
 
 
 def judge(cases: Path, results: Path) -> Results:
@@ -219,13 +200,13 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
     outputs, text = read(case)
     if not outputs:
         status = "refused" if text else "not_run"
-        for output in OUTPUTS:
+        for output in GRADIENTS:
             yield Verdict(case.name, output, *known, status, text or "there is no result")  # type: ignore[arg-type]
         return
     if case.name.startswith("diagnostic"):
         found.outputs[case.name] = outputs
-    for output, (status, words, grade) in graded(case, outputs).items():
-        yield Verdict(case.name, output, *known, status, words, grade)
+    for name, (status, words, grade) in graded(case, outputs).items():
+        yield Verdict(case.name, name, *known, status, words, grade)
 
 
 def _reader(results: Path) -> Any:
@@ -240,22 +221,23 @@ def _reader(results: Path) -> Any:
         arrays = load_file(results)
 
     def of_file(case: Case) -> tuple[dict[str, np.ndarray], str]:
-        named = {o: arrays[f"{case.name}/{o}"] for o in OUTPUTS if f"{case.name}/{o}" in arrays}
+        named = {o: arrays[f"{case.name}/{o}"] for o in GRADIENTS if f"{case.name}/{o}" in arrays}
         return {o: _typed(o, a, case) for o, a in named.items()}, ""
 
     def of_folder(case: Case) -> tuple[dict[str, np.ndarray], str]:
-        place, outputs = results / case.name, {}
+        place = results / case.name
+        outputs: dict[str, np.ndarray] = {}
         refused = place / "unsupported.txt"
         if refused.is_file():
             return {}, refused.read_text(errors="replace").strip() or "unsupported"
-        for output in OUTPUTS:
-            dtype, shape = _expected(output, case)
+        for output in GRADIENTS:
+            expected = case.data.like(output)
             if (place / f"{output}.npy").is_file():
                 array = np.load(place / f"{output}.npy", allow_pickle=False)
             elif (place / f"{output}.bin").is_file():
                 data = (place / f"{output}.bin").read_bytes()
-                array = np.frombuffer(data, dtype.newbyteorder("<"))
-                array = array.reshape(shape) if array.size == np.prod(shape) else array
+                array = np.frombuffer(data, expected.dtype.newbyteorder("<"))
+                array = array.reshape(expected.shape) if array.size == expected.size else array
             else:
                 continue
             outputs[output] = _typed(output, array, case)
@@ -264,14 +246,9 @@ def _reader(results: Path) -> Any:
     return of_file if arrays else of_folder
 
 
-def _expected(output: str, case: Case) -> tuple[np.dtype, tuple[int, ...]]:
-    like = case.data.x if output == "dx" else case.data.mean
-    return like.dtype, like.shape
-
-
 def _typed(output: str, array: np.ndarray, case: Case) -> np.ndarray:
     """Return an array whose 16 bits are bfloat16 where that is the type of the output."""
-    dtype, _ = _expected(output, case)
+    dtype = case.data.like(output).dtype
     if str(dtype) == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
         return array.view(dtype)
     return array

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backnorm.conformance.diagnosis import Diagnosis, diagnose
+from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, Rung
 from backnorm.conformance.verify.cases import selected
 from backnorm.conformance.verify.run import Results, Verdict
-from backnorm.conformance.verify.subjects import OUTPUTS
 
 __all__ = ["Finding", "counts", "findings"]
 
@@ -63,7 +63,7 @@ def counts(results: Results) -> dict[str, int]:
     found = {"judged": 0, "passed": 0}
     for verdict in results.verdicts:
         found[verdict.status] = found.get(verdict.status, 0) + 1
-        if verdict.status not in ("refused", "not_run"):
+        if verdict.is_judged:
             found["judged"] += 1
         if verdict.status in RUNGS:
             found["passed"] += 1
@@ -79,20 +79,21 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     at_least : Rung
         The worst rung that is no finding.
     """
+    diagnosed = _diagnosed(results)
     found = [
-        *_of_formula(results),
-        *_of_numbers(results),
+        *_of_formula(results, diagnosed),
+        *_of_numbers(results, diagnosed),
         *_faults(results),
         *_below(results, at_least),
     ]
     return [_with_command(finding, results) for finding in found]
 
 
-def _of_formula(results: Results) -> Iterator[Finding]:
+def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
     """Yield the mistakes that the diagnostic cases show, each with all that it may explain."""
     columns: dict[str, set[tuple[str, str]]] = {}
     first: dict[str, tuple[str, Diagnosis]] = {}
-    for name, diagnosis in _diagnosed(results).items():
+    for name, diagnosis in diagnosed.items():
         verdict = next(v for v in results.verdicts if v.case == name)
         columns.setdefault(diagnosis.says, set()).add((verdict.dtype, verdict.layout))
         first.setdefault(diagnosis.says, (name, diagnosis))
@@ -105,7 +106,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
         yield Finding(
             "-".join(diagnosis.names) or diagnosis.kind,
             says,
-            tuple(o for o in OUTPUTS if any(v.output == o for v in wrong)),
+            tuple(o for o in GRADIENTS if any(v.output == o for v in wrong)),
             len({v.case for v in wrong}),
             _judged(results),
             name,
@@ -134,9 +135,8 @@ def _diagnosed(results: Results) -> dict[str, Diagnosis]:
     return found
 
 
-def _of_numbers(results: Results) -> Iterator[Finding]:
+def _of_numbers(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
     """Yield what is wrong in types and layouts whose formula is right, by output and case."""
-    diagnosed = _diagnosed(results)
     explained = {(v.dtype, v.layout) for v in results.verdicts if v.case in diagnosed}
     wrong = [
         v for v in results.verdicts
@@ -179,7 +179,7 @@ def _faults(results: Results) -> Iterator[Finding]:
         verdicts = [v for v in results.verdicts if v.status == status]
         if verdicts:
             first = verdicts[0]
-            outputs = tuple(o for o in OUTPUTS if any(v.output == o for v in verdicts))
+            outputs = tuple(o for o in GRADIENTS if any(v.output == o for v in verdicts))
             text = f"{says}: {first.text}" if status in ("hang", "crash", "out_of_memory") else says
             number = len({v.case for v in verdicts})
             yield Finding(status, text, outputs, number, _judged(results), first.case)
@@ -187,7 +187,7 @@ def _faults(results: Results) -> Iterator[Finding]:
 
 def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
     worse = RUNGS[RUNGS.index(at_least) + 1 :]
-    for output in OUTPUTS:
+    for output in GRADIENTS:
         verdicts = [v for v in results.verdicts if v.output == output and v.status in worse]
         if verdicts:
             worst = max(verdicts, key=lambda v: RUNGS.index(v.status))
@@ -202,7 +202,7 @@ def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
 
 
 def _judged(results: Results) -> int:
-    return len({v.case for v in results.verdicts if v.status not in ("refused", "not_run")})
+    return len({v.case for v in results.verdicts if v.is_judged})
 
 
 def _with_command(finding: Finding, results: Results) -> Finding:
@@ -217,7 +217,4 @@ def _with_command(finding: Finding, results: Results) -> Finding:
     if job.selection.seed:
         parts += ["--seed", str(job.selection.seed)]
     parts += ["--only", shlex.quote(finding.first), "--show"]
-    return Finding(
-        finding.id, finding.says, finding.outputs, finding.cases, finding.of, finding.first,
-        finding.evidence, " ".join(parts),
-    )  # fmt: skip
+    return replace(finding, reproduce=" ".join(parts))

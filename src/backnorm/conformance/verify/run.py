@@ -17,15 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from backnorm import reference
 from backnorm.conformance.battery import Case
-from backnorm.conformance.ladder import RUNGS, Grade, Rung, grade
+from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.ladder import RUNGS, Grade, GradientLadder, Rung
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.subjects import OUTPUTS
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["STATUSES", "Job", "Results", "Status", "Verdict", "graded", "verify"]
+__all__ = ["STATUSES", "UNJUDGED", "Job", "Results", "Status", "Verdict", "graded", "verify"]
 
 Status = (
     Rung
@@ -48,6 +47,9 @@ STATUSES: tuple[Status, ...] = (
     *RUNGS, "refused", "not_run", "wrong", "nonfinite", "not_written", "changed_input",
     "not_repeatable", "stale", "out_of_memory", "hang", "crash",
 )  # fmt: skip
+
+#: Of outputs that there are none of.
+UNJUDGED: tuple[Status, ...] = "refused", "not_run"
 
 # Seconds that a child has to end.
 _GRACE = 0.3
@@ -105,6 +107,11 @@ class Verdict:
     status: Status
     text: str = ""
     grade: Grade | None = None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the subject was run on the case, and took it."""
+        return self.status not in UNJUDGED
 
 
 @dataclass(slots=True)
@@ -271,14 +278,14 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
         status: Status = "out_of_memory" if memory else kind
         return [
             Verdict(known[0], output, *known[1:], status, event.get("text", ""))
-            for output in OUTPUTS
+            for output in GRADIENTS
         ]
     outputs = _loaded(event)
     if case.name.startswith("diagnostic"):
         results.outputs[case.name] = outputs
     graded_outputs = graded(case, outputs)
     verdicts = []
-    for output in OUTPUTS:
+    for output in GRADIENTS:
         if output not in outputs:
             verdicts.append(
                 Verdict(known[0], output, *known[1:], "not_run", "the subject does not return it")
@@ -295,37 +302,26 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
 def _loaded(event: Mapping[str, Any]) -> dict[str, np.ndarray]:
     with np.load(event["file"]) as file:
         return {
-            name: file[name].view(np.uint8).view(_dtype(kind)).reshape(event["shapes"][name])
+            name: file[name].view(np.dtype(kind)).reshape(event["shapes"][name])
             for name, kind in event["types"].items()
         }
-
-
-def _dtype(name: str) -> np.dtype:
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def graded(
     case: Case, outputs: Mapping[str, np.ndarray]
 ) -> dict[str, tuple[Status, str, Grade | None]]:
     """Return status, text and grade of the outputs of a case."""
-    x, dy, mean, variance, gamma = case.data.backward_inputs
-    operands = x, dy, mean, variance, gamma if case.scaled else None
-    options: dict[str, Any] = {"training": case.training, **case.data.options}
-    exact = reference.backward(*operands, **options)
-    scales = reference.gradient_scales(*operands, **options)
-    count = x.size // max(x.shape[1 if case.data.data_format == "NCX" else -1], 1)
-    types = {"dx": x.dtype, "dgamma": mean.dtype, "dbeta": mean.dtype}
+    ladder = GradientLadder.of(*case.operands, **case.options)
     found: dict[str, tuple[Status, str, Grade | None]] = {}
-    for name, actual in outputs.items():
-        known = getattr(exact, name), getattr(exact, f"{name}_terms"), getattr(scales, name)
-        if element_type(actual.dtype) != element_type(types[name]):
-            found[name] = "wrong", f"{name} has type {actual.dtype}, not {types[name]}", None
-        elif actual.shape != known[0].shape:
-            text = f"{name} has shape {actual.shape}, not {known[0].shape}"
-            found[name] = "wrong", text, None
+    for name in GRADIENTS:
+        if name not in outputs:
+            continue
+        actual, dtype, shape = outputs[name], ladder.element_type(name), ladder.value(name).shape
+        if element_type(actual.dtype) != element_type(dtype):
+            found[name] = "wrong", f"{name} has type {actual.dtype}, not {dtype}", None
+        elif actual.shape != shape:
+            found[name] = "wrong", f"{name} has shape {actual.shape}, not {shape}", None
         else:
-            each = grade(name, actual, *known, x.dtype, count)  # type: ignore[arg-type]
-            found[name] = each.status, "", each
+            grade = ladder.grade(name, actual)
+            found[name] = grade.status, "", grade
     return found

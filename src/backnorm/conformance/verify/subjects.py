@@ -20,15 +20,15 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from backnorm.conformance.battery import Case
+from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify import _peers as peers
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["OUTPUTS", "Inputs", "RefusedError", "Subject", "subject_of"]
+__all__ = ["Inputs", "RefusedError", "Subject", "subject_of"]
 
-OUTPUTS = ("dx", "dgamma", "dbeta")
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
 
@@ -56,11 +56,7 @@ class Function:
         self._names = _parameters(function)
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        options = {
-            "epsilon": case.data.epsilon,
-            "data_format": case.data.data_format,
-            "training": case.training,
-        }
+        options = case.options
         usual = {"data_format": "NCX", "training": True}
         taken = {}
         for name, value in options.items():
@@ -72,8 +68,7 @@ class Function:
             found = next((n for n in ("eps", "Epsilon") if n in (self._names or ())), None)
             if found is not None:
                 taken[found] = options["epsilon"]
-        operands = [inputs[name] for name in ("x", "dy", "mean", "variance", "gamma")]
-        return _by_name(OUTPUTS, self._function(*operands, **taken))
+        return _by_name(GRADIENTS, self._function(*inputs.values(), **taken))
 
 
 def _parameters(function: Callable[..., Any]) -> set[str] | None:
@@ -107,7 +102,7 @@ class OfDialect:
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
         schema = self._schema
-        values = self._inputs(inputs, case) | self._attributes(inputs, case)
+        values = self._inputs(inputs, case) | self._attributes(case)
         missing = [t.name for t in schema.inputs if t.required and values.get(t.name) is None]
         if missing and missing != [t.name for t in schema.inputs if t.kind == "opaque"]:
             raise RefusedError(f"the operator needs {missing[0]}")
@@ -124,10 +119,17 @@ class OfDialect:
                 operands.append([True] * len(schema.outputs))
             results = self._function(*operands)
         names = [tensor.role for tensor in schema.outputs]
-        return {name: _by_name(names, results)[name] for name in OUTPUTS}
+        return {name: _by_name(names, results)[name] for name in GRADIENTS}
 
     def _is_extension(self, name: str) -> bool:
         return any(spec.name == name and spec.extension for spec in self._schema.attributes)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], dialect: str, op: str | None = None) -> OfDialect:
+        """Return the subject of a dialect's operator, by default its first backward pass."""
+        known = registry.operators(dialect)
+        chosen = op or next(n for n, each in known.items() if each.schema.operation == "backward")
+        return cls(function, registry.operator(dialect, chosen).schema)
 
     def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
         variance = inputs["variance"]
@@ -138,10 +140,8 @@ class OfDialect:
         known["inverse_deviation"] = inverse.astype(variance.dtype)
         if not case.training:
             known |= {"running_mean": inputs["mean"], "running_variance": variance}
-        x = inputs["x"]
-        assert x is not None
-        axis = 1 if case.data.data_format == "NCX" else x.ndim - 1
-        kept = [size if k == axis else 1 for k, size in enumerate(x.shape)]
+        axis = case.data.channel_axis
+        kept = [size if k == axis else 1 for k, size in enumerate(case.data.x.shape)]
         values = {}
         schema = self._for(case)
         for tensor in schema.inputs:
@@ -158,23 +158,21 @@ class OfDialect:
         training = [spec.name for spec in self._schema.attributes if spec.role == "training"]
         return operator.schema_for(dict.fromkeys(training, case.training))
 
-    def _attributes(self, inputs: Inputs, case: Case) -> dict[str, Any]:
-        x, schema = inputs["x"], self._schema
-        assert x is not None
-        axis = 1 if case.data.data_format == "NCX" else x.ndim - 1
+    def _attributes(self, case: Case) -> dict[str, Any]:
+        rank, schema = case.data.x.ndim, self._schema
         if not case.training and all(spec.role != "training" for spec in schema.attributes):
             raise RefusedError("the operator has no frozen statistics")
         low, high = schema.ranks
-        if x.ndim < low or (high and x.ndim > high):
+        if rank < low or (high and rank > high):
             raise RefusedError(f"the operator takes rank {schema.rank_text}")
         fitting = [f for f in schema.formats if f.is_any or f.layout == case.data.data_format]
-        fitting = [f for f in fitting if f.rank in (None, x.ndim)]
+        fitting = [f for f in fitting if f.rank in (None, rank)]
         if not fitting:
             raise RefusedError(f"the operator has no layout {case.data.data_format}")
         known = {
             "epsilon": case.data.epsilon,
             "training": case.training,
-            "channel_axis": axis,
+            "channel_axis": case.data.channel_axis,
             "data_format": fitting[0].name,
         }
         return {
@@ -209,17 +207,13 @@ class OfLibrary:
     writes = True
 
     def __call__(self, inputs: Inputs, case: Case, memory: Mapping[str, np.ndarray]) -> Outputs:
-        x = inputs["x"]
-        assert x is not None
-        arrays = [inputs[name] for name in ("x", "dy", "mean", "variance", "gamma")]
-        pointers = [None if a is None else a.ctypes.data for a in arrays]
-        pointers += [memory[name].ctypes.data for name in OUTPUTS]
+        x = case.data.x
+        pointers = [None if a is None else a.ctypes.data for a in inputs.values()]
+        pointers += [memory[name].ctypes.data for name in GRADIENTS]
         shape = (ctypes.c_int64 * x.ndim)(*x.shape)
-        axis = 1 if case.data.data_format == "NCX" else x.ndim - 1
         kind = self._TYPES[str(element_type(x.dtype))]
-        status = self._function(
-            *pointers, shape, x.ndim, axis, case.data.epsilon, int(case.training), kind
-        )
+        axis, epsilon = case.data.channel_axis, case.data.epsilon
+        status = self._function(*pointers, shape, x.ndim, axis, epsilon, int(case.training), kind)
         if status:
             raise RefusedError(f"the function returned {status}")
         return dict(memory)
@@ -261,9 +255,7 @@ def subject_of(name: str, *, dialect: str | None = None, op: str | None = None) 
         raise ArgumentTypeError("SUBJECT", "names no function", came=repr(name))
     if dialect is None:
         return Function(found)
-    known = registry.operators(dialect)
-    chosen = op or next(n for n, each in known.items() if each.schema.operation == "backward")
-    return OfDialect(found, registry.operator(dialect, chosen).schema)
+    return OfDialect.of(found, dialect, op)
 
 
 def _module(place: str) -> ModuleType:
