@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from backnorm.cli.app import app
 from backnorm.conformance.verify.audit import POLICIES, audit, policy_of
 from backnorm.errors import ArgumentValueError
 
@@ -44,3 +46,10 @@ def test_policy_right_result_is_accepted(policy):
 def test_policy_unknown_measure_is_refused():
     with pytest.raises(ArgumentValueError, match="unknown measure"):
         policy_of("colour=1")
+
+
+@pytest.mark.parametrize("shape", ["a,b", "3", "4,0", ""])
+def test_tolerance_bad_shape_is_bad_usage(shape):
+    done = CliRunner().invoke(app, ["tolerance", "--audit", "numpy", "--shape", shape])
+    assert done.exit_code == 2
+    assert "--shape" in done.output

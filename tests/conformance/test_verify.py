@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS
-from backnorm.conformance.verify.cases import Selection
+from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
 from backnorm.conformance.verify.run import Job, verify
 
@@ -47,6 +47,14 @@ def test_verify_right_subject_has_no_finding():
     results, found = found_in("backnorm")
     assert found == []
     assert {v.status for v in results.verdicts} <= set(RUNGS)
+
+
+def test_verify_subject_that_ends_processes_leaves_cases_in_order():
+    selection = Selection(dtypes=("float32",))
+    results, _ = found_in(f"{WRONG_FILE}:reads_beyond", selection)
+    assert counts(results)["not_run"]
+    found = list(dict.fromkeys(verdict.case for verdict in results.verdicts))
+    assert found == [case.name for case in selected(selection)]
 
 
 def test_verify_command_prints_table_finding_and_command():

@@ -239,7 +239,7 @@ def tolerance(
         return
     from backnorm.conformance.verify.audit import audit as audit_policy
 
-    found = audit_policy(audit, data=data, shape=tuple(map(int, _listed(shape))), loss=loss)
+    found = audit_policy(audit, data=data, shape=_shape(shape), loss=loss)
     total = len(found.caught) + len(found.missed)
     print(f"{audit} on {data}, loss {loss}, x of {shape}, {found.runs} seeds")
     print(f"  {len(found.caught)} of {total} wrong kernels are caught. These pass:")
@@ -301,6 +301,16 @@ def _selection(
     return Selection(
         tier, _listed(dtypes), _listed(layouts), tuple(only or ()), tuple(skip or ()), seed
     )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    from backnorm.errors import ArgumentValueError
+
+    sizes = _listed(text)
+    if len(sizes) < 2 or not all(size.isdecimal() and int(size) for size in sizes):
+        accepted = "two or more sizes of at least 1, separated by commas"
+        raise ArgumentValueError("--shape", "is no shape", came=repr(text), accepted=accepted)
+    return tuple(map(int, sizes))
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -169,8 +169,10 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                 if len(done) == before:
                     break
             text = f"not run: the subject ended {ends} processes in a row"
-            for case in (cases[name] for name in cases.keys() - set(done)):
-                results.verdicts += _verdicts(case, {"event": "not_run", "text": text}, results)
+            for case in cases.values():
+                if case.name not in done:
+                    event = {"event": "not_run", "text": text}
+                    results.verdicts += _verdicts(case, event, results)
         except KeyboardInterrupt:
             results.interrupted = True
     results.seconds = time.perf_counter() - started
