@@ -16,7 +16,7 @@ import numpy as np
 from backnorm import ArgumentError, reference
 from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.data import realistic_data
-from backnorm.conformance.judge import ulp_error
+from backnorm.conformance.judge import GRADIENTS, ulp_error
 from backnorm.dtypes import FLOAT32, FLOAT64
 from benchmarks.cells import OURS, OURS_IN_FLOAT32, Cell
 from benchmarks.child import Child, ChildEndedError, serve_parent
@@ -25,7 +25,7 @@ from benchmarks.peers.base import Data, Missing, Unsupported
 from benchmarks.studies import arguments
 from benchmarks.worker import load
 
-__all__ = ["GRADIENTS", "PLANES", "RATIOS", "Errors", "compiled", "errors_of", "exact_gradients",
+__all__ = ["PLANES", "RATIOS", "Errors", "compiled", "errors_of", "exact_gradients",
            "make", "measured", "tables", "truth_of"]  # fmt: skip
 
 #: Elements of a side of a plane, and mean over standard deviation.
@@ -33,8 +33,6 @@ PLANES, RATIOS = (7, 14, 28, 56, 112), (1.0, 1e2, 1e4)
 
 # Samples and channels.
 _SAMPLES, _CHANNELS = 16, 16
-
-GRADIENTS = ("dx", "dgamma", "dbeta")
 
 #: Title, name of the contestant, and layout.
 ENTRIES = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from backnorm.conformance.judge import GRADIENTS
 from backnorm.dialects.aten import native_batch_norm_backward
-from backnorm.dtypes import FLOAT32
 from benchmarks.studies import errors
-from benchmarks.studies.errors import GRADIENTS, errors_of, exact_gradients, make, measured, tables
+from benchmarks.studies.errors import errors_of, exact_gradients, make, measured, tables
+from tests.support.dtypes import FLOAT32
 
 
 def test_make_gives_both_layouts_the_same_elements():

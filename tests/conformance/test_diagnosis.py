@@ -10,31 +10,12 @@ import pytest
 from backnorm.conformance import mutants as kernels
 from backnorm.conformance.diagnosis import diagnose, diagnostic_data
 from backnorm.conformance.formula import MISTAKES
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 
-NAMES = {
-    "DbetaWithS": "dbeta-s",
-    "DgammaWithGamma": "dgamma-gamma",
-    "DgammaWithoutS": "dgamma-no-s",
-    "DividesByBatch": "count-of-images",
-    "DividesByOneLess": "count-less-one",
-    "DropsMeanOfDy": "no-mean-dy",
-    "DropsProjection": "no-projection",
-    "EpsilonLeftOut": "epsilon-left-out",
-    "EpsilonOutsideRoot": "epsilon-outside",
-    "ForgetsGamma": "no-gamma",
-    "FrozenWhenTraining": "frozen",
-    "RecomputesMean": "mean-of-x",
-    "RecomputesVariance": "variance-of-x",
-    "SkipsLastElement": "last-left-out",
-    "SlopeWithCubedS": "projection-s-cubed",
-    "SlopeWithS": "projection-s",
-    "SlopeWithWrongSign": "projection-sign",
-    "SwapsStatistics": "statistics-swapped",
-    "TakesMagnitudeOfGamma": "gamma-absolute",
-    "UnbiasedVariance": "bessel",
-    "VarianceTakenForInverseDeviation": "variance-for-inverse",
-}
+from .wrong_subjects import FORMULAS, PAIRS
+
+# In training a kernel that mistakes frozen statistics is right.
+NAMES = {kernel: name for kernel, name in FORMULAS.items() if kernel != "TrainsWhenFrozen"}
 OF_PRECISION = ["FoldsMeanIntoConstant", "SumsInFloat32", "SumsProductBeforeMean"]
 LAYOUTS = ["NCX", pytest.param("NXC", marks=pytest.mark.long)]
 
@@ -82,16 +63,6 @@ def test_diagnose_few_bits_are_precision(dtype):
         "precision",
         "right",
     )
-
-
-PAIRS = [
-    ("ForgetsGamma", "DropsMeanOfDy"),
-    ("EpsilonOutsideRoot", "DgammaWithoutS"),
-    ("DividesByOneLess", "DbetaWithS"),
-    ("SlopeWithS", "TakesMagnitudeOfGamma"),
-    ("UnbiasedVariance", "DgammaWithGamma"),
-    ("SkipsLastElement", "EpsilonLeftOut"),
-]
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32], ids=str)

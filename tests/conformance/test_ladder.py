@@ -15,8 +15,8 @@ from backnorm.conformance.battery import cases
 from backnorm.conformance.judge import budget
 from backnorm.conformance.ladder import RUNGS, bound, grade, grade_backward, rungs
 from backnorm.conformance.mutants import MUTANTS, Kernel
-from backnorm.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 from backnorm.reference import Exact, Scale
+from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 
 from ..mutants.single import Single, SumsOneByOne
 from .right_kernels import RIGHT, RightKernel, bfloat16_sum, pairs, serial

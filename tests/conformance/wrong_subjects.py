@@ -22,7 +22,7 @@ def _of(*classes):
     return subject
 
 
-_FORMULAS = {
+FORMULAS = {
     "DropsMeanOfDy": "no-mean-dy",
     "DropsProjection": "no-projection",
     "SlopeWithS": "projection-s",
@@ -46,7 +46,7 @@ _FORMULAS = {
     "TrainsWhenFrozen": "not-frozen",
     "FrozenWhenTraining": "frozen",
 }
-_PAIRS = (
+PAIRS = (
     ("ForgetsGamma", "DropsMeanOfDy"),
     ("EpsilonOutsideRoot", "DgammaWithoutS"),
     ("DividesByOneLess", "DbetaWithS"),
@@ -152,13 +152,13 @@ def never_returns(x, dy, mean, variance, gamma, **options):
 
 #: Name of a function here -> the id of the finding.
 WRONG: dict[str, str] = {}
-for _name, _id in _FORMULAS.items():
+for _name, _id in FORMULAS.items():
     globals()[_name] = _of(getattr(mutants, _name))
     WRONG[_name] = _id
-for _one, _other in _PAIRS:
+for _one, _other in PAIRS:
     _name = f"{_one}_{_other}"
     globals()[_name] = _of(getattr(mutants, _one), getattr(mutants, _other))
-    WRONG[_name] = "|".join(sorted((_FORMULAS[_one], _FORMULAS[_other])))
+    WRONG[_name] = "|".join(sorted((FORMULAS[_one], FORMULAS[_other])))
 rolled, reversed_images = _changed(_rolled), _changed(_reversed)
 without_tail, without_last = _changed(_without_tail), _changed(_without_last)
 WRONG |= {

@@ -8,7 +8,7 @@ import torch
 
 from backnorm.conformance.battery import cases
 from backnorm.conformance.ladder import grade_backward
-from backnorm.dtypes import FLOAT32
+from tests.support.dtypes import FLOAT32
 
 # PyTorch returns no dgamma without gamma.
 CASES = [
