@@ -168,11 +168,11 @@ def without_sources(monkeypatch):
     monkeypatch.setattr(library, "_FROM_SOURCES", False)
 
 
-# Messages of TensorFlow's replicas.
+# Adapters of frameworks.
 
 
 def messages_of_replicas(monkeypatch):
-    """Return a list, to which each message of a replica then adds its type and size."""
+    """Return a list, to which each message of a TensorFlow replica adds its type and size."""
     import tensorflow as tf
 
     from backnorm.tensorflow import synchronised
@@ -185,3 +185,33 @@ def messages_of_replicas(monkeypatch):
 
     monkeypatch.setattr(synchronised, "_sum", counted)
     return messages
+
+
+def strides_of_compiled_gradients(monkeypatch):
+    """Return a list, to which each compiled backward of PyTorch adds the strides of x and dy."""
+    from backnorm.torch import cpu
+
+    strides, original = [], cpu._backward_coefficients
+
+    def recorded(x, dy, *others):
+        strides.append((x.stride(), dy.stride()))
+        return original(x, dy, *others)
+
+    monkeypatch.setattr(cpu, "_backward_coefficients", recorded)
+    return strides
+
+
+def forget_tuned_plans(monkeypatch):
+    """Let no plan of a GPU be tuned yet; return the dictionary that tuned plans are kept in."""
+    from backnorm.torch import gpu
+
+    tuned = {}
+    monkeypatch.setattr(gpu, "_tuned", tuned)
+    return tuned
+
+
+def jax_triton_is(monkeypatch, load):
+    """Let the function `load` return the package jax-triton."""
+    from backnorm.jax import launches
+
+    monkeypatch.setattr(launches, "_library", load)

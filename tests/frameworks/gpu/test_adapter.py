@@ -15,6 +15,7 @@ from backnorm.gpu import launch
 from backnorm.gpu.device import KNOWN
 from backnorm.torch import gpu, kernels
 from backnorm.torch.options import Options
+from tests.support import internals
 
 from .. import interpreter
 
@@ -227,7 +228,7 @@ def test_tuning_keeps_the_fastest_plan(monkeypatch, launched):
         return float(len(tried) % 7)
 
     monkeypatch.setattr(tuning, "measure", measure)
-    monkeypatch.setattr(gpu, "_tuned", {})
+    tuned = internals.forget_tuned_plans(monkeypatch)
     x, weight = torch.randn(3, 2, 3), torch.rand(2)
     trials = tuning.tune(x, weight, activation="relu")
     assert [trial.operation for trial in trials] == sorted(trial.operation for trial in trials)[
@@ -238,7 +239,7 @@ def test_tuning_keeps_the_fastest_plan(monkeypatch, launched):
         assert times == sorted(times)
         assert len(times) > 10
     fastest = {trial.operation: trial.knobs for trial in reversed(trials)}
-    assert {place[0].operation: knobs for place, knobs in gpu._tuned.items()} == fastest
+    assert {place[0].operation: knobs for place, knobs in tuned.items()} == fastest
     # Every plan is right.
     y = torch.relu(nn.functional.batch_norm(x, None, None, weight, training=True))
     for result in tried[: [trial.operation for trial in trials].count("forward")]:

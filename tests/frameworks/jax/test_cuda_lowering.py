@@ -24,6 +24,7 @@ import backnorm.jax
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu.device import KNOWN
 from backnorm.jax import cuda, ffi, launches
+from tests.support import internals
 from tests.support.dtypes import ELEMENT_TYPES
 
 from .conftest import EPSILON
@@ -153,7 +154,7 @@ class TestChoice:
         def broken():
             raise AttributeError("jax.core.Primitive")
 
-        monkeypatch.setattr(launches, "_library", broken)
+        internals.jax_triton_is(monkeypatch, broken)
         with pytest.warns(RuntimeWarning, match=r"AttributeError: jax\.core\.Primitive"):
             assert not cuda.by_kernels(self.X, None)
 
@@ -161,7 +162,7 @@ class TestChoice:
         ("version", "old"), [("0.3.0", True), ("0.3.1", False), ("1.0", False)]
     )
     def test_versions(self, version, old, monkeypatch):
-        monkeypatch.setattr(launches, "_library", lambda: type("", (), {"__version__": version}))
+        internals.jax_triton_is(monkeypatch, lambda: type("", (), {"__version__": version}))
         assert (launches.reason_against() is not None) == old
 
 

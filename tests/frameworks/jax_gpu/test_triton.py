@@ -13,7 +13,8 @@ from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.executable import forget
 from backnorm.gpu.device import KNOWN
-from backnorm.jax import cuda, launches
+from backnorm.jax import cuda
+from tests.support import internals
 from tests.support.dtypes import ELEMENT_TYPES
 
 from .. import interpreter
@@ -35,7 +36,7 @@ def interpreted_kernels():
 @pytest.fixture(autouse=True)
 def library(monkeypatch):
     found = interpreted.Library()
-    monkeypatch.setattr(launches, "_library", lambda: found)
+    internals.jax_triton_is(monkeypatch, lambda: found)
     jax.clear_caches()
     yield found
     jax.clear_caches()

@@ -21,12 +21,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from backnorm.keras import BatchNormalization, convert
 from backnorm.keras import layer as module
 from backnorm.tensorflow import synchronised
 from backnorm.tensorflow.operators import batch_norm_synchronised
+from tests.support import internals
 
 from .losses import Losses
 
@@ -161,16 +163,10 @@ MUTANTS = ["local moments", "mean of means", "local sums"]
 
 def messages():
     """Return the sizes of what is exchanged in a step."""
-    sizes = []
-    original = synchronised._sum
-
-    def count(tensor, replica):
-        sizes.append(int(tf.size(tensor)))
-        return original(tensor, replica)
-
-    with mock.patch.object(synchronised, "_sum", count):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        messages = internals.messages_of_replicas(monkeypatch)
         in_replicas(CASES["even"], traced=False)
-    return sizes
+    return [size for _, size in messages]
 
 
 def whole_at_once():

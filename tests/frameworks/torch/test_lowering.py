@@ -12,9 +12,9 @@ import backnorm.torch
 from backnorm.activations import Activation
 from backnorm.conformance import judge
 from backnorm.reference import counting, pack_mask
-from backnorm.torch import cpu
 from backnorm.torch.tensors import array_of
 from benchmarks.studies import errors
+from tests.support import internals
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script"),
@@ -199,14 +199,7 @@ def test_nothing_is_copied_in_channels_last():
 @inductor
 def test_gradients_lie_as_x_does_where_inductor_moves_convolutions(monkeypatch):
     """In a model of contiguous tensors x becomes channels_last, and dy is to follow it."""
-    seen = []
-
-    def sums(x, dy, *others):
-        seen.append((x.stride(), dy.stride()))
-        return known(x, dy, *others)
-
-    known = cpu._backward_coefficients
-    monkeypatch.setattr(cpu, "_backward_coefficients", sums)
+    strides = internals.strides_of_compiled_gradients(monkeypatch)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(8, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Hardswish(),
         torch.nn.Conv2d(16, 16, 3, groups=16), torch.nn.BatchNorm2d(16), torch.nn.ReLU6(),
@@ -217,9 +210,9 @@ def test_gradients_lie_as_x_does_where_inductor_moves_convolutions(monkeypatch):
     uncached = torch._inductor.config.patch(fx_graph_cache=False)
     with uncached, torch._functorch.config.patch(enable_autograd_cache=False):
         torch.compile(model)(torch.randn(4, 8, 20, 20)).square().sum().backward()
-    assert len(seen) == 3
-    assert all(x == dy for x, dy in seen)
-    assert any(x[1] == 1 for x, _ in seen)
+    assert len(strides) == 3
+    assert all(x == dy for x, dy in strides)
+    assert any(x[1] == 1 for x, _ in strides)
 
 
 @pytest.mark.long
