@@ -10,9 +10,13 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify._peers import missing_package
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
 from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.subjects import subject_of
+from backnorm.errors import ArgumentValueError
+from tests.required import require
 
 from .wrong_subjects import WRONG
 
@@ -47,6 +51,28 @@ def test_verify_right_subject_has_no_finding():
     results, found = found_in("backnorm")
     assert found == []
     assert {v.status for v in results.verdicts} <= set(RUNGS)
+
+
+@pytest.mark.long
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    "name", ["numpy", "torch", "torch-compiled", "jax", "tensorflow", "onednn", "onnxruntime"]
+)
+def test_verify_package_has_no_mistake_in_its_formula(name):
+    if name == "onnxruntime" and missing_package(name):
+        pytest.skip("not installed: onnxruntime-training")
+    require(missing_package(name) is None, missing_package(name))
+    layouts = ("NXC",) if name == "tensorflow" else ("NCX",)
+    selection = Selection(dtypes=("float32",), layouts=layouts, only=("diagnostic-*", "no-gamma*"))
+    results, found = found_in(name, selection)
+    assert found == []
+    assert counts(results)["judged"] >= 6
+
+
+def test_subject_of_package_that_is_missing_names_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ArgumentValueError, match="needs onnxruntime-training"):
+        subject_of("onnxruntime")
 
 
 def test_verify_subject_that_ends_processes_leaves_cases_in_order():

@@ -97,7 +97,7 @@ def verify(
         typer.Argument(
             metavar="SUBJECT...",
             help="module:function, file.py:function, library.so:symbol, or one of numpy, torch, "
-            "tensorflow, backnorm.",
+            "torch-compiled, jax, tensorflow, onednn, onnxruntime, backnorm.",
         ),
     ],
     dialect: Annotated[
