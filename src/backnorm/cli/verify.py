@@ -104,6 +104,14 @@ def verify(
         str | None, typer.Option(help="Call the function in this specification's words.")
     ] = None,
     op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
+    command: Annotated[
+        bool,
+        typer.Option(
+            "--command",
+            help="SUBJECT is a command with {inputs} and {outputs}, folders as of cases export "
+            "and judge.",
+        ),
+    ] = False,
     tier: Tier = "smoke",
     dtypes: Dtypes = _DTYPES,
     layouts: Layouts = _LAYOUTS,
@@ -128,12 +136,15 @@ def verify(
     """
     from backnorm.conformance.verify.run import Job
     from backnorm.conformance.verify.run import verify as run_job
+    from backnorm.errors import ArgumentValueError
 
+    if command and dialect is not None:
+        raise ArgumentValueError("--dialect", "a command has none", came=dialect)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
     for subject in subjects:
-        job = Job(subject, selection, dialect, op, timeout, memory)
+        job = Job(subject, selection, dialect, op, timeout, memory, command)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(subject, total=None)
 

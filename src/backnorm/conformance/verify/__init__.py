@@ -3,6 +3,7 @@
 ``cases``       which inputs
 ``subjects``    what is judged, and how it is called
 ``_peers``      the packages that have a name, ``_onednn`` the C API of one
+``_command``    a subject that is a program
 ``_child``      a process that runs a subject on cases, in memory between unreadable pages
 ``run``         starts children, survives their ends, grades what they returned
 ``findings``    from grades to sentences

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from backnorm.conformance.verify.run import Job, Results, Verdict, graded
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["FORMATS", "export", "judge"]
+__all__ = ["FORMATS", "export", "export_inputs", "judge", "reader"]
 
 #: How arrays are stored.
 FORMATS = ("raw", "npy", "npz", "safetensors")
@@ -53,14 +53,34 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
         _write(folder / case.name, arrays, form)
         described.append(_described(case, arrays, form))
         lines += _lines(case, arrays)
+    made_by = {"seed": selection.seed, "tier": selection.tier}
+    _write_manifest(folder, described, lines, form, made_by)
+    headers = resources.files("backnorm.conformance.verify") / "include"
+    for name in ("backnorm_cases.hpp", "backnorm_subject.h"):
+        (folder / name).write_bytes((headers / name).read_bytes())
+    return len(described)
+
+
+def export_inputs(folder: Path, case: Case, inputs: Mapping[str, np.ndarray | None]) -> None:
+    """Write one case as raw files with these inputs, and without results."""
+    folder.mkdir()
+    arrays = {name: np.ascontiguousarray(a) for name, a in inputs.items() if a is not None}
+    _write(folder / case.name, arrays, "raw")
+    described = [_described(case, arrays, "raw")]
+    _write_manifest(folder, described, list(_lines(case, arrays)), "raw", {})
+
+
+def _write_manifest(
+    folder: Path,
+    described: list[dict[str, Any]],
+    lines: list[str],
+    form: str,
+    made_by: Mapping[str, Any],
+) -> None:
     manifest = {
         "format": "backnorm-cases",
         "format_version": _VERSION,
-        "made_by": {
-            "backnorm": backnorm.__version__,
-            "seed": selection.seed,
-            "tier": selection.tier,
-        },
+        "made_by": {"backnorm": backnorm.__version__, **made_by},
         "storage": form,
         "rungs": list(RUNGS),
         "cases": described,
@@ -68,10 +88,6 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
     (folder / "manifest.json").write_bytes((json.dumps(manifest, indent=1) + "\n").encode())
     # The same for programs without a reader of JSON: a line an array.
     (folder / "manifest.tsv").write_bytes("".join(lines).encode())
-    headers = resources.files("backnorm.conformance.verify") / "include"
-    for name in ("backnorm_cases.hpp", "backnorm_subject.h"):
-        (folder / name).write_bytes((headers / name).read_bytes())
-    return len(described)
 
 
 def _arrays(case: Case) -> dict[str, np.ndarray]:
@@ -188,7 +204,7 @@ def judge(cases: Path, results: Path) -> Results:
     made_by = manifest["made_by"]
     selection = Selection(made_by["tier"], tuple(sorted(dtypes)), seed=made_by["seed"])
     found = Results(Job(str(results), selection))
-    read = _reader(results)
+    read = reader(results)
     for case in selected(selection):
         if case.name in names:
             found.verdicts += _judged(case, read, found)
@@ -209,7 +225,7 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
         yield Verdict(case.name, name, *known, status, words, grade)
 
 
-def _reader(results: Path) -> Any:
+def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:
     """Return a function from a case to its outputs, and a text if there are none."""
     arrays: dict[str, np.ndarray] = {}
     if results.suffix == ".npz":
@@ -236,8 +252,9 @@ def _reader(results: Path) -> Any:
                 array = np.load(place / f"{output}.npy", allow_pickle=False)
             elif (place / f"{output}.bin").is_file():
                 data = (place / f"{output}.bin").read_bytes()
-                array = np.frombuffer(data, expected.dtype.newbyteorder("<"))
-                array = array.reshape(expected.shape) if array.size == expected.size else array
+                array = np.frombuffer(data, np.uint8)
+                if len(data) == expected.nbytes:
+                    array = array.view(expected.dtype.newbyteorder("<")).reshape(expected.shape)
             else:
                 continue
             outputs[output] = _typed(output, array, case)
