@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from backnorm.cli.program import exits_in_one_line
+
 __all__ = ["cases_app", "judge", "tolerance", "verify"]
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
@@ -188,6 +190,7 @@ cases_app = typer.Typer(help="The cases of verify, as files for tests in any lan
 
 
 @cases_app.command("list")
+@exits_in_one_line()
 def cases_list(
     tier: Tier = "smoke",
     dtypes: Dtypes = _DTYPES,
@@ -203,7 +206,27 @@ def cases_list(
         print(case.name, "x".join(map(str, case.data.x.shape)))
 
 
+@cases_app.command("show")
+@exits_in_one_line()
+def cases_show(
+    name: Annotated[str, typer.Argument(metavar="CASE", help="As cases list prints it.")],
+    tier: Tier = "smoke",
+    seed: Seed = 0,
+) -> None:
+    """Print the inputs of a case, its bounds, and which wrong kernels it rejects."""
+    from backnorm.conformance.verify._about import show_about
+    from backnorm.conformance.verify.cases import DTYPES, Selection, selected
+    from backnorm.errors import ArgumentValueError
+
+    every = selected(Selection(tier, tuple(DTYPES), seed=seed))
+    case = next((each for each in every if each.name == name), None)
+    if case is None:
+        raise ArgumentValueError("CASE", "unknown", came=name, accepted="what cases list prints")
+    show_about(case, Console())
+
+
 @cases_app.command("export")
+@exits_in_one_line()
 def cases_export(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     form: Annotated[

@@ -22,6 +22,7 @@ import backnorm
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, GradientLadder
+from backnorm.conformance.verify._catches import catches
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Job, Results, Verdict, graded
 from backnorm.dtypes import element_type, rounded
@@ -49,9 +50,10 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
     described: list[dict[str, Any]] = []
     lines: list[str] = []
     for case in selected(selection):
-        arrays = _arrays(case)
+        ladder = GradientLadder.of(*case.operands, **case.options)
+        arrays = _arrays(case, ladder)
         _write(folder / case.name, arrays, form)
-        described.append(_described(case, arrays, form))
+        described.append({**_described(case, arrays, form), "catches": catches(case, ladder)})
         lines += _lines(case, arrays)
     made_by = {"seed": selection.seed, "tier": selection.tier}
     _write_manifest(folder, described, lines, form, made_by)
@@ -90,9 +92,8 @@ def _write_manifest(
     (folder / "manifest.tsv").write_bytes("".join(lines).encode())
 
 
-def _arrays(case: Case) -> dict[str, np.ndarray]:
+def _arrays(case: Case, ladder: GradientLadder) -> dict[str, np.ndarray]:
     """Return the arrays of a case by the names of their files, without an ending."""
-    ladder = GradientLadder.of(*case.operands, **case.options)
     arrays = {name: array for name, array in case.inputs.items() if array is not None}
     for name in GRADIENTS:
         value = ladder.value(name)
