@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify._peers import missing_package
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.run import STATUSES, Job, verify
 from backnorm.conformance.verify.subjects import subject_of
 from backnorm.errors import ArgumentValueError
 from tests.required import require
@@ -106,6 +107,29 @@ def test_verify_json_names_finding_and_verdicts(tmp_path):
     assert read["counts"]["wrong"] == 2
     assert {v["output"] for v in read["verdicts"]} == {"dx", "dgamma", "dbeta"}
     assert 'failures="2"' in (tmp_path / "junit.xml").read_text()
+
+
+def test_verify_json_is_what_the_schema_says(tmp_path):
+    require(find_spec("jsonschema"), "jsonschema")
+    from jsonschema import Draft202012Validator
+
+    subject = tmp_path / "dx_alone.py"
+    subject.write_text("def backward(x, dy, mean, variance, gamma, *, epsilon):\n return dy / 0\n")
+    done = CliRunner().invoke(
+        app,
+        ["verify", f"{subject}:backward", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
+         "--layouts", "NCX", "--only", "diagnostic-*", "--json", "-"],
+    )  # fmt: skip
+    schema = json.loads(CliRunner().invoke(app, ["verify", "--schema"]).stdout)
+    validator, decoder = Draft202012Validator(schema), json.JSONDecoder()
+    assert schema["$defs"]["status"]["enum"] == list(STATUSES)
+    first, end = decoder.raw_decode(done.stdout)
+    second, _ = decoder.raw_decode(done.stdout[end:].lstrip())
+    for read in (first, second):
+        assert [error.message for error in validator.iter_errors(read)] == []
+    assert {"nonfinite", "not_run", "refused"} <= first["counts"].keys()
+    assert second["findings"]
+    assert not validator.is_valid(second | {"tier": "none"})
 
 
 def test_verify_xfail_takes_a_finding_away(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -93,6 +94,13 @@ class _Reports:
         return bool(found) or not judged
 
 
+def _print_schema(wanted: bool) -> None:
+    if wanted:
+        folder = resources.files("backnorm.conformance.verify") / "schemas"
+        print((folder / "verdict.json").read_text(), end="")
+        raise typer.Exit
+
+
 def verify(
     subjects: Annotated[
         list[str],
@@ -130,6 +138,15 @@ def verify(
     junit: Junit = None,
     markdown: Markdown = None,
     html: Html = None,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            is_eager=True,
+            callback=_print_schema,
+            help="Print the JSON Schema of the reports of --json.",
+        ),
+    ] = False,
 ) -> None:
     """Judge implementations of the backward pass.
 
