@@ -28,7 +28,7 @@ from backnorm.conformance.verify.run import Job, Results, Verdict, graded
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["FORMATS", "export", "export_inputs", "judge", "reader"]
+__all__ = ["FORMATS", "export", "judge"]
 
 #: How arrays are stored.
 FORMATS = ("raw", "npy", "npz", "safetensors")
