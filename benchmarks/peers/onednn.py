@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
+from backnorm.conformance.verify import _onednn as onednn_library
+from backnorm.conformance.verify._onednn import Handle, Library, Primitive, StatusError
 from backnorm.dtypes import FLOAT32
 from benchmarks.cells import Cell, Form
-from benchmarks.peers import onednn_library
 from benchmarks.peers.base import Contestant, Data, Missing, Prepared, Unsupported
-from benchmarks.peers.onednn_library import Handle, Library, Primitive, StatusError
 
 __all__ = ["OneDnn"]
 

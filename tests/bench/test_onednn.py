@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from backnorm.conformance.verify import _onednn as onednn_library
 from benchmarks.cells import Cell
 from benchmarks.operators import OperatorRun
-from benchmarks.peers import onednn_library
 from benchmarks.peers.base import Missing
 from benchmarks.peers.onednn import OneDnn
 from benchmarks.turns import Settings

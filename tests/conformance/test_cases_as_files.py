@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from backnorm.cli.app import app
 from backnorm.conformance import mutants
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.export import FORMATS, export, judge
@@ -51,6 +54,35 @@ def test_export_is_deterministic(tmp_path):
     for name in ("one", "two"):
         export(tmp_path / name, SELECTION)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+def test_manifest_says_which_wrong_kernels_a_case_rejects(tmp_path):
+    selection = Selection(dtypes=("float32",), layouts=("NCX",), only=("no-gamma*", "realistic*"))
+    export(tmp_path, selection)
+    cases = json.loads((tmp_path / "manifest.json").read_text())["cases"]
+    catches = {case["name"].partition("-float32")[0]: set(case["catches"]) for case in cases}
+    needs_gamma = {"ForgetsGamma", "TakesMagnitudeOfGamma", "DgammaWithGamma"}
+    assert catches["realistic"] - catches["no-gamma"] == needs_gamma
+    assert "DbetaWithS" in catches["no-gamma"]
+    # Accurate enough for serial sums.
+    assert "SumsInFloat32" not in catches["realistic"]
+
+
+def test_cases_show_prints_inputs_bounds_and_rejected_kernels():
+    done = CliRunner().invoke(app, ["cases", "show", "constant-channels-float32-float32-NCX"])
+    assert done.exit_code == 0, done.output
+    lines = {line.split()[0]: line.split()[1:] for line in done.output.splitlines() if line.strip()}
+    assert lines["variance"] == ["float32", "5", "0", "0", "0", "0"]
+    assert lines["exact"] == ["0.5"] * 3
+    # dgamma has no terms here, so every rung has the bound of one rounding.
+    assert lines["serial"][1] == "0.5"
+    assert float(lines["serial"][2]) > 1
+    assert "of 29 wrong kernels: DropsMeanOfDy" in done.output
+
+
+def test_cases_show_unknown_case_is_bad_usage():
+    done = CliRunner().invoke(app, ["cases", "show", "nothing"])
+    assert done.exit_code == 2
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,13 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify._peers import missing_package
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.run import STATUSES, Job, verify
+from backnorm.conformance.verify.subjects import subject_of
+from backnorm.errors import ArgumentValueError
+from tests.required import require
 
 from .wrong_subjects import WRONG
 
@@ -49,6 +54,28 @@ def test_verify_right_subject_has_no_finding():
     assert {v.status for v in results.verdicts} <= set(RUNGS)
 
 
+@pytest.mark.long
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    "name", ["numpy", "torch", "torch-compiled", "jax", "tensorflow", "onednn", "onnxruntime"]
+)
+def test_verify_package_has_no_mistake_in_its_formula(name):
+    if name == "onnxruntime" and missing_package(name):
+        pytest.skip("not installed: onnxruntime-training")
+    require(missing_package(name) is None, missing_package(name))
+    layouts = ("NXC",) if name == "tensorflow" else ("NCX",)
+    selection = Selection(dtypes=("float32",), layouts=layouts, only=("diagnostic-*", "no-gamma*"))
+    results, found = found_in(name, selection)
+    assert found == []
+    assert counts(results)["judged"] >= 6
+
+
+def test_subject_of_package_that_is_missing_names_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ArgumentValueError, match="needs onnxruntime-training"):
+        subject_of("onnxruntime")
+
+
 def test_verify_subject_that_ends_processes_leaves_cases_in_order():
     selection = Selection(dtypes=("float32",))
     results, _ = found_in(f"{WRONG_FILE}:reads_beyond", selection)
@@ -80,6 +107,29 @@ def test_verify_json_names_finding_and_verdicts(tmp_path):
     assert read["counts"]["wrong"] == 2
     assert {v["output"] for v in read["verdicts"]} == {"dx", "dgamma", "dbeta"}
     assert 'failures="2"' in (tmp_path / "junit.xml").read_text()
+
+
+def test_verify_json_is_what_the_schema_says(tmp_path):
+    require(find_spec("jsonschema"), "jsonschema")
+    from jsonschema import Draft202012Validator
+
+    subject = tmp_path / "dx_alone.py"
+    subject.write_text("def backward(x, dy, mean, variance, gamma, *, epsilon):\n return dy / 0\n")
+    done = CliRunner().invoke(
+        app,
+        ["verify", f"{subject}:backward", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
+         "--layouts", "NCX", "--only", "diagnostic-*", "--json", "-"],
+    )  # fmt: skip
+    schema = json.loads(CliRunner().invoke(app, ["verify", "--schema"]).stdout)
+    validator, decoder = Draft202012Validator(schema), json.JSONDecoder()
+    assert schema["$defs"]["status"]["enum"] == list(STATUSES)
+    first, end = decoder.raw_decode(done.stdout)
+    second, _ = decoder.raw_decode(done.stdout[end:].lstrip())
+    for read in (first, second):
+        assert [error.message for error in validator.iter_errors(read)] == []
+    assert {"nonfinite", "not_run", "refused"} <= first["counts"].keys()
+    assert second["findings"]
+    assert not validator.is_valid(second | {"tier": "none"})
 
 
 def test_verify_xfail_takes_a_finding_away(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
+
+from backnorm.cli.program import exits_in_one_line
 
 __all__ = ["cases_app", "judge", "tolerance", "verify"]
 
@@ -91,19 +94,34 @@ class _Reports:
         return bool(found) or not judged
 
 
+def _print_schema(wanted: bool) -> None:
+    if wanted:
+        folder = resources.files("backnorm.conformance.verify") / "schemas"
+        print((folder / "verdict.json").read_text(), end="")
+        raise typer.Exit
+
+
 def verify(
     subjects: Annotated[
         list[str],
         typer.Argument(
             metavar="SUBJECT...",
             help="module:function, file.py:function, library.so:symbol, or one of numpy, torch, "
-            "tensorflow, backnorm.",
+            "torch-compiled, jax, tensorflow, onednn, onnxruntime, backnorm.",
         ),
     ],
     dialect: Annotated[
         str | None, typer.Option(help="Call the function in this specification's words.")
     ] = None,
     op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
+    command: Annotated[
+        bool,
+        typer.Option(
+            "--command",
+            help="SUBJECT is a command with {inputs} and {outputs}, folders as of cases export "
+            "and judge.",
+        ),
+    ] = False,
     tier: Tier = "smoke",
     dtypes: Dtypes = _DTYPES,
     layouts: Layouts = _LAYOUTS,
@@ -120,6 +138,15 @@ def verify(
     junit: Junit = None,
     markdown: Markdown = None,
     html: Html = None,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            is_eager=True,
+            callback=_print_schema,
+            help="Print the JSON Schema of the reports of --json.",
+        ),
+    ] = False,
 ) -> None:
     """Judge implementations of the backward pass.
 
@@ -128,12 +155,15 @@ def verify(
     """
     from backnorm.conformance.verify.run import Job
     from backnorm.conformance.verify.run import verify as run_job
+    from backnorm.errors import ArgumentValueError
 
+    if command and dialect is not None:
+        raise ArgumentValueError("--dialect", "a command has none", came=dialect)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
     for subject in subjects:
-        job = Job(subject, selection, dialect, op, timeout, memory)
+        job = Job(subject, selection, dialect, op, timeout, memory, command)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(subject, total=None)
 
@@ -177,6 +207,7 @@ cases_app = typer.Typer(help="The cases of verify, as files for tests in any lan
 
 
 @cases_app.command("list")
+@exits_in_one_line()
 def cases_list(
     tier: Tier = "smoke",
     dtypes: Dtypes = _DTYPES,
@@ -192,7 +223,27 @@ def cases_list(
         print(case.name, "x".join(map(str, case.data.x.shape)))
 
 
+@cases_app.command("show")
+@exits_in_one_line()
+def cases_show(
+    name: Annotated[str, typer.Argument(metavar="CASE", help="As cases list prints it.")],
+    tier: Tier = "smoke",
+    seed: Seed = 0,
+) -> None:
+    """Print the inputs of a case, its bounds, and which wrong kernels it rejects."""
+    from backnorm.conformance.verify._about import show_about
+    from backnorm.conformance.verify.cases import DTYPES, Selection, selected
+    from backnorm.errors import ArgumentValueError
+
+    every = selected(Selection(tier, tuple(DTYPES), seed=seed))
+    case = next((each for each in every if each.name == name), None)
+    if case is None:
+        raise ArgumentValueError("CASE", "unknown", came=name, accepted="what cases list prints")
+    show_about(case, Console())
+
+
 @cases_app.command("export")
+@exits_in_one_line()
 def cases_export(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     form: Annotated[

@@ -2,8 +2,12 @@
 
 ``cases``       which inputs
 ``subjects``    what is judged, and how it is called
+``_peers``      the packages that have a name, ``_onednn`` the C API of one
+``_command``    a subject that is a program
 ``_child``      a process that runs a subject on cases, in memory between unreadable pages
 ``run``         starts children, survives their ends, grades what they returned
 ``findings``    from grades to sentences
+``_catches``    which wrong kernels a case rejects
+``_about``      a case, as tables
 ``_report``     tables, JSON, JUnit and Markdown
 """

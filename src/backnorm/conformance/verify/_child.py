@@ -21,6 +21,7 @@ import numpy as np
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.verify._command import CommandError, OfCommand
 from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.subjects import RefusedError, subject_of
@@ -38,7 +39,11 @@ class Runner:
         self.events = os.fdopen(job["events"], "w", buffering=1)
         self.folder = Path(job["folder"])
         self.say(event="import")
-        self.subject = subject_of(job["subject"], dialect=job["dialect"], op=job["op"])
+        self.subject: Any = (
+            OfCommand(job["subject"])
+            if job["command"]
+            else subject_of(job["subject"], dialect=job["dialect"], op=job["op"])
+        )
         self.say(event="ready")
 
     def say(self, **event: Any) -> None:
@@ -54,6 +59,9 @@ class Runner:
             outputs, faults = self._outputs(inputs, case)
         except RefusedError as refused:
             self.say(event="refused", case=case.name, text=str(refused))
+            return
+        except CommandError as error:
+            self.say(event="crash", case=case.name, text=str(error))
             return
         except Exception as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 import backnorm
+from backnorm.conformance.verify import _onednn as library
 from backnorm.dtypes import BFLOAT16, element_type, is_16_bit
 
-__all__ = ["PEERS"]
+__all__ = ["PEERS", "RefusedError", "missing_package"]
 
 _Gradients = tuple[Any, Any, Any]
+
+
+class RefusedError(Exception):
+    """A subject does not take a case."""
 
 
 def textbook(
@@ -60,6 +68,7 @@ def torch(
     epsilon: float,
     data_format: str,
     training: bool,
+    compiled: bool = False,
 ) -> _Gradients:
     """Return the gradients of PyTorch's native_batch_norm_backward on the CPU.
 
@@ -76,18 +85,128 @@ def torch(
     inputs = [tensor(each) for each in (dy, x)]
     if data_format == "NXC":
         inputs = [each.movedim(-1, 1) for each in inputs]
-    inverse = (1.0 / np.sqrt(variance.astype(np.float64) + epsilon)).astype(variance.dtype)
-    statistics = [None, None, tensor(mean), tensor(inverse)]
+    statistics = [None, None, tensor(mean), tensor(_inverse_deviation(variance, epsilon))]
     if not training:
         statistics = [tensor(mean), tensor(variance), None, None]
     weight = None if gamma is None else tensor(gamma)
     if weight is None and is_16_bit(x.dtype):
         # Without a weight PyTorch takes the statistics for 16-bit ones.
         weight = tensor(np.ones_like(mean))
-    dx, dgamma, dbeta = framework.ops.aten.native_batch_norm_backward(
-        *inputs, weight, *statistics, training, epsilon, [True, True, True]
-    )
+
+    def backward(*operands: Any) -> Any:
+        mask = [True, True, True]
+        return framework.ops.aten.native_batch_norm_backward(*operands, training, epsilon, mask)
+
+    if compiled:
+        # Code for each shape and type; beyond the limit a case would be refused.
+        framework._dynamo.config.recompile_limit = 1 << 16
+        framework._dynamo.config.accumulated_recompile_limit = 1 << 16
+        backward = framework.compile(backward, fullgraph=True, dynamic=False)
+    dx, dgamma, dbeta = backward(*inputs, weight, *statistics)
     return (dx.movedim(1, -1) if data_format == "NXC" else dx), dgamma, dbeta
+
+
+def jax(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any) -> _Gradients:
+    """Return the gradients that JAX derives from flax's formula, under jit."""
+    import jax as framework
+
+    channel = 1 if options["data_format"] == "NCX" else x.ndim - 1
+    others = tuple(axis for axis in range(x.ndim) if axis != channel)
+    backward = _derived_by_jax(others, options["epsilon"], options["training"])
+    scale = np.ones_like(mean) if gamma is None else gamma
+    with framework.enable_x64(x.dtype == np.float64):
+        gradients: _Gradients = backward(dy, x, scale, np.zeros_like(mean), mean, variance)
+    return gradients
+
+
+@cache
+def _derived_by_jax(others: tuple[int, ...], epsilon: float, training: bool) -> Any:
+    """Return the compiled gradient of a call like flax's.
+
+    In training the derivative goes through the mean of x and that of its square, as in flax, and
+    the statistics have the values that are supplied.
+    """
+    import jax as framework
+    from jax import numpy as jnp
+
+    valued = framework.custom_jvp(lambda own, supplied: supplied)
+    valued.defjvp(lambda operands, tangents: (operands[1], tangents[0]))
+
+    def forward(x: Any, gamma: Any, beta: Any, mean: Any, variance: Any) -> Any:
+        if training:
+            wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            mean = valued(wide.mean(others), mean.astype(wide.dtype))
+            own = (wide * wide).mean(others) - mean * mean
+            variance = valued(own, variance.astype(wide.dtype))
+        mean, variance, gamma, beta = (
+            jnp.expand_dims(each, others) for each in (mean, variance, gamma, beta)
+        )
+        y = (x - mean) * (framework.lax.rsqrt(variance + epsilon) * gamma) + beta
+        return y.astype(x.dtype)
+
+    def backward(dy: Any, x: Any, gamma: Any, beta: Any, *statistics: Any) -> Any:
+        operands = x, gamma, beta
+        return framework.vjp(lambda *each: forward(*each, *statistics), *operands)[1](dy)
+
+    return framework.jit(backward)
+
+
+def onednn(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any) -> _Gradients:
+    """Return the gradients of oneDNN's primitive, on dense memory of either layout."""
+    if mean.dtype != np.float32:
+        raise RefusedError(f"oneDNN's statistics are float32, not {mean.dtype}")
+    path = library.find()
+    assert path is not None
+    results = np.empty_like(x), np.empty_like(mean), np.empty_like(mean)
+    arrays = {"src": x, "diff_dst": dy, "mean": mean, "variance": variance}
+    arrays["scale"] = np.ones_like(mean) if gamma is None else gamma
+    arrays |= zip(("diff_src", "diff_scale", "diff_shift"), results, strict=True)
+    axes = tuple(range(x.ndim))
+    sizes, order = x.shape, axes
+    if options["data_format"] == "NXC":
+        sizes, order = (x.shape[0], x.shape[-1], *x.shape[1:-1]), (0, *axes[2:], 1)
+    try:
+        engine = library.Library(path, os.cpu_count() or 1)
+        memory = engine.memory(sizes, x.dtype, order)
+        descriptor = engine.backward(memory, options["epsilon"], training=options["training"])
+        library.Primitive(engine, descriptor, memory, arrays)()
+    except library.StatusError as error:
+        raise RefusedError(f"{error} for {x.dtype}") from None
+    return results
+
+
+def onnxruntime(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any) -> Any:
+    """Return the gradients of ONNX Runtime's training operator BatchNormalizationGrad."""
+    import onnx
+    import onnxruntime as framework
+
+    if options["data_format"] != "NCX" or not options["training"]:
+        raise RefusedError("ONNX Runtime's operator takes NCX, and statistics of training")
+    arrays = {
+        "dY": dy,
+        "X": x,
+        "scale": np.ones_like(mean) if gamma is None else gamma,
+        "saved_mean": mean,
+        "saved_inv_std": _inverse_deviation(variance, options["epsilon"]),
+    }
+    make = onnx.helper
+    node = make.make_node(
+        "BatchNormalizationGrad", list(arrays), ["dX", "dscale", "dB"],
+        domain="com.microsoft", epsilon=options["epsilon"],
+    )  # fmt: skip
+    inputs = [
+        make.make_tensor_value_info(name, make.np_dtype_to_tensor_dtype(array.dtype), None)
+        for name, array in arrays.items()
+    ]
+    outputs = [make.make_empty_tensor_value_info(name) for name in node.output]
+    domains = [make.make_opsetid("", 14), make.make_opsetid("com.microsoft", 1)]
+    model = make.make_model(
+        make.make_graph([node], "gradient", inputs, outputs), opset_imports=domains, ir_version=8
+    )
+    session = framework.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, arrays)
 
 
 def tensorflow(
@@ -103,8 +222,6 @@ def tensorflow(
 ) -> _Gradients:
     """Return the gradients of TensorFlow's FusedBatchNormGradV3 on the CPU."""
     import tensorflow as framework
-
-    from backnorm.conformance.verify.subjects import RefusedError
 
     if data_format != "NXC" or x.ndim != 4 or x.dtype == np.float64:
         raise RefusedError("TensorFlow's kernel takes NHWC of rank 4, of at most 32 bits")
@@ -141,7 +258,36 @@ def own(
     )
 
 
+def missing_package(name: str) -> str | None:
+    """Return what has to be installed for a peer; None if it is."""
+    if name == "onednn":
+        return None if library.find() else library.DISTRIBUTION
+    # The package onnxruntime has the same name, and no gradients.
+    module, package = {
+        "onnxruntime": ("onnxruntime.training", "onnxruntime-training"),
+        "torch-compiled": ("torch", "torch"),
+    }.get(name, (name, name))
+    try:
+        return None if importlib.util.find_spec(module) else package
+    except ModuleNotFoundError:
+        return package
+
+
+def _inverse_deviation(variance: np.ndarray, epsilon: float) -> np.ndarray:
+    wide = 1.0 / np.sqrt(variance.astype(np.float64) + epsilon)
+    return wide.astype(variance.dtype)
+
+
 #: Functions by the names of the command.
 PEERS: Mapping[str, Callable[..., _Gradients]] = MappingProxyType(
-    {"numpy": textbook, "torch": torch, "tensorflow": tensorflow, "backnorm": own}
+    {
+        "numpy": textbook,
+        "torch": torch,
+        "torch-compiled": partial(torch, compiled=True),
+        "jax": jax,
+        "tensorflow": tensorflow,
+        "onednn": onednn,
+        "onnxruntime": onnxruntime,
+        "backnorm": own,
+    }
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import backnorm
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, GradientLadder
+from backnorm.conformance.verify._catches import catches
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Job, Results, Verdict, graded
 from backnorm.dtypes import element_type, rounded
@@ -49,18 +50,39 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
     described: list[dict[str, Any]] = []
     lines: list[str] = []
     for case in selected(selection):
-        arrays = _arrays(case)
+        ladder = GradientLadder.of(*case.operands, **case.options)
+        arrays = _arrays(case, ladder)
         _write(folder / case.name, arrays, form)
-        described.append(_described(case, arrays, form))
+        described.append({**_described(case, arrays, form), "catches": catches(case, ladder)})
         lines += _lines(case, arrays)
+    made_by = {"seed": selection.seed, "tier": selection.tier}
+    _write_manifest(folder, described, lines, form, made_by)
+    headers = resources.files("backnorm.conformance.verify") / "include"
+    for name in ("backnorm_cases.hpp", "backnorm_subject.h"):
+        (folder / name).write_bytes((headers / name).read_bytes())
+    return len(described)
+
+
+def export_inputs(folder: Path, case: Case, inputs: Mapping[str, np.ndarray | None]) -> None:
+    """Write one case as raw files with these inputs, and without results."""
+    folder.mkdir()
+    arrays = {name: np.ascontiguousarray(a) for name, a in inputs.items() if a is not None}
+    _write(folder / case.name, arrays, "raw")
+    described = [_described(case, arrays, "raw")]
+    _write_manifest(folder, described, list(_lines(case, arrays)), "raw", {})
+
+
+def _write_manifest(
+    folder: Path,
+    described: list[dict[str, Any]],
+    lines: list[str],
+    form: str,
+    made_by: Mapping[str, Any],
+) -> None:
     manifest = {
         "format": "backnorm-cases",
         "format_version": _VERSION,
-        "made_by": {
-            "backnorm": backnorm.__version__,
-            "seed": selection.seed,
-            "tier": selection.tier,
-        },
+        "made_by": {"backnorm": backnorm.__version__, **made_by},
         "storage": form,
         "rungs": list(RUNGS),
         "cases": described,
@@ -68,15 +90,10 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
     (folder / "manifest.json").write_bytes((json.dumps(manifest, indent=1) + "\n").encode())
     # The same for programs without a reader of JSON: a line an array.
     (folder / "manifest.tsv").write_bytes("".join(lines).encode())
-    headers = resources.files("backnorm.conformance.verify") / "include"
-    for name in ("backnorm_cases.hpp", "backnorm_subject.h"):
-        (folder / name).write_bytes((headers / name).read_bytes())
-    return len(described)
 
 
-def _arrays(case: Case) -> dict[str, np.ndarray]:
+def _arrays(case: Case, ladder: GradientLadder) -> dict[str, np.ndarray]:
     """Return the arrays of a case by the names of their files, without an ending."""
-    ladder = GradientLadder.of(*case.operands, **case.options)
     arrays = {name: array for name, array in case.inputs.items() if array is not None}
     for name in GRADIENTS:
         value = ladder.value(name)
@@ -188,7 +205,7 @@ def judge(cases: Path, results: Path) -> Results:
     made_by = manifest["made_by"]
     selection = Selection(made_by["tier"], tuple(sorted(dtypes)), seed=made_by["seed"])
     found = Results(Job(str(results), selection))
-    read = _reader(results)
+    read = reader(results)
     for case in selected(selection):
         if case.name in names:
             found.verdicts += _judged(case, read, found)
@@ -209,7 +226,7 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
         yield Verdict(case.name, name, *known, status, words, grade)
 
 
-def _reader(results: Path) -> Any:
+def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:
     """Return a function from a case to its outputs, and a text if there are none."""
     arrays: dict[str, np.ndarray] = {}
     if results.suffix == ".npz":
@@ -236,8 +253,9 @@ def _reader(results: Path) -> Any:
                 array = np.load(place / f"{output}.npy", allow_pickle=False)
             elif (place / f"{output}.bin").is_file():
                 data = (place / f"{output}.bin").read_bytes()
-                array = np.frombuffer(data, expected.dtype.newbyteorder("<"))
-                array = array.reshape(expected.shape) if array.size == expected.size else array
+                array = np.frombuffer(data, np.uint8)
+                if len(data) == expected.nbytes:
+                    array = array.view(expected.dtype.newbyteorder("<")).reshape(expected.shape)
             else:
                 continue
             outputs[output] = _typed(output, array, case)

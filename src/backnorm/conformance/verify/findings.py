@@ -20,6 +20,7 @@ _FAULTS = {
     "changed_input": "the subject writes to an input",
     "not_repeatable": "the same inputs give other bits in another call",
     "stale": "the gradients of an earlier call are returned for a changed dy in the same memory",
+    "not_written": "the subject does not write an output",
     "hang": "the subject does not return",
     "crash": "the subject ends its process",
     "out_of_memory": "the subject takes more memory than allowed",
@@ -207,7 +208,7 @@ def _judged(results: Results) -> int:
 
 def _with_command(finding: Finding, results: Results) -> Finding:
     job = results.job
-    parts = ["backnorm", "verify", shlex.quote(job.subject)]
+    parts = ["backnorm", "verify", *["--command"] * job.command, shlex.quote(job.subject)]
     if job.dialect is not None:
         parts += ["--dialect", job.dialect]
     if job.op is not None:

@@ -24,7 +24,16 @@ from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["STATUSES", "UNJUDGED", "Job", "Results", "Status", "Verdict", "graded", "verify"]
+__all__ = [
+    "STATUSES",
+    "UNJUDGED",
+    "Job",
+    "Results",
+    "Status",
+    "Verdict",
+    "graded",
+    "verify",
+]
 
 Status = (
     Rung
@@ -74,6 +83,8 @@ class Job:
         Seconds for a case.
     memory : int
         MiB of data that the child may have; 0: no limit.
+    command : bool
+        Whether the subject is a command line, see :class:`._command.OfCommand`.
     """
 
     subject: str
@@ -82,6 +93,7 @@ class Job:
     op: str | None = None
     timeout: float = 30.0
     memory: int = 0
+    command: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +196,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     reader, writer = os.pipe()
     order = {
         "subject": job.subject, "dialect": job.dialect, "op": job.op, "memory": job.memory,
+        "command": job.command,
         "selection": asdict(job.selection), "done": done, "folder": str(folder), "events": writer,
     }  # fmt: skip
     with (folder / "stderr").open("wb") as errors:
@@ -208,13 +221,13 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
                     is_ready = True
                 case "begin":
                     at = event["case"]
-                case "end" | "refused":
+                case "end" | "refused" | "crash":
                     at = None
                     yield event
                 case "finished":
                     return
                 case "hang":
-                    child.kill()
+                    os.killpg(child.pid, signal.SIGKILL)
                     if at is not None:
                         yield {
                             "event": "hang",
@@ -224,7 +237,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
                         return
         status = child.wait()
         if at is not None:
-            yield {"event": "crash", "case": at, "text": _end(status)}
+            yield {"event": "crash", "case": at, "text": ended(status)}
             return
         if not is_ready:
             text = (folder / "stderr").read_text(errors="replace").strip().splitlines()
@@ -260,7 +273,8 @@ def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _end(status: int) -> str:
+def ended(status: int) -> str:
+    """Return how a process ended that is not 0."""
     if status < 0:
         name = signal.Signals(-status).name
         meaning = {
@@ -289,9 +303,10 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
     verdicts = []
     for output in GRADIENTS:
         if output not in outputs:
-            verdicts.append(
-                Verdict(known[0], output, *known[1:], "not_run", "the subject does not return it")
-            )
+            # A function may return dx alone; a command that writes less has no way to say so.
+            missing: Status = "not_written" if results.job.command else "not_run"
+            text = "the subject does not return it"
+            verdicts.append(Verdict(known[0], output, *known[1:], missing, text))
             continue
         status, text, found = graded_outputs[output]
         fault = next((each for each in event["faults"] if each.split()[0] in STATUSES), None)
@@ -319,10 +334,9 @@ def graded(
         if name not in outputs:
             continue
         actual, dtype, shape = outputs[name], ladder.element_type(name), ladder.value(name).shape
-        if element_type(actual.dtype) != element_type(dtype):
-            found[name] = "wrong", f"{name} has type {actual.dtype}, not {dtype}", None
-        elif actual.shape != shape:
-            found[name] = "wrong", f"{name} has shape {actual.shape}, not {shape}", None
+        if element_type(actual.dtype) != element_type(dtype) or actual.shape != shape:
+            came = f"{actual.dtype} of shape {actual.shape}"
+            found[name] = "wrong", f"{name} is {came}, not {dtype} of shape {shape}", None
         else:
             grade = ladder.grade(name, actual)
             found[name] = grade.status, "", grade

@@ -22,6 +22,7 @@ import numpy as np
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify import _peers as peers
+from backnorm.conformance.verify._peers import RefusedError
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
@@ -31,10 +32,6 @@ __all__ = ["Inputs", "RefusedError", "Subject", "subject_of"]
 
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
-
-
-class RefusedError(Exception):
-    """A subject does not take a case."""
 
 
 class Subject(Protocol):
@@ -244,6 +241,11 @@ def subject_of(name: str, *, dialect: str | None = None, op: str | None = None) 
                 came=repr(name),
                 accepted="module:function, file.py:function, library.so:symbol, "
                 + ", ".join(peers.PEERS),
+            )
+        package = peers.missing_package(name)
+        if package is not None:
+            raise ArgumentValueError(
+                "SUBJECT", f"needs {package}, which is not installed", came=name
             )
         return Function(peers.PEERS[name])
     if place.endswith((".so", ".dylib")):

@@ -120,10 +120,10 @@ class Library:
         rest = kind, memory, memory, c_float(epsilon), flags, None
         return self._create("primitive_desc", name, self._engine, *rest)
 
-    def backward(self, memory: Handle, epsilon: float) -> Handle:
+    def backward(self, memory: Handle, epsilon: float, *, training: bool = True) -> Handle:
         """Return the descriptor of a backward pass that gives all gradients."""
-        hint = self.forward(memory, epsilon, training=True)
-        flags = c_uint(_SCALE | _SHIFT)
+        hint = self.forward(memory, epsilon, training=training)
+        flags = c_uint(_SCALE | _SHIFT | (0 if training else _GLOBAL_STATISTICS))
         name = "batch_normalization_backward_primitive_desc_create"
         rest = c_int(_BACKWARD), memory, memory, memory, c_float(epsilon), flags, hint, None
         return self._create("primitive_desc", name, self._engine, *rest)

@@ -1,0 +1,78 @@
+"""What a case is made of, and what it shows."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from backnorm.conformance.battery import Case
+from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.conformance.ladder import GradientLadder
+from backnorm.conformance.mutants import MUTANTS
+from backnorm.conformance.verify._catches import catches
+
+__all__ = ["show_about"]
+
+
+def show_about(case: Case, console: Console) -> None:
+    """Print the inputs of a case, the bounds of its outputs, and the wrong kernels it rejects."""
+    ladder = GradientLadder.of(*case.operands, **case.options)
+    caught = catches(case, ladder)
+    passed = [mutant.__name__ for mutant in MUTANTS if mutant.__name__ not in caught]
+    statistics = "training" if case.training else "frozen statistics"
+    console.print(
+        f"{case.name}: {statistics}, {case.data.data_format}, epsilon {case.data.epsilon:g}, "
+        f"{ladder.count} elements a channel",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for table in (_inputs(case), _outputs(ladder)):
+        console.print()
+        console.print(table)
+    console.print("condition: T over the exact value, its median; rungs: median bounds, in ulps")
+    console.print()
+    for verb, names in (("rejects", caught), ("lets pass", passed)):
+        text = f"{verb} {len(names)} of {len(MUTANTS)} wrong kernels: {', '.join(names)}"
+        console.print(text, highlight=False)
+
+
+def _inputs(case: Case) -> Table:
+    table = _table("", "type", "shape", "least", "greatest", "mean", "deviation")
+    for name, array in case.inputs.items():
+        if array is None:
+            table.add_row(name, "not passed")
+            continue
+        wide = array.astype(np.float64)
+        with np.errstate(all="ignore"):
+            facts = wide.min(), wide.max(), wide.mean(), wide.std()
+        shape = "x".join(map(str, array.shape))
+        table.add_row(name, str(array.dtype), shape, *(f"{fact:.4g}" for fact in facts))
+    return table
+
+
+def _outputs(ladder: GradientLadder) -> Table:
+    """Return a column for each output: its type, its condition, the median of each bound."""
+    columns: list[list[str]] = []
+    for name in GRADIENTS:
+        size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)
+        ulp = ulp_at(ladder.value(name), ladder.element_type(name))
+        with np.errstate(all="ignore"):
+            # Where there is no term nothing is lost.
+            condition = np.divide(terms, size, out=np.ones_like(terms), where=terms != 0)
+            bounds = [np.median(each / ulp) for each in ladder.allowances(name).values()]
+        numbers = np.median(condition), condition.max(), *bounds
+        columns.append([str(ladder.element_type(name)), *(f"{each:.4g}" for each in numbers)])
+    heads = "type", "condition", "worst condition", *ladder.allowances("dx")
+    table = _table("", *GRADIENTS)
+    for head, *cells in zip(heads, *columns, strict=True):
+        table.add_row(head, *cells)
+    return table
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, no_wrap=True)
+    return table

@@ -1,0 +1,61 @@
+"""A subject that is a program: it reads a case's inputs from files, and writes its outputs."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from backnorm.conformance.battery import Case
+from backnorm.conformance.verify._peers import RefusedError
+from backnorm.conformance.verify.export import export_inputs, reader
+from backnorm.conformance.verify.run import ended
+from backnorm.conformance.verify.subjects import Inputs, Outputs
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["CommandError", "OfCommand"]
+
+
+class CommandError(Exception):
+    """A command ended with a status other than 0, or by a signal."""
+
+
+class OfCommand:
+    """A command line in which ``{inputs}`` and ``{outputs}`` are replaced by folders.
+
+    The first is what :func:`backnorm.conformance.verify.export.export` writes, with one case and
+    without its results; the second is read as by :func:`backnorm.conformance.verify.export.judge`.
+    No shell runs it.
+    """
+
+    def __init__(self, command: str) -> None:
+        self._words = shlex.split(command)
+        if not all(any(f"{{{name}}}" in w for w in self._words) for name in ("inputs", "outputs")):
+            raise ArgumentValueError(
+                "SUBJECT", "is no command", came=command, accepted="words with {inputs}, {outputs}"
+            )
+        if shutil.which(self._words[0]) is None:
+            raise ArgumentValueError("SUBJECT", "no such program", came=self._words[0])
+
+    def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        with tempfile.TemporaryDirectory(prefix="backnorm-command-") as place:
+            folders = {name: Path(place, name) for name in ("inputs", "outputs")}
+            export_inputs(folders["inputs"], case, inputs)
+            (folders["outputs"] / case.name).mkdir(parents=True)
+            words = [self._with_folders(word, folders) for word in self._words]
+            done = subprocess.run(words, stderr=subprocess.PIPE, check=False)  # noqa: S603
+            if done.returncode:
+                last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+                raise CommandError(": ".join([ended(done.returncode), *last]))
+            outputs, text = reader(folders["outputs"])(case)
+        if text:
+            raise RefusedError(text)
+        return dict(outputs)
+
+    @staticmethod
+    def _with_folders(word: str, folders: dict[str, Path]) -> str:
+        for name, folder in folders.items():
+            word = word.replace(f"{{{name}}}", str(folder))
+        return word

@@ -1,0 +1,99 @@
+"""A program reads the inputs of a case from files, and its ends and its outputs are judged."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from backnorm.conformance.verify.cases import Selection
+from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.run import Job, verify
+from backnorm.errors import ArgumentValueError
+
+PROGRAM = r"""
+import json, os, sys, time
+from pathlib import Path
+import numpy as np
+inputs, outputs, mistake = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+[case] = json.loads((inputs / "manifest.json").read_text())["cases"]
+results, call = outputs / case["name"], case["call"]
+if mistake == "exits":
+    sys.exit("no device")
+if mistake == "aborts":
+    os.abort()
+if mistake == "hangs":
+    time.sleep(60)
+if call["data_format"] != "NCX":
+    (results / "unsupported.txt").write_text("NCX alone")
+    sys.exit()
+x, dy, mean, variance, gamma = (
+    np.fromfile(inputs / part["file"], part["dtype"]).astype("d").reshape(part["shape"])
+    for part in case["inputs"].values()
+)
+axes, kept, count = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2)), x.size // mean.size
+s = 1 / np.sqrt(variance + float.fromhex(call["epsilon"])).reshape(kept)
+normalized = (x - mean.reshape(kept)) * s
+dbeta, dgamma = dy.sum(axes), (dy * normalized).sum(axes)
+dx = dy
+if call["training"]:
+    dx = dy - (dbeta.reshape(kept) + normalized * dgamma.reshape(kept)) / count
+if mistake == "gamma":
+    dgamma *= gamma
+found = {"dx": dx * gamma.reshape(kept) * s, "dgamma": dgamma, "dbeta": dbeta}
+if mistake == "leaves":
+    del found["dbeta"]
+if mistake == "short":
+    found["dbeta"] = dbeta[:1]
+for name, array in found.items():
+    array.astype("f").tofile(results / f"{name}.bin")
+"""
+
+
+def run_of(mistake, folder, layouts=("NCX",), timeout=30.0):
+    program = folder / "mine.py"
+    program.write_text(PROGRAM)
+    selection = Selection(
+        dtypes=("float32",), layouts=layouts, only=("diagnostic-float32*",), seed=3
+    )
+    command = f"{sys.executable} {program} {{inputs}} {{outputs}} {mistake}"
+    return verify(Job(command, selection, timeout=timeout, command=True))
+
+
+def test_verify_right_command_has_no_finding_and_its_refusals_are_counted(tmp_path):
+    results = run_of("none", tmp_path, ("NCX", "NXC"))
+    assert findings(results) == []
+    assert {(v.layout, v.is_judged) for v in results.verdicts} == {("NCX", True), ("NXC", False)}
+    assert {v.text for v in results.verdicts if v.layout == "NXC"} == {"NCX alone"}
+
+
+def test_verify_wrong_command_is_named_with_the_command_that_repeats_it(tmp_path):
+    [finding] = findings(run_of("gamma", tmp_path))
+    assert finding.id == "dgamma-gamma"
+    assert finding.reproduce.startswith(f"backnorm verify --command '{sys.executable} ")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "status", "text"),
+    [
+        ("exits", "crash", "status 1: no device"),
+        ("aborts", "crash", "SIGABRT"),
+        ("leaves", "not_written", "does not write an output"),
+        ("short", "wrong", "dbeta is uint8 of shape (4,), not float32 of shape (24,)"),
+        pytest.param("hangs", "hang", "does not return", marks=pytest.mark.long),
+    ],
+)
+def test_verify_command_that_fails_is_a_finding(mistake, status, text, tmp_path):
+    results = run_of(mistake, tmp_path, timeout=2.0 if mistake == "hangs" else 30.0)
+    found = findings(results)
+    assert status in {v.status for v in results.verdicts}
+    assert any(text in each.says for each in found), [each.says for each in found]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [("ls {inputs}", "is no command"), ("no-such {inputs} {outputs}", "no such program")],
+)
+def test_verify_words_that_are_no_command_are_bad_usage(command, text):
+    with pytest.raises(ArgumentValueError, match=text):
+        verify(Job(command, Selection(dtypes=("float32",)), command=True))
