@@ -2,54 +2,187 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from backnorm.cli.app import app
-from backnorm.conformance.verify.audit import POLICIES, audit, policy_of
+from backnorm.conformance.verify import audit_data
+from backnorm.conformance.verify.audit import audit
+from backnorm.conformance.verify.policies import POLICIES, policy_of
+from backnorm.conformance.verify.tolerances import Comparison, from_function, from_text
 from backnorm.errors import ArgumentValueError
+from tests.pages import ROOT
+from tests.support.dtypes import FLOAT32
+
+SHAPE = (16, 8, 14, 14)
+
+
+def of_data(test, data="randn", loss="none"):
+    return audit(test, audit_data.runs(data, SHAPE, loss, 1e-5, FLOAT32))
+
+
+def of_policy(name, dtype="float32", element=FLOAT32):
+    policy = policy_of(name)
+    runs = audit_data.runs(policy.data, SHAPE, policy.loss, policy.epsilon, element)
+    return audit(policy.test(dtype), runs)
 
 
 def names(entries):
     return {name for name, _ in entries}
 
 
+def comparison(actual, expected, output="dx"):
+    return Comparison(output, np.asarray(actual), np.asarray(expected), (), 1e-5)
+
+
+def run(*options):
+    return CliRunner().invoke(app, ["tolerance", *options])
+
+
 def test_audit_loose_tolerance_lets_more_through():
-    tight, loose = audit("pytorch"), audit("kernelbench")
+    tight, loose = (of_data(from_text(f"rtol={t},atol={t}")) for t in (1e-5, 1e-2))
     assert names(loose.missed) > names(tight.missed)
     assert "TakesMagnitudeOfGamma" in names(loose.invisible)
 
 
 def test_audit_cube_of_a_layer_shows_every_formula():
-    found = audit("rtol=1e-5,atol=1e-5", data="layer", loss="cube")
+    found = of_data(from_text("rtol=1e-5,atol=1e-5"), data="layer", loss="cube")
     assert len(found.caught) >= 21
     assert not {"DropsMeanOfDy", "ForgetsGamma", "EpsilonLeftOut"} & names(found.missed)
 
 
 def test_audit_sum_loss_rejects_right_kernels():
-    found = audit("pytorch", loss="sum")
+    found = of_data(policy_of("pytorch").test("float32"), loss="sum")
     assert found.false_alarms["serial sums"] == found.runs
 
 
 def test_audit_correlation_does_not_see_a_factor():
-    assert "ForgetsGamma" not in names(audit("tt-metal", data="randn").caught)
+    assert "ForgetsGamma" not in names(of_policy("tt-metal").caught)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_policy_right_result_is_accepted(policy):
-    import numpy as np
-
-    right = np.random.default_rng(0).standard_normal(100)
-    assert policy_of(policy)(right, right)
+def test_audit_derived_tolerance_catches_more_than_the_fixed_one_and_no_right_kernel():
+    fixed, derived = of_policy("hipdnn"), of_policy("hipdnn-derived")
+    assert names(derived.caught) > names(fixed.caught)
+    assert not any(derived.false_alarms.values())
 
 
-def test_policy_unknown_measure_is_refused():
-    with pytest.raises(ArgumentValueError, match="unknown measure"):
-        policy_of("colour=1")
+def test_audit_bfloat16_rejects_no_right_kernel_by_pytorchs_default():
+    found = of_policy("pytorch", "bfloat16", np.dtype("bfloat16"))
+    assert found.caught
+    assert not any(found.false_alarms.values())
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policy_right_result_is_accepted_and_its_opposite_is_not(name):
+    policy = policy_of(name)
+    (run, *_) = audit_data.runs(policy.data, (4, 3, 5), "none", policy.epsilon, FLOAT32)
+    for output, right in zip(("dx", "dgamma", "dbeta"), run.right, strict=True):
+        of = [Comparison(output, a, right, run.inputs, policy.epsilon) for a in (right, -right)]
+        assert [policy.test("float32")(each) for each in of] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "passes"),
+    [
+        ("rtol=1e-2", 0.009, True),
+        ("rtol=1e-2", 0.011, False),
+        ("atol=0.03", 0.009, True),
+        ("ulp=2", 2.0**-23, True),
+        ("ulp=2", 2.0**-21, False),
+        ("rms=0.01", 0.012, True),
+        ("rms=0.01", 0.018, False),
+        ("l2=0.01", 0.009, True),
+        ("l2=0.01", 0.011, False),
+        ("cosine=0.999", 0.5, True),
+        ("pcc=0.999", 0.5, True),
+    ],
+)
+def test_tolerance_factor_of_an_array_is_judged(text, error, passes):
+    expected = np.float32([1.0, -1.25, 1.5, -1.0])
+    actual = (expected * (1 + error)).astype(np.float32)
+    assert from_text(text)(comparison(actual, expected)) == passes
+
+
+@pytest.mark.parametrize("text", ["pcc=0.99", "cosine=0.99"])
+def test_tolerance_other_signs_are_rejected(text):
+    assert not from_text(text)(comparison([1.0, 2.0, -4.0], [1.0, -2.0, 4.0]))
+
+
+def test_tolerance_ulp_is_that_of_the_arrays_type():
+    expected = np.ones(3, np.dtype("bfloat16"))
+    assert from_text("ulp=1")(comparison(expected + expected.dtype.type(2.0**-7), expected))
+
+
+def test_function_assertion_error_is_a_rejection():
+    test = from_function(np.testing.assert_array_equal)
+    assert test(comparison([1.0, 2.0], [1.0, 2.0]))
+    assert not test(comparison([1.0, 2.0], [1.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"), [("colour=1", "unknown measure"), ("rtol", "tolerance")]
+)
+def test_tolerance_unknown_measure_is_refused(text, match):
+    with pytest.raises(ArgumentValueError, match=match):
+        from_text(text)
 
 
 @pytest.mark.parametrize("shape", ["a,b", "3", "4,0", ""])
-def test_tolerance_bad_shape_is_bad_usage(shape):
-    done = CliRunner().invoke(app, ["tolerance", "--audit", "numpy", "--shape", shape])
+def test_command_bad_shape_is_bad_usage(shape):
+    done = run("--audit", "atol=1", "--shape", shape)
     assert done.exit_code == 2
     assert "--shape" in done.output
+
+
+def test_command_unknown_policy_lists_the_names():
+    done = run("--policy", "nobody")
+    assert done.exit_code == 2
+    assert all(name in " ".join(done.output.split()) for name in POLICIES)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--audit", "atol=1", "--policy", "numpy"),
+        ("--policy", "hipdnn-derived", "--dtype", "float16"),
+        ("--audit", "atol=1", "--data", "nothing"),
+        ("--audit", "atol=1", "--data", "nothing.npz"),
+        ("--compare", "nothing.py:function"),
+        ("--compare", "no_such_module:function"),
+        ("--audit", "atol=1", "--dtype", "int8"),
+    ],
+)
+def test_command_bad_option_is_bad_usage(options):
+    done = run(*options)
+    assert done.exit_code == 2, done.output
+
+
+def test_command_own_function_and_own_data_are_audited(tmp_path):
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((2, 4, 3, 5, 5), dtype=np.float32)
+    np.savez(tmp_path / "mine.npz", x=x, dy=dy, gamma=np.float32([1.0, -2.0, 0.5]))
+    (tmp_path / "mine.py").write_text("def shapes(a, e):\n    return a.shape == e.shape\n")
+    done = run("--compare", f"{tmp_path}/mine.py:shapes", "--data", f"{tmp_path}/mine.npz")
+    assert done.exit_code == 0, done.output
+    assert "  0 of " in done.output
+    assert "|gamma|" in done.output
+
+
+def test_command_data_without_dy_is_bad_usage(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.ones((2, 3), np.float32))
+    done = run("--audit", "atol=1", "--data", f"{tmp_path}/mine.npz")
+    assert done.exit_code == 2
+    assert "dy" in done.output
+
+
+def test_command_policy_says_its_source():
+    done = run("--policy", "pytorch", "--shape", "4,3,5")
+    assert done.exit_code == 0, done.output
+    assert POLICIES["pytorch"].source in done.output
+    assert "rtol=1.3e-6,atol=1e-5" in done.output
+
+
+def test_page_names_every_policy():
+    page = (ROOT / "docs" / "how-to" / "verify.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in POLICIES)

@@ -270,29 +270,89 @@ def tolerance(
     audit: Annotated[
         str | None,
         typer.Option(
-            metavar="POLICY",
-            help="A test's tolerance: rtol=1e-2,atol=1e-2; pcc=, cosine=, rms=, ulp=; a project's "
-            "name; module:function.",
+            metavar="TOLERANCE",
+            help="What does a test with this tolerance let through? rtol=1e-2,atol=1e-2; or pcc=, "
+            "cosine=, rms=, l2=, ulp= and a number.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The same of a project's own test, as of pytorch."),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FUNCTION",
+            help="The same of your own function of an array and the expected one: "
+            "file.py:function, module:function.",
         ),
     ] = None,
     data: Annotated[
-        Literal["randn", "rand", "layer"], typer.Option(help="The data of the test.")
-    ] = "randn",
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="The data of the test: randn, rand, layer, uniform, small, sparse, or FILE.npz "
+            "with x and dy.",
+        ),
+    ] = None,
     shape: Annotated[str, typer.Option(help="The shape of x, channels second.")] = "16,8,14,14",
     loss: Annotated[
-        Literal["none", "sum", "mean", "square", "cube"],
-        typer.Option(help="The loss of the test; none: dy is random."),
-    ] = "none",
+        Literal["none", "sum", "mean", "square", "cube"] | None,
+        typer.Option(help="The loss of the test; none: dy is of the data."),
+    ] = None,
 ) -> None:
     """Print the bounds of right kernels, or what a test's tolerance would let through."""
-    if audit is None:
-        _print_bounds(dtype, elements)
-        return
-    from backnorm.conformance.verify.audit import audit as audit_policy
+    from backnorm.errors import ArgumentValueError
 
-    found = audit_policy(audit, data=data, shape=_shape(shape), loss=loss)
+    tests = {"--audit": audit, "--policy": policy, "--compare": compare}
+    named = [option for option, value in tests.items() if value is not None]
+    if len(named) > 1:
+        raise ArgumentValueError(
+            named[1], "one test at a time", came=" and ".join(named), accepted="one of them"
+        )
+    if named:
+        _print_audit(audit, policy, compare, dtype, data, _shape(shape), loss)
+    else:
+        _print_bounds(dtype, elements)
+
+
+def _print_audit(
+    tolerance: str | None,
+    policy: str | None,
+    compare: str | None,
+    dtype: str,
+    data: str | None,
+    shape: tuple[int, ...],
+    loss: str | None,
+) -> None:
+    from backnorm.conformance.verify import audit_data, policies, tolerances
+    from backnorm.conformance.verify.audit import audit
+
+    own_type, epsilon = _element_type(dtype), 1e-5
+    if policy is not None:
+        project = policies.policy_of(policy)
+        data, loss = data or project.data, loss or project.loss
+        test, epsilon = project.test(dtype), project.epsilon
+        tolerance, source = f"{policy}: {project.text(dtype)}", project.source
+    elif compare is not None:
+        from backnorm.conformance.verify.subjects import function_of
+
+        test, tolerance = tolerances.from_function(function_of(compare, "--compare")), compare
+    else:
+        assert tolerance is not None
+        test = tolerances.from_text(tolerance)
+    data, loss = data or "randn", loss or "none"
+    if data.endswith(".npz"):
+        runs = [audit_data.read(Path(data), epsilon)]
+        print(f"{tolerance} on {data}")
+    else:
+        runs = list(audit_data.runs(data, shape, loss, epsilon, own_type))
+        sizes = ",".join(map(str, shape))
+        print(f"{tolerance} on {data}, loss {loss}, {dtype}, x of {sizes}, {len(runs)} seeds")
+    if policy is not None:
+        print(f"  {source}")
+    found = audit(test, runs)
     total = len(found.caught) + len(found.missed)
-    print(f"{audit} on {data}, loss {loss}, x of {shape}, {found.runs} seeds")
     print(f"  {len(found.caught)} of {total} wrong kernels are caught. These pass:")
     for name, wrong in found.missed:
         print(f"    {wrong} ({name})")
@@ -300,7 +360,7 @@ def tolerance(
     for name, wrong in found.invisible:
         print(f"    {wrong} ({name})")
     for name, number in found.false_alarms.items():
-        print(f"  a right kernel in float32, {name}: rejected in {number} of {found.runs}")
+        print(f"  a right kernel, {name}: rejected in {number} of {found.runs}")
     if data != "layer" or loss not in ("none", "cube"):
         print("  --data layer --loss cube shows every mistake that a loss can show.")
 
@@ -308,13 +368,9 @@ def tolerance(
 def _print_bounds(dtype: str, elements: int) -> None:
     from backnorm.conformance.judge import GRADIENTS
     from backnorm.conformance.ladder import KINDS, bound, rungs
-    from backnorm.conformance.verify.cases import DTYPES
     from backnorm.dtypes import statistics_types
-    from backnorm.errors import ArgumentValueError
 
-    if dtype not in DTYPES:
-        raise ArgumentValueError("--dtype", "unknown", came=repr(dtype), accepted=", ".join(DTYPES))
-    own = DTYPES[dtype]
+    own = _element_type(dtype)
     statistics = statistics_types(own)[-1]
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
     table = Table(title=f"{dtype}, {elements} elements a channel", box=None, title_justify="left")
@@ -352,6 +408,15 @@ def _selection(
     return Selection(
         tier, _listed(dtypes), _listed(layouts), tuple(only or ()), tuple(skip or ()), seed
     )
+
+
+def _element_type(name: str) -> Any:
+    from backnorm.conformance.verify.cases import DTYPES
+    from backnorm.errors import ArgumentValueError
+
+    if name not in DTYPES:
+        raise ArgumentValueError("--dtype", "unknown", came=repr(name), accepted=", ".join(DTYPES))
+    return DTYPES[name]
 
 
 def _shape(text: str) -> tuple[int, ...]:

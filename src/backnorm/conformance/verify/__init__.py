@@ -10,4 +10,6 @@
 ``_catches``    which wrong kernels a case rejects
 ``_about``      a case, as tables
 ``_report``     tables, JSON, JUnit and Markdown
+``audit``       what tests of others let through: `backnorm tolerance`; on ``audit_data``, by
+                ``tolerances`` (how arrays are compared) and ``policies`` (the tests of projects)
 """

@@ -28,7 +28,7 @@ from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Inputs", "RefusedError", "Subject", "subject_of"]
+__all__ = ["Inputs", "RefusedError", "Subject", "function_of", "subject_of"]
 
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
@@ -250,24 +250,51 @@ def subject_of(name: str, *, dialect: str | None = None, op: str | None = None) 
         return Function(peers.PEERS[name])
     if place.endswith((".so", ".dylib")):
         return OfLibrary(str(Path(place).resolve()), attribute)
-    found: Any = _module(place)
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise ArgumentTypeError("SUBJECT", "names no function", came=repr(name))
+    found = function_of(name, "SUBJECT")
     if dialect is None:
         return Function(found)
     return OfDialect.of(found, dialect, op)
 
 
-def _module(place: str) -> ModuleType:
+def function_of(name: str, argument: str) -> Callable[..., Any]:
+    """Return the function of ``module:function`` or ``file.py:function``.
+
+    Parameters
+    ----------
+    name : str
+    argument : str
+        The name of the argument, for errors.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If there is no such module, file or function.
+    """
+    place, _, attribute = name.partition(":")
+    try:
+        found: Any = _module(place, argument)
+    except ModuleNotFoundError as error:
+        if error.name is None or not place.startswith(error.name):
+            raise
+        raise ArgumentValueError(
+            argument, "no such module", came=place, accepted="module:function, file.py:function"
+        ) from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ArgumentTypeError(argument, "names no function", came=repr(name))
+    function: Callable[..., Any] = found
+    return function
+
+
+def _module(place: str, argument: str) -> ModuleType:
     if not place.endswith(".py"):
         # As `python -m` finds modules.
         sys.path.insert(0, "")
         return importlib.import_module(place)
     path = Path(place).resolve()
     if not path.is_file():
-        raise ArgumentValueError("SUBJECT", "no such file", came=str(path))
+        raise ArgumentValueError(argument, "no such file", came=str(path))
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

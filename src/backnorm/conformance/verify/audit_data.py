@@ -1,0 +1,174 @@
+"""The data of a test that is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backnorm.conformance.mutants import Kernel
+from backnorm.dtypes import element_type, statistics_types
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["DATA", "LOSSES", "Run", "read", "runs"]
+
+#: What dy is: of the data, or the gradient of a loss of y.
+LOSSES = ("none", "sum", "mean", "square", "cube")
+SEEDS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Inputs (x, dy, mean, variance, gamma), options, and the right gradients."""
+
+    inputs: tuple[np.ndarray, ...]
+    options: Mapping[str, Any]
+    right: tuple[np.ndarray, ...]
+
+
+_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_Draw = Callable[[np.random.Generator, tuple[int, ...]], _Arrays]
+
+
+def _randn(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
+    x, dy = rng.standard_normal(shape), rng.standard_normal(shape)
+    return x, dy, np.ones(shape[1]), np.zeros(shape[1])
+
+
+def _rand(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
+    return rng.random(shape), rng.random(shape), rng.random(shape[1]), np.zeros(shape[1])
+
+
+def _layer(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
+    x, dy = rng.standard_normal(shape), rng.standard_normal(shape)
+    gamma = rng.uniform(0.5, 1.5, shape[1]) * rng.choice([-1.0, 1.0], shape[1])
+    return x, dy, gamma, rng.uniform(-1.0, 1.0, shape[1])
+
+
+def _uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
+    x, dy = rng.uniform(-1, 1, shape), rng.uniform(-1, 1, shape)
+    return x, dy, rng.uniform(-1, 1, shape[1]), np.zeros(shape[1])
+
+
+def _small(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
+    x, dy, gamma, beta = _uniform(rng, shape)
+    return x, dy / 10, gamma / 10, beta
+
+
+def _sparse(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
+    power = 2.0 ** (np.arange(shape[1]) % 7)
+    mean = (power / 4).reshape(1, -1, *(1,) * (len(shape) - 2))
+    x = mean * (1 + rng.integers(-64, 65, shape) / 64)
+    dy = rng.integers(-2, 3, shape) * (rng.random(shape) < max(0.05, min(1.0, 20 / x.size)))
+    return x, dy.astype(np.float64), power / 8, np.zeros(shape[1])
+
+
+#: Data by name. randn: normal x and dy, gamma 1. rand: all uniform in (0, 1). layer: normal x and
+#: dy, random beta, random gamma of both signs. uniform: all in (-1, 1). small: x in (-1, 1), dy and
+#: gamma in (-0.1, 0.1). sparse: x of few binary digits, gamma powers of 2, dy integers, 19 of 20 of
+#: them 0.
+DATA: Mapping[str, _Draw] = {
+    "randn": _randn, "rand": _rand, "layer": _layer, "uniform": _uniform, "small": _small,
+    "sparse": _sparse,
+}  # fmt: skip
+
+
+def runs(
+    data: str, shape: tuple[int, ...], loss: str, epsilon: float, dtype: np.dtype
+) -> Iterator[Run]:
+    """Yield the runs of a kind of data, one a seed.
+
+    Raises
+    ------
+    ArgumentValueError
+        For unknown data, and an unknown loss.
+    """
+    for option, value, known in (("--data", data, tuple(DATA)), ("--loss", loss, LOSSES)):
+        if value not in known:
+            raise ArgumentValueError(option, "unknown", came=repr(value), accepted=", ".join(known))
+    for seed in range(SEEDS):
+        x, dy, gamma, beta = DATA[data](np.random.default_rng(seed), shape)
+        x = x.astype(dtype)
+        mean, variance = _statistics(x)
+        if loss != "none":
+            dy = _of_loss(loss, x, mean, variance, gamma, beta, epsilon)
+        yield _run((x, dy, mean, variance, gamma), dtype, epsilon)
+
+
+def read(path: Path, epsilon: float) -> Run:
+    """Return the run of a file of one's own data.
+
+    Parameters
+    ----------
+    path : Path
+        An ``.npz`` file with x and dy, channels on axis 1, of one element type; and gamma, mean,
+        variance where they are not 1 and the statistics of x.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the file is none, or its arrays do not belong together.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ArgumentValueError(
+            "--data", "cannot be read", came=str(path), accepted=f"{', '.join(DATA)}, FILE.npz"
+        ) from error
+    missing = [name for name in ("x", "dy") if name not in arrays]
+    if missing:
+        raise ArgumentValueError(
+            "--data", f"has no {' and no '.join(missing)}", came=", ".join(arrays),
+            accepted="x, dy, and gamma, mean, variance",
+        )  # fmt: skip
+    x = arrays["x"]
+    dtype = element_type(x.dtype)
+    if dtype is None or x.ndim < 2 or not x.size:
+        accepted = "a float array with channels on axis 1"
+        raise ArgumentValueError(
+            "--data", "x is none", came=f"{x.dtype} {x.shape}", accepted=accepted
+        )
+    mean, variance = _statistics(x)
+    of_channels = {"mean": mean, "variance": variance, "gamma": np.ones(x.shape[1])}
+    known = {"x": x, "dy": arrays["dy"], **(of_channels | arrays)}
+    for name, shape in {"dy": x.shape, **dict.fromkeys(of_channels, x.shape[1:2])}.items():
+        if known[name].shape != shape:
+            came = str(known[name].shape)
+            raise ArgumentValueError("--data", f"{name}'s shape", came=came, accepted=str(shape))
+    inputs = tuple(known[name] for name in ("x", "dy", "mean", "variance", "gamma"))
+    return _run(inputs, dtype, epsilon)
+
+
+def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    wide, axes = x.astype(np.float64), (0, *range(2, x.ndim))
+    return wide.mean(axes), wide.var(axes)
+
+
+def _of_loss(
+    loss: str,
+    x: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    gamma: np.ndarray,
+    beta: np.ndarray,
+    epsilon: float,
+) -> np.ndarray:
+    """Return the gradient of a loss: 1, 1 over the number of elements, y, or y**2."""
+    if loss in ("sum", "mean"):
+        return np.full(x.shape, 1.0 if loss == "sum" else 1 / x.size)
+    kept = (1, -1, *(1,) * (x.ndim - 2))
+    m, s, b = (v.reshape(kept) for v in (mean, gamma / np.sqrt(variance + epsilon), beta))
+    y: np.ndarray = (x.astype(np.float64) - m) * s + b
+    return y if loss == "square" else y * y
+
+
+def _run(inputs: tuple[np.ndarray, ...], dtype: np.dtype, epsilon: float) -> Run:
+    x, dy, *channels = inputs
+    statistics = statistics_types(dtype)[-1]
+    rounded = (x.astype(dtype), dy.astype(dtype), *(a.astype(statistics) for a in channels))
+    options = {"epsilon": epsilon, "data_format": "NCX", "training": True}
+    return Run(rounded, options, tuple(Kernel()(*rounded, **options)))

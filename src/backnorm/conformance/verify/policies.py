@@ -1,0 +1,199 @@
+"""Tests that projects have for this gradient, as their sources state them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from backnorm.conformance.verify.tolerances import Comparison, Test, close, from_text
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["POLICIES", "Policy", "policy_of"]
+
+_TYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A project's test.
+
+    Attributes
+    ----------
+    source : str
+        Repository on GitHub, and the file or the pull request that states it; or a package.
+    tolerance : mapping of str to str
+        By the element type of x; of dx, and of all gradients where there are no `parameters`.
+    parameters : mapping of str to str, optional
+        Of dgamma and dbeta.
+    derived : callable, optional
+        A tolerance from the inputs, in the place of both.
+    data, loss, epsilon
+        The data of the test: see :func:`backnorm.conformance.verify.audit.audit`.
+    """
+
+    source: str
+    tolerance: Mapping[str, str]
+    parameters: Mapping[str, str] | None = None
+    derived: Callable[[Comparison], float] | None = None
+    data: str = "randn"
+    loss: str = "none"
+    epsilon: float = 1e-5
+
+    def text(self, dtype: str) -> str:
+        """Return the tolerance in words.
+
+        Raises
+        ------
+        ArgumentValueError
+            If the project states none for the type.
+        """
+        if dtype not in self.tolerance:
+            raise ArgumentValueError(
+                "--dtype", "the policy has no tolerance for it", came=dtype,
+                accepted=", ".join(self.tolerance),
+            )  # fmt: skip
+        own, parameters = self.tolerance[dtype], (self.parameters or self.tolerance)[dtype]
+        return own if parameters == own else f"{own}; dgamma, dbeta {parameters}"
+
+    def test(self, dtype: str) -> Test:
+        """Return the test of gradients from data of a type; raises as :meth:`text`."""
+        self.text(dtype)
+        if self.derived is not None:
+            derived = self.derived
+            return lambda c: close(derived(c), derived(c))(c)
+        own = from_text(self.tolerance[dtype])
+        parameters = from_text((self.parameters or self.tolerance)[dtype])
+        return lambda c: (own if c.output == "dx" else parameters)(c)
+
+
+def policy_of(name: str) -> Policy:
+    """Return the policy of a name.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is none, with the names that there are.
+    """
+    if name not in POLICIES:
+        accepted = ", ".join(POLICIES)
+        raise ArgumentValueError("--policy", "unknown", came=repr(name), accepted=accepted)
+    return POLICIES[name]
+
+
+def _all(text: str) -> dict[str, str]:
+    return dict.fromkeys(_TYPES, text)
+
+
+def _hipdnn(comparison: Comparison) -> float:
+    """Return hipDNN's tolerance from the largest magnitudes, for float32 inputs.
+
+    Elements count as x/max|x|: the inverse deviation is taken as 1/max|x|. Higham's bound is that
+    of twice M additions, and six times its square root where that is large.
+    """
+    x, dy, _, _, gamma = comparison.inputs
+    largest_x, largest_dy, largest_gamma = (float(np.abs(a).max()) for a in (x, dy, gamma))
+    unit, count = float(np.finfo(np.float32).eps), x.size // gamma.size
+    growth = 2 * count * unit
+    growth = growth / (1 - growth) if growth < 0.01 else 6 * math.sqrt(2 * count) * unit
+    inverse = 1 / math.sqrt(max(largest_x**2, comparison.epsilon) + comparison.epsilon)
+    normalized = largest_x * inverse
+    if comparison.output == "dbeta":
+        return growth * largest_dy
+    if comparison.output == "dgamma":
+        return (growth + unit) * normalized * largest_dy
+    element = (2 + normalized**2) * largest_dy
+    means = (growth + unit) * largest_dy + normalized**2 * (growth + 2 * unit) * largest_dy
+    return largest_gamma * inverse * (means + 5 * unit * element)
+
+
+def _benchdnn(threshold: float) -> dict[str, str]:
+    """Return oneDNN's relative thresholds, which grow with the digits that a type lacks."""
+    digits = {"float32": 24, "bfloat16": 8, "float16": 11, "float64": 53}
+    return {t: f"l2={threshold * 2.0 ** max(0, 24 - d):.4g}" for t, d in digits.items()}
+
+
+#: Policies by name. `l2` of oneDNN: where an element exceeds the threshold, the norm decides.
+POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {
+        "pytorch": Policy(
+            "pytorch/pytorch torch/testing/_comparison.py",
+            {
+                "float32": "rtol=1.3e-6,atol=1e-5",
+                "bfloat16": "rtol=1.6e-2,atol=1e-5",
+                "float16": "rtol=1e-3,atol=1e-5",
+                "float64": "rtol=1e-7,atol=1e-7",
+            },
+        ),
+        "tensorflow": Policy(
+            "tensorflow/tensorflow tensorflow/python/ops/nn_fused_batchnorm_test.py",
+            {
+                "float32": "rtol=1e-6,atol=1e-3",
+                "bfloat16": "rtol=1e-6,atol=2e-2",
+                "float16": "rtol=1e-6,atol=2e-3",
+            },
+            _all("rtol=1e-6,atol=1e-3"),
+            data="rand",
+            epsilon=1e-3,
+        ),
+        "onednn": Policy(
+            "uxlfoundation/oneDNN tests/benchdnn/bnorm/bnorm.cpp",
+            _benchdnn(6e-7),
+            _benchdnn(5e-6),
+            data="sparse",
+            epsilon=1 / 16,
+        ),
+        "hipdnn": Policy(
+            "ROCm/rocm-libraries projects/hipdnn/test_sdk/include/hipdnn_test_sdk/utilities/"
+            "TestTolerances.hpp",
+            {
+                "float32": "rtol=2e-3,atol=2e-3",
+                "bfloat16": "rtol=3e-3,atol=3e-3",
+                "float16": "rtol=4e-4,atol=4e-4",
+                "float64": "rtol=1e-7,atol=1e-7",
+            },
+            _all("rtol=2e-3,atol=2e-3"),
+            data="small",
+        ),
+        "hipdnn-derived": Policy(
+            "ROCm/rocm-libraries projects/hipdnn/test_sdk/include/hipdnn_test_sdk/utilities/"
+            "DynamicTolerancesBatchNorm.hpp",
+            {"float32": "derived"},
+            derived=_hipdnn,
+            data="small",
+        ),
+        "miopen": Policy("ROCm/MIOpen test/gtest/bn.hpp", _all("rms=4e-3"), data="uniform"),
+        "onnxruntime": Policy(
+            "microsoft/onnxruntime orttraining/orttraining/test/gradient/gradient_ops_test.cc",
+            _all("rtol=0,atol=0.02"),
+            data="rand",
+        ),
+        "webnn": Policy("web-platform-tests/wpt webnn/resources/utils.js", _all("ulp=6")),
+        "torchcts": Policy("torchcts 0.4.1", _all("rtol=1e-4,atol=1e-4")),
+        "numpy": Policy(
+            "numpy/numpy numpy/testing/_private/utils.py", _all("rtol=1e-7,atol=0")
+        ),
+        "kernelbench": Policy(
+            "ScalingIntelligence/KernelBench src/kernelbench/eval.py",
+            {
+                "float32": "rtol=1e-4,atol=1e-4",
+                "bfloat16": "rtol=1e-2,atol=1e-2",
+                "float16": "rtol=1e-2,atol=1e-2",
+            },
+        ),
+        "robust-kbench": Policy("SakanaAI/robust-kbench", _all("rtol=1e-5,atol=1e-5")),
+        "mxnet": Policy("apache/mxnet pull request 11544", _all("rtol=0.16,atol=1e-2")),
+        "tt-metal": Policy(
+            "tenstorrent/tt-metal models/common/utility_functions.py", _all("pcc=0.99")
+        ),
+        "paddle-npu": Policy(
+            "PaddlePaddle/PaddleCustomDevice issue 592", _all("cosine=0.999"), data="rand"
+        ),
+        "burn": Policy(
+            "tracel-ai/burn batch_norm_grads", _all("rtol=0.1,atol=1e-3"), loss="sum"
+        ),
+    }
+)  # fmt: skip

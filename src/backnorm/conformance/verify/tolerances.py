@@ -1,0 +1,129 @@
+"""How tests compare a gradient with the expected one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["MEASURES", "Comparison", "Test", "close", "from_function", "from_text"]
+
+
+class Comparison(NamedTuple):
+    """A gradient beside the expected one, and what it was computed from."""
+
+    output: str
+    actual: np.ndarray
+    expected: np.ndarray
+    inputs: tuple[np.ndarray, ...]
+    epsilon: float
+
+
+#: Whether a test accepts a gradient.
+Test = Callable[[Comparison], bool]
+
+_Measure = Callable[[np.ndarray, np.ndarray, float], bool]
+
+
+def from_text(text: str) -> Test:
+    """Return the test of a tolerance in words.
+
+    Parameters
+    ----------
+    text : str
+        ``rtol=..,atol=..`` or one of them, or a name of :data:`MEASURES` with a number.
+
+    Raises
+    ------
+    ArgumentValueError
+        If it names no measure, or a measure has no number.
+    """
+    accepted = ", ".join(("rtol=,atol=", *(f"{name}=" for name in MEASURES)))
+    try:
+        numbers = {k: float(v) for k, v in (part.split("=") for part in text.split(","))}
+    except ValueError as error:
+        raise ArgumentValueError(
+            "--audit", "is no tolerance", came=repr(text), accepted=accepted
+        ) from error
+    match sorted(numbers):
+        case ["atol", "rtol"] | ["atol"] | ["rtol"]:
+            return close(numbers.get("rtol", 0.0), numbers.get("atol", 0.0))
+        case [name] if name in MEASURES:
+            measure, limit = MEASURES[name], numbers[name]
+            return lambda c: measure(c.actual, c.expected, limit)
+        case names:
+            raise ArgumentValueError(
+                "--audit", "unknown measure", came=", ".join(names), accepted=accepted
+            )
+
+
+def from_function(function: Callable[[np.ndarray, np.ndarray], object]) -> Test:
+    """Return the test of a function of an array and the expected one.
+
+    The function accepts by returning a true value, or None, and rejects by returning a false one or
+    by an AssertionError, as functions of ``numpy.testing`` do.
+    """
+
+    def test(comparison: Comparison) -> bool:
+        try:
+            accepted = function(comparison.actual, comparison.expected)
+        except AssertionError:
+            return False
+        return accepted is None or bool(accepted)
+
+    return test
+
+
+def close(rtol: float, atol: float) -> Test:
+    """Return the test that every element is within ``atol + rtol * abs(expected)``."""
+
+    def test(comparison: Comparison) -> bool:
+        actual, expected = _wide(comparison.actual), _wide(comparison.expected)
+        return bool((np.abs(actual - expected) <= atol + rtol * np.abs(expected)).all())
+
+    return test
+
+
+def _ulp(actual: np.ndarray, expected: np.ndarray, limit: float) -> bool:
+    unit = _wide(np.spacing(np.abs(expected)))
+    return bool((np.abs(_wide(actual) - _wide(expected)) <= limit * unit).all())
+
+
+def _rms(actual: np.ndarray, expected: np.ndarray, limit: float) -> bool:
+    a, e = _wide(actual), _wide(expected)
+    largest = max(np.abs(a).max(), np.abs(e).max(), np.finfo(np.float64).tiny)
+    return bool(np.sqrt(np.square(a - e).mean()) <= limit * largest)
+
+
+def _l2(actual: np.ndarray, expected: np.ndarray, limit: float) -> bool:
+    a, e = _wide(actual), _wide(expected)
+    return bool(np.linalg.norm(a - e) <= limit * np.linalg.norm(e))
+
+
+def _cosine(actual: np.ndarray, expected: np.ndarray, limit: float) -> bool:
+    return _correlation(_wide(actual), _wide(expected)) >= limit
+
+
+def _pcc(actual: np.ndarray, expected: np.ndarray, limit: float) -> bool:
+    a, e = _wide(actual), _wide(expected)
+    return _correlation(a - a.mean(), e - e.mean()) >= limit
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+    scale = np.linalg.norm(one) * np.linalg.norm(other)
+    return float((one * other).sum() / scale) if scale else 1.0
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+#: Measures by name: Pearson's correlation and the cosine, at least so much; and at most so much the
+#: error in ulps of the output's type, its root mean square over the largest magnitude of both
+#: arrays, and its L2 norm over that of the expected array.
+MEASURES: dict[str, _Measure] = {
+    "pcc": _pcc, "cosine": _cosine, "ulp": _ulp, "rms": _rms, "l2": _l2,
+}  # fmt: skip
