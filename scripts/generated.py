@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["write_or_check"]
+__all__ = ["between", "write_or_check"]
 
 
 def write_or_check(texts: Mapping[Path, str]) -> int:
@@ -27,3 +27,12 @@ def write_or_check(texts: Mapping[Path, str]) -> int:
     for path in stale:
         path.write_text(texts[path], encoding="utf-8")
     return 0
+
+
+def between(page: str, text: str, part: str, marker: str) -> str:
+    """Return the text of a page with `part` between two markers."""
+    begin, end = f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise SystemExit(f"{page}: needs the lines {begin} and {end}, once and in this order")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{part.rstrip()}\n{end}{rest.split(end)[1]}"

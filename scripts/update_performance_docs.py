@@ -36,6 +36,7 @@ from benchmarks.results import (
     read,
     shape_text,
 )
+from scripts.generated import between
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = Path("docs/bench")
@@ -140,7 +141,7 @@ def pages(root: Path) -> dict[Path, str]:
     for name, of_page in parts.items():
         text = (root / name).read_text(encoding="utf-8")
         for marker, part in of_page.items():
-            text = _between(name, text, part, marker)
+            text = between(name, text, part, marker)
         found[root / name] = text
     return found
 
@@ -461,15 +462,6 @@ def _images(shape: str) -> str:
 
 def _whole_milliseconds(seconds: float) -> str:
     return DASH if pd.isna(seconds) else f"{seconds * 1e3:.0f} ms"
-
-
-def _between(page: str, text: str, part: str, marker: str) -> str:
-    """Return the text of a page with `part` between two markers."""
-    begin, end = f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->"
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise SystemExit(f"{page}: needs the lines {begin} and {end}, once and in this order")
-    before, rest = text.split(begin)
-    return f"{before}{begin}\n{part.rstrip()}\n{end}{rest.split(end)[1]}"
 
 
 def main() -> int:

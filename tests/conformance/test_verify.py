@@ -54,6 +54,12 @@ def test_verify_right_subject_has_no_finding():
     assert {v.status for v in results.verdicts} <= set(RUNGS)
 
 
+def test_finding_of_a_type_that_is_not_run_by_default_is_repeated_with_it():
+    selection = Selection(dtypes=("float64",), only=("diagnostic-float64-*",))
+    _, found = found_in(f"{WRONG_FILE}:DgammaWithGamma", selection)
+    assert "--dtypes float64 --only" in found[0].reproduce
+
+
 @pytest.mark.long
 @pytest.mark.peer
 @pytest.mark.parametrize(

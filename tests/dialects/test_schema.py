@@ -163,6 +163,7 @@ def test_every_type_rule_runs_and_gives_the_described_outputs(schema, required):
 @pytest.mark.parametrize(
     "script",
     [
+        "make_conformance_page.py",
         "make_dialects_page.py",
         "make_features_page.py",
         "make_record_page.py",

@@ -19,7 +19,7 @@ from backnorm.conformance.verify.audit_data import Run
 from backnorm.conformance.verify.tolerances import Comparison, Test
 from backnorm.dtypes import FLOAT64
 
-__all__ = ["Audit", "audit"]
+__all__ = ["RIGHT", "Audit", "audit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def audit(test: Test, runs: Iterable[Run]) -> Audit:
             missed.append(entry)
     alarms = {
         name: sum(_rejects(test, _of(kernel(run.inputs[0].dtype), run), run) for run in runs)
-        for name, kernel in _RIGHT.items()
+        for name, kernel in RIGHT.items()
     }
     return Audit(tuple(caught), tuple(missed), tuple(invisible), alarms, len(runs))
 
@@ -106,7 +106,8 @@ def _wide(terms: np.ndarray) -> np.ndarray:
     return total.astype(np.float64)
 
 
-_RIGHT: Mapping[str, Callable[[np.dtype], Kernel]] = {
+#: Right kernels by how they add up, made for an element type.
+RIGHT: Mapping[str, Callable[[np.dtype], Kernel]] = {
     "serial sums": lambda data: _Narrow(_serial, data),
     "pairwise sums": lambda data: _Narrow(_pairwise, data),
     "wider sums": lambda data: _Narrow(_wide, data),

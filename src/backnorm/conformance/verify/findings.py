@@ -11,7 +11,7 @@ from typing import Any
 from backnorm.conformance.diagnosis import Diagnosis, diagnose
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, Rung
-from backnorm.conformance.verify.cases import selected
+from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Results, Verdict
 
 __all__ = ["Finding", "counts", "findings"]
@@ -215,6 +215,9 @@ def _with_command(finding: Finding, results: Results) -> Finding:
         parts += ["--op", job.op]
     if job.selection.tier != "smoke":
         parts += ["--tier", job.selection.tier]
+    dtype = next(v.dtype for v in results.verdicts if v.case == finding.first)
+    if dtype not in Selection().dtypes:
+        parts += ["--dtypes", dtype]
     if job.selection.seed:
         parts += ["--seed", str(job.selection.seed)]
     parts += ["--only", shlex.quote(finding.first), "--show"]

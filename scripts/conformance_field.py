@@ -1,0 +1,258 @@
+"""What docs/conformance.md shows, measured: implementations, the tests of projects, errors.
+
+Every implementation runs in processes of its own, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backnorm import machine
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.ladder import RUNGS, GradientLadder
+from backnorm.conformance.mutants import MUTANTS
+from backnorm.conformance.verify import _onednn as onednn
+from backnorm.conformance.verify import audit_data
+from backnorm.conformance.verify._peers import PEERS
+from backnorm.conformance.verify.audit import RIGHT, audit
+from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
+from backnorm.conformance.verify.findings import counts, findings
+from backnorm.conformance.verify.policies import POLICIES
+from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Job, Results, verify
+
+__all__ = ["REPRODUCTION", "SUBJECTS", "measured"]
+
+#: PyTorch's defect, as the page shows it.
+REPRODUCTION = """\
+import torch
+
+x, dy = torch.rand(2, 50, 400, 8, generator=torch.manual_seed(0)).bfloat16().transpose(2, 3)
+for a, b in ((x, dy), (x.contiguous(), dy.contiguous())):
+    (layer := torch.nn.BatchNorm1d(8))(a).backward(b)
+    print(layer.bias.grad[:4].round().tolist(), dy.double().sum((0, 2))[:4].round().tolist())
+"""
+
+_SELECTION = Selection(dtypes=tuple(DTYPES))
+# Of the audited tests: three sizes of the sums.
+_SHAPES = ((4, 8, 7, 7), (16, 8, 14, 14), (32, 8, 28, 28))
+# Of the picture: M = 25,088 elements a channel.
+_SHAPE = (32, 28, 28, 16)
+_SEED = 0
+_BINS, _POINTS = 36, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A row of the table: the subject of `backnorm verify`, and what it is called with."""
+
+    label: str
+    subject: str
+    packages: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+#: In the order of the page.
+SUBJECTS = (
+    Contestant("PyTorch", "torch", ("torch",)),
+    Contestant("PyTorch, compiled", "torch-compiled", ("torch",)),
+    Contestant(
+        "TensorFlow, Eigen", "tensorflow", ("tensorflow-cpu",), {"TF_ENABLE_ONEDNN_OPTS": "0"}
+    ),
+    Contestant(
+        "TensorFlow, oneDNN", "tensorflow", ("tensorflow-cpu",), {"TF_ENABLE_ONEDNN_OPTS": "1"}
+    ),
+    Contestant(
+        "TensorFlow, XLA",
+        "scripts/conformance_subjects.py:tensorflow_xla",
+        ("tensorflow-cpu",),
+    ),
+    Contestant("JAX, flax's formula", "jax", ("jax",)),
+    Contestant("oneDNN, primitive", "onednn", ()),
+    Contestant("oneDNN, Graph", "scripts/conformance_subjects.py:onednn_graph", ()),
+    Contestant("NumPy, textbook", "numpy", ("numpy",)),
+    Contestant("backnorm", "backnorm", ("backnorm",)),
+    Contestant(
+        "backnorm, float32", "backnorm", ("backnorm",), {"BACKNORM_ARITHMETIC": "float32"}
+    ),
+)  # fmt: skip
+#: Those of the picture.
+_DRAWN = {"numpy": "NumPy, textbook", "tensorflow": "TensorFlow, Eigen", "torch": "PyTorch",
+          "backnorm": "backnorm"}  # fmt: skip
+
+
+def measured() -> dict[str, Any]:
+    """Return everything that the page shows."""
+    return {
+        "machine": _machine(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "subjects": [_subject(each) for each in SUBJECTS],
+        "tests": list(_tests()),
+        "battery": _battery(),
+        "reproduction": _python("-c", REPRODUCTION),
+        "points": {name: json.loads(_python(str(Path(__file__)), name)) for name in _DRAWN},
+    }
+
+
+def _machine() -> str:
+    return f"{machine.detect().name}, {os.cpu_count()} processors"
+
+
+def _subject(contestant: Contestant) -> dict[str, Any]:
+    print(contestant.label, file=sys.stderr, flush=True)
+    with _environment(contestant.environment):
+        results = verify(Job(contestant.subject, _SELECTION, timeout=120.0))
+    known = counts(results)
+    # What a run that is repeated by hand has to be called with.
+    prefix = "".join(f"{name}={value} " for name, value in contestant.environment.items())
+    return {
+        "label": contestant.label,
+        "version": _version(contestant),
+        "command": f"{prefix}backnorm verify {contestant.subject}",
+        "cases": len({v.case for v in results.verdicts if v.is_judged}),
+        "of": len({v.case for v in results.verdicts}),
+        "judged": known["judged"],
+        "passed": known["passed"],
+        "refused": sorted({v.text for v in results.verdicts if v.status == "refused"}),
+        "cells": _cells(results),
+        "findings": [
+            {"says": each.says, "cases": each.cases, "reproduce": prefix + each.reproduce}
+            for each in findings(results)
+        ],
+    }
+
+
+def _cells(results: Results) -> dict[str, dict[str, str]]:
+    """Return the worst status of an output, by type and layout."""
+    found: dict[str, dict[str, str]] = {}
+    for dtype in DTYPES:
+        for layout in LAYOUTS:
+            own = [v for v in results.verdicts if (v.dtype, v.layout) == (dtype, layout)]
+            for output in GRADIENTS:
+                every = [v.status for v in own if v.output == output]
+                judged = [status for status in every if status not in UNJUDGED]
+                worst = max(judged or every, key=STATUSES.index)
+                found.setdefault(f"{dtype} {layout}", {})[output] = worst
+    return found
+
+
+def _version(contestant: Contestant) -> str:
+    if not contestant.packages:
+        path = onednn.find()
+        assert path is not None
+        return f"oneDNN {onednn.Library(path, 1).version}"
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in contestant.packages)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _tests() -> Iterator[dict[str, Any]]:
+    """Yield what the test of every project does, and one tolerance with other losses and data."""
+    for name, policy in POLICIES.items():
+        yield _test(name, name, policy.data, policy.loss)
+    for loss in audit_data.LOSSES[1:]:
+        yield _test(f"pytorch, loss {loss}", "pytorch", "randn", loss)
+    yield _test("pytorch, random gamma and beta", "pytorch", "layer", "none")
+    yield _test("pytorch, random gamma and beta, loss cube", "pytorch", "layer", "cube")
+
+
+def _test(label: str, name: str, data: str, loss: str) -> dict[str, Any]:
+    print(label, file=sys.stderr, flush=True)
+    policy, runs = POLICIES[name], []
+    for shape in _SHAPES:
+        runs += audit_data.runs(data, shape, loss, policy.epsilon, DTYPES["float32"])
+    found = audit(policy.test("float32"), runs)
+    return {
+        "label": label,
+        "tolerance": policy.text("float32"),
+        "source": policy.source,
+        "data": data,
+        "loss": loss,
+        "caught": len(found.caught),
+        "missed": len(found.missed),
+        "invisible": len(found.invisible),
+        "false_alarms": dict(found.false_alarms),
+        "runs": found.runs,
+    }
+
+
+def _battery() -> dict[str, Any]:
+    """Return how many wrong kernels the cases of verify reject, and in how many right ones."""
+    caught: set[str] = set()
+    alarms, number = dict.fromkeys(RIGHT, 0), 0
+    for case in selected(_SELECTION):
+        ladder, number = GradientLadder.of(*case.operands, **case.options), number + 1
+
+        def fails(kernel: Any, ladder: GradientLadder = ladder, case: Any = case) -> bool:
+            gradients = kernel(*case.operands, **case.options)
+            return any(
+                ladder.grade(name, actual).status not in RUNGS
+                for name, actual in zip(GRADIENTS, gradients, strict=True)
+            )
+
+        caught |= {m.__name__ for m in MUTANTS if m.__name__ not in caught and fails(m())}
+        for name, kernel in RIGHT.items():
+            alarms[name] += fails(kernel(case.data.x.dtype))
+    return {"caught": len(caught), "of": len(MUTANTS), "false_alarms": alarms, "runs": number}
+
+
+def _python(*arguments: str) -> str:
+    """Return what a Python of its own prints."""
+    environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "0"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(  # noqa: S603 (the code above)
+        command, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def _points(name: str) -> list[list[float]]:
+    """Return condition and relative error of elements of dx: of all conditions, the worst, too."""
+    rng = np.random.default_rng(_SEED)
+    data = realistic_data(_SHAPE, DTYPES["float32"], data_format="NXC", rng=rng)
+    x, dy, *channels = data.backward_inputs
+    operands = x, (dy + np.float32(0.5)), *channels
+    options = data.options | {"training": True}
+    ladder = GradientLadder.of(*operands, **options)
+    exact, terms = ladder.value("dx"), ladder.terms("dx")
+    dx = np.asarray(PEERS[name](*operands, **options)[0])
+    error = np.abs((dx.astype(np.float64) - exact.hi) - exact.lo) / np.abs(exact.hi)
+    condition = terms / np.abs(exact.hi)
+    order = np.argsort(condition, axis=None)
+    edges = np.searchsorted(condition.flat[order], np.logspace(0, 6, _BINS + 1))
+    found: list[list[float]] = []
+    for low, high in itertools.pairwise(edges):
+        if high > low:
+            own = order[low:high]
+            worst = own[np.argmax(error.flat[own])]
+            chosen = {int(worst), *map(int, rng.choice(own, min(_POINTS, len(own)), replace=False))}
+            found += [
+                [float(f"{v.flat[k]:.3g}") for v in (condition, error)] for k in sorted(chosen)
+            ]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(_points(sys.argv[1])))
