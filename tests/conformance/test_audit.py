@@ -169,6 +169,16 @@ def test_command_own_function_and_own_data_are_audited(tmp_path):
     assert "|gamma|" in done.output
 
 
+def test_command_own_data_has_no_loss_and_the_type_of_its_own(tmp_path):
+    data = dict.fromkeys(("x", "dy"), np.random.default_rng(0).standard_normal((4, 3, 5)))
+    np.savez(tmp_path / "mine.npz", **data)
+    done = run("--policy", "pytorch", "--data", f"{tmp_path}/mine.npz")
+    assert "rtol=1e-7,atol=1e-7" in done.output
+    assert (
+        run("--audit", "atol=1", "--data", f"{tmp_path}/mine.npz", "--loss", "sum").exit_code == 2
+    )
+
+
 def test_command_data_without_dy_is_bad_usage(tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.ones((2, 3), np.float32))
     done = run("--audit", "atol=1", "--data", f"{tmp_path}/mine.npz")

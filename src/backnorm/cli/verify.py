@@ -327,30 +327,33 @@ def _print_audit(
 ) -> None:
     from backnorm.conformance.verify import audit_data, policies, tolerances
     from backnorm.conformance.verify.audit import audit
+    from backnorm.conformance.verify.subjects import function_of
+    from backnorm.errors import ArgumentValueError
 
-    own_type, epsilon = _element_type(dtype), 1e-5
-    if policy is not None:
-        project = policies.policy_of(policy)
-        data, loss = data or project.data, loss or project.loss
-        test, epsilon = project.test(dtype), project.epsilon
-        tolerance, source = f"{policy}: {project.text(dtype)}", project.source
+    project = None if policy is None else policies.policy_of(policy)
+    epsilon = 1e-5 if project is None else project.epsilon
+    data = data or ("randn" if project is None else project.data)
+    if data.endswith(".npz"):
+        if loss is not None:
+            raise ArgumentValueError("--loss", "the file has dy", came=loss, accepted="no loss")
+        runs = [audit_data.read(Path(data), epsilon)]
+        dtype = str(runs[0].inputs[0].dtype)
+        about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
+    else:
+        loss = loss or ("none" if project is None else project.loss)
+        runs = list(audit_data.runs(data, shape, loss, epsilon, _element_type(dtype)))
+        sizes = ",".join(map(str, shape))
+        about = f"{data}, loss {loss}, {dtype}, x of {sizes}, {len(runs)} seeds"
+    if project is not None:
+        test, text = project.test(dtype), f"{policy}: {project.text(dtype)}"
     elif compare is not None:
-        from backnorm.conformance.verify.subjects import function_of
-
-        test, tolerance = tolerances.from_function(function_of(compare, "--compare")), compare
+        test, text = tolerances.from_function(function_of(compare, "--compare")), compare
     else:
         assert tolerance is not None
-        test = tolerances.from_text(tolerance)
-    data, loss = data or "randn", loss or "none"
-    if data.endswith(".npz"):
-        runs = [audit_data.read(Path(data), epsilon)]
-        print(f"{tolerance} on {data}")
-    else:
-        runs = list(audit_data.runs(data, shape, loss, epsilon, own_type))
-        sizes = ",".join(map(str, shape))
-        print(f"{tolerance} on {data}, loss {loss}, {dtype}, x of {sizes}, {len(runs)} seeds")
-    if policy is not None:
-        print(f"  {source}")
+        test, text = tolerances.from_text(tolerance), tolerance
+    print(f"{text} on {about}")
+    if project is not None:
+        print(f"  {project.source}")
     found = audit(test, runs)
     total = len(found.caught) + len(found.missed)
     print(f"  {len(found.caught)} of {total} wrong kernels are caught. These pass:")
