@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
-import itertools
 import json
 import os
 import subprocess
@@ -18,16 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from backnorm import machine
-from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, GradientLadder
 from backnorm.conformance.mutants import MUTANTS
 from backnorm.conformance.verify import _onednn as onednn
 from backnorm.conformance.verify import audit_data
-from backnorm.conformance.verify._peers import PEERS
 from backnorm.conformance.verify.audit import RIGHT, audit
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
@@ -47,12 +42,9 @@ for a, b in ((x, dy), (x.contiguous(), dy.contiguous())):
 """
 
 _SELECTION = Selection(dtypes=tuple(DTYPES))
+_ERRORS = str(Path(__file__).with_name("conformance_errors.py"))
 # Of the audited tests: three sizes of the sums.
 _SHAPES = ((4, 8, 7, 7), (16, 8, 14, 14), (32, 8, 28, 28))
-# Of the picture: M = 25,088 elements a channel.
-_SHAPE = (32, 28, 28, 16)
-_SEED = 0
-_BINS, _POINTS = 36, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +85,9 @@ SUBJECTS = (
 _DRAWN = {"numpy": "NumPy, textbook", "tensorflow": "TensorFlow, Eigen", "torch": "PyTorch",
           "backnorm": "backnorm"}  # fmt: skip
 
+#: Those whose second order is measured.
+_SECOND = {"torch": "PyTorch", "backnorm": "backnorm"}
+
 
 def measured() -> dict[str, Any]:
     """Return everything that the page shows."""
@@ -102,8 +97,11 @@ def measured() -> dict[str, Any]:
         "subjects": [_subject(each) for each in SUBJECTS],
         "tests": list(_tests()),
         "battery": _battery(),
+        "second_order": {
+            label: json.loads(_python(_ERRORS, "second", name)) for name, label in _SECOND.items()
+        },
         "reproduction": _python("-c", REPRODUCTION),
-        "points": {name: json.loads(_python(str(Path(__file__)), name)) for name in _DRAWN},
+        "points": {name: json.loads(_python(_ERRORS, "points", name)) for name in _DRAWN},
     }
 
 
@@ -226,33 +224,3 @@ def _python(*arguments: str) -> str:
         command, env=environment, capture_output=True, text=True, check=True
     )
     return done.stdout
-
-
-def _points(name: str) -> list[list[float]]:
-    """Return condition and relative error of elements of dx: of all conditions, the worst, too."""
-    rng = np.random.default_rng(_SEED)
-    data = realistic_data(_SHAPE, DTYPES["float32"], data_format="NXC", rng=rng)
-    x, dy, *channels = data.backward_inputs
-    operands = x, (dy + np.float32(0.5)), *channels
-    options = data.options | {"training": True}
-    ladder = GradientLadder.of(*operands, **options)
-    exact, terms = ladder.value("dx"), ladder.terms("dx")
-    dx = np.asarray(PEERS[name](*operands, **options)[0])
-    error = np.abs((dx.astype(np.float64) - exact.hi) - exact.lo) / np.abs(exact.hi)
-    condition = terms / np.abs(exact.hi)
-    order = np.argsort(condition, axis=None)
-    edges = np.searchsorted(condition.flat[order], np.logspace(0, 6, _BINS + 1))
-    found: list[list[float]] = []
-    for low, high in itertools.pairwise(edges):
-        if high > low:
-            own = order[low:high]
-            worst = own[np.argmax(error.flat[own])]
-            chosen = {int(worst), *map(int, rng.choice(own, min(_POINTS, len(own)), replace=False))}
-            found += [
-                [float(f"{v.flat[k]:.3g}") for v in (condition, error)] for k in sorted(chosen)
-            ]
-    return found
-
-
-if __name__ == "__main__":
-    print(json.dumps(_points(sys.argv[1])))

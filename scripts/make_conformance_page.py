@@ -1,6 +1,6 @@
 """Write the tables of docs/conformance.md and its picture from docs/conformance.json.
 
-With --measure: run every implementation first (a quarter of an hour; all of the dependency group
+With --measure: run every implementation first (five minutes; all of the dependency group
 `test` has to be installed), and write docs/conformance.json. With --check: say whether the page is
 current, and write nothing.
 
@@ -41,6 +41,7 @@ def page(text: str, result: dict[str, Any]) -> str:
         "machine": f"Measured on {result['date']} on {result['machine']}.\n",
         "rungs": _rungs(subjects),
         "findings": _findings(subjects),
+        "second-order": _second_order(result["second_order"]),
         "reproduction": f"```python\n{REPRODUCTION}```\n\n```text\n{result['reproduction']}```\n",
         "tests": _tests(result),
         "subjects": _subjects(subjects),
@@ -85,6 +86,15 @@ def _findings(subjects: Iterable[dict[str, Any]]) -> str:
         for f in s["findings"]
     )
     return _table(("Implementation", "Finding", "Cases", "Command"), rows)
+
+
+def _second_order(result: dict[str, dict[str, list[float]]]) -> str:
+    rows = (
+        (label, dtype, *(f"{error:g}" for error in errors))
+        for label, by_type in result.items()
+        for dtype, errors in by_type.items()
+    )
+    return _table(("Implementation", "Type", "x", "dy", "gamma"), rows)
 
 
 def _tests(result: dict[str, Any]) -> str:
