@@ -64,19 +64,25 @@ def test_libraries_of_a_process_that_built_many_have_the_same_bytes(tmp_path):
         assert _build(tmp_path / "alone", _LEVEL, name)[name] == together[name]
 
 
-def _at_hand(built):
-    """Yield the libraries of this processor that are built, and some of the lowest level."""
-    for level, name in make.of_this_processor():
-        path = place(name, level, library.FOLDER)
-        if path.exists():
-            yield name, path
-    if _X86:
-        yield from zip((PROBE, *_CHEAP), built("x86-64", PROBE, *_CHEAP), strict=True)
+@pytest.fixture(
+    params=[
+        "this processor",
+        pytest.param("lowest level", marks=[pytest.mark.long, x86]),
+    ]
+)
+def libraries(request):
+    """Return names and paths: all of this processor that are built, some of the lowest level."""
+    if request.param == "this processor":
+        every = [(n, place(n, level, library.FOLDER)) for level, n in make.of_this_processor()]
+        return [(name, path) for name, path in every if path.exists()]
+    names = (PROBE, *_CHEAP)
+    built = request.getfixturevalue("built")
+    return list(zip(names, built("x86-64", *names), strict=True))
 
 
 @linux
-def test_a_library_needs_the_c_library_alone_and_an_old_one(built, tool):
-    for name, path in _at_hand(built):
+def test_a_library_needs_the_c_library_alone_and_an_old_one(libraries, tool):
+    for name, path in libraries:
         needed = re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-dW", path))
         assert set(needed) <= {"libc.so.6", "libm.so.6"}, name
         for line in tool("nm", "-D", "--undefined-only", path).splitlines():
@@ -86,22 +92,22 @@ def test_a_library_needs_the_c_library_alone_and_an_old_one(built, tool):
 
 
 @linux
-def test_a_library_exports_its_functions_and_nothing_else(built, tool):
+def test_a_library_exports_its_functions_and_nothing_else(libraries, tool):
     special = {
         PROBE: {"bn_cpuid", "bn_xgetbv"} if _X86 else set(),
         THREADS: {"bn_member", "bn_run", "bn_threads", "bn_work"},
         XLA: {"bn_environment", "bn_xla_handler", "bn_xla_task"},
     }
-    for name, path in _at_hand(built):
+    for name, path in libraries:
         listed = tool("nm", "-D", "--defined-only", path).splitlines()
         functions = {kind.symbol for kind in LIBRARIES[name].kinds} | special.get(name, set())
         assert {line.split()[-1] for line in listed} == {"bn_layout"} | functions, name
 
 
 @linux
-def test_a_library_is_marked_as_safe_to_load(built, tool):
+def test_a_library_is_marked_as_safe_to_load(libraries, tool):
     """No stack that can be executed, no text that is written to, no path of the builder's."""
-    for name, path in _at_hand(built):
+    for name, path in libraries:
         assert re.search(r"GNU_STACK.* RW ", tool("readelf", "-lW", path)), name
         dynamic = tool("readelf", "-dW", path)
         assert not re.search(r"TEXTREL|RPATH|RUNPATH|\(INIT|\(FINI", dynamic), name
@@ -126,6 +132,7 @@ _BEYOND = {
 
 
 @x86
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("level", "names"),
     [
