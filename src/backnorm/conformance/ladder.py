@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
@@ -237,7 +237,8 @@ def bound(
     if kind == "guaranteed":
         lost = elements.terms + (_INVERSE_DEVIATION * roundoff if rung in _SUMS else 0.0)
         return Bound(elements.ulps, lost + (1.0 + lost) * _in_a_row(additions.height, unit))
-    return _expected(quantity, output, elements.ulps, roundings, roundoff, additions, unit)
+    found = _expected(quantity, output, elements.ulps, roundings, roundoff, additions, unit)
+    return replace(found, terms=found.terms + _of_one_sign(rung, quantity, data, roundoff))
 
 
 def grade(
@@ -526,6 +527,17 @@ def _expected(
     elif quantity == "dgamma":
         after += _INVERSE_DEVIATION
     return Bound(ulps, terms, loss * math.sqrt(after), sums, root)
+
+
+def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float) -> float:
+    """Return what roundings are expected to lose of T whose errors have one sign in many terms."""
+    if quantity == "dbeta":
+        return 0.0
+    # x - mean: where neighbours of x are further apart than the last bits of the mean, those bits
+    # are the error of every element. A long sum of products of 16-bit values rounds halves: the
+    # products are multiples of 4 u**2 of their size, which the last bits of the mean move.
+    halves = 2.0 * _ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
+    return roundoff + halves
 
 
 def _multiple(coefficient: float, magnitude: FloatArray) -> FloatArray | float:
