@@ -197,8 +197,9 @@ def bound(
         M, the elements of a channel.
     kind : {"expected", "guaranteed"}
         guaranteed: no data and no order exceeds it while nothing over- or underflows. expected:
-        rounding errors have independent signs, and (except for serial) the order of the elements is
-        unrelated to their values.
+        rounding errors have independent signs, but for those of x - mean and of serial sums of
+        products of 16-bit values; and (except for serial) the order of the elements is unrelated
+        to their values.
     accumulator : numpy.dtype, optional
         Type in which the sums of the rungs pairwise, blocked and serial are computed; by default
         that of the elements.
