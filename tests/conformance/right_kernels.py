@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from backnorm.dtypes import rounded
+
 
 def serial(terms):
     return np.add.accumulate(terms, axis=1)[:, -1:]
@@ -61,19 +63,24 @@ class Blocks:
         return serial(serial(blocks).reshape(channels, -1))
 
 
-def kahan(terms):
-    total = np.zeros_like(terms[:, 0])
-    lost = np.zeros_like(total)
-    for term in np.ascontiguousarray(terms.T):
+def wide(terms):
+    """Return sums in the next wider type."""
+    wider = np.float64 if terms.dtype == np.float32 else np.longdouble
+    return terms.astype(wider).sum(1, keepdims=True)
+
+
+def kahan(terms, lanes=64):
+    """Return sums of lanes by Kahan's method; the lanes and what they lost are added up wide."""
+    channels, count = terms.shape
+    padded = np.zeros((channels, max(-(-count // lanes), 1) * lanes), terms.dtype)
+    padded[:, :count] = terms
+    total, lost = np.zeros((2, channels, lanes), terms.dtype)
+    for term in np.moveaxis(padded.reshape(channels, -1, lanes), 1, 0):
         corrected = term - lost
         following = total + corrected
         lost = (following - total) - corrected
         total = following
-    return total[:, None]
-
-
-def wide(terms):
-    return terms.astype(np.float64).sum(1, keepdims=True)
+    return wide(np.concatenate([total, -lost], axis=1))
 
 
 def bfloat16_sum(terms):
@@ -94,6 +101,10 @@ class RightKernel:
         What the inverse deviation is rounded to.
     folded : bool
         Whether dx = A dy + B x + K.
+    centred : bool
+        Whether the folded form has x - mean for x.
+    normalised : bool
+        Whether x is normalised before it is multiplied.
     """
 
     name: str
@@ -102,9 +113,10 @@ class RightKernel:
     elements: Any = np.float32
     deviation: Any = np.float32
     folded: bool = False
+    centred: bool = False
     normalised: bool = False
 
-    def __call__(self, x, dy, mean, variance, gamma, epsilon):
+    def __call__(self, x, dy, mean, variance, gamma, epsilon, training=True):
         e = self.elements
         v, d, m, w, g = (values.astype(e) for values in (x, dy, mean, variance, gamma))
         count = e(x.shape[1])
@@ -124,12 +136,15 @@ class RightKernel:
         else:
             slope = s * s * (sum_dy_c / count)
             dgamma = s * sum_dy_c
-        if self.folded:
+        if not training:
+            dx = gain * d
+        elif self.folded:
+            v, m = (c, e(0)) if self.centred else (v, m)
             dx = gain * d + (-gain * slope) * v + gain * (slope * m - mean_dy)
         else:
             dx = gain * (d - mean_dy - c * slope)
         types = x.dtype, mean.dtype, mean.dtype
-        return [a.astype(t) for a, t in zip((dx, dgamma[:, 0], sum_dy[:, 0]), types, strict=True)]
+        return [rounded(a, t) for a, t in zip((dx, dgamma[:, 0], sum_dy[:, 0]), types, strict=True)]
 
 
 RIGHT = (
@@ -139,6 +154,7 @@ RIGHT = (
     RightKernel("normalised, float64 sums", "float32", wide, normalised=True),
     RightKernel("Kahan", "float32", kahan),
     RightKernel("folded, float64 sums", "float32", wide, folded=True),
+    RightKernel("folded, centred", "float32", wide, folded=True, centred=True),
     RightKernel("pairs", "pairwise", pairs),
     RightKernel("NumPy's sum", "pairwise", numpy_sum),
     RightKernel("blocks of 128", "blocked", Blocks(128)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -128,7 +128,15 @@ def verify(
     only: Only = None,
     skip: Skip = None,
     seed: Seed = 0,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Random data of a shape N,C,... instead of a tier's cases; repeatable."),
+    ] = None,
     at_least: AtLeast = "serial",
+    any_order: Annotated[
+        bool,
+        typer.Option("--any-order", help="Accept other bits in another call, if both are right."),
+    ] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a case.")] = 30.0,
     memory: Annotated[int, typer.Option(min=0, help="MiB for the subject; 0: any.")] = 0,
     xfail: Xfail = None,
@@ -162,8 +170,10 @@ def verify(
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
+    shapes = tuple(_shape(each, least=0) for each in shape or ())
+    selection = replace(selection, shapes=shapes)
     for subject in subjects:
-        job = Job(subject, selection, dialect, op, timeout, memory, command)
+        job = Job(subject, selection, dialect, op, timeout, memory, command, any_order)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(subject, total=None)
 
@@ -422,12 +432,12 @@ def _element_type(name: str) -> Any:
     return DTYPES[name]
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def _shape(text: str, least: int = 1) -> tuple[int, ...]:
     from backnorm.errors import ArgumentValueError
 
     sizes = _listed(text)
-    if len(sizes) < 2 or not all(size.isdecimal() and int(size) for size in sizes):
-        accepted = "two or more sizes of at least 1, separated by commas"
+    if len(sizes) < 2 or not all(size.isdecimal() and int(size) >= least for size in sizes):
+        accepted = f"two or more sizes of at least {least}, separated by commas"
         raise ArgumentValueError("--shape", "is no shape", came=repr(text), accepted=accepted)
     return tuple(map(int, sizes))
 

@@ -203,7 +203,7 @@ def realistic_data(
     tilt, offset = rng.uniform(-1, 1, (2, *per_channel))
     dy = gradient_scale * (rng.standard_normal(normal.shape) + tilt * normal + offset)
 
-    rows = x.astype(np.float64).reshape(channels, -1)
+    rows = x.astype(np.float64).reshape(channels, math.prod(others))
     if rows.shape[1]:
         mean = rows.mean(axis=1)
         variance = np.square(rows - mean[:, None]).mean(axis=1)

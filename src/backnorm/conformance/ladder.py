@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
@@ -197,8 +197,9 @@ def bound(
         M, the elements of a channel.
     kind : {"expected", "guaranteed"}
         guaranteed: no data and no order exceeds it while nothing over- or underflows. expected:
-        rounding errors have independent signs, and (except for serial) the order of the elements is
-        unrelated to their values.
+        rounding errors have independent signs, but for those of x - mean and of serial sums of
+        products of 16-bit values; and (except for serial) the order of the elements is unrelated
+        to their values.
     accumulator : numpy.dtype, optional
         Type in which the sums of the rungs pairwise, blocked and serial are computed; by default
         that of the elements.
@@ -237,7 +238,8 @@ def bound(
     if kind == "guaranteed":
         lost = elements.terms + (_INVERSE_DEVIATION * roundoff if rung in _SUMS else 0.0)
         return Bound(elements.ulps, lost + (1.0 + lost) * _in_a_row(additions.height, unit))
-    return _expected(quantity, output, elements.ulps, roundings, roundoff, additions, unit)
+    found = _expected(quantity, output, elements.ulps, roundings, roundoff, additions, unit)
+    return replace(found, terms=found.terms + _of_one_sign(rung, quantity, data, roundoff))
 
 
 def grade(
@@ -526,6 +528,17 @@ def _expected(
     elif quantity == "dgamma":
         after += _INVERSE_DEVIATION
     return Bound(ulps, terms, loss * math.sqrt(after), sums, root)
+
+
+def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float) -> float:
+    """Return what roundings are expected to lose of T whose errors have one sign in many terms."""
+    if quantity == "dbeta":
+        return 0.0
+    # x - mean: where neighbours of x are further apart than the last bits of the mean, those bits
+    # are the error of every element. A long sum of products of 16-bit values rounds halves: the
+    # products are multiples of 4 u**2 of their size, which the last bits of the mean move.
+    halves = 2.0 * _ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
+    return roundoff + halves
 
 
 def _multiple(coefficient: float, magnitude: FloatArray) -> FloatArray | float:

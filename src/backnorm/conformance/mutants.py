@@ -15,6 +15,8 @@ class Kernel:
     """The right kernel. Arrays are (channels, elements) or, per channel, (channels, 1)."""
 
     wrong: ClassVar[str] = ""
+    #: Whether the mistake is one of formula, not of precision.
+    is_of_formula: ClassVar[bool] = True
 
     @np.errstate(all="ignore")
     def __call__(self, x, dy, mean, variance, gamma, *, epsilon, data_format, training):
@@ -183,6 +185,7 @@ class RecomputesVariance(Kernel):
 
 class FoldsMeanIntoConstant(Kernel):
     wrong = "dx = A dy + B x + K, which cancels where the mean is large"
+    is_of_formula = False
 
     def training_dx(self, x, dy, c, mean, gamma, s, mean_dy, slope):
         constant = (slope * mean - mean_dy).astype(np.float64)
@@ -191,6 +194,7 @@ class FoldsMeanIntoConstant(Kernel):
 
 class SumsProductBeforeMean(Kernel):
     wrong = "sum(dy x) - mean sum(dy) instead of sum(dy (x - mean))"
+    is_of_formula = False
 
     def sums(self, x, dy, c, mean):
         d = dy.astype(Wide)
@@ -200,6 +204,7 @@ class SumsProductBeforeMean(Kernel):
 
 class SumsInFloat32(Kernel):
     wrong = "the sums are accumulated in float32"
+    is_of_formula = False
 
     def sums(self, x, dy, c, mean):
         narrow = {"axis": 1, "keepdims": True, "dtype": np.float32}
@@ -208,6 +213,7 @@ class SumsInFloat32(Kernel):
 
 class SumsInFloat16(Kernel):
     wrong = "the sums are accumulated in float16"
+    is_of_formula = False
 
     def sums(self, x, dy, c, mean):
         narrow = {"axis": 1, "keepdims": True, "dtype": np.float16}
@@ -217,6 +223,7 @@ class SumsInFloat16(Kernel):
 
 class DeviatesInFloat32(Kernel):
     wrong = "x - mean is rounded to float32"
+    is_of_formula = False
 
     def deviation(self, x, mean):
         return (x - mean).astype(np.float32).astype(np.float64)
@@ -281,6 +288,7 @@ class FrozenWhenTraining(Kernel):
 
 class Truncates(Kernel):
     wrong = "dx is rounded toward zero"
+    is_of_formula = False
 
     def round(self, dx, dtype):
         nearest = dx.astype(dtype)
@@ -290,9 +298,11 @@ class Truncates(Kernel):
 
 class RoundsTwice(Kernel):
     wrong = "dx passes through bfloat16 on its way"
+    is_of_formula = False
 
     def round(self, dx, dtype):
         return dx.astype(ml_dtypes.bfloat16).astype(dtype)
 
 
 MUTANTS = tuple(Kernel.__subclasses__())
+FORMULA_MUTANTS = tuple(mutant for mutant in MUTANTS if mutant.is_of_formula)

@@ -7,7 +7,7 @@
 ``_child``      a process that runs a subject on cases, in memory between unreadable pages
 ``run``         starts children, survives their ends, grades what they returned
 ``findings``    from grades to sentences
-``_catches``    which wrong kernels a case rejects
+``proof``       which wrong kernels a case rejects, and whether any
 ``_about``      a case, as tables
 ``_report``     tables, JSON, JUnit and Markdown
 ``audit``       what tests of others let through: `backnorm tolerance`; on ``audit_data``, by

@@ -11,7 +11,7 @@ from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.conformance.ladder import GradientLadder
 from backnorm.conformance.mutants import MUTANTS
-from backnorm.conformance.verify._catches import catches
+from backnorm.conformance.verify.proof import catches
 
 __all__ = ["show_about"]
 

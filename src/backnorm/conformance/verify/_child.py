@@ -56,7 +56,7 @@ class Runner:
         started = time.perf_counter()
         inputs = _inputs(case)
         try:
-            outputs, faults = self._outputs(inputs, case)
+            outputs, again, faults = self._outputs(inputs, case)
         except RefusedError as refused:
             self.say(event="refused", case=case.name, text=str(refused))
             return
@@ -67,28 +67,34 @@ class Runner:
             text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             self.say(event="refused", case=case.name, text=text)
             return
-        path = self.folder / f"{case.name}.npz"
+        self.say(
+            event="end",
+            case=case.name,
+            outputs=self._saved(case.name, outputs),
+            again=None if again is None else self._saved(f"{case.name}-again", again),
+            faults=faults,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _saved(self, name: str, outputs: dict[str, np.ndarray | None]) -> dict[str, Any]:
+        """Write arrays to a file, and return what it takes to read them."""
+        path = self.folder / f"{name}.npz"
         arrays = {name: array for name, array in outputs.items() if array is not None}
-        types = {name: str(array.dtype) for name, array in arrays.items()}
         # A file of NumPy's has no bfloat16.
         stored: dict[str, Any] = {
             name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()
         }
         np.savez(path, **stored)
-        self.say(
-            event="end",
-            case=case.name,
-            file=str(path),
-            types=types,
-            shapes={name: array.shape for name, array in arrays.items()},
-            faults=faults,
-            seconds=time.perf_counter() - started,
-        )
+        return {
+            "file": str(path),
+            "types": {name: str(array.dtype) for name, array in arrays.items()},
+            "shapes": {name: array.shape for name, array in arrays.items()},
+        }
 
     def _outputs(
         self, inputs: dict[str, Guarded | None], case: Case
-    ) -> tuple[dict[str, np.ndarray | None], list[str]]:
-        """Return the outputs of a call, and what is wrong beside them."""
+    ) -> tuple[dict[str, np.ndarray | None], dict[str, np.ndarray | None] | None, list[str]]:
+        """Return the outputs of a call, those of another if they differ, and faults."""
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
         first = self._called(inputs, case)
         faults = [
@@ -98,7 +104,7 @@ class Runner:
         ]
         size = case.data.x.size
         if not size or size > _REPEATED:
-            return first, faults
+            return first, None, faults
         # The same buffers with other values: the gradients of -dy are those of dy, negated.
         dy = inputs["dy"]
         assert dy is not None
@@ -107,13 +113,13 @@ class Runner:
         _negate(dy)
         third = self._called(inputs, case)
         if not _same(first, third):
-            faults.append("not_repeatable")
-        elif _same(first, second) and any(
+            return first, third, faults
+        if _same(first, second) and any(
             array is not None and np.any(np.nan_to_num(array.astype(float)))
             for array in first.values()
         ):
             faults.append("stale")
-        return first, faults
+        return first, None, faults
 
     def _called(
         self, inputs: dict[str, Guarded | None], case: Case
@@ -153,15 +159,17 @@ def _same(one: dict[str, np.ndarray | None], other: dict[str, np.ndarray | None]
 
 def _remaining(job: dict[str, Any]) -> Iterator[Case]:
     """Yield the cases that were not run yet."""
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in job["selection"].items()
-    }
+    fields: dict[str, Any] = {name: _tuples(value) for name, value in job["selection"].items()}
     selection = Selection(**fields)
     done = set(job["done"])
     for case in selected(selection):
         if case.name not in done:
             yield case
+
+
+def _tuples(value: Any) -> Any:
+    """Return tuples for the lists of JSON."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def main() -> None:

@@ -52,6 +52,9 @@ def show(results: Results, found: Sequence[Finding], console: Console) -> None:
     for text in refused[:5]:
         number = len({v.case for v in results.verdicts if v.text == text})
         console.print(f"  refused in {number} cases: {text}", highlight=False)
+    nothing = list(dict.fromkeys(v.case for v in results.verdicts if v.status == "proves_nothing"))
+    for case in nothing[:5]:
+        console.print(f"  {case} proves nothing: every wrong formula passes", highlight=False)
     if results.interrupted:
         console.print("interrupted: the cases that are missing were not judged")
 
@@ -88,7 +91,7 @@ def _cell(status: Status | None) -> Text:
     if status is None:
         return Text("")
     if status in RUNGS or status in UNJUDGED:
-        return Text(status)
+        return Text(status.replace("_", " "))
     return Text(status.upper().replace("_", " "), style="bold red")
 
 
@@ -102,7 +105,7 @@ def _evidence(finding: Finding) -> str:
 def _summary(results: Results, found: Sequence[Finding]) -> str:
     known = counts(results)
     rest = [
-        f"{n} {s.replace('_', ' ')}"
+        f"{n} {'in cases that prove nothing' if s == 'proves_nothing' else s.replace('_', ' ')}"
         for s, n in known.items()
         if s not in ("judged", "passed", *RUNGS)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,9 @@ _NETWORKS = {
     "unet3d": (1, 32, 24, 32, 32),
     "linear": (256, 1000),
 }
+# (N, C, space) of channels whose sums are long enough to part rungs, see docs/tolerance.md.
+_LONG_SUMS = (16, 32, 256)
+_LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Selection:
     only, skip : tuple of str
         Patterns of case names, as of a shell; `only` empty: all.
     seed : int
+    shapes : tuple of tuple of int
+        Shapes (N, C, space) of random data that are the cases instead of those of a tier.
     """
 
     tier: str = "smoke"
@@ -51,6 +57,7 @@ class Selection:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     seed: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def takes(self, name: str) -> bool:
         """Whether the patterns let a case through."""
@@ -63,12 +70,29 @@ def selected(selection: Selection) -> Iterator[Case]:
 
     The first cases of each type and layout are those in which mistakes have a name.
     """
-    for case in _of_tier(selection):
+    for case in _of_shapes(selection) if selection.shapes else _of_tier(selection):
         x = case.data.x
         if str(x.dtype) not in selection.dtypes or case.data.data_format not in selection.layouts:
             continue
         if selection.takes(case.name):
             yield case
+
+
+def _of_shapes(selection: Selection) -> Iterator[Case]:
+    rng = np.random.default_rng(selection.seed)
+    for dtype in DTYPES.values():
+        for layout in LAYOUTS:
+            for shape in selection.shapes:
+                name = f"shape-{'x'.join(map(str, shape))}"
+                yield _of_layer(name, shape, dtype, layout, rng)
+
+
+def _of_layer(
+    name: str, shape: tuple[int, ...], dtype: np.dtype, layout: str, rng: np.random.Generator
+) -> Case:
+    """Return a case of a shape (N, C, space)."""
+    data = realistic_data(_ordered(shape, layout), dtype, data_format=layout, rng=rng)
+    return Case(f"{name}-{dtype}-{data.mean.dtype}-{layout}", data)
 
 
 def _of_tier(selection: Selection) -> Iterator[Case]:
@@ -82,8 +106,21 @@ def _of_tier(selection: Selection) -> Iterator[Case]:
         # Statistics of 16 bits are a convention of few; the default is float32 beside them.
         if selection.tier == "full" or not is_16_bit(case.data.mean.dtype):
             yield case
+    yield from _of_long_sums(selection)
     if selection.tier == "full":
         yield from _of_networks(selection.seed)
+
+
+def _of_long_sums(selection: Selection) -> Iterator[Case]:
+    rng = np.random.default_rng(selection.seed + 2)
+    dtypes, shapes = [FLOAT32], [_LONG_SUMS]
+    if selection.tier == "full":
+        dtypes, shapes = list(DTYPES.values()), [_LONG_SUMS, *_LONGER_SUMS]
+    for dtype in dtypes:
+        for layout in LAYOUTS:
+            for shape in shapes:
+                count = math.prod(shape) // shape[1]
+                yield _of_layer(f"sums-of-{count}", shape, dtype, layout, rng)
 
 
 def _of_networks(seed: int) -> Iterator[Case]:
@@ -91,15 +128,14 @@ def _of_networks(seed: int) -> Iterator[Case]:
     for dtype in DTYPES.values():
         for layout in LAYOUTS:
             for name, shape in _NETWORKS.items():
-                ordered = shape if layout == "NCX" else (shape[0], *shape[2:], shape[1])
-                data = realistic_data(ordered, dtype, data_format=layout, rng=rng)
-                types = f"{dtype}-{data.mean.dtype}-{layout}"
-                yield Case(f"{name}-{types}", data)
-            large = (64, 4, 56, 56) if layout == "NCX" else (64, 56, 56, 4)
-            data = realistic_data(large, dtype, data_format=layout, rng=rng)
-            one_sign = replace(data, dy=np.abs(data.dy))
-            types = f"{dtype}-{data.mean.dtype}-{layout}"
-            yield Case(f"sums-of-one-sign-{types}", one_sign)
+                yield _of_layer(name, shape, dtype, layout, rng)
+            case = _of_layer("sums-of-one-sign", (64, 4, 56, 56), dtype, layout, rng)
+            yield replace(case, data=replace(case.data, dy=np.abs(case.data.dy)))
+
+
+def _ordered(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Return a shape (N, C, space) in a layout."""
+    return shape if layout == "NCX" else (shape[0], *shape[2:], shape[1])
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -22,8 +22,8 @@ import backnorm
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, GradientLadder
-from backnorm.conformance.verify._catches import catches
 from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.proof import catches
 from backnorm.conformance.verify.run import Job, Results, Verdict, graded
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError

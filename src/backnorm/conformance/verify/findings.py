@@ -182,6 +182,8 @@ def _faults(results: Results) -> Iterator[Finding]:
             first = verdicts[0]
             outputs = tuple(o for o in GRADIENTS if any(v.output == o for v in verdicts))
             text = f"{says}: {first.text}" if status in ("hang", "crash", "out_of_memory") else says
+            if status == "not_repeatable" and len({v.text for v in verdicts}) == 1:
+                text += first.text.removeprefix(status)
             number = len({v.case for v in verdicts})
             yield Finding(status, text, outputs, number, _judged(results), first.case)
 
@@ -213,6 +215,8 @@ def _with_command(finding: Finding, results: Results) -> Finding:
         parts += ["--dialect", job.dialect]
     if job.op is not None:
         parts += ["--op", job.op]
+    for shape in job.selection.shapes:
+        parts += ["--shape", ",".join(map(str, shape))]
     if job.selection.tier != "smoke":
         parts += ["--tier", job.selection.tier]
     dtype = next(v.dtype for v in results.verdicts if v.case == finding.first)

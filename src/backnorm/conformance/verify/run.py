@@ -21,6 +21,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, Grade, GradientLadder, Rung
 from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.proof import proves
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
 
@@ -49,16 +50,17 @@ Status = (
         "out_of_memory",
         "refused",
         "not_run",
+        "proves_nothing",
     ]
 )
 #: Best first.
 STATUSES: tuple[Status, ...] = (
-    *RUNGS, "refused", "not_run", "wrong", "nonfinite", "not_written", "changed_input",
-    "not_repeatable", "stale", "out_of_memory", "hang", "crash",
+    *RUNGS, "proves_nothing", "refused", "not_run", "wrong", "nonfinite", "not_written",
+    "changed_input", "not_repeatable", "stale", "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
-#: Of outputs that there are none of.
-UNJUDGED: tuple[Status, ...] = "refused", "not_run"
+#: Of outputs that there are none of, or that every wrong formula gives as well.
+UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing"
 
 # Seconds that a child has to end.
 _GRACE = 0.3
@@ -66,6 +68,8 @@ _GRACE = 0.3
 _IMPORT = 120.0
 # A subject that ends so many children in a row is not run on further cases.
 _MOST_ENDS = 8
+
+_BOTH_RIGHT = ": both are right, as sums in another order are, which --any-order accepts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,9 @@ class Job:
         MiB of data that the child may have; 0: no limit.
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
+    any_order : bool
+        Whether another call may give other bits if the outputs of both are right, as those of
+        atomic additions are; the worse one is the verdict.
     """
 
     subject: str
@@ -94,6 +101,7 @@ class Job:
     timeout: float = 30.0
     memory: int = 0
     command: bool = False
+    any_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +304,23 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
             Verdict(known[0], output, *known[1:], status, event.get("text", ""))
             for output in GRADIENTS
         ]
-    outputs = _loaded(event)
+    outputs = _loaded(event["outputs"])
     if case.name.startswith("diagnostic"):
         results.outputs[case.name] = outputs
     graded_outputs = graded(case, outputs)
+    faults = [each for each in event["faults"] if each.split()[0] in STATUSES]
+    if event["again"] is not None:
+        again = graded(case, _loaded(event["again"]))
+        if again.keys() != graded_outputs.keys():
+            faults.append("not_repeatable: another call returns other outputs")
+        else:
+            graded_outputs = {
+                name: max(each, again[name], key=lambda found: STATUSES.index(found[0]))
+                for name, each in graded_outputs.items()
+            }
+            is_right = all(status in RUNGS for status, *_ in graded_outputs.values())
+            if not (is_right and results.job.any_order):
+                faults.append("not_repeatable" + _BOTH_RIGHT * is_right)
     verdicts = []
     for output in GRADIENTS:
         if output not in outputs:
@@ -309,25 +330,27 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
             verdicts.append(Verdict(known[0], output, *known[1:], missing, text))
             continue
         status, text, found = graded_outputs[output]
-        fault = next((each for each in event["faults"] if each.split()[0] in STATUSES), None)
-        if fault is not None:
-            status, text = fault.split()[0], fault
+        if faults:
+            status, text = faults[0].split()[0].rstrip(":"), faults[0]
         verdicts.append(Verdict(known[0], output, *known[1:], status, text, found))
     return verdicts
 
 
-def _loaded(event: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    with np.load(event["file"]) as file:
+def _loaded(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    with np.load(saved["file"]) as file:
         return {
-            name: file[name].view(np.dtype(kind)).reshape(event["shapes"][name])
-            for name, kind in event["types"].items()
+            name: file[name].view(np.dtype(kind)).reshape(saved["shapes"][name])
+            for name, kind in saved["types"].items()
         }
 
 
 def graded(
     case: Case, outputs: Mapping[str, np.ndarray]
 ) -> dict[str, tuple[Status, str, Grade | None]]:
-    """Return status, text and grade of the outputs of a case."""
+    """Return status, text and grade of the outputs of a case.
+
+    Outputs that are right in a case that every wrong formula passes are "proves_nothing".
+    """
     ladder = GradientLadder.of(*case.operands, **case.options)
     found: dict[str, tuple[Status, str, Grade | None]] = {}
     for name in GRADIENTS:
@@ -340,4 +363,7 @@ def graded(
         else:
             grade = ladder.grade(name, actual)
             found[name] = grade.status, "", grade
+    if all(status in RUNGS for status, *_ in found.values()) and not proves(case, ladder):
+        text = "the case proves nothing: every wrong formula passes"
+        return {name: ("proves_nothing", text, grade) for name, (*_, grade) in found.items()}
     return found

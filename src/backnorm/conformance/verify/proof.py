@@ -1,0 +1,67 @@
+"""Which wrong kernels a case rejects, and whether it proves anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from backnorm.conformance.battery import Case
+from backnorm.conformance.judge import GRADIENTS, Quantity
+from backnorm.conformance.ladder import BoundKind, GradientLadder, Rung
+from backnorm.conformance.mutants import (
+    FORMULA_MUTANTS,
+    MUTANTS,
+    DbetaWithS,
+    ForgetsGamma,
+    Kernel,
+)
+
+__all__ = ["catches", "proves"]
+
+# Those that most cases reject are the first, and the outputs of least elements.
+_ORDER = sorted(FORMULA_MUTANTS, key=lambda mutant: mutant not in (DbetaWithS, ForgetsGamma))
+_OUTPUTS: tuple[Quantity, ...] = "dbeta", "dgamma", "dx"
+
+
+def catches(case: Case, ladder: GradientLadder) -> list[str]:
+    """Return the names of the wrong kernels of which the case alone rejects an output.
+
+    An output is rejected that is beyond the expected bound of the worst rung, serial sums, as in
+    :func:`backnorm.conformance.verify.run.verify`. So kernels that are less accurate than others,
+    and no worse than serial sums, are not among them.
+    """
+    return [mutant.__name__ for mutant in _rejected(MUTANTS, case, ladder, "serial", "expected")]
+
+
+def proves(
+    case: Case, ladder: GradientLadder, rung: Rung = "serial", kind: BoundKind = "expected"
+) -> bool:
+    """Return whether a kernel with a wrong formula fails a case.
+
+    Parameters
+    ----------
+    case : Case
+    ladder : GradientLadder
+        Of the case.
+    rung : Rung
+        The worst rung that passes.
+    kind : {"expected", "guaranteed"}
+        Which bounds.
+    """
+    return any(True for _ in _rejected(_ORDER, case, ladder, rung, kind))
+
+
+def _rejected(
+    mutants: Iterable[type[Kernel]],
+    case: Case,
+    ladder: GradientLadder,
+    rung: Rung,
+    kind: BoundKind,
+) -> Iterator[type[Kernel]]:
+    if not case.data.x.size:
+        # Without elements every formula gives 0.
+        return
+    for mutant in mutants:
+        outputs = mutant()(*case.operands, **case.options)
+        named = dict(zip(GRADIENTS, outputs, strict=True))
+        if not all(ladder.grade(o, named[o], kind=kind).at_least(rung) for o in _OUTPUTS):
+            yield mutant

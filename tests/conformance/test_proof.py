@@ -1,0 +1,100 @@
+"""Cases show wrong formulas, and those that show none are no evidence."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from backnorm.cli.app import app
+from backnorm.conformance.ladder import GradientLadder, rungs
+from backnorm.conformance.mutants import FORMULA_MUTANTS, MUTANTS
+from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
+from backnorm.conformance.verify.proof import catches, proves
+from backnorm.conformance.verify.run import graded
+
+from .wrong_subjects import FORMULAS
+
+
+def ladder_of(case):
+    return GradientLadder.of(*case.operands, **case.options)
+
+
+def case_of(*shape, dtype="float32"):
+    (case,) = selected(Selection(dtypes=(dtype,), layouts=("NCX",), shapes=(shape,)))
+    return case
+
+
+def names_without_proof(selection):
+    """Return the cases in which all wrong formulas pass by bounds that right kernels have."""
+    found = []
+    for case in selected(selection):
+        ladder = ladder_of(case)
+        known = rungs(ladder.data)
+        best = "float32" if "float32" in known else "float64"
+        for rung, kind in (("serial", "guaranteed"), (best, "expected")):
+            if not proves(case, ladder, rung, kind):
+                found.append((case.name, rung, kind))
+    return found
+
+
+def test_formula_mutants_are_those_whose_mistake_has_a_name():
+    assert {mutant.__name__ for mutant in FORMULA_MUTANTS} == set(FORMULAS)
+    assert len(MUTANTS) - len(FORMULA_MUTANTS) == 7
+
+
+def test_every_case_of_the_smoke_battery_shows_a_wrong_formula():
+    assert names_without_proof(Selection(dtypes=tuple(DTYPES))) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_case_of_the_full_battery_shows_a_wrong_formula(dtype, layout):
+    assert names_without_proof(Selection("full", (dtype,), (layout,))) == []
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 3, 0), (0, 0), (4, 0, 2)])
+def test_case_without_elements_proves_nothing(shape):
+    case = case_of(*shape)
+    assert not proves(case, ladder_of(case))
+    outputs = {name: np.zeros_like(case.data.like(name)) for name in ("dx", "dgamma", "dbeta")}
+    assert {status for status, *_ in graded(case, outputs).values()} == {"proves_nothing"}
+
+
+def test_case_without_elements_shows_a_wrong_result():
+    case = case_of(0, 3)
+    ones = {name: np.ones_like(case.data.like(name)) for name in ("dx", "dgamma", "dbeta")}
+    assert graded(case, ones)["dbeta"][0] == "wrong"
+
+
+def test_case_of_one_element_shows_fewer_wrong_formulas_than_two():
+    one, two = (set(catches(case, ladder_of(case))) for case in (case_of(1, 3), case_of(2, 3)))
+    assert "FrozenWhenTraining" in one
+    # The term along x is 0.
+    assert "DropsProjection" not in one
+    assert one < two
+
+
+def test_verify_shape_without_elements_counts_as_nothing_judged(tmp_path):
+    report = tmp_path / "report.json"
+    options = ["--dtypes", "float32", "--layouts", "NCX", "--json", str(report)]
+    done = CliRunner().invoke(app, ["verify", "backnorm", "--shape", "0,3,2", *options])
+    assert done.exit_code == 1
+    assert "shape-0x3x2-float32-float32-NCX proves nothing" in done.output
+    assert json.loads(report.read_text())["counts"] == {
+        "judged": 0, "passed": 0, "proves_nothing": 3,
+    }  # fmt: skip
+    done = CliRunner().invoke(
+        app, ["verify", "backnorm", "--shape", "0,3,2", "--shape", "4,3,2", *options]
+    )
+    assert done.exit_code == 0
+    assert "3 outputs judged: 3 passed, 3 in cases that prove nothing" in done.output
+
+
+def test_verify_shape_that_is_none_is_bad_usage():
+    done = CliRunner().invoke(app, ["verify", "backnorm", "--shape", "4"])
+    assert done.exit_code == 2
+    assert "--shape" in done.output
