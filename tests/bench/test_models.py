@@ -134,9 +134,13 @@ def test_measure_ratios_are_of_steps_in_the_same_turns(monkeypatch):
     ("model", "shape", "variants", "layers"),
     [
         ("resnet18", (2, 3, 40, 40), ("backnorm", "backnorm-fused"), 20),
-        ("flax-resnet18", (2, 3, 32, 32), ("backnorm-float32",), 20),
+        pytest.param(
+            "flax-resnet18", (2, 3, 32, 32), ("backnorm-float32",), 20, marks=pytest.mark.sweep
+        ),
         # Smaller ones leave a number or two for each of the last channels.
-        ("keras-resnet50", (4, 3, 64, 64), ("backnorm-float32",), 53),
+        pytest.param(
+            "keras-resnet50", (4, 3, 64, 64), ("backnorm-float32",), 53, marks=pytest.mark.sweep
+        ),
     ],
 )
 def test_measure_model_is_trained_in_every_framework(model, shape, variants, layers):

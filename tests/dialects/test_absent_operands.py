@@ -12,7 +12,7 @@ import pytest
 
 from backnorm.dialects.registry import DIALECTS, operators
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.sweep
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from backnorm.signature import SIGNATURES
 
 from .operands import operation_of
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.sweep
 
 _SCRIPT = Path(__file__).with_name("operands.py")
 

@@ -78,7 +78,7 @@ def test_sample_of_hostile_calls_gives_documented_error_or_right_result(name):
     assert count > 60
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("name", "activation"), [*((name, None) for name in FUNCTIONS), ("batch_norm", "relu")]

@@ -65,7 +65,7 @@ def test_sample_of_hostile_calls_gives_documented_error_or_right_result(name):
     assert count > 60
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_operand(name, kind):

@@ -204,7 +204,7 @@ def test_sample_of_hostile_calls_gives_documented_error_or_right_result(subject,
     check(subject, training, True, torch.float32, SHARE)
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("dtype", "wants_gradients"),
     [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)],
@@ -215,7 +215,7 @@ def test_function_accepts_or_names_every_kind_of_tensor(function, training, want
     check(function, training, wants_gradients, dtype)
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @in_training
 @pytest.mark.parametrize("module", MODULES)
 def test_module_accepts_or_names_every_kind_of_tensor(module, training):
@@ -339,7 +339,7 @@ def same(one, other):
     return alike and np.array_equal(elements_of(one), elements_of(other), equal_nan=True)
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operator_accepts_or_names_every_kind_of_tensor(name):
     operator = OPERATORS[name]

@@ -150,7 +150,7 @@ class TestTraining:
         first, *others = states(results, "networks", name)
         assert any(not have_same_bits(first, other) for other in others)
 
-    @pytest.mark.long
+    @pytest.mark.sweep
     def test_training_of_200_steps_with_reproducible_layers_has_same_bits(self, processes):
         results = processes(cases, 4, "long")
         first, *others = states(results, "long", "200 steps")
