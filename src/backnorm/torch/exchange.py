@@ -166,7 +166,7 @@ class Exchange:
         return found[:, : self._local.shape[0]].contiguous()
 
     def _reduced(self, own: Tensor, operation: Any) -> Tensor:
-        """Return the sum or maximum of the numbers of all processes, by the first reduced message."""
+        """Return the sum or maximum of the numbers of all processes, in the first message."""
         begin, rest = _split(own)
         # The digest has 32 bits, so that sums are exact. A maximum of (d, -d) gives the maximum
         # and the minimum of d.
