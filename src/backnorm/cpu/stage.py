@@ -76,7 +76,7 @@ def _record(cells: np.ndarray, size: int) -> _Record:
 
 
 class Stage:
-    """A kernel, and its record but for the addresses.
+    """A kernel and its record, whose addresses each call fills in.
 
     Parameters
     ----------
@@ -84,13 +84,13 @@ class Stage:
     numbers : mapping of str to int
         The geometry's fields.
     channels : int
-        Places of the table of channels.
+        Elements of a row of the table of channels.
     partial : int
         Float64 elements of the partial sums.
     own : int
-        Those of the memory that each participant needs.
+        Float64 elements of the memory of each participant.
     participants : int
-        How many may take part at most.
+        The largest number of participants.
     **fields
         Values of other fields of the record.
 
@@ -99,7 +99,7 @@ class Stage:
     kind : Kind
     participants : int
     template : numpy.ndarray
-        The cells of the record but for its scratch memory.
+        The cells of the record without its scratch memory.
     """
 
     def __init__(
