@@ -84,7 +84,7 @@ class Stage:
     numbers : mapping of str to int
         The geometry's fields.
     channels : int
-        Elements of a row of the table of channels.
+        The number of channels in the table of channels.
     partial : int
         Float64 elements of the partial sums.
     own : int
