@@ -94,7 +94,7 @@ class Library:
 
     @property
     def version(self) -> str:
-        """The version of the library. (The wheel has the version of the whole toolkit.)"""
+        """The version of the library; that of the wheel is the toolkit's."""
         function = self._library.dnnl_version
         function.restype = ctypes.POINTER(c_int * 3)
         return ".".join(map(str, function().contents))
