@@ -4,9 +4,9 @@ A number is an unevaluated sum of two float64, ``hi + lo`` with ``|lo|`` at most
 the last place of ``hi``. The building blocks are the error-free sum of Knuth and a product after
 Dekker; see Hida, Li and Bailey, "Library for Double-Double and Quad-Double Arithmetic" (2001).
 
-Relative errors of one operation stay below 2**-100 while no part over- or underflows. Values
-that are not finite are not followed: ``hi`` is then NaN or infinity, and the caller decides with
-plain float64 (:meth:`Exact.settled`).
+The relative error of one operation stays below 2**-100 while no part over- or underflows. For
+values that are not finite, ``hi`` is NaN or infinity but not necessarily the right one; the caller
+replaces it by a plain float64 result (:meth:`Exact.settled`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Exact:
 
     @classmethod
     def of(cls, value: npt.ArrayLike) -> Exact:
-        """Return float64 (or narrower) values as they are."""
+        """Return values of float64 or a narrower type, unchanged, as double-double numbers."""
         hi = np.asarray(value, np.float64)
         return cls(hi, np.zeros_like(hi))
 

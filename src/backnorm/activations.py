@@ -57,14 +57,14 @@ def check_activation(
     value : None, str or Activation
         A name of `ACTIVATIONS`, or an activation.
     dtype : numpy.dtype
-        The element type of the output, to which the ceiling is rounded. A ceiling that is infinite
-        then is dropped.
+        The element type of the output, to which the ceiling is rounded. A ceiling that rounds to
+        infinity is dropped.
     accepted : tuple of str
-        The names that the caller computes.
+        The names of the activations that the caller supports.
     required : bool
-        Whether None is refused.
+        Whether None is an error.
     hint : str, optional
-        For an activation that the caller does not compute.
+        The hint of the error for an activation that the caller does not support.
 
     Raises
     ------

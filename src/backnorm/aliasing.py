@@ -26,12 +26,12 @@ def check_out(
     Parameters
     ----------
     problem : Problem
-        Its signature names the operand that `out` may be, to work in place; `out` must not overlap
+        Its signature names the operand that `out` may be, to work in place. `out` must not overlap
         any other operand.
     operands : sequence of numpy.ndarray or None
         The operands of the signature.
     out : numpy.ndarray
-        Not of a subclass: see `own`.
+        Not an instance of a subclass: see `own`.
     contiguous : bool
         Whether all operands are contiguous, so that their bounds follow from address and size.
 
@@ -39,7 +39,7 @@ def check_out(
     ------
     ArgumentTypeError, ArgumentValueError
     """
-    # The usual case is decided quickly.
+    # In the usual case, comparing addresses is enough.
     usual = out.flags.carray and out.shape == problem.shape and out.dtype is problem.dtype
     if not usual:
         check_like("out", out, problem.shape, problem.dtype)
@@ -94,7 +94,7 @@ def own(out: object) -> np.ndarray:
     kind = type(out)
     if kind is np.ndarray:
         return cast("np.ndarray", out)
-    # `isinstance` would believe an object that claims another class.
+    # `isinstance` reads `__class__`, which an object can override.
     if not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
         raise ArgumentTypeError(
             "out", "must be an array", came=kind.__name__, accepted="a NumPy array or None"
@@ -130,7 +130,7 @@ def _overlaps_itself(array: np.ndarray) -> bool:
         for stride, size in zip(array.strides, array.shape, strict=True)
         if size > 1
     )
-    # Usually the whole extent of one axis lies within one step of the next axis.
+    # Usually the extent of one axis is less than the stride of the next axis.
     reach = array.itemsize
     for stride, size in strides:
         if stride < reach:

@@ -1,21 +1,22 @@
-"""Allocation of outputs: the memory of freed arrays is used again.
+"""Allocate outputs, reusing the memory of freed outputs.
 
-A large new array costs as much as computing what is written to it: the system must find, clear
-and map its pages. So outputs of 2 to 192 MiB are blocks of memory of our own, in huge pages, and
-when one is freed its block is kept for the next output of its size. All others are NumPy's.
+Allocating a large array costs as much time as computing its contents: the system must find, clear
+and map its pages. Therefore this module maps outputs of 2 to 192 MiB itself, as blocks of huge
+pages. When such an output is freed, its block is kept for the next output of that size. NumPy
+allocates all other outputs.
 
-When memory goes back to the system:
+Memory returns to the system as follows:
 
-- Of freed blocks of up to 16 MiB the last 12 are kept, of larger ones the last 3: together never
-  more than 768 MiB. When one more is freed, the oldest is unmapped.
+- The last 12 freed blocks of up to 16 MiB and the last 3 larger ones are kept: together never more
+  than 768 MiB. When one more is freed, the oldest is unmapped.
 - A kept block whose last array was allocated more than a second ago is unmapped by the next
-  allocation of an output of 2 to 192 MiB. Without such an allocation it stays: nothing of ours runs
-  between calls.
+  allocation of an output of 2 to 192 MiB. Without such an allocation it stays mapped, because no
+  code of the package runs between calls.
 - A block that is not kept is unmapped when its array is freed.
 
-An array may be freed at any point of any thread, within a garbage collection, and while the
-interpreter ends. So freeing one takes no lock, starts no thread and runs no Python code: it appends
-to a bounded deque, which is atomic.
+An array may be freed at any point of any thread, during a garbage collection, and while the
+interpreter ends. Freeing an array therefore takes no lock, starts no thread and runs no Python
+code: it appends to a bounded deque, which is atomic.
 """
 
 from __future__ import annotations
@@ -39,30 +40,31 @@ ALIGNMENT = 64
 # Blocks are whole huge pages. The times below are those of one thread that wrote an output once
 # (Intel Xeon, family 6 model 167, 2 virtual processors).
 #
-# The C library also reuses memory of up to 32 MiB, as fast, but returns the end of its heap to the
-# system: three outputs of 3.5 MB that were freed together took 1.0 ms each instead of 0.26, three
-# of 16 MB 3.5 instead of 1.2.
+# The C library also reuses memory of up to 32 MiB, and as fast, but it returns the end of its heap
+# to the system. Three outputs of 3.5 MB that were freed together then took 1.0 ms each instead of
+# 0.26, and three of 16 MB took 3.5 ms instead of 1.2.
 _PAGE = LARGE = 2 << 20
 
-# NumPy takes large arrays from the system each time, also in huge pages: 64 MB took 15 ms, and 8.6
-# in a reused block, 160 MB 37 and 20. 512 MB would gain as much (113 and 61), but would have to be
-# kept.
+# NumPy maps large arrays anew each time, also in huge pages: 64 MB took 15 ms, and 8.6 ms in a
+# reused block; 160 MB took 37 and 20 ms. 512 MB would gain as much (113 and 61 ms), but keeping
+# such blocks would hold too much memory.
 _LARGEST = 192 << 20
 
-# More small blocks are kept, because a new block takes longer than memory of the C library's heap:
-# 8 sizes of 2 to 28 MB in turn took 17 ms with three blocks kept, 10 with twelve, and 8 from NumPy.
+# More small blocks are kept, because a new block takes longer than memory of the C library's heap.
+# Outputs of 8 sizes from 2 to 28 MB in turn took 17 ms with three blocks kept, 10 ms with twelve,
+# and 8 ms when NumPy allocated them.
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
-# Seconds that a freed block is kept. They count from the allocation of its last array, because
-# freeing an array reads no clock.
+# Seconds that a freed block is kept. The time counts from the allocation of the block's last array,
+# because freeing an array reads no clock.
 _MOMENT = 1.0
 
 _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
 
 
 def _system_call() -> Callable[[int, int, int], int] | None:
-    """Return madvise, if there is one that knows huge pages."""
+    """Return the function madvise if the system has huge pages, else None."""
     try:
         function = ctypes.CDLL(None).madvise if _HAS_ADVICE else None
     except (OSError, AttributeError):
@@ -76,18 +78,18 @@ _madvise = _system_call()
 
 
 def advise(address: int, size: int) -> None:
-    """Ask the system for huge pages where all of these bytes will be written.
+    """Ask the system for huge pages for memory that will be written completely.
 
-    A system without huge pages refuses, which changes nothing.
+    A system without huge pages returns an error, which is ignored.
     """
-    # Only whole pages.
+    # Only the whole pages within the bytes.
     first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
     if first < last and _madvise is not None:
         _madvise(first, last - first, mmap.MADV_HUGEPAGE)
 
 
 class _Block:
-    """Memory that is mapped as long as this object exists."""
+    """Memory that stays mapped as long as this object exists."""
 
     __slots__ = ("address", "memory", "shelf", "since", "size")
 
@@ -101,7 +103,7 @@ class _Block:
 
 
 class _Lease:
-    """The base of an array in a block: freed when the array is."""
+    """The base object of an array in a block. It is freed together with the array."""
 
     def __init__(self, block: _Block, size: int) -> None:
         self.__array_interface__ = {
@@ -118,16 +120,17 @@ class _Lease:
 class _End(weakref.ref[_Lease]):
     """A weak reference to a lease, appended to a shelf when the lease is freed.
 
-    Python calls `append` itself. A `__del__` method could run a signal handler, and the exception
-    of the handler would be lost: one in a hundred Ctrl-C was.
+    Its callback is the method `append` of the shelf, which runs no Python code. A `__del__` method
+    could run a signal handler, whose exception would be lost: one in a hundred Ctrl-C was.
     """
 
     __slots__ = ("block",)
     block: _Block
 
 
-# References to freed leases, whose blocks are kept, the newest last. Any thread, this one too, may
-# append between any two steps: no code iterates over them or relies on their number.
+# References to freed leases, whose blocks are kept, the newest last. Any thread, including the
+# current one, may append between any two steps, so no code iterates over a shelf or relies on its
+# length.
 _shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
 
 
@@ -152,7 +155,7 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return a new array as `allocate` does that begins at a multiple of `ALIGNMENT` bytes."""
+    """Return a new array like `allocate`, beginning at a multiple of `ALIGNMENT` bytes."""
     size = math.prod(shape) * dtype.itemsize
     if size >= LARGE and is_aligned(array := allocate(shape, dtype)):
         return array
@@ -177,13 +180,13 @@ def _take(size: int) -> _Block | None:
     found: _End | None = None
     stale = time.monotonic() - _MOMENT
     for shelf in _shelves:
-        # One turn of the shelf, which keeps its order. Blocks that arrive meanwhile wait.
+        # One rotation of the shelf keeps its order. Blocks freed meanwhile are not visited.
         for _ in range(len(shelf)):
             try:
                 end = shelf.popleft()
-            except IndexError:  # another thread has taken them
+            except IndexError:  # another thread has taken the others
                 break
-            # The newest block that fits may still be in a cache.
+            # Of the blocks that fit, the newest is most likely still in a cache.
             rest: _End | None = end
             if end.block.size == size:
                 found, rest = end, found

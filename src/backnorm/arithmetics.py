@@ -1,7 +1,7 @@
-"""The arithmetic of a call: of its argument, else of the block, else of the element type.
+"""The arithmetic of a call: from its argument, the block, the environment or the element type.
 
 The arithmetic is the type in which elements are computed and short runs of sums are added up.
-Longer runs are added up in float64 in any arithmetic.
+Longer runs are added up in float64 in either arithmetic.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ _ACCEPTED = "'float32' or 'float64'"
 
 _chosen: ContextVar[Arithmetic | None] = ContextVar("backnorm_arithmetic", default=None)
 
-#: Return the arithmetic of the current block, None outside of blocks; part of every call's key.
+#: Return the arithmetic of the current block, None outside of blocks. It is part of the cache key
+#: of every call.
 chosen = _chosen.get
 
 
 @contextlib.contextmanager
 def arithmetic(name: Arithmetic) -> Iterator[None]:
-    """Let calls in a ``with`` block compute in this type, but not calls of other threads.
+    """Set the type in which calls in a ``with`` block compute; other threads are not affected.
 
     Parameters
     ----------
     name : {"float32", "float64"}
-        float64: every element is the exact value rounded once, but for 2**-40 of the magnitude of
-        its terms. float32: faster, and off by up to 2**-20 of that magnitude besides the rounding,
-        on average by 2**-25 (``backnorm.conformance.judge.budget`` has both). The block has no
-        effect on calls with an ``arithmetic`` argument, nor on float64 elements, which are computed
-        in float64.
+        float64: every element is the exact value rounded once, with an additional error of at most
+        2**-40 of the magnitude of its terms. float32: faster, with an additional error of at most
+        2**-20 of that magnitude, on average 2**-25 (``backnorm.conformance.judge.budget`` has
+        both). The block has no effect on calls with an ``arithmetic`` argument, or on float64
+        elements, which are always computed in float64.
 
     Raises
     ------
@@ -60,9 +61,9 @@ def arithmetic(name: Arithmetic) -> Iterator[None]:
     Notes
     -----
     An inner block has precedence over an outer one. Outside of blocks, the environment variable
-    BACKNORM_ARITHMETIC decides, which is read when it is first needed; if it is not set, elements
-    of 16 bits are computed in float32 and others in float64. The block is also a decorator, of
-    functions but not of coroutines.
+    BACKNORM_ARITHMETIC decides, which is read when it is first needed. If it is not set, elements
+    of 16 bits are computed in float32 and others in float64. `arithmetic` also works as a decorator
+    of functions, but not of coroutines.
 
     Examples
     --------
@@ -81,7 +82,9 @@ def arithmetic(name: Arithmetic) -> Iterator[None]:
 
 
 def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
-    """Return the arithmetic of a call on elements of a type; `arithmetic` is its argument, or None.
+    """Return the arithmetic of a call on elements of a type.
+
+    `arithmetic` is the argument of the call, or None.
 
     Raises
     ------
@@ -92,7 +95,7 @@ def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
 
 
 def asked(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
-    """Return the arithmetic of the argument, the block or the environment; None if none has one.
+    """Return the arithmetic that the argument, the block or the environment sets, or None.
 
     Raises
     ------
@@ -128,5 +131,5 @@ def check_arithmetic(name: object, argument: str = "arithmetic") -> Arithmetic:
 
 @functools.cache
 def _initial() -> Arithmetic | None:
-    """Return the arithmetic that the environment had when it was first needed."""
+    """Return the arithmetic of the environment, which is read once, when it is first needed."""
     return config.arithmetic()

@@ -1,4 +1,4 @@
-"""NumPy's arrays as executables use them: an implementation of `interfaces.Arrays`."""
+"""NumPy arrays: an implementation of `interfaces.Arrays`, which executables use."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ class NumPy(CpuArrays[np.ndarray]):
     code = Code(
         arrays="numpy",
         facts="(type({}), {}.shape, {}.dtype, {}.flags.num)",
-        # Per-channel arrays have one axis; their size takes 0.05 us less to read than their shape.
+        # Per-channel arrays have one axis, and `size` takes 0.05 us less to read than `shape`.
         channel_facts="(type({}), {}.size, {}.ndim, {}.dtype, {}.flags.num)",
-        # With the order of the bits: a mask is read in place only if x has the same order.
+        # The facts include the order of the bits, since a mask is read in place only if x has the
+        # same order.
         mask_facts="(type({}), {}.shape, {}.dtype, {}.flags.num, {}[at_end].tobytes())",
         address="id({})" if addresses.HEADER else "address_of({})",
         header=addresses.HEADER,
@@ -179,7 +180,7 @@ class NumPy(CpuArrays[np.ndarray]):
         out = own(out)
         is_plain = check_out(problem, operands, out, contiguous=in_place)
         if problem.residual and problem.signature.overwrites is not None:
-            # The gradient of the residual is read from dy once more after dx is written.
+            # dy is read again for the gradient of the residual, after dx is written.
             dy = operands[problem.signature.names.index(problem.signature.overwrites)]
             if dy is not None and np.may_share_memory(out, dy):
                 return None

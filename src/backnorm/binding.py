@@ -1,11 +1,11 @@
 """The code of a call, generated from the operation's signature.
 
-A repeated call should cost little more than its kernel. Written as closures over tuples it takes
-9.6 microseconds instead of 7.7 (8 x 16 x 8 x 8, one thread of an AMD EPYC, Zen 4, in turns). So two
-functions are generated as source and compiled (as `dataclasses` does with ``__init__``): `caller`
-makes the function that looks up a call's executable in the call cache, `runner` the one that
-allocates the results and passes the address of every array to the kernel. Both come from the
-signature alone, so that no operand is in one of them and missing in the other.
+A repeated call should cost little more than its kernel. Closures over tuples would take 9.6
+microseconds instead of 7.7 (8 x 16 x 8 x 8, one thread of an AMD EPYC, Zen 4, interleaved runs).
+Therefore two functions are generated as source and compiled, as `dataclasses` does with
+``__init__``. `caller` makes the function that looks up the executable of a call in the call cache.
+`runner` makes the function that allocates the results and passes the address of every array to the
+kernel. Both are generated from the signature, so no operand can be in one and missing in the other.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from backnorm.signature import Number, Operand, Signature
 __all__ = ["NO_FACTS", "caller", "runner"]
 
 
-#: The exceptions that facts raise for an object that is not an array, and a key for an option
-#: without a hash.
+#: The exceptions that reading the facts raises for an object that is not an array, and that hashing
+#: the key raises for an option without a hash.
 NO_FACTS = (AttributeError, TypeError, RuntimeError)
-# As the generated code names them.
+# The names of these exceptions in the generated code.
 _NO_FACTS = f"({', '.join(error.__name__ for error in NO_FACTS)})"
 
 
 def _facts(code: Code, operand: Operand) -> str:
     """Return the expressions for the facts of an operand.
 
-    The facts of an operand that may be absent are one expression, a tuple or None. Those of a
-    required one are as many as there are facts, which takes half the time of a tuple.
+    An optional operand has one expression: a tuple of its facts, or None. A required operand has
+    one expression for each fact, which takes half the time of a tuple.
     """
     kinds, name = {"channel": code.channel_facts, "mask": code.mask_facts}, operand.name
     of_kind = kinds.get(operand.kind) or code.facts
@@ -44,19 +44,20 @@ def _facts(code: Code, operand: Operand) -> str:
 def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
     """Return ``make(calls, first, get_num_threads, chosen)``, which returns the function of a call.
 
-    That function takes the operands, the options, `out` and the numbers. It looks up its executable
-    in the dictionary ``calls``; where there is none yet, it calls ``first`` with the key, the
-    operands, the options, `out` and the numbers. ``get_num_threads`` and ``chosen`` return settings
-    that are part of the key.
+    The returned function takes the operands, the options, `out` and the numbers. It looks up its
+    executable in the dictionary ``calls``. If there is none yet, it calls ``first`` with the key,
+    the operands, the options, `out` and the numbers. ``get_num_threads`` and ``chosen`` return
+    settings that are part of the key.
     """
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
-    # True == 1 == 1.0: a key cannot tell them apart without their classes.
+    # The key contains the classes of the options, because True == 1 == 1.0.
     key = [
-        # One string, whose hash is known.
+        # One string, because a string stores its hash.
         repr(f"{signature.operation}, {arrays.code.arrays}"),
         *(_facts(arrays.code, operand) for operand in signature.operands),
     ]
-    # A tuple in the key: Python makes a tuple of more than 30 parts from a list, in 0.2 us more.
+    # The options are a tuple within the key: Python builds a tuple of more than 30 parts from a
+    # list, which takes 0.2 us longer.
     parts = (part for option in signature.options for part in (f"type({option})", option))
     key.append(f"({', '.join(parts)}, get_num_threads(), chosen())")
     parameters, numbers = _parameters(signature), _arguments(signature.numbers)
@@ -69,7 +70,8 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         f"        except {_NO_FACTS}:",
         "            key = executable = None",
         "        except Exception:",
-        # Either an option's own method raised it, and the option is refused, or a signal handler.
+        # The exception came from a method of an option, which `first` rejects, or from a signal
+        # handler.
         f"            first(None, ({operands},), ({options},), out{numbers})",
         "            raise",
         "        if executable is None:",
@@ -93,9 +95,9 @@ def runner(
 ) -> Callable[..., Call]:
     """Return ``make(stage, refuse, *constants, again)``, which returns the function of a kernel.
 
-    That function takes the operands and `out`, an array for the first result, or None to allocate
-    all results. It returns all results, None for those that the options exclude. If an operand is
-    `lost`, it calls ``again`` with its own arguments instead.
+    The returned function takes the operands and `out`, an array for the first result, or None to
+    allocate all results. It returns all results, with None for those that the options exclude. If
+    an operand is `lost`, it calls ``again`` with its own arguments instead.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ def runner(
     present : tuple of str
         The operands that are not None.
     options : tuple of str
-        The attributes of the problem that are true, of those on which results depend.
+        Those attributes of the problem that results depend on and that are true.
     """
     code = arrays.code
     inputs = [o for o in signature.operands if o.name in present and o.field]
@@ -118,7 +120,7 @@ def runner(
             "try:",
             f"    lost = {lost}",
             f"except {_NO_FACTS}:",
-            # The object has the facts of an array, and is something else.
+            # The object has the facts of an array but is not an array.
             "    lost = True",
             "if lost:",
             f"    return again({every})",
@@ -159,17 +161,19 @@ def runner(
 
 
 def _parameters(signature: Signature) -> str:
-    """Return the parameters that a function has for the numbers."""
+    """Return the source of the parameters for the numbers of a function."""
     return "".join(f", {number.name}={number.default!r}" for number in signature.numbers)
 
 
 def _arguments(numbers: Iterable[Number]) -> str:
-    """Return the arguments that pass numbers on."""
+    """Return the source of the arguments that pass the numbers on."""
     return "".join(f", {number.name}={number.name}" for number in numbers)
 
 
 def _written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[str, Any]:
-    """Compile lines of code, which tracebacks and debuggers show; return what they define.
+    """Compile lines of code and return the names that they define.
+
+    Tracebacks and debuggers show the lines.
 
     Parameters
     ----------
@@ -177,11 +181,11 @@ def _written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[st
         The name of the code in tracebacks.
     lines : iterable of str
     names : dict
-        The global names of the code, not copied: later changes of the dictionary take effect.
+        The global names of the code. The dictionary is not copied, so later changes take effect.
     """
     source = "\n".join(lines) + "\n"
     file = f"<backnorm: {title}, {hash(source) & 0xFFFFFFFF:08x}>"
-    # A cache entry without a time of change is never thrown away.
+    # `linecache` never discards an entry without a modification time.
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     defined: dict[str, Any] = {}
     # Signatures and expressions are constants of the package.

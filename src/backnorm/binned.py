@@ -1,14 +1,15 @@
-"""Reproducible sums outside the kernels: adding up, and rounding, for NumPy's arrays and tensors.
+"""Reproducible sums outside the kernels: addition and rounding of bins, for arrays and tensors.
 
-What a kernel writes (`cpu.kernels.bins`) is an int64 array of shape (2 * (digits + 1), C): for each
-of the two sums of a channel its top bin, and digits from the top down. A digit counts multiples of
-2^(32 j), j being the top bin and less by one for each digit after it. A top bin of `SPECIAL` says
-that digits count terms that were NaN, plus infinity and minus infinity.
+A kernel writes (`cpu.kernels.bins`) an int64 array of shape (2 * (digits + 1), C). For each of the
+two sums of a channel it contains the top bin, followed by the digits from the highest to the
+lowest. The first digit counts multiples of 2^(32 j), where j is the top bin; for each digit after
+it, j is less by one. If the top bin is `SPECIAL`, the digits count the terms that were NaN, plus
+infinity and minus infinity.
 
-Adding up is exact, so its order does not matter. Rounding follows the kernel operation by
-operation, so that it gives the same bits. Functions take the namespace of the arrays, `numpy` or
-`torch`, as their last argument; those that add up, `jax.numpy` too, whose compiler may join
-operations that round.
+Addition of bins is exact, so its order does not matter. Rounding repeats the operations of the
+kernel one by one, so that it gives the same bits. Functions take the namespace of the arrays,
+`numpy` or `torch`, as their last argument. Functions that add also take `jax.numpy`. Those that
+round do not, because JAX's compiler may fuse operations that round.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ __all__ = [
     "with_tops",
 ]
 
-# A channel must have fewer elements. An element adds at most 2^31 to a digit, which is an int64; a
-# float64 product and its rounding error together add at most 1.5 * 2^31. The digits of fewer than
-# 2^31 elements, and what `_pair` carries, are below 2^63.
+# A channel must have fewer elements than this. An element adds at most 2^31 to a digit, which is an
+# int64; a float64 product and its rounding error together add at most 1.5 * 2^31. So with fewer
+# than 2^31 elements the digits, with the carries of `_pair`, are below 2^63.
 _MOST = 1 << 31
 
-#: The top bin of a sum that counts what is not finite.
+#: The top bin of a sum that has terms that are not finite, which its digits count.
 SPECIAL = 1 << 20
 
 _HALF, _BELOW = 1 << 31, (1 << 32) - 1
@@ -44,7 +45,7 @@ Array = Any
 
 
 def check_count(name: str, count: int) -> None:
-    """Raise if there are too many elements of a channel to add up reproducibly."""
+    """Raise if a channel has too many elements for a reproducible sum."""
     if count >= _MOST:
         raise ArgumentValueError(
             name,
@@ -66,9 +67,10 @@ def tops_of(bins: Array) -> Array:
 
 
 def raised(bins: Array, tops: Array, xp: Any) -> Array:
-    """Return bins as they are for higher top bins, but with zero in the place of those.
+    """Return the digits of `bins` shifted to higher top bins, with 0 in place of the top bins.
 
-    What is `raised` to the same top bins adds up as integers, and gets them `with_tops`.
+    Bins that are `raised` to the same top bins are added as integers; `with_tops` then stores the
+    top bins.
     """
     rows, found = bins.shape[0] // 2, []
     for part in range(2):
@@ -97,7 +99,8 @@ def sums_of(bins: Array, xp: Any) -> tuple[Array, Array]:
 def moments_of(bins: Array, count: Array, xp: Any) -> tuple[Array, Array]:
     """Return mean and biased variance of `count` elements from the sums of x and of x^2.
 
-    As `cpu.kernels.formulas.solve_forward`, with 0 for the pivot; `count` is float64, shape (1,).
+    The formulas are those of `cpu.kernels.formulas.solve_forward` with pivot 0. `count` is float64,
+    of shape (1,).
     """
     (total, rest_of_total), (squares, rest_of_squares) = _pairs(bins, xp)
     elements = xp.where(count > 0.0, count, xp.ones_like(count))
@@ -117,13 +120,13 @@ def _pairs(bins: Array, xp: Any) -> tuple[tuple[Array, Array], tuple[Array, Arra
 
 
 def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
-    """Return a sum as two float64, of which the second is what the first cannot hold."""
+    """Return a sum as two float64: its rounded value, and the remainder."""
     special = bins[0] == SPECIAL
     top = xp.where(special, xp.zeros_like(bins[0]), bins[0])
     unit = ((32 * top + 1023) << 52).view(xp.float64)
     zero = xp.zeros_like(unit)
     carry = xp.zeros_like(top)
-    # Digits of -2^31 to 2^31, the last first, and in the end what they carry.
+    # Digits from -2^31 to 2^31, the lowest first, and finally the carry.
     parts = []
     for digit in range(bins.shape[0] - 1, 0, -1):
         value = bins[digit] + carry
@@ -141,7 +144,7 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
 
 
 def _infinite(counts: Array, zero: Array, xp: Any) -> Array:
-    """Return what the terms come to that are not finite."""
+    """Return the sum of terms of which some are not finite, from their counts."""
     infinity, nan = zero + float("inf"), zero + float("nan")
     value = xp.where(counts[1] > 0, infinity, zero)
     value = xp.where(counts[2] > 0, xp.where(counts[1] > 0, nan, -infinity), value)

@@ -1,4 +1,4 @@
-"""The element types backnorm computes with, and which may stand together."""
+"""The element types that backnorm supports, and their permitted combinations."""
 
 from __future__ import annotations
 
@@ -41,20 +41,22 @@ def is_16_bit(dtype: np.dtype) -> bool:
 
 
 def statistics_types(dtype: np.dtype) -> tuple[np.dtype, ...]:
-    """Types that mean, variance, gamma and beta may have beside an `x` of type `dtype`."""
+    """Types that mean, variance, gamma and beta may have with an `x` of type `dtype`."""
     return (dtype, FLOAT32) if is_16_bit(dtype) else (dtype,)
 
 
 def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return `values` in `dtype`, rounded once; what is too large becomes infinite, as IEEE has it.
+    """Return `values` in `dtype`, rounded once; values that are too large become infinite.
 
-    ml_dtypes rounds float64 to float32 and that to bfloat16: 1 + 2^-8 + 2^-40 would become 1.
+    ml_dtypes rounds float64 to bfloat16 in two steps, by way of float32: 1 + 2^-8 + 2^-40 would
+    become 1.
     """
     if values.dtype == dtype:
         return values
     if values.dtype == FLOAT64 and dtype == BFLOAT16:
-        # Cut off towards zero, an odd last bit if anything was: float32 has that exactly, and it
-        # is in the middle between two values of 16 bits only if the whole value is.
+        # Round to odd: truncate, and set the last bit if any truncated bit was set. float32 holds
+        # the result exactly, and the result is halfway between two 16-bit values only if the
+        # original value is.
         bits = np.ascontiguousarray(values, FLOAT64).view(np.int64)
         last = 1 << 29
         kept = bits & -last

@@ -21,7 +21,7 @@ __all__ = [
     "shown",
 ]
 
-# What is shown of a value.
+# The most characters of a value that a message shows.
 _LONGEST = 200
 
 
@@ -30,26 +30,27 @@ class BacknormError(Exception):
 
 
 class MachineCodeError(BacknormError, RuntimeError):
-    """There is no machine code for this processor, or it cannot be used; the message says why."""
+    """Machine code for this processor is missing or unusable; the message says why."""
 
 
 class ArgumentError(BacknormError):
-    """A bad argument: which one, what came, what is accepted.
+    """A bad argument: its name, the value that came, and the accepted values.
 
     Parameters
     ----------
     argument : str
-        The argument in the caller's own words (a dialect uses its own names). Alone: a whole
-        message, as those make an error anew that add to its message (Keras).
+        The name of the argument as the caller knows it (a dialect uses its own names). Without
+        `problem`, the whole message: code that extends messages (Keras) constructs the error again
+        from one string.
     problem : str, optional
         What is wrong, as a clause, e.g. ``"must have the shape of {x}"``. Names of other arguments
-        are in braces, here and in `accepted` and `hint`, for `in_words`.
+        are in braces, here and in `accepted` and `hint`, so that `in_words` can replace them.
     came : object, optional
-        What came; shown as is.
+        The value that came, or its description.
     accepted : object, optional
-        What would have been accepted.
+        The accepted values.
     hint : str, optional
-        How to mend it.
+        How the caller can correct the call.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ArgumentError(BacknormError):
         accepted: object = None,
         hint: str | None = None,
     ) -> None:
-        # As it came, with braces.
+        # The text still has its braces, for `in_words`.
         self._given = argument, problem, came, accepted, hint
         self.argument = argument
         self.problem = _named(problem, {})
@@ -79,17 +80,17 @@ class ArgumentError(BacknormError):
         super().__init__(f"{argument}: {self.problem}{rest}" if problem else argument)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What came is of the process that it came in.
+        # Another process may not be able to unpickle the value, so its text is pickled.
         came = self.came if self.came is None else shown(self.came, str)
         return _made, (type(self), {**self.parts(), "came": came})
 
     def parts(self) -> dict[str, object]:
-        """Return what the error was made of, by name."""
+        """Return the parts of the error by name: its argument, problem, came, accepted and hint."""
         names = "argument", "problem", "came", "accepted", "hint"
         return dict(zip(names, self._given, strict=True))
 
     def in_words(self, words: Mapping[str, str]) -> ArgumentError:
-        """Return the same error in other names for the arguments, where there are any."""
+        """Return the same error with the names of arguments that `words` replaces."""
         argument, problem, came, accepted, hint = self._given
         return type(self)(
             words.get(argument, argument),
@@ -101,7 +102,7 @@ class ArgumentError(BacknormError):
 
 
 def _made(kind: type[ArgumentError], parts: dict[str, Any]) -> ArgumentError:
-    """Return the error that another process raised."""
+    """Return an error that was pickled, from its class and its parts."""
     return kind(parts.pop("argument"), parts.pop("problem"), **parts)
 
 
@@ -109,7 +110,7 @@ def shown(value: object, text_of: Callable[[Any], str] = repr) -> str:
     """Return a value as text for a message: short, on one line, whatever its methods do."""
     try:
         text = " ".join(text_of(value).split())
-    # Also of an integer with too many digits.
+    # `text_of` can raise anything; an integer with too many digits raises ValueError.
     except Exception:
         return f"an object of type {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
@@ -121,7 +122,7 @@ def described(value: object) -> str:
 
 
 def _named(text: Any, words: Mapping[str, str]) -> Any:
-    """Return a text with the names of arguments in it, which are in braces, as `words` has them."""
+    """Return a text in which names of arguments, in braces, are replaced by those of `words`."""
     if not isinstance(text, str):
         return text
     return re.sub(r"\{([a-z_]+)\}", lambda found: words.get(found[1], found[1]), text)
@@ -132,4 +133,4 @@ class ArgumentValueError(ArgumentError, ValueError):
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """An argument of a type, or with an element type, that is not accepted."""
+    """An argument whose type or element type is not accepted."""

@@ -1,9 +1,9 @@
-"""One way from a call to a kernel: check, plan, allocate, bind, run, refuse.
+"""The way from a call to a kernel: check, plan, allocate, bind, run.
 
-An `Executable` is a problem on arrays that lie in memory in one order: planned, with the code that
-runs it. `operation` returns a function of a framework's arrays. Its first call with certain
-metadata makes an executable; a repeated call finds it in the call cache, and skips validation and
-planning.
+An `Executable` is a planned problem, for arrays that are dense in one order of axes, with the code
+that runs it. `operation` returns a function of a framework's arrays. The first call of this
+function with certain metadata makes an executable; a repeated call finds the executable in the call
+cache, and skips validation and planning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST = 4096
 
 
 class Calls(dict[Hashable, Any]):
-    """The call cache: executables, and functions of dialects, by everything that is validated."""
+    """The call cache: executables and functions of dialects, by all the metadata of a call."""
 
     def keep(self, key: Hashable, value: Any) -> None:
         """Add an entry; a full cache is emptied first."""
@@ -44,24 +44,24 @@ class Calls(dict[Hashable, Any]):
         self[key] = value
 
 
-#: The cache of all calls. A key is metadata; values of arrays are never part of it, except for the
-#: order of bits that a mask ends with.
+#: The cache of all calls. A key contains metadata and no values of arrays, except for the order of
+#: bits that the end of a mask stores.
 CALLS = Calls()
 
 
 class Executable:
-    """A problem on arrays that lie in memory in one order, ready to run.
+    """A problem for arrays that are dense in one order of axes, ready to run.
 
     Attributes
     ----------
     problem : Problem
     order : tuple of int
-        The order of axes in which x and arrays like it are dense.
+        The order of axes in which x and the other data arrays are dense.
     plan : Plan or GpuPlan
     launch : Launch
     plain : callable
-        Takes the operands of the signature as kernels read them, None where absent; `out`, an array
-        of that kind to write the first result to; and the numbers. Returns `Results`.
+        Takes the operands of the signature as kernels read them (None if absent); `out`, an array
+        that a kernel can write the first result to; and the numbers. Returns `Results`.
     """
 
     __slots__ = ("_arrays", "launch", "order", "plain", "plan", "problem")
@@ -94,7 +94,7 @@ class Executable:
         return results if out is None else (arrays.put(results[0], out), *results[1:])
 
     def into(self, operands: tuple[object, ...], out: object, **numbers: object) -> Results:
-        """Return the results for operands that kernels read in place, the first in `out`."""
+        """Return the results for operands that kernels read in place; `out` gets the first one."""
         arrays = self._arrays
         target = arrays.target(out, operands, self.problem, self.order, in_place=True)
         results = self.plain(*operands, out=target, **numbers)
@@ -123,12 +123,12 @@ class Executable:
         return make(self.stage, self._refuse, *constants, again=self._again)
 
     def _again(self, *operands: object, out: object = None, **numbers: object) -> Results:
-        """Return the results of `run` for operands some of which have no memory, or raise."""
+        """Return the results of `run` for operands of which some have no memory, or raise."""
         read = self._arrays.read(operands, self.problem.signature)
         return self.run(*read, out=out, **numbers)
 
     def _refuse(self, variance: object, channel: int) -> None:
-        # The variance of no elements is 0, and nothing is divided by it.
+        # An empty batch has variance 0, which is valid, because nothing is divided by it.
         if not self.problem.operation.startswith("forward") or self.problem.count:
             raise variance_error(self._arrays.shown(variance), self.problem, channel)
 
@@ -141,18 +141,18 @@ def executable(
     exchanged: bool = False,
     place: Hashable = None,
 ) -> Executable:
-    """Return the executable of a problem for arrays that lie in memory as x does.
+    """Return the executable of a problem for arrays with the order of axes of x.
 
     Parameters
     ----------
     problem : Problem
     x : array, optional
-        None: in row-major order.
+        None: the arrays are in row-major order.
     arrays : Arrays
     exchanged : bool
         Whether sums will be exchanged between the phases.
     place : Machine, optional
-        To plan for instead of this one; on a GPU, the device.
+        The machine to plan for, by default this one; on a GPU, the device.
     """
     order = tuple(range(len(problem.shape))) if x is None else arrays.order_of(x)
     order = adjacent(problem.shape, problem.channel_axes, order)
@@ -174,9 +174,10 @@ def forget() -> None:
 
 
 def operation(name: Operation, arrays: AnyArrays = NUMPY, *, exchanged: bool = False) -> Call:
-    """Return the function that runs an operation: of its operands, options, `out` and numbers.
+    """Return the function that runs an operation.
 
-    The operands may be anything that can be read as arrays. It raises what `problem_of` raises.
+    The function takes the operands, the options, `out` and the numbers. The operands may be any
+    objects that `arrays` can read. The function raises the errors of `problem_of`.
     """
     signature = SIGNATURES[name]
 
@@ -188,7 +189,7 @@ def operation(name: Operation, arrays: AnyArrays = NUMPY, *, exchanged: bool = F
         **numbers: object,
     ) -> Results:
         read = arrays.read(operands, signature)
-        # Kernels cannot read these arrays in place: the plan also depends on their layouts.
+        # Kernels cannot read these arrays in place, so the plan also depends on their layouts.
         layouts = None if key is None else arrays.layouts(operands)
         copied = None if layouts is None else (key, layouts)
         cached = CALLS.get(copied)

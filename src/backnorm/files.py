@@ -1,4 +1,4 @@
-"""Result files that appear whole or not at all."""
+"""Write result files atomically."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     Raises
     ------
     OSError
-        If the file cannot be written, with its name.
+        If the file cannot be written; the error has the name of the file.
     """
     target = Path(os.path.realpath(path))
-    # Short, whatever the length of the target's name.
+    # The name does not contain the target's name, which could make it too long.
     temporary = target.with_name(f".backnorm.{secrets.token_hex(8)}.part")
     try:
         with temporary.open("xb") as stream:

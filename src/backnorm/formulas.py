@@ -1,9 +1,9 @@
-"""The first order as formulas, for the arrays of any framework.
+"""Batch normalisation and its gradients as formulas, for the arrays of any framework.
 
-They run where no kernel can be called: on devices without kernels, in graphs that a compiler splits
-or compiles whole, and where a framework differentiates the formulas itself. An adapter says what
-the operations of `Namespace` are in its framework; per-channel arrays have the shape and type that
-its `sum` returns. The mean is subtracted before anything else is done with x.
+The formulas run where no kernel can be called: on devices without kernels, in graphs that a
+compiler splits or compiles whole, and where a framework differentiates the formulas itself. An
+adapter implements the operations of `Namespace` in its framework. Per-channel arrays have the shape
+and type that its `sum` returns. The mean is subtracted before any other operation on x.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = Any
 
 
 class Namespace(Protocol):
-    """Operations of a framework on the elements of arrays of one shape and channel axis."""
+    """Operations of a framework on arrays that have the same shape and channel axis."""
 
     @property
     def count(self) -> Any:
@@ -40,11 +40,11 @@ class Namespace(Protocol):
 
 
 def statistics(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """Return the mean and the biased variance of every channel, 0 and 0 of an empty batch.
+    """Return the mean and the biased variance of every channel, both 0 for an empty batch.
 
-    A sum of many numbers of one sign loses digits; the sum of deviations from a first mean does
-    not. So the first mean is corrected by the mean of the deviations, in the pass that sums their
-    squares.
+    A sum of many numbers of one sign loses digits; the sum of their deviations from an approximate
+    mean does not. So the approximate mean is corrected by the mean of the deviations, in the pass
+    that sums their squares.
     """
     first = xp.rounded(xp.sum(x) / xp.count, x)
     centred = x - xp.spread(first, x)
@@ -67,7 +67,7 @@ def gradients(
     sum_dy, sum_dy_xmu = xp.sum(dy), xp.sum(dy * centred)
     dx = dy
     if training:
-        # A product of two factors s can overflow: x - mean is multiplied by one first.
+        # s * s can overflow, so x - mean is multiplied by s first.
         normalised, slope = centred * xp.spread(s, centred), s * (sum_dy_xmu / xp.count)
         dx = dx - xp.spread(sum_dy / xp.count, dx) - normalised * xp.spread(slope, dx)
     return xp.scaled(dx, s, gamma), s * sum_dy_xmu, sum_dy

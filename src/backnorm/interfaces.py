@@ -1,4 +1,4 @@
-"""The interfaces that an executable uses: a framework's `Arrays`, and the `Launch` of an engine."""
+"""The interfaces of an executable: the `Arrays` of a framework and the `Launch` of an engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Code(NamedTuple):
     Attributes
     ----------
     arrays : str
-        The name of the kind of arrays. It distinguishes keys of equal facts.
+        The name of the kind of arrays. It distinguishes the keys of kinds whose facts are equal.
     facts : str
         A tuple of everything that validation reads: the array's part of a cache key.
     address : str
@@ -51,12 +51,12 @@ class Code(NamedTuple):
     stage : str
         The callable of a stage. A bound method is called in half the time of an object.
     channel_facts : str
-        The facts of a per-channel array, if fewer suffice.
+        The facts of a per-channel array, if fewer than `facts` suffice.
     mask_facts : str
-        The facts of a mask, if there are more.
+        The facts of a mask, if more than `facts` are needed.
     lost : str
-        Whether the memory of an operand differs from what its facts promise, for arrays whose
-        memory can be freed; ``{0}`` is the operand's name, ``{1}`` its kind.
+        Whether the memory of an operand differs from that of its facts, for arrays whose memory can
+        be freed; ``{0}`` is the operand's name, ``{1}`` its kind.
     known_address : str
         The address of an operand that `lost` has already read.
     """
@@ -79,21 +79,21 @@ class Launch:
     """The kernels of a planned problem, as stages.
 
     A stage takes the addresses of `cpu.record.ADDRESSES` in that order, and the numbers of the
-    signature by name. It returns the channel whose variance it refuses, or -1. Stages that no
+    signature by name. It returns the first channel with an invalid variance, or -1. Stages that no
     operation of the framework uses may be missing.
 
     Attributes
     ----------
     complete
-        Sums every channel, writes the output and the results of channels.
+        Sums every channel, then writes the output and the per-channel results.
     apply
         Writes the output from given statistics or sums.
     sum_all
         Writes the sums, or mean and variance, of every channel.
     finish
-        Writes the output and the results of channels from given sums or moments.
+        Writes the output and the per-channel results from given sums or moments.
     reduce
-        Sums every channel, writes the results of channels and the coefficients.
+        Sums every channel, then writes the per-channel results and the coefficients.
     """
 
     __slots__ = ()
@@ -121,8 +121,8 @@ class Launch:
 class Arrays(Protocol[A, P]):
     """The arrays of a framework, of type A, computed at a place of type P: a machine or a device.
 
-    An implementation has one instance: executables are cached by it. Defaults are those of arrays
-    that kernels read and write in place.
+    An implementation has one instance, because cache keys depend on the instance. The default
+    methods are for arrays that kernels read and write in place.
 
     Attributes
     ----------
@@ -155,44 +155,45 @@ class Arrays(Protocol[A, P]):
         """Return the order of axes in which x, or the copy that kernels read, is dense."""
 
     def read(self, operands: Sequence[Any], signature: Signature) -> Operands[A]:
-        """Return the operands as arrays of type A, or raise if one cannot be or is missing."""
+        """Return the operands as arrays of type A; raise if one is missing or not an array."""
         return operands
 
     def described(self, read: Operands[A], signature: Signature) -> Operands[A | Metadata]:
-        """Return objects with the shapes and element types to validate."""
+        """Return objects whose shapes and element types are validated in place of the operands'."""
         return read
 
     def ready(self, read: Operands[A], problem: Problem, order: Order) -> Operands[A]:
-        """Return the operands as kernels read them: themselves, or copies."""
+        """Return the operands in the form that kernels read: the operands themselves, or copies."""
         return read
 
     def are_plain(self, operands: Sequence[Any], order: Order, ready: Operands[A] = ()) -> bool:
-        """Whether kernels read the operands in place, here and in every call of the same facts."""
+        """Whether kernels read the operands in place, in this and every call with equal facts."""
         return all(map(operator.is_, operands, ready or operands))
 
     def layouts(self, operands: Sequence[Any]) -> Hashable:
-        """Return the part of the operands' layouts that a key lacks; None to cache no executable.
+        """Return the facts of the operands' layouts that are missing in the key of a call.
 
-        It is added to the key of a call whose operands kernels cannot read in place.
+        They are added to the key if kernels cannot read the operands in place. None: do not cache
+        the executable.
         """
         return ()
 
     def target(
         self, out: A, operands: Operands[A], problem: Problem, order: Order, in_place: bool = False
     ) -> A | None:
-        """Return `out` as a kernel can write to it, or None if the result must be copied there.
+        """Return `out` in a form that a kernel can write to; None if the result must be copied.
 
         `in_place` says that kernels read all operands in place.
 
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            If the first result cannot be written to `out`, which may be any object.
+            If the first result cannot be written to `out`. `out` may be any object.
         """
         return out
 
     def put(self, result: A, out: A) -> A:
-        """Return the first result in `out`, where it is copied unless it was written there."""
+        """Return `out` with the first result, which is copied unless a kernel wrote it there."""
         return result
 
     def finished(
@@ -203,11 +204,11 @@ class Arrays(Protocol[A, P]):
         problem: Problem,
         order: Order,
     ) -> Results:
-        """Return a kernel's results as the caller receives them: axis order, element types."""
+        """Return a kernel's results with the axis order and element types that callers expect."""
         return results
 
     def shown(self, channels: A) -> np.ndarray:
-        """Return a per-channel array as NumPy's, of one axis, for an error message."""
+        """Return a per-channel array as a one-dimensional NumPy array, for an error message."""
         return np.asarray(channels).reshape(-1)
 
 

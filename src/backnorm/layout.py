@@ -1,4 +1,4 @@
-"""Where the elements lie: every dense array becomes (outer, channel, inner) without a copy.
+"""Memory layout: every dense array is viewed as (outer, channel, inner) without a copy.
 
 Batch normalisation reduces over all axes but one, so the order of the others does not matter
 as long as x, dy and dx share it. An array that is contiguous in *some* order of its axes (NCX, NXC,
@@ -63,7 +63,7 @@ def by_strides(strides: Sequence[int]) -> Order:
 def adjacent(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Order:
     """Return `order`, or one like it in which the channel axes are adjacent and ascending.
 
-    Axes of one element are anywhere.
+    Axes of length 1 may be anywhere in it.
     """
     if len(channel_axes) == 1:
         return order
@@ -81,11 +81,11 @@ def adjacent(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order
 def extents_of(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Extents:
     """Return the canonical sizes of an array of `shape` that is dense in `order`.
 
-    The channel axes of more than one element must be adjacent there, see `adjacent`.
+    The channel axes of more than one element must be adjacent in `order`: see `adjacent`.
     """
     channels = math.prod(shape[axis] for axis in channel_axes)
     if channels == 1:
-        # There is nothing between the elements of one channel.
+        # One channel has all elements.
         return Extents(1, 1, math.prod(shape))
     channel = [axis for axis in channel_axes if shape[axis] != 1]
     first, last = order.index(channel[0]), order.index(channel[-1])
@@ -113,10 +113,10 @@ def restore(array: np.ndarray, order: Order) -> np.ndarray:
 
 
 def mask_size(elements: int) -> int:
-    """Return the bytes of a ReLU's mask.
+    """Return the size of a ReLU's mask in bytes.
 
-    One bit per element, in memory order; eight bytes of padding, because kernels read whole words;
-    and in the last eight bytes of NumPy's masks the `order_mark`.
+    A mask has one bit per element, in memory order; eight bytes of padding, because kernels read
+    whole words; and eight bytes in which NumPy's masks store the `order_mark`.
     """
     return -(-elements // 8) + 8 + MARK_BYTES
 
@@ -124,7 +124,7 @@ def mask_size(elements: int) -> int:
 def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
     """Return the last bytes of a mask whose bits are in this order of axes.
 
-    They are the number of the permutation in lexicographic order, which is 0 for row-major order.
+    They store the index of the permutation in lexicographic order, which is 0 for row-major order.
     Axes of one element are left out, so that equal layouts in memory have equal marks.
     """
     rest, number = _wide(shape), 0
@@ -145,12 +145,14 @@ def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
 
 
 def reordered_mask(mask: np.ndarray, shape: tuple[int, ...], order: Order) -> np.ndarray:
-    """Return a marked mask of an x of `shape` with its bits in `order`: itself, or a copy.
+    """Return a mask with its bits in `order`: the mask itself, or a reordered copy.
+
+    `mask` is the mask of an x of `shape`, and ends with an `order_mark`.
 
     Raises
     ------
     ArgumentValueError
-        If the mark is none of this shape.
+        If the mark is not valid for this shape.
     """
     mark = mask[-MARK_BYTES:].tobytes()
     if mark == order_mark(shape, order):
@@ -165,7 +167,7 @@ def reordered_mask(mask: np.ndarray, shape: tuple[int, ...], order: Order) -> np
 
 
 def _marked_order(mark: bytes, shape: tuple[int, ...]) -> Order:
-    """Return the order of axes whose `order_mark` this is; axes of one element come first."""
+    """Return the order of axes that an `order_mark` stores; axes of one element come first."""
     rest = _wide(shape)
     number, places = int.from_bytes(mark, "big"), []
     for radix in range(1, len(rest) + 1):

@@ -14,10 +14,10 @@ __all__ = ["offer"]
 
 
 def offer() -> None:
-    """Let ``threadpoolctl.threadpool_limits`` limit backnorm, and ``threadpool_info`` show it.
+    """Register backnorm with threadpoolctl: ``threadpool_limits`` and ``threadpool_info``.
 
-    threadpoolctl looks for file names among the libraries that the process has loaded. So the
-    library of our thread pool is loaded now, unless it is not built yet.
+    threadpoolctl searches the libraries that the process has loaded by file name. Therefore the
+    library of the thread pool is loaded now, unless it is not built yet.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         return
@@ -26,7 +26,7 @@ def offer() -> None:
             return
         library.load(THREADS)
     except MachineCodeError:
-        # The first call reports it.
+        # The first call of an operator reports the error.
         return
     threadpoolctl = importlib.import_module("threadpoolctl")
 

@@ -1,4 +1,4 @@
-"""The machine as the plan sees it: a few numbers, detected once, or made up in a test."""
+"""The machine as the plan sees it: a few numbers, detected once, or set by a test."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ __all__ = ["Machine", "counted", "detect", "processors"]
 _CPU_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _KIB = 1024
 
-# Bytes of the last-level cache that count: a virtual machine is told of all that its processor has,
-# and shares it with others. Of 480 MiB (Intel Xeon) one core reads no faster than from memory. Time
-# of streaming plans beside such as count on all of it, x, dy and dx together 19 to 57 MiB, float32:
-# backward 0.5 to 0.9, forward 0.6 to 0.8, inference 0.55 to 0.75, with one thread and with two.
+# The most bytes of the last-level cache that plans use. A virtual machine reports the whole cache
+# of its processor, but shares it with others: from 480 MiB (Intel Xeon) one core reads no faster
+# than from memory. There, plans that write past the cache took 0.5 to 0.9 (backward), 0.6 to 0.8
+# (forward) and 0.55 to 0.75 (inference) of the time of plans for the whole cache, with one thread
+# and with two, for x, dy and dx of together 19 to 57 MiB, float32.
 _MOST_SHARED = 32 << 20
 
 
@@ -33,7 +34,7 @@ class Machine:
     cache_shared : int
         Bytes of the last-level cache.
     name : str
-        For people.
+        The name of the processor, for messages only.
     """
 
     threads: int
@@ -43,7 +44,7 @@ class Machine:
 
 
 def counted(cache_shared: int) -> int:
-    """Return how many bytes of a shared cache of this size one may count on."""
+    """Return how many bytes of a shared cache of this size a plan may use."""
     return min(cache_shared, _MOST_SHARED)
 
 
@@ -64,7 +65,7 @@ def processors() -> int:
 
 
 def _container_quota(otherwise: int) -> int:
-    """Return the whole processors that the cgroup's quota amounts to, rounded up."""
+    """Return the CPU quota of the cgroup in processors, rounded up."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return otherwise if quota == "max" else -(-int(quota) // int(period))
@@ -73,7 +74,7 @@ def _container_quota(otherwise: int) -> int:
 
 
 def _cache_sizes() -> tuple[int, int]:
-    """Return (private, shared) cache bytes; typical sizes where the system does not tell."""
+    """Return (private, shared) cache sizes in bytes; typical values if the system has none."""
     levels: dict[int, int] = {}
     for folder in sorted(_CPU_FOLDER.glob("index*")) if _CPU_FOLDER.is_dir() else ():
         try:

@@ -46,7 +46,7 @@ Format = str | tuple[int, ...]
 
 
 class Metadata(NamedTuple):
-    """Shape and element type, all that the checks read; for an array without values yet."""
+    """The shape and element type of an array that has no values yet, for the checks."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -80,23 +80,23 @@ class Problem:
     training : bool
         True: the statistics are functions of x; False: they are constants ("frozen").
     activation : Activation or None
-        The activation that follows; the ceiling of a ReLU is a number of `dtype`. A backward pass
-        with the mask of a ReLU has `RELU`: it takes dy for 0 where y is not positive, or has
-        reached the ceiling.
+        The activation after the normalisation; the ceiling of a ReLU is a number of `dtype`. A
+        backward pass with the mask of a ReLU has `RELU`: it takes dy as 0 where y is not positive
+        or has reached the ceiling.
     residual : bool
         Whether an array of x's shape and type is added before the ReLU.
     inverse : bool
-        Whether the operand variance, or the result of a forward pass, holds
+        Whether the operand variance, or the variance that a forward pass returns, is in fact
         1/sqrt(variance + epsilon).
     running : bool
         Whether running statistics are updated.
     biased : bool
-        Whether the running variance is one of biased variances; else of those with Bessel's
-        correction.
+        Whether the running variance averages biased variances; otherwise it averages variances
+        with Bessel's correction.
     reproducible : bool
-        Whether sums do not depend on how the batch is cut: see `binned`.
+        Whether sums do not depend on how the batch is divided into parts: see `binned`.
     arithmetic : {"float32", "float64"}
-        What elements are computed in, and short runs of sums added up.
+        The type in which elements are computed and short runs of sums are added up.
     """
 
     operation: Operation
@@ -123,12 +123,12 @@ class Problem:
 
     @property
     def relu(self) -> bool:
-        """Whether a ReLU follows; of a backward pass, whether its mask is given."""
+        """Whether a ReLU follows; in a backward pass, whether the mask of a ReLU is given."""
         return self.activation is not None and self.activation.name == "relu"
 
     @property
     def ceiling(self) -> float:
-        """The upper bound of y, infinity without one."""
+        """The upper bound of y, or infinity if there is none."""
         if self.activation is None or self.activation.ceiling is None:
             return math.inf
         return self.activation.ceiling
@@ -155,7 +155,7 @@ class Problem:
 
     @property
     def count(self) -> int:
-        """Number of elements per channel, M (also defined when C = 0)."""
+        """Number of elements per channel, M, which is defined even if C = 0."""
         return math.prod(
             size for axis, size in enumerate(self.shape) if axis not in self.channel_axes
         )
@@ -179,16 +179,16 @@ def problem_of(
     operation : str
     *operands : array, Metadata or None
         In the signature's order. Without gamma and beta the statistics of a forward pass are of x's
-        type, but float32 for a 16-bit x, because the mean of many values has more digits.
+        type. For a 16-bit x they are float32, because the mean of many values has more digits.
     epsilon, training, residual, reproducible
         Options; those that the signature does not name are ignored. In a backward pass `residual`
         requests the gradient of the residual.
     data_format : {"NCX", "NXC"} or tuple of int
-        Or the channel axes, ascending.
+        Where the channel axis is, or the channel axes, ascending.
     activation : None, str or Activation
         The ceiling of a ReLU is rounded to x's type.
     arithmetic : {"float32", "float64"}, optional
-        None: see `arithmetics.resolved`. Without this option it is float64.
+        None: see `arithmetics.resolved`. If the signature does not have this option, float64.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def problem_of(
     """
     signature = SIGNATURES[operation]
     if issubclass(type(data_format), tuple):
-        # A subclass may override access to its elements.
+        # A subclass of tuple may override access to its elements.
         axes: tuple[int, ...] | None = tuple.__getitem__(cast("tuple[int, ...]", data_format), _ALL)
     else:
         axes, axis = None, channel_axis_of(data_format)
@@ -259,7 +259,7 @@ def problem_of(
 
 
 def unsupported_type(name: str, came: object, hint: str | None = None) -> ArgumentTypeError:
-    """Return the error for data of an element type that `dtypes` does not have."""
+    """Return the error for data whose element type is not one of `dtypes`."""
     return ArgumentTypeError(
         name, "unsupported element type", came=came, accepted=_TYPE_NAMES, hint=hint
     )
@@ -277,7 +277,7 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
     return ArgumentValueError(
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
-        # A forward pass refuses only a variance and an epsilon that are both 0.
+        # In a forward pass, variance + epsilon is not positive only if both are 0.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",
@@ -322,7 +322,7 @@ def _check_axes(axes: tuple[object, ...], rank: int) -> None:
 
 
 def residual_alone(operation: Operation) -> ArgumentValueError:
-    """Return the error for a residual without a ReLU behind it."""
+    """Return the error for a residual that no ReLU follows."""
     if operation.startswith(("backward", "apply")) and operation != "apply_forward":
         return ArgumentValueError(
             "residual",
@@ -361,7 +361,7 @@ def check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -
             accepted=f"shape {shape}",
         )
     own = element_type(array.dtype)
-    # None == float64 in NumPy.
+    # NumPy's float64 type equals None.
     if own is None or own != dtype:
         raise ArgumentTypeError(
             name, "must have the element type of {x}", came=array.dtype, accepted=dtype
@@ -394,7 +394,10 @@ def _check_channels(
     allowed: tuple[np.dtype, ...],
     common: tuple[str, np.dtype] | None,
 ) -> tuple[str, np.dtype]:
-    """Check a per-channel array; return the first one's name and type, which all others have."""
+    """Check a per-channel array, and that its type is that of the first such array.
+
+    Return the name and type of the first per-channel array.
+    """
     if array.shape != (channels,):
         raise ArgumentValueError(
             operand.name,

@@ -1,4 +1,4 @@
-"""What reproducible phases return: sums that have the same bits however a batch is cut."""
+"""The results of reproducible phases: sums with the same bits for every division of a batch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["ReproducibleMoments", "ReproducibleSums"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reproducible:
-    """Two sums of every channel as integers, and how many elements they are over."""
+    """Two sums of every channel as integers, and the number of elements that were summed."""
 
     bins: np.ndarray
     count: int
 
     def rounded(self) -> ChannelSums | ChannelMoments:
-        """Return what it comes to, as float64."""
+        """Return the sums or moments as float64."""
         raise NotImplementedError
 
     def __add__(self, other: object) -> Self:
-        """Return the same of both sets of elements."""
+        """Return the sums over both sets of elements."""
         if type(other) is not type(self):
             return NotImplemented
         assert isinstance(other, _Reproducible)
@@ -42,15 +42,15 @@ class _Reproducible:
 
 
 class ReproducibleSums(_Reproducible):
-    """The two sums of the backward pass, as `ChannelSums`, but the same however parts are cut.
+    """The two sums of the backward pass, like `ChannelSums`, but exact in any order of addition.
 
-    ``backnorm.reduce(..., reproducible=True)`` returns them, ``backnorm.apply`` takes them. Two of
-    them add up exactly (``a + b``), in any order.
+    ``backnorm.reduce(..., reproducible=True)`` returns them, ``backnorm.apply`` takes them. Two
+    instances add up exactly (``a + b``), so the total does not depend on how a batch is divided.
 
     Attributes
     ----------
     bins : numpy.ndarray
-        int64, shape (8, C), or (10, C) of float64 elements: what `backnorm.binned` describes.
+        int64, shape (8, C), or (10, C) for float64 elements. `backnorm.binned` describes them.
     count : int
         Number of elements per channel, M; below 2^31.
     """
@@ -65,15 +65,16 @@ class ReproducibleSums(_Reproducible):
 
 
 class ReproducibleMoments(_Reproducible):
-    """What mean and variance follow from, as `ChannelMoments`, but the same however parts are cut.
+    """The sums of x and x^2 in the forward pass, from which mean and variance are computed.
 
     ``backnorm.reduce_forward(..., reproducible=True)`` returns them, ``backnorm.apply_forward``
-    takes them. Two of them add up exactly (``a + b``), in any order.
+    takes them in place of `ChannelMoments`. Two instances add up exactly (``a + b``), so the total
+    does not depend on how a batch is divided.
 
     Attributes
     ----------
     bins : numpy.ndarray
-        int64, shape (8, C), or (10, C) of float64 elements: what `backnorm.binned` describes.
+        int64, shape (8, C), or (10, C) for float64 elements. `backnorm.binned` describes them.
     count : int
         Number of elements per channel, M; below 2^31.
     """

@@ -25,7 +25,7 @@ __all__ = [
     "check_whole",
 ]
 
-# The largest count of a kernel.
+# The largest number of elements per channel that a kernel takes.
 _MOST = sys.maxsize
 
 
@@ -38,7 +38,7 @@ class Gradients(NamedTuple):
 
 
 class SecondGradients(NamedTuple):
-    """Gradients of the backward pass: with respect to x and dy, of x's shape; to gamma, (C,)."""
+    """Gradients of the backward pass with respect to x and dy, of x's shape, and gamma, (C,)."""
 
     x: np.ndarray
     dy: np.ndarray
@@ -46,7 +46,7 @@ class SecondGradients(NamedTuple):
 
 
 class Normalized(NamedTuple):
-    """Result of the training forward: y, and the batch mean and biased variance, (C,) each."""
+    """Results of the training forward: y, and the batch mean and biased variance, (C,) each."""
 
     y: np.ndarray
     mean: np.ndarray
@@ -54,11 +54,12 @@ class Normalized(NamedTuple):
 
 
 class NormalizedWithMask(NamedTuple):
-    """Result of the training forward with a ReLU: as `Normalized`, and the mask.
+    """Results of the training forward with a ReLU: those of `Normalized`, and the mask.
 
-    Bit i % 8 of byte i // 8 of the mask (uint8) says whether element i of y, in the order of
-    memory, is more than zero. After eight bytes of padding, the last eight bytes store that order
-    of axes (zeros: row-major), so that the backward pass can take an x in another order.
+    Bit i % 8 of byte i // 8 of the mask (uint8) says whether element i of y, in memory order, is
+    more than zero and less than the ceiling. Eight bytes of padding follow. The last eight bytes
+    store the order of axes in memory (zeros: row-major), so that the backward pass can take an x
+    with another order.
     """
 
     y: np.ndarray
@@ -68,7 +69,7 @@ class NormalizedWithMask(NamedTuple):
 
 
 class GradientsWithResidual(NamedTuple):
-    """Gradients through a ReLU and an addition: as `Gradients`, and that of the residual."""
+    """Gradients through a ReLU and an addition: those of `Gradients`, and that of the residual."""
 
     dx: np.ndarray
     dgamma: np.ndarray
@@ -77,10 +78,10 @@ class GradientsWithResidual(NamedTuple):
 
 
 class _OfChannels:
-    """Two arrays of sums or moments over some elements of every channel, and their number.
+    """Two arrays of sums or moments per channel, and the number of elements per channel.
 
-    A subclass is a dataclass of two arrays and `count`. Two records add up to that of both sets of
-    elements.
+    A subclass is a dataclass of two arrays and `count`. The sum of two records is the record of
+    both sets of elements.
     """
 
     __slots__ = ()
@@ -88,7 +89,7 @@ class _OfChannels:
 
     @classmethod
     def zero(cls, channels: int) -> Self:
-        """Return the record of no elements, for `channels` channels, 0 or more."""
+        """Return the record of an empty set of elements, for `channels` channels, 0 or more."""
         accepted = "an integer, 0 or more"
         number = check_integer("channels", channels, accepted=accepted)
         if not 0 <= number <= _MOST // FLOAT64.itemsize:
@@ -120,10 +121,10 @@ class _OfChannels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelSums(_OfChannels):
-    """The two sums of the backward pass, per channel; what is exchanged between phases.
+    """The two sums of the backward pass per channel, which the first phase passes to the second.
 
-    Two of them add up (``a + b``): over threads, micro-batches, chunks of a file or machines.
-    The empty sum is ``ChannelSums.zero(channels)``.
+    ``a + b`` adds up the sums of two parts of a batch, such as micro-batches, chunks of a file or
+    the batches of machines. The empty sum is ``ChannelSums.zero(channels)``.
 
     Attributes
     ----------
@@ -146,11 +147,11 @@ class ChannelSums(_OfChannels):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelMoments(_OfChannels):
-    """Mean and biased variance of every channel; what is exchanged between phases of the forward.
+    """Mean and biased variance of every channel, which the first phase passes to the second.
 
-    Two of them add up (``a + b``) to those of both sets of elements, whatever the means, by the
-    formula for parallel variances. With weights w and v, shares of the elements, and d the
-    difference of the means::
+    ``a + b`` combines the moments of two sets of elements by the formula for parallel variances,
+    which is accurate for any means. With w and v the fractions of the elements in a and b, and d
+    the difference of the means::
 
         mean     = mean_a + v * d
         variance = w * variance_a + v * variance_b + w * v * d**2
@@ -204,7 +205,7 @@ def check_of_channels(known: object, cls: type[_Known]) -> _Known:
     Parameters
     ----------
     known
-        Its arrays may be of any floating-point type, or array-like.
+        Sums or moments, whose arrays may be of any floating-point type, or array-like.
     cls : {ChannelSums, ChannelMoments}
     """
     name = _NAMES[cls]
@@ -242,7 +243,7 @@ def check_of_channels(known: object, cls: type[_Known]) -> _Known:
 
 
 def check_whole(known: _OfChannels, channels: int, count: int) -> None:
-    """Raise unless sums or moments, already checked, can be those of a batch with this part.
+    """Raise unless sums or moments, already checked, can be those of a batch that has a given part.
 
     Parameters
     ----------
@@ -274,7 +275,7 @@ def _is_plain(array: object) -> bool:
 
 
 def _array_of(name: str, field: str, value: object) -> np.ndarray:
-    """Return one value of every channel as a float64 array."""
+    """Return a field of sums or moments as a float64 array of one value per channel."""
     array = as_array(name, value, f"its {field}: ")
     if element_type(array.dtype) is None:
         raise ArgumentTypeError(

@@ -1,7 +1,7 @@
-"""Arguments that are numbers, flags, words or arrays, read in one way by all front doors.
+"""Read arguments that are numbers, flags, words or arrays, for all public functions.
 
-The type of a value decides, never the value itself: an object can claim any class, and its methods
-can raise anything. Numbers, flags and words are returned as Python's own types.
+The checks use ``type(value)``, because an object can override `__class__`, and its methods can
+raise anything. Numbers, flags and words are returned as Python's own types.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _FLAGS = (bool, np.bool_)
 def as_array(name: str, value: object, field: str = "") -> np.ndarray:
     """Return `value` as a plain array without copying, or raise if it cannot be one.
 
-    A masked array is refused, because its mask would be lost. `field` begins the message: the part
-    of the argument that the value is.
+    A masked array is an error, because its mask would be lost. `field` names the part of the
+    argument that is read; the message begins with it.
     """
     if type(value) is np.ndarray:
         return value

@@ -1,8 +1,8 @@
 """The operands, options and results of every operation.
 
-Validation (`problem`), the keys of the call cache (`executable.CALLS`), the binding of addresses
-(`binding`), the rules of `out` (`aliasing`) and the tables of the dialects read the signatures, so
-that no operand can be in one of them and missing in another.
+The signatures are read by validation (`problem`), the keys of the call cache (`executable.CALLS`),
+the binding of addresses (`binding`), the rules of `out` (`aliasing`) and the dialects' tables. So
+no operand can be known to one of these modules and missing in another.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Result:
     kind : {"data", "channel", "mask", "sums", "count", "coefficients"}
         Results of kind "sums" are of kind "bins" if the problem is reproducible.
     field : str
-        The field of a kernel's record that holds its address; empty for what is copied out of the
-        record, or known without it.
+        The field of a kernel's record that holds its address; empty for a result that is copied
+        from the record, or known without a kernel.
     option : str or None
         The attribute of the problem that must be true for this result; None if it is always
         returned.
@@ -87,7 +87,7 @@ class Number:
     name : str
     default : object
     operand : str or None
-        The operand without which the number is not passed.
+        The number is passed only if this operand is given.
     field : str
         The field of a kernel's record that holds its address, if the number is an array.
     """
@@ -116,7 +116,7 @@ class Signature:
         The operand that `out` may be, to work in place.
     numbers : tuple of Number
     public : bool
-        Whether the package has a function of it; only adapters call the other operations.
+        Whether the package has a public function for it; only adapters call other operations.
     """
 
     operation: Operation
@@ -134,11 +134,11 @@ class Signature:
 
     @cached_property
     def normalises(self) -> bool:
-        """Whether kernels normalise x: forward, and for the gradient of an activation."""
+        """Whether kernels normalise x: in forward passes, and for the gradient of an activation."""
         return "dy" not in self.names or "beta" in self.names
 
     def arranged(self, operands: Mapping[str, Any]) -> list[Any]:
-        """Return the operands in their order, None for those that are absent."""
+        """Return the operands in the signature's order, with None for absent ones."""
         return [operands.get(name) for name in self.names]
 
 
@@ -158,9 +158,9 @@ _MEAN_OF_X = Result("mean", "channel", "result")
 _VARIANCE_OF_X = Result("variance", "channel", "result_2")
 _COEFFICIENTS = Result("coefficients", "coefficients", "exchanged")
 _COUNTED = Result("count", "count", "")
-# One array of both rows: sum_dy and sum_dy_xmu, or mean and variance.
+# One array of two rows: sum_dy and sum_dy_xmu, or mean and variance.
 _SUMMED = (Result("sums", "sums", "exchanged"), _COUNTED)
-# The sums or moments that a caller provides, and the elements of a channel that they are over.
+# The sums or moments that a caller provides, and the number of elements per channel they are over.
 _SUMS, _COUNT = Number("sums", field="exchanged"), Number("count")
 
 _GIVEN = (_MEAN, _VARIANCE, _GAMMA, _BETA)
@@ -172,7 +172,7 @@ _DDX = Operand("ddx", "data", required=False)
 _DDCHANNELS = tuple(Operand(name, "channel", required=False) for name in ("ddgamma", "ddbeta"))
 # The weight of the batch in the running statistics.
 _MOMENTUM = Number("momentum", 0.0, "running_mean")
-# `reproducible`: sums do not depend on how the batch is cut, see `binned`.
+# `reproducible`: sums do not depend on how the batch is divided, see `binned`.
 _NORMALISE = ("epsilon", "data_format", "activation", "arithmetic", "reproducible")
 
 _SPLIT = "data_format", "arithmetic", "reproducible"
@@ -210,7 +210,7 @@ _ALL = (
     ),
     # See `results.ChannelMoments`.
     Signature("reduce_forward", (_X,), _SUMMED, _SPLIT),
-    # A reproducible problem has sums that are not rounded yet; so has `apply_backward`.
+    # The sums of a reproducible problem are not rounded yet, here and in `apply_backward`.
     Signature(
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
@@ -219,7 +219,7 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
     ),
     # The gradient of an activation other than a ReLU needs the input of the activation, which is
-    # not stored. This operation computes it again; `backward` takes the resulting dz for dy.
+    # not stored. This operation computes it again; `backward` takes the resulting dz as its dy.
     Signature(
         "activation_backward",
         (_X, _DY, *_GIVEN),
@@ -228,7 +228,7 @@ _ALL = (
         overwrites="dy",
         public=False,
     ),
-    # `apply` with all results, for a compiler that exchanges sums itself.
+    # Like `apply`, but with all results, for a compiler that exchanges sums itself.
     Signature(
         "apply_backward",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),

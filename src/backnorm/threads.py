@@ -1,4 +1,4 @@
-"""How many threads a call may have: what was set, what this block allows, what PyTorch has."""
+"""The number of threads of a call: the process-wide limit, the ``with`` block and PyTorch's."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from backnorm.scalars import check_integer
 
 __all__ = ["get_num_threads", "limit", "num_threads", "set_limit", "set_num_threads"]
 
-#: What was set for the process; None: as many as there are processors.
+#: The limit that was set for the process; None: the number of processors.
 _most: int | None = None
 
-#: What the block that is being run allows.
+#: The limit of the current ``with`` block.
 _allowed: ContextVar[int | None] = ContextVar("backnorm_num_threads", default=None)
 
-# What is allowed if nothing was set, beside PyTorch and without it, and until when that holds: the
+# The default limits with PyTorch and without it, and the time until which they are valid: the
 # processors that the process may use can change.
 _beside, _alone, _until = 1, 1, 0.0
 
 
 def set_num_threads(n: int) -> None:
-    """Set how many threads a call of backnorm may have at most, in the whole process.
+    """Set the largest number of threads of a call of backnorm, in the whole process.
 
     Parameters
     ----------
     n : int
-        1 or more. More than the processors this process may use is capped to those.
+        1 or more. It is capped to the number of processors that this process may use.
 
     Raises
     ------
@@ -40,8 +40,8 @@ def set_num_threads(n: int) -> None:
 
     Notes
     -----
-    Results do not depend on it: they are the same bits for any number of threads. In a process
-    that has imported PyTorch a call never has more threads than ``torch.get_num_threads()`` says.
+    Results have the same bits for any number of threads. In a process that has imported PyTorch, a
+    call never has more threads than ``torch.get_num_threads()`` returns.
     """
     global _most
     _most = min(_checked(n), machine.processors())
@@ -49,12 +49,12 @@ def set_num_threads(n: int) -> None:
 
 @contextlib.contextmanager
 def num_threads(n: int) -> Iterator[None]:
-    """Let calls in a ``with`` block have at most so many threads, those of other threads not.
+    """Limit the number of threads of calls in a ``with`` block; other threads are not affected.
 
     Parameters
     ----------
     n : int
-        1 or more; it never raises what `set_num_threads` or an outer block allows.
+        1 or more. It never raises the limit of `set_num_threads` or of an outer block.
 
     Raises
     ------
@@ -78,15 +78,15 @@ def num_threads(n: int) -> Iterator[None]:
 
 
 def get_num_threads() -> int:
-    """Return how many threads a call of backnorm may have here and now.
+    """Return how many threads a call of backnorm may have now, in this thread.
 
-    The least of: what `set_num_threads` has set, or else BACKNORM_NUM_THREADS; what the
-    `num_threads` block allows; the processors that this process may use; and, where PyTorch is
-    imported, ``torch.get_num_threads()``, elsewhere OMP_NUM_THREADS.
+    This is the least of: the limit of `set_num_threads`, or else of BACKNORM_NUM_THREADS; the limit
+    of the `num_threads` block; the number of processors that this process may use; and
+    ``torch.get_num_threads()`` if PyTorch is imported, else OMP_NUM_THREADS.
     """
     torch = modules.get("torch")
     most = _most
-    # What `limit` does, without another call: this is part of every call of an operator.
+    # A copy of `limit`, because every call of an operator would pay for another function call.
     if most is None:
         if monotonic() >= _until:
             _look_again()
@@ -104,7 +104,7 @@ def get_num_threads() -> int:
 
 
 def limit() -> int:
-    """Return what is allowed in the whole process."""
+    """Return the limit of the whole process."""
     if _most is not None:
         return _most
     if monotonic() >= _until:
@@ -113,7 +113,7 @@ def limit() -> int:
 
 
 def set_limit(n: int) -> None:
-    """Set that, or take back what was set if so many would be allowed anyway."""
+    """Set the limit of the process, or remove it if the default allows as many threads."""
     global _most
     _most = None
     if n < limit():

@@ -1,1 +1,1 @@
-"""The command: parse files and options, call the operators, print reports."""
+"""The `backnorm` command: it parses files and options, calls operators and prints reports."""

@@ -1,4 +1,4 @@
-"""The `backnorm` command: its options, and which report each of them prints."""
+"""The `backnorm` command: its subcommands, their options and their reports."""
 
 from __future__ import annotations
 

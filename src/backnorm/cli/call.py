@@ -34,14 +34,13 @@ def parse_call(document: Mapping[str, object]) -> Program:
     document : mapping
         ``dialect``, ``op`` : the operator.
         ``attributes`` : object, by the dialect's names (optional).
-        ``inputs`` : object, the operator's input -> the tensor's name in the file. A required
-        input that is not listed goes by its own name; an optional one that is not listed is not
-        given.
-        ``outputs`` : the outputs to write: object, the operator's output -> the name to write it
-        under, or a list of outputs that keep their names; all if absent. Optional outputs that
-        are not listed are not requested of the operator.
+        ``inputs`` : object, the operator's input -> the tensor's name in the file. The default for
+        a required input is its own name; an optional input that is not listed is not passed.
+        ``outputs`` : the outputs to write. An object maps the operator's output to the name to
+        write it under; a list has outputs that keep their names; the default is all outputs.
+        Optional outputs that are not listed are not requested from the operator.
         ``shapes``, ``types`` : objects, the operator's input -> list of integers, or name of an
-        element type; checked against the tensors given, and used for those that are made up.
+        element type. Given tensors are checked against them, and random tensors get them.
 
     Raises
     ------
@@ -93,14 +92,14 @@ def _output_names(value: object, schema: OperatorSchema) -> dict[str, str]:
 
 
 def _declared(inputs: Mapping[str, str], document: Mapping[str, object]) -> dict[str, Tensor]:
-    """Return the input tensors, with what "shapes" and "types" say of them."""
+    """Return the input tensors with the shapes and types that the document declares."""
     shapes = expect_object(document.get("shapes", {}), "shapes")
     types = expect_object(document.get("types", {}), "types")
     _refuse_unknown(shapes, inputs, "shapes")
     _refuse_unknown(types, inputs, "types")
     tensors: dict[str, Tensor] = {}
     for port, key in inputs.items():
-        # One tensor may be two inputs; what is declared for either holds for it.
+        # One tensor may be two inputs; the declarations of both apply to it.
         earlier = tensors.get(key, Tensor(key, (key,)))
         shape = _shape(shapes[port], f"shapes.{port}") if port in shapes else earlier.shape
         dtype = _type(types[port], f"types.{port}") if port in types else earlier.dtype

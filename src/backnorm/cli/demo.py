@@ -40,9 +40,10 @@ class Case:
     ----------
     schema : OperatorSchema
     layout : {"NCX", "NXC"}
-        Of memory. A dialect that knows channel axis 1 alone gets a transposed view for NXC.
+        The layout in memory. A dialect that supports only channel axis 1 gets a transposed view for
+        NXC.
     dtype : numpy.dtype
-        Of x and dy.
+        The element type of x and dy.
     """
 
     schema: OperatorSchema
@@ -51,7 +52,7 @@ class Case:
 
     @property
     def call(self) -> str:
-        """The call, for people."""
+        """The call, as text for tables."""
         names = [f.name for f in self.schema.formats if f.layout == self.layout]
         argument = names[0] if len(self.schema.formats) > 1 else ""
         return f"{self.schema.dialect}.{self.schema.op}({argument})"
@@ -75,8 +76,8 @@ class Case:
     def inputs(self, layer: Layer) -> dict[str, np.ndarray]:
         """Return the operator's inputs.
 
-        The parameters are rounded to the type of the data even where the dialect then takes
-        them in float32, so that all dialects compute on the same numbers.
+        The parameters are rounded to the type of the data even if the dialect takes them in
+        float32, so that all dialects compute with the same numbers.
         """
         return {
             tensor.name: self._tensor(tensor, layer)
@@ -115,7 +116,7 @@ class Case:
         return max(layer["x"].ndim, self.schema.ranks[0])
 
     def _axis(self, rank: int) -> int:
-        """Return the channel axis as the dialect sees it."""
+        """Return the channel axis in the dialect's arrays."""
         takes_last = any(f.is_any or f.layout == "NXC" for f in self.schema.formats)
         return rank - 1 if self.layout == "NXC" and takes_last else 1
 
@@ -134,10 +135,10 @@ class DemoRow:
     worst_ulp : float
         Largest error of any gradient, in ulps of its type.
     budget_used : float
-        Largest error as a part of what is allowed at that element.
+        Largest error as a fraction of the error allowed at that element.
     passed : bool
     failures : tuple of str
-        Gradients beyond their budget.
+        The gradients that exceed their budget.
     """
 
     dialect: str
@@ -155,13 +156,14 @@ class DemoRow:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Whether all results for one type of data are the same bits, whatever the dialect.
+    """Whether the results for one type of data have the same bits in all dialects.
 
-    Dialects that are given the inverse standard deviation are compared with each other: it is
-    rounded, and stands for another variance. Results of float32 and float64 are the same whatever
-    the layout; 16-bit data is summed in float32 at first, and the order of that is the layout's.
-    `compared` counts the arrays that were compared with another; gradients of parameters are
-    compared between the dialects that return them in one type.
+    Dialects that take the inverse standard deviation are only compared with each other, because
+    rounding it changes the variance that it corresponds to. Results of float32 and float64 are
+    compared across layouts. Results of 16-bit data are not, because short runs are summed in
+    float32, in an order that depends on the layout. Gradients of parameters are compared between
+    dialects that return them in one type. `compared` counts the arrays that were compared with
+    another one.
     """
 
     dtype: str
@@ -172,7 +174,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All rows, and how their results compare; `asdict` of it is the JSON report."""
+    """All rows, and the comparison of their results; `asdict` gives the JSON report."""
 
     layers: tuple[dict[str, Any], ...]
     threads: int
@@ -196,8 +198,9 @@ class DemoReport:
         )
 
 
-# Results that must be equal, each with its call, by type of data, layer, gradient, type of
-# gradient, layout if it may make a difference, and what the dialect is given beside the mean.
+# Results that must be equal, each with its call. The keys have the type of the data, the layer, the
+# gradient and its type, the layout if it may make a difference, and the statistic that the dialect
+# takes in addition to the mean.
 _Groups = dict[tuple[str, ...], list[tuple[str, np.ndarray]]]
 
 

@@ -1,4 +1,4 @@
-"""`backnorm info`: versions, machine and machine code; dialects; operators; and their tables."""
+"""`backnorm info`: facts about the installation, a dialect or an operator, and their tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENGINES = {"team": "PyTorch's team", "pool": "our own pool", "caller": "the cal
 
 
 def describe(dialect: str | None = None, op: str | None = None) -> dict[str, object]:
-    """Return, as plain values, facts about the installation, a dialect, or an operator.
+    """Return facts about the installation, a dialect, or an operator as plain values.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
     Raises
     ------
     ArgumentValueError
-        If there is no such dialect or operator, or no such level as BACKNORM_CPU_LEVEL names.
+        If there is no such dialect or operator, or BACKNORM_CPU_LEVEL has an invalid value.
     """
     if dialect is None:
         return _installation()
@@ -72,7 +72,7 @@ def _installation() -> dict[str, object]:
 
 def _versions() -> dict[str, str | None]:
     own = {"backnorm": backnorm.__version__, "python": platform.python_version()}
-    # Looked up, not imported.
+    # The versions are read from the packages' metadata, so that the packages are not imported.
     return own | {package: _version(package) for package in (*_REQUIRED, *_OPTIONAL)}
 
 
@@ -84,12 +84,12 @@ def _version(package: str) -> str | None:
 
 
 def _machine_code() -> dict[str, object]:
-    """Return the level of this processor, and which libraries there are for it, of which levels."""
+    """Return the level of this processor, and the levels of the libraries that exist for it."""
     names = sorted(LIBRARIES.keys() - {PROBE})
     try:
         level = library.level()
     except MachineCodeError:
-        # Without any there is nothing that could tell.
+        # Without any library, the level cannot be determined.
         level = None
     paths = {name: library.path_of(name) for name in names} if level else {}
     found = {name: path for name, path in paths.items() if path}
@@ -105,7 +105,7 @@ def _machine_code() -> dict[str, object]:
 
 
 def info_tables(facts: Facts) -> Iterator[Table]:
-    """Yield the tables of what :func:`describe` returned."""
+    """Yield tables of the facts that :func:`describe` returned."""
     if "schemas" in facts:
         for schema in facts["schemas"]:
             yield from _schema_tables(schema)

@@ -22,8 +22,8 @@ Result = TypeVar("Result")
 def timed(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
     """Return the result of `call` and the seconds that one call takes.
 
-    The first call loads compiled code, or compiles it, and does not count; the time is the median
-    of `repeat` further calls.
+    The first call loads compiled code, or compiles it, and is not timed. The time is the median of
+    `repeat` further calls.
     """
     result = call()
     seconds = []
@@ -37,8 +37,8 @@ def timed(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
 def traffic(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> int:
     """Return the bytes that a canonical call moves between memory and processor, by convention.
 
-    Counted are the passes over arrays of x's size that two plain loops make, whatever a cleverer
-    order of work saves of them:
+    The convention counts the passes over arrays of x's size that two plain loops make, even if
+    another order of work saves some of them:
 
     - backward: x and dy are read for the sums, and again for dx, which is written: 5 passes
       (4 with frozen statistics, where dx does not depend on x);
@@ -63,7 +63,7 @@ def check(
     Parameters
     ----------
     canonical : CanonicalCall
-        The canonical call that the dialect's call is.
+        The canonical call that the dialect's call corresponds to.
     inputs, outputs : mapping of str to numpy.ndarray
         By the dialect's names.
     """
@@ -86,6 +86,6 @@ def check(
 
 
 def worst_errors(verdicts: Mapping[str, Verdict]) -> tuple[float, float]:
-    """Return the largest error in ulps, and the largest as a part of its budget."""
+    """Return the largest error in ulps, and the largest error as a fraction of its budget."""
     ulps = [verdict.worst_ulp for verdict in verdicts.values()]
     return max(ulps, default=0.0), max((v.worst_excess for v in verdicts.values()), default=0.0)

@@ -1,4 +1,4 @@
-"""The parts that all commands share: exit statuses, errors in one line, the number of threads.
+"""The common parts of all commands: exit statuses, errors in one line, the number of threads.
 
 Exit status: 0 success; 1 a check failed; 2 bad input, or results that cannot be written; 130
 interrupted.

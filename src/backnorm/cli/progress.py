@@ -1,4 +1,4 @@
-"""Progress of long work, on stderr and only if that is a terminal."""
+"""Show the progress of long work on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 __all__ = ["Advance", "progress"]
 
-#: Takes a description of the work that begins; what was described before is done.
+#: Takes a description of the work that begins; the previously described work is done.
 Advance = Callable[[str], None]
 
 

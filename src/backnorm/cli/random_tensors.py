@@ -1,4 +1,4 @@
-"""Made-up tensors for the inputs that a tensor file lacks (`backnorm run --random`)."""
+"""Random tensors for the inputs that are missing in a tensor file (`backnorm run --random`)."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def random_tensors(
     schema : OperatorSchema
     attributes : mapping
     known, missing : mapping
-        By the operator's input names; a missing one comes with what is declared of it.
+        By the operator's input names; values of `missing` are the declared tensors.
     seed : int
-        Each tensor's values depend on the seed, its key and its shape, so supplying one tensor
-        leaves the others as they were.
+        Each tensor's values depend on the seed, its key and its shape, so supplying one tensor does
+        not change the others.
 
     Returns
     -------
     dict
-        x of a different mean and deviation in every channel and dy, both normal; gamma in
-        [0.5, 1.5) and beta normal. For a backward pass the mean and the biased variance are those
-        of x (1 where that is 0), and an inverse deviation is that of the variance and 1e-5;
-        elsewhere the mean is normal and the variance in [0.5, 2).
+        x, dy and beta are normally distributed; the mean and deviation of x differ between
+        channels. gamma is in [0.5, 1.5). For a backward pass, the mean and the biased variance are
+        those of x (a variance of 0 is replaced by 1), and an inverse deviation is that of the
+        variance and 1e-5. Otherwise the mean is normal and the variance is in [0.5, 2).
 
     Raises
     ------
     ArgumentValueError
-        If neither a declaration nor another tensor tells the shape.
+        If neither a declaration nor another tensor determines the shape.
     """
     specs = {spec.name: spec for spec in schema.inputs}
     shapes = {port: array.shape for port, array in known.items()}
@@ -91,9 +91,9 @@ def random_tensors(
 
 
 def parameter_type(schema: OperatorSchema, dtype: np.dtype) -> np.dtype | None:
-    """Return the type of per-channel tensors next to data of `dtype`: float32 if that is allowed.
+    """Return the type of per-channel tensors with data of `dtype`: float32 if that is allowed.
 
-    None if the operator does not take data of `dtype`.
+    Return None if the operator does not take data of `dtype`.
     """
     for rule in schema.type_rules:
         if ELEMENT_TYPE_NAMES[rule.data] == dtype:
@@ -108,10 +108,10 @@ def _channel_axes(
     shapes: Mapping[str, tuple[int, ...]],
     shape: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Return the channel axes; any axis if the operator will reject the attributes."""
+    """Return the channel axes, or any axis if the operator will reject the attributes."""
     rank, defaults = len(shape), {a.name: a.default for a in schema.attributes}
     if schema.channel_axes is not None:
-        # Arrays of one element, broadcast: they have a shape and take no memory.
+        # Arrays of one element are broadcast, so that they have a shape and take no memory.
         known = {**shapes, schema.words["x"]: shape}
         with contextlib.suppress(KeyError, TypeError, ValueError):
             arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
@@ -133,7 +133,7 @@ def _channel(
     x: np.ndarray | None,
     axes: tuple[int, ...],
 ) -> np.ndarray:
-    """Return a per-channel tensor; a statistic is that of `x`, if there is one with elements."""
+    """Return a per-channel tensor; a statistic is that of `x` if `x` has elements."""
     role, keepdims = spec.role, spec.kind == "kept"
     if role == "gamma":
         return rng.uniform(0.5, 1.5, shape)

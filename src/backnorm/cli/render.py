@@ -1,4 +1,4 @@
-"""Tables of the reports of a run and of the demo."""
+"""Tables for the reports of `backnorm run` and `backnorm demo`."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ def demo_table(report: DemoReport) -> Table:
 
 
 def captioned_table(title: str, caption: str | Text, padding: PaddingDimensions) -> Table:
-    """Return an empty table without a frame, its title above and its caption below, at the left.
+    """Return an empty table without a frame; title above and caption below are left-aligned.
 
     Parameters
     ----------
     title : str
-        Shown as it is.
+        Shown verbatim.
     caption : str or rich.text.Text
-        A string is read as rich's markup, and faint; what comes from elsewhere has to be a text.
+        A string is interpreted as rich's markup, and shown faint. Untrusted text must be a `Text`.
     padding : tuple of int
-        Around each cell, as rich has it.
+        The padding of each cell, as in rich.
     """
     return Table(
         title=plain(title),
@@ -96,7 +96,7 @@ def captioned_table(title: str, caption: str | Text, padding: PaddingDimensions)
 
 def _measurements_table(title: str, subject: str, caption: str) -> Table:
     """Return an empty table: subject, layout, time, GB/s, ulp, budget."""
-    # As tight as it goes: the longest call fits a terminal of 80 columns.
+    # Without padding, the longest call fits a terminal of 80 columns.
     table = captioned_table(title, caption + _ULP_NOTE, padding=0)
     table.add_column(subject, overflow="fold")
     table.add_column("layout", no_wrap=True)
@@ -106,7 +106,7 @@ def _measurements_table(title: str, subject: str, caption: str) -> Table:
 
 
 def number_texts(seconds: float, gigabytes_per_second: float) -> tuple[str, str]:
-    """Return a duration in the unit that suits it, and a bandwidth, of three digits each."""
+    """Return a duration in a suitable unit, and a bandwidth, with three digits each."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1.0:
             return f"{seconds * scale:.3g} {unit}", f"{gigabytes_per_second:.3g}"
@@ -114,7 +114,7 @@ def number_texts(seconds: float, gigabytes_per_second: float) -> tuple[str, str]
 
 
 def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple[str, str]:
-    """Return a worst error in ulps, and as a part of the budget; nothing if not checked."""
+    """Return the worst error in ulps, and as a fraction of the budget; empty if not checked."""
     if ulp is None or budget is None:
         return "", ""
     text = f"{ulp:.4f}" if ulp < 10 else f"{ulp:.4g}"
@@ -122,7 +122,7 @@ def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple
 
 
 def _tensor_text(tensor: TensorFacts) -> str:
-    """Return port, type and shape, and the tensor's name where that differs."""
+    """Return port, type and shape, and the tensor's name if it is not that of the port."""
     dims = "x".join(map(str, tensor.shape)) or "scalar"
     text = f"{tensor.port} {tensor.dtype} {dims}"
     if tensor.name is not None and tensor.name != tensor.port:

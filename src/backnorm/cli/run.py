@@ -44,7 +44,7 @@ class RunOptions:
     repeat : int
         Timed calls of each operator, after one that does not count.
     arithmetic : {"float32", "float64"} or None
-        What elements are computed in.
+        The type in which elements are computed.
     max_unpacked : int
         Mebibytes by which compressed tensors may be larger in memory than on disk.
     """
@@ -66,13 +66,13 @@ class TensorFacts:
     Attributes
     ----------
     port : str
-        The operator's name for it.
+        The operator's name of the tensor.
     name : str or None
-        Its name in the tensor file; None for an output that is not written.
+        The name in the tensor file; None for an output that is not written.
     shape : tuple of int
     dtype : str
     random : bool
-        Whether it was made up.
+        Whether the values are random.
     """
 
     port: str
@@ -91,18 +91,18 @@ class StepReport:
     dialect, op, label : str
     layout : {"NCX", "NXC"}
     arithmetic : str
-        What elements are computed in.
+        The type in which elements are computed.
     inputs, outputs : tuple of TensorFacts
     seconds : float
-        Of one call.
+        The time of one call.
     gigabytes_per_second : float
         By the convention of :func:`backnorm.cli.measure.traffic`.
     worst_ulp : float or None
-        Largest error of any checked output, in its ulps; None if not checked.
+        Largest error of any checked output, in ulps of its type; None if not checked.
     budget_used : float or None
-        Largest error as a part of what is allowed at its element (1: all of it).
+        Largest error as a fraction of the error allowed at that element.
     check : mapping of str to Verdict, or None
-        By output.
+        The verdicts by output.
     """
 
     dialect: str
@@ -120,13 +120,13 @@ class StepReport:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The outputs that failed the check, each with what is wrong."""
+        """The outputs that failed the check, each with a description of the error."""
         return {name: v.detail for name, v in (self.check or {}).items() if not v.passed}
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A whole run; `asdict` of it is the JSON report."""
+    """A whole run; `asdict` gives the JSON report."""
 
     file: str
     threads: int
@@ -137,12 +137,12 @@ class RunReport:
 
 
 def run_file(options: RunOptions) -> RunReport:
-    """Run what `options` say, write the results, and return the report.
+    """Run a file's operators, write the results, and return the report.
 
     Raises
     ------
     ArgumentError
-        If a file is not acceptable, a tensor is missing, or an operator rejects its arguments.
+        If a file is invalid, a tensor is missing, or an operator rejects its arguments.
     OSError
         If a file cannot be read or written.
     """
@@ -176,7 +176,7 @@ def _read_program(path: Path) -> Program:
 
 
 def _read_inputs(program: Program, options: RunOptions, advance: Advance) -> dict[str, np.ndarray]:
-    """Return the inputs that the tensor file has; raise if some are missing and not made up."""
+    """Return the inputs in the tensor file; raise if others are missing and not made random."""
     values: dict[str, np.ndarray] = {}
     if options.tensors is not None:
         advance(f"reading {options.tensors}")

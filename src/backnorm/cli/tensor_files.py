@@ -1,4 +1,4 @@
-"""Tensor files: .npz by NumPy and .safetensors by the package of that name."""
+"""Read and write tensor files: .npz by NumPy, .safetensors by the package safetensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from backnorm.files import atomic_writer, check_writable
 
 __all__ = ["MEBIBYTES", "check_output", "read_tensors", "write_tensors"]
 
-#: Default of `--max-unpacked`.
+#: The default of `--max-unpacked`.
 MEBIBYTES = 1024
 
-# The type as which NumPy saves ml_dtypes' bfloat16.
+# NumPy saves ml_dtypes' bfloat16 as this type.
 _OPAQUE = np.dtype("V2")
 
 Selection = Callable[[Collection[str]], Mapping[str, str]]
@@ -33,7 +33,7 @@ def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, 
     ----------
     path : Path
     select : callable
-        From the names in the file to the names to read, by the key that each gets in the result.
+        Takes the names in the file; returns the names to read, by their keys in the result.
     max_unpacked : int
         Mebibytes by which an archive may be larger unpacked than it is on disk.
 
@@ -46,7 +46,7 @@ def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, 
     """
     kind = _kind(path)
     try:
-        # Missing files, folders and permissions: the same errors for both kinds.
+        # Opening the file first gives the same errors for both formats if it cannot be read.
         with path.open("rb") as stream:
             if kind == ".npz":
                 tensors = _read_npz(path, stream, select, max_unpacked)
@@ -56,7 +56,7 @@ def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, 
                     tensors = {key: file.get_tensor(name) for key, name in names.items()}
     except (BacknormError, OSError, MemoryError):
         raise
-    # Damaged files make NumPy and zipfile raise nearly anything.
+    # NumPy and zipfile raise many kinds of exceptions for damaged files.
     except Exception as error:
         raise ArgumentValueError(str(path), f"cannot be read: {error}") from error
     return {key: _native(array) for key, array in tensors.items()}
@@ -69,8 +69,8 @@ def check_output(path: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write `tensors` to `path`, which then holds all of them or is as it was."""
-    # Safetensors writes the memory of an array, whatever its strides are.
+    """Write `tensors` to `path` atomically: if writing fails, the file is unchanged."""
+    # safetensors writes the memory of an array and ignores its strides.
     arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     with atomic_writer(path) as stream:
         if _kind(path) == ".safetensors":
@@ -86,7 +86,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 def _read_npz(
     path: Path, stream: BinaryIO, select: Selection, max_unpacked: int
 ) -> dict[str, np.ndarray]:
-    # NumPy takes any other file for a pickle, and says so.
+    # NumPy would treat any other file as a pickle, and its error would say so.
     if not zipfile.is_zipfile(stream):
         raise ArgumentValueError(str(path), "is not a .npz file")
     stream.seek(0)

@@ -1,4 +1,4 @@
-"""Text for terminals: control characters in names are shown as codes, never acted upon."""
+"""Text for terminals, in which control characters in names are replaced by their codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["counted", "plain", "print_line", "print_report", "warn"]
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number of things, whose plural is `noun` and an s."""
+    """Return a number followed by a noun, with an "s" unless the number is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -33,7 +33,7 @@ def warn(message: object) -> None:
 def print_line(line: str) -> None:
     """Print a line on stdout and flush it.
 
-    A reader that has closed its end (``| head -1``) is no error.
+    It is not an error if the reader has closed the pipe (``| head -1``).
 
     Raises
     ------
@@ -43,7 +43,7 @@ def print_line(line: str) -> None:
     try:
         print(line, flush=True)
     except OSError as error:
-        # Python flushes stdout again when it exits; the rest must not fail a second time.
+        # Python flushes stdout again when it exits, which must not fail a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise OSError(error.errno, error.strerror, "standard output") from None
@@ -52,7 +52,7 @@ def print_line(line: str) -> None:
 def print_report(value: object, tables: Iterable[Table], as_json: bool) -> None:
     """Print `value` as JSON on stdout, NaN and infinity as strings; or print its tables.
 
-    If stdout is not a terminal, a table is as wide as it needs.
+    If stdout is not a terminal, the width of a table is not limited.
     """
     if as_json:
         print_line(json.dumps(_finite(value), indent=2, allow_nan=False))
@@ -74,5 +74,6 @@ def _finite(value: object) -> object:
 
 
 def _visible(text: str) -> str:
-    # Escape sequences in a file's names must not reach the terminal, nor lone surrogates print().
+    # Escape sequences in the names of a file must not reach the terminal. `print` raises for lone
+    # surrogates.
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

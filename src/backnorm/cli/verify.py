@@ -47,7 +47,7 @@ _DTYPES, _LAYOUTS = "float32,bfloat16,float16", "NCX,NXC"
 
 @dataclass(frozen=True, slots=True)
 class _Reports:
-    """Where reports go, and what is expected."""
+    """The files of reports, and the expected failures."""
 
     at_least: Rung
     show: bool

@@ -1,7 +1,7 @@
-"""A battery of cases that tells a right backward pass from a wrong one.
+"""A battery of cases that distinguishes a correct backward pass from a wrong one.
 
-Each case shows some plausible mistake that perhaps no other case shows. The tests run the battery
-on backnorm's operator, which must pass, and on broken kernels, which must fail.
+Each case detects a plausible mistake that the other cases may miss. The tests run the battery on
+backnorm's operator, which must pass, and on broken kernels, which must fail.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BackwardOperator(Protocol):
 
 
 class Subject(NamedTuple):
-    """Types and layout of a case."""
+    """The element types and the layout of a case."""
 
     dtype: np.dtype
     statistics: np.dtype
@@ -59,12 +59,12 @@ class Subject(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The part of a case's name that has types and layout."""
+        """The part of a case's name that describes types and layout."""
         return "-".join(map(str, self))
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of the functions that return data."""
+        """The keyword arguments for the functions of `data`."""
         return {
             "dtype": self.dtype,
             "data_format": self.data_format,
@@ -79,14 +79,15 @@ class Case:
     Attributes
     ----------
     name : str
-        Unique; has the subject of the case, the types and the layout.
+        A unique name, made of the purpose of the case, the types and the layout.
     data : LayerData
-        An :class:`ExactCase` is judged by its own results with no allowance for cancellation.
+        An :class:`ExactCase` is judged by its own results, without allowance for cancellation.
     training : bool
     scaled : bool
         Whether gamma is passed.
     arithmetic : {"float32", "float64"} or None
-        The compute dtype of the operator, by which it is judged; None: see :func:`judge.budget`.
+        The compute dtype of the operator, which determines its error budget; None: see
+        :func:`judge.budget`.
     """
 
     name: str
@@ -115,14 +116,15 @@ class Case:
 
 
 def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]:
-    """Yield the battery, small cases for every type and layout; the same for the same seed.
+    """Yield the battery: small cases for every type and layout, the same for the same seed.
 
     Parameters
     ----------
     seed : int
     arithmetic : {"float32", "float64"}, optional
-        The compute dtype of the operator, by which it is judged; cases that it excludes are left
-        out. None: all cases, each judged by the default compute dtype of its elements.
+        The compute dtype of the operator, which determines its error budget. Cases with types that
+        do not support it are left out. None: all cases, each judged by the default compute dtype of
+        its elements.
     """
     rng = np.random.default_rng(seed)
     every = (case for subject in subjects(_SHAPES) for case in _of_subject(subject, rng))
@@ -138,7 +140,7 @@ def subjects(formats: Iterable[str]) -> Iterator[Subject]:
 
 
 def computed_in(cases: Iterable[_Case], arithmetic: object) -> Iterator[_Case]:
-    """Yield the cases that this compute dtype does not exclude, with it; None: all unchanged."""
+    """Yield the cases that support a compute dtype, with that dtype; None: all cases, unchanged."""
     name = None if arithmetic is None else check_arithmetic(arithmetic)
     for case in cases:
         if name is None:
@@ -161,7 +163,7 @@ def examine(operator: BackwardOperator, case: Case) -> dict[str, Verdict]:
 def _judge_known(
     quantity: Quantity, actual: np.ndarray, expected: np.ndarray, case: Case
 ) -> Verdict:
-    """Judge by a known result: one rounding is allowed, and nothing for cancellation."""
+    """Judge by a known result: one rounding is allowed, without allowance for cancellation."""
     known = Exact.of(expected), np.zeros(expected.shape), case.data.x.dtype
     return judge(quantity, actual, *known, arithmetic=case.arithmetic)
 
@@ -199,7 +201,7 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[Case]:
     )
     many = (40, 2, 500) if data_format == "NCX" else (40, 500, 2)
     if is_16_bit(dtype):
-        # Sums of dy and of dy * c beyond 65,504, the largest float16.
+        # Sums of dy and of dy * c that exceed 65,504, the largest float16.
         yield Case(f"large-sums-{types}", real(many, gradient_scale=1000.0))
     else:
         yield Case(f"many-elements-{types}", real(many))

@@ -1,6 +1,6 @@
-"""Test data: exact data, whose results are known, and realistic data, as in training.
+"""Test data: exact data, whose results are known, and realistic data, like that of training.
 
-dy is never constant: with a constant dy the exact dx and dgamma are 0, and a wrong kernel passes.
+dy is never constant: with a constant dy the exact dx and dgamma are 0, and wrong kernels can pass.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class LayerData:
 
     @property
     def backward_inputs(self) -> tuple[np.ndarray, ...]:
-        """x, dy, mean, variance, gamma: the arguments of the backward pass in their order."""
+        """The arguments of the backward pass in order: x, dy, mean, variance, gamma."""
         return self.x, self.dy, self.mean, self.variance, self.gamma
 
     def like(self, gradient: str) -> np.ndarray:
-        """Return the input whose shape and element type a gradient of the backward pass has."""
+        """Return the input that has the shape and element type of a gradient."""
         return self.x if gradient == "dx" else self.mean
 
     @property
@@ -67,11 +67,12 @@ class ExactCase(LayerData):
     Attributes
     ----------
     dx, dgamma, dbeta, y : numpy.ndarray
-        float64, exact: results of the training backward pass and of the normalisation by mean and
-        variance. dx and y are representable in x's type as they stand; dgamma and dbeta are
-        integers times powers of two that may still need the one rounding to a narrow type.
+        Exact results of the training backward pass and of the normalisation by mean and variance,
+        in float64. dx and y are representable in x's type. dgamma and dbeta are integers times
+        powers of two; in a narrow type they may have to be rounded once.
     true_statistics : bool
-        Whether mean and variance are those of x, so that the training forward gives y as well.
+        Whether mean and variance are those of x, so that y is also the result of the training
+        forward.
     """
 
     dx: np.ndarray = field(kw_only=True)
@@ -95,8 +96,8 @@ def exact_data(
 
     All values are small integers times powers of two, so that every product and every partial
     sum is representable (in float32 for up to 2**18 elements a channel), and so are the results.
-    Any difference from them is a fault of formula or indexing, not of rounding. The idea is that
-    of oneDNN's benchdnn.
+    Any difference from these results is an error of formula or indexing, not of rounding. The idea
+    is that of oneDNN's benchdnn.
 
     Parameters
     ----------
@@ -109,11 +110,11 @@ def exact_data(
     statistics_dtype : numpy.dtype, optional
         Type of the per-channel arrays; by default float32 for a 16-bit type, else `dtype`.
     epsilon : float
-        A power of two below 1/4, representable in the same type; the variance is then a power of
-        four less epsilon, and is not the variance of x.
+        0, or a power of two below 1/4 that is representable in the statistics' type. The variance
+        is then a power of four minus epsilon, and is not the variance of x.
     mean_magnitude : int
-        Bound of the integer means: up to 2**20 in float32, and about 8 in 16-bit types, which also
-        hold the deviations of x.
+        Bound of the integer means: up to 2**20 in float32. In 16-bit types about 8, because x has
+        that type, too.
 
     Notes
     -----
@@ -181,11 +182,12 @@ def realistic_data(
         As in :func:`exact_data`.
     epsilon : float
     ratio : float
-        Mean over standard deviation of x, in magnitude; 1e4 makes cancelling formulas fail.
+        Magnitude of the mean of x divided by its standard deviation. With 1e4, formulas in which
+        terms cancel fail.
     scale : float
         Standard deviation of x; channels vary by a factor of 4 around it.
     gradient_scale : float
-        Standard deviation of dy, which is correlated with x and has a mean, so that no term of the
+        Standard deviation of dy. dy is correlated with x and has a mean, so that no term of the
         gradient is small by accident.
 
     Notes
@@ -193,7 +195,7 @@ def realistic_data(
     mean and variance are computed from x as rounded to `dtype`, and rounded to `statistics_dtype`.
     """
     axis, channels, others, statistics = _layout(shape, dtype, data_format, statistics_dtype)
-    # Channels first; the axis is moved to its place at the end.
+    # The channels are axis 0 until the end, when the axis is moved.
     per_channel = (channels,) + (1,) * len(others)
 
     deviation = scale * 2.0 ** rng.uniform(-1, 1, per_channel)
@@ -254,10 +256,10 @@ def _exact_channel(
     mean_dy = float(rng.choice([-2, -1, 1, 2]))
     p = rng.integers(-1, 1, pairs, endpoint=True).astype(float)
     p = mean_dy + p - _spread(p.sum(), pairs)
-    # A half-step of q where b = 2 changes sum(b q) by one.
+    # Changing q by 1/2 where b = 2 changes sum(b q) by one.
     twos = b == 2.0
     q = rng.integers(-1, 1, pairs, endpoint=True) + rng.choice([-1.0, 1.0]) * b
-    # mean(dy b) is 2 sum(b q) / M; an odd M needs an even multiple to stay an integer.
+    # mean(dy b) is 2 sum(b q) / M; for an odd M, sum(b q) must be a multiple of M.
     step = pairs if count % 2 == 0 else count
     remainder = (b * q).sum()
     remainder -= step * np.rint(remainder / step) if step else 0.0
@@ -272,7 +274,7 @@ def _exact_channel(
 
 
 def _spread(total: float, places: int) -> np.ndarray:
-    """Return `places` integers as equal as can be that add up to `total`."""
+    """Return `places` integers that differ by at most one and add up to `total`."""
     if places == 0:
         return np.zeros(0)
     share, rest = divmod(int(total), places)

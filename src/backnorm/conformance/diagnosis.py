@@ -1,11 +1,11 @@
-r"""What is wrong with a backward pass, in a sentence.
+r"""Diagnose a wrong backward pass: describe the mistake in one sentence.
 
-Whatever its formula, dx is linear in three functions of an element: dy, 1 and x - mean. A
-least-squares fit gives the three coefficients of every channel; dgamma and dbeta are two numbers
-more. `diagnose` compares the five with those of the right formula and of formulas with one or two
-mistakes (:mod:`backnorm.conformance.formula`), and the nearest formula names the mistake. A large
-residual of the fit is an error of indexing or of memory. A right formula leaves the precision,
-which `backnorm.conformance.ladder` grades.
+For every formula, right or wrong, dx is linear in three functions of an element: dy, 1 and
+x - mean. A least-squares fit gives the three coefficients of every channel; dgamma and dbeta are
+two more numbers. `diagnose` compares these five numbers with those of the right formula and of
+formulas with one or two mistakes (:mod:`backnorm.conformance.formula`). The nearest formula names
+the mistake. A large residual of the fit is an error of indexing or of memory. If the formula is
+right, only the precision can be wrong, which `backnorm.conformance.ladder` grades.
 """
 
 from __future__ import annotations
@@ -36,24 +36,26 @@ __all__ = ["Diagnosis", "diagnose", "diagnostic_data"]
 Kind = Literal["right", "formula", "described", "precision", "indexing", "memory"]
 Arrays = tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]
 
-# The largest relative difference between the numbers of a call and those of the formula that names
-# its mistake, by the element type of dx. Rounding of dx to 8 bits moves a coefficient by some 1e-3.
+# A formula matches a call if their numbers differ by at most this, relative, by the element type of
+# dx. Rounding dx to 8 bits changes a coefficient by about 1e-3.
 _NEAR = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
-# Formulas whose distance is less than this multiple of the nearest are not parted by the data.
+# The data cannot distinguish the nearest formula from formulas within this multiple of its
+# distance.
 _MARGIN = 2.0
-# The residual of a fit, as a part of dx, that rounding can leave.
+# The residual of a fit, relative to dx, that rounding can cause.
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
 _RESIDUAL_OF_WIDE = 1e-4
 
-# The difference from a right element that rounding can make, as a part of the largest element.
+# The error of an element, relative to the largest element, that rounding can cause.
 _ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
 _ROUNDING_OF_WIDE = 2.0**-14
-# An error of every element that is no more than this part of the largest is one of precision.
+# If no element has a larger error than this, relative to the largest element, precision is the
+# cause.
 _FEW_BITS = 2.0**-6
-# A mistake may show in half of the channels, as |gamma| does.
+# A mistake may affect only half of the channels, as |gamma| instead of gamma does.
 _QUANTILE = 0.75
-# Of numbers that are not finite.
+# The distance of numbers that are not finite.
 _FAR = 1e30
 _TINY = float(np.finfo(float).tiny)
 _NAMES = tuple(each.name for each in fields(Coefficients))
@@ -68,21 +70,21 @@ _TERMS = {
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with a call.
+    """The diagnosis of a call.
 
     Attributes
     ----------
     kind : {"right", "formula", "described", "precision", "indexing", "memory"}
         formula: one or two mistakes explain all outputs. described: the formula is wrong in a way
-        that has no name. precision: the elements of dx have few bits. right: the formula is right,
-        and the precision is that of the element type or is not seen in dx.
+        that has no name. precision: the elements of dx have few correct bits. right: the formula is
+        right, and dx shows no loss of precision beyond that of the element type.
     names : tuple of str
-        Of the mistakes.
+        The names of the mistakes.
     says : str
-        A sentence without a full stop.
+        The diagnosis as a sentence without a full stop.
     evidence : mapping of str to float
-        The median over channels of each number over that of the right formula, and the residual of
-        the fit as a part of dx.
+        The median over channels of each number divided by that of the right formula, and the
+        residual of the fit relative to dx.
     """
 
     kind: Kind
@@ -98,10 +100,10 @@ def diagnostic_data(
     statistics_dtype: np.dtype | None = None,
     seed: int = 0,
 ) -> LayerData:
-    """Return inputs in which every mistake shows, and shows differently.
+    """Return inputs for which every mistake gives different numbers.
 
-    24 channels of 6 x 35 elements; epsilon of the size of the variance; statistics that are not
-    those of x; gamma of both signs; dy with a mean and a part along x.
+    There are 24 channels of 6 x 35 elements. epsilon is as large as the variance, statistics are
+    not those of x, gamma has both signs, and dy has a mean and is correlated with x.
     """
     rng = np.random.default_rng(seed)
     shape = (6, 24, 5, 7) if data_format == "NCX" else (6, 5, 7, 24)
@@ -124,14 +126,14 @@ def diagnostic_data(
 def diagnose(
     data: LayerData, outputs: Arrays, *, training: bool = True, scaled: bool = True
 ) -> Diagnosis:
-    """Return what is wrong with the outputs of a backward pass.
+    """Return the diagnosis of the outputs of a backward pass.
 
     Parameters
     ----------
     data : LayerData
-        The inputs. Those of :func:`diagnostic_data` part all mistakes.
+        The inputs. Those of :func:`diagnostic_data` distinguish all mistakes.
     outputs : tuple of numpy.ndarray or None
-        dx, dgamma and dbeta; None for one that is not judged.
+        dx, dgamma and dbeta; None for an output that is not judged.
     training : bool
         Whether the statistics depend on x.
     scaled : bool
@@ -185,7 +187,7 @@ def _not_finite(outputs: Arrays) -> Diagnosis | None:
 
 
 def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coefficients, float]:
-    """Return the numbers of each channel, and the residual of the fit of dx as a part of dx."""
+    """Return the numbers of each channel, and the residual of the fit relative to dx."""
     dx, dgamma, dbeta = outputs
     of_parameters = [None if each is None else each.astype(float) for each in (dgamma, dbeta)]
     if dx is None:
@@ -221,13 +223,13 @@ def _ratios(found: Coefficients, right: Coefficients) -> dict[str, float]:
 
 
 def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
-    """Return what offset and slope are compared with where the right ones are 0."""
+    """Return the scales that offset and slope are compared with if the right values are 0."""
     scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
     return {"offset": 0.2 * scale, "slope": 0.2 * scale / (channels.x.std(1) + _TINY)}
 
 
 def _distance(found: Coefficients, formula: Coefficients, least: Mapping[str, np.ndarray]) -> float:
-    """Return the largest of the relative differences of the numbers, as most channels have them."""
+    """Return the largest relative difference between numbers, a quantile over the channels."""
     worst = 0.0
     with np.errstate(all="ignore"):
         for name, own, other in _pairs(found, formula):
@@ -238,7 +240,7 @@ def _distance(found: Coefficients, formula: Coefficients, least: Mapping[str, np
 
 
 def _named(channels: Channels, found: Coefficients, near: float) -> Diagnosis | None:
-    """Return the formula whose numbers are those of the call, with at most two mistakes."""
+    """Return the diagnosis by a formula with at most two mistakes that matches the numbers."""
     least = _least_scales(channels)
     for sizes in ((0, 1), (2,)):
         distances = sorted(
@@ -251,7 +253,7 @@ def _named(channels: Channels, found: Coefficients, near: float) -> Diagnosis | 
         of_right = next((other for other, _, each in distances if not each), _FAR)
         if of_right <= min(near, _MARGIN * distance):
             return Diagnosis("right", (), "the formula is right")
-        # Formulas that the data cannot part.
+        # Formulas that the data cannot distinguish.
         same = [each for other, _, each in distances[1:4] if each and other <= _MARGIN * distance]
         says = ", or ".join(_says(each) for each in (mistakes, *same))
         return Diagnosis("formula", tuple(mistake.name for mistake in mistakes), says)
@@ -259,7 +261,7 @@ def _named(channels: Channels, found: Coefficients, near: float) -> Diagnosis | 
 
 
 def _combinations(sizes: tuple[int, ...]) -> Iterator[tuple[Mistake, ...]]:
-    """Yield as many mistakes of different steps."""
+    """Yield the combinations of mistakes in different steps; `sizes` are their numbers."""
     for size in sizes:
         for mistakes in itertools.combinations(MISTAKES, size):
             if len({mistake.step for mistake in mistakes}) == size:
@@ -277,7 +279,7 @@ def _says(mistakes: tuple[Mistake, ...]) -> str:
 def _described(
     found: Coefficients, right: Coefficients, least: Mapping[str, np.ndarray], near: float
 ) -> Diagnosis:
-    """Return what differs, where no formula fits: by a factor, or from channel to channel."""
+    """Return a diagnosis if no formula fits: numbers that are wrong by a factor, or by channel."""
     texts = []
     for name, own, good in _pairs(found, right):
         zero = np.abs(good) <= 1e-6 * least.get(name, 0.0)
@@ -297,7 +299,7 @@ def _described(
 
 
 def _misplaced(channels: Channels, outputs: Arrays, data_format: str) -> Diagnosis:
-    """Return how dx, which no formula explains, differs from the right one."""
+    """Return a diagnosis of a dx that no formula explains, from its wrong elements."""
     dx = outputs[0]
     assert dx is not None
     rows = rows_of(dx, 1 if data_format == "NCX" else dx.ndim - 1)

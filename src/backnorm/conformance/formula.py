@@ -1,7 +1,7 @@
-"""The formula of the backward pass in steps, and mistakes in each of them.
+"""The formula of the backward pass in steps, and mistakes in each step.
 
-:func:`coefficients` evaluates the steps for the channels of a call. Whatever the steps are, dx is
-``gain*dy + offset + slope*(x - mean)``.
+:func:`coefficients` evaluates the steps for the channels of a call. For all steps, right or wrong,
+dx is ``gain*dy + offset + slope*(x - mean)``.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Channels:
 
 
 def rows_of(tensor: Array, axis: int) -> Array:
-    """Return a tensor as float64 (C, M)."""
+    """Return a tensor as a float64 array of shape (C, M)."""
     return np.moveaxis(tensor, axis, 0).reshape(tensor.shape[axis], -1).astype(FLOAT64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coefficients:
-    """The numbers of each channel that a backward pass consists of, shape (C,); None: not known."""
+    """The numbers that describe a backward pass, each of shape (C,); None if not known."""
 
     gain: Array | None
     offset: Array | None
@@ -87,7 +87,7 @@ class Coefficients:
 
     @property
     def all(self) -> tuple[Array, ...]:
-        """All numbers, where all are known."""
+        """All numbers, which must be known."""
         found = self.gain, self.offset, self.slope, self.dgamma, self.dbeta
         return tuple(each for each in found if each is not None)
 
@@ -101,23 +101,23 @@ class Steps:
     statistics : callable
         Returns mean and variance of the channels.
     inverse_deviation : callable
-        Returns s, from variance, epsilon and the channels.
+        Takes variance, epsilon and the channels; returns s.
     training : callable
-        Returns whether the statistics depend on x, from the channels.
+        Takes the channels; returns whether the statistics depend on x.
     count : callable
-        Returns M, from the channels.
+        Takes the channels; returns M.
     sums : callable
-        Returns sum dy and sum dy*(x - mean), from the channels, the mean and s.
+        Takes the channels, the mean and s; returns sum dy and sum dy*(x - mean).
     mean_dy : callable
-        Returns sum(dy)/M, from the sum and M.
+        Takes sum(dy) and M; returns sum(dy)/M.
     projection : callable
-        Returns s**2 * sum(dy*(x - mean))/M, from the sum, M and s.
+        Takes sum(dy*(x - mean)), M and s; returns s**2 * sum(dy*(x - mean))/M.
     gain : callable
-        Returns gamma*s, from both.
+        Takes gamma and s; returns gamma*s.
     dgamma : callable
-        Returns dgamma, from both sums, s, gamma and M.
+        Takes both sums, s, gamma and M; returns dgamma.
     dbeta : callable
-        Returns dbeta, from the same.
+        Takes both sums, s, gamma and M; returns dbeta.
     """
 
     statistics: Callable[[Channels], tuple[Array, Array]]
@@ -153,7 +153,7 @@ RIGHT = Steps(
 
 
 def coefficients(channels: Channels, steps: Steps = RIGHT) -> Coefficients:
-    """Return the numbers of each channel by these steps."""
+    """Return the numbers of each channel that these steps give."""
     with np.errstate(all="ignore"):
         mean, variance = steps.statistics(channels)
         s = steps.inverse_deviation(variance, channels.epsilon, channels)
@@ -163,7 +163,7 @@ def coefficients(channels: Channels, steps: Steps = RIGHT) -> Coefficients:
         offset, slope = np.zeros_like(gain), np.zeros_like(gain)
         if steps.training(channels):
             slope = -gain * steps.projection(sum_dy_xmu, count, s)
-            # The slope is along x - mean of the mean that was used.
+            # The slope multiplies x minus the mean of the steps, which may not be the given mean.
             offset = -gain * steps.mean_dy(sum_dy, count) + slope * (channels.mean - mean)
         known = sum_dy, sum_dy_xmu, s, channels.gamma, count
         return Coefficients(gain, offset, slope, steps.dgamma(*known), steps.dbeta(*known))
@@ -176,13 +176,13 @@ class Mistake:
     Attributes
     ----------
     name : str
-        For reports that programs read.
+        The identifier in machine-readable reports.
     says : str
-        The mistake in a sentence without a full stop.
+        The mistake as a sentence without a full stop.
     step : str
         The field of :class:`Steps`.
     function : callable
-        Takes its place.
+        Replaces the right step.
     """
 
     name: str
@@ -221,7 +221,7 @@ def _not_centred(channels: Channels, mean: Array, s: Array) -> tuple[Array, Arra
     return channels.dy.sum(1), (channels.dy * channels.x).sum(1)
 
 
-#: Mistakes that implementations make, one step each.
+#: Mistakes that implementations make, each in one step.
 MISTAKES = tuple(
     Mistake(*row)
     for row in (

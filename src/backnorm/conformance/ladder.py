@@ -1,7 +1,7 @@
-"""A ladder of error bounds: which way of computing a gradient explains its errors.
+"""A ladder of error bounds, which grades a gradient by the arithmetic that explains its errors.
 
-Each rung stands for a way of computing. An output is on the best rung whose bound holds for all of
-its elements. ``docs/tolerance.md`` derives every bound.
+Each rung is an arithmetic: how elements and sums are computed. An output is on the best rung whose
+bound holds for all of its elements. ``docs/tolerance.md`` derives every bound.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ RUNGS: tuple[Rung, ...] = get_args(Rung)
 
 KINDS: tuple[BoundKind, ...] = get_args(BoundKind)
 
-#: Unit roundoff of each type.
+#: The unit roundoff of each type.
 _ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 
-# n rounding errors of independent sign are expected to lose this many roots of n roundoffs: each
-# has a root mean square of 0.43 roundoffs, so it is 4.7 standard deviations.
+# The expected error of n roundings with independent signs is at most this number times sqrt(n)
+# roundoffs. One rounding has a root mean square of 0.43 roundoffs, so this is 4.7 standard
+# deviations.
 _DEVIATIONS = 2.0
-# Additions in a row at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
+# Length of the serial runs at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
 _RUN = 16
-# Elements of a block: every size between these is on the rung.
+# Smallest and largest block of the rung "blocked".
 _BLOCKS = 128, 512
-# Roundings of an inverse deviation: variance + epsilon, the root, the reciprocal.
+# Roundings of an inverse standard deviation: variance + epsilon, the root, the reciprocal.
 _INVERSE_DEVIATION = 3
 
 
@@ -67,9 +68,9 @@ _INVERSE_DEVIATION = 3
 class Bound:
     """Allowed error of an element, as multiples of magnitudes that the oracle returns.
 
-    It is ``ulps * ulp + terms * T + value * V + sqrt((sums * S)**2 + (root * R)**2)``, with the
-    ulp of the output's type at the exact value, T the sum of the magnitudes of the terms, and V, S
-    and R the fields of :class:`backnorm.reference.Scale`.
+    The bound is ``ulps * ulp + terms * T + value * V + sqrt((sums * S)**2 + (root * R)**2)``. ulp
+    is that of the output's type at the exact value, T is the sum of the magnitudes of the terms,
+    and V, S and R are the fields of :class:`backnorm.reference.Scale`.
 
     Attributes
     ----------
@@ -105,7 +106,7 @@ class Bound:
         return result
 
     def in_units(self, unit: float) -> str:
-        """Return the formula, with coefficients in multiples of a unit roundoff u."""
+        """Return the formula as text, with coefficients as multiples of a unit roundoff u."""
         parts = [f"{self.ulps:g} ulp"]
         parts += [
             f"{value / unit:.3g} u {name}"
@@ -134,15 +135,15 @@ class Grade:
     worst_ulp : float
         Largest error, in ulps of the output's type at the exact value.
     share : dict
-        Largest error as a multiple of the bound of each rung. Rungs that the type of the data does
-        not have, and rungs with an infinite bound, are left out.
+        Largest error as a multiple of the bound of each rung. Rungs that do not exist for the type
+        of the data, and rungs with an infinite bound, are left out.
     where : tuple of int
         Index of the element that excludes the next better rung; empty for an empty output.
     got, exact : float
         The output and the exact value at `where`.
     condition : float
-        T / abs(exact) at `where`: an error of one roundoff in each term is so many roundoffs of
-        the result.
+        T / abs(exact) at `where`: the error of the result, in roundoffs, if each term has an error
+        of one roundoff.
     """
 
     status: Status
@@ -164,7 +165,7 @@ def is_at_least(status: str, rung: Rung) -> bool:
 
 
 def rungs(data: np.dtype) -> tuple[Rung, ...]:
-    """Return the rungs of outputs computed from data of this type: float64 has no float32."""
+    """Return the rungs for data of this type; float64 data has no rung "float32"."""
     return tuple(rung for rung in RUNGS if rung != "float32" or data != FLOAT64)
 
 
@@ -183,11 +184,12 @@ def bound(
     Parameters
     ----------
     rung : {"exact", "float64", "float32", "pairwise", "blocked", "serial"}
-        exact: rounded once. float64: computed in float64; float64 data with compensated sums.
-        float32: elements in float32, sums in float64 or compensated. The others compute elements
-        and sums in float32 (float64 for float64 data). pairwise: sums in pairs, from runs of up to
-        16 terms. blocked: one term after the other in blocks of 128 to 512, and one block after the
-        other. serial: one term after the other, in any order; also atomic additions.
+        exact: results are rounded once. float64: computed in float64; for float64 data with
+        compensated sums. float32: elements in float32, sums in float64 or compensated. The other
+        rungs compute elements and sums in float32 (float64 for float64 data). pairwise: pairwise
+        sums of runs of up to 16 terms. blocked: serial sums in blocks of 128 to 512 terms, and a
+        serial sum of the blocks. serial: one term after the other, in any order; also atomic
+        additions.
     quantity : {"dx", "dgamma", "dbeta"}
     output : numpy.dtype
         Element type of the quantity.
@@ -196,10 +198,10 @@ def bound(
     count : int
         M, the elements of a channel.
     kind : {"expected", "guaranteed"}
-        guaranteed: no data and no order exceeds it while nothing over- or underflows. expected:
-        rounding errors have independent signs, but for those of x - mean and of serial sums of
-        products of 16-bit values; and (except for serial) the order of the elements is unrelated
-        to their values.
+        guaranteed: holds for all data and all orders unless a number over- or underflows. expected:
+        assumes that rounding errors have independent signs, except for those of x - mean and of
+        serial sums of products of 16-bit values, and that (except for serial) the order of the
+        elements is unrelated to their values.
     accumulator : numpy.dtype, optional
         Type in which the sums of the rungs pairwise, blocked and serial are computed; by default
         that of the elements.
@@ -207,8 +209,8 @@ def bound(
     Returns
     -------
     Bound
-        Coefficients are infinite where the argument says nothing: for 2**24 additions in a row in
-        float32, 256 in bfloat16.
+        Coefficients are infinite where the derivation does not hold: for 2**24 serial additions in
+        float32, and for 256 in bfloat16.
 
     Raises
     ------
@@ -259,7 +261,7 @@ def grade(
     ----------
     quantity : {"dx", "dgamma", "dbeta"}
     actual : numpy.ndarray
-        The output; its own type is the one it was rounded to.
+        The output, in the type that it was rounded to.
     exact : Exact
         Exact values.
     terms : numpy.ndarray
@@ -271,7 +273,7 @@ def grade(
     count : int
         M, the elements of a channel.
     kind : {"expected", "guaranteed"}
-        Which bounds. An expected bound is never more than the guaranteed one.
+        The kind of bounds. An expected bound is never more than the guaranteed one.
 
     Returns
     -------
@@ -280,7 +282,7 @@ def grade(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For an element type that has no bounds, and a shape that is not that of `exact`.
+        For an element type without bounds, and for a shape that is not that of `exact`.
     """
     output, data_type = element_type(actual.dtype), element_type(data)
     if output is None or data_type is None:
@@ -446,11 +448,11 @@ class GradientLadder:
 
 
 class _Additions(NamedTuple):
-    """How a method adds up a channel.
+    """The rounding errors of a summation method.
 
-    The rounding errors of its additions are, squared and added up, `sums` times the square of the
-    sum plus `root` times the sum of the squares of the terms, if the terms are in random order; in
-    any order `terms` times the square of T. `height` is the number of additions that a term passes.
+    If the terms are in random order, the sum of the squared rounding errors is `sums` times the
+    square of the sum plus `root` times the sum of the squared terms. In any order it is at most
+    `terms` times T squared. `height` is the number of additions that a term goes through.
     """
 
     height: float
@@ -463,7 +465,7 @@ _SUMS = "pairwise", "blocked", "serial"
 
 
 def _additions(rung: Rung, count: int) -> _Additions:
-    """Return how a rung adds up; none are counted where budgets have them."""
+    """Return the additions of a rung, or none if the budget already includes them."""
     if rung not in _SUMS or count < 2:
         return _Additions(0.0)
     if rung == "serial":
@@ -479,7 +481,7 @@ def _additions(rung: Rung, count: int) -> _Additions:
 
 
 def _in_blocks(count: int, size: int) -> _Additions:
-    """Return how blocks of this size add up, one after the other within and among themselves."""
+    """Return the additions of serial sums in blocks of this size, and of the sum of the blocks."""
     if count <= size:
         return _row(count, single=True)
     block, among = _row(size), _row(math.ceil(count / size), single=True)
@@ -488,11 +490,11 @@ def _in_blocks(count: int, size: int) -> _Additions:
 
 
 def _row(count: int, single: bool = False) -> _Additions:
-    """Return how terms add up one after the other, in one row or on average over many.
+    """Return the additions of a serial sum: of a single one, or the average over many.
 
-    The k-th partial sum is k/n of the sum, and the square of what is random in it k/n of the sum of
-    the squares; k runs from 2 to n. In one row the squares of a random walk often add up to more
-    than on average: they count twice.
+    For k from 2 to n, the k-th partial sum is k/n of the sum, plus a random part whose square is
+    k/n of the sum of the squares. In a single sum, the squares of a random walk often exceed their
+    average, so they count twice.
     """
     sums = (count + 1) * (2 * count + 1) / (6 * count) - 1 / count**2
     root = (count + 1) / 2 - 1 / count
@@ -500,7 +502,7 @@ def _row(count: int, single: bool = False) -> _Additions:
 
 
 def _in_a_row(number: float, unit: float) -> float:
-    """Return what so many roundings in a row lose at most, relative to what is rounded."""
+    """Return the largest relative error of a number of successive roundings."""
     return number * unit / (1.0 - number * unit) if number * unit < 1.0 else math.inf
 
 
@@ -513,13 +515,13 @@ def _expected(
     additions: _Additions,
     unit: float,
 ) -> Bound:
-    """Return the expected bound of elements with so many roundings, and sums added up like this."""
+    """Return the expected bound of elements with this many roundings and these additions."""
     if additions.height * unit >= 1.0:
         return Bound(ulps, math.inf)
     loss = _DEVIATIONS * roundoff
     terms = _DEVIATIONS * unit * math.sqrt(additions.terms)
     sums = _DEVIATIONS * unit * math.sqrt(additions.sums)
-    # Each term of a sum is rounded by itself.
+    # The terms of a sum are rounded independently of each other.
     root = math.hypot(loss * math.sqrt(roundings), _DEVIATIONS * unit * math.sqrt(additions.root))
     # A gradient of 16 bits is rounded to float32 first.
     after = 1.0 if is_16_bit(output) else 0.0
@@ -531,18 +533,18 @@ def _expected(
 
 
 def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float) -> float:
-    """Return what roundings are expected to lose of T whose errors have one sign in many terms."""
+    """Return the expected error, relative to T, of roundings with the same sign in many terms."""
     if quantity == "dbeta":
         return 0.0
-    # x - mean: where neighbours of x are further apart than the last bits of the mean, those bits
-    # are the error of every element. A long sum of products of 16-bit values rounds halves: the
-    # products are multiples of 4 u**2 of their size, which the last bits of the mean move.
+    # x - mean: if neighbouring x are further apart than the last bits of the mean, these
+    # bits are the error of every element. Long sums of products of 16-bit values often round exact
+    # halves: the products are multiples of 4 u**2 of their size, up to the last bits of the mean.
     halves = 2.0 * _ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 
 
 def _multiple(coefficient: float, magnitude: FloatArray) -> FloatArray | float:
-    """Return a multiple of a magnitude, 0 for one that is not finite."""
+    """Return a multiple of a magnitude, or 0 if the magnitude is not finite."""
     if coefficient == 0.0:
         return 0.0
     result: FloatArray = coefficient * np.where(np.isfinite(magnitude), magnitude, 0.0)

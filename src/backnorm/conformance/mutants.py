@@ -1,4 +1,4 @@
-"""A right backward kernel in steps, and broken ones that each get one step wrong."""
+"""A right backward kernel in steps, and broken kernels with one wrong step each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-# Sums and coefficients in extended precision, so that the right kernel is right in float64 too.
+# Sums and coefficients have extended precision, so that the right kernel also passes in float64.
 Wide = np.longdouble
 
 

@@ -1,4 +1,4 @@
-"""The cases as tests of pytest.
+"""Run the cases as pytest tests.
 
 ::
 
@@ -46,14 +46,14 @@ class CheckedCase:
         Parameters
         ----------
         function : callable
-            As :class:`backnorm.conformance.verify.subjects.Function` calls it, or with `dialect`
-            the operator of a specification. Its inputs are read-only. A case that it refuses is
-            skipped.
+            A function as in :class:`backnorm.conformance.verify.subjects.Function`, or with
+            `dialect` an implementation of the dialect's operator. Its inputs are read-only. A case
+            that it does not support is skipped.
 
         Raises
         ------
         AssertionError
-            If an output is worse than the rung, with the mistake where it has a name.
+            If an output is worse than the rung. The message names the mistake if it is known.
         """
         subject: Subject = Function(function)
         if dialect is not None:
@@ -94,14 +94,14 @@ def cases(
     skip: Sequence[str] = (),
     seed: int = 0,
 ) -> pytest.MarkDecorator:
-    """Return a decorator that runs a test for each case, as its argument `case`.
+    """Return a decorator that runs a test for each case, passed as the argument `case`.
 
     Parameters
     ----------
     tier, dtypes, layouts, only, skip, seed
-        As the options of ``backnorm verify``.
+        As in the options of ``backnorm verify``.
     at_least : Rung
-        The worst arithmetic that passes.
+        The worst rung that passes.
     """
     selection = Selection(tier, tuple(dtypes), tuple(layouts), tuple(only), tuple(skip), seed)
     found = [

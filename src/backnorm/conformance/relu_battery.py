@@ -1,8 +1,8 @@
-"""A battery of cases that tells right operators with a ReLU from wrong ones.
+"""A battery of cases that distinguishes correct operators with a ReLU from wrong ones.
 
-As in :mod:`backnorm.conformance.battery`, each case shows some plausible mistake that perhaps no
-other case shows. Forward and backward are judged separately: the backward pass gets a random mask
-instead of the operator's own.
+As in :mod:`backnorm.conformance.battery`, each case detects a plausible mistake that the other
+cases may miss. Forward and backward are judged separately: the backward pass gets a random mask
+instead of the mask that the operator's forward pass returned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from backnorm.dtypes import FLOAT64
 
 __all__ = ["ReluCase", "ReluOperators", "examine_relu", "random_mask", "relu_case", "relu_cases"]
 
-# Odd sizes: the last byte of a mask is not full.
+# Odd sizes, so that the last byte of a mask is not full.
 _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
 
@@ -70,7 +70,7 @@ class ReluCase:
     activation : Activation
         A ReLU, whose ceiling is a number of x's type.
     arithmetic : {"float32", "float64"} or None
-        The compute dtype of the operators, by which they are judged; None: see
+        The compute dtype of the operators, which determines their error budget; None: see
         :func:`judge.budget`.
     """
 
@@ -85,7 +85,7 @@ class ReluCase:
 
 
 def random_mask(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return a mask of random bits; the bits of its padding are set."""
+    """Return a mask of random bits, with all bits of the padding set."""
     mask = reference.pack_mask(rng.random(x.shape) < 0.6, x)
     first = -(-x.size // 8)
     mask[first : first + 8] = 0xFF
@@ -120,7 +120,7 @@ def relu_case(
 def relu_cases(
     seed: int = 0, arithmetic: Arithmetic | None = None, activation: Activation = RELU
 ) -> Iterator[ReluCase]:
-    """Yield the battery, small cases for every type and layout; the same for the same seed.
+    """Yield the battery: small cases for every type and layout, the same for the same seed.
 
     `arithmetic` is as in :func:`backnorm.conformance.battery.cases`. `activation` is a ReLU whose
     ceiling is exact in every element type.
@@ -138,7 +138,7 @@ def _all_cases(seed: int, activation: Activation) -> Iterator[ReluCase]:
 
 
 def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]:
-    """Run the operators on `case` and judge all that they return."""
+    """Run the operators on `case` and judge all results."""
     data = case.data
     judged: Any = {"arithmetic": case.arithmetic}
     x, dy, mean, variance, *affine = map(read_only, (*data.backward_inputs, data.beta))
@@ -174,7 +174,8 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
     yield relu_case(f"mean-over-deviation-{types}", real(_SHAPES[data_format], ratio=10.0), rng)
     yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)
     if dtype != FLOAT64:
-        # Positive values that are rounded to 0 have no bit. The oracle has float64's range.
+        # The bit of a positive value that is rounded to 0 is not set. The oracle has the range of
+        # float64, so it does not round such values to 0.
         least = np.full_like(plain.gamma, ulp_at(Exact.of(0.0), dtype))
         vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
         yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)
@@ -182,7 +183,7 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
 
 
 def _about(ceiling: float, subject: Subject, rng: np.random.Generator) -> ReluCase:
-    """Return a case of values that differ from the ceiling only before they are rounded."""
+    """Return a case whose values differ from the ceiling only before they are rounded."""
     data = realistic_data(_SHAPES[subject.data_format], **subject.options, rng=rng)
     near = ceiling * ulp_at(Exact.of(0.5), subject.dtype)
     data = replace(
@@ -202,7 +203,7 @@ def _turned(data: LayerData) -> LayerData:
 
 
 def _with_nan(name: str, data: LayerData, rng: np.random.Generator) -> ReluCase:
-    """Return a case with NaN in x (all its channel becomes NaN), the residual, and a masked dy."""
+    """Return a case with NaN in x (so that a channel is NaN), the residual and a masked dy."""
     axis = 1 if data.data_format == "NCX" else -1
     x, dy = (np.moveaxis(array.copy(), axis, 0) for array in (data.x, data.dy))
     case = relu_case(name, data, rng)

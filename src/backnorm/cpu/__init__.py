@@ -1,4 +1,4 @@
-"""The engine for CPUs: records that are filled in, and one native call each.
+"""The engine for CPUs: each call fills in a record and makes one native call.
 
-`kernels` and `build` are for whoever compiles; nothing that runs imports them.
+Only the build imports `kernels` and `build`; an installed package does not have them.
 """

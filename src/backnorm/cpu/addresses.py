@@ -1,14 +1,14 @@
 """The address of an array's first element, as a number.
 
-A call passes up to thirteen addresses. NumPy's own ways to them, ``array.ctypes.data`` and
+A call passes up to thirteen addresses. NumPy's own attributes, ``array.ctypes.data`` and
 ``__array_interface__``, take a microsecond each: a call on 8 x 16 x 8 x 8 elements would take 15.7
 microseconds instead of 7.6 (AMD EPYC, Zen 4).
 
-NumPy promises extension modules that an array object holds the address right behind the header of
-every Python object (``PyArrayObject_fields`` in ``ndarraytypes.h``, which they read without a call,
-so it cannot change within NumPy 2). In a call machine code reads it there (`kernels.team`), given
-the addresses of the objects; `address_of` does so elsewhere. That it is there is checked when this
-module is imported, with arrays of several kinds; where it is not (PyPy), NumPy's way is taken.
+An array object stores the address of its data right after the object header. This layout
+(``PyArrayObject_fields`` in ``ndarraytypes.h``) is part of the ABI of NumPy 2, since extension
+modules read it directly. In a call, machine code reads the address from the array object
+(`kernels.team`); Python code reads it by `address_of`. The import of this module checks the layout
+with arrays of several kinds. If the check fails (PyPy), NumPy's attributes are used.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ _word = ctypes.c_int64.from_address
 
 
 def _by_numpy(array: Any) -> int:
-    """Return the address that NumPy says."""
+    """Return the address as NumPy reports it."""
     address: int = array.ctypes.data
     return address
 
 
 def _behind_header(array: Any, header: int = object.__basicsize__) -> int:
-    """Return the address that the array object holds."""
+    """Return the address that is stored in the array object."""
     return _word(id(array) + header).value
 
 
 def _samples() -> list[np.ndarray]:
-    """Return arrays of several kinds: views, without axes, empty, byte-swapped, a subclass."""
+    """Return arrays of several kinds: views, zero-dimensional, empty, byte-swapped, a subclass."""
     plain = np.arange(24, dtype=np.float32)
     views = plain[5:], plain[::-2], plain.reshape(2, 3, 4).transpose(2, 0, 1), np.array(1.5)
     return [plain, *views, np.zeros((3, 0)), plain.astype(">f4"), np.ones((2, 2)).view(np.matrix)]
 
 
 def _header() -> int:
-    """Return the size of the header of an array object, 0 where no address is behind it."""
+    """Return the size of an array object's header, or 0 if the address does not follow it."""
     if sys.implementation.name != "cpython" or struct.calcsize("P") != 8:
         return 0
     right = all(_behind_header(array) == _by_numpy(array) for array in _samples())
     return object.__basicsize__ if right else 0
 
 
-#: Size of the header of an array object, behind which is the address of its first element; 0 where
-#: that is not known.
+#: Size of an array object's header, which the address of the first element follows. It is 0 if the
+#: layout of array objects is not known.
 HEADER = _header()
 
 #: address_of(array): the address of the first element of a NumPy array.

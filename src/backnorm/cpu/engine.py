@@ -1,4 +1,4 @@
-"""The CPU's engine: this machine, and the plan and the kernels of a problem for it."""
+"""The CPU engine: describes this machine, plans a problem for it and returns the kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["CpuArrays", "machine"]
 
 
 def machine() -> Machine:
-    """Return this machine, with the threads that a call may have here and now."""
+    """Return this machine, with the number of threads that a call may use now."""
     return _machine(get_num_threads())
 
 
 class CpuArrays(Arrays[A, Machine], Protocol[A]):
-    """Arrays that this machine computes with."""
+    """Arrays of NumPy or of a framework that are computed on the CPU."""
 
     def place(self, x: A | None) -> Machine:
         """Return this machine."""

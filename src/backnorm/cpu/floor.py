@@ -1,4 +1,4 @@
-"""Calls of the kernel that only moves memory, the floor of a benchmark: see `kernels.floor`."""
+"""Call the kernel that only moves memory, the lower bound in benchmarks: see `kernels.floor`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from backnorm.cpu.stage import Stage
 
 __all__ = ["move"]
 
-# Most elements of an item. GB/s of a backward pass over 160 MB (AMD EPYC, 2 threads): 32 KiB 43,
-# 64 KiB 67, 128 KiB 76, 256 KiB 77, 512 KiB 78, 1 MiB 80; over 5 MB 512 KiB is the fastest.
+# The most elements of an item. GB/s of a backward pass over 160 MB (AMD EPYC, 2 threads) by the
+# size of an item: 32 KiB 43, 64 KiB 67, 128 KiB 76, 256 KiB 77, 512 KiB 78, 1 MiB 80. Over 5 MB,
+# 512 KiB is the fastest.
 _ITEM = 1 << 16
 
-# Least items of a thread, so that all threads end together.
+# The fewest items of a thread. With several items, all threads end at about the same time.
 _ITEMS = 4
 
 # The addresses of absent arrays.

@@ -1,4 +1,4 @@
-"""How the kernels cut an array: values that a plan decides and a launch follows."""
+"""Geometries: how the kernels divide an array. A plan decides the values; a launch uses them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The libraries of machine code, and the functions that each exports.
 
-A *kind* is what cannot be a number in a record: the geometry, the element type and the operation.
-Its function is ``int64_t bn_<geometry>_<element>_<operation>(int64_t record, int64_t index)``.
-The kinds of a geometry, an element type and a direction are one library, since they share most of
-their code.
+A *kind* is the compile-time part of a kernel: the geometry, the element type and the operation. A
+record has all other parameters. The function of a kind is
+``int64_t bn_<geometry>_<element>_<operation>(int64_t record, int64_t index)``. The kinds of one
+geometry, element type and direction are in one library, since they share most of their code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 __all__ = ["FLOOR", "LIBRARIES", "OF_ALL", "PROBE", "THREADS", "XLA", "Kind", "Library"]
 
-# The arithmetics of the kernels of each element type; names leave out the first.
+# The arithmetics of the kernels of each element type; names omit the first one.
 _ARITHMETICS = {
     "float64": ("float64",),
     "float32": ("float64", "float32"),
@@ -24,7 +24,7 @@ _ARITHMETICS = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a function of a library is compiled for.
+    """The compile-time parameters of a kernel.
 
     Attributes
     ----------
@@ -32,11 +32,12 @@ class Kind:
     element : str
         Name of the element type.
     arithmetic : {"float32", "float64"}
-        The type in which elements are computed, and short runs of sums.
+        The type in which elements are computed and short runs of sums are added up.
     operation : {"forward", "backward", "frozen", "move"}
-        Forward: y from x. Backward: dx from x and dy; frozen: from dy alone. Move: the floor's.
+        forward: y from x. backward: dx from x and dy. frozen: dx from dy alone. move: the kernel of
+        `floor`.
     follows : {"", "relu", "activation"}
-        The epilogue; an activation other than a ReLU only in a forward pass.
+        The epilogue. "activation" is any other than a ReLU, and occurs only in a forward pass.
     """
 
     geometry: str
@@ -72,9 +73,9 @@ class Library:
     ----------
     name : str
     kinds : tuple of Kind
-        What its functions are compiled for.
+        The kinds of its functions.
     family : str
-        Its sources besides the common ones: see `build.sources`.
+        Determines its sources besides the common ones: see `build.sources`.
     """
 
     name: str
@@ -82,8 +83,8 @@ class Library:
     family: str
 
 
-#: The libraries of a benchmark's floor, of the handler of XLA's calls, of the threads, and of the
-#: features of the processor.
+#: The libraries of the benchmark kernel `floor`, of the handler of XLA's calls, of the threads, and
+#: of the processor's features.
 FLOOR, XLA, THREADS, PROBE = "floor", "xla", "threads", "probe"
 
 #: The libraries that do not depend on the level.

@@ -1,4 +1,4 @@
-"""From geometry to stages: kernels with records to fill in. No validation, no decisions."""
+"""Make the stages of a geometry: kernels with their records. No validation, no decisions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Launch(interfaces.Launch):
         grouped = plan.grouped
         count, channels = extents.outer * extents.inner, extents.channels
         self._grouped, self._threads = grouped, plan.threads
-        # Elements of 16 bits have no other kernels; a number tells those to compute in float64.
+        # A 16-bit type has only kernels that compute in float32; a field of the record makes them
+        # compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
         narrow, binned = compiled == "float32", problem.reproducible
         rows = bin_rows(dtype.itemsize)
@@ -133,6 +134,6 @@ class Launch(interfaces.Launch):
 
 
 def _beyond(ceiling: float, dtype: np.dtype) -> int:
-    """Return what the bits of all elements that a ReLU lets pass are less than: see `record`."""
+    """Return the bound that the bits of all elements passed by a ReLU are below: see `record`."""
     (bits,) = np.array([ceiling]).astype(dtype).view(f"i{dtype.itemsize}")
     return int(bits) + math.isinf(ceiling)

@@ -1,4 +1,4 @@
-"""Levels of processors: what each has, and the best that this one has.
+"""Levels of processors: the features of each level, and the levels of this processor.
 
 The x86-64 levels are those of the psABI; ``x86-64-v4-bf16`` is v4 with the conversion to bfloat16
 (AVX512_BF16). Elsewhere there is one level, the host's.
@@ -27,8 +27,8 @@ class Level:
     features : tuple of str
         All features beyond those of every x86-64 processor, by LLVM's names.
     elements : tuple of str or None
-        The element types that it has libraries of its own for; None: all. What it has not comes
-        from the level below.
+        The element types for which the level has its own libraries; None: all. For other types, the
+        libraries of the level below are used.
     """
 
     name: str
@@ -43,7 +43,7 @@ _V3 = (
 )  # fmt: skip
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
-#: The best first.
+#: The levels by name, the best first.
 LEVELS = {
     level.name: level
     for level in (
@@ -57,7 +57,8 @@ LEVELS = {
 #: The level of processors that are not x86-64.
 HOST = "host"
 
-# Where cpuid says so: leaf, subleaf, register (eax, ebx, ecx, edx), bit.
+# The place of each feature in the results of cpuid: leaf, subleaf, register (eax, ebx, ecx, edx),
+# bit.
 _CPUID = {
     "sse3": (1, 0, 2, 0),
     "ssse3": (1, 0, 2, 9),
@@ -67,7 +68,7 @@ _CPUID = {
     "sse4.2": (1, 0, 2, 20),
     "movbe": (1, 0, 2, 22),
     "popcnt": (1, 0, 2, 23),
-    # That the system saves the registers, not only that the processor could.
+    # The operating system saves the registers; the processor's support alone is not enough.
     "xsave": (1, 0, 2, 27),
     "avx": (1, 0, 2, 28),
     "f16c": (1, 0, 2, 29),
@@ -84,7 +85,7 @@ _CPUID = {
     "lzcnt": (0x80000001, 0, 2, 5),
 }
 
-# Which registers the system saves: bits of what xgetbv returns.
+# The bits in the result of xgetbv that say which registers the system saves.
 _YMM, _ZMM = 0b110, 0b11100110
 
 Cpuid = Callable[[int, int], tuple[int, int, int, int]]
@@ -101,9 +102,10 @@ def features_by(cpuid: Cpuid, xgetbv: Callable[[], int]) -> frozenset[str]:
     Parameters
     ----------
     cpuid : callable
-        From (leaf, subleaf) to eax, ebx, ecx, edx.
+        Takes (leaf, subleaf); returns eax, ebx, ecx, edx.
     xgetbv : callable
-        Returns the mask of the registers that the system saves; called if the processor has it.
+        Returns the mask of the registers that the system saves; called only if the processor has
+        the instruction.
     """
     most = {start: cpuid(start, 0)[0] for start in (0, 0x80000000)}
 
@@ -135,7 +137,7 @@ def below(name: str) -> tuple[str, ...]:
 
 @functools.cache
 def probed(library: ctypes.CDLL) -> tuple[str, ...]:
-    """Return the levels of this processor, best first, by the library `kinds.PROBE`."""
+    """Return the levels of this processor, best first, using the library `kinds.PROBE`."""
     answer = (ctypes.c_uint32 * 4)()
     library.bn_cpuid.argtypes = (ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
     library.bn_cpuid.restype = None

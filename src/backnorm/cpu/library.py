@@ -1,8 +1,8 @@
-"""Machine code: which libraries there are, for which level, and functions out of them.
+"""Find and load the libraries of machine code, and return their functions.
 
-An installed package has all libraries in ``lib/<level>``, and nothing that could make others. In a
-checkout of the sources each is named by the digest of what it is made of, and one that is missing,
-or was made of other sources, is built when it is first needed.
+An installed package has all libraries in ``lib/<level>`` and cannot build others. In a checkout of
+the sources, the name of a library contains the digest of its sources. A library that is missing, or
+that was built from other sources, is built when it is first needed.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ __all__ = [
     "path_of",
 ]
 
-#: Where the libraries are, a folder for each level.
+#: The folder of the libraries; it has a folder for each level.
 FOLDER = Path(__file__).parent / "lib"
 
 _FROM_SOURCES = (Path(__file__).parent / "build").is_dir()
 _REMEDY = "build it anew with `make kernels`" if _FROM_SOURCES else "install backnorm anew"
 
-# Reentrant: a finaliser that comes in between may need another library.
+# The lock is reentrant because a finaliser that runs while it is held may need another library.
 _building = threading.RLock()
 _loaded: dict[str, ctypes.CDLL] = {}
 
 
 @functools.cache
 def levels() -> tuple[str, ...]:
-    """Return the levels that this processor has, the best first."""
+    """Return the levels that this processor supports, the best first."""
     return probed(load(PROBE)) if is_x86() else (HOST,)
 
 
 @functools.cache
 def level() -> str:
-    """Return the level whose libraries are used: the best, or the one that was asked for.
+    """Return the level whose libraries are used: the best, or that of BACKNORM_CPU_LEVEL.
 
     Raises
     ------
     ArgumentValueError
-        If BACKNORM_CPU_LEVEL names one that this processor has not.
+        If BACKNORM_CPU_LEVEL names a level that this processor does not support.
     """
     wanted = config.cpu_level()
     if wanted is None:
@@ -75,7 +75,7 @@ def level() -> str:
 
 
 def function(kind: Kind) -> Callable[[int, int], int]:
-    """Return the function of a kind, of the address of a record and a number: see `record`.
+    """Return the compiled function of a kind, called with a record's address and an index.
 
     Raises
     ------
@@ -88,17 +88,17 @@ def function(kind: Kind) -> Callable[[int, int], int]:
 
 
 def address(kind: Kind) -> int:
-    """Return where that function is."""
+    """Return the address of the compiled function of a kind."""
     return ctypes.cast(function(kind), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
 def load(name: str) -> ctypes.CDLL:
-    """Return a library, loaded; in a checkout it is built first, if need be.
+    """Load a library and return it; in a checkout, build it first if necessary.
 
     Raises
     ------
     MachineCodeError
-        If there is none for this processor, or it is damaged.
+        If the library does not exist for this processor, or is damaged.
     """
     found = _loaded.get(name)
     if found is not None:
@@ -117,9 +117,9 @@ def load(name: str) -> ctypes.CDLL:
 
 
 def path_of(name: str) -> Path | None:
-    """Return where a library is, of the best level that has it, or None if it is not there.
+    """Return the path of a library at the best level that has it, or None if it does not exist.
 
-    In a checkout one that is not there is to be built, and not taken from a level below.
+    A checkout does not fall back to a lower level, since a missing library can be built.
     """
     if _FROM_SOURCES:
         from backnorm.cpu.build.demand import place
@@ -148,7 +148,7 @@ def levels_of(name: str) -> tuple[str, ...]:
 
 
 def has(level: str, name: str) -> bool:
-    """Whether a level has a library of its own of this name, which is not one of `OF_ALL`."""
+    """Whether a level has its own build of a library; the libraries `OF_ALL` have no level."""
     elements = LEVELS[level].elements if level in LEVELS else None
     kinds = LIBRARIES[name].kinds
     return elements is None or any(kind.element in elements for kind in kinds)
@@ -156,12 +156,12 @@ def has(level: str, name: str) -> bool:
 
 @functools.cache
 def _installed(found: str) -> dict[str, Path]:
-    """Return the libraries of a level of an installed package, by their names."""
+    """Return the paths of the libraries of a level of an installed package, by name."""
     return {path.stem.rpartition("-")[0]: path for path in (FOLDER / found).glob("*.so")}
 
 
 def _built(name: str) -> Path:
-    """Build a library of this processor's level; return where it is."""
+    """Build a library for this processor's level and return its path."""
     if not _FROM_SOURCES:
         have = ", ".join(sorted(path.parent.name for path in FOLDER.glob(f"*/{name}-*"))) or "none"
         raise MachineCodeError(
@@ -171,7 +171,7 @@ def _built(name: str) -> Path:
         )
     from backnorm.cpu.build.demand import build
 
-    # One thread is enough; processes that build the same do each other no harm.
+    # Threads build one library once. Processes may build the same library at the same time.
     with _building:
         path = path_of(name)
         if path is None:
@@ -182,7 +182,7 @@ def _built(name: str) -> Path:
 
 
 def _renew() -> None:
-    """Begin anew in a forked child, where a thread that was building is not."""
+    """Replace the lock in a forked child, where the thread that held it does not exist."""
     global _building
     _building = threading.RLock()
 

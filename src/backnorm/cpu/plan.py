@@ -100,7 +100,7 @@ class Plan:
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return the plan as text, one fact a line."""
+        """Return the plan as text, one fact per line."""
         problem, extents = self.problem, self.extents
         shape = "x".join(map(str, problem.shape))
         axes = ", ".join(map(str, problem.channel_axes))
@@ -200,8 +200,8 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
         reasons.append(f"serial: {size} elements are fewer than {_SERIAL}")
     operands = problem.signature.operands
     inputs = sum(operand.kind == "data" and operand.required for operand in operands)
-    # An output that does not stay in the cache is written past it. Inputs that are read twice
-    # should stay, so half the cache is theirs.
+    # An output that does not fit in the cache is written past it. Inputs that are read twice should
+    # stay in the cache, so half of it is reserved for them.
     written, shared = problem.data_bytes, counted(machine.cache_shared)
     moved = (inputs + 1 + problem.residual) * written
     room = shared if problem.operation in AT_ONCE else shared // 2
@@ -218,9 +218,10 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
 
 
 def is_legal(decided: Plan) -> bool:
-    """Whether kernels may follow a plan: items and groups end with a byte of the mask, if any.
+    """Whether the kernels accept a plan.
 
-    Tiles that are written are whole cache lines of all types, by ordinary stores.
+    With a mask, items and groups end at a byte of the mask. Output is written by tile only if tiles
+    are whole cache lines of every type, and with ordinary stores.
     """
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
     if isinstance(geometry, Columns) and geometry.by_tile:
@@ -259,8 +260,9 @@ def _segments(task: _Task) -> Segments:
 def _together(task: _Task) -> int:
     """Return how many channels are summed together, so that memory is read in long runs.
 
-    A segment of several pieces is read a piece at a time, so channels beside it would break the
-    run. A large cache of a core's own makes short runs as fast, and leaves more groups.
+    A segment of several pieces is read one piece at a time, so summing other channels with it would
+    interrupt the run. If a core has a large cache of its own, short runs are as fast, and there are
+    more groups.
     """
     inner = max(1, task.extents.inner)
     least = max(1, min(_MOST_GROUP, _GROUP // inner))
@@ -284,9 +286,10 @@ def _block(chunks: int, channels: int, inner: int) -> int:
 
 
 def _reproducible_block(pieces: int, groups: int, threads: int) -> int:
-    """Return how many pieces make a block: no more blocks than the threads need.
+    """Return how many pieces make a block of reproducible sums.
 
-    The bits of reproducible sums do not depend on blocks, and every block begins its bins anew.
+    There are no more blocks than the threads need, because every block initialises its bins. The
+    bits of reproducible sums do not depend on blocks.
     """
     blocks = min(_MOST_BLOCKS, -(-2 * threads // max(1, groups)))
     return max(1, -(-pieces // blocks))
@@ -304,7 +307,7 @@ def _columns(task: _Task) -> Columns:
     rows, left = divmod(outer, repeats)
     width, rest = row * repeats, left * row
     if task.problem.reproducible:
-        # Tiles as wide as they may be: a short run of a row takes longer to read.
+        # Tiles are as wide as possible: a short run of a row takes longer to read.
         block = round_up(_reproducible_block(rows, -(-width // _TILE), threads), 64)
     else:
         blocks = max(1, min(rows // _LEAST_ROWS, _most_blocks(width)))
@@ -326,9 +329,10 @@ def _columns(task: _Task) -> Columns:
 
 
 def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
-    """Whether the thread that summed all rows of a tile writes it, from its own large cache.
+    """Whether the thread that summed all rows of a tile also writes them, from its own large cache.
 
-    A tile has whole cache lines of all types but of a mask, to whose lines two threads would write.
+    With a mask this is not possible: a tile has whole cache lines of every array except the mask,
+    so two threads would write to one line of the mask.
     """
     problem = task.problem
     sums = not problem.operation.startswith((*AT_ONCE, "apply"))

@@ -1,10 +1,10 @@
 """The record: the one argument of every kernel, described once.
 
-A record is a block of memory that begins at a cache line: a *head* of named fields, each of eight
-bytes; the cells by which participants *claim* items, a cache line for each of them and phase; and
-*scratch*, all the memory that the kernel needs (see `scratch`). `fields` is its description, from
-which come what Python fills in, what the kernels read, and `LAYOUT`, by which a kernel knows a
-record that was made for another description.
+A record is a block of memory that begins at a cache line. It has three parts: a *head* of named
+fields of eight bytes each; the cells in which participants *claim* items, a cache line for each
+participant and phase; and *scratch* memory, which is all the memory that the kernel needs (see
+`scratch`). `fields` describes the head. Python fills in the record, and kernels read it, by this
+description. From `LAYOUT` a kernel recognises a record that was made for another description.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _described(kind: str, **meanings: str) -> tuple[Field, ...]:
     return tuple(Field(name, kind, meaning) for name, meaning in meanings.items())
 
 
-#: What is filled in for every call, in the order in which it lies.
+#: The fields that are filled in for every call, in their order in memory.
 _CALL = (
     *_described(
         "address",
@@ -89,7 +89,7 @@ _CALL = (
 )
 ADDRESSES = tuple(field.name for field in _CALL if field.kind == "address")
 
-#: What is the same in every call of a problem.
+#: The fields that are the same in every call of a problem.
 _PROBLEM = (
     *_described(
         "int",
@@ -131,7 +131,7 @@ FROM_STATISTICS, MEANS_ALONE, FROM_DATA = 1, 2, 3
 #: Values of `activation`.
 SILU, HARDSWISH = 0, 1
 
-#: How a kernel cuts the arrays; see the classes of the same names in `geometry`, and the kernels.
+#: The fields of each geometry; see the classes of the same names in `geometry`, and the kernels.
 GEOMETRIES: dict[str, tuple[Field, ...]] = {
     "segments": _described(
         "int",
@@ -162,12 +162,12 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
         share="rows that an item of the second phase writes",
         abreast="rows that are written side by side",
     ),
-    # Of a benchmark's floor: see `floor`.
+    # The geometry of the benchmark kernel `floor`.
     "floor": _described("int", size="elements", share="elements of an item"),
 }
 _NUMBERS = max(map(len, GEOMETRIES.values()))
 
-#: What the participants share. All but the first are set to zero when a call begins.
+#: The fields that participants change. All but the first are set to zero when a call begins.
 _SHARED = _described(
     "int",
     participants="how many may take part",
@@ -178,12 +178,12 @@ _SHARED = _described(
     deadline="when `limit` ends, on the system's monotonic clock",
 )
 
-#: Int64 cells of a cache line.
+#: The number of int64 cells of a cache line.
 LINE = 8
 
 
 def fields(geometry: str) -> tuple[Field, ...]:
-    """Return all fields of a head in their order; those without a meaning are not used."""
+    """Return all fields of a head in order; fields without a meaning are not used."""
     numbers = GEOMETRIES[geometry]
     spare = tuple(Field(f"spare_{k}", "int", "") for k in range(_NUMBERS - len(numbers)))
     return (*_CALL, *_PROBLEM, *numbers, *spare, *_SHARED)
@@ -196,23 +196,25 @@ def dtype_of(geometry: str) -> np.dtype:
     return np.dtype(named, align=True)
 
 
-#: Where every field is, in cells; those of geometries (which differ) not among them.
+#: The cell of every field except for those of geometries, which differ.
 SLOTS = {
     field.name: slot
     for slot, field in enumerate(fields("floor"))
     if field in (*_CALL, *_PROBLEM, *_SHARED)
 }
 
-#: The cell where the claims begin: how many items of its range each participant has given out,
-#: `LINE` cells apart, for the first phase and then for the second. In the first, the next two cells
-#: say which thread of ours the participant is: its slot (see `slots`), and the slot's state.
+#: The cell where the claims begin. For each participant a cell counts the items taken from its
+#: range, `LINE` cells apart, for the first phase and then for the second. In the first phase, the
+#: next two cells identify the pool thread of the participant: its slot (see `slots`), and the
+#: slot's state.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
-# To be counted up when kernels take something else out of the same fields, or use scratch memory in
-# another way: a record may come from another process, with a function that was exported there.
+# Must be increased when the meaning of a field or the use of scratch memory changes, because a
+# record may come from a function that another process exported.
 _MEANING = 3
 
-# Sizes of scratch memory for a few numbers: a kernel must not find less than it uses.
+# Samples of the sizes of scratch memory. They are part of `LAYOUT`, because a kernel must not get
+# less memory than it uses.
 _sizes = [
     *(table_pitch(count) for count in (1, 8, 9, 1000)),
     *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),
@@ -224,30 +226,31 @@ _sizes = [
 ]
 _described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING, _sizes)
 
-#: Changes with the description.
+#: A digest of the description.
 LAYOUT = int.from_bytes(hashlib.sha256(repr(_described_here).encode()).digest()[:7], "little")
 
-#: In the place of a participant's number: the caller, when all items are done and all others out.
+#: Replaces the participant's index when the caller enters again, after all items are done and all
+#: other participants have left.
 JOINED = -1
 
 
 def template(geometry: str, participants: int, own_bytes: int, scratch: int) -> np.ndarray:
-    """Return the cells of a record but for its scratch memory, with its sizes filled in.
+    """Return the cells of a record without its scratch memory, with the sizes filled in.
 
     Parameters
     ----------
     geometry : {"segments", "columns", "floor"}
     participants : int
-        How many may take part.
+        The largest number of participants.
     own_bytes : int
-        Memory of each of them, a multiple of 64.
+        Bytes of memory of each participant, a multiple of 64.
     scratch : int
-        Bytes of scratch memory that they share, a multiple of 64.
+        Bytes of scratch memory that participants share, a multiple of 64.
 
     Returns
     -------
     numpy.ndarray
-        int64; its view as `dtype_of(geometry)` is the head, but for the claims.
+        int64. It begins with the head, of type `dtype_of(geometry)`, followed by the claims.
     """
     cells = np.zeros(CLAIMED + 2 * LINE * participants, np.int64)
     head = head_of(cells, geometry)
@@ -259,6 +262,6 @@ def template(geometry: str, participants: int, own_bytes: int, scratch: int) -> 
 
 
 def head_of(cells: np.ndarray, geometry: str) -> np.ndarray:
-    """Return the head of a record as an array of one structured element, on the same memory."""
+    """Return the head of a record as a view: an array of one structured element."""
     kind = dtype_of(geometry)
     return cells[: kind.itemsize // 8].view(kind)

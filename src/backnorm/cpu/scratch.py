@@ -1,23 +1,23 @@
-"""The scratch memory of a record: the table of channels, partial sums, what a participant needs.
+"""The scratch memory of a record: the table of channels, partial sums, memory of participants.
 
-All sizes are in float64 elements, and everything begins at a cache line. The kernels (which import
-the functions here) use what a launch lays out by the same functions.
+All sizes are in float64 elements, and every part begins at a cache line. A launch and the kernels
+compute the layout by the functions of this module.
 
-The table has a place for every channel in each of its rows, which are `table_pitch` apart:
+The table has an element for every channel in each of its rows, which are `table_pitch` apart:
 
 =======  =====================================================================================
-MEAN     mean, or before it is known (forward pass) the pivot that is subtracted in its place
-SHIFT    coefficients: see `kernels.formulas`. Before a forward pass is solved SLOPE and GAIN
-SLOPE    hold beta and gamma, before a backward pass is solved GAIN holds gamma·s
+MEAN     mean; in a forward pass, before the mean is known, the pivot that is subtracted
+SHIFT    coefficients: see `kernels.formulas`. Until the sums are known, SLOPE and GAIN are beta
+SLOPE    and gamma in a forward pass, and GAIN is gamma·s in a backward pass
 GAIN
 SCALE    s = 1/sqrt(variance + epsilon)
 FIRST    sum_dy, or mean
 SECOND   sum_dy_xmu, or variance
 =======  =====================================================================================
 
-A row is longer than the number of channels by at least eight places. After the coefficients of
-the last channel come those of the first again, so that a vector may run over the end of a row
-of memory and go on with the next.
+A row has at least eight elements more than there are channels. The coefficients of the first
+channels are repeated after those of the last, so that a vector may extend from the end of a row of
+the array to the beginning of the next.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = [
 #: Float64 elements of a vector, and float32 elements.
 LANES, SINGLES = 8, 16
 
-#: Float64 elements of the running sums of a channel of `segments`: two vectors of dy and two of the
-#: product, to hide the latency of additions, and their low parts.
+#: Float64 elements of the running sums of a channel in `segments`: two vectors for dy and two for
+#: the product, to hide the latency of additions, and their low parts.
 SUMS = 8 * LANES
 
 #: Vectors of terms that are put into bins at a time: see `kernels.bins`.
@@ -59,12 +59,12 @@ ROWS = 7
 
 
 def table_pitch(count: int) -> int:
-    """Return the length of a row of `count` places: whole vectors, and one to spare."""
+    """Return the length of a row for `count` float64: whole vectors, and one extra vector."""
     return (count + 2 * LANES - 1) // LANES * LANES
 
 
 def narrow_pitch(count: int) -> int:
-    """Return the length of a row of `count` float32 places: whole vectors, and one to spare."""
+    """Return the length of a row for `count` float32: whole vectors, and one extra vector."""
     return (count + 2 * SINGLES - 1) // SINGLES * SINGLES
 
 
@@ -74,37 +74,37 @@ def whole(count: int) -> int:
 
 
 def segments_own(group: int, channels: int, *, narrow: bool) -> int:
-    """Return what a participant of `segments` needs.
+    """Return the size of the memory of a participant in `segments`.
 
-    Running sums of a group, their pairs twice, pairs of eight channels, and (`narrow`: elements of
-    16 bits) float32 coefficients.
+    It has the running sums of a group, their pairs twice, the pairs of eight channels, and float32
+    coefficients if `narrow` (16-bit elements).
     """
     coefficients = 2 * narrow_pitch(channels) if narrow else 0
     return (SUMS + 8) * whole(group) + 4 * LANES + coefficients
 
 
 def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
-    """Return what a participant of `columns` needs.
+    """Return the size of the memory of a participant in `columns`.
 
-    Twelve rows of a tile; coefficients `spread` over the columns, where those are not channels;
-    and (`narrow`) float32 coefficients.
+    It has twelve rows of a tile; coefficients for each column if columns are not channels
+    (`spread`); and float32 coefficients if `narrow`.
     """
     coefficients = 4 * table_pitch(width) if spread else 0
     return 12 * table_pitch(tile) + coefficients + (2 * narrow_pitch(width) if narrow else 0)
 
 
 def bin_rows(itemsize: int) -> int:
-    """Return how many numbers the bins of both sums of a channel are: see `kernels.bins`.
+    """Return the number of float64 in the bins of both sums of a channel: see `kernels.bins`.
 
-    A limit and three digits for each sum, or of elements of eight bytes four.
+    Each sum has a limit and three digits; for elements of eight bytes, four digits.
     """
     return 10 if itemsize == 8 else 8
 
 
 def bins_own(pitch: int, rows: int) -> int:
-    """Return what a participant needs beside, to put terms into bins.
+    """Return the size of the additional memory of a participant for reproducible sums.
 
-    Three buffers of terms; in `segments`, of a group of channels with this `table_pitch`, the bins
-    of every channel, and of every lane of each.
+    It has three buffers of terms. In `segments` it also has the bins of every channel of a group,
+    whose `table_pitch` is `pitch`, and the bins of every lane of each channel.
     """
     return 3 * TERMS * LANES + rows * (LANES + 1) * pitch

@@ -1,8 +1,8 @@
 """The seal of a library: a checksum at the end of its file.
 
-What loads a library checks nothing: of a file that was cut off it maps pages that are not there,
-and whoever reads one is ended by a signal. So a file is read once before it is loaded, which
-takes less than 0.1 ms.
+The dynamic loader does not check a library. If a file was truncated, it maps pages that do not
+exist, and reading one of them ends the process by a signal. Therefore the checksum of a file is
+verified before it is loaded, which takes less than 0.1 ms.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _SIZE = len(_MARK) + 32
 
 
 def sealed(code: bytes) -> bytes:
-    """Return the bytes of a library with its seal, which loading ignores."""
+    """Return the bytes of a library with its seal, which the loader ignores."""
     return code + _MARK + hashlib.sha256(code).digest()
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is a library as it was built."""
-    # A pipe would be waited for.
+    """Whether a file is a complete library with a valid seal."""
+    # Reading a pipe would block.
     if not path.is_file():
         return False
     code = path.read_bytes()

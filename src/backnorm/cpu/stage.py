@@ -1,10 +1,10 @@
-"""A call of a kernel: a record is filled in, and one native function does the rest.
+"""Call a kernel: fill in a record, and call one native function.
 
-Kernels take the address of a record, whose fields `record` describes, and the number of a
-participant. `threads.runner` has them called by as many threads as the record says, and when it
-returns no other thread touches the record: signals, exceptions and forks come before or after it.
-So that Python runs signal handlers during a long call, it returns unfinished after a tenth of a
-second, and is called again.
+A kernel takes the address of a record, whose fields `record` describes, and the index of a
+participant. The function `threads.runner()` calls the kernel in as many threads as the record says.
+When it returns, no other thread uses the record, so signals, exceptions and forks happen before or
+after it. It returns unfinished after a tenth of a second and is called again, so that Python can
+run signal handlers during a long call.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from backnorm.cpu.threads import region, runner
 
 __all__ = ["Stage"]
 
-# The first fields are those that every call fills in: addresses, "ready", "region", "function". The
-# native format "n" takes 25 ns less for each than the format "q" of a fixed size.
+# Every call fills in the first fields: addresses, "ready", "region", "function". The native format
+# "n" takes 25 ns less per field than "q", the format of a fixed size.
 _fill = struct.Struct(f"{len(ADDRESSES) + 3}n").pack_into
 _weigh = struct.Struct("d").pack_into
 _MOMENTUM, _COUNT, _EXCHANGED = map(SLOTS.__getitem__, ("momentum", "count", "exchanged"))
@@ -47,7 +47,7 @@ _LARGEST, _MOST = 2 << 20, 8
 
 
 class _Record:
-    """Memory of a record, which begins at a cache line; `view` is that of its cells."""
+    """Memory of a record, which begins at a cache line; `view` is a view of its cells."""
 
     __slots__ = ("address", "cells", "view")
 
@@ -57,12 +57,12 @@ class _Record:
         self.address, self.view = address_of(self.cells), self.cells.data
 
 
-# Any thread, or a finaliser, may take one or add one at any time.
+# A deque, because any thread or finaliser may take or add a record at any time.
 _large: deque[_Record] = deque(maxlen=_MOST)
 
 
 def _record(cells: np.ndarray, size: int) -> _Record:
-    """Return a record of this size, in memory of another if one is kept."""
+    """Return a record of this size, reusing the memory of a kept record if there is one."""
     for _ in range(len(_large) if size > _KEPT else 0):
         try:
             record = _large.popleft()
@@ -76,7 +76,7 @@ def _record(cells: np.ndarray, size: int) -> _Record:
 
 
 class Stage:
-    """A kernel, and its record but for the addresses.
+    """A kernel and its record, whose addresses each call fills in.
 
     Parameters
     ----------
@@ -84,13 +84,13 @@ class Stage:
     numbers : mapping of str to int
         The geometry's fields.
     channels : int
-        Places of the table of channels.
+        The number of channels in the table of channels.
     partial : int
         Float64 elements of the partial sums.
     own : int
-        Those of the memory that each participant needs.
+        Float64 elements of the memory of each participant.
     participants : int
-        How many may take part at most.
+        The largest number of participants.
     **fields
         Values of other fields of the record.
 
@@ -99,7 +99,7 @@ class Stage:
     kind : Kind
     participants : int
     template : numpy.ndarray
-        The cells of the record but for its scratch memory.
+        The cells of the record without its scratch memory.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Stage:
         sums: tuple[np.ndarray, np.ndarray] | None = None,
         header: int = 0,
     ) -> int:
-        """Run the kernel; return the channel that was refused, or -1.
+        """Run the kernel; return the first channel with an invalid variance, or -1.
 
         Parameters
         ----------
@@ -156,11 +156,11 @@ class Stage:
         momentum : float, optional
             Weight of the batch in the running statistics, if there are any.
         count : int, optional
-            Elements of a channel that `sums` are over, if more than those of x.
+            The number of elements per channel that `sums` are over, if it is not that of x.
         sums : (float64 array, float64 array), optional
             Sums, or moments, of every channel that the caller provides instead of `exchanged`.
         header : int
-            0, or `addresses.HEADER` where the addresses are those of NumPy's array objects.
+            `addresses.HEADER` if the addresses are those of NumPy's array objects, else 0.
         """
         function = self._function
         if not function:
@@ -169,7 +169,7 @@ class Stage:
             record = self._spare.pop()
         except IndexError:
             record = _record(self.template, self._size)
-        # Every field, because an earlier call may have used the record; "ready" begins as 0.
+        # Every field is filled in, because an earlier call may have used the record. "ready" is 0.
         team = 0 if self.participants == 1 else region()
         _fill(
             record.view, 0, x, dy, out, residual, mask, mean, variance, gamma, beta, result,
@@ -187,7 +187,7 @@ class Stage:
         while not ended:
             ended = run(record.address, 0)
         if ended > 0:
-            # The momentum of an earlier call has no effect without running statistics.
+            # Without running statistics the kernel does not read the momentum.
             if self._keeps:
                 if count is not None:
                     record.view[_COUNT] = self._count

@@ -1,11 +1,12 @@
-"""Which threads take part in a call: those of PyTorch's own team, or ours.
+"""Choose the threads of a call: PyTorch's OpenMP team, or the pool of this package.
 
-Beside PyTorch its OpenMP team serves: after each operation its threads stay awake for
-milliseconds, and threads of ours would compete with them for the processors. Everywhere else there
-is a pool of our own (`kernels.pool`), Linux's alone; where it is not, a call has one thread.
+In a process that uses PyTorch, calls run on PyTorch's OpenMP team. Its threads stay awake for
+milliseconds after each operation, so threads of another pool would compete with them for the
+processors. In other processes, calls run on the package's own pool (`kernels.pool`), which exists
+only on Linux. Without a team or a pool, a call has one thread.
 
-A forked child never enters the team of its parent: the threads are not there, and libgomp waits for
-them for ever. Our pool starts again in it.
+A forked child never enters the team of its parent, because the threads do not exist in the child
+and libgomp would wait for them for ever. The package's own pool starts again in the child.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _HAS_POOL: bool = sys.platform == "linux"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Who takes part in a call that has more than one thread.
+    """The threads that run a call with more than one thread.
 
     Attributes
     ----------
     name : {"team", "pool", "caller"}
-        PyTorch's team; our pool; the caller alone.
+        PyTorch's team; the package's own pool; the calling thread alone.
     reason : str
-        Why, for people.
+        The reason of the choice, as text.
     """
 
     name: str
@@ -50,11 +51,12 @@ class Service:
 
 @functools.cache
 def runner() -> Callable[[int, int], int]:
-    """Return the function that runs the kernel of a record, by its address: see `kernels.team`.
+    """Return the native function that runs the kernel of a record: see `kernels.team`.
 
-    The second argument is 0, or the size of the header of the objects that the record names. It
-    returns 1, or -1 - c if channel c was refused, or 0 if the time of the call is up, and it is
-    to be called again.
+    The first argument of the function is the address of the record. The second is 0, or the size of
+    the object header if the record has addresses of array objects. The function returns 1 if the
+    call is complete, -1 - c if channel c has an invalid variance, or 0 if the time limit has passed
+    and the function must be called again.
 
     Raises
     ------
@@ -62,19 +64,20 @@ def runner() -> Callable[[int, int], int]:
         If there is no library for this processor.
     """
     loaded = library.load(THREADS)
-    # Not linked: C libraries have them in other versions, and in other places.
+    # The library is not linked to these functions: their versions and places differ between C
+    # libraries.
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
     run = loaded.bn_run
-    # Of a number that is more than 32 bits, a pointer is made in 0.1 us less than an int64.
+    # ctypes converts a number of more than 32 bits to a pointer in 0.1 us less than to an int64.
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int64
     return run
 
 
 def region() -> int:
-    """Return how many threads a region of PyTorch's team has; 0 if the team does not serve here.
+    """Return how many threads a parallel region of PyTorch's team has; 0 if the team is not used.
 
-    Always as many as PyTorch's own have: a smaller one makes libgomp end threads, and the next of
-    PyTorch's operators waits 4 ms until they are started again.
+    The number is always that of PyTorch's own regions. A smaller region would make libgomp end
+    threads, and PyTorch's next operator would wait 4 ms until they are started again.
     """
     torch = modules.get("torch")
     if torch is None or not (_found or not _why_not(torch)):
@@ -84,7 +87,7 @@ def region() -> int:
 
 
 def service() -> Service:
-    """Return who takes part in the calls of this thread, and why."""
+    """Return which threads run the calls of this thread, and the reason."""
     torch = modules.get("torch")
     why_not = "PyTorch is not imported" if torch is None else _why_not(torch)
     if not why_not:
@@ -95,7 +98,7 @@ def service() -> Service:
 
 
 def _why_not(torch: Any) -> str:
-    """Return why the team of a PyTorch that is imported does not serve, or nothing if it does."""
+    """Return the reason why PyTorch's team is not used, or an empty string if it is used."""
     if _barred:
         return "this process was forked from one with PyTorch, whose team is not in it"
     if not hasattr(torch, "get_num_threads"):
@@ -106,15 +109,18 @@ def _why_not(torch: Any) -> str:
 
 @functools.cache
 def _team() -> tuple[bool, str]:
-    """Find the functions of PyTorch's OpenMP runtime; return whether, and the file or why not."""
+    """Find the functions of PyTorch's OpenMP runtime.
+
+    Return whether they were found, and the file of the runtime or the reason of the failure.
+    """
     path = _mapped(lambda mapped: Path(mapped[-1]).name == "libtorch_cpu.so")
     if path is None:
         return False, "PyTorch has no libtorch_cpu.so here"
     own = _addresses(_loaded(path[-1]), _TEAM)
     if own is None:
         return False, "PyTorch has no OpenMP runtime with GOMP_parallel"
-    # As the linker looked for what PyTorch calls: first in what the whole process sees, which may
-    # have been loaded before; then in PyTorch's own libraries.
+    # The order is that of the dynamic linker for PyTorch's own calls: first the symbols that are
+    # global in the process, which an earlier library may define; then PyTorch's own libraries.
     addresses = _addresses(_loaded(None), _TEAM) or own
     runner()
     data = _data()
@@ -126,12 +132,12 @@ def _team() -> tuple[bool, str]:
 
 
 def _loaded(place: str | None) -> ctypes.CDLL:
-    """Return a library that is loaded already; None: all that the process sees."""
+    """Return a library that is already loaded; for None, the global symbols of the process."""
     return ctypes.CDLL(place, mode=os.RTLD_NOW | (os.RTLD_NOLOAD if place else 0))
 
 
 def _addresses(loaded: ctypes.CDLL, names: tuple[str, ...]) -> list[int] | None:
-    """Return the addresses of functions, or None if not all are there."""
+    """Return the addresses of functions, or None if one of them is missing."""
     try:
         functions = [ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names]
     except AttributeError:
@@ -140,7 +146,7 @@ def _addresses(loaded: ctypes.CDLL, names: tuple[str, ...]) -> list[int] | None:
 
 
 def _mapped(wanted: Callable[[list[str]], bool]) -> list[str] | None:
-    """Return the fields of the first file in memory that is wanted: addresses, ..., path."""
+    """Return the fields of the first line of /proc/self/maps for a wanted file."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
             fields = (line.rstrip("\n").split(maxsplit=5) for line in lines)
@@ -161,12 +167,12 @@ def _data() -> Any:
 
 _barred = False
 
-# What a repeated call looks at: whether the team was found, and is not barred.
+# Whether the team was found and may be used. Repeated calls read only this flag.
 _found = False
 
 
 def _begin_anew() -> None:
-    """Forget, in a forked child, the threads that are not in it."""
+    """Forget the threads of the parent in a forked child."""
     global _barred, _found
     _barred, _found = _barred or "torch" in modules, False
     if runner.cache_info().currsize:

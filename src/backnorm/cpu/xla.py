@@ -1,4 +1,4 @@
-"""The handler of XLA's custom calls, in this process: see `kernels.xla_handler`."""
+"""Register kernels with the handler of XLA's custom calls: see `kernels.xla_handler`."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _lock = threading.Lock()
 
 
 def number_of(kind: Kind) -> int:
-    """Return the number that calls name a kernel by, the same in every process."""
+    """Return the number that identifies a kernel in XLA's calls, the same in every process."""
     digest = hashlib.sha256(kind.symbol.encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def introduce(kind: Kind) -> int:
-    """Let calls mean a kernel, which is loaded; return the number that they name it by."""
+    """Load a kernel and register it with the handler; return its number in XLA's calls."""
     _introduce([kind])
     return number_of(kind)
 
 
 def introduce_built() -> None:
-    """Let calls mean every kernel that is there, so that compiled functions of other processes run.
+    """Register every kernel, so that functions compiled by other processes run in this one.
 
-    In a checkout those that are not built yet are left out.
+    In a checkout, kernels that are not built yet are left out.
     """
     every = [entry for entry in LIBRARIES.values() if entry.name != FLOOR]
     _introduce(kind for entry in every if library.path_of(entry.name) for kind in entry.kinds)
 
 
 def _introduce(kinds: Iterable[Kind]) -> None:
-    # Before the lock is taken: what is loaded may have to be built.
+    # Libraries are loaded before the lock is taken, since loading may build them.
     found = {number_of(kind): library.address(kind) for kind in kinds}
     environment = _environment()
     with _lock:
@@ -57,12 +57,12 @@ def _introduce(kinds: Iterable[Kind]) -> None:
             at = _TABLE + 2 * known
             environment[at : at + 2] = [name, address]
             known += 1
-            # Last: a handler that is at work sees what is complete.
+            # The count is written last, so that a running handler sees only complete entries.
             environment[_KNOWN] = known
 
 
 def handler(major: int, minor: int) -> Any:
-    """Return the handler, a function of C, for the version of the interface in XLA's header."""
+    """Return the handler, a C function, for the version of the interface in XLA's header."""
     environment, loaded = _environment(), library.load(XLA)
     with _lock:
         task = ctypes.cast(loaded.bn_xla_task, ctypes.c_void_p).value
@@ -76,7 +76,7 @@ def _environment() -> Any:
 
 
 def _renew() -> None:
-    """Begin anew in a forked child, where a thread that held the lock is not."""
+    """Replace the lock in a forked child, where the thread that held it does not exist."""
     global _lock
     _lock = threading.Lock()
 

@@ -1,7 +1,7 @@
 """The structures of XLA's foreign function interface, ``xla/ffi/api/c_api.h``, as offsets.
 
-Names are those of the header without their prefix XLA_FFI. `STRUCTURES` is all that is known of
-the header here, and is compared with the header that comes with jaxlib before it is relied upon.
+Names are those of the header without the prefix XLA_FFI. The package depends on the header only by
+`STRUCTURES`; tests compare them with the header of jaxlib.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = [
     "parsed",
 ]
 
-#: What the handler knows of the process, in cells: major and minor version of the interface, the
-#: address of the function of a task, how many kernels are known; from the last on, for each of
-#: those, its number and the address of its function.
+#: The cells of the handler's data: major and minor version of the interface; the address of the
+#: function of a task; the number of registered kernels; and, from the last cell on, the number and
+#: the address of each kernel.
 ENVIRONMENT = range(5)
 ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256
 
 #: Codes of element types, by NumPy's names.
 ELEMENTS = {"int64": 5, "uint8": 6, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
-#: The structures that are read or made: their fields in order, of 8 bytes unless it says
-#: otherwise, or the structures that they are. Fields that begin with an underscore are not used;
-#: not all versions name them alike.
+#: The structures that are read or made, with their fields in order. A field has 8 bytes unless
+#: another size or a structure is given. Fields that begin with an underscore are not used; their
+#: names differ between versions.
 STRUCTURES = {
     "Extension_Base": "struct_size type:4 next",
     "Api_Version": "struct_size extension_start major_version:4 minor_version:4",
@@ -52,8 +52,8 @@ STRUCTURES = {
     " _ExecutionContext_Get _State_Set _State_Get _DeviceMemory_Allocate _DeviceMemory_Free"
     " ThreadPool_Schedule ThreadPool_NumThreads",
 }
-#: Those that are made here, or lie within others, are in the header exactly as they are here. Of
-#: the others it may know more fields, after these.
+#: The structures that are made here, or are part of others, must be exactly those of the header.
+#: The header's other structures may have more fields at their end.
 MADE = frozenset({"Api_Version", "Args", "Attrs", "Extension_Base", "Rets"}) | {
     name for name in STRUCTURES if name.endswith("_Args")
 }
@@ -69,9 +69,9 @@ def parsed(fields: str) -> list[tuple[str, int | str]]:
 
 
 def offsets(name: str) -> Any:
-    """Return where every field of a structure begins, and as `size_` what its header calls size.
+    """Return the offset of every field of a structure, and as `size_` its size in the header.
 
-    That is the end of the last field, before any padding.
+    The size is the end of the last field, before any padding.
     """
     found = _laid_out(name)
     return namedtuple(name, found)(**found)

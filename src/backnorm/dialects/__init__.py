@@ -1,6 +1,6 @@
-"""The dialects: each specification's batch normalisation, called exactly as it is written there.
+"""The dialects: batch normalisation as different specifications define it.
 
-A module holds one specification as tables: its names, argument order, defaults and type rules. The
-operators that are made of them translate a call to the canonical problem and contain no mathematics
-on tensors. `registry` lists them.
+Each module describes one specification: its names, argument order, defaults and type rules. An
+operator translates a call to the canonical problem and contains no mathematics on tensors.
+`registry` lists the dialects.
 """

@@ -73,7 +73,7 @@ def _schema(op: str, outputs: tuple[TensorSpec, ...]) -> OperatorSchema:
         outputs=outputs,
         attributes=(),
         type_rules=TYPE_RULES,
-        # A 16-bit model has 16-bit weights and, on a GPU, float32 statistics.
+        # In a 16-bit model on a GPU, weights have 16 bits and statistics are float32.
         one_channel_type=False,
         formats=FORMATS,
         phrases=PHRASES,
@@ -110,7 +110,7 @@ def batch_norm_backward_reduce(
     *,
     arithmetic: Arithmetic | None = None,
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None, np.ndarray | None]:
-    """Return sum_dy, sum_dy_xmu, grad_weight, grad_bias of one part of a batch.
+    """Return sum_dy, sum_dy_xmu, grad_weight and grad_bias of one part of a batch.
 
     ::
 
@@ -123,24 +123,24 @@ def batch_norm_backward_reduce(
     grad_out, input : array of rank 2 or more
         Of one shape (N, C, ...) and element type (f64, f32, f16 or bf16).
     mean, invstd : array of shape (C,)
-        Of the whole batch; of the type of `input`, or float32 beside a 16-bit one.
+        Statistics of the whole batch, of the type of `input`; for a 16-bit `input` also float32.
     weight : array of shape (C,), optional
-        Its type is that of grad_weight and grad_bias (None: that of `mean`); its values are not
-        used.
+        Only its type is used, for grad_weight and grad_bias. None: they have the type of `mean`.
     input_g, weight_g, bias_g : bool
-        Whether the two sums, grad_weight and grad_bias are wanted; others are None.
+        Whether to return the two sums, grad_weight and grad_bias; the others are None.
     arithmetic : {"float32", "float64"}, optional
-        backnorm's own: what elements are computed in; see `backnorm.arithmetic`.
+        An extension of backnorm: the compute type of elements; see `backnorm.arithmetic`.
 
     Returns
     -------
     tuple of numpy.ndarray or None
-        The sums are of the type of `mean`. All are summed wide and rounded once.
+        sum_dy and sum_dy_xmu have the type of `mean`. All results are summed in a wider type and
+        rounded once.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For an argument that is not as described, by its name here.
+        If an argument does not match its description; the error has its name here.
     """
     wanted = {"input_g": input_g, "weight_g": weight_g, "bias_g": bias_g}
     for name, flag in wanted.items():
@@ -187,7 +187,7 @@ def batch_norm_backward_elemt(
     grad_out, input, mean, invstd, weight, arithmetic
         As `batch_norm_backward_reduce`; here the values of `weight` are used.
     sum_dy, sum_dy_xmu : array of shape (C,)
-        What `batch_norm_backward_reduce` returned, added up over all parts; of the type of `mean`,
+        The results of `batch_norm_backward_reduce`, added up over all parts; of the type of `mean`
         or float64.
     count : array of integers
         Elements per channel of each part, in any shape. Their sum is M.
@@ -195,12 +195,12 @@ def batch_norm_backward_elemt(
     Returns
     -------
     numpy.ndarray
-        Of the shape, type and order in memory of `input`.
+        grad_input, with the shape, type and memory order of `input`.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For an argument that is not as described, by its name here.
+        If an argument does not match its description; the error has its name here.
     """
     arrays = _checked(_ELEMT, grad_out, input, mean, invstd, weight)
     x, dy = arrays["input"], arrays["grad_out"]

@@ -1,4 +1,4 @@
-"""The checks of attributes against the rules of an operator."""
+"""Check attributes against the rules of an operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["accepted_by", "check_attributes", "refuse_unknown"]
 
 
 def check_attributes(schema: OperatorSchema, attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return every attribute with its checked value, defaults filled in."""
+    """Return all attributes with checked values, including defaults."""
     refuse_unknown(attributes, [a.name for a in schema.attributes], "attribute", schema)
     return {
         spec.name: _attribute(spec, attributes.get(spec.name, spec.default), schema)
@@ -26,7 +26,7 @@ def check_attributes(schema: OperatorSchema, attributes: Mapping[str, object]) -
 def refuse_unknown(
     names: Iterable[str], known: Sequence[str], kind: str, schema: OperatorSchema
 ) -> None:
-    """Raise if the operator has no input, or attribute (`kind`), of one of the names."""
+    """Raise if one of the names is not an input, or attribute (`kind`), of the operator."""
     for name in names:
         if name not in known:
             raise ArgumentTypeError(
@@ -82,7 +82,7 @@ def _range(spec: AttributeSpec) -> str:
 
 
 def accepted_by(spec: AttributeSpec) -> str:
-    """Return what an attribute may be, in words."""
+    """Return a text with the accepted values of an attribute."""
     if spec.type == "bool":
         return "True or False"
     if spec.type == "string":

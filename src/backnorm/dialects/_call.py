@@ -1,4 +1,4 @@
-"""One checked call of a dialect's operator, and which canonical call it is."""
+"""A checked call of a dialect's operator, and the canonical call that it corresponds to."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from backnorm.signature import SIGNATURES, Operation
 
 __all__ = ["Call", "CanonicalCall", "canonical_call"]
 
-# The operands that a dialect's call can give.
+# The canonical operands that a dialect's call can provide.
 _GIVEN = ("x", "dy", "mean", "variance", "gamma", "beta")
 _DATA = ("x", "dy", "dx", "y")
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One checked call: arrays and attributes by the dialect's names.
+    """A checked call: arrays and attributes by the dialect's names.
 
-    Where a call is repeated `inputs` are shapes and types alone.
+    In a call that is cached, `inputs` are shapes and types instead of arrays.
     """
 
     schema: OperatorSchema
@@ -44,7 +44,7 @@ class Call:
         return None
 
     def number(self, name: str) -> float:
-        """Return the attribute `name`, a number."""
+        """Return the value of the attribute `name`, which is a number."""
         value = self.attributes[name]
         assert isinstance(value, float)
         return value
@@ -68,7 +68,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalCall:
-    """Which canonical call a dialect's call is.
+    """The canonical call that a dialect's call corresponds to.
 
     Attributes
     ----------
@@ -76,25 +76,25 @@ class CanonicalCall:
     data_format : {"NCX", "NXC"}
     training : bool
     epsilon : float
-        As used: rounded to float32 where the dialect's attribute is one, 0 where the dialect
-        was given an inverse standard deviation (which has epsilon inside).
+        The value in use. It is rounded to float32 if the dialect's attribute is a float32. It is 0
+        if the dialect takes an inverse standard deviation, which already includes epsilon.
     inputs : dict
         Canonical name (x, dy, mean, variance, gamma, beta) -> the dialect's input name, for the
-        inputs that are given and enter the result.
+        inputs that are given and used.
     outputs : dict
         Canonical name (dx, dgamma, dbeta; or y, mean, variance) -> the dialect's output name,
         for the outputs that are returned.
     channel_axes : tuple of int
-        The axes of the dialect's tensors that are not reduced. Where they are not the one that
-        `data_format` says, the canonical call is that of `as_canonical`.
+        The axes of the dialect's tensors that are not reduced. If they differ from the channel axis
+        of `data_format`, `as_canonical` reshapes the tensors.
     inverse_std : bool
-        Whether the input for `variance`, or the output of a forward pass, holds
+        Whether the input for `variance`, or the variance that a forward pass returns, is in fact
         ``1 / sqrt(variance + epsilon)``.
     weight : float or None
-        The share by which running statistics move towards those of the batch; None: they do not.
+        The weight of the batch in the running statistics; None: they are not updated.
     blended : bool
-        Whether the dialect's own code writes the results: weighted, and added to what the memory
-        for them holds.
+        Whether the dialect's own code writes the results: weighted, and added to the previous
+        contents of the memory.
     arithmetic : {"float32", "float64"}
     """
 
@@ -112,14 +112,14 @@ class CanonicalCall:
 
     @property
     def recomputes(self) -> bool:
-        """Whether a backward pass was given no statistics, and takes those of x."""
+        """Whether a backward pass has no statistics as inputs, and computes those of x."""
         return self.operation == "backward" and "mean" not in self.inputs
 
     def arrays(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
-        """Return canonical name -> array, from arrays by the dialect's names.
+        """Return arrays by canonical names, from arrays by the dialect's names.
 
-        An inverse standard deviation becomes the float64 variance to use with `epsilon` = 0, and
-        statistics that were not given are computed in float64.
+        An inverse standard deviation is converted to a float64 variance for `epsilon` = 0.
+        Statistics that were not given are computed in float64.
         """
         arrays = {role: np.asarray(inputs[name]) for role, name in self.inputs.items()}
         if self.recomputes:
@@ -130,10 +130,10 @@ class CanonicalCall:
         return {role: self.as_canonical(role, array) for role, array in arrays.items()}
 
     def as_canonical(self, role: str, array: np.ndarray) -> np.ndarray:
-        """Return an input or output of the dialect as the canonical operator takes it.
+        """Return an input or output of the dialect in the form of the canonical operator.
 
-        Of tensors whose channels lie in other axes than the one that `data_format` says, these are
-        merged into the second of two.
+        If the channel axes differ from that of `data_format`, they are merged into the second axis
+        of a tensor of two axes.
         """
         if role not in _DATA:
             return array.reshape(-1)
@@ -147,7 +147,7 @@ class CanonicalCall:
 
 
 def canonical_call(call: Call) -> CanonicalCall:
-    """Return the canonical call that the roles in the schema say."""
+    """Return the canonical call of a call, by the roles in the schema."""
     schema = call.schema
     by_role = {a.role: call.attributes[a.name] for a in schema.attributes if a.role is not None}
     epsilon = by_role["epsilon"]
@@ -161,7 +161,7 @@ def canonical_call(call: Call) -> CanonicalCall:
         schema.operation,
         format_of(schema, call.attributes).layout,
         schema.operation != "inference" and bool(by_role.get("training", True)),
-        # An inverse standard deviation has epsilon inside.
+        # An inverse standard deviation already includes epsilon.
         0.0 if inverse else epsilon,
         call.arithmetic,
         {name: names[name] for name in signature.names if name in names and name in _GIVEN},

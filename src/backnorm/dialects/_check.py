@@ -1,6 +1,6 @@
-"""The checks of the inputs and requested outputs of a call against the rules of its operator.
+"""Check the inputs and requested outputs of a call against the rules of its operator.
 
-Errors are in the words of the dialect. No dialect has a check of its own here.
+Errors use the names and words of the dialect. This module has no check for a particular dialect.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Arrays = dict[str, np.ndarray]
 def check_inputs(
     schema: OperatorSchema, attributes: Attributes, inputs: Mapping[str, object]
 ) -> Arrays:
-    """Return the inputs as arrays, without those that are None, after the checks."""
+    """Check the inputs; return them as arrays, without those that are None."""
     refuse_unknown(inputs, [tensor.name for tensor in schema.inputs], "input", schema)
     arrays: Arrays = {}
     for tensor in schema.inputs:
@@ -77,7 +77,7 @@ def check_memory(name: str, memory: object) -> None:
 def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None) -> tuple[str, ...]:
     """Return the requested output names in index order.
 
-    `outputs` is a number (that many from the first), a collection of names, or None for all.
+    `outputs` is a number (the first n outputs), a collection of names, or None for all.
     """
     names = tuple(tensor.name for tensor in schema.outputs)
     required = sum(tensor.required for tensor in schema.outputs)
@@ -114,7 +114,7 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
 
 
 def format_of(schema: OperatorSchema, attributes: Attributes) -> FormatSpec:
-    """Return the data format that the attributes choose."""
+    """Return the data format that the attributes select."""
     for spec in schema.attributes:
         if spec.role == "data_format":
             return next(f for f in schema.formats if f.name == attributes[spec.name])
@@ -137,12 +137,12 @@ def channel_axes_of(
 
 
 def kept_shape(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
-    """Return a shape with 1 for each axis that is reduced: those that are not in `axes`."""
+    """Return a shape with 1 for each reduced axis; `axes` are those that are not reduced."""
     return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
 
 
 def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
-    """Return the flags of an output mask, which say of each output whether it is wanted."""
+    """Return the flags of an output mask; each says whether an output is requested."""
     kind, outputs = type(output_mask), schema.outputs
     accepted = "a sequence of three booleans"
     is_sequence = issubclass(kind, (tuple, list, np.ndarray)) or issubclass(kind, Sequence)
@@ -186,7 +186,7 @@ def _elements(argument: str, collection: Any, accepted: str) -> list[Any]:
 
 
 def _check_together(groups: Iterable[tuple[str, ...]], names: Collection[str], verb: str) -> None:
-    """Raise if of a group some names are there and some are not."""
+    """Raise if some names of a group are present and others are missing."""
     for group in groups:
         present = [name for name in group if name in names]
         if present and len(present) != len(group):
@@ -199,7 +199,7 @@ def _check_together(groups: Iterable[tuple[str, ...]], names: Collection[str], v
 
 
 def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) -> TypeRule:
-    """Check x, and shape and type of dy against it; return the rule of x's element type."""
+    """Check x, and that dy has its shape and type; return the rule for x's element type."""
     words = schema.words
     name = words["x"]
     x = arrays[name]
@@ -254,7 +254,7 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
 def _rule_of(schema: OperatorSchema, name: str, x: np.ndarray) -> TypeRule:
     dtype = element_type(x.dtype)
     for rule in schema.type_rules:
-        # NumPy takes None for float64 in a comparison.
+        # NumPy's float64 type equals None.
         if dtype is not None and ELEMENT_TYPE_NAMES[rule.data] == dtype:
             return rule
     raise ArgumentTypeError(

@@ -1,7 +1,7 @@
-"""What the class of an operator says: its parameters, their defaults, and its documentation.
+"""Complete a schema by the parameters, defaults and documentation of the operator's class.
 
-The schema in the class's table gets these from the signature and the docstring of ``__call__``, and
-of ``__init__`` if the operator is configured before it is called.
+They are read from the signature and the docstring of ``__call__``, and of ``__init__`` if the
+operator is configured before it is called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
-    """Return the schema of an operator, its table completed by what its class says."""
+    """Return the schema of an operator, with the parameters and documentation of its class."""
     is_configured = cls.__init__ is not object.__init__
     call = _parameters(cls.__call__)
     parameters = _parameters(cls.__init__) if is_configured else call
@@ -29,7 +29,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     outputs = _entries(text.get("Returns", ""))
     attributes = _entries(of_attributes.get("Parameters", ""))
     known = {tensor.name for tensor in rules.inputs} | {a.name for a in rules.attributes}
-    # An operator with revisions takes the inputs of its revision, in their order.
+    # An operator with revisions takes the inputs of the revision, in the revision's order.
     order = tuple(name for name in call if name in known) or tuple(t.name for t in rules.inputs)
     return replace(
         rules,
@@ -67,15 +67,15 @@ def _choice(call: Mapping[str, inspect.Parameter]) -> Choice:
 def _completed(
     spec: AttributeSpec, parameters: Mapping[str, inspect.Parameter], summary: str
 ) -> AttributeSpec:
-    """Return an attribute with the default of its parameter and its line of documentation."""
+    """Return an attribute with the default of its parameter and its documentation."""
     default = parameters[spec.name].default if spec.default is UNKNOWN else spec.default
     return replace(spec, default=default, summary=summary)
 
 
 def _sections(documented: Any) -> dict[str, str]:
-    """Return the sections of a docstring by their titles; the first has none.
+    """Return the sections of a docstring by their titles; the first section's title is empty.
 
-    Without docstrings (``python -OO``) there are none.
+    Without docstrings (``python -OO``) all sections are empty.
     """
     sections: dict[str, str] = {}
     title, lines = "", (inspect.getdoc(documented) or "").splitlines()
@@ -91,7 +91,7 @@ def _sections(documented: Any) -> dict[str, str]:
 
 
 def _entries(section: str) -> dict[str, str]:
-    """Return the texts of a section of parameters or results, each on one line, by name."""
+    """Return the texts of a section of parameters or results by name, each as one line."""
     entries: dict[str, list[str]] = {}
     text: list[str] = []
     for line in section.splitlines():
@@ -104,6 +104,6 @@ def _entries(section: str) -> dict[str, str]:
 
 
 def _bullets(section: str) -> Iterator[str]:
-    """Yield the items of a list, each on one line."""
+    """Yield the items of a list, each as one line."""
     for item in f"\n{section}".split("\n- ")[1:]:
         yield " ".join(item.split())

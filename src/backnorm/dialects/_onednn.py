@@ -18,11 +18,11 @@ TYPE_RULES = type_rules(f32="f32", bf16="f32 bf16", f16="f32")
 
 
 class Forward(Operator):
-    """A forward pass in training, which moves running statistics."""
+    """A forward pass in training, which updates running statistics."""
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; an empty batch leaves the running statistics as they are."""
+        """Return the canonical call; an empty batch does not change the running statistics."""
         momentum = call.attributes["momentum"]
         weight = 0.5 if momentum is None else 1.0 - call.number("momentum")
         return replace(super().translate(call), weight=weight if call.count else 0.0)

@@ -1,8 +1,8 @@
-"""From a checked call to its results: the Problem, and what every call like it runs.
+"""Bind a checked call to an executable, for this call and all calls with the same metadata.
 
-The checks of a dialect imply those of the canonical operator, so the Problem is made directly.
-Values, and the memory for an output, are checked by the executable; its errors are raised in the
-dialect's words here.
+The checks of a dialect imply those of the canonical operator, so the Problem is made directly. The
+executable checks values and the memory for an output; its errors are raised again with the
+dialect's names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Arrays = Mapping[str, np.ndarray]
 Convert = Callable[[Any], np.ndarray]
 Finish = Callable[[Call, Arrays, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
-# Which input says the element type of a result: the first that is given.
+# The inputs that determine the element type of a result: the first that is given.
 _TYPED_LIKE = {
     "dgamma": ("gamma", "mean"),
     "dbeta": ("beta", "gamma", "mean"),
@@ -43,33 +43,33 @@ _STATISTICS = ("mean", "variance")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundCall:
-    """A checked call that every call of the same metadata can repeat.
+    """A checked call, reused by every call with the same metadata.
 
     Attributes
     ----------
     call : Call
-        Of its inputs, shapes and types alone.
+        Its inputs are shapes and types.
     canonical : CanonicalCall
     problem : Problem
     run, execute : callable
-        The executable's function for arrays of any layout, and the one for these arrays.
+        The executable's function for arrays of any layout, and its function for this layout.
     is_plain : bool
         Whether kernels read all arrays of such calls in place.
     operands : callable
-        Returns the canonical operands, from the inputs in their order and None.
+        Returns the canonical operands, given the inputs in order, followed by None.
     converted : tuple of int
-        Places of operands of another element type than the executable's.
+        The positions of operands whose element type is not the executable's.
     memory : int or None
-        The place of the input that is memory for the first output.
+        The position of the input that is memory for the first output.
     running : callable or None
-        Returns new memory with the running statistics before they move, from the inputs.
+        Returns copies of the running statistics before their update, given the inputs.
     results : tuple of (str, callable or None)
-        The role of each canonical result and running statistic, and what makes it the dialect's:
-        its type, its shape.
+        The role of each canonical result and running statistic, and the function that converts it
+        to the dialect's type and shape.
     select : callable
-        Returns the outputs, from these results.
+        Returns the outputs, given these results.
     finish : callable or None
-        Returns all results of the dialect by role, where outputs are more than these.
+        Returns all results of the dialect by role, if there are other outputs than these.
     """
 
     call: Call
@@ -121,15 +121,15 @@ class BoundCall:
     def _moved(
         self, operands: Sequence[Any], running: tuple[np.ndarray, ...], memory: Any
     ) -> Results:
-        """Return the results of a forward pass, which moves the running statistics in place."""
+        """Return the results of a forward pass, which updates the running statistics in place."""
         if not self.problem.running:
             return self._executed(operands, memory)
-        # They are the last operands.
+        # The running statistics are the last operands.
         operands = (*operands[: -len(running)], *running)
         return self._executed(operands, memory, momentum=self.canonical.weight)
 
     def _executed(self, operands: Sequence[Any], memory: Any, **numbers: Any) -> Results:
-        """Return the results of the canonical operation; errors are in the dialect's words."""
+        """Return the results of the canonical operation; errors have the dialect's names."""
         try:
             if memory is None:
                 return self.execute(*operands, **numbers)
@@ -140,7 +140,7 @@ class BoundCall:
             raise error.in_words(words) from None
 
     def _finished(self, inputs: Sequence[Any], values: Results) -> tuple[np.ndarray, ...]:
-        """Return the outputs where they are more than the canonical results."""
+        """Return the outputs if they are more than the canonical results."""
         assert self.finish is not None
         schema = self.call.schema
         arrays = {
@@ -158,12 +158,12 @@ class BoundCall:
 
 
 def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
-    """Return what computes a checked call, and all calls of the same metadata."""
+    """Return the bound call of a checked call, for all calls with the same metadata."""
     schema, problem = call.schema, _problem(call, canonical)
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
     is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
     names = [tensor.name for tensor in schema.inputs]
-    # None is behind the inputs.
+    # The position after the inputs has None.
     places = [
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names
@@ -209,9 +209,9 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
 def _running(
     call: Call, problem: Problem, weight: float | None
 ) -> Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None:
-    """Return the function from inputs to new memory with the running statistics.
+    """Return the function that copies the running statistics from the inputs to new memory.
 
-    Those without a weight are not read: they may be NaN, or absent.
+    If their weight is 0, they are not read: they may be NaN, or absent.
     """
     dtype, channels = problem.statistics_dtype, problem.channels
     if weight is None:
@@ -226,7 +226,7 @@ def _running(
 def _result(
     call: Call, canonical: CanonicalCall, problem: Problem, name: str
 ) -> tuple[str, Convert | None]:
-    """Return the role of a canonical result, and what makes it the dialect's."""
+    """Return the role of a canonical result, and its conversion to the dialect's type and shape."""
     role = "inverse_deviation" if name == "variance" and canonical.inverse_std else name
     typed = _typed(call, problem, name)
     if not any(t.role == role and t.kind == "kept" for t in call.schema.outputs):
@@ -238,7 +238,7 @@ def _result(
 
 
 def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
-    """Return the conversion of a result of channels to the type of the input that says it."""
+    """Return the conversion of a per-channel result to the type of the determining input."""
     dtype = _type_of_result(call, name)
     if dtype is None or dtype == problem.statistics_dtype:
         return None
@@ -248,11 +248,11 @@ def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
 def _selection(
     call: Call, results: Sequence[tuple[str, Convert | None]]
 ) -> Callable[[Results], tuple[np.ndarray, ...]]:
-    """Return the function from canonical results to outputs."""
+    """Return the function that makes the outputs from canonical results."""
     roles = {tensor.name: tensor.role for tensor in call.schema.outputs}
     places = [role for role, _ in results]
     converts = dict(results) | {"empty": lambda _: np.empty(0, FLOAT32)}
-    # An output that is always empty is made from any result.
+    # An output that is always empty can be made from any result.
     recipes = [
         (places.index(roles[name]) if roles[name] in places else 0, converts.get(roles[name]))
         for name in call.outputs
@@ -295,8 +295,8 @@ def _problem(call: Call, canonical: CanonicalCall) -> Problem:
 def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> np.dtype:
     """Return the element type in which kernels read and write statistics and parameters.
 
-    The inputs of a call have one type, or float32 and one of 16 bits. If results have several
-    types, they are computed in float64 and rounded once.
+    The per-channel inputs of a call have one type, or float32 and one 16-bit type. If results have
+    several types, they are computed in float64 and rounded once.
     """
     inputs = {
         element_type(call.inputs[name].dtype)
@@ -319,7 +319,7 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
 
 
 def _type_of_result(call: Call, role: str) -> np.dtype | None:
-    """Return the element type of a result of channels, where an input says it."""
+    """Return the element type of a per-channel result if an input determines it, else None."""
     for name in _TYPED_LIKE.get(role, ()):
         array = call.by_role(name)
         if array is not None:

@@ -1,6 +1,6 @@
-"""The few per-channel conversions that dialects need beyond the canonical operator.
+"""Per-channel conversions that dialects need in addition to the canonical operator.
 
-All of it is on arrays of shape (C,), in float64, rounded once to the result's type.
+The functions take arrays of shape (C,), compute in float64, and round once to the result's type.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def native(like: np.ndarray) -> np.dtype:
 def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
     """Return, in float64, the v with ``1 / sqrt(v) == inverse``, to within 2^-52.
 
-    That is variance + epsilon for an inverse standard deviation. It stays in float64: rounded to
-    float32 it would cost the result its last bit. An infinite inverse (variance + epsilon = 0)
-    becomes 1e-300, whose inverse root overflows float32 as it should, since a v of 0 is an
-    error in the canonical operator; infinities are to propagate.
+    For an inverse standard deviation, v is variance + epsilon. It stays in float64, because
+    rounding it to float32 would change the last bit of results. An infinite inverse (variance +
+    epsilon = 0) becomes 1e-300, whose inverse root overflows float32: infinities must propagate,
+    and a v of 0 would be an error in the canonical operator.
 
-    Negative values have no meaning and give NaN; callers refuse them first.
+    Negative values are invalid and give NaN; callers reject them first.
     """
     wide = inverse.astype(FLOAT64)
     with np.errstate(divide="ignore", over="ignore"):
@@ -58,9 +58,9 @@ def check_inverse(name: str, inverse: np.ndarray) -> None:
 
 
 def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays in one element type: themselves if they share it, else float32.
+    """Return the arrays in one element type: unchanged if they share it, else in float32.
 
-    Only float32 and 16-bit types are ever mixed, so that nothing is rounded.
+    Only float32 and 16-bit types are ever mixed, so nothing is rounded.
     """
     if len({element_type(array.dtype) for array in arrays.values()}) <= 1:
         return arrays
@@ -70,7 +70,7 @@ def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def statistics_of(
     x: np.ndarray, channel_axes: tuple[int, ...], epsilon: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and biased variance of x in float64, whatever its results are computed in."""
+    """Return mean and biased variance of x, computed in float64 in any arithmetic."""
     dtype = element_type(x.dtype)
     assert dtype is not None
     arithmetic = own_arithmetic(dtype)

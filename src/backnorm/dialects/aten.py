@@ -1,8 +1,8 @@
-"""ATen: PyTorch's native_batch_norm_backward, and the two halves that SyncBatchNorm calls.
+"""ATen: PyTorch's native_batch_norm_backward, and the two phases that SyncBatchNorm calls.
 
 Source: PyTorch's operator declarations (native_functions.yaml) and its CPU and CUDA kernels.
-Argument lists, defaults and results are PyTorch's, on NumPy arrays. Importing this module imports
-no PyTorch. The channel axis is 1; saved inverse deviations are used as they are.
+Argument lists, defaults and results are PyTorch's; arrays are NumPy's. Importing this module does
+not import PyTorch. The channel axis is 1. Saved inverse standard deviations are used unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def _unread(name: str, role: str) -> TensorSpec:
-    """Return a statistic that is not read: PyTorch's own forward returns empty ones."""
+    """Return the rule of an unused statistic; PyTorch's forward may return it empty."""
     return TensorSpec(name, role, "U", "opaque", required=False)
 
 
@@ -135,9 +135,9 @@ class _NativeBatchNormBackward(Operator):
         eps : float, finite and not negative
             added to running_var; not used in training, but checked
         output_mask : sequence of bool
-            which results are wanted; others are None
+            which results are requested; others are None
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -151,20 +151,20 @@ class _NativeBatchNormBackward(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f64 with f64, f32 with f32, f16 with
         f16 or f32, bf16 with bf16 or f32.
 
-        - train=True uses save_mean and save_invstd, which are then required, and train=False
-          running_mean and running_var; the others are not looked at. PyTorch's CPU kernel ends
-          the process where those it uses are missing.
-        - A call also takes output_mask, three booleans: an output that is not wanted is None.
+        - train=True requires save_mean and save_invstd, and train=False requires running_mean
+          and running_var; the other pair is not checked or used. PyTorch's CPU kernel crashes
+          the process if a required statistic is missing.
+        - A call also takes output_mask, three booleans: an output that is not requested is None.
         - batch_norm_backward_reduce and batch_norm_backward_elemt of the same module are the
-          two phases of this operator, for which PyTorch has no CPU kernel. Their sums may be
-          added up over processes in between.
+          two phases of this operator. Between the phases, sums may be added up over processes.
+          PyTorch has no CPU kernels for the two phases.
         """
         wants_input, wants_weight, wants_bias = check_mask(self.schema, output_mask)
         grad_input, grad_weight, grad_bias = self._run(
@@ -180,7 +180,7 @@ class _NativeBatchNormBackward(Operator):
 
     @classmethod
     def schema_for(cls, attributes: Mapping[str, object]) -> OperatorSchema:
-        """Return the schema, in which `train` says which statistics are used."""
+        """Return the schema; `train` determines which statistics it requires."""
         train = attributes.get("train", True)
         is_false = type(train) in (bool, np.bool_) and not train
         return replace(cls.schema, inputs=(*_OPERANDS, *_FROZEN)) if is_false else cls.schema

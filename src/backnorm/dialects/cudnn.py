@@ -1,7 +1,7 @@
-"""cuDNN: BatchNormalizationBackward, whose list of arguments MIOpen's has, too.
+"""cuDNN: BatchNormalizationBackward, whose arguments are also those of MIOpen's function.
 
-Source: the documentation of cudnnBatchNormalizationBackward (cuDNN 8 and 9). Arrays carry their
-descriptors; an output that is None is a new array.
+Source: the documentation of cudnnBatchNormalizationBackward (cuDNN 8 and 9). Arrays take the place
+of tensor descriptors and pointers. If an output argument is None, the output is a new array.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ class _BatchNormalizationBackward(Operator):
         alphaDataDiff : float, finite
             weight of the result in dx
         betaDataDiff : float, finite
-            weight of what dx holds
+            weight of the old contents of dx
         alphaParamDiff : float, finite
-            the same of the others
+            weight of the result in dBnScale and dBnBias
         betaParamDiff : float, finite
-            the same of the others
+            weight of the old contents of dBnScale and dBnBias
         x : array of T, rank 3 or more
             input of the forward
         dy : array of T
@@ -141,9 +141,9 @@ class _BatchNormalizationBackward(Operator):
         savedMean : array of U, 1 in the axes that are reduced, optional
             batch mean
         savedInvVariance : array of U, 1 in the axes that are reduced, optional
-            1 / sqrt(batch variance + epsilon), in spite of its name
+            1 / sqrt(batch variance + epsilon), despite the argument's name
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -157,7 +157,7 @@ class _BatchNormalizationBackward(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
@@ -165,11 +165,11 @@ class _BatchNormalizationBackward(Operator):
         f32, bf16 with f32.
 
         - Per-channel tensors have the rank of x: 1 x C x 1 x 1 in mode SPATIAL, 1 x C x H x W
-          in mode PER_ACTIVATION. NHWC is a matter of strides.
-        - An output becomes alpha * result + beta * what it held, not read if beta is 0; then
-          the result is rounded to its type first. MIOpen's call has the same arguments and
-          takes alpha 1 and beta 0 alone.
-        - Without saved statistics those of x are computed again, with epsilon.
+          in mode PER_ACTIVATION. The layout (NCHW or NHWC) is given by the strides.
+        - An output becomes alpha * result + beta * old contents, where the result is first
+          rounded to the output's type. If beta is 0, the old contents are not read. MIOpen's
+          function has the same arguments and only accepts alpha 1 and beta 0.
+        - Without saved statistics, those of x are computed again, with epsilon.
         """
         dx, dBnScale, dBnBias = self._run(
             (x, dy, dx, bnScale, dBnScale, dBnBias, savedMean, savedInvVariance),
@@ -180,9 +180,9 @@ class _BatchNormalizationBackward(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; weighted gradients are no results of it.
+        """Return the canonical call, whose results do not include weighted gradients.
 
-        There must be memory for what is added to memory, and memory must be writable.
+        Raise if beta is not 0 for an output without memory, or if memory is not writable.
         """
         shares = {"dx": "betaDataDiff", "dBnScale": "betaParamDiff", "dBnBias": "betaParamDiff"}
         for name, beta in shares.items():
@@ -203,14 +203,15 @@ class _BatchNormalizationBackward(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Write alpha * gradient + beta * memory to the memory that was given.
+        """Write alpha * gradient + beta * memory to the memory of each output.
 
-        In float64, of gradients that were rounded to their type: so results are rounded twice. What
-        memory holds is not read if beta is 0.
+        The sum is computed in float64 from gradients that were already rounded to their type, so
+        results are rounded twice. If beta is 0, the memory is not read.
         """
         memory = {"dx": "dx", "dgamma": "dBnScale", "dbeta": "dBnBias"}
         for role, name in memory.items():
-            # Without weights a kernel has checked the memory of dx, and written to it.
+            # With alpha 1 and beta 0, the executable has checked the memory of dx, and a kernel has
+            # written to it.
             if name in arrays and arrays[name] is not results[role]:
                 _check_apart(name, arrays)
         for role, name in memory.items():
@@ -231,13 +232,13 @@ class _BatchNormalizationBackward(Operator):
 
 
 def _weights(call: Call, role: str) -> tuple[float, float]:
-    """Return the weights of a gradient and of what its memory holds, alpha and beta."""
+    """Return alpha and beta: the weights of a gradient and of the old contents of its memory."""
     kind = "Data" if role == "dx" else "Param"
     return call.number(f"alpha{kind}Diff"), call.number(f"beta{kind}Diff")
 
 
 def _check_apart(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise if the memory for an output overlaps other arrays; that of dx may be dy."""
+    """Raise if the memory of an output overlaps other arrays; the memory of dx may be dy."""
     overwrites = "dy" if name == "dx" else None
     for other, array in arrays.items():
         if other != name and np.may_share_memory(arrays[name], array):

@@ -1,7 +1,8 @@
 """DirectML: BATCH_NORMALIZATION_TRAINING_GRAD.
 
 Source: the documentation of DML_BATCH_NORMALIZATION_TRAINING_GRAD_OPERATOR_DESC. Statistics and
-scale have the rank of the input, and the axes in which they are of size 1 are reduced: any set.
+scale have the rank of the input. The axes in which they have size 1 are reduced; they may be any
+set of axes.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class _BatchNormalizationTrainingGrad(Operator):
         Epsilon : float, finite and not negative, rounded to float32
             added to the variance
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -131,14 +132,14 @@ class _BatchNormalizationTrainingGrad(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
 
-        - Axes that are not reduced and adjacent in memory are one, without a copy; others cost
-          a copy of Input and of InputGradient.
+        - If the axes that are not reduced are adjacent in memory, they are merged into one
+          without a copy; otherwise Input and InputGradient are copied.
         """
         OutputGradient, OutputScaleGradient, OutputBiasGradient = self._run(
             (Input, InputGradient, Mean, Variance, Scale), (Epsilon,), arithmetic=arithmetic

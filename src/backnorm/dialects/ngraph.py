@@ -3,9 +3,9 @@
 Source: the nGraph documentation of BatchNormTrainingBackprop, BatchNormTraining and
 BatchNormInference, and the checks of their nodes.
 
-The documented order of the arguments starts with input; the nodes, and with them serialised
-graphs, have gamma and beta first. The operators here take the documented order;
-``from_node_order`` takes the other.
+In the documentation, input is the first argument; in the nodes, and therefore in serialised graphs,
+gamma and beta come first. The operators here take the documented order. ``from_node_order`` takes
+the order of the nodes.
 """
 
 from __future__ import annotations
@@ -98,19 +98,19 @@ class _BatchNormTrainingBackprop(Operator):
         gamma : array of T, shape (C,)
             scale
         beta : array of T, shape (C,)
-            offset; checked, enters no result
+            offset; checked, but not used
         mean : array of T, shape (C,)
             mean of the batch
         variance : array of T, shape (C,)
             biased
         delta : array of T
-            gradient of the output; normalized_delta in the documentation
+            gradient of the output; the documentation also calls it normalized_delta
         epsilon : float, finite and not negative
             added to the variance, as a double
         input_delta : numpy.ndarray, optional
             memory for this output; may be delta, which it then overwrites
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -124,7 +124,7 @@ class _BatchNormTrainingBackprop(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
@@ -156,7 +156,7 @@ class _BatchNormTrainingBackprop(Operator):
         input_delta: np.ndarray | None = None,
         arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Call with the inputs in the order of the node; else as ``__call__``."""
+        """Call the operator with the inputs in the order of the node."""
         return self(
             input,
             gamma,
@@ -213,7 +213,7 @@ class _BatchNormTraining(Operator):
         normalized : numpy.ndarray, optional
             memory for this output
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -227,7 +227,7 @@ class _BatchNormTraining(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
@@ -251,7 +251,7 @@ class _BatchNormTraining(Operator):
         normalized: np.ndarray | None = None,
         arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Call with the inputs in the order of the node; else as ``__call__``."""
+        """Call the operator with the inputs in the order of the node."""
         return self(input, gamma, beta, epsilon, normalized=normalized, arithmetic=arithmetic)
 
 
@@ -300,7 +300,7 @@ class _BatchNormInference(Operator):
         normalized : numpy.ndarray, optional
             memory for this output
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -310,7 +310,7 @@ class _BatchNormInference(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
@@ -340,7 +340,7 @@ class _BatchNormInference(Operator):
         normalized: np.ndarray | None = None,
         arithmetic: Arithmetic | None = None,
     ) -> np.ndarray:
-        """Call with the inputs in the order of the node; else as ``__call__``."""
+        """Call the operator with the inputs in the order of the node."""
         return self(
             input,
             gamma,

@@ -1,4 +1,4 @@
-"""oneDNN Graph, as the oneDNN developer guide specifies it.
+"""oneDNN Graph as specified in the oneDNN developer guide.
 
 Source: oneDNN developer guide, operations BatchNormTrainingBackward, BatchNormForwardTraining
 and BatchNormInference (oneDNN 3.x).
@@ -138,11 +138,11 @@ class BatchNormTrainingBackward(Operator):
         gamma : array of T2, shape (C,), optional
             scale; absent: 1
         outputs : int or collection of str
-            that many from the first, or their names
+            the number of outputs, counted from the first, or their names
         diff_src : numpy.ndarray, optional
             memory for this output; may be diff_dst, which it then overwrites
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -156,7 +156,7 @@ class BatchNormTrainingBackward(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
@@ -164,12 +164,13 @@ class BatchNormTrainingBackward(Operator):
         f16 with f32.
 
         - diff_src may be the memory of diff_dst, which is then overwritten.
-        - With neither diff_gamma nor diff_beta requested gamma is ignored, i.e. taken as 1. The
-          oneDNN library computes diff_dst / sqrt(variance + epsilon) there, the formula with
-          constant statistics; single_output="onednn" does the same.
-        - The library accepts epsilon <= 0, a short gamma and rank 6 (half of it unwritten);
-          here the first two are errors, and every rank from 2 up works.
-        - Empty N, spatial axes or C succeed, with zeros.
+        - If neither diff_gamma nor diff_beta is requested, gamma is ignored, i.e. taken as 1.
+          In this case the oneDNN library computes diff_dst / sqrt(variance + epsilon), the
+          formula for constant statistics; single_output="onednn" does the same.
+        - The library accepts epsilon <= 0, a gamma that is too short, and rank 6, where it
+          leaves half of the output unwritten. Here the first two are errors, and every rank
+          from 2 up works.
+        - An empty N, spatial axis or C is accepted; results are then zeros.
         """
         return self._run(
             (src, diff_dst, mean, variance, gamma),
@@ -180,7 +181,7 @@ class BatchNormTrainingBackward(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; without gamma where diff_src alone is requested."""
+        """Return the canonical call, without gamma if only diff_src is requested."""
         canonical = super().translate(call)
         if len(call.outputs) > 1:
             return canonical
@@ -265,7 +266,7 @@ class BatchNormForwardTraining(Forward):
         dst : numpy.ndarray, optional
             memory for this output
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -283,17 +284,17 @@ class BatchNormForwardTraining(Forward):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
         f16 with f32.
 
-        - running = momentum * old + (1 - momentum) * batch, as oneDNN 3.2 computes it
-          (PyTorch's momentum is one minus this one), of the biased batch variance. No batch (M
-          = 0) leaves the running statistics as they are.
-        - Empty N, spatial axes or C succeed, with zeros.
+        - running = momentum * old + (1 - momentum) * batch, with the biased batch variance, as
+          in oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty batch (M = 0)
+          does not change the running statistics.
+        - An empty N, spatial axis or C is accepted; results are then zeros.
         """
         return self._run((src, mean, variance, gamma, beta), memory=dst, arithmetic=arithmetic)
 
@@ -364,7 +365,7 @@ class BatchNormInference(Operator):
         dst : numpy.ndarray, optional
             memory for this output
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -374,14 +375,14 @@ class BatchNormInference(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
         f16 with f32.
 
-        - Empty N, spatial axes or C succeed, with zeros.
+        - An empty N, spatial axis or C is accepted; results are then zeros.
         """
         return self._run((src, gamma, beta, mean, variance), memory=dst, arithmetic=arithmetic)
 

@@ -1,6 +1,6 @@
 """oneDNN Graph specification: BatchNormTrainingBackprop-1 and its partners.
 
-Three texts went by these names; ``revision`` chooses one:
+Three versions of the specification have operators of these names; ``revision`` selects one:
 
 ``"latest"``
     input_forward, output_delta, mean, variance, gamma?; one element type T2 for all
@@ -9,7 +9,8 @@ Three texts went by these names; ``revision`` chooses one:
     input, output_delta, gamma?, beta?, mean, variance; per-channel tensors in f32; attribute
     is_training.
 ``"early"``
-    As 2020-21, without type rules: each per-channel tensor may be f32 or of the input's type.
+    Like 2020-21, but without type rules: each per-channel tensor may be f32 or of the input's
+    type.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ REVISIONS = ("latest", "2020-21", "early")
 
 _REVISION = AttributeSpec("revision", "string", choices=REVISIONS, extension=True)
 _IS_TRAINING = AttributeSpec("is_training", "bool", role="training", default=True)
-# The symbols of data and parameters, and which types they stand for.
+# The type symbols of data and parameters, and the types that they stand for.
 _TYPES = {
     "latest": ("T1", "T2", TYPE_RULES),
     "2020-21": ("T", "f32", type_rules(f32="f32", bf16="f32", f16="f32")),
@@ -165,10 +166,10 @@ class BatchNormTrainingBackprop(_OfRevision):
     data_format : {"NCX", "NXC"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     revision : {"latest", "2020-21", "early"}, default "latest"
-        which of the texts that went by this name; an extension of backnorm
+        which version of the specification; an extension of backnorm
     is_training : bool, optional
-        False: mean and variance are running statistics, constants to the gradient; True in the
-        revisions "2020-21" and "early" unless given, and unknown to "latest"
+        False: mean and variance are running statistics and constant. Only the revisions "2020-21"
+        and "early" have this attribute, with the default True
     """
 
     rules = tuple(map(_backprop, REVISIONS))
@@ -220,13 +221,13 @@ class BatchNormTrainingBackprop(_OfRevision):
         gamma : array of T2, shape (C,), optional
             scale; absent: 1
         beta : array of f32, shape (C,), optional
-            offset, in the revisions "2020-21" and "early"; checked, enters no result
+            offset, in the revisions "2020-21" and "early"; checked, but not used
         outputs : int or collection of str
-            that many from the first, or their names
+            the number of outputs, counted from the first, or their names
         input_delta : numpy.ndarray, optional
             memory for this output; may be output_delta, which it then overwrites
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -240,16 +241,16 @@ class BatchNormTrainingBackprop(_OfRevision):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16, f16
         with f32; bf16 with f32 alone in the revision "2020-21".
 
-        - The text "early" has no type rules: each per-channel tensor is f32 or of the input's type
-          on its own, and a gradient has the type of its parameter (of gamma, then mean, where the
-          parameter is absent).
+        - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
+          input's type, independently of the others. A gradient has the type of its parameter; if
+          the parameter is absent, the type of gamma, else of mean.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, outputs=outputs, memory=input_delta, arithmetic=arithmetic)
@@ -268,7 +269,7 @@ class BatchNormForwardTraining(_OfRevision, Forward):
     data_format : {"NCX", "NXC"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     revision : {"latest", "2020-21", "early"}, default "latest"
-        which of the texts that went by this name; an extension of backnorm
+        which version of the specification; an extension of backnorm
     """
 
     rules = tuple(map(_forward, REVISIONS))
@@ -315,7 +316,7 @@ class BatchNormForwardTraining(_OfRevision, Forward):
         output : numpy.ndarray, optional
             memory for this output
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -333,19 +334,19 @@ class BatchNormForwardTraining(_OfRevision, Forward):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16, f16
         with f32; bf16 with f32 alone in the revision "2020-21".
 
-        - The text "early" has no type rules: each per-channel tensor is f32 or of the input's type
-          on its own, and a gradient has the type of its parameter (of gamma, then mean, where the
-          parameter is absent).
-        - running = momentum * old + (1 - momentum) * batch, as oneDNN 3.2 computes it (PyTorch's
-          momentum is one minus this one), of the biased batch variance. No batch (M = 0) leaves
-          the running statistics as they are.
+        - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
+          input's type, independently of the others. A gradient has the type of its parameter; if
+          the parameter is absent, the type of gamma, else of mean.
+        - running = momentum * old + (1 - momentum) * batch, with the biased batch variance, as in
+          oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty batch (M = 0) does
+          not change the running statistics.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, memory=output, arithmetic=arithmetic)
@@ -361,7 +362,7 @@ class BatchNormInference(_OfRevision):
     data_format : {"NCX", "NXC"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     revision : {"latest", "2020-21", "early"}, default "latest"
-        which of the texts that went by this name; an extension of backnorm
+        which version of the specification; an extension of backnorm
     """
 
     rules = tuple(map(_inference, REVISIONS))
@@ -402,7 +403,7 @@ class BatchNormInference(_OfRevision):
         output : numpy.ndarray, optional
             memory for this output
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -412,16 +413,16 @@ class BatchNormInference(_OfRevision):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16, f16
         with f32; bf16 with f32 alone in the revision "2020-21".
 
-        - The text "early" has no type rules: each per-channel tensor is f32 or of the input's type
-          on its own, and a gradient has the type of its parameter (of gamma, then mean, where the
-          parameter is absent).
+        - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
+          input's type, independently of the others. A gradient has the type of its parameter; if
+          the parameter is absent, the type of gamma, else of mean.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, memory=output, arithmetic=arithmetic)

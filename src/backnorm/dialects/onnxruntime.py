@@ -1,7 +1,7 @@
 """ONNX Runtime's training operators: com.microsoft BatchNormalizationGrad and BatchNormInternal.
 
-Source: the schemas and the CPU kernels of ONNX Runtime's training. What the forward saves and the
-gradient takes is the inverse standard deviation.
+Source: the schemas and the CPU kernels of ONNX Runtime's training. The forward operator saves the
+inverse standard deviation, which the gradient operator takes.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class _BatchNormalizationGrad(Operator):
         saved_inv_std : array of T2, shape (C,)
             1 / sqrt(batch variance + epsilon)
         epsilon : float, finite and not negative, rounded to float32, default 1e-05
-            not used: saved_inv_std holds it; checked
+            checked, but not used, because saved_inv_std includes it
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -107,16 +107,16 @@ class _BatchNormalizationGrad(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, f64 with f64, f16 with
         f16 or f32, bf16 with bf16 or f32.
 
-        - ONNX Runtime's CPU kernel knows float32 alone and does not check the shape of dY.
+        - ONNX Runtime's CPU kernel supports only float32 and does not check the shape of dY.
         - The element types of scale, saved_mean and saved_inv_std may differ.
-        - An older contributed schema saved the variance; this is the one with saved_inv_std.
+        - An older contributed schema saved the variance; this schema has saved_inv_std.
         """
         dX, dScale, dBias = self._run(
             (dY, X, scale, saved_mean, saved_inv_std), (epsilon,), arithmetic=arithmetic
@@ -164,7 +164,7 @@ class _BatchNormInternal(Operator):
         *,
         arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Batch normalisation in training, with what its gradient needs.
+        """Batch normalisation in training, also returning the statistics for the gradient.
 
         ::
 
@@ -189,7 +189,7 @@ class _BatchNormInternal(Operator):
         training_mode : {0, 1}, default 1
             0: normalise with input_mean and input_var
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -207,17 +207,17 @@ class _BatchNormInternal(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, f64 with f64, f16 with
         f16 or f32, bf16 with bf16 or f32.
 
-        - running = momentum * old + (1 - momentum) * batch, of the biased variance. No batch (M
-          = 0) leaves the running statistics as they are.
-        - training_mode=0 returns input_mean and input_var as they are, as running and as saved
-          statistics, the latter as mean and inverse standard deviation.
+        - running = momentum * old + (1 - momentum) * batch, with the biased batch variance. An
+          empty batch (M = 0) does not change the running statistics.
+        - training_mode=0 returns input_mean and input_var unchanged as running statistics, and
+          as saved statistics in the form of mean and inverse standard deviation.
         """
         Y, running_mean, running_var, saved_mean, saved_inv_std = self._run(
             (X, scale, B, input_mean, input_var),
@@ -233,7 +233,7 @@ class _BatchNormInternal(Operator):
         if mode not in (0, 1):
             raise ArgumentValueError("training_mode", "unknown mode", came=mode, accepted="0 or 1")
         if mode:
-            # saved_inv_std is that of the variance before its rounding.
+            # saved_inv_std is computed from the variance before it is rounded.
             weight = 1.0 - call.number("momentum") if call.count else 0.0
             return replace(canonical, inverse_std=True, weight=weight)
         inputs = canonical.inputs | {"mean": "input_mean", "variance": "input_var"}
@@ -243,7 +243,7 @@ class _BatchNormInternal(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Add the statistics that inference was given, as running and as saved ones."""
+        """Add the given statistics of inference, as running and as saved statistics."""
         mean, variance = arrays["input_mean"], arrays["input_var"]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))

@@ -1,11 +1,10 @@
 """The base class of the dialects' operators.
 
-A class of its own describes each operator: a table of rules (`rules`), a method ``__call__`` with
-the parameters and the documentation of the specification, and methods for what the rules do not
-say. ``__call__`` passes its arguments to `Operator._run`. A first call is checked against the rules
-(`_check`), translated to the canonical call that it is (`_call`), bound to an executable (`_run`)
-and cached; a repeated call, of plain arrays with the same metadata, finds that by a key and runs
-it.
+Each operator is a class with a table of rules (`rules`), a method ``__call__`` with the parameters
+and the documentation of the specification, and methods for behaviour that rules cannot express.
+``__call__`` passes its arguments to `Operator._run`. The first call is checked against the rules
+(`_check`), translated to a canonical call (`_call`), bound to an executable (`_run`) and cached. A
+repeated call, of plain arrays with the same metadata, finds the bound call by its key and runs it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from backnorm.threads import get_num_threads
 
 __all__ = ["Operator", "Outputs", "by_name"]
 
-#: Requested outputs: a number from the first, names, or (None) all.
+#: Requested outputs: a number n (the first n), names, or None (all).
 Outputs = int | Collection[str] | None
 
 
@@ -46,25 +45,25 @@ class Operator:
     Attributes
     ----------
     rules : tuple of OperatorSchema
-        The table of each revision, the first being the usual one.
+        The table of each revision; the first is the default.
     schema : OperatorSchema
-        Of a class: the first revision's; of an instance: its own revision's.
+        The schema of the instance's revision; in the class, that of the first revision.
     schemas : mapping of str to OperatorSchema
-        By revision; "" where there is but one.
+        The schemas by revision; the key is "" if there is only one.
     attributes : mapping
-        Of an operator that was configured: the checked attributes.
+        The checked attributes of an operator that was configured.
     """
 
     rules: ClassVar[tuple[OperatorSchema, ...]] = ()
     schemas: ClassVar[Mapping[str, OperatorSchema]]
     schema: OperatorSchema
     attributes: Mapping[str, object] = MappingProxyType({})
-    # The first part of the keys of its calls.
+    # The first part of the cache keys of the operator's calls.
     _identity: tuple[Hashable, ...]
 
     def __init_subclass__(cls) -> None:
         if not cls.rules:
-            # What several operators share.
+            # A base class of several operators.
             return
         schemas = [described(rules, cls) for rules in cls.rules]
         cls.schemas = MappingProxyType({schema.revision or "": schema for schema in schemas})
@@ -81,14 +80,14 @@ class Operator:
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call that a checked call is.
+        """Return the canonical call that a checked call corresponds to.
 
-        It depends on shapes, types and attributes alone: a repeated call is not translated again.
+        It depends only on shapes, types and attributes, so a repeated call is not translated again.
 
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            If the call breaks a rule that is in no table.
+            If the call breaks a rule that no table can express.
         """
         return canonical_call(call)
 
@@ -96,10 +95,11 @@ class Operator:
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return all results by role, from those of the canonical operation.
+        """Return all results by role, given the results of the canonical operation.
 
-        Called if the canonical operation has not all outputs, or there is memory for the gradients
-        of parameters. `call` has the shapes and types of its inputs, `arrays` their values.
+        This is called if the operator has outputs that the canonical operation does not have, or if
+        there is memory for the gradients of parameters. `call` has the shapes and types of the
+        inputs, `arrays` their values.
         """
         return results
 
@@ -130,7 +130,7 @@ class Operator:
         *,
         arithmetic: Arithmetic | None = None,
     ) -> CanonicalCall:
-        """Check the call and return the canonical call that it is, without running it."""
+        """Check a call and return the canonical call that it corresponds to, without running it."""
         canonical = cls.translate(cls.bind(inputs, attributes, outputs, arithmetic))
         results = {result.name for result in SIGNATURES[canonical.operation].results}
         computed = {role: name for role, name in canonical.outputs.items() if role in results}
@@ -173,7 +173,7 @@ class Operator:
     ) -> tuple[np.ndarray, ...]:
         """Return the outputs for inputs and attributes in the order of the rules.
 
-        An operator that was configured has its own attributes.
+        A configured operator passes its own attributes.
         """
         key: tuple[object, ...] | None
         try:
@@ -183,7 +183,7 @@ class Operator:
                     None if a is None else (type(a), a.shape, a.dtype, a.flags.num)  # type: ignore[attr-defined]
                     for a in inputs
                 ],
-                # True == 1 == 1.0: a key cannot tell them apart without their classes.
+                # The key contains the classes of the attributes, because True == 1 == 1.0.
                 *attributes,
                 *map(type, attributes),
                 type(outputs),
@@ -197,7 +197,8 @@ class Operator:
         except NO_FACTS:
             key = repeated = None
         except Exception:
-            # Either an attribute's own method raised it, and it is refused, or a signal handler.
+            # The exception came from a method of an attribute, which `_first` rejects, or from a
+            # signal handler.
             self._first(None, inputs, attributes, outputs, memory, arithmetic)
             raise
         if repeated is None:
@@ -214,7 +215,7 @@ class Operator:
         arithmetic: Arithmetic | None,
     ) -> tuple[np.ndarray, ...]:
         """Check and run a call; cache it under the key, if there is one."""
-        # Kernels cannot read these arrays in place: the plan also depends on their layouts.
+        # Kernels cannot read these arrays in place, so the plan also depends on their layouts.
         layouts = None if key is None else NUMPY.layouts(inputs)
         copied = None if layouts is None else (key, layouts)
         repeated: BoundCall | None = CALLS.get(copied)
@@ -243,7 +244,7 @@ class Operator:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.schema.style == "configured":
             return partial(type(self), **self.attributes), ()
-        # The name of the instance in its module.
+        # Pickle finds the instance by its name in the module.
         return self.schema.op
 
 

@@ -1,4 +1,4 @@
-"""Any dialect's operator by name: the uniform way in for the command and for graphs."""
+"""Find and call any dialect's operator by name, for the command and for graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backnorm.scalars import check_word
 
 __all__ = ["DIALECTS", "CanonicalCall", "canonical", "invoke", "operator", "operators"]
 
-#: Dialect -> its module, which is imported when it is first asked for.
+#: The module of each dialect, which is imported when it is first needed.
 DIALECTS: Mapping[str, str] = {
     name: f"backnorm.dialects.{name}"
     for name in (
@@ -52,7 +52,7 @@ def operators(dialect: str) -> Mapping[str, Operator | type[Operator]]:
 
 
 def operator(dialect: str, op: str) -> Operator | type[Operator]:
-    """Return one operator; its ``.schema`` describes it, ``.schema_for(attributes)`` a revision.
+    """Return an operator, which ``.schema`` describes; ``.schema_for(attributes)``: its revision.
 
     Raises
     ------
@@ -84,15 +84,15 @@ def invoke(
     ----------
     dialect, op : str
     inputs : mapping of str to array
-        Optional inputs may be left out or None.
+        Optional inputs may be omitted or None.
     attributes : mapping of str to value
-        Attributes that have a default may be left out.
+        Attributes with a default may be omitted.
     outputs : int or collection of str, optional
-        That many outputs from the first, or their names; None: all.
+        The number of outputs, counted from the first, or their names; None: all.
     out : numpy.ndarray, optional
         Memory for the first output.
     arithmetic : {"float32", "float64"}, optional
-        What elements are computed in; see `backnorm.arithmetic`.
+        The type in which elements are computed; see `backnorm.arithmetic`.
 
     Returns
     -------
@@ -111,5 +111,5 @@ def canonical(
     *,
     arithmetic: Arithmetic | None = None,
 ) -> CanonicalCall:
-    """Return which canonical call a dialect's call is, after checking it; nothing is computed."""
+    """Check a dialect's call and return the canonical call that it corresponds to."""
     return operator(dialect, op).canonical(inputs, attributes, outputs, arithmetic=arithmetic)

@@ -1,10 +1,10 @@
 """The rules of one operator of one dialect.
 
-An :class:`OperatorSchema` holds what a specification lays down beside the parameters of the
-operator: the roles and shapes of its tensors, which element types may stand together, ranks, data
-formats, and the words of its errors. The checks (``_check.py``, ``_attributes.py``), the reference
-page, ``backnorm info``, the command and graphs read it. Parameters, defaults and documentation
-belong to the operator's class; ``_description.py`` adds them to the schema.
+An :class:`OperatorSchema` contains the rules of a specification: the roles and shapes of tensors,
+permitted combinations of element types, ranks, data formats, and the wording of errors. The checks
+(``_check.py``, ``_attributes.py``), the reference page, ``backnorm info``, the command and graphs
+read it. Parameters, defaults and documentation belong to the operator's class;
+``_description.py`` adds them to the schema.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "type_rules",
 ]
 
-#: What the dialects call the element types.
+#: The names of element types in the dialects.
 ELEMENT_TYPE_NAMES: dict[str, np.dtype] = {
     "f64": FLOAT64,
     "f32": FLOAT32,
@@ -57,7 +57,7 @@ ChannelAxes = Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], tuple[int,
 
 
 class Required:
-    """The type of :data:`REQUIRED`, the default of an attribute that has none."""
+    """The type of :data:`REQUIRED`, which marks an attribute without a default."""
 
     def __repr__(self) -> str:
         return "REQUIRED"
@@ -65,7 +65,7 @@ class Required:
 
 REQUIRED = Required()
 
-#: The default of an attribute in a table, which the operator's signature says.
+#: Marks an attribute in a table whose default is in the operator's signature.
 UNKNOWN = object()
 
 
@@ -80,12 +80,12 @@ class TensorSpec:
     role : str
         The canonical name (x, dy, mean, variance, gamma, beta, dx, dgamma, dbeta, y), or
         inverse_deviation (1 / sqrt(variance + epsilon)), running_mean, running_variance, empty,
-        ignored; and memory_dx, memory_dgamma, memory_dbeta, where an output is to be written.
+        ignored; and memory_dx, memory_dgamma, memory_dbeta, the memory for an output.
     type : str
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "kept", "vector", "opaque"}
         data: the shape of x. channel: (C,). kept: the shape of x with 1 for each axis that is
-        reduced. vector: rank 1, of a length that depends on the attributes. opaque: not looked at.
+        reduced. vector: rank 1, of a length that depends on the attributes. opaque: not checked.
     required : bool
     summary : str
         From the operator's docstring.
@@ -100,7 +100,7 @@ class TensorSpec:
 
     @property
     def shape(self) -> str:
-        """Its shape in words."""
+        """The shape in words."""
         if self.kind == "vector":
             return "(0,)" if self.role == "empty" else "(C,) or (0,)"
         known = {"data": "data", "channel": "(C,)", "kept": "1 where reduced", "opaque": "any"}
@@ -129,20 +129,21 @@ class AttributeSpec:
     Attributes
     ----------
     name, type : str
-        As in the dialect. A value of an ``f32`` attribute is rounded to float32.
+        As in the dialect. The value of an ``f32`` attribute is rounded to float32.
     role : str or None
-        ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or ``"training"``, what it sets.
+        The canonical option: ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or
+        ``"training"``.
     choices : tuple of str
         Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}
         Accepted values of a number (always finite) or an integer.
     extension : bool
-        True for an attribute of backnorm's own that the specification does not have.
+        True for an extension of backnorm, which the specification does not have.
     usual : object
-        The value of a required attribute without a role in a demonstration.
+        The value in a demonstration, for a required attribute without a role.
     default : object
-        From the operator's signature, unless a revision has its own; :data:`REQUIRED` where there
-        is none. If it is None, None is accepted.
+        From the operator's signature, unless a revision has its own; :data:`REQUIRED` if there is
+        no default. If the default is None, the value None is accepted.
     summary : str
         From the operator's docstring.
     """
@@ -172,7 +173,7 @@ class AttributeSpec:
 class FormatSpec:
     """A data format: the dialect's name, the canonical layout, and its rank if it fixes one.
 
-    `is_any` says that the channels may be any axis; the layout is then the usual one.
+    `is_any` says that any axis may be the channel axis; `layout` is then the usual one.
     """
 
     name: str
@@ -190,26 +191,26 @@ class TypeRule:
 
 
 def type_rules(**types: str) -> tuple[TypeRule, ...]:
-    """Return a rule for each type of data, with the types of per-channel tensors beside it."""
+    """Return a rule for each data type, with the permitted types of per-channel tensors."""
     return tuple(TypeRule(name, tuple(beside.split())) for name, beside in types.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """How the dialect says what is wrong. Fields in braces: x, channels, shape."""
+    """The dialect's wording of errors. Fields in braces: x, channels, shape."""
 
     rank: str = "must have rank {ranks}"
     gradient_shape: str = "must have the shape of {x}"
     gradient_type: str = "must have the element type of {x}"
     channel_rank: str = "must have rank 1"
     channel_size: str = "must hold one value per channel of {x}"
-    #: For dialects that compare the per-channel shapes with each other first.
+    #: Only for dialects that first compare the per-channel shapes with each other.
     channel_shapes: str | None = None
 
 
 @dataclass(frozen=True)
 class OperatorSchema:
-    """Everything a dialect says about one operator.
+    """The description of one operator of a dialect.
 
     Attributes
     ----------
@@ -217,7 +218,7 @@ class OperatorSchema:
     operation : {"backward", "forward", "inference"}
         The canonical operation (forward: in training).
     source : str
-        The specification, ``{op}`` in it being the operator's name.
+        The name of the specification; ``{op}`` in it stands for the operator's name.
     inputs, outputs : tuple of TensorSpec
         In the dialect's order.
     attributes : tuple of AttributeSpec
@@ -225,32 +226,34 @@ class OperatorSchema:
         The allowed combinations of element types.
     formats : tuple of FormatSpec
     revision : str or None
-        Which of several texts under one name, e.g. ``"2020-21"``.
+        The revision of a specification that has several, e.g. ``"2020-21"``.
     ranks : tuple of int
         The accepted ranks of the data: (2, 0) means 2 and up, (4, 5) means 4 or 5.
     one_channel_type : bool
         Whether all per-channel tensors have one element type.
     min_channels : int
     inputs_together, outputs_together : tuple of tuple of str
-        Names of which all are given (requested) or none.
+        Groups of names that must be given (requested) together or not at all.
     unbiased : bool
-        Whether running variances are those of variances with Bessel's correction.
+        Whether running variances average variances with Bessel's correction.
     channel_axes : callable, optional
         Maps attributes and arrays, both by name, to the axes that are not reduced.
     phrases : Phrases
     summary : str
-        The first line of the operator's docstring. This and the rest is read off its class.
+        The first line of the operator's docstring. `_description` reads this and the following
+        attributes from the operator's class.
     notes : tuple of str
-        The notes of its docstring: rules without a table, and divergences.
+        The notes in the docstring: rules that no table expresses, and divergences.
     style : {"positional", "keywords", "configured"}
-        How it is called: inputs and attributes together, in `order`; the same, by name alone;
-        or attributes first, which gives a callable that takes the inputs.
+        How the operator is called. positional: with inputs and attributes, in `order`. keywords:
+        with inputs and attributes by name only. configured: the attributes are passed to the class,
+        and the inputs to the instance.
     order : tuple of str
         Inputs and attributes in the order of a call.
     choice : {"all", "outputs", "output_mask"}
-        The parameter that chooses outputs.
+        The parameter that selects outputs.
     takes_memory : bool
-        Whether a call takes memory for the first output, by the output's name.
+        Whether a call takes memory for the first output, as an argument with the output's name.
     """
 
     dialect: str
@@ -283,7 +286,7 @@ class OperatorSchema:
 
     @property
     def call(self) -> str:
-        """How it is called."""
+        """The signature of a call, as text."""
         attributes = [attribute.name for attribute in self.attributes]
         names = list(self.order)
         if self.choice != "all":
@@ -297,13 +300,13 @@ class OperatorSchema:
 
     @property
     def encoding(self) -> str:
-        """What the saved statistic of the second order is."""
+        """Whether the saved second statistic is a variance or an inverse standard deviation."""
         roles = {tensor.role for tensor in (*self.inputs, *self.outputs)}
         return "inverse standard deviation" if "inverse_deviation" in roles else "variance"
 
     @cached_property
     def words(self) -> Mapping[str, str]:
-        """The dialect's word for each canonical name."""
+        """The dialect's name for each canonical name."""
         named = {tensor.role: tensor.name for tensor in self.inputs}
         named |= {a.role: a.name for a in self.attributes if a.role is not None}
         return MappingProxyType(named | {"out": self.outputs[0].name})

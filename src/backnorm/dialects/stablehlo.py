@@ -1,7 +1,8 @@
 """StableHLO: batch_norm_grad, batch_norm_training, batch_norm_inference.
 
-Source: the StableHLO specification, v1. One element type for everything, any rank from 1 up, and
-any axis for the features. An operand of rank 1 has one element per feature: a batch of one.
+Source: the StableHLO specification, v1. All tensors have one element type. The rank is 1 or more,
+and any axis can be that of the features. An operand of rank 1 has one element per feature: a batch
+of one.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class _BatchNormGrad(Operator):
         feature_index : int, not negative
             the axis of the features, less than the rank of operand
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -110,15 +111,15 @@ class _BatchNormGrad(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: f64 with f64, f32 with f32, f16 with
         f16, bf16 with bf16.
 
-        - XLA's CPU code multiplies f16 gradients by the number of elements in f16, and gives
-          infinity from 65,504 / |grad_output| elements on; here sums are wide.
+        - XLA's CPU code multiplies f16 gradients by the number of elements in f16, which gives
+          infinity from 65,504 / |grad_output| elements on. Here sums have a wider type.
         - An empty operand gives zeros for the parameters.
         """
         grad_operand, grad_scale, grad_offset = self._run(
@@ -172,7 +173,7 @@ class _BatchNormTraining(Operator):
         feature_index : int, not negative
             the axis of the features, less than the rank of operand
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -186,7 +187,7 @@ class _BatchNormTraining(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
@@ -244,7 +245,7 @@ class _BatchNormInference(Operator):
         feature_index : int, not negative
             the axis of the features, less than the rank of operand
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -254,7 +255,7 @@ class _BatchNormInference(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----

@@ -1,10 +1,11 @@
 """TensorFlow: FusedBatchNormGradV3, its older versions, and their forward operators.
 
 Source: TensorFlow's operator registry and the argument names of ``tf.raw_ops``. Importing this
-module imports no TensorFlow.
+module does not import TensorFlow.
 
-In the forward, batch_mean and batch_variance are the new running statistics, the latter with
-Bessel's correction; reserve_space_1 and reserve_space_2 are the batch's own.
+In the forward operators, batch_mean and batch_variance are the new running statistics;
+batch_variance has Bessel's correction. reserve_space_1 and reserve_space_2 are the statistics of
+the batch.
 """
 
 from __future__ import annotations
@@ -107,12 +108,12 @@ _RESERVE_SPACE_2_IS = AttributeSpec(
 def _rules(
     version: int, op: str, attributes: Sequence[AttributeSpec], **rules: Any
 ) -> OperatorSchema:
-    """Return the rules of an operator's version: V1 is for float32, V3 also for rank 5."""
+    """Return the rules of an operator's version: V1 takes only float32, V3 also takes rank 5."""
     formats = _FORMATS_4 + (_FORMATS_5 if version == 3 else ())
     types = ("float32",) if version == 1 else ("half", "bfloat16", "float32")
     choices = tuple(f.name for f in formats)
     data_format = AttributeSpec("data_format", "string", role="data_format", choices=choices)
-    # It stands before is_training.
+    # exponential_avg_factor comes before is_training.
     place = attributes.index(_IS_TRAINING)
     ranks = "4 or 5" if version == 3 else "4"
     return OperatorSchema(
@@ -193,11 +194,11 @@ def _forward(version: int) -> OperatorSchema:
 
 
 class _Gradient(Operator):
-    """What all versions of the gradient share."""
+    """Base class of all versions of the gradient."""
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; an inverse standard deviation has epsilon inside."""
+        """Return the canonical call; an inverse standard deviation already includes epsilon."""
         canonical = super().translate(call)
         if call.attributes["reserve_space_2_is"] == "variance":
             return canonical
@@ -268,7 +269,7 @@ class _FusedBatchNormGradV3(_Gradient):
             sqrt(variance + epsilon) (cuDNN), where epsilon is not used again; an extension of
             backnorm
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -286,16 +287,16 @@ class _FusedBatchNormGradV3(_Gradient):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: half with float32, bfloat16 with
         float32, float32 with float32.
 
-        - TensorFlow's eager mode lets a data_format whose length is not the rank of x through;
-          here it is an error.
-        - TensorFlow's CPU kernel refuses NCHW with is_training=False; here it works.
+        - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; here
+          it is an error.
+        - TensorFlow's CPU kernel rejects NCHW with is_training=False; here it works.
         - An empty x gives an empty x_backprop and zeros for the parameters.
         """
         return GradientV3._make(
@@ -361,7 +362,7 @@ class _FusedBatchNormGrad(_Gradient):
             sqrt(variance + epsilon) (cuDNN), where epsilon is not used again; an extension of
             backnorm
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -379,17 +380,16 @@ class _FusedBatchNormGrad(_Gradient):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: half with float32, bfloat16 with
-        float32, float32 with float32; of
-        FusedBatchNormGrad float32 alone.
+        float32, float32 with float32; FusedBatchNormGrad takes only float32.
 
-        - TensorFlow's eager mode lets a data_format whose length is not the rank of x through;
-          here it is an error.
-        - TensorFlow's CPU kernel refuses NCHW with is_training=False; here it works.
+        - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; here
+          it is an error.
+        - TensorFlow's CPU kernel rejects NCHW with is_training=False; here it works.
         - An empty x gives an empty x_backprop and zeros for the parameters.
         """
         return Gradient._make(
@@ -406,7 +406,7 @@ class _FusedBatchNormGradV2(_FusedBatchNormGrad):
 
 
 class _Forward(Operator):
-    """What all versions of the forward pass share."""
+    """Base class of all versions of the forward pass."""
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
@@ -414,7 +414,7 @@ class _Forward(Operator):
         canonical = super().translate(call)
         _check_statistics(call)
         if call.attributes["is_training"]:
-            # The statistics of an empty batch are NaN: `finish` adds them.
+            # The statistics of an empty batch are NaN; `finish` adds them.
             weight = call.number("exponential_avg_factor") if call.count else None
             return replace(canonical, weight=weight)
         inputs = canonical.inputs | {"mean": "mean", "variance": "variance"}
@@ -424,7 +424,7 @@ class _Forward(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Add the statistics of an empty batch, NaN; or the given ones four times over."""
+        """Add the statistics: NaN for an empty batch in training, the given ones in inference."""
         for role in ("mean", "variance"):
             if call.attributes["is_training"]:
                 results[f"running_{role}"] = np.full_like(results[role], np.nan)
@@ -482,7 +482,7 @@ class _FusedBatchNormV3(_Forward):
         name : str, optional
             name of the operation; ignored
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -502,7 +502,7 @@ class _FusedBatchNormV3(_Forward):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
@@ -510,11 +510,12 @@ class _FusedBatchNormV3(_Forward):
         float32, float32 with float32.
 
         - mean and variance are read if is_training is False or exponential_avg_factor is not 1,
-          and then have one value per channel; else they may be empty and are ignored.
+          and must then have one value per channel. Otherwise they are ignored, and may be empty.
         - running = (1 - exponential_avg_factor) * old + exponential_avg_factor * batch.
-        - is_training=False returns mean and variance as given, four times over.
-        - In training an empty x gives NaN for batch_mean and batch_variance, as TensorFlow
-          does, and zeros for the reserved statistics.
+        - is_training=False returns the given mean and variance as batch_mean and batch_variance,
+          and again as reserve_space_1 and reserve_space_2.
+        - In training, an empty x gives NaN for batch_mean and batch_variance, as in TensorFlow,
+          and zeros for the reserved statistics.
         """
         return ForwardV3._make(
             self._run(
@@ -573,7 +574,7 @@ class _FusedBatchNorm(_Forward):
         name : str, optional
             name of the operation; ignored
         arithmetic : {"float32", "float64"}, optional
-            backnorm's own: what elements are computed in; see `backnorm.arithmetic`
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
         Returns
         -------
@@ -591,20 +592,20 @@ class _FusedBatchNorm(_Forward):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            for an argument that is not as described, by its name here
+            if an argument does not match its description; the error has its name here
 
         Notes
         -----
         Element types of data and of per-channel tensors: half with float32, bfloat16 with
-        float32, float32 with float32; of
-        FusedBatchNorm float32 alone.
+        float32, float32 with float32; FusedBatchNorm takes only float32.
 
         - mean and variance are read if is_training is False or exponential_avg_factor is not 1,
-          and then have one value per channel; else they may be empty and are ignored.
+          and must then have one value per channel. Otherwise they are ignored, and may be empty.
         - running = (1 - exponential_avg_factor) * old + exponential_avg_factor * batch.
-        - is_training=False returns mean and variance as given, four times over.
-        - In training an empty x gives NaN for batch_mean and batch_variance, as TensorFlow
-          does, and zeros for the reserved statistics.
+        - is_training=False returns the given mean and variance as batch_mean and batch_variance,
+          and again as reserve_space_1 and reserve_space_2.
+        - In training, an empty x gives NaN for batch_mean and batch_variance, as in TensorFlow,
+          and zeros for the reserved statistics.
         """
         return Forward._make(
             self._run(
@@ -620,7 +621,7 @@ class _FusedBatchNormV2(_FusedBatchNorm):
 
 
 def _check_statistics(call: Call) -> None:
-    """Check mean and variance where they are read."""
+    """Check mean and variance if they are read."""
     training = call.attributes["is_training"]
     if training and call.number("exponential_avg_factor") == 1.0:
         return

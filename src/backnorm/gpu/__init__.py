@@ -1,1 +1,1 @@
-"""The engine for GPUs: a plan, and launches of kernels in Triton."""
+"""The engine for GPUs: plans, and launches of Triton kernels."""

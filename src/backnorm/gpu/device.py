@@ -1,4 +1,4 @@
-"""The GPU as the plan sees it: a few numbers, read off the device, or made up in a test."""
+"""The GPU as the plan sees it: a few numbers, read from the device, or set by a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["KNOWN", "Gpu"]
 
 #: Compute capabilities whose float64 runs at half the rate of float32 (CUDA C++ Programming
 #: Guide, "Throughput of Native Arithmetic Instructions"): P100, V100, A100, H100 and H200, B200.
-#: Others do a 32nd or less.
+#: On other devices, float64 runs at a 32nd of the rate or less.
 _FAST_FLOAT64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 
 
@@ -19,7 +19,7 @@ class Gpu:
     Attributes
     ----------
     name : str
-        For people.
+        The name of the device, for messages only.
     capability : (int, int)
         CUDA compute capability.
     multiprocessors : int
@@ -38,7 +38,7 @@ class Gpu:
         return self.capability in _FAST_FLOAT64
 
 
-#: Devices to plan for where there is none.
+#: Devices for which plans can be made without having the device.
 KNOWN = {
     "h200": Gpu("NVIDIA H200", (9, 0), 132, 60 << 20),
     "a100": Gpu("NVIDIA A100", (8, 0), 108, 40 << 20),

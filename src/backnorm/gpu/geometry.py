@@ -1,4 +1,4 @@
-"""How the GPU's kernels cut an array: values that a plan decides and a launch follows."""
+"""Geometry of the GPU's kernels: how they divide an array. A plan decides it; a launch uses it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Arithmetic", "Tiling", "power_of_two"]
 
-#: What elements are computed in: see `kernels.arithmetic`.
+#: The arithmetic in which elements are computed: see `kernels.arithmetic`.
 Arithmetic = Literal["float64", "compensated", "pairs", "float32"]
 
 
@@ -15,18 +15,18 @@ Arithmetic = Literal["float64", "compensated", "pairs", "float32"]
 class Tiling:
     """The array as rows of columns, and the tiles that a program visits one after another.
 
-    Either a row is a run of one channel ("segments": outer rows for each channel, `units` being
-    the channels), or it holds all channels ("columns": `units` are tiles side by side, and sums
-    are kept for each column).
+    In "segments", a row is a run of one channel; each channel has `outer` rows, and a unit is a
+    channel. In "columns", a row has all channels; a unit is one of the tiles side by side in a row,
+    and each column has its own sums.
 
     Attributes
     ----------
     columns : bool
         Whether rows hold all channels.
     rows, width : int
-        Rows (of every channel, of segments), and elements of a row.
+        Rows (in segments: rows of every channel), and elements of a row.
     repeats : int
-        Times that all channels are in a row, of columns.
+        In columns: how many times a row has all channels.
     partial : bool
         Whether the last row is not full.
     tile_rows, tile_columns : int
@@ -36,9 +36,9 @@ class Tiling:
     tiles, per_block, blocks : int
         Tiles of a unit, tiles of a program, programs of a unit.
     warps : int
-        Of a program.
+        Warps of a program.
     stages : int
-        Tiles on their way from memory or at work.
+        Tiles that are being loaded or computed at the same time.
     align : int
         A power of two, in elements, that divides the width and the size.
     """
@@ -61,5 +61,5 @@ class Tiling:
 
 
 def power_of_two(value: int) -> int:
-    """Return the least power of two that is not less."""
+    """Return the smallest power of two that is at least `value`."""
     return 1 << max(0, value - 1).bit_length()

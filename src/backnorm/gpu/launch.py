@@ -1,8 +1,8 @@
 """From a plan to launches: which kernels run, on how many programs, with which sizes.
 
-A launch takes anything that Triton takes for a pointer, such as a tensor of PyTorch's, and
-allocates by a function that it is given. It runs on the current device and stream, never waits
-for it, and reads nothing back: calls can be captured in a CUDA graph.
+A launch takes anything that Triton accepts as a pointer, such as a PyTorch tensor, and allocates
+memory by a function that is passed to it. It runs on the current device and stream, never waits for
+the device, and reads no values back, so calls can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from backnorm.problem import Problem
 
 __all__ = ["OPTIONS", "BackwardLaunch", "ForwardLaunch", "Kernel", "Launches", "Make", "New"]
 
-#: Takes a number of float64 and returns a pointer to new memory for them on the current device.
+#: Takes a number n and returns a pointer to new memory for n float64 on the current device.
 New = Callable[[int], Any]
 
-#: Arrays of a device, None where one is absent.
+#: Arrays on a device, None for an absent one.
 Pointers = Sequence[Any]
 
-#: Makes, of the same arguments, a `Kernel` or what is called like one.
+#: Takes the arguments of `Kernel`; returns a `Kernel`, or an object with the same call.
 Make = Callable[..., Any]
 
-#: For the compiler: kernels contain every rounding that they should, see `arithmetic`.
+#: The compiler must not fuse products and sums, which would omit a rounding: see `arithmetic`.
 OPTIONS = {"enable_fp_fusion": False}
 
-# Partial results that a program adds up at a time, and channels that share the 32 bytes that
-# memory is read in. With few channels a program has fewer: more programs are worth more.
+# Partial results that a program adds up at a time, and the channels whose partial results share the
+# 32 bytes of a memory access. With few channels, a program has fewer of them, because more programs
+# are worth more.
 _PARTS = 1024
 _TOGETHER = 4
 _FEW_CHANNELS = 128
@@ -49,11 +50,11 @@ class Kernel:
     Parameters
     ----------
     function
-        Of Triton's. Its arguments are inputs, sizes, numbers, outputs, constants.
+        A Triton function. Its arguments are inputs, sizes, numbers, outputs and constants.
     programs : int
     sizes : tuple of int
     constants : dict
-        Arguments that are known when it is compiled.
+        Arguments that are known at compile time.
     warps : int
     """
 
@@ -75,7 +76,7 @@ class Kernel:
     def __call__(
         self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], numbers: tuple[float, ...] = ()
     ) -> None:
-        """Run on pointers of the types, the alignment and the device of the first call."""
+        """Run on pointers that have the types, the alignment and the device of the first call."""
         if self._run is not None:
             self._run(*inputs, *self._sizes, *numbers, *outputs, *self._values)
             return
@@ -88,13 +89,13 @@ class Kernel:
             num_warps=self._warps,
             **OPTIONS,
         )
-        # The interpreter has nothing to keep.
+        # Triton's interpreter returns no compiled kernel.
         if compiled is not None:
             self._run = compiled[self._grid]
 
 
 class _Functions(NamedTuple):
-    """The kernels of a pass, see `backward` and `forward`, and what is stored by the first."""
+    """The kernels of a pass: see `backward` and `forward`."""
 
     sums: Any
     finish: Any
@@ -120,19 +121,19 @@ _FORWARD = _Functions(
 
 
 class _Launch:
-    """What the launches of both passes are made of.
+    """Base class of the launches of both passes.
 
     Parameters
     ----------
     problem : Problem
-        With at least one element.
+        A problem with at least one element.
     plan : GpuPlan
     new : New
     make : Make
-        For kernels that are launched otherwise.
+        Makes kernels that are launched in another way than `Kernel`.
     finishing, completing : dict
-        Constants of the kernel that adds up partial results, and of the one that does all of the
-        work.
+        Constants of the kernel that adds up partial results, and of the kernel that computes
+        everything.
     """
 
     __slots__ = ("_apply", "_channels", "_complete", "_finish", "_new", "_partials", "_sums")
@@ -164,10 +165,10 @@ class _Launch:
 
 
 class BackwardLaunch(_Launch):
-    """The launches of a backward pass, a reduction, or what follows one.
+    """The launches of a backward pass, or of one of its two phases.
 
-    `operands` are everywhere x, dy, the bits of a mask, mean, variance and gamma, `per_channel`
-    dgamma and dbeta; what is absent is None.
+    In all methods, `operands` are x, dy, the bits of a mask, mean, variance and gamma, and
+    `per_channel` are dgamma and dbeta. Absent arrays are None.
     """
 
     __slots__ = ()
@@ -187,7 +188,7 @@ class BackwardLaunch(_Launch):
     def reduce(self, operands: Pointers, per_channel: Pointers = (None, None)) -> Any:
         """Return sum_dy, sum_dy_xmu and their count in a row, float64; write dgamma and dbeta.
 
-        What several machines return may be added up; `apply` takes the sum.
+        The results of several machines can be added up; `apply` takes the sum.
         """
         x, dy, bits, mean, variance, _ = operands
         partials, sums = self._new(self._partials), self._new(2 * self._channels + 1)
@@ -197,7 +198,7 @@ class BackwardLaunch(_Launch):
         return sums
 
     def apply(self, operands: Pointers, sums: Any, dx: Any, dresidual: Any = None) -> None:
-        """Write dx, and the gradient of the residual, given what `reduce` returns."""
+        """Write dx, and the gradient of the residual, given the results of `reduce`."""
         self._apply((*_filled(operands), sums), (dx, _some(dresidual, dx)))
 
 
@@ -214,10 +215,10 @@ class ForwardLaunch(_Launch):
     def run(
         self, operands: Pointers, outputs: Pointers, running: Pointers, momentum: float
     ) -> None:
-        """Write y, the bits where it is positive, mean and variance; update running statistics.
+        """Write y, the bits of its mask, mean and variance; update running statistics.
 
-        `operands` are x, the residual, gamma and beta, `outputs` y, the bits, mean and variance,
-        `running` the running mean and variance; what is absent is None.
+        `operands` are x, the residual, gamma and beta; `outputs` are y, the bits, mean and
+        variance; `running` are the running mean and variance. Absent arrays are None.
         """
         operands, (y, bits, mean, variance) = _filled(operands), outputs
         if self._complete is None:
@@ -231,9 +232,9 @@ class ForwardLaunch(_Launch):
     def reduce(
         self, x: Any, per_channel: Pointers, running: Pointers = (None, None), momentum: float = 0.0
     ) -> Any:
-        """Return rows of mean, its rest and variance, float64; write and move them as `run` does.
+        """Return float64 rows of mean, its remainder and variance.
 
-        `per_channel` are mean and variance.
+        Also write mean and variance to `per_channel`, and update running statistics, like `run`.
         """
         mean, variance = per_channel
         old = tuple(_some(one, mean) for one in running)
@@ -243,7 +244,7 @@ class ForwardLaunch(_Launch):
         return moments
 
     def apply(self, operands: Pointers, moments: Any, y: Any, bits: Any) -> None:
-        """Write y, and the bits where it is positive, given what `reduce` returns."""
+        """Write y, and the bits of its mask, given the results of `reduce`."""
         x, residual, gamma, beta = _filled(operands)
         self._apply((x, residual, moments, moments, gamma, beta), (y, _some(bits, y)))
 
@@ -258,7 +259,7 @@ class Launches(Launch):
     Parameters
     ----------
     problem, plan, new, make
-        As of `_Launch`.
+        As in `_Launch`.
     """
 
     __slots__ = ("_backward", "_forward")
@@ -273,9 +274,9 @@ class Launches(Launch):
             self._forward = ForwardLaunch(problem, plan, new, make)
 
     def complete(self, *places: Any, momentum: float = 0.0) -> int:
-        """Compute all results of a forward or a backward pass; return -1, as no channel is refused.
+        """Compute all results of a forward or a backward pass; return -1, as no channel is checked.
 
-        Places are pointers, or None, in the order of `cpu.record.ADDRESSES`.
+        `places` are pointers, or None, in the order of `cpu.record.ADDRESSES`.
         """
         x, dy, out, residual, mask, mean, variance, gamma, beta, *results = places
         if self._forward is None:
@@ -286,7 +287,7 @@ class Launches(Launch):
         return -1
 
     def apply(self, *places: Any, sums: Any = None) -> int:
-        """Compute an inference, or from what `sums` returned the gradients of elements."""
+        """Compute y by given statistics, or dx given the results of `sums`."""
         x, dy, out, residual, mask, mean, variance, gamma, beta, *_ = places
         if self._forward is None:
             self._backward.apply((x, dy, mask, mean, variance, gamma), sums, out, residual)
@@ -300,17 +301,17 @@ class Launches(Launch):
         return self._backward.reduce((x, dy, mask, mean, variance, gamma))
 
     def moments(self, x: Any, per_channel: Pointers) -> Any:
-        """Return rows of mean, its rest and variance; write mean and variance."""
+        """Return rows of mean, its remainder and variance; write mean and variance."""
         return self._forward.reduce(x, per_channel)
 
     def normalise(self, moments: Any, *places: Any) -> None:
-        """Write y and the bits of a forward pass, given what `moments` returned."""
+        """Write y and the bits of a forward pass, given the results of `moments`."""
         x, _, out, residual, mask, _, _, gamma, beta, *_ = places
         self._forward.apply((x, residual, gamma, beta), moments, out, mask)
 
 
 def _sizes(problem: Problem, extents: Extents, tiling: Tiling) -> tuple[int, ...]:
-    """Return what `frame.SIZES` names."""
+    """Return the values of the arguments in `frame.SIZES`."""
     return (
         tiling.rows,
         tiling.width // tiling.align,
@@ -343,12 +344,12 @@ def _form(problem: Problem, plan: GpuPlan) -> Form:
         epsilon=problem.epsilon,
         ceiling=problem.ceiling,
     )
-    # Older compilers take what is in a constant for a variable.
+    # Older versions of Triton treat plain values in a tuple as variables.
     return Form(*map(tl.constexpr, values))
 
 
 def _places(extents: Extents, tiling: Tiling) -> int:
-    """Return how many partial results there are of a kind."""
+    """Return the number of partial results of one kind."""
     return tiling.blocks * (tiling.width if tiling.columns else extents.channels)
 
 
@@ -361,7 +362,7 @@ def _finish(
     constants: dict[str, Any],
 ) -> Any:
     """Return the kernel that adds up partial results."""
-    # Of columns there is one for every place of a channel in a row.
+    # In columns, a channel has a partial result for each of its positions in a row.
     inner = extents.inner if tiling.columns else 1
     parts = tiling.blocks * tiling.repeats
     together = 1
@@ -377,19 +378,19 @@ def _finish(
 
 
 def _filled(operands: Pointers) -> Pointers:
-    """Return operands, for those that are absent the first, which will not be used there."""
+    """Return the operands; absent ones, which kernels do not use, are replaced by the first."""
     return tuple(_some(each, operands[0]) for each in operands)
 
 
 def _some(pointer: Any, otherwise: Any) -> Any:
-    """Return a pointer, for one that is absent any that will not be used."""
+    """Return the pointer, or `otherwise` for an absent one, which kernels do not use."""
     return otherwise if pointer is None else pointer
 
 
 def _in_two(value: float) -> tuple[float, float]:
-    """Return a number as a sum of two.
+    """Return a number as a sum of two numbers.
 
-    One reaches a kernel as a float32; two of them are exact to 48 bits.
+    A number reaches a kernel as a float32; the sum of two is exact to 48 bits.
     """
     high = float(np.float32(value))
     return high, value - high

@@ -1,8 +1,9 @@
-"""How a GPU does it: `plan_gpu(problem, extents, gpu)` decides, once; execution only follows.
+"""Decide how a problem is computed on a GPU: `plan_gpu` returns a plan, which execution follows.
 
-A plan is a pure function of metadata, as those of `plan` are. What the bits of a result depend on,
-tiles, blocks and schedule, comes from shape and type alone: every device that computes in the same
-arithmetic returns the same bits. Only that arithmetic looks at the device, and not all of them do.
+Like a CPU's plan, a GPU's plan is a pure function of metadata. The bits of a result depend on
+tiles, blocks, schedule and arithmetic. Tiles, blocks and schedule follow from shape and type, so
+all devices that compute in the same arithmetic return the same bits. Only the choice between
+arithmetics with the accuracy of float64 depends on the device.
 """
 
 from __future__ import annotations
@@ -24,79 +25,80 @@ __all__ = ["GpuPlan", "Knobs", "Schedule", "candidates", "plan_gpu"]
 
 Schedule = Literal["complete", "two passes"]
 
-# Operations that find mean and variance.
+# Operations that compute mean and variance.
 _OF_MOMENTS = ("forward", "reduce_forward")
 
-# Threads of a warp, bytes that one of them reads at once, and bytes of a run of memory that are
-# read as fast as longer ones.
+# Threads of a warp, bytes that a thread reads at once, and the length in bytes from which runs of
+# memory are read at full speed.
 _WARP = 32
 _VECTOR = 16
 _RUN = 64
 
-# The numbers below, and those of `_knobs`, are the best of some thirty candidates for 94 layers:
-# the shapes of ResNet-50 at batches of 32 and 256, and small ones; contiguous and channels_last;
-# float32 and bfloat16, timed on an H200. But `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and
-# `_PROGRAMS` are estimates. `docs/gpu.md` has the times.
+# The numbers below, and those of `_knobs`, are the best of some thirty candidates, timed on an H200
+# for 94 layers: the shapes of ResNet-50 at batches of 32 and 256, and small ones; contiguous and
+# channels_last; float32 and bfloat16. `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and `_PROGRAMS`
+# are estimates instead. `docs/gpu.md` has the times.
 
-# Runs of one channel shorter than this are read as columns of a row that holds all channels.
+# Runs of one channel that are shorter than this are read in rows that have all channels.
 _SHORT = 1024
 
-# Rows that pay for sums kept per column, where a row holds more than a value for each channel.
+# If a row has several values per channel, sums per column are worthwhile from this number of rows.
 _TALL = 32
 
-# Columns narrower than this are joined with the next rows'.
+# Rows narrower than this are joined with the following rows.
 _NARROW = 32
 _MOST_REPEATS = 16
 
-# Elements of a program: enough for its start and its last sum not to count, and few enough that
-# the programs that end last leave little idle.
+# Elements of a program: enough to hide the time of its start and its final sum, and few enough that
+# little of the device is idle when the last programs end.
 _SHARE = 32768
 _SHARES = (_SHARE, 2 * _SHARE)
 
-# Bytes of a tile's row, where a row holds all channels. Wider would read no better, and there is a
-# partial result for every column of every program.
+# Bytes of a tile's row, if rows have all channels. Wider tiles would not be read faster, and every
+# column of every program has a partial result.
 _COLUMNS = 256
 
-# Rows that a program sums at the least then: it stores two or four float64 for each column. More,
-# as long as there are programs enough: each adds to what the second kernel adds up. Where even
-# these are few, tiles are narrower.
+# The fewest rows that a program sums in columns, because it stores two or four float64 for each
+# column. Programs have more rows as long as there are enough programs, since the second kernel adds
+# up the results of all. If there are too few programs, tiles are narrower.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
 
-# Programs that a problem is cut into at the least, if its tiles are enough: more than any device
-# runs at once.
+# The fewest programs of a problem that has enough tiles: more than any device runs at once.
 _PROGRAMS = 1024
 
-# Elements of a unit up to which one launch beats three: one program alone reads about 100 GB/s,
-# and a launch costs about 3 microseconds. Fewer where runs are odd, see `_ODD`.
+# Up to this number of elements of a unit, one launch is faster than three: a single program reads
+# about 100 GB/s, and a launch costs about 3 microseconds. The number is lower for odd runs, see
+# `_ODD`.
 _COMPLETE = 32768
 _COMPLETE_ODD = 8192
 
-# Elements of a unit from which a program that has all of it reads tiles ahead.
+# From this number of elements of a unit, a program that computes the whole unit prefetches tiles.
 _AHEAD = 16384
 
-# Runs of a channel are odd if they are no multiple of so many bytes: a thread reads fewer at once.
-# Read ahead, they took several times as long.
+# Runs of a channel are odd if they are not a multiple of this number of bytes, so that a thread
+# reads fewer bytes at once. With prefetching, they took several times as long.
 _ODD = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What may be chosen freely; everything else follows from the shape.
+    """The choices of a plan that tuning may vary; everything else follows from the shape.
 
     Attributes
     ----------
     schedule : {"complete", "two passes"}
-        A program reduces and writes all elements of its channels, or these are separate launches.
+        complete: a program sums and writes all elements of its channels. two passes: sums and
+        output have separate launches.
     warps : int
-        Of a program; a power of two.
+        Warps of a program; a power of two.
     vectors : int
-        Runs of 16 bytes that a thread holds of a tile; a power of two.
+        Runs of 16 bytes of a tile that a thread has; a power of two.
     stages : int
-        Tiles that are on their way from memory or at work: 1 is none ahead.
+        Tiles that are being loaded or computed at the same time; 1 means no prefetching.
     share : int
-        Elements that a program sums or writes, at the most, where it does not have all of a unit.
+        The most elements that a program sums or writes, if it does not compute a whole unit.
     """
 
     schedule: Schedule
@@ -117,13 +119,15 @@ class GpuPlan:
         The arrays as (outer, channels, inner).
     tiling : Tiling
     schedule : {"complete", "two passes"}
-        A program reduces and writes all elements of its channels, or these are separate launches.
+        complete: a program sums and writes all elements of its channels. two passes: sums and
+        output have separate launches.
     arithmetic : Arithmetic
-        Of elements, and of the sums of a backward pass.
+        The arithmetic of elements, and of the sums of a backward pass.
     moments : Arithmetic
-        Of the sums that mean and variance are made of: of twice the digits in float32, too.
+        The arithmetic of the sums from which mean and variance are computed. It has twice the
+        digits even if elements are computed in float32.
     reasons : tuple of str
-        Why, for people.
+        The reasons of the decisions, as text.
     """
 
     problem: Problem
@@ -135,7 +139,7 @@ class GpuPlan:
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return the plan as text, a fact a line."""
+        """Return the plan as text, one fact per line."""
         problem, extents, tiling = self.problem, self.extents, self.tiling
         shape = "x".join(map(str, problem.shape))
         axes = ", ".join(map(str, problem.channel_axes))
@@ -167,7 +171,8 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
         Memory form of x, dy and dx.
     gpu : Gpu
     knobs : Knobs, optional
-        For tuning and tests; a schedule that the shape does not allow is a ValueError.
+        The choices for tuning and tests. A schedule that the shape does not allow raises
+        ValueError.
 
     Returns
     -------
@@ -188,11 +193,11 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
 
 
 def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tuple[str, ...]]:
-    """Return the arithmetic of elements, that of mean and variance, and why.
+    """Return the arithmetic of elements, that of mean and variance, and the reason.
 
-    Float32 does without float64 in every loop but that of mean and variance, and so needs no device
-    that is fast at it: its sums are compensated in float32, in the registers of one float64. Mean
-    and variance are sums about something else than the mean, in which squares may cancel.
+    Float32 arithmetic uses float64 only in the loop for mean and variance, so it does not need a
+    device with fast float64: other sums are compensated in float32, in the registers of one
+    float64. The sums for mean and variance are about a pivot, so that squares may cancel.
     """
     wide, reason = _wide(problem, gpu)
     if problem.arithmetic == "float64":
@@ -204,7 +209,7 @@ def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tu
 
 
 def _wide(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, str]:
-    """Return the arithmetic that loses nothing that shows, and why."""
+    """Return the arithmetic with the accuracy of float64 arithmetic, and the reason."""
     if problem.dtype == FLOAT64:
         return "compensated", "compensated: nothing is wider than float64"
     if gpu.fast_float64:
@@ -213,7 +218,7 @@ def _wide(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, str]:
 
 
 def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
-    """Yield what is worth trying for a problem, the heuristic's choice first."""
+    """Yield the knobs that tuning tries for a problem, the heuristic's choice first."""
     chosen, _ = _choice(problem, extents)
     yield chosen
     tried = [
@@ -229,11 +234,11 @@ def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
 
 
 def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
-    """Return the heuristic's knobs of a schedule.
+    """Return the heuristic's knobs for a schedule.
 
-    A program of two passes is small, so that many share a multiprocessor, each with four tiles on
-    their way from memory. A program that does all of its channels' work may be alone on its
-    multiprocessor, and has more warps; fewer where runs are odd.
+    A program of two passes is small, so that many run on a multiprocessor, each with four tiles
+    being loaded. A program that computes whole channels may run alone on its multiprocessor, so it
+    has more warps, but fewer for odd runs.
     """
     complete = schedule == "complete"
     narrow = is_16_bit(problem.dtype)
@@ -241,11 +246,11 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     columns = _as_columns(problem, extents, _VECTOR // problem.dtype.itemsize, complete=complete)
     if not complete:
         if columns:
-            # Four of 16 bits need more registers than there are, where pairs compute.
+            # With 16-bit elements in pairs, four vectors need more registers than there are.
             vectors = 4 if problem.operation in _OF_MOMENTS and not narrow else 2
         return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
     if columns:
-        # A thread has the coefficients of each of its columns, eight where they are of 16 bits.
+        # A thread has the coefficients of each of its columns: eight columns for 16-bit elements.
         return Knobs(schedule, 8 if narrow else 16, vectors, 3, 0)
     if _is_odd(problem, extents):
         return Knobs(schedule, 4, vectors, 1, 0)
@@ -263,7 +268,7 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
     rows = -(-problem.size // max(1, width)) if columns else outer
     elements, run = knobs.warps * _WARP * knobs.vectors * vector, _RUN // itemsize
     if columns:
-        # Narrow tiles make more programs, where there would be few.
+        # Narrow tiles make more programs if there would be too few.
         tile_columns = _best(width, run, run if complete else _COLUMNS // itemsize)
         least = min(rows, _LEAST_ROWS)
         while tile_columns > run and -(-width // tile_columns) * (rows // max(1, least)) < _FEW:
@@ -303,16 +308,16 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
 
 
 def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bool) -> bool:
-    """Whether to read rows that hold all channels."""
+    """Whether to read rows that have all channels."""
     outer, channels, inner = extents
     if inner == 1:
         return True
     if channels == 1:
         return False
     if inner % 8 and _has_mask(problem):
-        # A program reads and writes whole bytes of the mask.
+        # A program must read and write whole bytes of the mask.
         return True
-    # Runs that are not aligned are read element by element: still better than reading them twice.
+    # Unaligned runs are read element by element, which is still faster than reading them twice.
     return not complete and outer >= _TALL and (inner < _SHORT or inner % vector != 0)
 
 
@@ -323,7 +328,7 @@ def _has_mask(problem: Problem) -> bool:
 
 
 def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
-    """Return how many times all channels are in a row: so that it is wide and aligned."""
+    """Return how many times a row has all channels, so that rows are wide and aligned."""
     row = extents.channels * extents.inner
     multiple = max(vector, 8 if problem.relu else 1)
     repeats = multiple // math.gcd(row, multiple)
@@ -335,7 +340,7 @@ def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
 
 
 def _best(width: int, least: int, most: int) -> int:
-    """Return a tile's columns: many, but few of them without an element; powers of two, all."""
+    """Return the columns of a tile: a power of two, large, but with few columns beyond the row."""
     candidates = [1 << power for power in range(least.bit_length() - 1, most.bit_length())]
     spent = {columns: -(-max(1, width) // columns) * columns for columns in candidates}
     fewest = min(spent.values())
@@ -343,7 +348,7 @@ def _best(width: int, least: int, most: int) -> int:
 
 
 def _holds_channels(problem: Problem, extents: Extents) -> bool:
-    """Whether a unit can hold all elements of its channels, and there is more than one phase."""
+    """Whether a unit can have all elements of its channels, and there is more than one phase."""
     vector = _VECTOR // problem.dtype.itemsize
     return problem.operation in ("backward", "forward") and (
         not _as_columns(problem, extents, vector, complete=True)
@@ -352,12 +357,12 @@ def _holds_channels(problem: Problem, extents: Extents) -> bool:
 
 
 def _is_odd(problem: Problem, extents: Extents) -> bool:
-    """Whether runs of a channel are such that a thread reads fewer than `_ODD` bytes at once."""
+    """Whether a thread reads fewer than `_ODD` bytes of a channel's run at once."""
     return extents.inner > 1 and extents.inner * problem.dtype.itemsize % _ODD != 0
 
 
 def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
-    """Return the heuristic's choice, and why."""
+    """Return the heuristic's choice, and the reason."""
     apart = _knobs(problem, extents, "two passes")
     if problem.operation not in ("backward", "forward"):
         return apart, "and this is one of them"

@@ -1,7 +1,7 @@
 """Graphs of operators: the oneDNN Graph JSON format, and programs that can be run.
 
-``load_graph(path)`` reads a file, ``build_program(graph)`` names its ports and tensors, and
-``run_program(program, tensors)`` runs it.
+``load_graph(path)`` reads a file, ``build_program(graph)`` makes a program with named ports and
+tensors, and ``run_program(program, tensors)`` runs it.
 """
 
 from __future__ import annotations

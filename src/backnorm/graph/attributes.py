@@ -13,7 +13,7 @@ __all__ = ["parse_attributes"]
 def parse_attributes(value: object, where: str) -> dict[str, object]:
     """Return name -> value of a JSON object ``{name: {"type": ..., "value": ...}}``.
 
-    Each value is checked to be of its declared type. The operator checks whether it has the
+    Each value is checked against its declared type. The operator checks later whether it has the
     attribute and accepts the value.
     """
     attributes = {}

@@ -1,4 +1,4 @@
-"""Turn a oneDNN graph into a program: ports get their names, tensors theirs."""
+"""Turn a oneDNN graph into a program with named ports and tensors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["build_program"]
 def build_program(graph: Graph) -> Program:
     """Return the program that runs `graph`.
 
-    A tensor's key is its name, or its id in decimal if it has none. It may also be supplied by
-    its id, by ``operator name.port`` (``bn1.src``), and, where only one tensor of the graph is at a
-    port of that name, by the port alone (``src``).
+    A tensor's key is its name, or, without a name, its id in decimal. A tensor may also be supplied
+    by its id or by ``operator name.port`` (``bn1.src``). If only one tensor of the graph is at a
+    port of that name, the port alone is enough (``src``).
     """
     steps = []
     ports: dict[int, list[str]] = {id_: [] for id_ in graph.tensors}
@@ -73,7 +73,7 @@ def _zip_ports(specs: Sequence[TensorSpec], ids: Sequence[int], where: str) -> d
 def _aliases(
     keys: dict[int, str], ports: dict[int, list[str]]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Return (key, all names) of each tensor; a name that would mean two tensors means neither."""
+    """Return (key, all names) of each tensor; a name that fits two tensors is left out."""
     primary = Counter(keys.values())
     twice = next((key for key, count in primary.items() if count > 1), None)
     if twice is not None:

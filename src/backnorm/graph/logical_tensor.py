@@ -27,7 +27,7 @@ MAX_ELEMENTS = 2**48
 
 _MAX_RANK = 12  # DNNL_MAX_NDIMS
 _MAX_ID = 2**64 - 1
-# A dimension or a stride in oneDNN's files that shape inference has not filled in.
+# Values of a dimension or stride in oneDNN's files that is not known yet.
 _UNKNOWN = (-1, -(2**63))
 _LAYOUT_TYPES = ("strided", "any", "undef")
 _PROPERTY_TYPES = ("undef", "variable", "constant")
@@ -61,8 +61,8 @@ def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> Logic
 def check_elements(shape: tuple[int, ...], where: str) -> None:
     """Raise if an array of `shape` would have more than `MAX_ELEMENTS` elements.
 
-    Dimensions of 0 are left out: the other dimensions of an empty array count, because NumPy
-    limits them, and because they are the sizes of the parameters.
+    Dimensions of 0 are left out of the product. The other dimensions of an empty array are limited,
+    too, because NumPy limits them and because they are the sizes of the parameters.
     """
     if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
         raise ArgumentValueError(
@@ -71,7 +71,7 @@ def check_elements(shape: tuple[int, ...], where: str) -> None:
 
 
 def merge(known: LogicalTensor, other: LogicalTensor, where: str) -> LogicalTensor:
-    """Return the tensor that two mentions of an id describe; each may fill gaps of the other."""
+    """Merge two descriptions of a tensor, of which each may have facts that the other lacks."""
     for attribute in ("dtype", "shape", "stride", "name"):
         first, second = getattr(known, attribute), getattr(other, attribute)
         if first is not None and second is not None and first != second:
@@ -107,7 +107,7 @@ def _parse_shape(value: object, where: str) -> tuple[int, ...] | None:
 
 
 def _parse_stride(value: object, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:
-    """Return the strides of `shape`, in which no two elements share a place."""
+    """Return strides for `shape`, or raise if two elements would share memory."""
     stride = _parse_sizes(value, where, 2**62)
     if stride is None:
         return None
@@ -133,7 +133,7 @@ def _parse_stride(value: object, shape: tuple[int, ...], where: str) -> tuple[in
 
 
 def _parse_sizes(value: object, where: str, most: int) -> tuple[int, ...] | None:
-    """Return the entries of a list, or None if one is yet to be inferred."""
+    """Return the entries of a list, or None if one is not known yet."""
     entries = expect_list(value, where, most=_MAX_RANK)
     if any(type(entry) is int and entry in _UNKNOWN for entry in entries):
         return None

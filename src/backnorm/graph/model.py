@@ -12,7 +12,7 @@ __all__ = ["Graph", "LogicalTensor", "Operator"]
 
 @dataclass(frozen=True, slots=True)
 class LogicalTensor:
-    """Metadata of a tensor; logical tensors with one id are one tensor.
+    """Metadata of a tensor; logical tensors with the same id are the same tensor.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Graph:
         In topological order: each follows the producers of its inputs.
     tensors : mapping of int to LogicalTensor
     outputs : tuple of int
-        Ids of the tensors the graph hands back.
+        Ids of the tensors that the graph returns.
     """
 
     operators: tuple[Operator, ...]

@@ -1,4 +1,4 @@
-"""Put the operators of a graph in an order in which they can run."""
+"""Sort the operators of a graph in an order in which they can run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["topological_order"]
 def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """Return `operators` so that each follows the producers of its inputs.
 
-    The order is that of the file wherever it can be.
+    Operators that do not depend on each other keep the order of the file.
 
     Raises
     ------
@@ -22,7 +22,7 @@ def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
         If two operators produce one logical tensor, or the graph has a cycle.
     """
     producer = _producers(operators)
-    # Nodes are ready in the order in which they are added.
+    # `TopologicalSorter` returns ready nodes in the order in which they were added.
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(len(operators)), ()))
     for i, operator in enumerate(operators):
         sorter.add(i, *(producer[id_] for id_ in operator.inputs if id_ in producer))

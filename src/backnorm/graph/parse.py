@@ -17,7 +17,7 @@ from backnorm.graph.strict_json import (
 
 __all__ = ["DIALECT", "parse_graph"]
 
-#: The dialect whose operators a graph is made of.
+#: The dialect of a graph's operators.
 DIALECT = "onednn_graph"
 
 _MAX_ID = 2**64 - 1
@@ -32,16 +32,17 @@ def parse_graph(document: object, where: str = "graph file") -> Graph:
     ----------
     document : object
         The parsed JSON: an object with ``version`` ("3..."), ``graph`` (a list of operators) and,
-        optionally, ``output_ports`` (the ids of the tensors to hand back). Further keys
-        (``engine_kind``, ``fpmath_mode``, ``input_ports``) are accepted and change nothing: the
-        results are exact to one rounding in any case.
+        optionally, ``output_ports`` (the ids of the tensors to return). Further keys
+        (``engine_kind``, ``fpmath_mode``, ``input_ports``) are accepted and have no effect:
+        results are always exact to one rounding.
     where : str
         The name of the document in errors.
 
     Raises
     ------
     ArgumentError
-        With the place in the document, the value and the accepted values.
+        If the document is invalid. The error has the place in the document, the value and the
+        accepted values.
     """
     fields = expect_object(document, where)
     _check_version(fields, where)
@@ -100,7 +101,7 @@ def _parse_operator(value: object, where: str, tensors: dict[int, LogicalTensor]
 
 
 def _graph_outputs(fields: dict[str, object], operators: tuple[Operator, ...]) -> tuple[int, ...]:
-    """Return the declared outputs or, if none are declared, all that no operator consumes."""
+    """Return the declared outputs, or, without a declaration, all that no operator consumes."""
     produced = dict.fromkeys(id_ for operator in operators for id_ in operator.outputs)
     declared = expect_list(fields.get("output_ports", []), "output_ports")
     if not declared:

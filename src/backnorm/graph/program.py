@@ -1,4 +1,4 @@
-"""A program: operators of any dialect, in an order in which they can run, and their tensors."""
+"""Programs: operators of any dialect in an order in which they can run, and their tensors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Program", "Step", "Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What a program says of one of its tensors.
+    """The declaration of a tensor in a program.
 
     Attributes
     ----------
     key : str
-        The name by which the program's steps, and result files, know it.
+        The name of the tensor in the program's steps and in result files.
     aliases : tuple of str
-        All names under which it may be supplied, the key included.
+        All names under which the tensor may be supplied, including the key.
     shape : tuple of int or None
-        None where the program does not say.
+        None if it is not declared.
     dtype : numpy.dtype or None
     stride : tuple of int or None
         Declared distance, in elements, between neighbours along each axis.
@@ -43,14 +43,14 @@ class Step:
     Attributes
     ----------
     dialect, op : str
-        The operator, as `backnorm.dialects.registry` knows it.
+        The operator's name in `backnorm.dialects.registry`.
     label : str
-        What to call this step in tables and errors.
+        The name of this step in tables and errors.
     attributes : mapping
-        By the dialect's names.
+        The attributes by the dialect's names.
     inputs, outputs : mapping of str to str
-        From the operator's own name of a given input, or of a requested output, to the key of a
-        tensor.
+        The key of the tensor for each given input and each requested output, by the operator's
+        names.
     """
 
     dialect: str
@@ -69,11 +69,11 @@ class Program:
     ----------
     steps : tuple of Step
     tensors : mapping of str to Tensor
-        By key: every tensor that a step reads or writes.
+        All tensors that a step reads or writes, by key.
     results : mapping of str to str
-        What to hand back: name of the result -> key of the tensor.
+        The results to return: name of the result -> key of the tensor.
     inputs : tuple of str
-        Keys of the tensors that no step produces (derived).
+        Keys of the tensors that no step produces; derived from the steps.
     """
 
     steps: tuple[Step, ...]
@@ -92,7 +92,7 @@ class Program:
         Raises
         ------
         ArgumentValueError
-            If `names` holds one tensor under two of its names.
+            If `names` has two names of one tensor.
         """
         found = {}
         for key in self.inputs:

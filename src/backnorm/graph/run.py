@@ -29,13 +29,13 @@ def run_program(
     tensors : mapping of str to numpy.ndarray
         The program's inputs under any of their names; further entries are ignored.
     arithmetic : {"float32", "float64"}, optional
-        What every operator's elements are computed in; see `backnorm.arithmetic`.
+        The type in which all operators compute elements; see `backnorm.arithmetic`.
 
     Raises
     ------
     ArgumentError
-        If an input is missing, or differs from what the program declares, or an operator refuses
-        its arguments.
+        If an input is missing or differs from its declaration, or an operator rejects its
+        arguments.
     """
     found = program.find_inputs(tensors.keys())
     missing = [key for key in program.inputs if key not in found]
@@ -48,10 +48,10 @@ def run_program(
 
 
 def supply(program: Program, key: str, array: np.ndarray) -> np.ndarray:
-    """Return `array` as the tensor `key`: checked, and laid out as declared.
+    """Check `array` against the declaration of the tensor `key`; return it in the declared layout.
 
-    The axes are ordered in memory as the declared stride orders them. Padding that a stride
-    declares between elements is not reproduced: it holds no values.
+    The order of axes in memory is that of the declared strides. Declared padding between elements
+    is not reproduced, because it has no values.
     """
     tensor = program.tensors[key]
     _check_declared(tensor, array)
@@ -80,7 +80,7 @@ def store(
     values: MutableMapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
 ) -> None:
-    """Put the outputs of `step` among `values`, checked against what the program declares."""
+    """Check the outputs of `step` against their declarations, and add them to `values`."""
     for port, key in step.outputs.items():
         _check_declared(program.tensors[key], outputs[port])
         values[key] = outputs[port]

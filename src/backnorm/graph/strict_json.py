@@ -1,4 +1,4 @@
-"""JSON from untrusted files: bounded, strict, with errors that name the place."""
+"""Read JSON from untrusted files: limited in size, strict, with errors that name the place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "read_json",
 ]
 
-#: A description of operators needs far less; a larger file is a mistake.
+#: The largest accepted file. A description of operators is much smaller.
 MAX_BYTES = 16 * 2**20
 
 _LONGEST_NAME = 200
@@ -33,7 +33,7 @@ _RESERVED_NAMES = ("__metadata__",)
 def read_json(path: Path) -> object:
     """Return the JSON document in a file of at most `MAX_BYTES`.
 
-    As Python's objects it takes up to 44 times as much memory.
+    The resulting Python objects take up to 44 times as much memory.
     """
     with path.open("rb") as stream:
         data = stream.read(MAX_BYTES + 1)
@@ -47,8 +47,8 @@ def read_json(path: Path) -> object:
 def parse_json(data: bytes, where: str) -> object:
     """Return the value of the UTF-8 JSON text `data`.
 
-    Besides bad syntax these are refused: a byte order mark, duplicate keys, NaN and infinities
-    (also numbers that overflow to one), and nesting beyond Python's recursion limit.
+    Apart from bad syntax, these are errors: a byte order mark, duplicate keys, NaN, infinities and
+    numbers that overflow to infinity, and nesting beyond Python's recursion limit.
     """
     try:
         return json.loads(
@@ -86,7 +86,7 @@ def expect_key(fields: dict[str, object], key: str, where: str) -> object:
 def expect_choice(
     fields: dict[str, object], key: str, accepted: tuple[str, ...], where: str
 ) -> str:
-    """Return the value of a key if it is an accepted word; the first one without the key."""
+    """Return the value of a key if it is an accepted word; without the key, the first word."""
     value = expect_string(fields.get(key, accepted[0]), f"{where}.{key}")
     if value not in accepted:
         raise ArgumentValueError(

@@ -1,4 +1,4 @@
-"""Activations as functions of JAX, applied to y."""
+"""Activations by JAX functions, applied to y."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["activated"]
 def activated(y: jax.Array, residual: Any, activation: Activation | None) -> jax.Array:
     """Return the activation of y, or of y + residual.
 
-    The derivative of a ReLU is 0 at 0 and at its ceiling, as that of the kernels.
+    The derivative of a ReLU is 0 at 0 and at its ceiling, as in the kernels.
     """
     if activation is None:
         return y

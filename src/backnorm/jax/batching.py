@@ -1,9 +1,10 @@
 """Primitives with a batching rule: `jax.vmap` gives their operands a leading batch axis.
 
-A primitive has the parameter `batched`. If it is set, every operand has a batch axis, of size 1
-where all problems of the batch share the operand (the convention of `jax.ffi.ffi_call` with
-``vmap_method="expand_dims"``), and every result has one. Nested `jax.vmap`s share that axis.
-Functions of a batch always have these axes: `with_batch_axes` adds them to unbatched operands.
+A primitive has the parameter `batched`. If it is set, every operand and every result has a batch
+axis. The axis has size 1 if all problems of the batch share the operand (the convention of
+`jax.ffi.ffi_call` with ``vmap_method="expand_dims"``). Nested `jax.vmap`s are merged into one batch
+axis. A function of a batch takes operands that always have the axis: `with_batch_axes` adds it to
+unbatched operands.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ def new_primitive(name: str, result_types: Callable[..., Any], like: Sequence[in
     ----------
     name : str
     result_types : callable
-        From the abstract values of the operands and the parameters to those of the results.
+        Maps the abstract values of the operands, and the parameters, to the abstract values of the
+        results.
     like : sequence of int
-        The operands that are never shared by a batch, because a result has their shape.
+        The operands that a batch never shares, because a result has their shape.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -41,12 +43,12 @@ def new_primitive(name: str, result_types: Callable[..., Any], like: Sequence[in
 
 
 def batch_size(operands: Sequence[Any]) -> Any:
-    """Return the size of the batch that operands with a batch axis are of."""
+    """Return the batch size of operands that have a batch axis."""
     return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
 
 
 def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Return a function of one problem as a function of the operands of a primitive."""
+    """Turn a function of one problem into a function of the operands of a primitive."""
 
     def mapped(*operands: Any) -> Any:
         size = batch_size(operands)
@@ -61,7 +63,7 @@ def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any
 
 
 def with_batch_axes(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Return a function of a batch as a function of the operands of a primitive."""
+    """Turn a function of a batch into a function of the operands of a primitive."""
 
     def expanded(*operands: Any, **parameters: Any) -> Any:
         results = function(*(jax.lax.expand_dims(x, (0,)) for x in operands), **parameters)
@@ -80,7 +82,7 @@ def lowering(function: Callable[..., Any]) -> Any:
 
 
 def _run_compiled(primitive: Any, *operands: jax.Array, **parameters: Any) -> Any:
-    """Run a primitive outside any compiled function, as under `jax.disable_jit`."""
+    """Run a primitive outside compiled functions, compiled even under `jax.disable_jit`."""
     with jax.disable_jit(False):
         return _compiled(primitive, tuple(sorted(parameters.items())))(*operands)
 
@@ -101,7 +103,7 @@ def _batched(
 ) -> tuple[list[jax.Array], list[int]]:
     """Return the results of a primitive that is mapped over one more axis, and their batch axes."""
     (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
-    # With the new batch axis in front and the one that was there behind it.
+    # The new batch axis comes first, followed by the previous batch axis if there is one.
     pairs = []
     for x, axis in zip(operands, axes, strict=True):
         x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)

@@ -35,7 +35,7 @@ Groups = tuple[tuple[int, ...], ...]
 def read(name: str, value: Any) -> Any:
     """Return `value`, an array of JAX or NumPy, or raise.
 
-    A subclass of NumPy's array is read as its elements: JAX would call its methods.
+    A subclass of NumPy's array becomes a plain array, because JAX would call its methods.
     """
     kind = type(value)
     if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray):
@@ -154,9 +154,10 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
 
 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
-    """Raise unless there is a mapped axis of this name here.
+    """Raise unless a mapped axis with this name is in scope.
 
-    Before anything is compiled: JAX would store the name, and compare it with those of other calls.
+    The check comes before compilation, in which JAX stores the name and compares it with the names
+    of other calls.
     """
     try:
         jax.lax.psum(1, name)
@@ -170,11 +171,11 @@ def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
 
 
 def _is_name(name: object) -> bool:
-    """Return whether JAX can look up an axis of this name: a string, or another hashable value."""
+    """Whether JAX can look up an axis by this name: a string, or another hashable value."""
     kind = type(name)
     if kind is str:
         return True
-    # JAX takes an integer for the position of an array's axis.
+    # JAX interprets an integer as the position of an axis of an array.
     if issubclass(kind, int | Iterable):
         return False
     try:
@@ -187,7 +188,7 @@ def _is_name(name: object) -> bool:
 def check_operands(
     operation: Operation, options: Options, *, activation: Any = None, **arrays: Any
 ) -> problem.Problem:
-    """Return the problem of an operation on operands by their names, or raise."""
+    """Return the problem of an operation on named operands, or raise."""
     operands = [_read(each) for each in SIGNATURES[operation].arranged(arrays)]
     return problem.problem_of(
         operation,
@@ -195,15 +196,15 @@ def check_operands(
         epsilon=options.epsilon,
         data_format=(options.axis,),
         activation=activation,
-        # Reproducible sums limit the number of elements, which a symbolic shape does not have.
+        # Reproducible sums limit the number of elements, which is unknown for a symbolic shape.
         reproducible=options.reproducible and is_known(arrays["x"].shape),
     )
 
 
 def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:
-    """Return whether sums are reproducible, or raise.
+    """Return the flag `reproducible`, or raise.
 
-    `names` are the mapped axes that the batch is spread over.
+    `names` are the mapped axes that the batch is split over.
     """
     if not check_flag("reproducible", value):
         return False
@@ -226,7 +227,7 @@ def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any =
 
 
 def check_not_reproducible(shape: Sequence[Any]) -> None:
-    """Raise where jax.numpy would compute reproducible sums, which it does not have."""
+    """Raise because `jax.numpy`, which would compute the sums, has no reproducible sums."""
     if 0 in shape:
         return
     raise ArgumentValueError(
@@ -238,9 +239,9 @@ def check_not_reproducible(shape: Sequence[Any]) -> None:
 
 
 def _read(array: Any) -> Metadata | None:
-    """Return the metadata of an array that the rules use, or None for None."""
+    """Return the metadata of an array for the rules of `backnorm.problem`; None for None."""
     if array is None:
         return None
     dtype = array.dtype
-    # Random keys, for one, have an element type of JAX that NumPy does not have.
+    # Some arrays, such as random keys, have an element type that only JAX has.
     return Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))

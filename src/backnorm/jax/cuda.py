@@ -1,7 +1,7 @@
 """The computations on a CUDA device: Triton kernels, launched by jax-triton.
 
-`by_kernels` decides when a primitive is lowered for such a device; `computed` is then traced. The
-problems of a batch become one problem, with their channels side by side.
+When a primitive is lowered for a CUDA device, `by_kernels` decides whether kernels compute it; if
+so, `computed` is traced. The problems of a batch become one problem that has the channels of all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["by_kernels", "computed", "device"]
 
 
 def by_kernels(shape: Sequence[Any], context: Any) -> bool:
-    """Return whether Triton kernels compute a function; if not, formulas do.
+    """Whether Triton kernels compute a function; otherwise formulas do.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def by_kernels(shape: Sequence[Any], context: Any) -> bool:
         return False
     reason = _reason_against(shape)
     if reason is None:
-        # XLA splits formulas over devices, but not calls of kernels: it would gather their arrays.
+        # XLA splits formulas over devices, but not calls of kernels: it would gather the arrays.
         return setting == "triton" or not _is_split(context)
     if setting == "triton":
         raise ArgumentValueError(
@@ -66,7 +66,7 @@ def by_kernels(shape: Sequence[Any], context: Any) -> bool:
 
 
 def device() -> Gpu | None:
-    """Return the properties of this process's CUDA devices, or None if they differ or are none."""
+    """Return the properties of the CUDA devices, or None if they differ or there are none."""
     try:
         devices = jax.local_devices(backend="cuda")
     except RuntimeError:
@@ -75,7 +75,7 @@ def device() -> Gpu | None:
     if any(each.compute_capability != first.compute_capability for each in devices):
         return None
     major, minor = map(int, first.compute_capability.split("."))
-    # JAX does not have the size of the cache, and no plan uses it.
+    # JAX does not report the size of the cache, and no plan uses it.
     return Gpu(first.device_kind, (major, minor), first.core_count, cache=0)
 
 
@@ -92,7 +92,7 @@ def _reason_against(shape: Sequence[Any]) -> str | None:
 
 
 def _is_split(context: Any) -> bool:
-    """Return whether the compiler spreads the arrays of a function over devices."""
+    """Whether the compiler may split the arrays of a function over devices."""
     mesh = getattr(context, "mesh", None)
     if mesh is None:
         # Under `jax.pmap` a context has neither attribute.
@@ -106,7 +106,7 @@ def computed(
 ) -> Sequence[jax.Array]:
     """Return the results of an operation on a batch (`batching`).
 
-    `like` has for each result the operand of its shape and type.
+    `like` has, for each result, an operand with the same shape and type.
     """
     batch, names = batch_size(operands), OPERANDS[operation]
     single = problem_of(operation, operands, options)
@@ -116,7 +116,7 @@ def computed(
     kinds = {operand.name: operand.kind for operand in signature.operands}
 
     def memory(name: str, array: jax.Array) -> Memory:
-        # Where outer and batch are more than 1 this transposes the array.
+        # If both outer and batch are more than 1, this transposes the array.
         shape = single.shape if kinds[name] == "data" else (channels,)
         apart = jnp.broadcast_to(array.reshape(-1, *shape), (batch, *shape))
         if kinds[name] == "data":

@@ -1,12 +1,13 @@
 """The computations with their derivatives of any order, in forward and in reverse mode.
 
-The derivative of the forward pass is the backward pass, in both modes: the Jacobian of y in x is
-symmetric. That of the backward pass is a formula, in which mean and variance are arguments like x:
-where they are functions of x the chain rule through the forward pass adds their terms, and the sum
-is the closed form of the second order. From the third order on JAX differentiates that formula.
+The derivative of the forward pass is the backward pass, in both modes, because the Jacobian of y in
+x is symmetric. The derivative of the backward pass is a formula in which mean and variance are
+arguments like x. If they are functions of x, the chain rule through the forward pass adds their
+terms, and the sum is the closed form of the second order. From the third order on, JAX
+differentiates that formula.
 
-No derivative that is defined here contains a collective: JAX differentiates those of the statistics
-of several devices as in any other code.
+No derivative that is defined here contains a collective. JAX itself differentiates the collectives
+that compute the statistics of several devices.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def backward(*operands: jax.Array, options: Options) -> Arrays:
 
 
 def normalize(*operands: jax.Array, options: Options) -> Arrays:
-    """Return y, in a tuple, from x, mean, variance, gamma and beta; it adds up nothing."""
+    """Return a tuple of y, from x, mean, variance, gamma and beta."""
     return bind(NORMALIZE, *operands, options=options._replace(reproducible=False))
 
 
@@ -52,7 +53,7 @@ def statistics(x: jax.Array, options: Options) -> Arrays:
 
 
 def _forward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:
-    """Return the tangents of y, mean and variance; that of y None if it is zero."""
+    """Return the tangents of y, mean and variance; None for y if its tangent is zero."""
     x, mean, variance, gamma = residuals
     dx, dgamma, dbeta = tangents
     dy, dmean, dvariance = None, _zeros_like(mean), _zeros_like(mean)
@@ -70,7 +71,7 @@ def _forward_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -> 
     dy, dmean, dvariance = cotangents
     dy = _zeros_like(x) if dy is None else dy
     dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, options=options)
-    # The statistics are seldom differentiated: running averages are not.
+    # Usually no gradient flows through the statistics; running averages have none.
     if not (dmean is None and dvariance is None):
         more = _through_statistics(x, mean, dmean, dvariance, options)
         dx = (dx.astype(more.dtype) + more).astype(x.dtype)
@@ -123,8 +124,8 @@ def _backward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> A
     x, dy, mean, variance, gamma = residuals
     if all(each is None for k, each in enumerate(tangents) if k != 1):
         return backward(x, tangents[1], mean, variance, gamma, options=options)
-    # Forward mode is the transpose of reverse mode, so that there is one formula. Rounding is
-    # applied to the results: it is not a linear function.
+    # Forward mode is the transpose of reverse mode, so that one formula serves both. Rounding is
+    # applied to the results, because it is not a linear function.
     wide = jnp.result_type(float)
     results = dy, gamma, gamma
     pull_back = jax.linear_transpose(
@@ -160,7 +161,7 @@ def _normalize_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> 
     dy, frozen = None, options._replace(training=False)
     if dx is not None:
         dy, _, _ = backward(x, dx, mean, variance, gamma, options=frozen)
-    # A tangent of a statistic is a scale or an offset of every channel, as those of parameters.
+    # The tangent of a statistic scales or shifts every channel, like the tangents of parameters.
     by_mean, by_variance = _by_statistics(variance, gamma, options.epsilon)
     if dmean is not None:
         dbeta = by_mean * dmean if dbeta is None else dbeta + by_mean * dmean
@@ -181,7 +182,7 @@ def _normalize_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -
 def _by_statistics(
     variance: jax.Array, gamma: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the derivatives of y by mean, and by variance over (x - mean)*s."""
+    """Return the derivative of y by mean, and that by variance divided by (x - mean)*s."""
     s = inverse_std(variance, epsilon)
     return -gamma * s, -0.5 * gamma * s * s
 
@@ -221,7 +222,7 @@ give_derivative(
 def _with_parameters(
     dy: Any, residuals: Arrays, dgamma: Any, dbeta: Any, options: Options
 ) -> jax.Array | None:
-    """Return the tangent dy plus those that gamma and beta cause: y is linear in these."""
+    """Return dy plus the tangents of y from dgamma and dbeta; y is linear in gamma and beta."""
     if dgamma is None and dbeta is None:
         return dy
     x, mean, variance, _ = residuals

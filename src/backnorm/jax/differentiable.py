@@ -1,10 +1,11 @@
 """Derivatives of primitives by a rule, in forward and in reverse mode.
 
-A derivative is a linear map. `Rule.push` takes tangents of the operands to those of the results;
-`Rule.pull`, its transpose, takes cotangents of the results to those of the operands. For JAX the
-map is one primitive: forward mode runs it, reverse mode transposes it, and saves nothing but the
-residuals of the rule. (A `jax.custom_vjp` has no forward mode, and with a `jax.custom_jvp` reverse
-mode saves whatever JAX finds in its formulas.) Higher derivatives are those of `push` and `pull`.
+A derivative is a linear map. `Rule.push` maps tangents of the operands to tangents of the results;
+its transpose, `Rule.pull`, maps cotangents of the results to cotangents of the operands. In JAX the
+map is one primitive: forward mode runs it, and reverse mode transposes it and saves only the
+residuals of the rule. (A `jax.custom_vjp` has no forward mode. With a `jax.custom_jvp`, reverse
+mode saves the intermediate values of its formulas.) Higher derivatives are those of `push` and
+`pull`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class Rule(NamedTuple):
     Attributes
     ----------
     keep : callable
-        From operands and results to the residuals.
+        Takes operands and results, and returns the residuals.
     push : callable
-        From the residuals, a tangent of every operand, None for one that is zero, and the options
-        to the tangents of the results.
+        Takes the residuals, the tangents of the operands (None if zero) and the options. Returns
+        the tangents of the results.
     pull : callable
-        From the residuals, a cotangent of every result, None for one that is zero, and the options
-        to the cotangents of the operands, also of optional ones.
+        Takes the residuals, the cotangents of the results (None if zero) and the options. Returns
+        the cotangents of all operands, including optional ones.
     like : tuple of int
         For every result, the residual that has its shape and type.
     """
@@ -51,7 +52,7 @@ class Rule(NamedTuple):
 def give_derivative(primitive: Any, rule: Rule) -> None:
     """Register the derivative of a primitive of `backnorm.jax.batching`.
 
-    Its operands must vary over the same mapped axes (`varying.alike`).
+    The operands of the primitive must vary over the same mapped axes (`varying.alike`).
     """
     derivative = _derivative(primitive.name, rule)
 
@@ -70,8 +71,8 @@ def give_derivative(primitive: Any, rule: Rule) -> None:
 def _derivative(name: str, rule: Rule) -> Any:
     """Return a derivative as a primitive.
 
-    Its operands are the residuals, which determine the size of a batch, and the tangents that are
-    `present`, a flag for every operand.
+    The operands of the derivative are the residuals, which determine the batch size, and the
+    tangents that are not zero. The parameter `present` has a flag for every operand.
     """
 
     def types(*operands: Any, batched: bool, **_: Any) -> list[Any]:
@@ -103,7 +104,7 @@ def _derivative(name: str, rule: Rule) -> Any:
         if any(moved[:count]):
             function = partial(pushed, present=present, **parameters)
             return _differentiated(function, operands, tangents, moved)
-        # Linear in its tangents: the derivative is the same map, of those that are not zero.
+        # The map is linear in its tangents, so its derivative is the same map of their tangents.
         remaining = iter(moved[count:])
         nonzero = tuple(is_present and next(remaining) for is_present in present)
         results = primitive.bind(*operands, present=present, **parameters)
@@ -128,15 +129,15 @@ def _derivative(name: str, rule: Rule) -> Any:
         arrays = (*operands[:count], *_selected(cotangents, nonzero))
         results: list[Any] = list(over_batch(of_one, batched)(*arrays))
         if batched:
-            # An operand that the batch shares has the cotangents of all its problems.
+            # The cotangent of an operand that the batch shares is the sum over all problems.
             results = [
                 result if result.shape == each.aval.shape else jnp.sum(result, 0, keepdims=True)
                 for result, each in zip(results, operands[count:], strict=True)
             ]
         return [None] * count + results
 
-    # Compiled also where the caller is not: under `jax.grad` alone JAX runs a backward pass step by
-    # step. Within a compiled function it is inlined.
+    # Compiled even if the caller is not: without `jax.jit`, `jax.grad` runs a backward pass step by
+    # step. In a compiled function the call is inlined.
     @partial(jax.jit, static_argnums=(0,), inline=True)
     def pull(options: Options, residuals: Arrays, cotangents: Arrays) -> Arrays:
         return rule.pull(residuals, cotangents, options)
@@ -154,7 +155,7 @@ def _differentiated(
     tangents: Sequence[Any],
     moved: Sequence[bool],
 ) -> tuple[Any, Any]:
-    """Return the results of a function and their tangents, by the operands that are `moved`."""
+    """Return the results of a function and their tangents; `moved` are the operands' tangents."""
 
     def of_moved(*arrays: Any) -> Any:
         remaining = iter(arrays)
@@ -166,7 +167,7 @@ def _differentiated(
 
 
 def _nonzero(tangents: Sequence[Any]) -> tuple[bool, ...]:
-    """Return which tangents, or cotangents, are not known to be zero."""
+    """Return a flag for each tangent or cotangent: whether it is not known to be zero."""
     return tuple(type(each) is not ad.Zero for each in tangents)
 
 
@@ -175,6 +176,6 @@ def _selected(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
 
 
 def _restored(values: Sequence[Any], flags: Sequence[bool]) -> Arrays:
-    """Undo `_selected`: None where there was no value."""
+    """Undo `_selected`: return None in the place of each value that was left out."""
     remaining = iter(values)
     return tuple(next(remaining) if flag else None for flag in flags)

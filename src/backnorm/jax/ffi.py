@@ -1,7 +1,8 @@
 """Kernels on a CPU as custom calls of XLA: registration, and the attributes of a call.
 
-The handler of the calls is `backnorm.cpu.kernels.xla_handler`, machine code that is loaded with
-`backnorm.jax`: a compiled function that another process exported finds it, and all kernels.
+The handler of the calls is `backnorm.cpu.kernels.xla_handler`. This machine code and all kernels
+are loaded when `backnorm.jax` is imported, so that functions that another process exported can call
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = ["TARGET", "call", "is_usable", "reason_against", "register"]
 #: The name of the handler, which is part of compiled functions.
 TARGET = "backnorm_kernel"
 
-# Between these phases devices exchange sums, for which they have other plans.
+# Devices exchange sums between these phases, which changes the plan.
 _PHASES = ("reduce", "apply")
 
 _HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
@@ -64,8 +65,8 @@ _OLDEST, _NEWEST = Version(0, 1), Version(0, 4)
 def version() -> Version | None:
     """Return the version of this jaxlib's interface, or None if its header has none.
 
-    Only that header has the version. If XLA does not know the version of a handler that is
-    registered, JAX cannot create its devices.
+    Only the header has the version. If XLA does not support the version of a registered handler,
+    JAX cannot create its devices.
     """
     try:
         lines = (Path(jax.ffi.include_dir()) / _HEADER).read_text().splitlines()
@@ -78,7 +79,7 @@ def version() -> Version | None:
 
 
 def reason_against() -> str | None:
-    """Return why XLA cannot call kernels here, or None if it can."""
+    """Return the reason why XLA cannot call kernels in this process, or None if it can."""
     found = version()
     if found is not None and _OLDEST <= found <= _NEWEST:
         return None
@@ -89,7 +90,7 @@ def reason_against() -> str | None:
 
 
 def is_usable() -> bool:
-    """Return whether XLA can call kernels here; warn once if not."""
+    """Whether XLA can call kernels in this process; warn once if it cannot."""
     reason = reason_against()
     if reason is not None:
         warn_of_formulas("call its kernels on CPUs", reason)
@@ -111,13 +112,13 @@ def call(
     ----------
     operation : str
     operands : sequence of arrays
-        Those of `problems.OPERANDS`, and a residual after them if there is one.
+        Those of `problems.OPERANDS`, followed by the residual if there is one.
     results : sequence
-        An array, or another value, of the shape and type of each result.
+        For each result, an array or another value with the same shape and type.
     options : Options
     activation : Activation, optional
     parts : int
-        The number of parts like x whose elements the sums among the operands are of.
+        The number of parts, each of the size of x, whose elements are in the operand `sums`.
     """
     register()
     problem = problem_of(operation, operands, options, activation)
@@ -134,7 +135,7 @@ def call(
     types = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     written = [r.field for r in signature.results if r.field and r.option is None]
     if problem.writes_mask:
-        # It is not returned: y is positive where the mask is set.
+        # The mask is not returned: it is set where y is positive.
         types.append(jax.ShapeDtypeStruct((batch, mask_size(problem.size)), np.uint8))
         written.append("mask")
     described += [_described(t, field, batch) for t, field in zip(types, written, strict=True)]
@@ -150,7 +151,7 @@ def call(
 
 
 def _accepted(variance: jax.Array, epsilon: float) -> jax.Array:
-    """Return the variance, NaN where variance + epsilon is not positive.
+    """Return the variance, with NaN where variance + epsilon is not positive.
 
     A kernel reports such a channel as an error, but compiled code does not check values.
     """
@@ -174,12 +175,12 @@ def _stage(problem: Problem) -> Any:
 
 
 def register() -> None:
-    """Register the handler once in a process, and keep it: XLA keeps its address."""
+    """Register the handler once in a process; it stays loaded because XLA stores its address."""
     if _registered:
         return
     found = version()
     assert found is not None
-    # Before the lock is taken: the handler may have to be built.
+    # Before the lock is taken, because the handler may have to be built.
     handler = xla.handler(*found)
     with _lock:
         if not _registered:
@@ -191,7 +192,8 @@ def _register_built_kernels() -> None:
     """Register the handler and all kernels, for compiled functions of other processes."""
     if reason_against() is not None:
         return
-    # An import compiles nothing. Without machine code for this machine, the first call raises.
+    # Importing does not compile kernels. Without machine code for this machine, the first call
+    # raises.
     with contextlib.suppress(MachineCodeError, ArgumentValueError):
         if library.path_of(XLA) is not None:
             register()

@@ -1,4 +1,4 @@
-"""Batch normalisation as `jax.numpy` code: what runs without kernels, and what defines gradients.
+"""Batch normalisation as `jax.numpy` code, for devices without kernels and for derivatives.
 
 Arrays keep the caller's axes. Per-channel arrays are (C,), float64 for a float64 x and float32
 otherwise. Elements are computed and summed up in that type, or in float64 if `options.arithmetic`
@@ -47,7 +47,8 @@ def working_type(dtype: Any) -> Any:
 def promoted(one: Any, other: Any) -> Any:
     """Return the type that JAX's standard promotion gives to two types.
 
-    ``jax_numpy_dtype_promotion="strict"`` is for what users mix; the layers document mixed types.
+    The setting ``jax_numpy_dtype_promotion="strict"`` has no effect here, because the layers
+    document mixed types.
     """
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(one, other)
@@ -61,7 +62,7 @@ def type_for(x: jax.Array, arithmetic: Arithmetic | None) -> Any:
     ArgumentValueError
         If `arithmetic` is float64 and JAX has no float64.
     """
-    # Nothing is computed without elements.
+    # Without elements, float64 is not needed.
     if arithmetic != "float64" or 0 in x.shape:
         return working_type(x.dtype)
     if jnp.result_type(float) != jnp.float64:
@@ -80,7 +81,8 @@ def count_of(x: jax.Array, axis: int) -> int:
     """Return the number of elements of a channel, or 1 if there are none."""
     shape: tuple[int, ...] = x.shape
     count = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :])
-    # Not `max`: a symbolic dimension is known not to be 0, but not whether it is more than 1.
+    # `max` cannot be used: JAX knows that a symbolic dimension is not 0, but not that it is more
+    # than 1.
     return 1 if count == 0 else count
 
 
@@ -109,7 +111,7 @@ class _Namespace:
 
 
 class _Masked(_Namespace):
-    """The same for sums over the elements where `mask` is set."""
+    """The operations of the formulas for sums over the elements where `mask` is set."""
 
     def __init__(self, x: jax.Array, axis: int, mask: jax.Array) -> None:
         super().__init__(x, axis)
@@ -132,9 +134,9 @@ def masked_statistics(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the statistics and the number of the elements where `mask` is set, for every channel.
 
-    As `statistics`; 0 for a channel without such elements.
+    The types are those of `statistics`. Statistics are 0 for a channel without such elements.
     """
-    # An element that is not counted may be NaN, which would spread through derivatives.
+    # An element outside the mask may be NaN, which would propagate through derivatives.
     x = jnp.where(mask, x, 0).astype(type_for(x, options.arithmetic))
     masked = _Masked(x, options.axis, mask)
     return *formulas.statistics(masked, x), masked.elements
@@ -183,19 +185,19 @@ def backward(
 def second_order(
     operands: tuple[jax.Array, ...], cotangents: tuple[jax.Array, ...], options: Options
 ) -> tuple[jax.Array, ...]:
-    """Return the cotangents of the five operands of `backward`, given those of its results."""
+    """Return the cotangents of the five operands of `backward`, given cotangents of its results."""
     return rounded_like(wide_second_order(operands, cotangents, options), operands)
 
 
 def wide_second_order(
     operands: tuple[jax.Array, ...], cotangents: tuple[jax.Array, ...], options: Options
 ) -> tuple[jax.Array, ...]:
-    """Return the same in the type computed in: a linear function of the cotangents.
+    """Return the results of `second_order` before they are rounded; linear in the cotangents.
 
-    `backnorm.second_order.formulas` has the formulas. In float64; without `jax_enable_x64` in
-    float32, whose budget `conformance.judge.check_double_backward` has. For x of that type a
-    compiled function needs no memory beyond the results; x of other types, and dy and ddx, are
-    widened on a CPU before they are summed up.
+    `backnorm.second_order.formulas` has the formulas. They are computed in float64; without
+    `jax_enable_x64` in float32, for which `conformance.judge.check_double_backward` has the error
+    budget. If x is of that type, a compiled function needs no memory beyond the results. On a CPU,
+    an x of another type, and dy and ddx, are converted before they are summed up.
     """
     x, dy, mean, variance, gamma = operands
     ddx, ddgamma, ddbeta = cotangents
@@ -219,7 +221,7 @@ def wide_second_order(
 
 
 def rounded_like(values: Any, arrays: Any) -> tuple[jax.Array, ...]:
-    """Return values in the types of other arrays, each rounded once."""
+    """Return the values in the types of the arrays, each rounded once."""
     pairs = zip(values, arrays, strict=True)
     return tuple(_rounded(value, array.dtype) for value, array in pairs)
 
@@ -239,7 +241,7 @@ def through_statistics(
     """Return dmean/M + 2*(x - mean)*dvariance/M, the cotangent of x, in the type of the mean."""
     xp = _Namespace(x, axis)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
-    # The cotangent of a variance of 0 may be infinite; an x that equals its mean has none of it.
+    # The cotangent of a variance of 0 may be infinite. Where x equals the mean, its term is 0.
     of_variance = xp.spread(2 * dvariance / xp.count, x)
     of_variance = jnp.where((centred == 0) & jnp.isinf(of_variance), 0, of_variance)
     return xp.spread(dmean / xp.count, x) + centred * of_variance
@@ -252,8 +254,8 @@ def _others(x: jax.Array, axis: int) -> tuple[int, ...]:
 def _rounded(value: jax.Array, dtype: Any) -> jax.Array:
     """Return values in another type, rounded once.
 
-    XLA rounds float64 to float32 and then to float16 on processors without an instruction for both
-    steps, which rounds some values near the middle between two float16 to the wrong one.
+    On processors without an instruction from float64 to float16, XLA rounds to float32 first. Some
+    values near the midpoint between two float16 values are then rounded to the wrong one.
     """
     twice = value.dtype == jnp.float64 and jnp.dtype(dtype).itemsize == 2
     rounded: jax.Array = _rounded_from_odd(value, dtype) if twice else value.astype(dtype)
@@ -262,8 +264,9 @@ def _rounded(value: jax.Array, dtype: Any) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _rounded_from_odd(value: jax.Array, dtype: Any) -> jax.Array:
-    # Truncate, and set the last bit if any bit was cut off: float32 holds the result exactly, and
-    # it is midway between two values of 16 bits only if the whole value is.
+    # Round to odd: truncate, and set the last bit if any truncated bit was set. float32 holds the
+    # result exactly, and the result is halfway between two 16-bit values only if the original value
+    # is.
     bits = jax.lax.bitcast_convert_type(value, jnp.int64)
     last = 1 << 29
     kept = bits & -last

@@ -1,4 +1,4 @@
-"""Inverse standard deviations of channels, also of subnormal variances, which XLA takes for 0."""
+"""Inverse standard deviations of channels, also for subnormal variances, which XLA flushes to 0."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["inverse_std", "is_refused"]
 
 
 def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
-    """Return where variance + epsilon is not positive, with subnormal numbers as they are."""
+    """Return where variance + epsilon is not positive, without flushing subnormal numbers to 0."""
     sign, magnitude = _bits(variance)
-    # The least number of this type that is not less than epsilon.
+    # The smallest number of this type that is at least epsilon.
     with np.errstate(over="ignore"):
         bound = np.asarray(epsilon, variance.dtype)
     if float(bound) < epsilon:
@@ -23,14 +23,16 @@ def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
     refused = sign & (magnitude >= _bits(jnp.asarray(bound))[1])
     if epsilon != 0:
         return refused
-    # LLVM would turn a comparison of these bits with 0 into one of the number, which XLA flushes.
+    # LLVM would turn a comparison of these bits with 0 into a comparison of the floating-point
+    # number, which XLA flushes to 0.
     return refused | (jnp.sqrt(magnitude.astype(variance.dtype)) < 0.5)
 
 
 def inverse_std(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.Array:
     """Return 1/sqrt(variance + epsilon) in `dtype`, at most the largest number of that type.
 
-    On a CPU XLA takes subnormal numbers for 0. Their bits are multiples of the smallest one.
+    On a CPU, XLA flushes subnormal numbers to 0. So they are read from their bits, which are
+    multiples of the smallest subnormal number.
     """
     wide = variance.astype(dtype or variance.dtype)
     limits = jnp.finfo(variance.dtype)
@@ -38,18 +40,19 @@ def inverse_std(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.A
         return jax.lax.rsqrt(wide + epsilon)
     _, magnitude = _bits(variance)
     is_small = magnitude < _bits(jnp.asarray(limits.tiny))[1]
-    # No arithmetic on subnormal Python numbers: XLA may call this with flushing to zero on.
+    # Python code here must not compute with subnormal numbers: XLA may call it with flush-to-zero
+    # enabled.
     exponent = limits.minexp - limits.nmant
     unit = math.ldexp(epsilon, -exponent)
     of_small = 2.0 ** (-exponent / 2) * jax.lax.rsqrt(magnitude.astype(wide.dtype) + unit)
     if epsilon > 0:
-        # The limit is exceeded only where no number of this type is as small as epsilon.
+        # The upper limit matters only if epsilon is smaller than every number of this type.
         of_small = jnp.minimum(of_small, min(epsilon**-0.5, float(jnp.finfo(wide.dtype).max)))
     return jnp.where(is_small, of_small, jax.lax.rsqrt(jnp.where(is_small, 1, wide) + epsilon))
 
 
 def _bits(array: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return whether numbers have a sign bit, and their other bits as integers."""
+    """Return whether the sign bits of numbers are set, and the other bits as integers."""
     whole = jnp.int64 if array.dtype == jnp.float64 else jnp.int32
     bits = jax.lax.bitcast_convert_type(array, whole)
     return bits < 0, bits & jnp.iinfo(whole).max

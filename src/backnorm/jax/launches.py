@@ -1,8 +1,8 @@
 """Launches of Triton kernels as calls of XLA, by jax-triton.
 
-A launch (`backnorm.gpu.launch`) writes into memory that it receives; a call of XLA returns new
-arrays. `Memory` joins the two: the launch receives it, and a kernel that writes to it stores there
-the array that its call returned.
+A launch (`backnorm.gpu.launch`) writes to memory that it receives, but a call of XLA returns new
+arrays. `Memory` connects the two: the launch receives an instance, and a kernel that writes to it
+stores the array that XLA's call returned.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy as np
 
 __all__ = ["Call", "Memory", "compiling", "is_installed", "reason_against"]
 
-# The first that works with Triton 3.9; 0.3.0 uses names that Triton 3.9 does not have.
+# The first version that works with Triton 3.9; 0.3.0 uses names that Triton 3.9 does not have.
 _OLDEST = (0, 3, 1)
 
 _compiling = threading.RLock()
 
 
 class Memory:
-    """An array for kernels.
+    """An array that kernels read or write.
 
     Parameters
     ----------
@@ -45,14 +45,14 @@ class Memory:
 
 
 class Call:
-    """A kernel with its sizes, called with `Memory` as `launch.Kernel` is with pointers.
+    """A kernel with its sizes. It takes `Memory` where `launch.Kernel` takes pointers.
 
     Parameters
     ----------
     capability : int
         Compute capability of the devices, as in 90.
     function, programs, sizes, constants, warps
-        As of `launch.Kernel`.
+        As in `launch.Kernel`.
     """
 
     __slots__ = ("_function", "_options", "_sizes")
@@ -85,7 +85,8 @@ class Call:
         numbers: tuple[float, ...] = (),
     ) -> None:
         """Store the results of the kernel in the outputs."""
-        # Memory without a value, and memory that occurs twice, stand for unused arguments.
+        # Memory without a value, and memory that occurs twice, are placeholders of unused
+        # arguments.
         unused = inputs[0].value
         arrays = [unused if memory.value is None else memory.value for memory in inputs]
         again = [memory in outputs[:k] for k, memory in enumerate(outputs)]
@@ -112,8 +113,8 @@ class Call:
 class _Size(int):
     """A size that jax-triton does not turn into a constant.
 
-    It does so with numbers that equal 1, also where a kernel has `do_not_specialize`. Sizes are
-    values in these kernels, so that no kernel is compiled again for another size.
+    jax-triton turns numbers that equal 1 into constants, even if a kernel has `do_not_specialize`.
+    Sizes are runtime values in these kernels, so that no kernel is compiled again for another size.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -128,15 +129,16 @@ class _Size(int):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Have Triton compile kernels to PTX that JAX can assemble, while a function is lowered.
+    """Make Triton compile kernels to PTX that JAX can assemble, while a function is lowered.
 
-    For Hopper and newer Triton 3.9 writes PTX 9.4, the version of its own CUDA 13.4. JAX assembles
-    it with the `ptxas` of its CUDA, which may be 12: "Unsupported .version 9.4". Triton has another
-    `ptxas` for older devices, with which the version is 8.8, that of CUDA 12.9.
+    For Hopper and newer devices, Triton 3.9 writes PTX 9.4, the version of its own CUDA 13.4. JAX
+    assembles the PTX with the `ptxas` of its CUDA, which may be version 12 and then raises
+    "Unsupported .version 9.4". Triton has another `ptxas` for older devices, for which it writes
+    PTX 8.8, the version of CUDA 12.9.
     """
     from triton import knobs
 
-    # Knobs belong to the process.
+    # Triton's knobs are global to the process, hence the lock.
     with _compiling, knobs.nvidia.scope():
         if "ptxas_blackwell" in vars(type(knobs.nvidia)):
             knobs.nvidia.ptxas_blackwell = knobs.nvidia.ptxas.path
@@ -144,16 +146,16 @@ def compiling() -> Iterator[None]:
 
 
 def is_installed() -> bool:
-    """Return whether jax-triton is installed."""
+    """Whether jax-triton is installed."""
     return importlib.util.find_spec("jax_triton") is not None
 
 
 @functools.cache
 def reason_against() -> str | None:
-    """Return why the installed jax-triton cannot be used, or None if it can."""
+    """Return the reason why the installed jax-triton cannot be used, or None if it can."""
     try:
         version = str(_library().__version__)
-    except Exception as error:  # Of any kind: it uses internals of JAX and Triton.
+    except Exception as error:  # Any kind, because jax-triton uses internals of JAX and Triton.
         return f"jax-triton cannot be imported: {type(error).__name__}: {error}"
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if numbers < _OLDEST:
@@ -163,7 +165,7 @@ def reason_against() -> str | None:
 
 @functools.cache
 def _library() -> Any:
-    # Its import changes the cache directory of Triton for the whole process.
+    # Importing jax-triton changes Triton's cache directory for the whole process.
     name = "TRITON_CACHE_DIR"
     before = os.environ.get(name)
     try:

@@ -1,4 +1,4 @@
-"""Code of both layers for flax: several feature axes, types, training and inference."""
+"""The common code of both flax layers: several feature axes, types, training and inference."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
 def trained(
     operands: tuple[Any, ...], mask: Any, axes: tuple[int, ...], **options: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return y, and mean and variance of the batch, a value for each feature in row-major order.
+    """Return y, and the batch's mean and variance, one value per feature in row-major order.
 
     `operands` are x, scale, bias and residual, `options` other arguments of `batch_norm`.
     """
     x, scale, bias, residual = operands
     if mask is not None:
-        # flax also takes numbers.
+        # flax also accepts masks of numbers.
         mask = _at_one_axis(jnp.broadcast_to(jnp.asarray(mask, bool), x.shape), axes)[0]
     residual = _checked(residual, x)
     if residual is not None:
@@ -80,7 +80,7 @@ def _checked(residual: Any, x: jax.Array) -> Any:
 
 
 def _channels(x: jax.Array, *arrays: Any) -> list[Any]:
-    """Return per-feature arrays in the type that `batch_norm` takes with x."""
+    """Return per-feature arrays in a type that `batch_norm` accepts with x."""
     work = working_type(x.dtype)
     return [None if each is None else jnp.asarray(each, work).reshape(-1) for each in arrays]
 

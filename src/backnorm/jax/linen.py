@@ -1,6 +1,6 @@
 """The layer for flax.linen: ``from backnorm.jax.linen import BatchNorm`` instead of flax's.
 
-This module and `backnorm.jax.nnx` import flax; nothing else does.
+Only this module and `backnorm.jax.nnx` import flax.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = ["BatchNorm"]
 class BatchNorm(linen.BatchNorm):
     """flax's `flax.linen.BatchNorm`, computed by `backnorm.jax`.
 
-    Same fields and two more, same parameters (``scale``, ``bias``) and ``batch_stats`` (``mean``,
-    ``var``), so a model's variables fit either layer. The statistics are those of x before any
-    rounding to `dtype`, exact whatever `use_fast_variance` says; running statistics keep their
-    type.
+    The layer has the fields of flax's layer and two more. Its parameters (``scale``, ``bias``) and
+    ``batch_stats`` (``mean``, ``var``) are the same, so a model's variables fit either layer. The
+    statistics are computed from x before it is rounded to `dtype`; `use_fast_variance` has no
+    effect on their accuracy. Running statistics keep their type.
 
     Attributes
     ----------
     arithmetic : {"float32", "float64"}, optional
-        As of `backnorm.jax.batch_norm`; flax's layer has no such field.
+        As in `backnorm.jax.batch_norm`; flax's layer does not have this field.
     reproducible : bool
-        As of `backnorm.jax.batch_norm`, in training; flax's layer has no such field, either.
+        As in `backnorm.jax.batch_norm`, in training; flax's layer does not have this field.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `backnorm.jax.batch_norm`; x of complex numbers is one.
+        As `backnorm.jax.batch_norm`. An x of complex numbers is also an error.
     """
 
     arithmetic: Arithmetic | None = None
@@ -54,7 +54,7 @@ class BatchNorm(linen.BatchNorm):
         activation: str | Activation | None = None,
         residual: Any = None,
     ) -> jax.Array:
-        """Normalise x, of any rank, as flax's layer does; see `flax.linen.BatchNorm`.
+        """Normalise x, of any rank, like flax's layer; see `flax.linen.BatchNorm`.
 
         `activation` and `residual` are those of `backnorm.jax.batch_norm`.
         """
@@ -79,7 +79,7 @@ class BatchNorm(linen.BatchNorm):
         if frozen:
             operands = (x, mean.value, variance.value, scale, bias, residual)
             return layers.with_running_statistics(operands, axes, **options).astype(out)
-        # The axis need not exist when the layer is made.
+        # The mapped axis need not exist when the variables are initialised.
         mapped = None if self.is_initializing() else self.axis_name
         y, *batch = layers.trained(
             (x, scale, bias, residual),

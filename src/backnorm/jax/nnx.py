@@ -21,23 +21,23 @@ __all__ = ["BatchNorm"]
 class BatchNorm(nnx.BatchNorm):
     """flax's `flax.nnx.BatchNorm`, computed by `backnorm.jax`.
 
-    Same arguments and two more, same parameters (``scale``, ``bias``) and statistics (``mean``,
-    ``var``), so a model's state fits either layer. The statistics are exact whatever
-    `use_fast_variance` says, and keep their type.
+    The layer has the arguments of flax's layer and two more. Its parameters (``scale``, ``bias``)
+    and statistics (``mean``, ``var``) are the same, so a model's state fits either layer.
+    `use_fast_variance` has no effect on the accuracy of the statistics. They keep their type.
 
     Parameters
     ----------
     *args, **kwargs
-        As of `flax.nnx.BatchNorm`.
+        The arguments of `flax.nnx.BatchNorm`.
     arithmetic : {"float32", "float64"}, optional
-        As of `backnorm.jax.batch_norm`.
+        As in `backnorm.jax.batch_norm`.
     reproducible : bool
-        As of `backnorm.jax.batch_norm`, in training.
+        As in `backnorm.jax.batch_norm`, in training.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `backnorm.jax.batch_norm`; x of complex numbers is one.
+        As `backnorm.jax.batch_norm`. An x of complex numbers is also an error.
     """
 
     arithmetic: Arithmetic | None = None
@@ -62,7 +62,7 @@ class BatchNorm(nnx.BatchNorm):
         activation: str | Activation | None = None,
         residual: Any = None,
     ) -> jax.Array:
-        """Normalise x, of any rank, as flax's layer does; see `flax.nnx.BatchNorm`.
+        """Normalise x, of any rank, like flax's layer; see `flax.nnx.BatchNorm`.
 
         `activation` and `residual` are those of `backnorm.jax.batch_norm`.
         """
@@ -96,7 +96,7 @@ class BatchNorm(nnx.BatchNorm):
         )
         for average, each in zip((self.mean, self.var), batch, strict=True):
             now = moved(average[...], each, self.momentum)
-            # A reference that is updated in place takes no derivative along.
+            # A reference that is updated in place does not carry derivatives.
             in_place = getattr(average, "_can_update", False)
             average[...] = jax.lax.stop_gradient(now) if in_place else now
         return y.astype(out)

@@ -1,4 +1,4 @@
-"""Batch normalisation on JAX arrays: the public functions, and the compiled ones that they call."""
+"""Batch normalisation on JAX arrays: the public functions and the compiled functions they call."""
 
 from __future__ import annotations
 
@@ -44,33 +44,34 @@ def batch_norm(
     """Normalise a batch with its own statistics.
 
     mean and variance are those of each channel of x; the variance is the biased one (divided by the
-    number of elements). y = gamma * (x - mean) / sqrt(variance + epsilon) + beta. Then the
-    activation is applied; before a ReLU the residual is added to y.
+    number of elements). y = gamma * (x - mean) / sqrt(variance + epsilon) + beta. The activation is
+    applied to y. Before a ReLU the residual is added to y.
 
-    Differentiable in x, gamma and beta in reverse and in forward mode (`jax.grad`, `jax.jvp`,
-    `jax.linearize`, `jax.hessian`), to any order; mean and variance have derivatives, too. Under
-    `jax.vmap` every problem of the batch has its own statistics.
+    y, mean and variance are differentiable in x, gamma and beta, in reverse and in forward mode
+    (`jax.grad`, `jax.jvp`, `jax.linearize`, `jax.hessian`), to any order. Under `jax.vmap` every
+    problem of the batch has its own statistics.
 
     Parameters
     ----------
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent; x's type, or float32 for a 16-bit x.
+        Scale and offset, 1 and 0 if absent. Of x's type; for a 16-bit x also float32.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
         The axis of the channels.
     axis_name : str or tuple of str, optional
-        Mapped axes (of `jax.shard_map`, `jax.pmap` or `jax.vmap`) over which the batch is
-        spread: the statistics are those of all its parts, which have one shape. Gradients are those
+        Mapped axes (of `jax.shard_map`, `jax.pmap` or `jax.vmap`) over which the batch is split.
+        The statistics are those of all parts, which must have the same shape. Gradients are those
         of the textbook formula with `jax.lax.pmean`.
     axis_index_groups : sequence of sequences of int, optional
-        Groups of indices on these axes, as of `jax.lax.pmean`: each group is a separate batch.
+        Groups of indices on these axes, as in `jax.lax.pmean`: each group is a separate batch.
     mask : array of bool, optional
-        The elements of x that the statistics are of, in a shape that broadcasts to x's. y is that
-        of all elements. A channel without such elements has NaN statistics and y. With `axis_name`
-        the statistics are of the elements of all parts, which may have different numbers of them.
+        The elements of x from which the statistics are computed, in a shape that broadcasts to x's.
+        y is computed for all elements. If the mask selects no element of a channel, the statistics
+        and y of the channel are NaN. With `axis_name` the mask may select different numbers of
+        elements in each part.
     activation : {"relu", "relu6", "silu", "hardswish"} or backnorm.Activation, optional
         ``Activation("relu", ceiling)`` is min(ceiling, max(0, y)); the derivative of a ReLU is 0
         where y is 0 or the ceiling. Kernels for CPUs compute "relu" in the same pass; all others
@@ -79,21 +80,21 @@ def batch_norm(
         Added before a ReLU; of x's shape and type.
     arithmetic : {"float32", "float64"}, optional
         The compute dtype of elements and of short sums, here and in derivatives of the first order.
-        None: the setting when the function is traced (`backnorm.arithmetic`). Where formulas run
-        instead of kernels, "float64" needs ``jax_enable_x64``, and the default for float32 elements
-        is float32.
+        None: the setting of `backnorm.arithmetic` when the function is traced. If formulas run
+        instead of kernels, "float64" requires ``jax_enable_x64``, and the default for float32
+        elements is float32.
     reproducible : bool
-        Whether y, mean, variance and gradients in reverse mode have the same bits however the batch
-        is split over devices, ordered or laid out: those of NumPy's operators. On CPUs, without
-        `axis_name` and `mask`.
+        Whether y, mean, variance and reverse-mode gradients have the same bits for every split of
+        the batch over devices, every order of its elements and every layout. The bits are those of
+        backnorm's functions for NumPy. Only for CPUs, and without `axis_name` and `mask`.
 
     Returns
     -------
     y : array
         Of x's shape and type.
     mean, variance : array, shape (C,)
-        Of gamma's type (without gamma and beta: x's, or float32 for a 16-bit x). 0 for an empty
-        batch.
+        Of gamma's type (without gamma and beta: of x's type, or float32 for a 16-bit x). They are 0
+        for an empty batch.
 
     Raises
     ------
@@ -131,14 +132,14 @@ def batch_norm_inference(
 ) -> jax.Array:
     """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
 
-    Differentiable in all five arrays.
+    y is differentiable in all five arrays.
 
     Parameters
     ----------
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     mean, variance : array, shape (C,)
-        Statistics; x's type, or float32 for a 16-bit x.
+        Statistics, of x's type; for a 16-bit x also float32.
     gamma, beta : array, shape (C,), optional
         Scale and offset, of mean's type; 1 and 0 if absent.
     epsilon : float
@@ -146,7 +147,7 @@ def batch_norm_inference(
     axis : int
         The axis of the channels.
     arithmetic : {"float32", "float64"}, optional
-        As of `batch_norm`.
+        As in `batch_norm`.
 
     Returns
     -------
@@ -186,8 +187,8 @@ def batch_norm_backward(
         dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
         dx     = gamma*s * dy                                            frozen statistics
 
-    Differentiable as a function of five arrays: mean and variance are arguments like x. If
-    `batch_norm` returned them for x, the chain rule adds their derivatives in x.
+    The gradients are differentiable in all five arrays: mean and variance are arguments like x. If
+    `batch_norm` computed them from x, the chain rule adds their derivatives in x.
 
     Parameters
     ----------
@@ -196,8 +197,8 @@ def batch_norm_backward(
     dy : array
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : array, shape (C,)
-        The statistics of the forward pass; the variance is the biased one. x's type, or float32
-        for a 16-bit x.
+        The statistics of the forward pass; the variance is the biased one. Of x's type; for a
+        16-bit x also float32.
     gamma : array, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
@@ -207,10 +208,10 @@ def batch_norm_backward(
     training : bool
         True: the statistics depended on x. False: they were constants.
     arithmetic : {"float32", "float64"}, optional
-        As of `batch_norm`.
+        As in `batch_norm`.
     reproducible : bool
-        Whether dx, dgamma and dbeta have the same bits however the batch is split over devices,
-        ordered or laid out: those of NumPy's operators. On CPUs.
+        Whether dx, dgamma and dbeta have the same bits for every split of the batch over devices,
+        every order of its elements and every layout: see `batch_norm`. Only for CPUs.
 
     Returns
     -------
@@ -246,7 +247,7 @@ def _batch_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, mean and variance from x, gamma, beta, mask and residual.
 
-    `groups` has the mapped axes that the batch is spread over, and the groups of places on them.
+    `groups` has the mapped axes that the batch is split over, and the groups of their indices.
     """
     x, gamma, beta, mask, residual = operands
     arrays = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
@@ -268,7 +269,7 @@ def _batch_norm(
 def _statistics(
     x: jax.Array, mask: Any, options: Options, groups: tuple[Any, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return mean and variance, NaN for a channel without an element that is counted."""
+    """Return mean and variance, NaN for a channel of which the mask selects no element."""
     count = None
     if mask is None:
         mean, variance = derivatives.statistics(x, options)
@@ -327,7 +328,8 @@ def _scale_and_offset(
 ) -> tuple[jax.Array, jax.Array]:
     """Return gamma and beta, or 1 and 0, in the type of per-channel arrays.
 
-    Statistics and parameter gradients of 16-bit parameters are rounded once, at the end.
+    16-bit parameters are converted, so that statistics and parameter gradients are rounded to 16
+    bits only once, at the end.
     """
     work, channels = working_type(x.dtype), x.shape[options.axis]
     gamma = jnp.ones(channels, work) if gamma is None else gamma.astype(work)

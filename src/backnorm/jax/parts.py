@@ -1,8 +1,8 @@
-"""The parts of a batch on several devices: how their statistics and sums become those of all.
+"""Combine the statistics and sums of the parts of a batch that is split over devices.
 
-`PARTS` has what one device computes of its part of the operands of a primitive. A kernel sums up
-the part, the devices exchange these sums, and another kernel takes the sums of all. Sums are
-float64, or the integers of reproducible sums, also where JAX has no 64 bits (`jax_enable_x64`).
+`PARTS` has the functions by which one device computes its part of a primitive. A kernel sums up
+the part, the devices exchange the sums, and another kernel takes the sums of all parts. Sums are
+float64, or the integers of reproducible sums, even if JAX has no 64-bit types (`jax_enable_x64`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ Groups = dict[str, Any]
 def moments_of_all(
     mean: jax.Array, variance: jax.Array, count: jax.Array | None, groups: Groups
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Return mean, variance and number of elements of all parts, from those of this part.
+    """Return mean, variance and number of elements of all parts, given those of this part.
 
-    The sums of x and of its square are not used: they cancel. `count` is None where all parts have
-    the same number of elements; the number returned is then None, too.
+    Sums of x and of its square are not used, because they would lose digits by cancellation. If all
+    parts have the same number of elements, `count` may be None; the returned number is then None,
+    too.
 
     References
     ----------
@@ -74,7 +75,7 @@ def _sums(
     groups: Groups,
     whole: Callable[[jax.Array, Groups], jax.Array],
 ) -> jax.Array:
-    """Return the sums of all parts: for every problem of a batch, rows of a value per channel."""
+    """Return the sums of all parts: for every problem of a batch, rows of one value per channel."""
     x, dtype, rows = operands[0], jnp.float64, 2
     if options.reproducible:
         dtype, rows, whole = jnp.int64, bin_rows(x.dtype.itemsize), _whole_bins
@@ -90,7 +91,7 @@ def _finished(
     options: Options,
     groups: Groups,
 ) -> Arrays:
-    """Return the results of a part; `like` has for each the operand of its shape and type."""
+    """Return the results for a part; `like` has, for each, an operand with its shape and type."""
     parts, results = len(groups["axis_index_groups"][0]), [operands[k] for k in like]
     return tuple(ffi.call(operation, operands, results, options, parts=parts))
 
@@ -121,5 +122,5 @@ def _with_64_bits(function: Callable[..., Arrays]) -> Callable[..., Arrays]:
     return computed
 
 
-#: By operation, what a device computes of its part of a batch.
+#: The functions, by operation, that compute a part of a batch on its device.
 PARTS = {"forward": _with_64_bits(_forward), "backward": _with_64_bits(_backward)}

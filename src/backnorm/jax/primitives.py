@@ -1,7 +1,8 @@
 """The computations as primitives of JAX.
 
-Each platform has its own lowering: kernels on a CPU and, where they can be launched, on CUDA
-devices; formulas everywhere else. The statistics alone are formulas on all platforms.
+Each platform has its own lowering. Kernels run on CPUs, and on CUDA devices if they can be
+launched; formulas run everywhere else. The primitive that returns only the statistics consists of
+formulas on all platforms.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def _primitive(
     ----------
     name : str
     operation : str
-        The operation of the kernels that computes it.
+        The operation of the kernels that computes the primitive.
     formula : callable
-        The same as formulas, of one problem.
+        The function of one problem that computes the primitive by formulas.
     like : tuple of int
         For every result, the operand that has its shape and type.
     """
@@ -65,7 +66,7 @@ def _primitive(
 
     def lowered_for_cuda(context: Any, *operands: Any, **parameters: Any) -> Any:
         shape, devices = context.avals_in[like[0]].shape, context.module_context.axis_context
-        # Kernels on these devices have no reproducible sums, either.
+        # Neither formulas nor CUDA kernels have reproducible sums; the formulas raise.
         if parameters["options"].reproducible or not cuda.by_kernels(shape, devices):
             return by_formula(context, *operands, **parameters)
         with launches.compiling():
@@ -90,9 +91,9 @@ BACKWARD = _primitive("backward", "backward", formulas.backward, like=(1, 4, 4))
 def _forward_relu() -> Any:
     """Return the primitive of y = max(0, batch_norm(x) + residual), and mean and variance.
 
-    Its operands are those of `FORWARD`, and maybe a residual. XLA does not fuse its own loops with
-    a custom call: a ReLU after it is one more pass over all elements. Its derivative keeps y, which
-    the next operation keeps anyway, in place of the mask that a kernel writes.
+    The operands are those of `FORWARD`, and optionally a residual. XLA does not fuse its own loops
+    with a custom call, so a separate ReLU would be one more pass over all elements. Instead of the
+    mask that the kernel writes, the derivative saves y, which the next operation saves anyway.
     """
     like = (0, 1, 1)
 
@@ -109,7 +110,7 @@ def _forward_relu() -> Any:
 
     def lowered_for_cpu(context: Any, *operands: Any, **parameters: Any) -> Any:
         known = is_known(context.avals_in[0].shape) and ffi.reason_against() is None
-        # The mask that a kernel writes cannot be split as x is.
+        # The mask that a kernel writes cannot be split like x.
         split = parameters["options"].reproducible or sharding.devices_of(context)
         rule = by_call if known and not split else by_composition
         return rule(context, *operands, **parameters)

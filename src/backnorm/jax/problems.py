@@ -1,4 +1,4 @@
-"""Options of a call, the problem that kernels solve for it, and the warning where none can run."""
+"""The options of a call, the problem that kernels solve, and the warning if none can run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from backnorm.signature import Operation
 
 __all__ = ["OPERANDS", "Options", "is_known", "problem_of", "warn_of_formulas"]
 
-#: Names of the operands of primitives and of their kernels: those of an operation's signature that
-#: the formulas have too. `sums` are the sums of all parts of a batch.
+#: The names of the operands of primitives and of their kernels, as in the operation's signature.
+#: `sums` are the sums of all parts of a batch.
 OPERANDS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),
     "backward": ("x", "dy", "mean", "variance", "gamma"),
-    # The phases of a part of a batch.
+    # The phases of a call for one part of a batch.
     "reduce_forward": ("x",),
     "apply_forward": ("x", "gamma", "beta", "sums"),
     "reduce": ("x", "dy", "mean"),
@@ -32,7 +32,7 @@ OPERANDS: dict[Operation, tuple[str, ...]] = {
 
 
 class Options(NamedTuple):
-    """The arguments of a call that are not arrays; part of what a compiled function is keyed by.
+    """The arguments of a call that are not arrays; part of the cache key of a compiled function.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Options(NamedTuple):
     reproducible : bool
         Whether sums have the same bits however the batch is split.
     training : bool
-        Whether the statistics are functions of x; used by the backward pass alone.
+        Whether the statistics are functions of x; only the backward pass uses it.
     """
 
     epsilon: float
@@ -55,7 +55,7 @@ class Options(NamedTuple):
 
 
 def is_known(shape: Sequence[Any]) -> bool:
-    """Return whether a shape has elements and all its sizes are known while tracing."""
+    """Whether a shape has elements and all its sizes are known while tracing."""
     return all(isinstance(size, int) for size in shape) and math.prod(shape) > 0
 
 
@@ -91,7 +91,7 @@ def problem_of(
 
 @functools.cache
 def warn_of_formulas(problem: str, reason: str) -> None:
-    """Warn, once in a process, that formulas run; `problem` is what backnorm cannot do."""
+    """Warn, once in a process, that formulas run; `problem` says what backnorm cannot do."""
     warnings.warn(
         f"backnorm cannot {problem} and runs jax.numpy code: {reason}", RuntimeWarning, stacklevel=3
     )

@@ -1,4 +1,4 @@
-"""A layer as a function: its running statistics come in and go out."""
+"""A layer as a pure function, which takes running statistics and returns the updated ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RunningStatistics", "batch_norm_with_state", "moved"]
 
 
 class RunningStatistics(NamedTuple):
-    """Averages of mean and variance over the batches so far, a value for each channel.
+    """Averages of mean and variance over the batches so far, one value per channel.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class RunningStatistics(NamedTuple):
 
     @classmethod
     def start(cls, channels: int, dtype: Any = jnp.float32) -> RunningStatistics:
-        """Return those of a layer that has seen no batch: mean 0, variance 1."""
+        """Return the running statistics of a new layer: mean 0, variance 1."""
         accepted = "an integer, 0 or more"
         channels = check_integer("channels", channels, accepted=accepted)
         if channels < 0:
@@ -57,33 +57,33 @@ def batch_norm_with_state(
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> tuple[jax.Array, RunningStatistics]:
-    """Normalise a batch as a layer does, and return its state after that.
+    """Normalise a batch like a layer; return y and the updated state of the layer.
 
     ::
 
         training:      y by the statistics of the batch,
                        state = momentum * state + (1 - momentum) * statistics of the batch
-        not training:  y by the running statistics, which stay as they are
+        not training:  y by the running statistics, which do not change
 
-    Differentiable as `batch_norm` and `batch_norm_inference` are.
+    The results are differentiable like those of `batch_norm` and `batch_norm_inference`.
 
     Parameters
     ----------
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     state : RunningStatistics
-        Of any of these types, which it keeps; `RunningStatistics.start` makes the first.
+        Of any of these types, which does not change; `RunningStatistics.start` makes the first.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. Of any of these types, too: they are converted
-        to float64 beside a float64 x, and else to float32.
+        Scale and offset, 1 and 0 if absent. Also of any of these types. They are converted to
+        float64 if x is float64, and to float32 otherwise.
     training : bool
-        Which statistics normalise.
+        Whether to normalise with the statistics of the batch.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     momentum : float
-        From 0 to 1, how much of the running statistics stays, as in flax and equinox.
+        The weight of the old running statistics, from 0 to 1, as in flax and equinox.
     axis, axis_name, axis_index_groups, mask, arithmetic, reproducible
-        As of `batch_norm`; only `axis` and `arithmetic` count where it is not training.
+        As in `batch_norm`; if not training, only `axis` and `arithmetic` are used.
 
     Returns
     -------
@@ -94,7 +94,8 @@ def batch_norm_with_state(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `batch_norm`; for a state that is none, and a momentum that is no number from 0 to 1.
+        As `batch_norm`; also if `state` is not a RunningStatistics, or `momentum` is not a number
+        from 0 to 1.
     """
     training = check_flag("training", training)
     check_flag("reproducible", reproducible)
@@ -131,7 +132,7 @@ def batch_norm_with_state(
 
 
 def moved(running: Any, batch: jax.Array, momentum: Any) -> jax.Array:
-    """Return a running average after a batch, of the type that it had."""
+    """Return the running average after a batch, in its own type."""
     work = promoted(running.dtype, batch.dtype)
     before, now = running.astype(work), ((1 - momentum) * batch).astype(work)
     return (momentum * before + now).astype(running.dtype)
@@ -148,7 +149,7 @@ def _check_momentum(momentum: Any) -> float:
 
 
 def _widened(name: str, array: Any, work: Any) -> Any:
-    """Return a per-channel array in another type, if it is a floating-point one."""
+    """Return a per-channel array in type `work`; other than floating-point arrays are unchanged."""
     if array is None and name in ("gamma", "beta"):
         return None
     array = check.read(name, array)

@@ -1,14 +1,14 @@
-"""How the compiler splits calls of kernels over devices: x stays where it is.
+"""Split calls of kernels over devices when a function is compiled, without moving x.
 
-An array of data may be split along any of its axes; per-channel arrays are split as the channels
-are. If a batch is split, every device sums up its part and they exchange the sums (`parts`); if
-only channels, or the batch axis of `jax.vmap`, are split, each device runs the kernel alone. XLA
-asks for this when it compiles a function, once it knows where the arrays are. The partitioner has
-to be Shardy; with GSPMD arrays are gathered.
+A data array may be split along any of its axes; per-channel arrays are split like the channels. If
+a batch is split, every device sums up its part, and the devices exchange the sums (`parts`). If
+only channels, or the batch axis of `jax.vmap`, are split, each device runs the kernel without an
+exchange. XLA calls the code here when it compiles a function and the placement of the arrays is
+known. The partitioner must be Shardy; with GSPMD, arrays are gathered.
 
-The *holders* of an array of rank r are an array of rank r + 1: for every axis of the array the
-number of parts along it, and along the last axis the devices that have the same part. Devices are
-numbered as a compiled function numbers them.
+The *holders* of an array of rank r are an array of rank r + 1. Its first r sizes are the numbers of
+parts along the axes of the array. Along its last axis are the devices that have the same part.
+Devices are numbered as in the compiled function.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from backnorm.signature import SIGNATURES, Operation
 
 __all__ = ["devices_of", "split_lowering"]
 
-# The one mesh axis within what a device computes; groups of devices are given by number.
+# The only mesh axis in the code of one device; groups of devices are given by their numbers.
 _DEVICES = "backnorm_devices"
-# Names of axes in rules: the batch axis and one that is shared, of channels, and other axes.
+# Names of axes in sharding rules: the batch axis, a batch axis of size 1 (shared), the axis of
+# channels, and other axes.
 _BATCH, _SHARED, _CHANNEL, _OTHER = "b", "s", "c", "a"
 
 _Kernel = Callable[..., Sequence[Any]]
@@ -47,9 +48,9 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
     ----------
     operation : str
     kernel : callable
-        The primitive, of a batch of operands on one device.
+        Computes the primitive for a batch of operands on one device.
     devices : tuple of jax.Device
-        As of `devices_of`. Without any the arrays cannot be spread over devices.
+        From `devices_of`. If it is empty, the arrays are not split over devices.
     """
     if not devices:
         return lowering(kernel)
@@ -61,8 +62,9 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
     rule = mlir.lower_fun(split, multiple_results=True)
 
     def lowered(context: Any, *operands: Any, **parameters: Any) -> Any:
-        # JAX asks for devices, of which only the number matters. A primitive would have to declare
-        # that functions depend on them, and then arrays of one function could not be on two meshes.
+        # JAX requires devices here, of which only the number matters. A primitive would have to
+        # declare that functions depend on the devices, and then the arrays of one function could
+        # not be on two meshes.
         module = context.module_context
         axis_context = dataclasses.replace(module.axis_context, device_assignment=devices)
         context = context.replace(module_context=module.replace(axis_context=axis_context))
@@ -72,10 +74,10 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
 
 
 def devices_of(context: Any) -> tuple[Any, ...]:
-    """Return as many devices as the compiler may spread a function's arrays over, or none."""
+    """Return the devices that the compiler may split a function's arrays over, or none."""
     module = context.module_context
     axis_context = module.axis_context
-    # Within `jax.shard_map` arrays are split already. An exported function cannot call Python.
+    # In `jax.shard_map` arrays are already split. An exported function cannot call Python.
     if getattr(axis_context, "num_devices", 1) == 1 or module.lowering_parameters.for_export:
         return ()
     if tuple(module.platforms) != ("cpu",) or not jax.config.jax_use_shardy_partitioner:
@@ -119,7 +121,7 @@ class _Split:
             for k, x in enumerate(operands):
                 if x.shape[0] != batch:
                     self._operand_axes[k] = (f"{_SHARED}{k}", *self._operand_axes[k][1:])
-        # Axes of the array that is split: all that any array has.
+        # The axes of the array that is split, which include those of all other arrays.
         self._all = self._result_axes[0]
         rule = " -> ".join(
             ", ".join(map(" ".join, side)) for side in (self._operand_axes, self._result_axes)
@@ -137,7 +139,7 @@ class _Split:
         return (_BATCH, *axes) if self._batched else tuple(axes)
 
     def _partition(self, _: Any, operands: Any, results: Any) -> tuple[Any, ...]:
-        """Return what a device computes, and the shardings of results and operands."""
+        """Return the function of one device, and the shardings of results and operands."""
         axes = *self._operand_axes, *self._result_axes
         holders, like = self._holders((*operands, *results), axes)
         inner = [k for k, axis in enumerate(self._all) if axis not in (_BATCH, _CHANNEL)]
@@ -156,9 +158,9 @@ class _Split:
         )
 
     def _holders(self, arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[np.ndarray, Any]:
-        """Return the holders of an array with all axes, and a sharding of the class that JAX wants.
+        """Return the holders of an array with all axes, and a sharding of the required class.
 
-        Arrays of data may be split in different ways: those with the most parts stay.
+        Data arrays may be split in different ways; the array with the most parts is not moved.
         """
         sizes: dict[str, int] = {}
         for array, names in zip(arrays, axes, strict=True):
@@ -228,7 +230,7 @@ def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _reduced(holders: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """Return the holders of an array that has only these axes of another, in this order."""
+    """Return the holders of an array that has only some axes of another, in a given order."""
     rest = [axis for axis in range(holders.ndim) if axis not in axes]
     moved = holders.transpose(*axes, *rest)
     return moved.reshape((*moved.shape[: len(axes)], -1))

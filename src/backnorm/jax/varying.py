@@ -1,4 +1,4 @@
-"""The mapped axes over which `jax.shard_map` knows a value to vary."""
+"""The mapped axes over which a value varies, as `jax.shard_map` tracks them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["alike"]
 def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Return the arrays, marked as varying over the union of their mapped axes.
 
-    JAX does the same for operands of its own operations, and sums cotangents of a value over the
-    axes that the value does not vary over. A function with its own derivative needs operands that
-    vary over the same axes, or the types of its cotangents differ from those that JAX expects.
+    JAX does the same for operands of its own operations, and sums the cotangent of a value over the
+    axes that the value does not vary over. If a function has a derivative of its own, its operands
+    must vary over the same axes; otherwise the types of its cotangents differ from those that JAX
+    expects.
     """
     axes = [_varying(array) for array in arrays]
     union = frozenset().union(*axes)
@@ -26,7 +27,7 @@ def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _varying(array: jax.Array) -> frozenset[Any]:
     kind: Any = jax.typeof(array)
-    # `vma` before JAX 0.9, a part of `mat` since.
+    # `vma` before JAX 0.9, part of `mat` since then.
     return frozenset(kind.mat.varying if hasattr(kind, "mat") else kind.vma)
 
 

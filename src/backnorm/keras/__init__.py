@@ -1,7 +1,7 @@
-"""Batch normalisation in Keras 3, computed by backnorm, with the backend that Keras has.
+"""Batch normalisation in Keras 3, computed by backnorm, for all backends of Keras.
 
 `BatchNormalization` is `keras.layers.BatchNormalization` with another computation of the training
-step; `convert` and `revert` exchange the layers of a model.
+step. `convert` replaces the layers of a model by backnorm's; `revert` undoes that.
 """
 
 from backnorm.keras.layer import BatchNormalization

@@ -1,4 +1,4 @@
-"""The functions that normalise a batch, for the backend that Keras has."""
+"""The functions that normalise a batch, for the current backend of Keras."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ batch_norm = _function()
 
 
 def batch_norm_synchronised(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-    """Do what `batch_norm` does, with the statistics of all replicas.
+    """Normalise like `batch_norm`, with the statistics of all replicas.
 
-    With TensorFlow; of the other backends Keras refuses a layer with ``synchronized=True``.
+    Only for TensorFlow; with other backends, Keras rejects a layer with ``synchronized=True``.
     """
     from backnorm.tensorflow.operators import batch_norm_synchronised as of_tensorflow
 

@@ -17,53 +17,54 @@ _NUMBERS = ("float", "bfloat", "int", "uint", "bool")
 
 
 class BatchNormalization(keras.layers.BatchNormalization):
-    """`keras.layers.BatchNormalization`, its training step computed by backnorm.
+    """`keras.layers.BatchNormalization` with the training step computed by backnorm.
 
-    Arguments (with two more), weights, configuration, moving statistics and results are those of
-    Keras's layer; the weights of one are those of the other. What is computed here is the forward
-    and the backward pass of a training step (``training=True``, and the layer trainable): to one
-    rounding unless `arithmetic` asks for less, in one pass over the input each, and of an input of
-    float16 or bfloat16 without a copy in float32.
+    The arguments (plus two more), weights, configuration, moving statistics and results are those
+    of Keras's layer, and the weights of either layer fit the other. backnorm computes the forward
+    and the backward pass of a training step (``training=True``, and the layer trainable), each in
+    one pass over the input. Results are rounded once unless `arithmetic` is "float32". A float16 or
+    bfloat16 input is not copied to float32.
 
-    Everything else is left to Keras's layer, from which this one is derived:
+    Keras's layer, from which this layer is derived, computes everything else:
 
-    - inference, and a layer with ``trainable=False``, which are arithmetic on elements by the
-      framework's own operators: every compiler and file format takes them;
-    - a `mask` and ``renorm=True``, and a batch without elements.
+    - inference, and a layer with ``trainable=False``, by the framework's own elementwise operators,
+      which every compiler and file format supports;
+    - layers with a `mask` or ``renorm=True``, and batches without elements.
 
     With ``synchronized=True`` (TensorFlow) statistics and gradients are those of the batch of all
-    replicas of a `tf.distribute.Strategy`, as one device would compute them, however the batch is
-    cut. Such a layer is differentiable once.
+    replicas of a `tf.distribute.Strategy`, as one device would compute them, for every division of
+    the batch. Such a layer is differentiable once.
 
-    Works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow the training
-    step runs eagerly and in a `tf.function`; where XLA compiles it (``jit_compile=True``), formulas
-    stand in for the kernels, with results as exact (`backnorm.tensorflow.batch_norm`).
+    The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow the
+    training step runs eagerly and in a `tf.function`. If XLA compiles it (``jit_compile=True``),
+    formulas replace the kernels, with the same accuracy (`backnorm.tensorflow.batch_norm`).
 
     Parameters
     ----------
     *args, **kwargs
-        As of `keras.layers.BatchNormalization`.
+        The arguments of `keras.layers.BatchNormalization`.
     arithmetic : {"float32", "float64"}, optional
-        What a training step computes elements in, and short runs of sums adds up in. None: what
-        holds when it is run, or traced (`backnorm.arithmetic`). It is part of the configuration
-        if it is given.
+        The type in which a training step computes elements and adds up short runs of sums. None:
+        the setting of `backnorm.arithmetic` when the step is run or traced. If it is given, it is
+        part of the configuration.
     reproducible : bool
-        Whether outputs, statistics and gradients of a training step have the same bits however
-        samples are ordered, and if it is synchronized on any number of replicas, however they share
-        the batch: sums are added up as integers, which takes longer. The gradients of gamma and
-        beta are then those of the whole batch in the first replica, and zero in the others, so that
-        what an optimizer adds up is rounded once. Such a layer is differentiable once. It is part
-        of the configuration if it is True.
+        Whether outputs, statistics and gradients of a training step have the same bits for every
+        order of the samples and, in a synchronized layer, for any number of replicas and every
+        division of the batch. Sums are then added up as integers, which takes longer. In a
+        synchronized layer, the gradients of gamma and beta are those of the whole batch in the
+        first replica and zero in the others, so that the sum that an optimizer makes is rounded
+        once. Such a layer is differentiable once. If it is True, it is part of the configuration.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For another arithmetic, and for `reproducible` that is no boolean. When it is called, for
-        float32 beside inputs of float64; and of a reproducible layer in training for what has no
-        reproducible sums: a mask, ``renorm=True``, and with TensorFlow a step that XLA compiles.
+        For another arithmetic, and if `reproducible` is not a boolean. In a call, if `arithmetic`
+        is float32 and inputs are float64. In a training step of a reproducible layer, if there are
+        no reproducible sums: with a mask, with ``renorm=True``, and with TensorFlow if XLA compiles
+        the step.
     """
 
-    # A layer that `convert` made has not been through `__init__`.
+    # `convert` does not call `__init__`.
     arithmetic: Arithmetic | None = None
     reproducible: bool = False
 
@@ -81,7 +82,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             self.reproducible = True
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration of Keras's layer; with `arithmetic`, `reproducible` if set."""
+        """Return Keras's configuration of the layer; `arithmetic` and `reproducible` if set."""
         config: dict[str, Any] = super().get_config()
         if self.arithmetic is not None:
             config["arithmetic"] = self.arithmetic
@@ -101,10 +102,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
                 came=True,
                 accepted="False there",
             )
-        # Keras's layer raises its own error for an input that is no real number.
+        # Keras's layer raises its own error if the input does not consist of real numbers.
         special = special or not dtype.startswith(_NUMBERS)
         # A replica without elements takes part in the exchange. If no replica has elements, the
-        # statistics are 0, as those of Keras's layer.
+        # statistics are 0, as in Keras's layer.
         shape = () if self.synchronized else tuple(inputs.shape)
         if special or 0 in shape or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
@@ -132,11 +133,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
 def _one_unless_empty(inputs: Any, dtype: str) -> Any:
     """Return 1, or NaN for an empty batch, whose size is not known while tracing.
 
-    Statistics and the gradient of gamma, multiplied by it, are those of Keras's layer.
+    Multiplied by this number, statistics and the gradient of gamma are those of Keras's layer.
     """
     empty = keras.ops.equal(keras.ops.size(inputs), 0)
     return keras.ops.cast(keras.ops.where(empty, float("nan"), 1.0), dtype)
 
 
-# A file that names this layer is read again by whoever has imported this module.
+# A file with this layer can be loaded after this module is imported.
 keras.saving.register_keras_serializable(package="backnorm")(BatchNormalization)

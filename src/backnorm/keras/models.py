@@ -1,4 +1,4 @@
-"""A model with its batch-normalisation layers exchanged, there and back."""
+"""Replace the batch-normalisation layers of a model by backnorm's, and undo that."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from backnorm.scalars import check_flag
 __all__ = ["ConversionWarning", "convert", "revert"]
 
 _THEIRS = keras.layers.BatchNormalization
-# What Keras made of a model's step when it first ran.
+# The attributes in which Keras stores the traced steps of a model.
 _TRACED = ("train_function", "test_function", "predict_function")
 
 
 class ConversionWarning(UserWarning):
-    """A model has nothing that `convert` can convert."""
+    """A model has no layer that `convert` can convert."""
 
 
 def convert(
     model: Any, *, arithmetic: Arithmetic | None = None, reproducible: bool | None = None
 ) -> Any:
-    """Have backnorm compute the batch normalisation of a model.
+    """Let backnorm compute the batch normalisation of a model.
 
-    Every layer of the class `keras.layers.BatchNormalization` that Keras finds in `model`, itself
-    included, becomes one of `backnorm.keras`, in place: layers stay the same objects, with their
-    variables and settings, and only their class changes. Those of a derived class stay as they
-    are, because what they do is not known.
+    Every layer of the class `keras.layers.BatchNormalization` that Keras finds in `model`,
+    including `model` itself, becomes a layer of `backnorm.keras` in place: layers stay the same
+    objects, with their variables and settings, and only their class changes. Layers of derived
+    classes do not change, because their behaviour is not known.
 
     Parameters
     ----------
@@ -40,33 +40,33 @@ def convert(
         layers in attributes, lists and dictionaries, models within models, and layers that others
         wrap (`keras.layers.TimeDistributed`) or share.
     arithmetic : {"float32", "float64"}, optional
-        That of all layers of `backnorm.keras` that there are then, also of those that were there
-        before (`BatchNormalization.arithmetic`). None: they keep theirs.
+        The arithmetic of all layers of `backnorm.keras` in the model, including those that it
+        already had (`BatchNormalization.arithmetic`). None: layers keep their arithmetic.
     reproducible : bool, optional
-        Whether a training step of all these layers has the same bits however the batch is ordered
-        and cut (`BatchNormalization.reproducible`). None: they do what they did.
+        Whether a training step of all these layers has the same bits for every order and division
+        of the batch (`BatchNormalization.reproducible`). None: layers keep their setting.
 
     Returns
     -------
     keras.Layer
-        `model`. If it is compiled it stays so, and the optimizer has its state.
+        `model`. A compiled model stays compiled, and its optimizer keeps its state.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is no layer of Keras, for another arithmetic, and for `reproducible` that is no
+        If `model` is not a Keras layer, for another arithmetic, and if `reproducible` is not a
         boolean.
 
     Warns
     -----
     ConversionWarning
-        If `model` has no layer that can be converted, and none that was.
+        If `model` has no layer that can be converted, and none that was converted before.
 
     Notes
     -----
-    What Keras traced for `fit`, `evaluate` and `predict` of `model`, and of models in it, is traced
-    again. A `tf.function` or `jax.jit` of your own, and a model that has this one in it, keep what
-    they traced: convert before they run.
+    Keras traces the steps of `fit`, `evaluate` and `predict` again, for `model` and models in it. A
+    `tf.function` or `jax.jit` of your own, and a model that contains `model`, keep their traces, so
+    convert before they first run.
     """
     if arithmetic is not None:
         arithmetic = check_arithmetic(arithmetic)
@@ -93,11 +93,11 @@ def convert(
 def revert(model: Any) -> Any:
     """Undo `convert`: Keras computes the batch normalisation of a model again, in place.
 
-    What it saves can be loaded where backnorm is not installed. Parameters, results and errors are
-    those of `convert`.
+    The model can then be saved and loaded where backnorm is not installed. Parameters, results and
+    errors are those of `convert`.
     """
     for layer in _ours(_layers(model)):
-        # Keras's layer has no such attributes.
+        # Keras's layer does not have these attributes.
         for name in ("arithmetic", "reproducible"):
             vars(layer).pop(name, None)
     _exchange(model, BatchNormalization, _THEIRS)
@@ -109,8 +109,8 @@ def _ours(layers: list[Any]) -> list[Any]:
 
 
 def _layers(model: Any) -> list[Any]:
-    """Return all layers of a model, itself included, or raise if it is none."""
-    # An object can say that it is of any class: `isinstance` believes it.
+    """Return all layers of a model, including the model, or raise if it is not a Keras layer."""
+    # `isinstance` reads `__class__`, which an object can override.
     if not issubclass(type(model), keras.Layer):
         raise ArgumentTypeError(
             "model",
@@ -122,7 +122,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _exchange(model: Any, old: type, new: type) -> list[Any]:
-    """Give layers another class; return all layers."""
+    """Change the class of the layers of class `old` to `new`; return all layers."""
     layers = _layers(model)
     for layer in layers:
         if type(layer) is old:

@@ -1,4 +1,4 @@
-"""The training forward on PyTorch's tensors as Keras calls it: any axis, statistics returned."""
+"""The training forward on PyTorch tensors for Keras: any channel axis, statistics returned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def batch_norm(
     arithmetic: Arithmetic | None,
     reproducible: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """Return y, mean and biased variance; y lies in memory as x does, gradients are those of y."""
+    """Return y, mean and biased variance. Only y has gradients; its memory order is that of x."""
     # Keras traces shapes with tensors on PyTorch's meta device.
     if x.device.type not in ("cpu", "meta"):
         raise ArgumentValueError(

@@ -1,4 +1,4 @@
-"""The oracle: batch normalisation's formulas in double-double arithmetic, slow and obvious.
+"""The oracle: the formulas of batch normalisation in double-double arithmetic, slow and simple.
 
 With M elements per channel, c = x - mean and s = 1 / sqrt(variance + epsilon)::
 
@@ -9,12 +9,12 @@ With M elements per channel, c = x - mean and s = 1 / sqrt(variance + epsilon)::
 
     y      = gamma * s * c + beta
 
-Each result has a T, the sum of the magnitudes of the terms of that element's formula: the measure
-of the rounding errors where terms cancel (:mod:`backnorm.conformance.judge`).
+Each result has a T, the sum of the magnitudes of the terms of that element's formula. T measures
+the rounding errors of formulas whose terms cancel (:mod:`backnorm.conformance.judge`).
 
-The arithmetic has about 106 bits, so it can judge float64. Work proceeds in small blocks: memory
-besides the results does not grow with the problem. Where a result is not finite, the float64 value
-of the same formula decides between infinity and NaN.
+The arithmetic has about 106 bits, so it can judge float64. The oracle works in small blocks, so
+memory beyond the results does not grow with the problem. Where a result is not finite, the float64
+value of the same formula decides between infinity and NaN.
 """
 
 from backnorm._doubledouble import Exact

@@ -1,4 +1,4 @@
-"""Blocks of the oracle: memory besides the results does not grow with the data."""
+"""Blocks of the oracle, so that memory beyond the results does not grow with the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Blocks", "Outputs", "Part", "sums"]
 
 # Elements of a block: twenty float64 temporaries of this size stay in the second-level cache.
 _BLOCK = 1 << 14
-# Least channels of a block, so that channels-last data is read in whole cache lines.
+# The fewest channels of a block, so that channels-last data is read in whole cache lines.
 _BLOCK_CHANNELS = 16
 
 _Cell = tuple[slice, slice, slice]
@@ -24,7 +24,7 @@ _Record = TypeVar("_Record")
 
 
 class Blocks:
-    """A tensor seen as (outer, channel, inner), which is worked through in small blocks."""
+    """A tensor viewed as (outer, channel, inner), which is processed in small blocks."""
 
     def __init__(self, shape: tuple[int, ...], data_format: str) -> None:
         axis = channel_axis_of(data_format) % len(shape)
@@ -50,7 +50,7 @@ class Part:
 
     def __init__(self, blocks: Blocks, channels: slice) -> None:
         self.blocks, self.channels = blocks, channels
-        #: The place of the range in an array of one value per channel, seen as (1, channel, 1).
+        #: The index of the range in a per-channel array that is viewed as (1, channel, 1).
         self.cell: _Cell = slice(None), channels, slice(None)
 
     def channel(self, values: np.ndarray | None, absent: float = 0.0) -> Term:
@@ -65,7 +65,7 @@ class Part:
         room = max(1, _BLOCK // (self.channels.stop - self.channels.start))
         inner_step = max(1, min(inner, room))
         outer_step = max(1, room // inner_step)
-        # An empty tensor has no blocks, however many empty rows it has.
+        # An empty tensor has no blocks, even if it has many empty rows.
         for i in range(0, outer if inner else 0, outer_step):
             for j in range(0, inner, inner_step):
                 yield slice(i, i + outer_step), self.channels, slice(j, j + inner_step)
@@ -85,13 +85,13 @@ def sums(part: Part, number: int, terms: Iterable[Sequence[Term]]) -> list[Term]
 
 
 class Outputs:
-    """Results that are written a block at a time.
+    """Results that are written block by block.
 
     Parameters
     ----------
     blocks : Blocks
     elements, channels : tuple of str
-        Names of the results with a value for each element, and for each channel.
+        Names of the elementwise results, and of the per-channel results.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Outputs:
             target[...] = form.reshape(target.shape)
 
     def as_record(self, record: type[_Record]) -> _Record:
-        """Return the results, each with its T, as a record with a field for each."""
+        """Return a record with a field for each result and a field for its T."""
         fields: dict[str, Any] = {}
         for name, array in self._arrays.items():
             hi, lo, fields[f"{name}_terms"] = (part.reshape(self._shapes[name]) for part in array)

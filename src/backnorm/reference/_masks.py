@@ -1,9 +1,9 @@
 """Masks of a ReLU: bits that say where the derivative of y = relu(batch norm + residual) is 1.
 
-relu(v) is v where v > 0, NaN where v is NaN, and else 0; with a ceiling, a number of x's type, it
-is at most that. Its derivative is 1 where 0 < y < ceiling, and else 0, at NaN too. The backward
-pass needs nothing else of y: bit i % 8 of byte i // 8 belongs to element i in the order in which x
-lies in memory.
+relu(v) is v where v > 0, NaN where v is NaN, and 0 otherwise. A ceiling, which is a number of x's
+type, is its upper bound. The derivative is 1 where 0 < y < ceiling, and 0 otherwise, also where y
+is NaN. The backward pass needs only this derivative of y. Bit i % 8 of byte i // 8 belongs to
+element i in the memory order of x.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = [
 
 def counting(y: np.ndarray, ceiling: float | None = None) -> np.ndarray:
     """Return where the derivative of a ReLU is 1, given its result y."""
-    # Not in y's own type: ml_dtypes warns of NaN.
+    # Compared in float64, because ml_dtypes warns when it compares NaN.
     values = y.astype(np.float64)
     return values > 0 if ceiling is None else (values > 0) & (values < ceiling)
 
 
 def unpack_mask(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return a mask as booleans in x's shape; its bits are in the order in which x lies."""
+    """Return a mask, whose bits are in the memory order of x, as booleans in x's shape."""
     order = memory_order(x)
     bits = np.unpackbits(mask, count=x.size, bitorder="little").astype(bool)
     return restore(bits.reshape([x.shape[axis] for axis in order]), order)
 
 
 def pack_mask(positive: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return the mask of an x, with the order of its bits, for booleans in x's shape."""
+    """Return the mask for booleans in x's shape; it ends with the order of its bits."""
     order = memory_order(x)
     mask = np.zeros(mask_size(x.size), np.uint8)
     packed = np.packbits(in_order(positive, order, np.dtype(bool)).ravel(), bitorder="little")

@@ -36,7 +36,7 @@ def backward(
     gamma : numpy.ndarray, optional
         Scale, shape (C,); absent, 1.
     mask : numpy.ndarray, optional
-        Mask of a ReLU behind the layer, uint8; dy is taken for 0 where no bit is set.
+        Mask of a ReLU after the layer, uint8; dy is replaced by 0 where the bit is not set.
     epsilon : float
         Added to the variance.
     data_format : {"NCX", "NXC"}
@@ -159,7 +159,7 @@ def inference(
 
 
 def _followed(y: Term, added: list[Term], activation: Activation | None) -> Term:
-    """Return y with what is added to it, behind the activation."""
+    """Return activation(y + residual)."""
     y = y.settled()
     for term in added:
         y = (y + term).settled()

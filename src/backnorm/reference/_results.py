@@ -16,9 +16,9 @@ class ExactGradients:
     Attributes
     ----------
     dx, dgamma, dbeta : Exact
-        Of x's shape; (C,); (C,).
+        dx has x's shape; dgamma and dbeta have shape (C,).
     dx_terms, dgamma_terms, dbeta_terms : numpy.ndarray
-        float64: T of each element of the gradient of that name.
+        T of each element of these gradients, float64.
     """
 
     dx: Exact

@@ -1,4 +1,4 @@
-"""Magnitudes by which the rounding errors of a gradient are expected to grow."""
+"""Magnitudes that the expected rounding errors of a gradient are proportional to."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["GradientScales", "Scale", "gradient_scales"]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Magnitudes of each element of an output, beside T; float64 arrays of the output's shape.
+    """Magnitudes of each element of an output, in addition to T: float64, of the output's shape.
 
     An output is ``direct + sum_j w_j S_j`` with sums ``S_j = sum_i t_ij``.
 
     Attributes
     ----------
     value : numpy.ndarray
-        ``|direct| + sum_j |w_j| |S_j|``: what is rounded after the sums are complete.
+        ``|direct| + sum_j |w_j| |S_j|``, which scales the roundings after the sums.
     sums : numpy.ndarray
-        ``sum_j |w_j| |S_j|``: how far partial sums drift.
+        ``sum_j |w_j| |S_j|``, which scales the systematic part of partial sums.
     root : numpy.ndarray
-        ``sum_j |w_j| sqrt(sum_i t_ij**2)``: how far partial sums of terms of random sign wander.
+        ``sum_j |w_j| sqrt(sum_i t_ij**2)``, which scales the random part of partial sums.
     """
 
     value: FloatArray
@@ -54,7 +54,7 @@ def gradient_scales(
     data_format: str = "NCX",
     training: bool = True,
 ) -> GradientScales:
-    """Return the magnitudes that expected errors are multiples of, computed in float64.
+    """Return the scales of the gradients' expected errors, computed in float64.
 
     The parameters are those of :func:`backward`. With M elements a channel, c = x - mean,
     s = 1/sqrt(variance + epsilon), D = sum(dy) and P = sum(dy c), the scale of dx is::
@@ -63,7 +63,7 @@ def gradient_scales(
         sums   |gamma s| (|D|/M + |c| s**2 |P|/M)
         root   |gamma s| (sqrt(sum(dy**2))/M + |c| s**2 sqrt(sum((dy c)**2))/M)
 
-    and without sums where the statistics are constants.
+    If the statistics are constants, the terms with sums are absent.
     """
     blocks = Blocks(x.shape, data_format)
     xs, dys, count = blocks.view(x), blocks.view(dy), blocks.count
@@ -79,7 +79,8 @@ def gradient_scales(
             for cell in part.cells():
                 d, c = part.load(dys, cell).plain, part.load(xs, cell).plain - m
                 peaks = np.maximum(peaks, np.abs([d, d * c]).max(2, keepdims=True))
-            # Squares of a power of two near the largest term neither overflow nor vanish.
+            # Terms are divided by a power of two near the largest one, so that their squares
+            # neither overflow nor vanish.
             units = np.ldexp(1.0, np.frexp(peaks)[1])
             for cell in part.cells():
                 d, c = part.load(dys, cell).plain, part.load(xs, cell).plain - m

@@ -1,14 +1,14 @@
 """The oracle's second order: the chain rule through the backward pass, step by step.
 
 With the sums of a channel D = sum(dy), Q = sum(dy * c), I = sum(ddx), P = sum(ddx * c) and
-R = sum(ddx * dy), the backward pass's results weighted by their cotangents come to ::
+R = sum(ddx * dy), the sum of the backward pass's results, weighted by their cotangents, is ::
 
     L = gamma*s*(R - I*D/M - s**2*P*Q/M) + ddgamma*s*Q + ddbeta*D       training
     L = gamma*s*R                        + ddgamma*s*Q + ddbeta*D       statistics are constants
 
-and what is returned are the derivatives of L. In training L depends on x through c in P and Q,
-through the mean in c, and through the variance in s; their derivatives by an element of x are 1/M
-and 2*c/M.
+and the results are the derivatives of L. In training, L depends on x through c in P and Q, through
+the mean in c, and through the variance in s. The derivatives of mean and variance by an element of
+x are 1/M and 2*c/M.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def double_backward(
     x, dy, mean, variance, gamma, epsilon, data_format, training
         As in :func:`backward`.
     ddx : numpy.ndarray, optional
-        Of x's shape; absent, zero.
+        Of x's shape; zero if absent.
     ddgamma, ddbeta : numpy.ndarray, optional
-        Shape (C,); absent, zero.
+        Shape (C,); zero if absent.
 
     Returns
     -------
     ExactSecondGradients
-        Gradients with respect to x, dy and gamma. T is the formula with magnitudes for its terms,
-        sums of magnitudes for its sums, and plus for minus. M = 0 gives zeros.
+        Gradients with respect to x, dy and gamma. T is the formula in which magnitudes replace
+        terms, sums of magnitudes replace sums, and plus replaces minus. M = 0 gives zeros.
     """
     blocks = Blocks(x.shape, data_format)
     outputs = Outputs(blocks, ("x", "dy"), ("gamma",))
@@ -102,12 +102,12 @@ def _gamma(k: _Channel) -> Term:
 
 
 def _by_q(k: _Channel) -> Term:
-    """Return dL/d(s*Q). Two factors s can be no number, so the other one comes last."""
+    """Return dL/d(s*Q). s*s can overflow, so the second factor s comes last."""
     return k.ddgamma - k.gamma * k.s * (k.s * k.p) / k.elements
 
 
 def _dy(d: Term, e: Term, c: Term, k: _Channel) -> Term:
-    """Return dL/d(dy), directly, through Q, and through D; d and e stand for dy and ddx."""
+    """Return dL/d(dy): directly, through Q, and through D; d and e are dy and ddx."""
     by_d = k.ddbeta - k.gamma * k.s * k.i / k.elements
     return k.gamma * k.s * e + _by_q(k) * (k.s * c) + by_d
 

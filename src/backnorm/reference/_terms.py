@@ -1,4 +1,4 @@
-"""Numbers that carry the sum of the magnitudes of their terms."""
+"""Numbers that are evaluated together with the sum of the magnitudes of their terms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from backnorm._doubledouble import Exact, FloatArray
 
 __all__ = ["Term", "inverse_deviation", "rectified"]
 
-# Square roots of numbers below this lose their lower parts.
+# The low part of the square root of a smaller number is lost.
 _SMALL = 2.0**-800
 
 
@@ -20,11 +20,11 @@ class Term:
     Attributes
     ----------
     exact : Exact
-        The value. It is not followed beyond infinity and NaN.
+        The value; meaningless once it is infinite or NaN.
     plain : numpy.ndarray
         The value in float64, which decides between infinity and NaN.
     size : numpy.ndarray
-        T: the formula with magnitudes for its terms, and plus for minus.
+        T: the formula in which magnitudes replace terms, and plus replaces minus.
     """
 
     __slots__ = ("exact", "plain", "size")
@@ -58,19 +58,19 @@ class Term:
         return Term(self.exact.sum()[:, None], plain, size)
 
     def settled(self) -> Term:
-        """Return the exact value where it is finite, else the float64 value, in both forms."""
+        """Return the exact value where it is finite, else the float64 value, in all forms."""
         exact = self.exact.settled(self.plain)
         return Term(exact, exact.hi, self.size)
 
     def single(self) -> Term:
-        """Return the same value as one term: T is its magnitude."""
+        """Return the value as a single term, whose T is its magnitude."""
         return Term(self.exact, self.plain, np.abs(self.plain))
 
 
 def inverse_deviation(variance: Term, epsilon: float) -> Term:
     """Return ``1 / sqrt(variance + epsilon)`` as one term."""
     total = variance.exact + epsilon
-    # The low part of a small number would underflow, unless the number is scaled.
+    # Small numbers are scaled, because their low part would underflow.
     scale = np.where(np.abs(total.hi) < _SMALL, 2.0**400, 1.0)
     root = (total * (scale * scale)).sqrt()
     plain = 1.0 / np.sqrt(variance.exact.hi + epsilon)
@@ -78,12 +78,12 @@ def inverse_deviation(variance: Term, epsilon: float) -> Term:
 
 
 def rectified(value: Term, ceiling: float | None) -> Term:
-    """Return a settled value behind a ReLU. T is unchanged: a ReLU does not enlarge an error."""
+    """Return the ReLU of a settled value. T does not change: a ReLU does not enlarge an error."""
     hi, lo = value.exact.hi, value.exact.lo
     stays = (hi > 0) | np.isnan(hi)
     hi, lo = np.where(stays, hi, 0.0), np.where(stays, lo, 0.0)
     if ceiling is not None:
-        # The low part of a pair says whether the pair is more than its high part.
+        # If the high part equals the ceiling, the low part decides.
         more = (hi > ceiling) | ((hi == ceiling) & (lo > 0))
         hi, lo = np.where(more, ceiling, hi), np.where(more, 0.0, lo)
     return Term(Exact(hi, lo), hi, value.size)

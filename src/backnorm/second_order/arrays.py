@@ -1,7 +1,7 @@
-"""The second order on NumPy arrays: a front door, and the engine's sums.
+"""The second order on NumPy arrays: the public function, and sums by the engine.
 
-The sums over channels are those of the engine (:func:`backnorm.reduce`); what is done to the
-elements is NumPy in float64, a block at a time.
+The engine computes the sums over channels (:func:`backnorm.reduce`). NumPy computes the elements in
+float64, block by block.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from backnorm.signature import SIGNATURES
 
 __all__ = ["batch_norm_double_backward", "double_backward"]
 
-# Elements in a block: the half dozen float64 blocks of an expression stay in the second-level
-# cache, and one is long enough to hide what a NumPy call costs.
+# Elements in a block. The half dozen float64 blocks of an expression stay in the second-level
+# cache, and a block is large enough to hide the overhead of a NumPy call.
 _BLOCK = 1 << 15
 
 
@@ -45,9 +45,9 @@ def batch_norm_double_backward(
 ) -> SecondGradients:
     r"""Return the gradients of batch normalisation's backward pass.
 
-    They are those of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> with respect to x, dy and
-    gamma, where dx, dgamma and dbeta are what `batch_norm_backward` returns. With M elements per
-    channel, s = 1/sqrt(variance + epsilon) and h = (x - mean)*s, in training::
+    They are the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> with respect to x, dy
+    and gamma, where dx, dgamma and dbeta are the results of `batch_norm_backward`. With M elements
+    per channel, s = 1/sqrt(variance + epsilon) and h = (x - mean)*s, in training::
 
         R = sum ddx*dy - sum(ddx)*sum(dy)/M,  P = sum ddx*h,  Q = sum dy*h
         x     = gamma*s**2/M * (h*(3*P*Q/M - R) - P*(dy - sum(dy)/M) - Q*(ddx - sum(ddx)/M))
@@ -66,9 +66,9 @@ def batch_norm_double_backward(
     x, dy, mean, variance, gamma
         As in `batch_norm_backward`.
     ddx : array, optional
-        Gradient with respect to dx, of x's shape and type; absent, zero.
+        Gradient with respect to dx, of x's shape and type; zero if absent.
     ddgamma, ddbeta : array, shape (C,), optional
-        Gradients with respect to dgamma and dbeta, of mean's type; absent, zero.
+        Gradients with respect to dgamma and dbeta, of mean's type; zero if absent.
     epsilon : float
         Added to the variance; finite and not negative.
     data_format : {"NCX", "NXC"} or tuple of int
@@ -80,8 +80,8 @@ def batch_norm_double_backward(
     Returns
     -------
     SecondGradients
-        x and dy of x's shape, type and memory order; gamma, (C,), of mean's type. A cotangent that
-        is absent adds no term, so NaN does not spread through it.
+        x and dy of x's shape, type and memory order; gamma, (C,), of mean's type. An absent
+        cotangent adds no term, so no NaN propagates through its terms.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def batch_norm_double_backward(
     Notes
     -----
     Errors are within `backnorm.conformance.judge.budget`. Memory beyond the results, and beyond
-    copies of arrays that do not lie as x does, is 2 MiB.
+    copies of arrays with another order of axes than x, is 2 MiB.
     """
     return double_backward(
         (x, dy, ddx),
@@ -111,10 +111,11 @@ def double_backward(
     training: bool,
     out: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> SecondGradients:
-    """Do what `batch_norm_double_backward` does, the gradients of x and dy written to `out`.
+    """Compute `batch_norm_double_backward`, writing the gradients of x and dy to `out`.
 
-    `elements` are x, dy and ddx, `channels` mean, variance, gamma, ddgamma and ddbeta. The arrays
-    of `out` lie in memory as x does, which is dense in some order of its axes, the channels on one.
+    `elements` are x, dy and ddx; `channels` are mean, variance, gamma, ddgamma and ddbeta. x is
+    dense in some order of its axes, with the channels on one axis, and the arrays of `out` have the
+    same order.
     """
     read: Sequence[Any] = NUMPY.read((*elements, *channels), SIGNATURES["double_backward"])
     x, dy, ddx, mean, variance, gamma, ddgamma, ddbeta = read
@@ -149,9 +150,9 @@ def double_backward(
 
 
 def _reduce(left: np.ndarray, right: np.ndarray, pivot: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `blocks.sums` does, by the engine: compensated, and in parallel.
+    """Return the results of `blocks.sums`, computed by the engine: compensated, and in parallel.
 
-    The engine subtracts a pivot of the data's own type, and what that leaves is subtracted here.
+    The engine subtracts the pivot rounded to the data's type; the remainder is subtracted here.
     """
     dtype = FLOAT32 if is_16_bit(right.dtype) else right.dtype
     columns = np.zeros((right.shape[1], 1)) if pivot is ABSENT else pivot

@@ -1,7 +1,7 @@
-"""The second order a block at a time, in float64, for arrays that can be written to.
+"""The second order, block by block in float64, for arrays that can be written to.
 
-Memory beyond the results is a few blocks. What is asked of an array beside Python's operators is in
-the array API standard, which NumPy's arrays follow and PyTorch's follow by array-api-compat.
+Memory beyond the results is a few blocks. Apart from Python's operators, the code uses only the
+array API standard, which NumPy supports, and PyTorch by array-api-compat.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def double_backward(
     block: int,
     results: Sequence[Array],
 ) -> Array:
-    """Write the gradients of x and dy, and return that of gamma.
+    """Write the gradients of x and dy, and return the gradient of gamma.
 
     Parameters
     ----------
@@ -47,17 +47,17 @@ def double_backward(
     epsilon : float
     training : bool
     reduce : callable
-        How sums are computed: from two arrays like x and a pivot of shape (channels, 1) to two
-        arrays of that shape, all but the arrays like x in float64.
+        Computes sums: takes two arrays like x and a float64 pivot of shape (channels, 1), and
+        returns two float64 arrays of that shape.
     block : int
         Elements in a block.
     results : arrays
-        Like x and dy; what is written to.
+        The arrays to write to, like x and dy.
 
     Returns
     -------
     array, shape (channels,)
-        In float64.
+        The gradient of gamma, float64.
     """
     x, dy, ddx = (ABSENT if each is None else each for each in elements)
     mean, variance, gamma, ddgamma, ddbeta = map(_column, channels)
@@ -92,7 +92,7 @@ def sums(left: Array, right: Array, pivot: Array, block: int) -> tuple[Array, Ar
 def _namespace(array: Array) -> Any:
     """Return the functions of the array API for an array."""
     if hasattr(array, "__array_namespace__"):
-        # array-api-compat would wrap NumPy's own, which takes 0.2 seconds.
+        # For NumPy, array-api-compat would wrap the namespace, which takes 0.2 seconds.
         return array.__array_namespace__()
     from array_api_compat import array_namespace
 
@@ -100,7 +100,7 @@ def _namespace(array: Array) -> Any:
 
 
 def _wide(array: Array) -> Array:
-    """Return elements, which may be absent, in float64."""
+    """Return elements in float64; ABSENT stays ABSENT."""
     if array is ABSENT:
         return ABSENT
     xp = _namespace(array)
@@ -108,7 +108,7 @@ def _wide(array: Array) -> Array:
 
 
 def _column(array: Array | None) -> Array:
-    """Return a per-channel array, which may be absent, as a column of float64."""
+    """Return a per-channel array as a column of float64; ABSENT stays ABSENT."""
     return ABSENT if array is None else _wide(array)[:, None]
 
 

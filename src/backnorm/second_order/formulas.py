@@ -1,18 +1,19 @@
 """The second order as formulas, for the arrays of any framework.
 
 With c = x - mean, s = 1/sqrt(variance + epsilon), M elements per channel, and the sums of a channel
-D = sum(dy), Q = s*sum(dy*c), I = sum(ddx), P = s*sum(ddx*c) and R = sum(ddx*dy), the results of the
-backward pass weighted by their cotangents come to ::
+D = sum(dy), Q = s*sum(dy*c), I = sum(ddx), P = s*sum(ddx*c) and R = sum(ddx*dy), the sum of the
+results of the backward pass, weighted by their cotangents, is ::
 
     L = gamma*s*(R - I*D/M - P*Q/M) + ddgamma*Q + ddbeta*D       training
     L = gamma*s*R                   + ddgamma*Q + ddbeta*D       frozen statistics
 
-What is sought are the derivatives of L. Both are one formula here: with frozen statistics 1/M is
-absent. Per-channel arrays have a shape that broadcasts against the elements. Everything is
-differentiable, so that an automatic differentiation of these formulas gives the third order.
+The second order consists of the derivatives of L. One formula serves both cases: with frozen
+statistics, 1/M is absent. Per-channel arrays have a shape that broadcasts with the elements.
+Automatic differentiation of these formulas gives the third order.
 
-s is up to 4e161 (of the smallest variance there is), so that a product of two is no number. No
-factor has two: elements are multiplied by the second one, and x - mean by s before anything else.
+s can be as large as 4e161 (for the smallest variance), so that s*s overflows. Therefore no
+per-channel factor contains s*s: elements are multiplied by the second s, and x - mean is multiplied
+by s first.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ __all__ = ["ABSENT", "Channels", "Factors", "Reduce", "by_dy", "by_x", "by_x_alo
 # An array of elements or of channels, of any framework, or ABSENT.
 Array = Any
 
-#: From left, right and a pivot per channel: sum(right) and sum(right * (left - pivot)).
+#: Takes left, right and a pivot per channel; returns sum(right) and sum(right * (left - pivot)).
 Reduce = Callable[[Array, Array, Array], tuple[Array, Array]]
 
 
 class _Absent:
-    """What was not given: a zero that adds no term, so that no NaN spreads through it."""
+    """A missing value: a zero that adds no term, so that no NaN propagates through it."""
 
-    # NumPy leaves operators to this class.
+    # None makes NumPy's operators defer to those of this class.
     __array_ufunc__ = None
 
     def __add__(self, other: Any) -> Any:
@@ -57,7 +58,7 @@ ABSENT: Any = _Absent()
 
 
 class Channels(NamedTuple):
-    """What is given for each channel; a cotangent may be ABSENT, gamma may be the number 1."""
+    """The given per-channel arrays; a cotangent may be ABSENT, gamma may be the number 1."""
 
     mean: Array
     s: Array
@@ -67,7 +68,7 @@ class Channels(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What is computed for each channel before its elements."""
+    """The per-channel values from which elements are computed."""
 
     # D/M and I/M.
     mean_dy: Array
@@ -75,14 +76,14 @@ class Factors(NamedTuple):
     # gamma*s, by which the backward pass multiplies its elements.
     scale: Array
     s: Array
-    # dL/dQ and dL/dP: s times them are the factors of dy and ddx in the gradient of x, and the
-    # former is that of s*c in the gradient of dy.
+    # dL/dQ and dL/dP. Multiplied by s, they are the factors of dy and ddx in the gradient of x.
+    # dL/dQ is also the factor of s*c in the gradient of dy.
     of_dy: Array
     of_ddx: Array
-    # s times it is the factor of s*c in the gradient of x, which comes from the variance.
+    # Multiplied by s, this is the factor of s*c in the gradient of x, due to the variance.
     of_h: Array
     ddbeta: Array
-    # Gradients of per-channel arrays; those of mean and variance where they are arguments like x.
+    # Gradients of per-channel arrays, including mean and variance if they are arguments like x.
     gamma: Array
     mean: Array
     variance: Array
@@ -98,20 +99,20 @@ def factors(
     share: Any,
     alone: bool = False,
 ) -> Factors:
-    """Return the derivatives of L by what is the same for a channel.
+    """Return the per-channel factors of the derivatives of L.
 
     Parameters
     ----------
     reduce : callable
-        How sums are computed.
+        Computes sums.
     x, dy, ddx : array
         The elements; ddx may be ABSENT.
     given : Channels
     share : float
         1/M; ABSENT with frozen statistics.
     alone : bool
-        Whether mean and variance are arguments like x, by which derivatives are wanted, rather
-        than functions of x or constants.
+        Whether mean and variance are arguments like x, whose gradients are needed, rather than
+        functions of x or constants.
     """
     mean, s, gamma, ddgamma, ddbeta = given
     d = q = i = p = covariance = ABSENT
@@ -123,7 +124,7 @@ def factors(
         if training:
             i, p = reduce(x, ddx, mean)
             p = s * p
-        # R - I*D/M as one sum, in which nothing large cancels.
+        # R - I*D/M is computed as one sum, in which no large terms cancel.
         _, covariance = reduce(dy, ddx, d * share)
     scale = gamma * s
     of_dy = ddgamma + scale * -(p * share)
@@ -151,13 +152,13 @@ def by_dy(k: Factors, h: Array, e: Array) -> Array:
 
 
 def by_x(k: Factors, h: Array, d: Array, e: Array) -> Array:
-    """Return dL/dx of elements, where the statistics are functions of x, or constants.
+    """Return dL/dx of elements if the statistics are functions of x, or constants.
 
-    From h = s*c, d = dy - D/M and e = ddx - I/M.
+    h is s*c, d is dy - D/M and e is ddx - I/M.
     """
     return k.s * (k.of_dy * d + k.of_ddx * e + k.of_h * h)
 
 
 def by_x_alone(k: Factors, dy: Array, ddx: Array) -> Array:
-    """Return dL/dx of elements, where the statistics are arguments of their own."""
+    """Return dL/dx of elements if the statistics are arguments like x."""
     return k.s * (k.of_dy * dy + k.of_ddx * ddx)

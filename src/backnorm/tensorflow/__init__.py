@@ -1,9 +1,9 @@
 """Batch normalisation in TensorFlow, computed by backnorm.
 
 The functions `batch_norm`, `batch_norm_inference` and `batch_norm_backward` take and return
-tensors, eagerly and within a `tf.function`, and have gradients. `BatchNormalization` is Keras's
-layer, computed by them; `convert` and `revert` exchange the layers of a model. The layer is
-`backnorm.keras`'s, and imported when it is first asked for.
+tensors, eagerly and in a `tf.function`, and have gradients. `BatchNormalization` is Keras's layer,
+computed by these functions. `convert` replaces the layers of a model by it; `revert` undoes that.
+These three names are those of `backnorm.keras`, which is imported when one of them is first used.
 """
 
 from typing import Any

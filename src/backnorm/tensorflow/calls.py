@@ -1,7 +1,7 @@
-"""The operations on NumPy arrays with the channels at any axis.
+"""The operations on NumPy arrays with any channel axis.
 
-Each function takes the operands of a call and its options. New arrays are aligned so that
-TensorFlow takes them without a copy.
+Each function takes the operands of a call and its options. New arrays are aligned, so that
+TensorFlow does not copy them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Options(NamedTuple):
     axis : int
         Not negative if x's rank is known.
     arithmetic : {"float32", "float64"} or None
-        The compute dtype that was set when the call was made, or traced; its gradients use the
-        same. None: the default of the element type.
+        The compute dtype that was set when the call was made or traced; its gradients use the same
+        one. None: the default of the element type.
     training : bool
     reproducible : bool
-        Whether sums have the same bits however the batch is cut, ordered and laid out.
+        Whether sums have the same bits for every division, order and layout of the batch.
     """
 
     epsilon: float
@@ -61,7 +61,7 @@ class Options(NamedTuple):
     reproducible: bool = False
 
     def of_kernels(self, dtype: np.dtype) -> tuple[tuple[int], Arithmetic, bool]:
-        """Return the channel axis, the compute dtype and the kind of sums of kernels.
+        """Return the kernels' options: channel axes, compute dtype, whether sums are reproducible.
 
         The compute dtype does not depend on the current setting.
         """
@@ -113,9 +113,9 @@ def backward(operands: Arrays, options: Options) -> Arrays:
 
 
 def double_backward(operands: Arrays, options: Options) -> Arrays:
-    """Return the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> to x, dy, gamma.
+    """Return the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> in x, dy and gamma.
 
-    The operands are those of `backward`, ddx, ddgamma and ddbeta.
+    The operands are those of `backward`, followed by ddx, ddgamma and ddbeta.
     """
     x, dy, *channels, ddx, ddgamma, ddbeta = operands
     return arrays.double_backward(
@@ -128,20 +128,20 @@ def double_backward(operands: Arrays, options: Options) -> Arrays:
 
 
 def moments(operands: Arrays, options: Options) -> Arrays:
-    """Return means and biased variances of x, float64, 0 without elements.
+    """Return the float64 means and biased variances of x, 0 without elements.
 
-    With reproducible sums the bins of x, as in `ReproducibleMoments`.
+    With reproducible sums, return the bins of x, as in `ReproducibleMoments`.
     """
     (x,) = operands
     return _sums(_reduce_forward(x, *options.of_kernels(x.dtype)), options)
 
 
 def apply_moments(operands: Arrays, options: Options) -> Arrays:
-    """Return y of a part, and mean and variance of the whole, each rounded once.
+    """Return y of a part, and mean and variance of the whole batch, each rounded once.
 
-    The operands are x, gamma, beta, and the float64 mean and variance of the whole. With
-    reproducible sums an array is in their place, with a row for each part of the whole: its bins,
-    and its elements of a channel.
+    The operands are x, gamma, beta, and the float64 mean and variance of the whole batch. With
+    reproducible sums, mean and variance are replaced by an array with a row for each part of the
+    batch: its bins, and its number of elements per channel.
     """
     x, gamma, beta, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)
@@ -152,7 +152,7 @@ def apply_moments(operands: Arrays, options: Options) -> Arrays:
 def sums(operands: Arrays, options: Options) -> Arrays:
     """Return sums of dy and of dy * (x - mean), float64, from x, dy and mean.
 
-    With reproducible sums their bins, as in `ReproducibleSums`.
+    With reproducible sums, return their bins, as in `ReproducibleSums`.
     """
     x, dy, mean = operands
     return _sums(_reduce(x, dy, None, mean, *options.of_kernels(x.dtype)), options)
@@ -161,9 +161,9 @@ def sums(operands: Arrays, options: Options) -> Arrays:
 def apply_sums(operands: Arrays, options: Options) -> Arrays:
     """Return dx of a part.
 
-    The operands are those of `backward`, the sums of the whole and the number of elements of a
-    channel. With reproducible sums an array is in their place, as in `apply_moments`, and the
-    results are also dgamma and dbeta of the whole, each rounded once.
+    The operands are those of `backward`, followed by the sums of the whole batch and its number of
+    elements per channel. With reproducible sums, these are replaced by an array as in
+    `apply_moments`, and dgamma and dbeta of the whole batch, each rounded once, are also returned.
     """
     x, dy, mean, variance, gamma, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)
@@ -176,18 +176,19 @@ def apply_sums(operands: Arrays, options: Options) -> Arrays:
 
 
 def _sums(results: Any, options: Options) -> Arrays:
-    """Return the sums of a phase: one array of bins, or a tuple of float64 ones."""
+    """Return the sums of a phase: one array of bins, or a tuple of float64 arrays."""
     return results[:1] if options.reproducible else tuple(results[0])
 
 
 def _whole(parts: np.ndarray, x: np.ndarray) -> dict[str, Any]:
-    """Return the sums of all parts and their number of elements, as the numbers of a phase.
+    """Return the sums of all parts and their number of elements, as arguments of a phase.
 
-    Kernels round the sums: NumPy would flush subnormal numbers to 0 on TensorFlow's threads.
+    Kernels round the sums, because NumPy would flush subnormal numbers to 0 on TensorFlow's
+    threads.
     """
     bins = parts[:, :-1].reshape(len(parts), bin_rows(x.itemsize), -1)
     whole = functools.reduce(functools.partial(binned.added, xp=np), bins)
     count = int(parts[:, -1].sum())
     binned.check_count("x", count)
-    # Sums of no elements are zero, whatever they are divided by.
+    # The sums of an empty batch are zero, so any divisor but 0 will do.
     return {"sums": whole.view(FLOAT64), "count": max(count, 1)}

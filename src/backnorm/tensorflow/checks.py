@@ -1,8 +1,8 @@
 """Checks of the arguments of the TensorFlow functions, by the rules of `problem.py`.
 
-An eager call is checked by the operator that it calls. While a function is traced there are no
-arrays yet, and the known sizes are checked here: an error then names the wrong line, instead of
-ending a training step with an error of the runtime.
+In an eager call, the operator on NumPy arrays checks its operands. While a function is traced there
+are no arrays yet, so the known sizes are checked here. The traceback of an error then has the line
+of the wrong call; otherwise the runtime would raise an error in a training step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from backnorm.scalars import check_integer
 
 __all__ = ["as_tensors", "check_axis", "metadata", "resolve_axis"]
 
-# Arguments of the shape (N, ..., C); the others hold a value per channel.
+# Arguments of the shape (N, ..., C); the others have one value per channel.
 _LARGE = ("x", "dy")
 _OPTIONAL = ("gamma", "beta")
 _AXIS = "must be an integer, the position of the channels"
 _TYPES = frozenset(tf.as_dtype(dtype) for dtype in ELEMENT_TYPES)
-# Types that TensorFlow converts to a tensor, or raises an error of its own for.
+# Types that TensorFlow converts to a tensor, or for which it raises its own error.
 _OWN = (tf.Tensor, tf.Variable, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
 
 
@@ -37,8 +37,8 @@ def as_tensors(**arguments: Any) -> dict[str, Any]:
     Raises
     ------
     ArgumentTypeError
-        If one cannot be a tensor, has elements of a type that backnorm does not compute with, or in
-        an eager call no elements.
+        If an argument cannot be converted to a tensor, has an unsupported element type, or is a
+        tensor of a graph in an eager call.
     """
     tensors: dict[str, Any] = {}
     eager = tf.executing_eagerly()
@@ -62,8 +62,8 @@ def as_tensors(**arguments: Any) -> dict[str, Any]:
 def check_axis(axis: Any, x: Any) -> int:
     """Return the channel axis, not negative, or raise.
 
-    For a traced x of unknown rank it is the argument, which `resolve_axis` checks when the function
-    runs.
+    For a traced x of unknown rank, return the argument unchanged; `resolve_axis` checks it when the
+    function runs.
     """
     rank: int | None = x.shape.rank
     if rank is None:
@@ -144,9 +144,10 @@ def _as_tensor(name: str, value: Any) -> Any:
 
 
 def _is_readable(value: object) -> bool:
-    """Return whether TensorFlow reads a value: its own tensors, and lists of those and of numbers.
+    """Whether TensorFlow can read a value: its own tensors, and lists of tensors and numbers.
 
-    An exception of another value's comparison can end the process in TensorFlow.
+    Other values are not passed to TensorFlow, because TensorFlow compares them, and an exception in
+    the comparison can end the process.
     """
     kind = type(value)
     if kind is list or kind is tuple:
@@ -163,7 +164,7 @@ def _read(name: str, value: Any) -> np.ndarray:
     array = problem.as_array(name, value)
     kind = element_type(array.dtype)
     if kind is not None:
-        # A constant of a graph ignores the byte order.
+        # A constant in a graph ignores the byte order.
         return array if array.dtype.isnative else array.astype(kind)
     if issubclass(type(value), np.ndarray):
         raise _unsupported(name, array.dtype)

@@ -1,9 +1,9 @@
 """The operators on tensors, with their gradients.
 
-The gradient of the forward pass is the backward pass, that of the backward pass is
-`backnorm.batch_norm_double_backward`, which has none; with reproducible sums the backward pass has
-none. Where Python cannot be called (`modes.py`), formulas run, which TensorFlow differentiates. A
-function `_of_...` is the gradient of an operator (`nodes.py`).
+The gradient of the forward pass is the backward pass. The gradient of the backward pass is
+`backnorm.batch_norm_double_backward`, which has no gradient. With reproducible sums, the backward
+pass has no gradient. Where Python cannot be called (`modes.py`), formulas run, which TensorFlow
+differentiates. A function named `_of_...` is the gradient of an operator (`nodes.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["backward", "forward", "inference"]
 
 
 def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) -> tuple[Any, ...]:
-    """Return y, mean and variance; gradients are those of y.
+    """Return y, mean and variance; only y has gradients.
 
     Parameters
     ----------
     statistics : tf.DType or None
-        Type of mean and variance; not used by an eager call.
+        Type of mean and variance; not used in an eager call.
     """
     if wants_formulas(x, gamma, beta):
         y, *moments = formulas.forward(x, gamma, beta, options)
@@ -46,7 +46,7 @@ def _of_forward(operands: Any, statistics: Any, cotangents: Any, options: Option
 
 
 def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, options: Options) -> Any:
-    """Return y, which has gradients with respect to all five."""
+    """Return y, which has gradients with respect to all five tensors."""
     if wants_formulas(x, mean, variance, gamma, beta):
         return formulas.inference(x, mean, variance, gamma, beta, options)
     node = Node("batch_norm_inference", calls.inference, [x], gradient=_of_inference)
@@ -69,11 +69,11 @@ def backward(
 ) -> tuple[Any, ...]:
     """Return dx, dgamma and dbeta, which have gradients with respect to x, dy and gamma.
 
-    With frozen statistics also with respect to mean and variance; in training these are functions
-    of x, whose gradient includes theirs.
+    With frozen statistics, they also have gradients with respect to mean and variance. In training,
+    mean and variance are functions of x, and the gradient of x includes their gradients.
     """
     if options.training:
-        # In a loop, TensorFlow would compute with zeros for a missing gradient.
+        # In a loop, TensorFlow would use zeros for a missing gradient.
         mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     if wants_formulas(x, dy, mean, variance, gamma):
         return formulas.backward(x, dy, mean, variance, gamma, options)

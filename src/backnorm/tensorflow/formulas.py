@@ -1,8 +1,9 @@
 """Batch normalisation in plain TensorFlow operators, for where Python cannot be called.
 
-Elements are computed in float64, so that results of other types are rounded once, or in float32
-where that is requested; sums are float64, those of short rows of float32 elements float32.
-TensorFlow differentiates the functions, to any order and in forward mode, and XLA compiles them.
+Elements are computed in float64, so that results of other types are rounded once, or in float32 if
+that is requested. Sums are float64, except that short rows of float32 elements are summed in
+float32. TensorFlow differentiates the functions, to any order and in forward mode, and XLA compiles
+them.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ class _Namespace:
         self._shape = [-1 if k == axis else 1 for k in range(rank)]
         self._axes = [k for k in range(rank) if k != axis]
         size = x.shape[self._axes[-1]]
-        # XLA took as long for float32 elements whose sums are all float64 as for float64 ones, and
-        # 0.2 to 0.4 of that with float32 rows of 40 and of 80 (one thread of an Intel Xeon).
+        # With all sums in float64, XLA took as long for float32 elements as for float64 elements.
+        # With rows of 40 and of 80 elements summed in float32 it took 0.2 to 0.4 of that time (one
+        # thread of an Intel Xeon).
         is_short = rank > 2 and size is not None and size <= _LONGEST_RUN
         self._run = self._axes[-1] if is_short else None
         sizes = tf.gather(tf.shape(x), self._axes)
         self.count = tf.cast(tf.maximum(tf.reduce_prod(sizes), 1), _CHANNELS)
 
     def channels(self, values: Any) -> Any:
-        """Return a per-channel tensor in the type and shape of such tensors; None for None."""
+        """Return a per-channel tensor as float64, in a shape that broadcasts; None for None."""
         return None if values is None else tf.reshape(tf.cast(values, _CHANNELS), self._shape)
 
     def sum(self, elements: Any) -> Any:
@@ -52,7 +54,7 @@ class _Namespace:
         return tf.reduce_sum(tf.cast(elements, _CHANNELS), self._axes, keepdims=True)
 
     def spread(self, channels: Any, elements: Any) -> Any:
-        # Gradients are summed up as `sum` does: along the axes that are broadcast here.
+        # The gradient sums over the axes that are broadcast here, in the same way as `sum`.
         if elements.dtype == channels.dtype:
             return channels
         shape, run = tf.shape(elements), self._run
@@ -63,8 +65,9 @@ class _Namespace:
 
     def scaled(self, elements: Any, s: Any, gamma: Any) -> Any:
         elements = elements * self.spread(s, elements)
-        # One factor after the other: of x - mean times the product of two channels' factors,
-        # TensorFlow 2.21 has a wrong second order in eager forward mode within forward mode.
+        # The factors are multiplied one after the other. If x - mean is multiplied by the product
+        # of two per-channel factors, TensorFlow 2.21 computes a wrong second order in nested eager
+        # forward mode.
         return elements if gamma is None else elements * self.spread(gamma, elements)
 
     def rounded(self, channels: Any, elements: Any) -> Any:
@@ -83,17 +86,18 @@ def forward(
 ) -> tuple[Any, Any, Any]:
     """Return y, mean and variance.
 
-    `exchange` returns the mean and variance of a whole batch, (C,), from those of its part x.
+    `exchange` returns the mean and variance of a whole batch, (C,), given those of its part x.
     """
     _check(options)
-    # Converted once: a gradient with two ways back to x would be rounded to x's type on each.
+    # x is converted once. With two conversions, the gradient would be rounded to x's type on each
+    # path back to x.
     wide = _wide(x, options)
     xp = _Namespace(wide, options)
     mean, variance = formulas.statistics(xp, wide)
     if exchange is not None:
         own = [tf.reshape(each, [-1]) for each in (mean, variance)]
         mean, variance = map(xp.channels, exchange(*own, x)[:2])
-    # The elements' type may hold the mean only in two parts.
+    # The mean may need two numbers of the elements' type.
     high = xp.rounded(mean, wide)
     centred = wide - xp.spread(high, wide)
     if wide.dtype != _CHANNELS:
@@ -122,7 +126,7 @@ def backward(
     xp = _Namespace(wide, options)
     mean, variance = map(xp.channels, (mean, variance))
     if options.training:
-        # The values of the arguments, as functions of x when this is differentiated.
+        # The values are those of the arguments; their derivatives are those of functions of x.
         own = formulas.statistics(xp, wide)
         pairs = zip((mean, variance), own, strict=True)
         mean, variance = (of_x + tf.stop_gradient(each - of_x) for each, of_x in pairs)
@@ -142,7 +146,7 @@ def _normalized(
 
 
 def _check(options: Options) -> None:
-    """Raise if sums are reproducible: only kernels have such sums."""
+    """Raise if sums must be reproducible, because only kernels have such sums."""
     if options.reproducible:
         raise ArgumentValueError(
             "reproducible",
@@ -155,7 +159,7 @@ def _check(options: Options) -> None:
 
 
 def _wide(x: Any, options: Options) -> Any:
-    """Return x in the type that its elements are computed in."""
+    """Return x in the type in which its elements are computed."""
     return tf.cast(x, tf.float32 if options.arithmetic == "float32" else tf.float64)
 
 

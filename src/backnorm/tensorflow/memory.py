@@ -1,4 +1,4 @@
-"""Tensors as NumPy arrays and back: the same memory wherever TensorFlow allows it.
+"""Convert tensors to NumPy arrays and back, sharing memory if TensorFlow allows it.
 
 With TensorFlow 2.21 on a CPU: ``numpy.asarray(tensor)`` is a view for every type
 (``tensor.numpy()`` is a copy), ``tf.constant(array)`` and ``tf.convert_to_tensor(array)`` copy, and
@@ -22,19 +22,19 @@ __all__ = ["as_array", "as_tensor"]
 
 
 def as_array(tensor: Any) -> np.ndarray:
-    """Return an eager tensor's elements, without copying those of a CPU's."""
+    """Return an eager tensor's elements as an array; a CPU's tensor is not copied."""
     return np.asarray(tensor)
 
 
 def as_tensor(array: np.ndarray) -> Any:
-    """Return an array as an eager tensor: its own memory if that is aligned, else a copy.
+    """Return an array as an eager tensor, which shares the array's memory if that is aligned.
 
     The array must not be written to afterwards.
     """
     if not (array.flags.c_contiguous and is_aligned(array)):
         source, array = array, aligned(array.shape, array.dtype)
         array[...] = source
-    if array.dtype == BFLOAT16:  # NumPy's DLPack knows no bfloat16
+    if array.dtype == BFLOAT16:  # NumPy's DLPack does not support bfloat16
         return tf.bitcast(_shared(array.view(np.uint16)), tf.bfloat16)
     return _shared(array)
 

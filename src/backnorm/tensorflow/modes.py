@@ -1,7 +1,7 @@
 """The modes of TensorFlow in which a call cannot call Python.
 
-They are read from modules that TensorFlow does not document. In a TensorFlow without these modules
-its own errors are raised; that of XLA names the node.
+The modes are read from undocumented modules of TensorFlow. If a version of TensorFlow does not have
+these modules, its own errors are raised; that of XLA names the node.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["has_tangent", "is_for_xla", "wants_formulas"]
 
 
 def wants_formulas(*tensors: Any) -> bool:
-    """Return whether XLA compiles a call with these tensors, or one has a tangent.
+    """Whether XLA compiles a call with these tensors, or one of them has a tangent.
 
     XLA cannot call Python. While a graph is traced, forward mode
-    (`tf.autodiff.ForwardAccumulator`) treats a function that calls Python as a constant; of an
-    eager function it transposes the gradient, which omits the next order.
+    (`tf.autodiff.ForwardAccumulator`) treats a function that calls Python as a constant. For an
+    eager function, it transposes the gradient, which omits the next order.
     """
     return has_tangent(*tensors) or is_for_xla()
 
 
 def is_for_xla() -> bool:
-    """Return whether XLA compiles the graph that is being traced."""
+    """Whether XLA compiles the graph that is being traced."""
     if tf.executing_eagerly():
         return False
     try:
@@ -40,7 +40,7 @@ def is_for_xla() -> bool:
 
 
 def has_tangent(*tensors: Any) -> bool:
-    """Return whether one of these tensors has a tangent (forward mode); tensors may be None."""
+    """Whether one of these tensors has a tangent (forward mode); tensors may be None."""
     present = [tensor for tensor in tensors if tensor is not None]
     try:
         return bool(forwardprop_util.pack_tangents(present).tangents)

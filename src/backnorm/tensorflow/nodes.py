@@ -1,15 +1,15 @@
-"""Calls of kernels on tensors: made at once, or while tracing as nodes of a graph.
+"""Calls of kernels on tensors: immediate calls, and, while tracing, nodes of a graph.
 
-TensorFlow has no gradient of a node that calls Python, and takes a missing one for zero.
-`tf.custom_gradient` gives such a node a gradient by an operator around it. What copies nodes one by
-one loses that operator's gradient: `tf.vectorized_map`, `GradientTape.jacobian` and
-`batch_jacobian`. So a node has two attributes of its own, which its copies keep:
+TensorFlow has no gradient for a node that calls Python, and treats a missing gradient as zero.
+`tf.custom_gradient` gives such a node a gradient by an operator around it. Functions that copy
+nodes one by one lose that operator's gradient: `tf.vectorized_map`, `GradientTape.jacobian` and
+`batch_jacobian`. Therefore a node has two safeguards, which its copies keep:
 
-- The node itself names its gradient. TensorFlow looks there wherever it differentiates a graph,
-  which includes loops and functions.
-- Its results pass through ``PreventGradient``, whose gradient is an error. That operator, too,
-  names another gradient, the identity, for graphs. Only a tape that recorded a copy as it was made
-  ignores the names; it meets the error.
+- The node itself names its gradient. TensorFlow uses this name when it differentiates a graph,
+  including loops and functions.
+- The node's results pass through ``PreventGradient``, whose gradient is an error. In graphs, that
+  operator names the identity as its gradient instead. Only a tape that records a copy while it is
+  made ignores the names, and raises the error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Gradient = Callable[[list[Any], list[Any], list[Any], Options], Sequence[Any]]
 
 
 class Node(NamedTuple):
-    """A call of a kernel: what is called, and its results.
+    """A call of a kernel: its function, its results and their gradient.
 
     Attributes
     ----------
@@ -45,15 +45,15 @@ class Node(NamedTuple):
     call : callable
         A function of `backnorm.tensorflow.calls`.
     like : sequence of tensors
-        The first results have their shapes and types.
+        The first results have the shapes and types of these tensors.
     per_channel : sequence of tf.DType
         The types of the other results, of shape (*rows, C).
     gradient : callable, optional
         ``gradient(operands, statistics, cotangents, options)`` returns the gradient of each operand
-        (anything for None). `statistics` are the results per channel, `cotangents` those of all
-        results. It is called with the tensors of the node and with those of its copies, so it
-        refers to nothing but its arguments, and is a function of a module. Without it the copies of
-        the node have no gradient: an error.
+        (any value for an operand that is None). `statistics` are the per-channel results,
+        `cotangents` are those of all results. It is called with the tensors of the node and with
+        those of its copies, so it must be a function of a module and use only its arguments.
+        Without it, differentiating a copy of the node is an error.
     rows : tuple of int
     """
 
@@ -83,13 +83,13 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
         return tuple(results), of_operands
 
     results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
-    # Those that came out of the operator: a gradient that depends on them has gradients itself.
+    # The results of the operator, so that a gradient that depends on them is differentiable.
     statistics += results[len(node.like) :]
     return results
 
 
 def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
-    """Return the results of a call: computed at once, or while tracing those of a graph's node.
+    """Return the results of a call: computed immediately, or, while tracing, those of a node.
 
     The first tensor is x; tensors may be None. The node calls Python. It is stateless: TensorFlow
     may merge equal nodes, and omits those whose results are not used. The caller gives the results
@@ -132,12 +132,12 @@ def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
 def _registered(
     name: str, gradient: _Gradient, options: Options, presence: tuple[bool, ...], elements: int
 ) -> str:
-    """Return the name under which TensorFlow has the gradient of such nodes.
+    """Register the gradient of such nodes with TensorFlow and return its name.
 
     Parameters
     ----------
     elements : int
-        The number of results that are not per channel, which come first.
+        The number of the first results, which are not per channel.
     """
 
     def of_inputs(node: Any, *cotangents: Any) -> Any:
@@ -152,14 +152,14 @@ def _registered(
 
 
 def _guarded(results: Sequence[Any], is_differentiable: bool) -> list[Any]:
-    """Return the results of a node; a tape that comes to them past the gradient raises an error."""
+    """Return the results of a node, for which a tape that misses the gradient raises an error."""
     override = {"PreventGradient": _PASSED_ON} if is_differentiable else {}
     with tf.compat.v1.get_default_graph().gradient_override_map(override):
         return [tf.raw_ops.PreventGradient(input=result, message=_LOST) for result in results]
 
 
 def _register(name: str, gradient: Callable[..., Any]) -> str:
-    """Return a new name of a gradient."""
+    """Register a gradient with TensorFlow under a new name, and return the name."""
     unique = f"backnorm_{name}_{uuid.uuid4().hex}"
     tf.RegisterGradient(unique)(gradient)
     return unique
@@ -169,9 +169,10 @@ _PASSED_ON = _register("identity", lambda _, *cotangents: cotangents)
 
 
 def _unavailable(cotangents: Sequence[Any]) -> list[Any]:
-    """Return gradients that are an error when they are computed.
+    """Return gradients that raise an error when they are computed.
 
-    `tf.saved_model.save` asks for the gradient of a kind of node, without a node.
+    Raising here would be too early: `tf.saved_model.save` requests the gradient of each type of
+    node.
     """
     message = "backnorm: an operation of a SavedModel has no gradient where it was mapped"
     with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
@@ -184,16 +185,16 @@ def pick(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
 
 
 def place(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
-    """Undo `pick`: None where there was none."""
+    """Undo `pick`: return None for each value that was left out."""
     remaining = iter(values)
     return [next(remaining) if there else None for there in presence]
 
 
 def here(tensors: Sequence[Any]) -> list[Any]:
-    """Return the tensors as those of the graph that is being traced.
+    """Return the tensors as tensors of the graph that is being traced.
 
-    A gradient function keeps them, and may be called while another graph is traced. That graph can
-    use tensors of the graph around it, but not of one further out.
+    A gradient function stores tensors, and may be called while another graph is traced. That graph
+    can use tensors of the graph around it, but not of graphs further out.
     """
     if tf.executing_eagerly():
         return list(tensors)

@@ -1,4 +1,4 @@
-"""Batch normalisation on TensorFlow's tensors: the functions that users call."""
+"""Batch normalisation on TensorFlow's tensors: the public functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Normalized(NamedTuple):
-    """Result of the training forward: y, and the batch mean and biased variance, (C,) each."""
+    """Results of the training forward: y, and the batch mean and biased variance, (C,) each."""
 
     y: Any
     mean: Any
@@ -54,7 +54,7 @@ def _as_written(function: _Function) -> _Function:
         try:
             return function(*args, **kwargs)
         except BacknormError as error:
-            # AutoGraph raises its own StagingError instead, unless it finds this.
+            # Without this attribute, AutoGraph raises its own StagingError instead.
             error.ag_pass_through = True  # type: ignore[attr-defined]
             raise
 
@@ -85,43 +85,43 @@ def batch_norm(
     x : tensor, rank 2 or more
         float64, float32, float16 or bfloat16.
     gamma, beta : tensor or variable, shape (C,), optional
-        Scale and offset, 1 and 0 if absent; x's type, or float32 beside a 16-bit x.
+        Scale and offset, 1 and 0 if absent. Of x's type; for a 16-bit x also float32.
     epsilon : float
         Added to the variance; finite and not negative.
     axis : int
-        The axis of the channels: -1 for NHWC, 1 for NCHW, any other.
+        The axis of the channels: -1 for NHWC, 1 for NCHW, or any other axis.
     arithmetic : {"float32", "float64"}, optional
-        What elements are computed in, and short runs of sums added up, by the gradient, too. None:
-        what holds when the function is called, or traced (`backnorm.arithmetic`).
+        The type in which elements are computed and short runs of sums are added up, also in the
+        gradient. None: the setting of `backnorm.arithmetic` when the function is called or traced.
     reproducible : bool
-        Whether y, statistics and gradients have the same bits in every layout, and however the
-        elements of a channel are ordered: sums are added up as integers, which takes longer. It is
-        then differentiable once.
+        Whether y, statistics and gradients have the same bits in every layout and for every order
+        of the elements of a channel. Sums are then added up as integers, which takes longer, and y
+        is differentiable once.
 
     Returns
     -------
     Normalized
         y of x's shape and type; mean and variance, (C,), of gamma's type (without gamma and beta:
-        x's, or float32 beside a 16-bit x). The gradient is that of y, with mean and variance as
-        functions of x; what is made of the returned mean and variance has no gradient (they went
-        through `tf.stop_gradient`), as with `tf.compat.v1.nn.fused_batch_norm`.
+        x's type, or float32 for a 16-bit x). Gradients flow only through y, where mean and variance
+        are functions of x. The returned mean and variance have passed `tf.stop_gradient`, as in
+        `tf.compat.v1.nn.fused_batch_norm`.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For a wrong type, shape, axis or epsilon; and, if it is to be reproducible, where XLA
-        compiles the function, and in forward mode.
+        For a wrong type, shape, axis or epsilon. With `reproducible`, also if XLA compiles the
+        function, and in forward mode.
     BacknormError
-        For a gradient of the third order, or of the second if it is reproducible. A tensor of
-        another function is an error of TensorFlow's own (TypeError).
+        For a gradient of the third order, or of the second if it is reproducible. For a tensor of
+        another function, TensorFlow raises its own error (TypeError).
 
     Notes
     -----
-    An eager call works on the tensors' own memory and copies nothing that is large. Within a
-    `tf.function` it is a `tf.numpy_function`, with the same computation; that holds Python's lock
-    between kernels, and cannot be saved in a SavedModel. Where XLA compiles the function, and in
-    forward mode, it is formulas of TensorFlow's operators, whose elements are computed in float64
-    unless float32 is asked for.
+    An eager call works on the tensors' own memory and copies no large tensor. In a `tf.function` it
+    is a `tf.numpy_function` with the same computation. That operator holds Python's lock between
+    kernels, and cannot be saved in a SavedModel. If XLA compiles the function, and in forward mode,
+    formulas of TensorFlow's operators run. Their elements are computed in float64 unless float32 is
+    requested.
     """
     arguments = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
     return Normalized(*differentiable.forward(**arguments))
@@ -140,36 +140,36 @@ def batch_norm_synchronised(
 ) -> Normalized:
     """Normalise this replica's part of a batch with the statistics of all replicas' parts.
 
-    For a function that a `tf.distribute.Strategy` runs; all replicas must call it, and go backward
-    through it, in the same order. Without a strategy, of one replica, and outside of `run`, where
-    x is the whole batch, it is `batch_norm`.
+    Use it in a function that a `tf.distribute.Strategy` runs. All replicas must call it, and go
+    backward through it, in the same order. Without a strategy, with one replica, and outside of
+    `run`, x is the whole batch, and the function is the same as `batch_norm`.
 
     Parameters
     ----------
     x, gamma, beta, epsilon, axis, arithmetic
-        As of `batch_norm`; parts may differ in size, and be empty.
+        As in `batch_norm`; parts may differ in size, and be empty.
     reproducible : bool
-        Whether y, statistics and gradients have the same bits on any number of replicas, however
-        the batch is cut, ordered and laid out.
+        Whether y, statistics and gradients have the same bits for any number of replicas, and for
+        every division, order and layout of the batch.
 
     Returns
     -------
     Normalized
-        As of `batch_norm`; mean and variance are those of the whole batch, the same bits in all
-        replicas, and 0 if it is empty. The gradient of x is that of the sum of all replicas'
-        losses; those of gamma and beta are this part's, which optimizers add up. If they are to be
-        reproducible those of the whole batch are the first replica's, and the others' are zero:
-        what is added up is then rounded once.
+        As in `batch_norm`. mean and variance are those of the whole batch, with the same bits in
+        all replicas, and 0 if it is empty. The gradient of x is that of the sum of all replicas'
+        losses. The gradients of gamma and beta are those of this part, which optimizers add up.
+        With `reproducible`, the first replica has the gradients of the whole batch and the others
+        have zeros, so that the sum is rounded once.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         As `batch_norm`.
     BacknormError
-        In forward mode, and for a gradient of the second order, but where XLA compiles formulas.
+        In forward mode, and for a gradient of the second order, unless XLA compiles formulas.
     RuntimeError
-        TensorFlow's, where replicas cannot meet: in control flow, or a `tf.function` within the
-        function that the strategy runs.
+        From TensorFlow, if replicas cannot synchronise: in control flow, and in a `tf.function` in
+        the function that the strategy runs.
     """
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
@@ -198,7 +198,7 @@ def batch_norm_inference(
     x : tensor, rank 2 or more
         float64, float32, float16 or bfloat16.
     mean, variance : tensor or variable, shape (C,)
-        Statistics; x's type, or float32 beside a 16-bit x.
+        Statistics, of x's type; for a 16-bit x also float32.
     gamma, beta : tensor or variable, shape (C,), optional
         Scale and offset, of mean's type; 1 and 0 if absent.
     epsilon : float
@@ -206,12 +206,12 @@ def batch_norm_inference(
     axis : int
         The axis of the channels.
     arithmetic : {"float32", "float64"}, optional
-        As of `batch_norm`.
+        As in `batch_norm`.
 
     Returns
     -------
     tensor
-        y, of x's shape and type. Differentiable twice with respect to all five tensors.
+        y, of x's shape and type. It is differentiable twice with respect to all five tensors.
 
     Raises
     ------
@@ -248,7 +248,7 @@ def batch_norm_backward(
         dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
         dx     = gamma*s * dy                                            frozen statistics
 
-    `batch_norm` calls it where `tf.GradientTape` asks for its gradient.
+    `tf.GradientTape` calls this function for the gradient of `batch_norm`.
 
     Parameters
     ----------
@@ -257,8 +257,8 @@ def batch_norm_backward(
     dy : tensor
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : tensor or variable, shape (C,)
-        The statistics of the forward pass, the variance being the biased one; x's type, or float32
-        beside a 16-bit x.
+        The statistics of the forward pass; the variance is the biased one. Of x's type; for a
+        16-bit x also float32.
     gamma : tensor or variable, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
@@ -266,13 +266,13 @@ def batch_norm_backward(
     axis : int
         The axis of the channels.
     training : bool
-        True: the statistics are functions of x; they have no gradients of their own, x's includes
-        them. False: they are constants, with gradients like any other argument.
+        True: the statistics are functions of x. The gradient of x includes theirs, and they have
+        none of their own. False: they are constants, and have gradients like any other argument.
     arithmetic : {"float32", "float64"}, optional
-        As of `batch_norm`.
+        As in `batch_norm`.
     reproducible : bool
-        Whether the gradients have the same bits, as of `batch_norm`; they then have none of their
-        own.
+        Whether the gradients are reproducible, as in `batch_norm`; they then are not
+        differentiable.
 
     Returns
     -------
@@ -282,8 +282,8 @@ def batch_norm_backward(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError, BacknormError
-        As `batch_norm`; an eager call also for a channel whose variance + epsilon is finite and not
-        positive (within a `tf.function` that is an error of TensorFlow's runtime, with its text).
+        As `batch_norm`. In an eager call, also for a channel whose variance + epsilon is finite and
+        not positive; in a `tf.function`, TensorFlow's runtime raises an error with the same text.
 
     References
     ----------

@@ -1,22 +1,23 @@
-"""Batch normalisation of a batch in several replicas, with the statistics of the whole batch.
+"""Batch normalisation of a batch that is split over replicas, with statistics of the whole batch.
 
 Replicas exchange float64 or int64 numbers by `all_reduce`.
 
-*Forward*: mean and variance of each replica's own elements, and their number, 2C + 1 numbers. Each
-replica puts them into its own row of a matrix of zeros, and the sum of all matrices has all rows:
-one message, without rounding. The rows are combined by the formula for parallel variances (Chan,
-Golub and LeVeque, 1979), which loses no digits whatever the means; sums of squares would cancel.
-The rows are in the order of the replicas, so that all replicas have the same bits.
+*Forward*: the replicas exchange mean, variance and number of their own elements, 2C + 1 numbers.
+Each replica writes them to its own row of a matrix of zeros. The sum of all matrices has all rows,
+which takes one message and no rounding. The rows are combined by the formula for parallel variances
+(Chan, Golub and LeVeque, 1979). It loses no digits, whatever the means are; sums of squares would
+cancel. The rows are in the order of the replicas, so all replicas get the same bits.
 
-*Backward*: one sum of 2C numbers; the number of elements is known from the forward pass.
+*Backward*: the replicas make one sum of 2C numbers; the number of elements is known from the
+forward pass.
 
 *Reproducible sums* are integers, with the bins that they count in (`binned`), and the number of
-elements: 8C + 1 numbers, or 10C + 1 for float64 elements. They are exchanged in rows in both
-passes, so that a message has a row for each replica: `all_reduce` has no maximum, by which replicas
-could agree on the top bins before one sum. Each replica adds up all rows.
+elements: 8C + 1 numbers, or 10C + 1 for float64 elements. In both passes they are exchanged in
+rows, one for each replica, and each replica adds up all rows. (`all_reduce` has no maximum, by
+which replicas could agree on the top bins before a single sum.)
 
-All strategies have `all_reduce`: eagerly, in graphs, and for XLA, with a gradient. (`all_gather` is
-not available where XLA compiles replicas on GPUs.)
+All strategies have `all_reduce`, eagerly, in graphs and for XLA, and it has a gradient.
+(`all_gather` is not available if XLA compiles replicas on GPUs.)
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ class _Saved(NamedTuple):
 def forward(
     x: Any, gamma: Any, beta: Any, options: Options, statistics: Any, replica: Any
 ) -> tuple[Any, ...]:
-    """Return y of this replica's part, and mean and variance of all; gradients are those of y.
+    """Return y of this part, and mean and variance of the whole batch; only y has gradients.
 
     Parameters
     ----------
     statistics : tf.DType or None
-        Type of mean and variance; not used by an eager call.
+        Type of mean and variance; not used in an eager call.
     replica : tf.distribute.ReplicaContext
-        Of more than one replica.
+        The context of a strategy with more than one replica.
     """
     if has_tangent(x, gamma, beta):
         raise BacknormError(
@@ -110,7 +111,7 @@ def _backward(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]:
 def _normalised(
     x: Any, gamma: Any, beta: Any, options: Options, statistics: Any, replica: Any
 ) -> list[Any]:
-    """Return y of this part, mean and variance of the whole, and the rest of `_Saved`."""
+    """Return y of this part, mean and variance of the whole batch, and other fields of `_Saved`."""
     own = compute(_reduction("batch_norm_moments", calls.moments, x, options), [x], options)
     saved: list[Any] = []
     if options.reproducible:
@@ -125,8 +126,8 @@ def _normalised(
 def _gradients(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]:
     """Return dx, and dgamma and dbeta of this part.
 
-    With reproducible sums dgamma and dbeta are those of the whole in the first replica, and zero in
-    the others.
+    With reproducible sums, dgamma and dbeta are those of the whole batch in the first replica, and
+    zero in the others.
     """
     x, dy, mean, *_, exact, count = saved
     reduction = _reduction("batch_norm_sums", calls.sums, x, options)
@@ -145,7 +146,7 @@ def _gradients(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]
 
 
 def _reduction(name: str, call: Any, x: Any, options: Options) -> Node:
-    """Return the node that sums up this part: two float64 values a channel, or bins."""
+    """Return the node that sums up this part: two float64 values per channel, or bins."""
     if options.reproducible:
         return Node(name, call, [], [tf.int64], rows=(bin_rows(x.dtype.size),))
     return Node(name, call, [], [tf.float64] * 2)
@@ -159,12 +160,12 @@ def _refused(*_: Any) -> NoReturn:
 
 
 def moments_of_all(mean: Any, variance: Any, x: Any, replica: Any) -> tuple[Any, Any, Any]:
-    """Return mean, variance and number of elements of a channel of all replicas' elements.
+    """Return mean, variance and number of elements per channel of all replicas.
 
     Parameters
     ----------
     mean, variance : tf.Tensor, float64, shape (C,)
-        Of this replica's elements, the variance being the biased one; 0 without any.
+        Mean and biased variance of this replica's elements; 0 if it has none.
     x : tf.Tensor
         This replica's elements, which are counted.
     replica : tf.distribute.ReplicaContext
@@ -182,19 +183,19 @@ def moments_of_all(mean: Any, variance: Any, x: Any, replica: Any) -> tuple[Any,
 
 
 def sums_of_all(sum_dy: Any, sum_dy_xmu: Any, replica: Any) -> Any:
-    """Return the sums of all replicas from two sums of this replica, float64, of shape (C,)."""
+    """Return two sums of all replicas, given those of this replica: float64, shape (C,)."""
     return tf.unstack(_sum(tf.stack([sum_dy, sum_dy_xmu]), replica))
 
 
 def bins_of_all(bins: Any, x: Any, replica: Any) -> Any:
-    """Return a row of each replica: its bins, flat, and its number of elements of a channel.
+    """Return a row for each replica: its flattened bins, and its number of elements per channel.
 
     Parameters
     ----------
     bins : tf.Tensor, int64, shape (rows, C)
-        Of this replica's elements.
+        The bins of this replica's elements.
     x, replica
-        As of `moments_of_all`.
+        As in `moments_of_all`.
     """
     channels, elements = tf.shape(bins, tf.int64)[1], tf.size(x, tf.int64)
     own = tf.concat([tf.reshape(bins, [-1]), [elements // tf.maximum(channels, 1)]], 0)
@@ -202,7 +203,7 @@ def bins_of_all(bins: Any, x: Any, replica: Any) -> Any:
 
 
 def _rows(own: Any, replica: Any) -> Any:
-    """Return a row of numbers of each replica, in the order of replicas."""
+    """Return the numbers of all replicas, one row each, in the order of the replicas."""
     place, size = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
     return _sum(tf.scatter_nd([[place]], own[tf.newaxis], [size, tf.size(own)]), replica)
 

@@ -1,7 +1,7 @@
-"""Activations behind a normalisation, by PyTorch's operators, and the modules that compute them.
+"""Activations by PyTorch's operators, and the modules that compute them.
 
-``hardtanh(y, 0, ceiling)`` is PyTorch's ReLU6. Its derivative is 0 where y has reached a bound, as
-the kernels' is. (That of ``clamp`` is 1 there.)
+``hardtanh(y, 0, ceiling)`` is PyTorch's ReLU6. Its derivative is 0 where y has reached a bound,
+like that of the kernels. (The derivative of ``clamp`` is 1 there.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _silu_in_place(dy: Tensor, z: Tensor) -> Tensor:
 
 
 class _Smooth(NamedTuple):
-    """An activation whose derivative needs its input z: PyTorch's module and functions.
+    """PyTorch's module and functions for an activation whose derivative needs its input z.
 
     `overwriting` is a derivative that may write its result to z.
     """
@@ -57,7 +57,7 @@ def activation_of(
 ) -> Activation | None:
     """Return the activation that a module computes, or None.
 
-    `cls` is the class to go by; without it the module's own.
+    `cls` is the class that decides, by default the class of the module.
     """
     cls = cls or type(module)
     if cls in (torch.nn.ReLU6, torch.nn.Hardtanh):
@@ -68,14 +68,14 @@ def activation_of(
 
 
 def _is_exact_ceiling(lower: object, upper: object) -> bool:
-    """Whether `hardtanh` with these bounds is a ReLU whose ceiling every element type has exactly.
+    """Whether `hardtanh` with these bounds is a ReLU with a ceiling exact in every element type.
 
-    If a type rounds the ceiling, PyTorch's gradient depends on the direction.
+    If the ceiling is rounded, PyTorch's gradient depends on the direction of rounding.
     """
     if not all(type(bound) in (int, float) for bound in (lower, upper)) or lower != 0:
         return False
     assert isinstance(upper, int | float)
-    # The eight bits of bfloat16, within the normal numbers of float16.
+    # The ceiling has at most the eight bits of bfloat16 and is a normal number of float16.
     return 2.0**-14 <= upper <= 2.0**15 and math.ldexp(math.frexp(upper)[0], 8).is_integer()
 
 
@@ -88,7 +88,7 @@ def add_and_activate(y: Tensor, residual: Tensor | None, activation: Activation 
 
 def activate(y: Tensor, activation: Activation, *, in_place: bool = False) -> Tensor:
     """Return y with an activation applied."""
-    # By their names: PyTorch 2.11's compiler cannot unpack a named tuple that the graph is given.
+    # PyTorch 2.11's compiler cannot unpack a named tuple that is an input of the graph.
     name, ceiling = activation.name, activation.ceiling
     if name != "relu":
         return _SMOOTH[name].function(y, inplace=in_place)
@@ -98,6 +98,9 @@ def activate(y: Tensor, activation: Activation, *, in_place: bool = False) -> Te
 
 
 def derivative(dy: Tensor, z: Tensor, activation: Activation, *, overwrite: bool = False) -> Tensor:
-    """Return the gradient of z, the input of a smooth activation; `overwrite`: maybe in z."""
+    """Return the gradient of z, the input of a smooth activation.
+
+    With `overwrite`, the result may be written to z.
+    """
     smooth = _SMOOTH[activation.name]
     return (smooth.overwriting if overwrite else smooth.derivative)(dy, z)

@@ -1,7 +1,8 @@
-"""Reproducible sums by PyTorch's own operators, for devices whose kernels have none.
+"""Reproducible sums by PyTorch's operators, for devices whose kernels do not compute them.
 
-The same integers as `cpu.kernels.bins` writes, bit for bit: terms are taken apart by the same
-operations, and integers add up in any order. All in float64, some forty passes over memory.
+The results are the integers that `cpu.kernels.bins` writes, bit for bit: terms are split by the
+same operations, and the order in which integers are added has no effect. All operations are in
+float64; together they make some forty passes over memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from backnorm.cpu.scratch import bin_rows
 
 __all__ = ["of_backward", "of_forward"]
 
-# As in `cpu.kernels.bins`, where they are explained.
+# `cpu.kernels.bins` explains these numbers.
 _LEAST, _HUGE = {3: -31, 4: -30}, 2.0**991
 
 
@@ -25,9 +26,9 @@ def of_forward(x: Tensor) -> tuple[Tensor, int]:
 
 
 def of_backward(x: Tensor, dy: Tensor, counts: Tensor | None, mean: Tensor) -> tuple[Tensor, int]:
-    """Return the sums of dy and of dy * (x - mean), as `of_forward`.
+    """Return the sums of dy and of dy * (x - mean), in the form of `of_forward`.
 
-    dy is taken for 0 where `counts` is False.
+    dy is replaced by 0 where `counts` is False.
     """
     if counts is not None:
         dy = torch.where(counts, dy, torch.zeros_like(dy))
@@ -44,7 +45,7 @@ def _both(slope: Tensor, centred: Tensor, x: Tensor) -> tuple[Tensor, int]:
     product = slope * centred
     parts = [product]
     if digits == 4:
-        # What the product of float64 elements is rounded by.
+        # The rounding error of the product of float64 elements.
         _, error = two_product(slope, centred)
         parts.append(torch.where(product.isfinite(), error, torch.zeros_like(error)))
     rows = [*_bins([slope], digits), *_bins(parts, digits)]
@@ -52,7 +53,10 @@ def _both(slope: Tensor, centred: Tensor, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _bins(parts: list[Tensor], digits: int) -> list[Tensor]:
-    """Return the top bins and the digits of sums of terms (C, M); the first are the largest."""
+    """Return the top bins and the digits of the sums of terms.
+
+    Each of `parts` has shape (C, M); the first has the largest terms.
+    """
     terms = parts[0]
     channels, count = terms.shape
     most = terms.abs().amax(1) if count else terms.new_zeros(channels)
@@ -74,7 +78,7 @@ def _bins(parts: list[Tensor], digits: int) -> list[Tensor]:
 
 
 def _special(terms: Tensor, digit: int) -> Tensor:
-    """Return how many terms are NaN, plus infinity or minus infinity, and then 0."""
+    """Return the numbers of terms that are NaN, plus infinity and minus infinity, then zeros."""
     tests = (terms.isnan(), terms >= _HUGE, terms <= -_HUGE)
     return tests[digit].sum(1) if digit < len(tests) else torch.zeros_like(terms[:, 0].long())
 

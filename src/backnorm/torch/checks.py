@@ -1,8 +1,8 @@
 """Checks of the tensors of a call, and errors with PyTorch's argument names.
 
 The operators check their operands, once for all calls with the same metadata. A call on tensors in
-memory is checked here only after an operator raised, for an error with the names of
-`torch.nn.functional.batch_norm`; a call of the dispatcher is always checked here.
+memory is checked here only after an operator has raised, so that the error has the argument names
+of `torch.nn.functional.batch_norm`. A call of the dispatcher is always checked here.
 
 Where PyTorch raises a RuntimeError, the error is a RuntimeError too.
 """
@@ -38,7 +38,7 @@ __all__ = [
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-#: The operators' names, and PyTorch's.
+#: The operators' names of arguments, and PyTorch's names.
 _NAMES = {
     "x": "input",
     "gamma": "weight",
@@ -55,7 +55,7 @@ class TensorValueError(ArgumentValueError, RuntimeError):
 
 
 class TensorTypeError(ArgumentTypeError, RuntimeError):
-    """A tensor of a type, or with an element type, that is not accepted."""
+    """An argument that is not a tensor, or a tensor whose element type is not accepted."""
 
 
 class UnsupportedTensorError(TensorTypeError, NotImplementedError):
@@ -108,7 +108,7 @@ def check_statistics(
     if not (
         running_mean is None
         or running_var is None
-        # Whatever is not a tensor is named where shapes and types are checked.
+        # A value that is not a tensor is reported by the checks of shapes and types.
         or getattr(running_mean, "requires_grad", False)
         or getattr(running_var, "requires_grad", False)
     ):
@@ -132,7 +132,7 @@ def check_statistics(
 
 
 def check_residual(residual: Tensor | None, input: Tensor, activation: Activation | None) -> None:
-    """Raise unless a residual is like the input, and a ReLU follows it."""
+    """Raise unless the residual has the input's metadata, and the activation is a ReLU."""
     if residual is None:
         return
     if activation is None or activation.name != "relu":
@@ -141,7 +141,7 @@ def check_residual(residual: Tensor | None, input: Tensor, activation: Activatio
 
 
 def check_batch(input: Tensor) -> None:
-    """Raise for a batch whose variances would be 0, as PyTorch does."""
+    """Raise for a batch with one value per channel, as PyTorch does."""
     if input.is_nested:
         check_tensor("input", input)
     shape = input.shape
@@ -168,7 +168,7 @@ def _check_like_input(residual: object, input: Tensor) -> None:
 
 
 def refuse(error: ArgumentError, *operands: Any) -> NoReturn:
-    """Raise the error of an operator with PyTorch's names; `operands` are those of `check`."""
+    """Raise the error of an operator, with PyTorch's names; `operands` are those of `check`."""
     check(*operands)
     if error.argument not in _NAMES:
         raise error
@@ -176,7 +176,7 @@ def refuse(error: ArgumentError, *operands: Any) -> NoReturn:
 
 
 def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
-    """Return an error with other names for the tensors, of a class that PyTorch's error has."""
+    """Return the error with other names of tensors, as a subclass of PyTorch's error class."""
     error = error.in_words(names)
     if isinstance(error, RuntimeError):
         return error

@@ -1,10 +1,10 @@
 """The backward pass and its gradients as compositions of PyTorch's operators.
 
-PyTorch differentiates these to any order, in reverse and forward mode, and for batched gradients.
-They take the place of the kernels where a result of a derivative is differentiated again beyond
-what the kernels' own derivatives give. Everything is computed in float64.
+PyTorch differentiates the compositions to any order, in reverse and forward mode, and for batched
+gradients. They replace the kernels where a gradient is differentiated more often than the kernels
+support. Everything is computed in float64.
 
-In training mean and variance are functions of x, and are computed from it here.
+In training, mean and variance are functions of x, so they are computed from x here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Normalised(NamedTuple):
     centred: Tensor
     mean: Tensor
     scale: Tensor
-    # 1 / M; ABSENT with frozen statistics, whose formulas lack the terms with it.
+    # 1 / M. It is ABSENT with frozen statistics, whose formulas do not have the terms with 1 / M.
     share: Any
 
 
@@ -66,7 +66,7 @@ def double_backward(
     eps: float,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dy and weight, given those of what `backward` returns.
+    """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
 
     `backnorm.second_order.formulas` has the formulas.
     """
@@ -86,7 +86,7 @@ def double_backward(
     gx = by_x(found, normalised, gradient - found.mean_dy, centred_outer)
     gdy = by_dy(found, normalised, centred_outer)
     gx = torch.zeros_like(x) if gx is ABSENT else gx.to(x.dtype)
-    # Without ddx and ddweight it is the same for all elements of a channel.
+    # Without ddx and ddweight, gdy is the same for all elements of a channel.
     gdy = torch.zeros_like(dy) if gdy is ABSENT else gdy.expand_as(dy).to(dy.dtype)
     dtype = statistics_type(x.dtype) if weight is None else weight.dtype
     if found.gamma is ABSENT:
@@ -102,7 +102,7 @@ def _normalised(
         column = _column(mean, x)
         scale = (_column(variance, x) + eps).rsqrt()
         return _Normalised(wide - column, column, scale, ABSENT)
-    # An empty batch has sums, of 0, and no mean.
+    # In an empty batch the sums are 0; the divisor must not be 0.
     share = 1.0 / max(x.numel() // max(x.shape[1], 1), 1)
     column = _sum(wide) * share
     centred = wide - column

@@ -1,4 +1,4 @@
-"""`convert` and `revert`: the layers of batch normalisation of a whole model, there and back."""
+"""Let backnorm compute the layers of batch normalisation of a model, and undo that."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class ConversionWarning(UserWarning):
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What `convert` did with one layer of batch normalisation; ``str()`` makes a line of it.
+    """The result of `convert` for one layer of batch normalisation; ``str()`` returns one line.
 
     Attributes
     ----------
     name : str
         The name of the layer in the model, as in `named_modules`: empty for the model itself.
     before, after : str
-        The class of the layer, with the package that users import it from. They are equal for a
-        layer that stays as it is, and for one that was backnorm's before.
+        The class of the layer, with the package that users import it from. `before` and `after` are
+        equal for a layer that was not changed, and for one that was already backnorm's.
     fused : bool
         Whether the layer computes an activation in the same pass.
     reason : str
@@ -106,23 +106,23 @@ def convert(
     ----------
     model : torch.nn.Module
     fuse : bool or iterable of (str, str)
-        Whether a layer computes the activation that follows it, in one pass each way:
-        `torch.nn.ReLU`, `ReLU6`, `Hardtanh` from 0 to a number of at most eight binary digits,
-        `SiLU`, `Hardswish`. True: in every `torch.nn.Sequential`, and in timm's layers, which have
-        an activation of their own. Pairs of names, as in `model.named_modules()`: the named layers
-        and activations. The caller then guarantees that the forward calls the activation with the
-        result of the layer, and uses neither of them for anything else. The layer gets an
-        `activation`, and the module of the activation becomes a `torch.nn.Identity` in its place.
-        Modules with hooks, or with more than one place in the model, are not fused; a pair with
-        such a module is an error.
+        Whether a layer also computes the activation that follows it, in the same forward and
+        backward pass. The activation is `torch.nn.ReLU`, `ReLU6`, `SiLU`, `Hardswish`, or
+        `Hardtanh` from 0 to a number of at most eight binary digits. True: fuse in every
+        `torch.nn.Sequential`, and in timm's layers, which have an activation of their own. Pairs of
+        names, as in `model.named_modules()`: fuse the named layers and activations. The caller then
+        guarantees that the forward calls the activation with the result of the layer, and uses
+        neither of them for anything else. The layer gets an `activation`, and the activation's
+        module becomes a `FusedActivation`, which returns its input. Modules with hooks, or with
+        more than one place in the model, are not fused; a pair with such a module is an error.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
-        `model.named_modules()`: ``report=print`` prints a line a layer,
+        `model.named_modules()`: ``report=print`` prints one line per layer,
         ``report=reports.append`` collects the reports.
     arithmetic : {"float32", "float64"}, optional
         The arithmetic of all these layers from now on (``layer.arithmetic``), including layers
-        that were backnorm's before. None: a layer of backnorm keeps its own, and the calls of other
-        layers use `backnorm.arithmetic`.
+        that were already backnorm's. None: layers that were already backnorm's keep their
+        arithmetic, and calls of the others use `backnorm.arithmetic`.
     sync : bool
         Whether layers of `BatchNorm1d`, `2d` and `3d`, which normalise the batch of one process,
         become `SyncBatchNorm`, which normalises the batch of all processes of a group.
@@ -143,8 +143,8 @@ def convert(
     ArgumentTypeError
         If an argument has another type.
     ArgumentValueError
-        If `arithmetic` has another value, a process group comes without `sync`, or a pair of names
-        cannot be fused.
+        If `arithmetic` has another value, `process_group` is given without `sync`, or a pair of
+        names cannot be fused.
 
     Warns
     -----
@@ -155,9 +155,9 @@ def convert(
 
     Notes
     -----
-    A hook that is registered later on a fused layer or its activation, or another `forward` for
-    one of them, separates the two: each computes what it did before `convert`. The result of a
-    fused layer contains the activation even where the activation's module is not called, as in a
+    If a hook is later registered on a fused layer or its activation, or one of them gets another
+    `forward`, the pair is separated: each module computes what it did before `convert`. The result
+    of a fused layer contains the activation even if the activation's module is not called, as in
     part of a sequence. `revert` undoes everything.
     """
     _check_model(model)
@@ -218,8 +218,9 @@ def revert(model: Model) -> Model:
     Parameters
     ----------
     model : torch.nn.Module
-        Converted or not. Layers of `backnorm.torch` that the model was built with become PyTorch's
-        too, except for layers with an activation of their own, which PyTorch does not have.
+        Converted or not. Layers of `backnorm.torch` that the model was built with are replaced by
+        PyTorch's, too, except for layers with an activation of their own, which PyTorch does not
+        have.
 
     Returns
     -------
@@ -247,9 +248,9 @@ def revert(model: Model) -> Model:
 
 
 def original_of(layer: Module) -> type[Module] | None:
-    """Return the class that replaces the class of a layer of backnorm, or None.
+    """Return the library's class that replaces the class of a layer of backnorm, or None.
 
-    PyTorch does not have the class of a layer with an activation of its own.
+    None is for a layer with an activation of its own, for which PyTorch has no class.
     """
     return None if getattr(layer, "owns_activation", False) else _namesake(layer, _ORIGINALS)
 
@@ -260,7 +261,7 @@ def _check_model(model: object) -> None:
 
 
 def is_batch_norm(module: Module) -> bool:
-    """Return whether a module is batch normalisation, by its class or the name of its class."""
+    """Whether a module is batch normalisation, by its class or the name of its class."""
     return (
         isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
         or "batchnorm" in type(module).__name__.lower()
@@ -268,7 +269,7 @@ def is_batch_norm(module: Module) -> bool:
 
 
 def _namesake(layer: Module, libraries: Mapping[str, str]) -> type[Module] | None:
-    """Return the class named as a layer's class in the module paired with that class's module."""
+    """Return the class with the name of the layer's class in the paired module of `libraries`."""
     cls = type_before_parametrizations(layer)
     if cls.__module__ not in libraries:
         return None
@@ -278,8 +279,8 @@ def _namesake(layer: Module, libraries: Mapping[str, str]) -> type[Module] | Non
 def _set_class(module: Module, cls: type[Module]) -> None:
     """Change the class of a module.
 
-    A parametrised module has a subclass of its own, whose properties are its parameters. It gets a
-    subclass of the new class with the same properties.
+    A parametrised module has a class of its own, whose properties are the module's parameters. Such
+    a module gets a new subclass of `cls` with the same properties.
     """
     if is_parametrized(module):
         cls = type(type(module).__name__, (cls,), dict(vars(type(module))))
@@ -287,7 +288,7 @@ def _set_class(module: Module, cls: type[Module]) -> None:
 
 
 def _synchronise(layers: dict[str, Module], group: Any) -> None:
-    """Turn layers of one process into layers of a group; warn of those that cannot be."""
+    """Turn layers into synchronised layers; warn of layers that cannot be synchronised."""
     others = []
     for name, layer in layers.items():
         cls = type_before_parametrizations(layer)

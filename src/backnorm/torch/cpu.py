@@ -1,10 +1,10 @@
-"""Tensors on the CPU as executables use them, and the operations on their memory.
+"""CPU tensors for executables (`interfaces.Arrays`), and the operations on their memory.
 
-Per-channel tensors are of x's type, or float32 with a 16-bit x. Those of 16 bits are widened, so
-that the statistics keep the digits of float32. Results lie in memory as x does
-(`torch.empty_like(x)`: the same strides, if x is dense in some order of its axes).
+Per-channel tensors are of x's type, or float32 with a 16-bit x. 16-bit per-channel tensors are
+converted to float32, so that the statistics keep the digits of float32. Results have the strides of
+`torch.empty_like(x)`: those of x, if x is dense in some order of its axes.
 
-Nothing here knows autograd.
+This module does not use autograd.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _RUNNING = ("running_mean", "running_variance")
 
 
 class Tensors(Arrays[Tensor, P]):
-    """Tensors of strided layout, on any device; a class for each kind of device allocates them."""
+    """Tensors of strided layout, on any device; each kind of device has a subclass."""
 
     names: ClassVar[dict[str, Any]] = {
         "bits": torch.uint8,
@@ -102,7 +102,7 @@ class Tensors(Arrays[Tensor, P]):
     def checked(
         self, name: Operation, operands: Sequence[object], **options: Any
     ) -> tuple[Problem, Sequence[Any]]:
-        """Return the problem of tensors, and the tensors; raise as `read` and `problem_of` do."""
+        """Return the problem of tensors, and the tensors; raise like `read` and `problem_of`."""
         signature = SIGNATURES[name]
         read = self.read(operands, signature)
         return problem_of(name, *self.described(read, signature), **options), read
@@ -124,11 +124,11 @@ class Tensors(Arrays[Tensor, P]):
         return [x, *(self._ready(tensor, operand, x) for tensor, operand in rest)]
 
     def data(self, x: Tensor) -> Tensor:
-        """Return x as kernels read it."""
+        """Return x in the form that kernels read."""
         return dense(x)
 
     def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
-        """Return a per-channel tensor as kernels read it."""
+        """Return a per-channel tensor in the form that kernels read."""
         return wide(tensor, x)
 
     def _ready(self, tensor: Tensor | None, operand: Operand, x: Tensor) -> Tensor | None:
@@ -143,7 +143,7 @@ class Tensors(Arrays[Tensor, P]):
         return torch.empty_like(x).copy_(tensor)
 
     def layouts(self, operands: Sequence[object]) -> Hashable:
-        # The facts contain the strides; those of a subclass may be wrong.
+        # The facts contain the strides, which a subclass may report wrongly.
         plain_classes = (*PLAIN, type(None))
         return () if all(type(operand) in plain_classes for operand in operands) else None
 
@@ -158,7 +158,7 @@ class Tensors(Arrays[Tensor, P]):
         signature = problem.signature
         for tensor, copy, operand in zip(operands, ready, signature.operands, strict=True):
             if tensor is not None and operand.name in _RUNNING and copy is not tensor:
-                # `data` has a version counter of its own: see `operations`.
+                # Writing to `data` does not change the tensor's version counter: see `operations`.
                 tensor.data.copy_(copy)
         if not signature.operation.startswith("backward"):
             return results
@@ -175,13 +175,13 @@ class Tensors(Arrays[Tensor, P]):
 class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
     code = Code(
         arrays="torch, cpu",
-        # A tensor may be yet to be negated.
+        # `is_neg` is true for a lazily negated tensor.
         facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.is_cpu, {}.is_neg())",
-        # Kernels read those of one axis that are contiguous: their bytes tell their length.
+        # Kernels read contiguous tensors of one axis, whose length follows from `nbytes`.
         channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
         "{}.is_neg())",
-        # Without memory: a zero tensor, or a storage that was freed, which begins at 0. Most
-        # addresses are above the first number, which saves the other calls.
+        # A tensor without memory is a zero tensor, or has a freed storage, which begins at 0. Most
+        # addresses are above the constant, so that the other calls are not made.
         lost="((at_{0} := {0}.data_ptr()) < 0x10000000000 "
         "and at_{0} == {0}.storage_offset() * {0}.itemsize and {1}_bytes)",
         known_address="at_{}",
@@ -200,7 +200,7 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
         ),
         new={
             "data": "(large_empty_like if is_large else empty_like)(x)",
-            # 0.2 us less than of a length and a type.
+            # `empty_like` takes 0.2 us less than `empty` with a length and a type.
             "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
             "coefficients": "empty_like(table)",
@@ -228,8 +228,8 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
 def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
     """Return a tensor without memory, as the argument of `torch.empty_like`.
 
-    Executables share it. With a tensor of each executable, batches of ever another size broke up
-    the C library's heap: 1.5 GiB resident after 300 sizes, and 0.6 with shared ones.
+    Executables share the tensor. When each executable had its own, batches of many sizes fragmented
+    the C library's heap: 1.5 GiB resident after 300 sizes, against 0.6 GiB with shared tensors.
     """
     tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
     tensor.untyped_storage().resize_(0)
@@ -254,7 +254,7 @@ _backward_coefficients = operation("backward_coefficients", TENSORS, exchanged=T
 
 
 def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return two numbers of every channel, and the number of elements, from one tensor."""
+    """Split a message into two arrays of one number per channel, and the number of elements."""
     first, second, count = np.split(array_of(message), (message.numel() // 2, -1))
     if not 0.0 <= count[0] < 2.0**63:
         raise ArgumentValueError(
@@ -300,12 +300,12 @@ def inference_coefficients(
     eps: float,
     arithmetic: str,
 ) -> Tensor:
-    """Return the coefficients of y of given statistics in `arithmetic`."""
+    """Return the coefficients of y for given statistics, in `arithmetic`."""
     gain = 1.0 / torch.sqrt(variance.double() + eps)
     gain = gain if weight is None else weight.double() * gain
     slope = torch.zeros_like(gain) if bias is None else bias.double()
     dtype = getattr(torch, arithmetic)
-    # What is left of the mean is part of a constant: see `cpu.kernels.singles`.
+    # The rounding error of the mean is corrected by the shift: see `cpu.kernels.singles`.
     slope = slope + gain * (mean.to(dtype).double() - mean)
     return torch.stack((mean.double(), torch.zeros_like(gain), slope, gain)).to(dtype)
 
@@ -313,7 +313,7 @@ def inference_coefficients(
 def double_backward(
     elements: Sequence[Any], channels: Sequence[Any], eps: float, training: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dy and weight, given those of what `backward` returns.
+    """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
 
     `elements` are x, dy and ddx, `channels` mean, variance, weight, ddweight and ddbias.
     """

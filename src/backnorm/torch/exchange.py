@@ -1,25 +1,27 @@
 """Exchange of statistics between the processes of a group: 2C + 1 float64 numbers each way.
 
-*Forward*: mean and variance of each process's own elements, and their number. They are combined by
-the formula for parallel variances (Chan, Golub and LeVeque, 1979), which loses no digits whatever
-the means; sums of squares would lose all of them. A small group gathers the numbers of all
-processes and combines them in the order of ranks: 8 * (2C + 1) bytes of every process. In a large
-one that would take long, as bytes and, by rings, waiting grow with the group; so two sums are made
-one after the other: of the means, weighted, and then of the variances and the squared distances of
-the means. Each process receives twice 8 * (2C + 1) bytes, whatever the size of the group.
+*Forward*: the processes exchange mean, variance and number of their own elements. The formula for
+parallel variances (Chan, Golub and LeVeque, 1979) combines them. It loses no digits, whatever the
+means are; sums of squares could lose all digits. A small group gathers the numbers of all processes
+and combines them in the order of ranks: 8 * (2C + 1) bytes from every process. In a large group
+gathering would take long, because the bytes and, on rings, the latency grow with the group. So a
+large group makes two all-reduce sums: first of the weighted means, then of the variances and the
+squared distances of the means. Each process then receives twice 8 * (2C + 1) bytes, whatever the
+size of the group.
 
-*Backward*: the sums of as many numbers.
+*Backward*: the processes exchange the same amount of numbers, which are sums.
 
 *Reproducible sums* are integers, with the bins that they count in (`binned`): 8C + 1 numbers each
-way, or 10C + 1 of float64 elements. A small group gathers them as well; a large one first agrees on
-the top bins, by a maximum of 2C numbers, and then adds up the rest.
+way, or 10C + 1 for float64 elements. A small group gathers them as well. A large group first agrees
+on the top bins, by a maximum of 2C numbers, and then adds up the digits.
 
 *Agreement*: processes that call their layers in different orders, or with different settings, would
-combine the statistics of different layers. So an exchange begins with its description: layer,
-channels, pass and settings in a gathered message, their digest in one that is reduced. Its first
-message has one length, whatever the layer is, because a backend may end a process that receives
-more than it expects. The second message, if there is one, follows when all descriptions are equal.
-Where they differ every process raises. A GPU is not waited for: there the statistics become NaN.
+combine the statistics of different layers. Therefore an exchange begins with a description. A
+gathered message describes layer, channels, pass and settings; a message that is reduced has the
+digest of the description. The first message has the same length for every layer, because a backend
+may end a process that receives more than it expects. The second message, if there is one, follows
+if all descriptions are equal. If they differ, every process raises. On a GPU, raising would need
+synchronisation with the device; there the statistics become NaN.
 """
 
 from __future__ import annotations
@@ -41,19 +43,20 @@ from backnorm.errors import BacknormError
 
 __all__ = ["Exchange", "SynchronisationError", "group_of", "name_of"]
 
-# Processes up to which each receives the numbers of all. By a ring that takes a hop less than
-# there are processes, in each pass; the three sums of both passes, each up and down a tree, take
-# six times the logarithm to base two: of 12 processes 22 hops and 21.5.
+# The largest group in which each process gathers the numbers of all. With n processes on a ring,
+# gathering takes n - 1 hops in each pass. The three sums of both passes, each up and down a tree,
+# take 6 * log2(n) hops. For 12 processes that is 22 and 21.5 hops.
 _GATHERED = 12
 
-# The int64 numbers that a message begins with: its description, a digest and then the first 120
-# bytes of the text; and statistics, of which those of 512 channels need no second message.
+# The int64 numbers of a first message. The description is a digest followed by the first 120 bytes
+# of the text. The statistics are those of up to 512 channels; more need a second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
-# For each group, the numbers of layers without a name, and the numbers to come.
+# For each group, the numbers of its layers without a name, and a counter for the next number.
 _NUMBERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-# Its name until PyTorch 2.12. Neither is there where PyTorch was built without processes.
+# `all_gather_single` has another name until PyTorch 2.12. A PyTorch that was built without
+# `torch.distributed` has neither.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(
     dist, "all_gather_into_tensor", None
 )
@@ -64,7 +67,7 @@ class SynchronisationError(BacknormError, RuntimeError):
 
 
 def group_of(group: Any) -> Any:
-    """Return the process group to exchange with, or None if this process is alone."""
+    """Return the process group to exchange with, or None if it has only this process."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     group = dist.group.WORLD if group is None else group
@@ -74,8 +77,9 @@ def group_of(group: Any) -> Any:
 def name_of(layer: torch.nn.Module, group: Any) -> str:
     """Return the name of a layer in the description of an exchange.
 
-    `convert` gives a layer its name. The others are numbered in the order in which the group first
-    exchanges their statistics: where processes agree in each step, their numbers do.
+    `convert` gives a layer its name. Layers without a name are numbered in the order in which the
+    group first exchanges their statistics. If the processes agree in each step, they assign the
+    same numbers.
     """
     name: str = layer.name
     if "name" in vars(layer) or torch.compiler.is_compiling():
@@ -87,7 +91,7 @@ def name_of(layer: torch.nn.Module, group: Any) -> str:
 
 
 class Exchange:
-    """One exchange of the processes of a group, and the check that they agree.
+    """One exchange between the processes of a group, and the check that they agree.
 
     Parameters
     ----------
@@ -100,7 +104,7 @@ class Exchange:
     """
 
     def __init__(self, group: str, description: str, local: Tensor) -> None:
-        # Only where PyTorch was built with processes.
+        # A PyTorch that was built without `torch.distributed` does not have this module.
         from torch.distributed.distributed_c10d import _resolve_process_group
 
         self._group, self._local = _resolve_process_group(group), local
@@ -137,7 +141,7 @@ class Exchange:
         return self._result(self._reduced(self._local, dist.ReduceOp.SUM))
 
     def bins(self, rows: int) -> Tensor:
-        """Return the reproducible sums of all processes, of so many rows, and their count."""
+        """Return the reproducible sums of all processes, an array of `rows` rows, and the count."""
         every = self._gathered() if self._is_gathered else self._local[None]
         bins = every[:, :-1].reshape(len(every), rows, -1).transpose(0, 1)
         tops = tops_of(bins).amax(1)
@@ -151,7 +155,7 @@ class Exchange:
         return self._result(total.flatten(), numbers[-1:])
 
     def _gathered(self) -> Tensor:
-        """Return the numbers of all processes, a row each: the first messages of an exchange."""
+        """Return the numbers of all processes, one row each, by the first gathered message."""
         begin, rest = _split(self._local)
         expected = _described(self._text).to(begin.device)
         rows = self._rows(torch.cat((expected, begin.view(torch.int64))))
@@ -162,9 +166,10 @@ class Exchange:
         return found[:, : self._local.shape[0]].contiguous()
 
     def _reduced(self, own: Tensor, operation: Any) -> Tensor:
-        """Return the sum or maximum of numbers of all processes: the first of an exchange."""
+        """Return the sum or maximum of the numbers of all processes, in the first message."""
         begin, rest = _split(own)
-        # Of 32 bits, so that a sum is exact. Two maxima are a maximum and a minimum.
+        # The digest has 32 bits, so that sums are exact. A maximum of (d, -d) gives the maximum
+        # and the minimum of d.
         digest = int(_described(self._text)[0]) & 0xFFFFFFFF
         head = own.new_tensor([digest, -digest])
         message = torch.cat((head, begin))
@@ -176,12 +181,12 @@ class Exchange:
         return torch.cat((message[2:], rest))[: own.shape[0]]
 
     def _sum(self, own: Tensor) -> Tensor:
-        """Return the sum of new numbers of all processes, in their place."""
+        """Return the sum of the numbers of all processes, written to `own`."""
         self._call(dist.all_reduce, own, op=dist.ReduceOp.SUM)
         return own
 
     def _result(self, *parts: Tensor) -> Tensor:
-        """Return the parts as one tensor; on a GPU it becomes NaN if processes differ."""
+        """Return the parts as one tensor; on a GPU, NaN if the descriptions differ."""
         numbers = torch.cat(parts)
         if numbers.is_cpu:
             return numbers

@@ -1,4 +1,4 @@
-"""Batch normalisation of tensors, as `torch.nn.functional` has it, alone or with an activation."""
+"""`batch_norm` with the arguments of `torch.nn.functional`, optionally with an activation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from backnorm.torch.tools import unscriptable
 
 __all__ = ["batch_norm"]
 
-# Input, residual, weight, bias, running mean and variance.
+# The input, residual, weight, bias, running mean and running variance.
 Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -61,7 +61,7 @@ def batch_norm(
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> Tensor:
-    """Normalise each channel over a batch: `torch.nn.functional.batch_norm`, by our kernels.
+    """Normalise each channel over a batch, like `torch.nn.functional.batch_norm`.
 
     With M elements per channel::
 
@@ -81,10 +81,10 @@ def batch_norm(
         in some order of its axes (contiguous, channels_last, ...) is read in place; any other is
         copied.
     running_mean, running_var : Tensor, shape (C,), or None
-        Updated in place in training if present; required otherwise. input's type, or float32 with
-        a 16-bit input.
+        Updated in place in training, where they are optional; required otherwise. Of input's type;
+        with a 16-bit input also float32.
     weight, bias : Tensor, shape (C,), optional
-        Scale and offset, 1 and 0 if absent; of the same types.
+        Scale and offset, 1 and 0 if absent. Of the same types as the running statistics.
     training : bool
         Whether the statistics are those of the batch.
     momentum : float
@@ -93,10 +93,10 @@ def batch_norm(
         Added to the variance; positive in training, not negative otherwise.
     activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
         Computed in the same pass. ``backnorm.Activation("relu", ceiling)`` is a ReLU with another
-        upper bound than 6, which is rounded to input's type. A ReLU keeps one bit an element for
-        the backward pass; the input of SiLU and Hardswish is recomputed there. It is a step of its
-        own with gradients of given statistics (training=False), if `reproducible`, under
-        `torch.func` and under `torch.compile`, which fuses it.
+        upper bound than 6, which is rounded to input's type. A ReLU saves one bit per element for
+        the backward pass; the input of SiLU and Hardswish is recomputed there. The activation is a
+        separate step in four cases: if gradients are needed and training is False, if
+        `reproducible`, under `torch.func`, and under `torch.compile`, which fuses it.
     residual : Tensor, optional
         Added before the activation, which must be a ReLU; of input's shape and type.
     arithmetic : {"float32", "float64"}, optional
@@ -105,12 +105,12 @@ def batch_norm(
     reproducible : bool
         Whether, in training, y, statistics and gradients have the same bits in every layout and
         however elements are ordered within a channel. Sums are then added up as integers, which
-        takes longer. There is no second derivative.
+        takes longer. Gradients cannot be differentiated.
 
     Returns
     -------
     Tensor
-        y, of input's shape and type, and in memory as input is.
+        y, of input's shape and type, with the same order of axes in memory.
 
     Raises
     ------
@@ -118,13 +118,14 @@ def batch_norm(
         For eps, activation, an arithmetic that the element type does not have, and in training for
         a batch with one value per channel.
     TensorValueError, TensorTypeError
-        For tensors of a shape, type or device that is not accepted. Both are RuntimeErrors too, as
-        PyTorch's are.
+        For tensors of a shape, type or device that is not accepted. Both are RuntimeErrors, too,
+        like PyTorch's errors.
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias, residual):
         tensors = input, running_mean, running_var, weight, bias
         settings: dict[str, Any] = {"training": training, "momentum": momentum, "eps": eps}
-        # A class may call PyTorch's own function in our place, which does not have the others.
+        # A class of tensors may call PyTorch's own function instead of this one. That function does
+        # not have these arguments, so they are passed only if they are set.
         ours = {"activation": activation, "residual": residual, "arithmetic": arithmetic}
         settings |= {name: value for name, value in ours.items() if value is not None}
         if reproducible is not False:
@@ -148,7 +149,7 @@ def batch_norm(
         return _by_dispatcher(operands, momentum, options)
     options = eager_options(training, eps, activation, arithmetic, input.dtype)
     if not input.is_floating_point() and _is_empty_of_integers(input):
-        # PyTorch computes it, in the type of the parameters.
+        # PyTorch computes an empty batch, in the type of the parameters.
         parameters = running_mean, running_var, weight, bias
         y = torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
         check_residual(residual, y, options.activation)
@@ -156,7 +157,7 @@ def batch_norm(
     try:
         return _eager(operands, momentum, options)
     except OpaqueTensorError:
-        # Another tensor than the input is not memory.
+        # A tensor other than the input is opaque.
         return _by_dispatcher(operands, momentum, options)
     except ArgumentError as error:
         refuse(error, *operands, training)
@@ -212,13 +213,13 @@ _NAMES = "input", "residual", "weight", "bias", "running_mean", "running_var"
 
 
 def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Compute by operators, which transforms, modes, tracers and classes of tensors see."""
+    """Compute by operators, so that transforms, modes, tracers and classes of tensors see them."""
     input, residual, *_ = operands
     is_traced = torch.compiler.is_compiling()
     if not is_traced:
         plain: Any = tuple(map(as_plain, operands))
         if any(one is not other for one, other in zip(plain, operands, strict=True)):
-            # Tensors of a subclass that are memory.
+            # All tensors have memory; those of subclasses were replaced by plain tensors.
             x, residual, weight, bias, mean, variance = plain
             return batch_norm(
                 x, mean, variance, weight, bias, options.training, momentum, options.eps,
@@ -233,13 +234,13 @@ def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Ten
 
 
 def _of_operators(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Return the result by operators of PyTorch and ours."""
+    """Return the result by operators of PyTorch and of backnorm."""
     input, residual, weight, bias, running_mean, running_var = operands
     training, eps, arithmetic = options.training, options.eps, options.arithmetic
     deployed = not training and arithmetic is None and _is_exporting()
     parameters = running_mean, running_var, weight, bias
     if _is_exporting_to_onnx() or (deployed and _have_one_type(*parameters)):
-        # Tools that read the program know only PyTorch's operators.
+        # Tools that read an exported program support only PyTorch's operators.
         y = torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
     else:
         y = _normalised(operands, momentum, options)
@@ -247,7 +248,7 @@ def _of_operators(operands: Operands, momentum: float, options: Options) -> Tens
 
 
 def _normalised(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Return the normalised input by our operators; update the running statistics."""
+    """Return the normalised input by backnorm's operators; update the running statistics."""
     input, _, weight, bias, running_mean, running_var = operands
     if torch.compiler.is_compiling():
         lowering.lower()
@@ -280,7 +281,7 @@ def _is_exporting() -> bool:
 
 def _is_exporting_to_onnx() -> bool:
     """Whether `torch.onnx.export` records operators now."""
-    # Importing torch.onnx takes long, and a caller that exports has imported it.
+    # torch.onnx is not imported here, which would take long: a caller that exports has imported it.
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and onnx.is_in_onnx_export()
 
@@ -288,8 +289,8 @@ def _is_exporting_to_onnx() -> bool:
 def _allow_in_graph() -> bool:
     """Let a compiler put the functions of transforms into its graph as they are.
 
-    It would trace them and lose their derivatives. The registration needs Dynamo imported, which
-    takes longer than importing backnorm.
+    Otherwise the compiler would trace the functions and lose their derivatives. Registration
+    imports Dynamo, which takes longer than importing backnorm.
     """
     torch.compiler.allow_in_graph(
         [operations.forward, operations.inference, operations.move_below_transforms]
@@ -297,7 +298,7 @@ def _allow_in_graph() -> bool:
     return True
 
 
-# A compiler calls these while it traces, and takes their results as constants.
+# Dynamo calls these functions while it traces, and treats their results as constants.
 _is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _is_exporting_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _allow_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]

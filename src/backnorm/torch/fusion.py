@@ -1,6 +1,7 @@
-"""The layers of a model that are fused with the activation behind them.
+"""Fuse the layers of a model with the activations that follow them.
 
-In a `torch.nn.Sequential` the model's structure shows such pairs. Elsewhere the caller names them.
+In a `torch.nn.Sequential` the order of modules shows which activation follows a layer. In other
+modules the caller names the pairs.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def check_fuse(fuse: object) -> bool | list[PairNames]:
 def named_pairs(
     model: Module, pairs: Iterable[PairNames], classes: Mapping[Module, type[Module] | None]
 ) -> list[tuple[Module, Module]]:
-    """Return the layers and activations that are named; raise if a pair cannot be fused.
+    """Return the layers and activations with these names; raise if a pair cannot be fused.
 
-    `classes` are the classes that layers of the model get before pairs are fused, if they change.
+    `classes` maps the layers whose class changes before pairs are fused to their new classes.
     """
     structure = _Structure(model)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -66,9 +67,9 @@ def named_pairs(
 
 
 def fuse_sequences(model: Module) -> dict[Module, str]:
-    """Fuse layers with the activation behind them in each `torch.nn.Sequential`.
+    """Fuse each layer in a `torch.nn.Sequential` with the activation that follows it.
 
-    Returns the obstacle for each layer of backnorm in a sequence that cannot be fused.
+    Returns, for each layer of backnorm in a sequence that cannot be fused, the reason.
     """
     structure = _Structure(model)
     obstacles: dict[Module, str] = {}
@@ -86,7 +87,7 @@ def fuse_sequences(model: Module) -> dict[Module, str]:
 
 
 def fuse_pair(layer: Module, act: Module) -> None:
-    """Let a layer compute the activation behind it, and the activation's module nothing."""
+    """Let a layer compute the activation, so that the activation's module returns its input."""
     if isinstance(act, FusedActivation):
         act.restore()
     layer.activation = activation_of(act)
@@ -94,7 +95,7 @@ def fuse_pair(layer: Module, act: Module) -> None:
 
 
 class _Structure:
-    """Where the modules of a model are, and which of them an earlier conversion fused."""
+    """The places of the modules in a model, and the pairs that an earlier conversion fused."""
 
     def __init__(self, model: Module) -> None:
         modules = dict.fromkeys(model.modules())
@@ -127,7 +128,7 @@ class _Structure:
 
 
 def _applies_activation(cls: type[Module]) -> bool:
-    """Return whether the forward of a class applies the layer's `activation`."""
+    """Whether the forward of a class applies the layer's `activation`."""
     return cls.forward is BatchNorm2d.forward and cls.__call__ is Module.__call__
 
 

@@ -1,9 +1,9 @@
-"""The operations on the memory of CUDA tensors, by Triton. Nothing here knows autograd.
+"""The operations on the memory of CUDA tensors, by Triton kernels. Autograd is not used here.
 
-The counterpart of `cpu`, with the same functions. Kernels run on the tensors' device, on its
-current stream; nothing here waits for them or reads a value, so a call can be captured in a CUDA
-graph once the same call has run before. For the same reason variance + epsilon <= 0 is no error
-here: the channel becomes infinite or NaN, as PyTorch's does.
+This module has the same functions as `cpu`. Kernels run on the current stream of the tensors'
+device. No function waits for a kernel or reads a value from the device, so a call can be captured
+in a CUDA graph after the same call has run once. For the same reason variance + epsilon <= 0 is not
+an error: the channel becomes infinite or NaN, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ __all__ = [
     "use",
 ]
 
-# Bytes that the compiler takes the arrays to be aligned to. Torch's allocators align to more.
+# The alignment of arrays in bytes that the compiler assumes. PyTorch's allocators align to more.
 _ALIGNMENT = 16
 
 _NOTHING = nullcontext()
 
 _devices: dict[torch.device, Gpu] = {}
 
-# Where the two results of channels are among the addresses.
+# The positions of the two per-channel results among the addresses.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
-#: A problem as it lies in memory, and where.
+#: A problem, its memory layout and its device.
 Place = tuple[Problem, Extents, Gpu]
 
-# The knobs that tuning found.
+# The knobs that tuning has chosen.
 _tuned: dict[Place, Knobs] = {}
 
 
 class _Launches(Launches):
-    """The launches of a problem on a device; without elements results of channels are zero."""
+    """The launches of a problem on a device. For an empty batch, per-channel results are zero."""
 
     def __init__(self, problem: Problem, plan: GpuPlan, device: torch.device) -> None:
         def new(count: int) -> Tensor:
@@ -88,7 +88,7 @@ class _Launches(Launches):
         return -1
 
     def apply(self, *places: Any, sums: Any = None, count: Any = None) -> int:
-        """Compute an inference, or, from the sums of all parts, the gradients of elements."""
+        """Compute y by given statistics, or dx from the sums of all parts of the batch."""
         x = places[0]
         if x.numel():
             with on(x):
@@ -106,12 +106,12 @@ class _Launches(Launches):
             if self._forward is None:
                 sums.view(-1).copy_(self.sums(*places)[:-1])
             else:
-                # The mean's rest is less than float64 holds beside it.
+                # The mean is one float64; its remainder is too small to change it.
                 self.moments(x, tuple(sums))
         return -1
 
     def finish(self, *places: Any, sums: tuple[Tensor, Tensor], count: Any = None) -> int:
-        """Write the output of a forward pass, and mean and variance, from those of all parts."""
+        """Write the output, mean and variance of a forward pass, from the moments of all parts."""
         for result, value in zip(places[_FIRST_RESULT:_AFTER_RESULTS], sums, strict=True):
             result.copy_(value)
         x, (mean, variance) = places[0], sums
@@ -137,7 +137,7 @@ class _CudaTensors(Tensors[torch.device]):
             "mask": "x.new_empty(mask_bytes, dtype=bits)",
             "sums": "x.new_empty((2, channels), dtype=double)",
             "count": "count",
-            # A kernel writes whichever of the accepted types they are of.
+            # A kernel writes any of the accepted types.
             "dgamma": "empty_like(mean if gamma is None else gamma)",
             "dbeta": "empty_like(mean if gamma is None else gamma)",
         },
@@ -158,7 +158,7 @@ class _CudaTensors(Tensors[torch.device]):
         return problem.channels, statistics, mask_size(problem.size), problem.count
 
     def data(self, x: Tensor) -> Tensor:
-        # Dense, plain and aligned.
+        # Kernels read tensors that are dense, plain and aligned.
         x = dense(x)
         return x if x.data_ptr() % _ALIGNMENT == 0 else x.detach().clone()
 
@@ -180,7 +180,7 @@ apply_forward, apply = operation("apply_forward", TENSORS), operation("apply", T
 
 
 def _split(activation: Activation | None) -> tuple[Activation | None, Activation | None]:
-    """Return the activation that a kernel computes, and that which PyTorch's operator does."""
+    """Return the activation for the kernel, and the activation for PyTorch's operator."""
     if activation is None or activation.name == "relu":
         return activation, None
     return None, activation
@@ -237,26 +237,27 @@ def reduce(
 
 
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return two numbers of every channel, and the number of elements, from one tensor."""
+    """Split a message into two tensors of one number per channel, and the number of elements."""
     channels = message.numel() // 2
     return message[:channels], message[channels:-1], message[-1:]
 
 
-# Elements in a block, 8 MiB in float64: long enough to hide what the launch of a kernel costs.
+# Elements in a block, 8 MiB in float64: large enough to hide the time of a kernel launch.
 _BLOCK = 1 << 20
 
 
 def double_backward(
     elements: Sequence[Any], channels: Sequence[Any], eps: float, training: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dy and weight, given those of what the backward pass returns.
+    """Return the gradients of x, dy and weight, given the gradients of dx, dweight and dbias.
 
     `elements` are x, dy and ddx, `channels` mean, variance, weight, ddweight and ddbias.
 
-    `backnorm.second_order` has the formulas. In float64 everywhere; the sums are PyTorch's, which
-    keep the budget of the engine's (`conformance.judge.check_double_backward` says why). Memory
-    beyond the results, and beyond copies of tensors that do not lie as x does, is eight blocks, or
-    64 bytes an element if that is less. Nothing here waits for a device or reads a value.
+    `backnorm.second_order` has the formulas. Everything is computed in float64. The sums are
+    PyTorch's, whose errors stay within the error budget (`conformance.judge.check_double_backward`
+    says why). Memory beyond the results, and beyond copies of tensors with another order of axes
+    than x, is eight blocks, or 64 bytes per element if that is less. The function does not wait for
+    the device and reads no value from it.
     """
     x, dy, ddx = elements
     x = dense(x).detach()
@@ -306,7 +307,7 @@ def use(place: Place, knobs: Knobs) -> None:
 
 
 def on(x: Tensor) -> AbstractContextManager[Any]:
-    """Make x's device the current one: kernels are launched there."""
+    """Make x's device the current device, on which kernels are launched."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return _NOTHING
     return torch.cuda.device(x.device)

@@ -1,10 +1,10 @@
-"""The passes on the memory of tensors, on any device.
+"""The forward and backward passes on the memory of tensors, on any device, without autograd.
 
-Nothing here knows autograd. Every function takes tensors of strided layout on one device, reads
-their memory in place, and returns new tensors that lie in memory as `x` does
-(`torch.empty_like(x)`: the same strides, if `x` is dense in some order of its axes).
+Every function takes tensors of strided layout on one device, reads their memory in place, and
+returns new tensors with the strides of `torch.empty_like(x)`: those of `x`, if `x` is dense in some
+order of its axes.
 
-The options' arithmetic is chosen. A residual is added before a ReLU, and before nothing else.
+`options.arithmetic` must not be None. A residual requires a ReLU, before which it is added.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = [
 
 
 class Saved(NamedTuple):
-    """What a forward pass keeps for its backward pass.
+    """The tensors that a forward pass saves for its backward pass.
 
-    `mask` is that of a ReLU; `bias` is kept for another activation.
+    `mask` is saved for a ReLU, `bias` for any other activation.
     """
 
     x: Tensor
@@ -43,11 +43,11 @@ class Saved(NamedTuple):
 
 
 def engine_of(x: Tensor) -> ModuleType:
-    """Return the module that computes where x is."""
+    """Return the module that computes on the device of x."""
     if x.is_cpu:
         return cpu
     try:
-        # Only the GPU needs Triton.
+        # Imported only for a GPU, because the module needs Triton.
         from backnorm.torch import gpu
     except ModuleNotFoundError as error:
         raise TensorValueError(
@@ -70,11 +70,12 @@ def forward(
     """Return y, mean and biased variance of the batch, and the mask of a ReLU or None.
 
     Mean and variance are of `statistics_type(x.dtype)`. The mask says which elements of y are
-    positive, and below the ceiling: a bit an element in x's order in memory, `mask_size(x.numel())`
-    bytes.
+    positive and below the ceiling. It has one bit per element, in the memory order of x, and
+    `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
-    Autograd does not record it, as in PyTorch: a graph that needs the old values has a copy.
+    As in PyTorch, autograd does not record the update; a graph that needs the old values has a
+    copy.
     """
     mean, variance, momentum = running or (None, None, 0.0)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).forward(
@@ -105,7 +106,7 @@ def inference(
 def backward(
     saved: Saved, dy: Tensor, options: Options, has_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of x, weight, bias and residual, those of channels of weight's type.
+    """Return the gradients of x, weight, bias and residual; per-channel ones have weight's type.
 
     The input of an activation other than a ReLU is recomputed from x and the statistics.
     """
@@ -137,7 +138,7 @@ def double_backward(
     eps: float,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dy and weight, given those of what `backward` returns."""
+    """Return the gradients of x, dy and weight, given those of the results of `backward`."""
     operands = x, dy, ddx, mean, variance, weight, ddweight, ddbias
     engine = engine_of(x)
     _, read = engine.TENSORS.checked("double_backward", operands, epsilon=eps, training=training)

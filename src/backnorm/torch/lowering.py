@@ -1,15 +1,16 @@
-"""Our operators as Inductor compiles them: kernels for the sums, formulas for the elements.
+"""Decompose backnorm's operators for Inductor: kernels for the sums, formulas for the elements.
 
-A compiler cannot fuse anything with an opaque operator: the tensors before and after it go to
-memory and back. So Inductor replaces each operator on float32 and 16-bit elements in a CPU's memory
-by two parts: an operator that sums and returns the four coefficients of every channel, and the
-formula of an element (see `cpu.kernels.formulas`), which Inductor fuses with the activation and the
-addition behind it, and may compute again in the backward pass.
+A compiler cannot fuse anything with an opaque operator, so the tensors before and after it are
+written to memory and read again. Therefore each operator on float32 and 16-bit elements in a CPU's
+memory is decomposed into two parts. The first is an operator that sums and returns the four
+coefficients of every channel. The second is the formula of an element (see `cpu.kernels.formulas`),
+which Inductor fuses with the addition and the activation that follow it, and which it may compute
+again in the backward pass.
 
-Elements are computed in the arithmetic of the call, by default in float32: Inductor's code in
-float64 takes twice as long, and in float32 results are nearer to the exact ones than those that it
-computes for PyTorch's layers (measured in `docs/explanation/exactness.md`). Our kernels compute
-in float64 where the range of float32 does not suffice; Inductor's code does not.
+Elements are computed in the arithmetic of the call, by default in float32, because Inductor's code
+in float64 takes twice as long. The float32 results are nearer to the exact ones than those that
+Inductor computes for PyTorch's layers (measured in `docs/explanation/exactness.md`). Where the
+range of float32 is not enough, backnorm's kernels compute in float64; Inductor's code does not.
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ _forward_coefficients = register(
     "forward_coefficients",
     cpu.forward_coefficients,
     ("statistics", "statistics", "coefficients"),
-    # It accepts x in any layout.
+    # The operator accepts x in any layout.
     tags=(torch.Tag.flexible_layout,),
 )
 _backward_coefficients = register(
     "backward_coefficients", cpu.backward_coefficients, ("parameter", "parameter", "coefficients")
 )
-# Of constants alone, so that Inductor's freezing computes it once.
+# A separate operator, whose operands are constants when Inductor freezes a model: it is then
+# computed once.
 _inference_coefficients = register(
     "inference_coefficients", cpu.inference_coefficients, _fake_inference_coefficients
 )
 
 
 def _is_lowered(x: Tensor) -> bool:
-    """Whether Inductor computes elements in the place of the kernels."""
+    """Whether Inductor computes the elements instead of the kernels."""
     return x.device.type == "cpu" and x.dtype != torch.float64
 
 
@@ -119,7 +121,7 @@ def _normalised(x: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def _of_channels(coefficients: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """Return the four coefficients in a shape that x's broadcasts with."""
+    """Return the four coefficients in a shape that broadcasts with x."""
     shape = (-1, *[1] * (x.ndim - 2))
     return tuple(each.view(shape) for each in coefficients.unbind(0))
 
@@ -132,17 +134,17 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
 
 
 def _cache_tag() -> str:
-    """Return a digest of these formulas and schemas."""
+    """Return a digest of the formulas in this module and of the operators' schemas."""
     schemas = "".join(str(operator._schema) for operator in _FORMULAS)
     return f"backnorm-{zlib.crc32(schemas.encode() + Path(__file__).read_bytes()):08x}"
 
 
 def _with_dy_as_x(_node: Any, x: Any, dy: Any, *others: Any) -> tuple[Any, Any]:
-    """Let Inductor lay dy out as it does x, so that the kernel does not copy dy.
+    """Make Inductor use the layout of x for dy, so that the kernel does not copy dy.
 
-    In a model of contiguous tensors Inductor moves convolutions to channels_last, and x with them,
-    but not the tensors that it computes itself: copying dy took up to four times as long as its
-    sums.
+    In a model of contiguous tensors, Inductor changes convolutions and their results (x) to
+    channels_last, but not the tensors that it computes itself (dy). Copying dy took up to four
+    times as long as the sums.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -153,23 +155,23 @@ def _with_dy_as_x(_node: Any, x: Any, dy: Any, *others: Any) -> tuple[Any, Any]:
 
 
 def lower() -> None:
-    """Give Inductor our formulas; Dynamo calls it while it traces a graph with our operators."""
+    """Register the decompositions. Dynamo calls this while it traces a graph with the operators."""
     from torch._inductor import decomposition
 
-    # Dynamo does not call a cached function.
+    # Checked here, because Dynamo would not call a function with a cache.
     if operations.batch_norm in decomposition.decompositions:
         return
     from torch._inductor.lowering import constrain_to_fx_strides, make_fallback
 
     make_fallback(_backward_coefficients, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _FORMULAS.items():
-        # What Inductor calls for other elements.
+        # Inductor calls the operator itself for all other elements.
         make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
         decomposition.register_decomposition([operator])(formula)
-    # A copy of the table, made when the first graph is compiled.
+    # This function caches a copy of the table when the first graph is compiled.
     decomposition.fast_random_decomps.cache_clear()
-    # PyTorch's caches on disk know a graph by the names of its operators, and would return code
-    # with the formulas of another version.
+    # PyTorch's caches on disk identify a graph by the names of its operators. Without the tag they
+    # could return code with the formulas of another version.
     torch.compiler.config.cache_key_tag += _cache_tag()
 
 

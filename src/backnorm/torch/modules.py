@@ -1,9 +1,9 @@
-"""Modules: PyTorch's batch normalisation, computed by ours, alone or with an activation.
+"""Modules: PyTorch's layers of batch normalisation, computed by backnorm.
 
-A layer and the module of the activation behind it can be fused: the layer computes both. Both stay
-the same objects. The layer gets an `activation`, which its forward applies. The activation's module
-becomes a `FusedActivation`, which returns its input while the layer has an `activation`, and
-applies the activation otherwise.
+A layer can be fused with the module of the activation that follows it: the layer then computes
+both. The modules stay the same objects. The layer gets an `activation`, which its forward applies.
+The activation's module becomes a `FusedActivation`, which returns its input while the layer has an
+`activation`, and applies the activation otherwise.
 
 So one attribute of the layer decides which of the two modules computes the activation: the
 activation is neither computed twice nor left out when the layer loses the attribute. Both modules
@@ -56,7 +56,7 @@ def described_activation(activation: Activation) -> str:
 
 
 def alteration_of(module: torch.nn.Module) -> str | None:
-    """Return what makes a module's call differ from the forward of its class, or None."""
+    """Return why a call of a module differs from the forward of its class; None if it does not."""
     hooks = (
         module._forward_hooks, module._forward_pre_hooks,
         module._backward_hooks, module._backward_pre_hooks,
@@ -118,7 +118,7 @@ class FusedActivation(Separable, torch.nn.Identity):
         module.__class__ = FusedActivation
 
     def restore(self) -> None:
-        """Turn into the module of the activation again, which computes it."""
+        """Turn back into the module of the activation."""
         self.separate()
         del self.__dict__["fused_layer"]
         self.__class__ = self.__dict__.pop("original_class")
@@ -148,18 +148,18 @@ class FusedActivation(Separable, torch.nn.Identity):
 
 @tools.unscriptable
 class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
-    """What all layers share: the forward and its options; everything else is PyTorch's."""
+    """Mixin of all layers: the forward and its options. Everything else is PyTorch's."""
 
-    #: The type in which elements are computed; None for a layer that leaves it to the caller.
+    #: The type in which elements are computed; None: see `backnorm.arithmetic`.
     arithmetic: Arithmetic | None = None
 
-    #: Whether results in training have the same bits however the batch is cut.
+    #: Whether results in training have the same bits for every order of the batch's elements.
     reproducible: bool = False
 
     #: The activation that is applied to the normalised values.
     activation: Activation | None = None
 
-    #: Whether the activation was an argument of the layer: no other module computes it.
+    #: Whether the activation was an argument of the layer, so that no other module computes it.
     owns_activation: bool = False
 
     def __init__(
@@ -185,13 +185,13 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 
     @property
     def num_features(self) -> int:
-        """The number of channels; an error for a layer that computes an activation, too.
+        """The number of channels; reading it raises if the layer also computes an activation.
 
-        Tools read it when they build another layer in the place of this one
+        Tools read it when they replace this layer by another
         (`torch.nn.SyncBatchNorm.convert_sync_batchnorm`, frozen layers, quantisation). The other
         layer would not compute the activation.
         """
-        # A lazy layer reads it itself, with its first batch.
+        # A lazy layer reads the attribute itself, in its first forward.
         if self.activation is not None and not isinstance(self, LazyModuleMixin):
             raise BacknormError(
                 f"num_features: a {type(self).__name__} computes "
@@ -207,12 +207,12 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         self.__dict__["num_features"] = channels
 
     def __dir__(self) -> list[str]:
-        """Return the names of attributes, without those that can be errors."""
+        """Return the names of attributes, without those that can raise."""
         errors = {"qconfig"} if self.activation is None else {"qconfig", "num_features"}
         return [name for name in super().__dir__() if name not in errors]
 
     def extra_repr(self) -> str:
-        """Return PyTorch's, and arithmetic, reproducible and activation if they are set."""
+        """Return PyTorch's text, with arithmetic, reproducible and activation if they are set."""
         text = named(super().extra_repr(), self.arithmetic)
         if self.reproducible:
             text += ", reproducible=True"
@@ -222,18 +222,18 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         return f"{text}, activation={(name if ceiling is None else self.activation)!r}"
 
     def separate(self) -> None:
-        """Compute no activation of another module from now on."""
+        """Stop computing the activation of another module."""
         if not self.owns_activation:
             self.__dict__.pop("activation", None)
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return activation(normalised input + residual).
 
-        In training, move the running statistics. A residual needs a ReLU.
+        In training, also update the running statistics. A residual requires a ReLU.
         """
         if isinstance(input, Proxy):
             return self.as_node(input, residual)
-        # PyTorch's check begins with the rank.
+        # PyTorch's check would raise AttributeError, since it reads the rank first.
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
@@ -267,8 +267,9 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         return weight, bias, mean, variance, True, momentum
 
     def _tensors(self) -> tuple[Any, ...]:
-        # Each attribute of a module takes 0.9 us (AMD EPYC, Zen 3). A compiler needs attributes,
-        # and a parametrised parameter is not in these dictionaries.
+        # Reading an attribute of a module takes 0.9 us (AMD EPYC, Zen 3), so parameters and buffers
+        # are read from the module's dictionaries. A compiler needs the attributes, and so does a
+        # parametrised module, whose parameters are not in these dictionaries.
         if not is_compiling():
             parameters, buffers = self._parameters, self._buffers
             try:
@@ -314,16 +315,17 @@ class BatchNormReLU3d(_BatchNormReLU, BatchNorm3d):
 class SyncBatchNorm(_BatchNorm):
     """`torch.nn.SyncBatchNorm`, computed by backnorm: statistics of the batch of all processes.
 
-    In training, where `torch.distributed` is initialised and the process group has more than one
-    process, mean and variance are those of the elements of all of them, combined without a loss of
-    digits (`exchange`), whatever the sizes of their parts: a part may be empty. Gradients are those
-    of the whole batch, too; those of weight and bias are this part's, which
-    DistributedDataParallel averages. Everywhere else it is a layer like `BatchNorm2d`.
+    In training, if `torch.distributed` is initialised and the process group has more than one
+    process, mean and variance are those of the elements of all processes, combined without loss of
+    digits (`exchange`). The batches of the processes may differ in size and be empty. The gradient
+    of the input is that of the whole batch. The gradients of weight and bias are those of this
+    process's part, which DistributedDataParallel averages. In all other cases the layer works like
+    `BatchNorm2d`.
 
-    Any backend will do (gloo, NCCL), on the CPU and on CUDA devices. (So it is no instance of
-    `torch.nn.SyncBatchNorm`, which DistributedDataParallel refuses on the CPU.) A process whose
-    group cannot exchange raises `SynchronisationError`, with the name of the layer where `convert`
-    has told it.
+    The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
+    instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the
+    CPU. If the processes cannot exchange their statistics, the layer raises `SynchronisationError`;
+    the error names the layer if `convert` made it.
 
     Parameters
     ----------
@@ -332,15 +334,15 @@ class SyncBatchNorm(_BatchNorm):
     activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
         Applied to the normalised values, in the same pass.
     arithmetic : {"float32", "float64"}, optional
-        What elements are computed in.
+        The type in which elements are computed.
     reproducible : bool
-        Whether y, statistics and gradients have the same bits on any number of processes, however
-        the batch is cut, in every layout. The gradients of weight and bias are then those of the
-        whole batch in the first process, and zero in the others, so that what
-        DistributedDataParallel adds up is rounded once.
+        Whether y, statistics and gradients have the same bits for any number of processes, for
+        every division of the batch, and in every layout. The gradients of weight and bias are then
+        those of the whole batch in the first process, and zero in the others, so that the sum that
+        DistributedDataParallel makes is rounded once.
     """
 
-    #: What an error calls this layer.
+    #: The name of this layer in errors.
     name: str = "a SyncBatchNorm layer"
 
     def __init__(
@@ -362,10 +364,10 @@ class SyncBatchNorm(_BatchNorm):
 
     @property
     def qconfig(self) -> NoReturn:
-        """An error: the layer has no settings of quantisation.
+        """Raise an error, because the layer has no settings of quantisation.
 
-        `torch.nn.SyncBatchNorm.convert_sync_batchnorm` asks for them when it builds PyTorch's layer
-        in the place of this one, which is synchronised already.
+        `torch.nn.SyncBatchNorm.convert_sync_batchnorm` reads this attribute when it replaces this
+        layer by PyTorch's, although this layer is already synchronised.
         """
         raise BacknormError(
             f"qconfig: a {type(self).__name__} of backnorm normalises the batch of all processes, "
@@ -416,11 +418,11 @@ class FrozenLayer(torch.nn.Module):
     arithmetic: Arithmetic | None = None
 
     def __repr__(self) -> str:
-        """Return the text of the library's layer, followed by the arithmetic if there is one."""
+        """Return the text of the library's layer, and the arithmetic if it is set."""
         return named(super().__repr__().removesuffix(")"), self.arithmetic) + ")"
 
     def _is_ordinary(self, x: Tensor) -> bool:
-        """Return whether the library's formula would neither broadcast nor promote x."""
+        """Whether the library's formula would neither broadcast x nor change its type."""
         mean, variance = self.running_mean, self.running_var
         return (
             not isinstance(x, Proxy)

@@ -1,16 +1,17 @@
-"""Batch normalisation, its gradient and the gradient of that, as operators with derivatives.
+"""Batch normalisation, its gradient and its second-order gradient, as differentiable operators.
 
 `torch.compile`, `torch.export`, fake tensors and modes that see every operator call the operators;
-autograd, forward mode and `torch.func` differentiate the classes. An operator normalises and does
-nothing else: PyTorch's operators add a residual and apply an activation, and `move` updates the
-running statistics. Eager calls on tensors in memory do not come here (`eager`).
+autograd, forward mode and `torch.func` differentiate the classes. An operator only normalises:
+PyTorch's operators add a residual and apply an activation, and `move` updates the running
+statistics. Eager calls on tensors in memory do not use this module (see `eager`).
 
-The caller decides the arithmetic. Without it an operator computes in the element type's own, so
-that a graph means the same wherever it runs; Inductor has a rule of its own (`lowering`).
+The caller chooses the arithmetic. Without that argument an operator computes in the default
+arithmetic of the element type, so that a graph computes the same wherever it runs. Inductor's code
+has another default (`lowering`).
 
-The batch's mean and variance are results for the backward pass. They are functions of x, and no
-gradient flows to them. Derivatives of the second order that are differentiated again, and those of
-batched gradients, are composed of PyTorch's operators (`composed`).
+The batch's mean and variance are results for the backward pass; no gradient flows through them. If
+second-order gradients are differentiated, or gradients are batched, they are composed of PyTorch's
+operators (`composed`).
 
 The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>. Forward mode therefore needs
 no other operators than reverse mode.
@@ -123,7 +124,8 @@ class BatchNormBackward(Function):
     ) -> Gradients:
         x, dy, *channels = _primals(ctx)
         tdx, tdweight, tdbias = None, None, None
-        # The results are linear in dy. In x and weight: the Hessian of <dy, y> times the tangents.
+        # The results are linear in dy. Their derivative in x and weight is the Hessian of <dy, y>
+        # times the tangents.
         if tdy is not None:
             options = ctx.eps, ctx.training, ctx.arithmetic
             tdx, tdweight, tdbias = BatchNormBackward.apply(x, tdy, *channels, *options)
@@ -132,13 +134,13 @@ class BatchNormBackward(Function):
                 x, dy, *channels, tx, tweight, None, ctx.eps, ctx.training
             )
             tdx, tdweight = _sum(tdx, gx), _sum(tdweight, gweight)
-            # PyTorch requires the tangent of a differentiable result even if it is 0.
+            # PyTorch requires the tangent of every differentiable result, even if it is 0.
             tdbias = torch.zeros_like(gweight) if tdbias is None else tdbias
         return tdx, tdweight, tdbias
 
 
 class _Normalisation(Function):
-    """The derivatives of y, which training and given statistics share.
+    """The derivatives of y, for training and for given statistics.
 
     Inputs begin with x, weight and bias.
     """
@@ -146,7 +148,8 @@ class _Normalisation(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
         needed = ctx.needs_input_grad
-        # Saved tensors are unpacked without dy, too: a checkpoint recomputes its layers then.
+        # Saved tensors are unpacked even if dy is None, because that makes a checkpoint recompute
+        # its layers.
         x, mean, variance, weight = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
@@ -182,7 +185,7 @@ class _Normalisation(Function):
 
 
 class BatchNorm(_Normalisation):
-    """y, and mean and biased variance of the batch."""
+    """The operator that returns y, and the mean and biased variance of the batch."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -195,7 +198,7 @@ class BatchNorm(_Normalisation):
 
 
 class BatchNormInference(_Normalisation):
-    """y, normalised with given statistics."""
+    """The operator that returns y, normalised with given statistics."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -230,7 +233,7 @@ def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
 
 def _primals(ctx: Any) -> list[Tensor | None]:
     """Return the saved tensors without their tangents at the current level."""
-    # `forward_ad.unpack_dual` does not know the level of forward mode while a compiler traces.
+    # While a compiler traces, `forward_ad.unpack_dual` has no default level.
     return [
         None if tensor is None else torch._VF._unpack_dual(tensor, level=0).primal
         for tensor in ctx.saved_tensors
@@ -266,11 +269,11 @@ batch_norm_double_backward = register(
 )
 
 
-# The same as functions that every transform differentiates; arguments are those of the operators.
+# Functions that every transform differentiates; their arguments are those of the operators.
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, and mean and biased variance of the batch, which are constants."""
+    """Return y, and the mean and biased variance of the batch, which have no gradients."""
     results: tuple[Tensor, Tensor, Tensor] = BatchNorm.apply(*arguments)
     return results
 
@@ -284,8 +287,8 @@ def inference(
     *settings: Any,
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
-    # A later batch in training moves the running statistics, and autograd does not see it. The
-    # copies keep their tangents, which the operation refuses.
+    # Copies, because a later batch in training updates the running statistics, and autograd does
+    # not notice that. The copies keep their tangents, which the operation rejects.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
     y: Tensor = BatchNormInference.apply(x, weight, bias, mean, variance, *settings)
@@ -293,10 +296,10 @@ def inference(
 
 
 def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias, which can be differentiated again.
+    """Return differentiable gradients of x, weight and bias.
 
-    PyTorch's batched gradients (``is_grads_batched``) lose the derivative of a `Function`, and keep
-    those of PyTorch's operators.
+    In PyTorch's batched gradients (``is_grads_batched``) the derivative of a `Function` is lost,
+    and that of PyTorch's operators is not. So batched gradients are composed of these operators.
     """
     if torch.is_grad_enabled() and is_batched(dy):
         *others, _arithmetic = arguments
@@ -306,9 +309,9 @@ def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Te
 
 
 def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dy and weight, given those of what `backward` returns.
+    """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
 
-    A kernel computes them, unless they can be differentiated again.
+    A kernel computes them, unless they may be differentiated.
     """
     if torch.is_grad_enabled() or is_transformed():
         return composed.double_backward(x, *arguments)
@@ -320,7 +323,7 @@ def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]
 
 
 def move(running: Running, mean: Tensor, variance: Tensor, input: Tensor) -> None:
-    """Update running statistics by operators that the dispatcher or transforms know.
+    """Update running statistics by operators that the dispatcher and transforms see.
 
     A batch without elements leaves them as they are.
     """
@@ -339,26 +342,26 @@ def _move(
     momentum: float,
     count: int,
 ) -> None:
-    # In float64, rounded once, as in kernels. A tensor first: in `torch.jit.trace` counts are
-    # tensors of integers, whose ratio has 24 bits.
+    # In float64, rounded once, as in kernels. The variance is the first factor, because under
+    # `torch.jit.trace` counts are integer tensors, whose ratio would be a float32.
     unbiased = variance.double() * count / (count - 1)
     running_mean.copy_(running_mean.double() * (1.0 - momentum) + mean.double() * momentum)
     running_var.copy_(running_var.double() * (1.0 - momentum) + unbiased * momentum)
 
 
 def move_below_transforms(*arguments: Any) -> Tensor:
-    """Update running statistics below all transforms, where they are memory."""
+    """Update running statistics below all transforms, where the tensors have memory."""
     empty: Tensor = MoveRunningStatistics.apply(*arguments)
     return empty
 
 
 class MoveRunningStatistics(Function):
-    """`_move`, below all transforms; it returns an empty tensor."""
+    """Call `_move` below all transforms; return an empty tensor."""
 
     @staticmethod
     def forward(running_mean: Tensor, running_var: Tensor, *arguments: Any) -> Tensor:
-        # `data` has a version counter of its own: autograd does not record the update, as in
-        # PyTorch, where weights may be views of the same base.
+        # Writing to `data` does not change the tensor's version counter. As in PyTorch, autograd
+        # must not notice the update, since weights may be views of the same base.
         _move(running_mean.data, running_var.data, *arguments)
         return running_mean.new_empty(0)
 
@@ -381,7 +384,7 @@ class MoveRunningStatistics(Function):
                     accepted="a tensor that vmap maps over, or None",
                     hint="torch.func.stack_module_state gives each model its own",
                 )
-        # The update is elementwise, so the axis of problems may be the first in all tensors.
+        # The update is elementwise, so the vmap axis may be the first in all tensors.
         moved = [
             # If vmap maps over one of the running statistics and not over the batch, the other one
             # stays as it is, as in PyTorch.

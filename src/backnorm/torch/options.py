@@ -1,4 +1,4 @@
-"""The options of a call: validated once, and the same in its backward pass."""
+"""The options of a call, which are validated once and also used in the backward pass."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a call computes, besides its tensors.
+    """The options of a call.
 
     Attributes
     ----------
@@ -48,8 +48,8 @@ class Options:
     activation : Activation or None
         Its ceiling is rounded to the element type of the input.
     arithmetic : {"float32", "float64"} or None
-        The type in which elements are computed. None, in a traced graph: nobody chose one, and a
-        compiler may (`lowering`).
+        The type in which elements are computed. None occurs only in a traced graph: the caller has
+        not chosen an arithmetic, and the compiler may choose one (`lowering`).
     """
 
     training: bool
@@ -71,18 +71,18 @@ def eager_options(
 ) -> Options:
     """Return the options of a call on tensors in memory, or raise.
 
-    They are cached: a repeated call with the same arguments in the same `backnorm.arithmetic` block
-    gets the same object.
+    The options are cached: a repeated call with the same arguments and the same
+    `backnorm.arithmetic` gets the same object.
     """
     arguments = training, eps, activation, arithmetic, dtype, chosen()
     try:
         return _cached(*arguments)
     except TypeError:
-        # An argument without a hash is of a wrong type, which the check names.
+        # An argument without a hash has a wrong type; the check raises the error.
         return _cached.__wrapped__(*arguments)
 
 
-# Typed, because True == 1 == 1.0. An error is raised anew in each call.
+# `typed`, because True == 1 == 1.0. Errors are not cached.
 @functools.lru_cache(maxsize=1024, typed=True)
 def _cached(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype, _block: Any
@@ -95,7 +95,7 @@ def _cached(
 def traced_options(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
-    """Return the options of a call of operators: under transforms, modes, tracers and compilers."""
+    """Return the options of a call under transforms, modes, tracers and compilers, or raise."""
     if not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
         return eager_options(training, eps, activation, arithmetic, dtype)
     check_eps(training, eps)
@@ -104,10 +104,10 @@ def traced_options(
         return Options(training, eps, check_activation(activation, kind), asked(kind, arithmetic))
     ceiling = None
     if isinstance(activation, Activation):
-        # A compiler cannot pass on a named tuple that the traced code makes.
+        # Dynamo cannot pass a named tuple from traced code to a function that it does not trace.
         activation, ceiling = activation.name, activation.ceiling
     if ceiling is not None:
-        # A compiler makes variables of numbers that differ between calls or layers.
+        # A compiler turns numbers that differ between calls or layers into symbols.
         from torch.fx.experimental.symbolic_shapes import guard_scalar
 
         ceiling = guard_scalar(ceiling)
@@ -121,9 +121,9 @@ def _traced_activation(name: Any, ceiling: float | None, dtype: torch.dtype) -> 
 
 
 def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None:
-    """Return what the call or its block asks for; the graph holds for blocks that ask for it."""
+    """Return the arithmetic of the argument or the block; a graph is guarded on the block's."""
     if arithmetic is None:
-        # Dynamo does not know context variables, and would keep the first value for all calls.
+        # Dynamo does not guard context variables; it would use the first value in all calls.
         from torch._dynamo.guards import GuardBuilder, install_guard
         from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
         from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -134,15 +134,16 @@ def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None
     return asked(element_type(dtype), arithmetic)
 
 
-# Dynamo calls these while it traces, and takes their results as constants.
+# Dynamo calls these functions while it traces, and treats their results as constants.
 _traced_activation._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _traced_arithmetic._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def arithmetic_of(dtype: torch.dtype, arithmetic: str | None) -> Arithmetic:
-    """Return the arithmetic of an operator: its argument, or without one the element type's own.
+    """Return the arithmetic of an operator: its argument, or the default of the element type.
 
-    It does not depend on a block, so that a graph means the same wherever it runs.
+    The result does not depend on a `backnorm.arithmetic` block, so that a graph computes the same
+    wherever it runs.
     """
     return (
         own_arithmetic(element_type(dtype)) if arithmetic is None else check_arithmetic(arithmetic)
@@ -152,7 +153,7 @@ def arithmetic_of(dtype: torch.dtype, arithmetic: str | None) -> Arithmetic:
 def check_numbers(training: Any, momentum: Any, eps: Any) -> tuple[bool, float, float]:
     """Return training, momentum and eps as Python's own types, or raise.
 
-    As PyTorch does, it accepts a boolean and a tensor without axes as a number.
+    Like PyTorch, it accepts a boolean and a zero-dimensional tensor as a number.
     """
     return check_flag("training", training), _number("momentum", momentum), _number("eps", eps)
 
@@ -168,7 +169,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def check_eps(training: bool, eps: float) -> None:
-    """Raise for an eps that PyTorch refuses."""
+    """Raise for an eps that PyTorch does not accept."""
     if eps > 0.0:
         return
     if training:
@@ -180,5 +181,5 @@ def check_eps(training: bool, eps: float) -> None:
 
 
 def named(text: str, arithmetic: Arithmetic | None) -> str:
-    """Return the text of a layer, with its arithmetic if the layer has one of its own."""
+    """Return the text of a layer, with its arithmetic if it is set."""
     return text if arithmetic is None else f"{text}, arithmetic={arithmetic!r}"

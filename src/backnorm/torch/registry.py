@@ -1,13 +1,13 @@
-"""Operators of the dispatcher (``torch.ops.backnorm.*``): each is registered in one way.
+"""Register operators with the dispatcher (``torch.ops.backnorm.*``).
 
-An operator names its results. The names say what fake kernels return, and where DTensor may split
-results over a mesh.
+An operator names its results. The names determine the shapes that fake kernels return, and the axes
+along which DTensor may shard results.
 
-Channels are independent of each other. So B problems of C channels, of `torch.func.vmap`, are one
-problem of B * C channels, exactly and in one call; a tensor that vmap does not map over is the same
-for all. DTensor keeps tensors as they are that are sharded over channels, and gathers those that
-are sharded over batch or space, as for PyTorch's own operators: statistics are those of the whole
-batch.
+Channels are independent of each other. So `torch.func.vmap` over B problems of C channels is
+computed exactly, as one problem of B * C channels, in one call. A tensor that vmap does not map
+over is expanded to all problems. DTensor keeps tensors that are sharded over channels, and gathers
+tensors that are sharded over batch or space, because statistics are those of the whole batch. It
+does the same for PyTorch's own operators.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = ["like_statistics", "register", "register_sharding", "with_checks"]
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
-#: The operations' names for tensors, and the operators'.
+#: The operations' names of tensors, and the operators' names.
 _NAMES = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
 
-#: data: like x. statistics: a mean or variance, a function of x alone. parameter: like the weight,
-#: or without one like statistics. coefficients: four numbers of every channel (`lowering`).
+#: data: like x. statistics: a mean or variance, computed from x alone. parameter: like the weight,
+#: or, without a weight, like statistics. coefficients: four numbers per channel (`lowering`).
 Result = Literal["data", "statistics", "parameter", "coefficients"]
 
 
@@ -65,24 +65,25 @@ def register(
         Computes the results, on any device; its annotations are the operator's types. All tensors
         must be on the device of the first.
     results : tuple of str, or callable
-        The results' names. The operator is then a problem of x, whose channels vmap may join and
-        DTensor may split. Of any other operator: a function that returns new tensors like the
-        kernel's.
+        The names of the results. vmap may then merge the problems of the operator along the
+        channels, and DTensor may shard them. For other operators: a function that returns new
+        tensors like the results of the kernel.
     function : type of Function, optional
-        Has `setup_context`, `backward` and `jvp`. It becomes what autograd, forward mode and
-        `torch.func` differentiate; the operator computes it.
+        Has `setup_context`, `backward` and `jvp`. Autograd, forward mode and `torch.func`
+        differentiate it; its forward calls the operator.
     backward, setup_context : callable, optional
-        Without `function`: the backward pass of the operator, and what saves tensors for it.
+        Without `function`: the backward pass of the operator, and the function that saves tensors
+        for it.
     tags : tuple of torch.Tag
-        For Inductor: the layouts of operands that the operator takes.
+        Tags that tell Inductor which layouts of operands the operator accepts.
     """
     # `torch.library.custom_op` does the same, and takes 3 us more in every call (AMD EPYC, Zen 3).
     schema = infer_schema(kernel, mutates_args=())
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
-    # For all devices. Dynamo does not trace the Python code of a kernel that is registered so.
+    # For all devices. Dynamo does not trace the Python code of kernels registered in this way.
     register_kernel(f"backnorm::{name}", None, with_checks(kernel), lib=_LIBRARY)
-    # Kernels read tensors that are lazily negated or zero themselves. PyTorch would copy them
-    # before, and read beyond the end of a storage that was shortened.
+    # The kernels handle lazily negated tensors and zero tensors themselves. PyTorch would copy such
+    # tensors first, and would read beyond the end of a storage that was shortened.
     for key in ("Negative", "ZeroTensor"):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
     operator = getattr(torch.ops.backnorm, name).default
@@ -103,7 +104,7 @@ def register(
 
 
 def with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that takes subclasses of tensors; its errors have its own argument names."""
+    """Return a kernel that accepts tensor subclasses, and whose errors have its argument names."""
     parameters = inspect.signature(kernel).parameters.values()
     names = [(each.name, each.annotation == "Tensor") for each in parameters]
 
@@ -112,7 +113,7 @@ def with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
         try:
             plain = [
                 in_memory(value, name) if required or isinstance(value, Tensor) else value
-                # The dispatcher accepts None for a tensor, and leaves out defaults.
+                # The dispatcher accepts None for a tensor, and omits arguments with default values.
                 for value, (name, required) in zip(arguments, names, strict=False)
             ]
             return kernel(*plain)
@@ -128,9 +129,9 @@ def with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _fake_kernel(
     kernel: Callable[..., Any], results: tuple[Result, ...] | Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a kernel of fake tensors, which raises unless all are on the device of the first.
+    """Return a fake kernel, which raises unless all tensors are on the device of the first.
 
-    The dispatcher calls it if any tensor is on the meta device.
+    The dispatcher calls the fake kernel if any tensor is on the meta device.
     """
     parameters = list(inspect.signature(kernel).parameters)
 
@@ -165,7 +166,7 @@ def _new_result(
 
 
 def like_statistics(x: Tensor) -> Tensor:
-    """Return a new tensor like a mean of x."""
+    """Return a new tensor with the shape and type of the mean of x."""
     return x.new_empty((x.shape[1],), dtype=statistics_type(x.dtype))
 
 
@@ -173,10 +174,11 @@ def like_statistics(x: Tensor) -> Tensor:
 
 
 def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rule of forward mode that forward mode can differentiate again.
+    """Return a `jvp` rule that forward mode can differentiate again.
 
-    PyTorch calls a rule with forward mode off, for all levels at once, and the tangent of its
-    result would be 0. A rule leaves out the tangents of the current level itself.
+    PyTorch disables forward mode for all levels when it calls a rule, so the tangent of the rule's
+    result would be 0. With this wrapper forward mode is enabled, and the rule itself ignores the
+    tangents of the current level.
     """
 
     @functools.wraps(jvp)
@@ -190,12 +192,13 @@ def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
 def _batching_rule(function: Callable[..., Any], kinds: Sequence[Result]) -> Callable[..., Any]:
     """Return the vmap rule of `function`, for `torch.library` and `torch.autograd.Function`.
 
-    A tensor with one axis is per channel; a tensor with more has the channels on the second axis.
+    A tensor with one axis has one value per channel. A tensor with more axes has the channels on
+    the second one.
     """
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         size, axis_of_x = info.batch_size, in_dims[0]
-        # The shape of x of one problem.
+        # The shape of x in one problem.
         _, channels, *_ = (n for k, n in enumerate(arguments[0].shape) if k != axis_of_x)
         merged = [
             _merge(argument, axis, size) if isinstance(argument, Tensor) else argument
@@ -227,7 +230,7 @@ def _merge(tensor: Tensor, axis: int | None, size: int) -> Tensor:
 
 
 def _split(tensor: Tensor, size: int, channels: int) -> tuple[Tensor, int]:
-    """Undo `_merge`, and return the axis of problems."""
+    """Undo `_merge`; return the tensor and its vmap axis."""
     axis = 0 if tensor.dim() == 1 else 1
     return tensor.unflatten(axis, (size, channels)), axis
 
@@ -248,7 +251,7 @@ def register_sharding() -> bool:
     return True
 
 
-# Dynamo calls it while it traces.
+# Dynamo calls this function while it traces.
 register_sharding._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -261,7 +264,7 @@ def _register_sharding() -> None:
 
 
 def _placements(results: Sequence[Result], *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-    """Return where results and arguments of an operator may be: replicated, or by channels."""
+    """Return the placements of results and arguments: replicated, or sharded over channels."""
     from torch.distributed.tensor import Replicate, Shard
 
     # An argument is the specification of a tensor, or None for an absent one.

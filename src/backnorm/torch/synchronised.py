@@ -1,9 +1,9 @@
-"""Batch normalisation in phases: of a batch that lies in several processes, or reproducibly.
+"""Batch normalisation in phases, for a batch that is split over processes, or reproducibly.
 
-Each pass reduces the elements of this process to two numbers of every channel, exchanges them with
-the other processes (`exchange`), and computes y or dx with the result. Between the phases they are
-a tensor of 2C + 1 float64 numbers on x's device: moments or sums, and the number of elements of a
-channel. Reproducible sums are integers until those of all processes are added up (`binned`).
+Each pass reduces the elements of this process to two numbers per channel, exchanges them with the
+other processes (`exchange`), and computes y or dx from the result. Between the phases, moments or
+sums are a tensor of 2C + 1 float64 numbers on x's device; the last number is the number of elements
+of a channel. Reproducible sums stay integers until those of all processes are added up (`binned`).
 
 `torch.compile` sees three operators: the forward pass, and the two halves of the backward pass, of
 which the second computes dx. PyTorch's operators add a residual and apply an activation.
@@ -48,7 +48,7 @@ __all__ = [
 
 
 class SecondOrderError(BacknormError, NotImplementedError):
-    """A gradient over several processes, or with reproducible sums, was differentiated."""
+    """Gradients over several processes, or of reproducible sums, cannot be differentiated."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Processes:
     Attributes
     ----------
     group : ProcessGroup or None
-        Of more than one process; None: this process alone.
+        A group of more than one process; None: this process alone.
     layer : str
-        The name of the layer in an error.
+        The name of the layer in errors.
     reproducible : bool
-        Whether results have the same bits however the batch is cut.
+        Whether results have the same bits for every division of the batch.
     """
 
     group: Any
@@ -70,7 +70,7 @@ class Processes:
     reproducible: bool
 
 
-#: This process, reproducibly.
+#: This process alone, with reproducible sums.
 ALONE = Processes(None, "", True)
 
 
@@ -87,11 +87,11 @@ def _forward(
     layer: str,
     group: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return y, and means, biased variances and number of the elements of all processes."""
+    """Return y, and the moments of all processes: means, biased variances, number of elements."""
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     moments = _message(*engine_of(x).reduce_forward(x, "NCX", computed_in, reproducible))
     if group is not None:
-        # The arithmetic may differ: a process without elements may have another element type.
+        # The arithmetic is not compared: a process without elements may have another element type.
         settings = f"{layer}, {x.shape[1]} channels, forward, {reproducible=}, {eps=}"
         exchange = Exchange(group, settings, moments)
     if reproducible:
@@ -130,10 +130,10 @@ def _sums(
     layer: str,
     group: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return two times sums of dy and of dy * (x - mean), and the number of elements.
+    """Return two tensors with the sums of dy and of dy * (x - mean), and the number of elements.
 
-    The first are those from which this process computes the gradients of weight and bias, the
-    second those of all processes.
+    From the first, this process computes the gradients of weight and bias. The second has the sums
+    of all processes.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     mean, _ = _statistics(x, _check_message("moments", moments, x))
@@ -170,7 +170,7 @@ def _gradient(
 
 
 def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
-    """Return moments or sums as kernels read them, or raise."""
+    """Return moments or sums in the form that kernels read, or raise."""
     check_tensor("x", x)
     check_device(name, message, "x", x)
     check_memory(message, name)
@@ -186,7 +186,7 @@ def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
 
 
 def _message(sums: Tensor, count: int) -> Tensor:
-    """Return sums and the number of elements as one tensor; on a GPU, without a wait."""
+    """Return sums and the number of elements as one tensor, without waiting for a GPU."""
     return torch.cat((sums.flatten(), sums.new_full((1,), count)))
 
 
@@ -215,15 +215,16 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     eps, arithmetic, reproducible, layer, group = ctx.settings
     needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    # Saved tensors are unpacked without dy, too: a checkpoint recomputes its layers then.
+    # Saved tensors are unpacked even if dy is None, because that makes a checkpoint recompute its
+    # layers.
     x, weight, moments = ctx.saved_tensors
     if dy is None and group is None:
         return (None,) * 8
     if dy is None:
-        # Other processes may have gradients, and dx a part of them.
+        # Other processes may have a dy, on which dx of this process depends.
         dy = torch.zeros_like(x)
     if torch.is_grad_enabled() and is_batched(dy):
-        # The graph of a batch of gradients would be lost.
+        # Batched gradients would lose their graph.
         _refuse_second_order()
     group = group if needs_x or reproducible else None
     local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)
@@ -233,7 +234,7 @@ def _backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     sum_dy, sum_dy_xmu = local[:-1].chunk(2)
     _, variance = _statistics(x, moments)
     if needs_weight:
-        # `rsqrt` is not rounded in the same way on every machine.
+        # The rounding of `rsqrt` differs between machines.
         inverse = 1.0 / torch.sqrt(variance.double() + eps)
         dweight = (sum_dy_xmu * inverse).to(weight.dtype)
     if needs_bias:
@@ -270,7 +271,8 @@ _apply = register("synchronised_gradient", _gradient, _fake_gradient, backward=_
 class _Transformed(Function):
     """The forward pass under `torch.func` and forward mode.
 
-    It has no rule for vmap or forward mode, so they raise; the operator would lose a tangent.
+    The class has no rule for vmap or forward mode, so these raise. The operator itself would lose
+    the tangent.
     """
 
     forward = staticmethod(_batch_norm)
@@ -294,8 +296,8 @@ def batch_norm(
 
     Every process of the group must call it, and go backward through it, in the same order. Parts
     may differ in size, and be empty. The gradients of weight and bias are those of this part, as
-    DistributedDataParallel expects. If they are reproducible, the first process has those of all
-    parts and the others have zeros, so that their sum is rounded once.
+    DistributedDataParallel expects. With reproducible sums, the first process has the gradients of
+    all parts and the others have zeros, so that the sum of the gradients is rounded once.
 
     Parameters
     ----------
@@ -304,7 +306,7 @@ def batch_norm(
     running : Running or None
         The same in all processes.
     options : Options
-        Of training; the same in all processes.
+        The options of training; the same in all processes.
     processes : Processes
 
     Raises
@@ -313,10 +315,10 @@ def batch_norm(
         As `functional.batch_norm`. The other processes wait for this one until the timeout of their
         group.
     SynchronisationError
-        If another process ends, or does not call the layer; in all processes, if one of them calls
-        another layer, or has other settings.
+        If another process ends, or does not call the layer. If a process calls another layer, or
+        has other settings, all processes raise it.
     SecondOrderError
-        If its gradients are differentiated.
+        If gradients of the result are differentiated.
     """
     mean, variance = (None, None) if running is None else running[:2]
     checks.check(input, residual, weight, bias, mean, variance, True)
@@ -339,14 +341,14 @@ def batch_norm_with_moments(
     The arguments have been checked.
     """
     if processes.reproducible and processes.group is not None:
-        # Each process checks its own part, as if all parts were as large.
+        # Each process checks its own part, as if all parts had the same size.
         count = input.numel() // max(input.shape[1], 1)
         binned.check_count("input", dist.get_world_size(processes.group) * count)
     layer, group = processes.layer, None
     if processes.group is not None:
         group = processes.group.group_name
         if options.activation is not None:
-            # Not computed here, but processes must agree about it.
+            # The activation is not computed here, but processes must agree on it.
             name, ceiling = options.activation
             layer = f"{layer}, {name}" + ("" if ceiling is None else f" up to {ceiling}")
     run = _Transformed.apply if is_transformed() else _batch_norm
@@ -358,12 +360,12 @@ def batch_norm_with_moments(
 
 
 def _move(running: Running, moments: Tensor) -> None:
-    """Update running statistics from moments of all elements; without any they do not change."""
+    """Update running statistics by the moments of all elements, unless the batch is empty."""
     channels, count = running.mean.shape[0], moments[-1]
     weight = running.momentum * count.clamp(max=1.0)
     unbiased = moments[channels:-1] * (count / (count - 1.0).clamp(min=1.0))
     moves = (running.mean, moments[:channels]), (running.variance, unbiased)
     for statistic, value in moves:
-        # `data` has a version counter of its own: see `operations`.
+        # Writing to `data` does not change the tensor's version counter: see `operations`.
         target = statistic if torch.compiler.is_compiling() else statistic.data
         target.copy_(statistic.double() * (1.0 - weight) + value * weight)

@@ -1,10 +1,10 @@
-"""Tensors: their types, classes and memory, and which calls on them the dispatcher must see.
+"""Tensors: their types, classes and memory, and the calls that must go through the dispatcher.
 
-Kernels read memory. A tensor of a subclass that is memory is taken as a plain tensor, whatever its
-class says of its shape. An opaque tensor is one whose elements only operators know.
+Kernels read memory. A tensor of a subclass that has memory is treated as a plain tensor, even if
+its class overrides its shape. An opaque tensor has no memory; only operators can read its elements.
 
-New tensors are allocated by PyTorch. In an array's memory they could not be resized, and as views
-of another tensor they could not be changed in place after an autograd function, as by a ReLU.
+PyTorch allocates new tensors. A tensor in the memory of an array could not be resized. A view of
+another tensor that an autograd function returned could not be changed in place, as by a ReLU.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ _TYPES = {
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
     torch.uint8: np.dtype(np.uint8),
 }
-# Whatever is not accepted.
+# Stands for all element types that are not accepted.
 _OTHER = np.dtype(object)
 
 
 def element_type(dtype: torch.dtype) -> np.dtype:
-    """Return the type of elements as NumPy's."""
+    """Return the NumPy type of elements."""
     return _TYPES.get(dtype, _OTHER)
 
 
@@ -85,7 +85,7 @@ def metadata(tensor: Tensor) -> Metadata:
 
 
 def wide_metadata(tensor: Tensor, x: Tensor) -> Metadata:
-    """Return a per-channel tensor's shape and type: float32 if it has 16 bits, as x has."""
+    """Return a per-channel tensor's shape and type, which is float32 if it is x's 16-bit type."""
     shape, dtype = metadata(tensor)
     if tensor.dtype is x.dtype and tensor.dtype.itemsize == 2:
         dtype = np.dtype(np.float32)
@@ -99,12 +99,12 @@ dispatch_keys = torch._C._dispatch_keys
 
 
 def _keys_in_memory() -> int:
-    """Return the dispatcher's keys of tensors that are memory, as bits."""
+    """Return the dispatch keys of tensors that have memory, as bits."""
     keys = torch._C.DispatchKey
     devices = [keys.CPU, keys.AutogradCPU, keys.AutocastCPU]
     devices += [keys.CUDA, keys.AutogradCUDA, keys.AutocastCUDA]
     bits = 0
-    # Conjugates are refused by their types.
+    # Conjugate tensors are complex; the checks of types reject them.
     for key in (*devices, keys.Negative, keys.Conjugate, keys.ZeroTensor, keys.ADInplaceOrView):
         bits |= torch._C.DispatchKeySet(key).raw_repr()
     return bits
@@ -114,14 +114,14 @@ _IN_MEMORY = _keys_in_memory()
 
 
 class OpaqueTensorError(TensorTypeError):
-    """A tensor came where only memory can be read."""
+    """An opaque tensor was passed to a function that reads memory."""
 
 
 def is_opaque(tensor: Tensor) -> bool:
-    """Whether only operators know the elements of a tensor: there is no memory that holds them.
+    """Whether only operators can read the elements of a tensor, because no memory holds them.
 
-    So it is with a subclass that wraps other tensors, tensors that are fake or traced, and those
-    of transforms. Those of another layout, or on other devices, are opaque as well.
+    Opaque tensors are those of subclasses that wrap other tensors, fake tensors, traced tensors,
+    and those of transforms. Tensors of other layouts or on other devices are opaque as well.
     """
     return bool(dispatch_keys(tensor).raw_repr() & ~_IN_MEMORY)
 
@@ -136,9 +136,9 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def needs_dispatcher(tensor: Tensor) -> bool:
-    """Whether a call on `tensor` must be made of operators that the dispatcher knows.
+    """Whether a call on `tensor` must be composed of operators of the dispatcher.
 
-    It must under `torch.compile` and `torch.export` (`is_compiling`), under `torch.func` and
+    This is so under `torch.compile` and `torch.export` (`is_compiling`), under `torch.func` and
     forward-mode differentiation, under modes that see every operator (fake tensors, `make_fx`, FLOP
     counters) and `torch.jit.trace`, for batched gradients (``is_grads_batched``), and for tensors
     other than plain ones on a CPU or a CUDA device.
@@ -161,9 +161,9 @@ def is_transformed() -> bool:
 
 
 def in_memory(tensor: Tensor, name: str) -> Tensor:
-    """Return a tensor of a subclass as a plain one, or raise if it is opaque.
+    """Return a tensor of a subclass as a plain tensor, or raise if it is opaque.
 
-    What its class says of shape and memory is not asked.
+    The methods of the subclass are not called.
     """
     if not issubclass(type(tensor), Tensor):
         raise not_a_tensor(name, tensor)
@@ -179,7 +179,7 @@ def in_memory(tensor: Tensor, name: str) -> Tensor:
 
 
 def as_plain(value: Any) -> Any:
-    """Return a tensor of a subclass that is memory as a plain one; anything else as it is."""
+    """Return a plain tensor if `value` is a tensor of a subclass with memory, else `value`."""
     if type(value) in PLAIN or not issubclass(type(value), Tensor) or is_opaque(value):
         return value
     with torch._C.DisableTorchFunctionSubclass():
@@ -187,10 +187,10 @@ def as_plain(value: Any) -> Any:
 
 
 def by_operators(operators: Callable[..., Result], *arguments: Any, **tensors: Any) -> Result:
-    """Return what operators return; `tensors` are the tensors among the arguments, by name.
+    """Call operators and return their results; `tensors` are the tensor arguments by name.
 
-    A class of tensors raises errors of many kinds for operators that it does not have, or not with
-    tensors of other classes. They become one error, which names a tensor.
+    Tensor subclasses raise errors of many kinds for operators that they do not support, or do not
+    support together with other classes. These errors become one error that names a tensor.
     """
     try:
         return operators(*arguments)
@@ -217,7 +217,8 @@ def by_operators(operators: Callable[..., Result], *arguments: Any, **tensors: A
 def plain(tensor: Tensor) -> bool:
     """Whether memory holds the values of the elements.
 
-    That of a lazily negated tensor does not (`Tensor.is_neg`), and a zero tensor may have none.
+    The memory of a lazily negated tensor (`Tensor.is_neg`) does not hold them, and a zero tensor
+    may have no memory.
     """
     return not (tensor.is_neg() or tensor._is_zerotensor())
 
@@ -242,7 +243,7 @@ def empty_like(x: Tensor) -> Tensor:
 
 
 def order_of(x: Tensor) -> Order:
-    """Return the order of axes in which x is dense, or a copy of it is."""
+    """Return the order of axes in which x, or the copy that `dense` makes, is dense."""
     if x.is_contiguous():
         return tuple(range(x.dim()))
     order = by_strides(x.stride())
@@ -252,7 +253,7 @@ def order_of(x: Tensor) -> Order:
 
 
 def wide(tensor: Kind, x: Tensor) -> Kind:
-    """Return a per-channel tensor contiguous and `plain`, and of 16 bits as x is as float32."""
+    """Return a per-channel tensor, contiguous and `plain`; float32 if it has x's 16-bit type."""
     if tensor is None:
         return None
     if tensor.dtype.itemsize == 2 and tensor.dtype is x.dtype:
@@ -281,7 +282,7 @@ def check_memory(tensor: Tensor, name: str) -> int:
             accepted="a strided tensor",
         )
     address = tensor.data_ptr()
-    # A storage that was freed begins at 0, and a view of it behind that.
+    # A freed storage begins at address 0, and its views at their offset.
     freed = address == tensor.storage_offset() * tensor.itemsize
     if freed and tensor.numel() and not tensor._is_zerotensor():
         raise TensorValueError(
@@ -294,7 +295,7 @@ def check_memory(tensor: Tensor, name: str) -> int:
 
 
 def check_own_memory(tensor: Tensor, name: str) -> None:
-    """Raise unless every element of a per-channel tensor has memory of its own to be moved in."""
+    """Raise unless every element of a per-channel tensor has its own memory, to update in place."""
     if tensor._is_zerotensor() or (tensor.numel() > 1 and 0 in tensor.stride()):
         raise TensorValueError(
             name,
@@ -305,9 +306,9 @@ def check_own_memory(tensor: Tensor, name: str) -> None:
 
 
 class _Memory:
-    """The base of an array on a tensor's memory. It keeps the tensor.
+    """The base object of an array in a tensor's memory, which keeps the tensor alive.
 
-    `Tensor.numpy` would too, but after it the tensor's memory cannot be resized any more.
+    `Tensor.numpy` would also keep the tensor alive, but after that its memory cannot be resized.
     """
 
     __slots__ = ("__array_interface__", "_tensor")
@@ -335,7 +336,7 @@ def array_of(tensor: Tensor) -> np.ndarray:
     if not plain(tensor):
         check_memory(tensor, "tensor")
         tensor = tensor.detach().clone()
-    # NumPy reads bfloat16, which is not a type of its own, as two bytes.
+    # The array interface describes bfloat16 as two bytes, because it is not a NumPy type.
     return np.asarray(_Memory(tensor)).view(element_type(tensor.dtype))
 
 
@@ -347,7 +348,7 @@ def tensor_of(array: np.ndarray) -> Tensor:
 
 
 def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Return the mask of a forward pass as booleans that lie as x does, or raise if it is not one.
+    """Return the mask of a forward pass as booleans with x's order of axes; raise if it is invalid.
 
     The elements of x are not read.
     """

@@ -16,7 +16,8 @@ __all__ = ["BatchNormAct2d", "FrozenBatchNormAct2d"]
 class BatchNormAct2d(_BatchNorm, norm_act.BatchNormAct2d):
     """`timm.layers.BatchNormAct2d`: backnorm normalises, then `drop` and `act` are called.
 
-    With `fuse_activation`, backnorm computes the activation too, unless there is an obstacle.
+    With `fuse_activation`, backnorm also computes the activation, unless `fusion_obstacle` returns
+    a reason.
     """
 
     fuse_activation: bool = False

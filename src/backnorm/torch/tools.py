@@ -1,9 +1,9 @@
-"""Tools that recognise layers by their exact class, and so do not recognise backnorm's.
+"""Support for tools that recognise layers by their exact class, and so do not recognise backnorm's.
 
-Passes over a graph of `torch.fx` leave backnorm's layers as they are, so tracing gives a warning.
+Passes over a graph of `torch.fx` do not change backnorm's layers, so tracing gives a warning.
 Opacus rejects batch normalisation by class, so backnorm's classes are registered with its
-validator. `torch.jit.script` compiles Python and cannot compile backnorm's; it raises. Nothing here
-imports Opacus.
+validator. `torch.jit.script` cannot compile backnorm's Python code, so it raises. This module does
+not import Opacus.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _Target = TypeVar("_Target")
 
 
 class UnrecognisedLayerWarning(UserWarning):
-    """A tool that recognises PyTorch's layers by class meets a layer of backnorm."""
+    """A tool that recognises PyTorch's layers by class was used with a layer of backnorm."""
 
 
 def warn_of_tracing(tracer: object, training: bool) -> None:
-    """Warn if a tracer of PyTorch records a layer of backnorm that a pass may be meant to fold.
+    """Warn if a PyTorch tracer records a layer of backnorm, which passes then cannot fold.
 
-    Passes fold layers in evaluation; quantisation folds all layers that it traces. Tracers of other
-    libraries, such as torchvision's feature extraction, have other purposes.
+    Passes fold layers in evaluation mode; quantisation folds all layers that it traces. Tracers of
+    other libraries, such as torchvision's feature extraction, do not fold layers.
     """
     module = type(tracer).__module__
     if module.startswith("torch.ao.") or (module.startswith("torch.fx.") and not training):
@@ -44,7 +44,8 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
             "class (torch.fx.experimental.optimization.fuse, prepare_fx) leave it as it is; call "
             "backnorm.torch.revert(model) before such a pass",
             UnrecognisedLayerWarning,
-            # The same place for every tracer: Python's default filter shows the warning once.
+            # The warning has the same location for every tracer, so that Python's default filter
+            # shows it once.
             stacklevel=1,
         )
 
@@ -52,7 +53,7 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
 def unscriptable(target: _Target) -> _Target:
     """Make `torch.jit.script` raise for a function or a class of modules, nested ones included."""
     scripted: Any = target
-    # PyTorch calls it of everything that it compiles: of modules as a method.
+    # PyTorch calls this attribute of each function and module that it compiles.
     scripted.__prepare_scriptable__ = _raise_unscriptable
     return target
 
@@ -85,12 +86,12 @@ def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
 
 
 def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
-    """Return the layer that Opacus puts in the place of PyTorch's layer.
+    """Return the layer by which Opacus replaces the PyTorch layer that `layer` corresponds to.
 
-    A layer with an activation of its own is returned as it is: the activation would be lost. The
-    validator rejects such a layer.
+    A layer with an activation of its own is returned unchanged, because the activation would be
+    lost. The validator rejects such a layer.
     """
-    # The layers import this module.
+    # Imported here, because the layers import this module.
     from backnorm.torch.conversion import original_of, revert
 
     fix = sys.modules["opacus.validators"].ModuleValidator.FIXERS.get(original_of(layer))

@@ -1,4 +1,4 @@
-"""Trying what a plan may choose on the device itself."""
+"""Tune the plans of a GPU: time the candidates on the device, and use the fastest."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Trial", "tune"]
 
 
 class Trial(NamedTuple):
-    """A choice that was tried.
+    """The measured time of a candidate.
 
     Attributes
     ----------
     operation : {"forward", "backward"}
     knobs : Knobs
     milliseconds : float
-        Of a call, by the device's clock, the L2 cache emptied before it.
+        The time of a call by the device's clock; the L2 cache is emptied before the call.
     """
 
     operation: str
@@ -48,10 +48,10 @@ def tune(
 ) -> list[Trial]:
     """Find the fastest plan of a training step on tensors like these, and use it from now on.
 
-    What is found holds for this process, and for calls with tensors of the same shapes, types,
-    layout and device, and the same eps and arithmetic. Every plan is right, but they sum in
-    different orders: the last bits of results may be others than without tuning. (Among themselves
-    they are the same on every run, as always.)
+    The plan is used in this process, for calls with tensors of the same shapes, types, layout and
+    device, and the same eps and arithmetic. Every plan is correct, but plans sum in different
+    orders, so tuning can change the last bits of results. With one plan, every run gives the same
+    bits.
 
     Parameters
     ----------
@@ -65,12 +65,12 @@ def tune(
     Returns
     -------
     list of Trial
-        What was tried: of each operation, the fastest first.
+        The trials of each operation, the fastest first.
 
     Raises
     ------
     ArgumentValueError
-        If input is not on a CUDA device, or its elements have not this arithmetic.
+        If input is not on a CUDA device, or its element type does not support the arithmetic.
     """
     gpu = kernels.engine_of(input)
     if gpu is cpu:
@@ -103,7 +103,7 @@ def tune(
 
 
 def _tried(use: Callable[..., None], place: Any, call: Callable[[], Any]) -> list[Trial]:
-    """Try every plan of a call's problem, and keep to the fastest."""
+    """Measure every candidate for a call's problem, and use the fastest from now on."""
     trials = []
     problem, extents, _ = place
     for knobs in candidates(problem, extents):

@@ -1,7 +1,7 @@
 """Verdicts on results, by their distance from exact results.
 
-Errors are in units in the last place (ulp) of the output's type at the exact value. :func:`budget`
-is the only statement of the allowed error.
+Errors are in units in the last place (ulp) of the output's type at the exact value. Only
+:func:`budget` defines the allowed error.
 """
 
 from backnorm.conformance.judge._budget import GRADIENTS, Budget, Quantity, budget

@@ -64,8 +64,8 @@ def check_backward(
 ) -> dict[str, Verdict]:
     """Judge `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
 
-    dx must have x's type and shape, dgamma and dbeta mean's. `arithmetic` is what they were
-    computed in, for :func:`budget`. `options` are epsilon, data_format and training.
+    dx must have x's type and shape, dgamma and dbeta those of mean. `arithmetic` is the compute
+    dtype of the gradients, for :func:`budget`. `options` are epsilon, data_format and training.
     """
     exact = reference.backward(x, dy, mean, variance, gamma, **options)
     types = x.dtype, mean.dtype, mean.dtype
@@ -123,7 +123,8 @@ def check_double_backward(
 ) -> dict[str, Verdict]:
     """Judge the gradients of the backward pass; see :func:`reference.double_backward`.
 
-    Those with respect to x and dy must have x's type and shape, that of gamma mean's.
+    The gradients with respect to x and dy must have x's type and shape, that with respect to gamma
+    mean's.
 
     Parameters
     ----------
@@ -134,9 +135,9 @@ def check_double_backward(
     wide : bool
         Whether all operations are float64.
     in_parts : bool
-        Whether the gradient of x is the sum of two, each rounded to x's type.
+        Whether the gradient of x is the sum of two gradients that were rounded to x's type.
     **options
-        epsilon, data_format, training, ddx, ddgamma and ddbeta, as the oracle takes them.
+        epsilon, data_format, training, ddx, ddgamma and ddbeta, as in the oracle.
 
     Notes
     -----
@@ -144,17 +145,18 @@ def check_double_backward(
     their type and the number of roundings differ:
 
     - NumPy, PyTorch on a CPU, TensorFlow: float64 and the engine's sums, as :func:`budget` assumes.
-    - PyTorch on a GPU: float64, and PyTorch's sums, which are not compensated but added up in
-      trees: log2(M) roundings for blocks of 2**20 elements, and one for each block. Up to some
-      2**23 elements per channel that is within the 32 roundings of the budget; channels of 2**17
-      elements of float64 lose 2**-51 T.
+    - PyTorch on a GPU: float64 and PyTorch's sums, which are not compensated but added up in trees:
+      log2(M) roundings for blocks of 2**20 elements, and one for each block. Up to about 2**23
+      elements per channel, that is within the 32 roundings of the budget. Channels of 2**17
+      elements of float64 lost 2**-51 T.
     - JAX with `jax_enable_x64`: float64 and XLA's sums, which are as accurate. But JAX adds the
       direct gradient of x and the gradient through the statistics as two arrays of x's type
-      (`in_parts`). Neither exceeds T, so their roundings are u*T in all, u being half the distance
-      from 1 to the next number of that type; 2*u*T also leaves room for the error of float32.
-    - JAX without it: float32 in all operations and sums (not `wide`). The argument of 16-bit data,
-      2**-20 T, then also holds for float32 data, whose budget in float64 is 2**20 times smaller.
-      Channels of 2**18 elements lost 2**-23 T.
+      (`in_parts`). Neither exceeds T, so their roundings are at most u*T, where u is half the
+      distance from 1 to the next number of that type. 2*u*T also leaves room for the error of
+      float32.
+    - JAX without `jax_enable_x64`: float32 in all operations and sums (not `wide`). The derivation
+      for 16-bit data, 2**-20 T, then also holds for float32 data, whose budget in float64 is 2**20
+      times smaller. Channels of 2**18 elements lost 2**-23 T.
     """
     exact = reference.double_backward(x, dy, mean, variance, gamma, **options)
     more = 0.0 if wide else 2.0**-20

@@ -33,8 +33,8 @@ def check_relu_forward(
 ) -> dict[str, Verdict]:
     """Judge `result` (y, mean, variance, mask); see :func:`reference.forward`.
 
-    The mask is judged by the operator's y, not by the exact one: a bit is set exactly where y is
-    more than 0 and less than the ceiling of `activation`, by default a ReLU without a ceiling.
+    The mask is judged by the operator's y, not by the exact y: a bit must be set if and only if y
+    is more than 0 and less than the ceiling of `activation`, by default a ReLU without a ceiling.
     """
     ceiling = options.setdefault("activation", RELU).ceiling
     y, mean, variance, mask = result
@@ -74,10 +74,10 @@ def check_relu_backward(
     arithmetic: Arithmetic | None = None,
     **options: Unpack[BackwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge `gradients` (dx, dgamma, dbeta, dresidual) behind a ReLU with this mask.
+    """Judge `gradients` (dx, dgamma, dbeta, dresidual) through a ReLU with this mask.
 
-    dresidual must be dy itself where the mask is set and 0 elsewhere, or absent (or None) unless
-    `residual`.
+    With `residual`, dresidual must equal dy where the mask is set and 0 elsewhere. Otherwise it
+    must be absent or None.
     """
     dx, dgamma, dbeta, *rest = gradients
     assert dx is not None
@@ -92,7 +92,7 @@ def check_relu_backward(
 
 
 def _bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
-    """Refuse a y beyond the bounds of a ReLU, which the budget alone would allow."""
+    """Fail a verdict if y exceeds the bounds of a ReLU, which the budget alone would allow."""
     values = y.astype(np.float64)
     if verdict.passed and (values < 0).any():
         return refused(f"y is negative {int((values < 0).sum())} times")
@@ -130,7 +130,7 @@ def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> 
 
 
 def _judge_equal(quantity: str, actual: np.ndarray, expected: np.ndarray) -> Verdict:
-    """Judge an output that must be equal, with NaN where NaN is expected."""
+    """Judge an output that must equal the expected one, with NaN where NaN is expected."""
     different = (actual != expected) & ~((actual != actual) & (expected != expected))
     if not different.any():
         return Verdict(0.0, 0.0, True, (), f"{quantity} is as it must be")

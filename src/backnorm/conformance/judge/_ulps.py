@@ -33,11 +33,11 @@ def ulp_error(actual: np.ndarray, exact: Exact, dtype: np.dtype) -> FloatArray:
     Returns
     -------
     numpy.ndarray
-        float64. The ulp at a value of exponent e is ``2**(e - precision + 1)``, and the smallest
-        subnormal below the normal range. Infinity counts as the power of two after the largest
-        finite number, which is where rounding to nearest takes it from; so overflow where the
-        exact value overflows is no error. Equal infinities and NaN facing NaN are no error; any
-        other non-finite disagreement is an infinite one.
+        float64. The ulp at a value of exponent e is ``2**(e - precision + 1)``; below the normal
+        range it is the smallest subnormal. Infinity counts as the power of two after the largest
+        finite number, to which rounding to nearest would round. So overflow is not an error if the
+        exact value overflows. Equal infinities, and NaN where NaN is expected, have the error 0;
+        any other non-finite difference is an infinite error.
     """
     with np.errstate(over="ignore"):
         ulps: FloatArray = absolute_error(actual, exact, dtype) / ulp_at(exact, dtype)
@@ -49,7 +49,7 @@ def ulp_at(exact: Exact, dtype: np.dtype) -> FloatArray:
     bits, least, largest = _FORMATS[dtype]
     fraction, exponent = np.frexp(exact.hi)
     exponent = exponent.astype(np.int64) - 1
-    # A power of two in hi with a lo of the other sign is in the binade below.
+    # If hi is a power of two and lo has the other sign, the value is in the binade below.
     exponent -= (np.abs(fraction) == 0.5) & (exact.lo * np.sign(exact.hi) < 0)
     exponent = np.where(exact.hi == 0, least, exponent)
     result: FloatArray = np.ldexp(1.0, np.clip(exponent, least, largest) - bits + 1)

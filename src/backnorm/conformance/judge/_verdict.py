@@ -1,4 +1,4 @@
-"""Whether an output is within its budget."""
+"""Judge whether an output is within its error budget."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Verdict:
     worst_ulp : float
         Largest error, in ulps of the output's type at the exact value.
     worst_excess : float
-        Largest error as a multiple of what :func:`budget` allows for that element.
+        Largest error as a multiple of the error that :func:`budget` allows for that element.
     passed : bool
-        True when every element is within its budget (``worst_excess <= 1``) and NaN and infinity
-        stand where they must, and nowhere else.
+        True if every element is within its budget (``worst_excess <= 1``), and NaN and infinity
+        occur exactly where they are expected.
     where : tuple of int
-        Index of the element that `worst_excess` was seen at; empty for an empty output.
+        Index of the element with `worst_excess`; empty for an empty output.
     detail : str
-        That element: its value, the exact value, the error and the allowed error.
+        The value of that element, the exact value, the error and the allowed error.
     """
 
     worst_ulp: float
@@ -68,7 +68,7 @@ def judge(
     quantity : str
         The quantity, for :func:`budget`.
     actual : numpy.ndarray
-        The output to judge; its type is that of the rounding.
+        The output to judge, in the type that it was rounded to.
     exact : Exact
         Exact values.
     terms : numpy.ndarray
@@ -76,7 +76,7 @@ def judge(
     dtype : numpy.dtype
         Element type of x.
     more : float
-        A multiple of T that is allowed besides the budget.
+        A multiple of T that is allowed in addition to the budget.
     arithmetic : {"float32", "float64"}, optional
         The compute dtype, for :func:`budget`.
     """
@@ -92,7 +92,7 @@ def judge(
     with np.errstate(all="ignore"):
         # If T is not finite although the result is, only half an ulp is allowed.
         slack = np.where(np.isfinite(terms), terms, 0.0) * (allowance.terms + more)
-        # A pair of float64 has no part below 2**-1074, so the oracle has that error.
+        # A pair of float64 cannot represent parts below 2**-1074, so the oracle has that error.
         allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)
         excess = error / allowed
         ulps, allowed_ulps = error / ulp, allowed / ulp
@@ -116,7 +116,7 @@ def judge_all(
     arithmetic: Arithmetic | None = None,
     more: Sequence[float] | None = None,
 ) -> dict[str, Verdict]:
-    """Judge outputs by the fields of the oracle's record that they are named after.
+    """Judge outputs by the fields of the same names in the oracle's record.
 
     Parameters
     ----------
@@ -144,5 +144,5 @@ def judge_all(
 
 
 def refused(detail: str) -> Verdict:
-    """Return the verdict on an output that cannot be compared at all."""
+    """Return the verdict on an output that cannot be compared."""
     return Verdict(math.inf, math.inf, False, (), detail)

@@ -1,4 +1,4 @@
-"""What a case is made of, and what it shows."""
+"""Describe a case: its inputs, the bounds of its outputs, and the wrong kernels it rejects."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _outputs(ladder: GradientLadder) -> Table:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)
         ulp = ulp_at(ladder.value(name), ladder.element_type(name))
         with np.errstate(all="ignore"):
-            # Where there is no term nothing is lost.
+            # Without terms there is no rounding error.
             condition = np.divide(terms, size, out=np.ones_like(terms), where=terms != 0)
             bounds = [np.median(each / ulp) for each in ladder.allowances(name).values()]
         numbers = np.median(condition), condition.max(), *bounds

@@ -1,8 +1,9 @@
 """A process that runs a subject on cases: ``python -m backnorm.conformance.verify._child``.
 
-It reads one line of JSON from its standard input, writes a line of JSON for each event to the file
-descriptor that this names, and the outputs of each case to a file. What the subject prints goes to
-its standard output. If it ends the process, the last event names the case.
+The process reads a job, one line of JSON, from its standard input. It writes a line of JSON for
+each event to the file descriptor that the job names, and the outputs of each case to a file. The
+subject may print to standard output. If the subject ends the process, the last event names the
+case.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from backnorm.conformance.verify.subjects import RefusedError, subject_of
 
 __all__ = ["main"]
 
-# Larger inputs are not called again, which would take minutes.
+# The subject is not called again on larger inputs, because that would take minutes.
 _REPEATED = 1 << 22
 
 
 class Runner:
-    """A subject and how its results are written down."""
+    """Runs a subject on cases and writes events and outputs."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.events = os.fdopen(job["events"], "w", buffering=1)
@@ -51,7 +52,7 @@ class Runner:
         self.events.write(json.dumps(event) + "\n")
 
     def run(self, case: Case) -> None:
-        """Run a case, and write what became of it."""
+        """Run a case, and write an event with the outcome."""
         self.say(event="begin", case=case.name)
         started = time.perf_counter()
         inputs = _inputs(case)
@@ -77,10 +78,10 @@ class Runner:
         )
 
     def _saved(self, name: str, outputs: dict[str, np.ndarray | None]) -> dict[str, Any]:
-        """Write arrays to a file, and return what it takes to read them."""
+        """Write arrays to a file, and return the data that is needed to read them."""
         path = self.folder / f"{name}.npz"
         arrays = {name: array for name, array in outputs.items() if array is not None}
-        # A file of NumPy's has no bfloat16.
+        # NumPy's file format does not support bfloat16.
         stored: dict[str, Any] = {
             name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()
         }
@@ -94,7 +95,7 @@ class Runner:
     def _outputs(
         self, inputs: dict[str, Guarded | None], case: Case
     ) -> tuple[dict[str, np.ndarray | None], dict[str, np.ndarray | None] | None, list[str]]:
-        """Return the outputs of a call, those of another if they differ, and faults."""
+        """Return the outputs of a call, those of a further call if they differ, and faults."""
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
         first = self._called(inputs, case)
         faults = [
@@ -105,7 +106,8 @@ class Runner:
         size = case.data.x.size
         if not size or size > _REPEATED:
             return first, None, faults
-        # The same buffers with other values: the gradients of -dy are those of dy, negated.
+        # Call again with the same buffers and other values: the gradients of -dy are the negated
+        # gradients of dy.
         dy = inputs["dy"]
         assert dy is not None
         _negate(dy)
@@ -158,7 +160,7 @@ def _same(one: dict[str, np.ndarray | None], other: dict[str, np.ndarray | None]
 
 
 def _remaining(job: dict[str, Any]) -> Iterator[Case]:
-    """Yield the cases that were not run yet."""
+    """Yield the cases of a job that were not run yet."""
     fields: dict[str, Any] = {name: _tuples(value) for name, value in job["selection"].items()}
     selection = Selection(**fields)
     done = set(job["done"])

@@ -25,9 +25,9 @@ class CommandError(Exception):
 class OfCommand:
     """A command line in which ``{inputs}`` and ``{outputs}`` are replaced by folders.
 
-    The first is what :func:`backnorm.conformance.verify.export.export` writes, with one case and
-    without its results; the second is read as by :func:`backnorm.conformance.verify.export.judge`.
-    No shell runs it.
+    The folder of inputs is one that :func:`backnorm.conformance.verify.export.export` writes, with
+    one case and without its results. The folder of outputs is read like that of
+    :func:`backnorm.conformance.verify.export.judge`. The command does not run in a shell.
     """
 
     def __init__(self, command: str) -> None:

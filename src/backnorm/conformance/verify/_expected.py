@@ -1,4 +1,4 @@
-"""Failures that are expected: files of patterns, and reports of an earlier run."""
+"""Expected failures: files of patterns, and reports of an earlier run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Expectation", "is_new", "read_baseline", "read_expectations", "witho
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A line of a file of expected failures: ``pattern  # reason  [until 2027-03-01]``.
+    """A line in a file of expected failures: ``pattern  # reason  [until 2027-03-01]``.
 
-    The pattern matches ``case/output``, or a case.
+    The pattern matches ``case/output``, or the name of a case.
     """
 
     pattern: str
@@ -40,7 +40,7 @@ def read_expectations(path: Path) -> list[Expectation]:
     Raises
     ------
     ArgumentValueError
-        For a line without a reason, and a date that is none.
+        For a line without a reason, and for an invalid date.
     """
     found = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -89,7 +89,7 @@ def read_baseline(path: Path) -> dict[tuple[str, str], str]:
 
 
 def is_new(verdict: Verdict, baseline: dict[tuple[str, str], str]) -> bool:
-    """Whether a verdict differs from that of the baseline for the worse."""
+    """Whether a verdict is worse than that of the baseline."""
     before = baseline.get((verdict.case, verdict.output))
     if before == verdict.status:
         return False

@@ -1,7 +1,7 @@
 """Arrays between unreadable pages.
 
-An access beyond an array ends the process; so does writing to an input. Bytes between an array and
-the pages are canaries: all bits are set, which is NaN in every element type.
+An access beyond an array ends the process, and so does writing to an input. The bytes between an
+array and the pages are canaries: all bits are set, which is NaN in every element type.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Guarded:
-    """Memory of one array, with unreadable pages before and behind it.
+    """Memory of one array, with unreadable pages before and after it.
 
     Parameters
     ----------
     values : numpy.ndarray
-        What the array holds.
+        The contents of the array.
     fill : bool
         Whether to fill the array with NaN instead, as memory for an output.
 
     Attributes
     ----------
     array : numpy.ndarray
-        Begins at a cache line, as near to the upper page as that allows.
+        Begins at the cache line for which its end is nearest to the upper page.
     """
 
     def __init__(self, values: np.ndarray, *, fill: bool = False) -> None:
@@ -62,7 +62,7 @@ class Guarded:
         self._protect(self._first, self._room, _BOTH)
 
     def holds_canaries(self) -> bool:
-        """Whether nothing wrote to the bytes around the array."""
+        """Whether the bytes around the array are unchanged."""
         around = self._bytes[: self._start], self._bytes[self._end :]
         return all(bool((part == 0xFF).all()) for part in around)
 

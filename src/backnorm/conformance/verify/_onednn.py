@@ -1,4 +1,4 @@
-"""oneDNN's C API, version 3: as much of it as batch normalisation takes.
+"""The part of oneDNN's C API, version 3, that batch normalisation needs.
 
 Declarations and numbers are those of oneapi/dnnl/dnnl.h, dnnl_types.h and dnnl_common_types.h.
 """
@@ -20,7 +20,7 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 __all__ = ["ARGUMENTS", "DISTRIBUTION", "Handle", "Library", "Primitive", "StatusError", "find"]
 
-#: The wheel that brings the library.
+#: The wheel that contains the library.
 DISTRIBUTION = "onednn-cpu-gomp"
 _SONAME = "libdnnl.so.3"
 
@@ -46,7 +46,7 @@ _Dims = c_int64 * 12
 
 
 class StatusError(Exception):
-    """The library answered a call with a status other than success."""
+    """The library returned a status other than success."""
 
     def __init__(self, function: str, status: int) -> None:
         name = _STATUSES[status] if status < len(_STATUSES) else str(status)
@@ -62,14 +62,14 @@ class _ExecutionArgument(ctypes.Structure):
 
 
 def find() -> Path | None:
-    """Return the path of the library that the wheel brings, or None if it is not installed."""
+    """Return the path of the library in the wheel, or None if the wheel is not installed."""
     try:
         distribution = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return None
     files = [file for file in distribution.files or () if file.name == _SONAME]
     paths = [Path(str(distribution.locate_file(file))) for file in files]
-    # Wheels put it among the data files, which some installers do not list.
+    # Wheels contain the library as a data file, which some installers do not list.
     paths.append(Path(sys.prefix) / "lib" / _SONAME)
     return next((path.resolve() for path in paths if path.exists()), None)
 
@@ -80,21 +80,21 @@ class Library:
     Parameters
     ----------
     path : Path
-        Of libdnnl.so.3.
+        The path of libdnnl.so.3.
     threads : int
-        Threads of its OpenMP, for calls from the thread that makes this object.
+        The number of OpenMP threads, for calls from the thread that makes this object.
     """
 
     def __init__(self, path: Path, threads: int) -> None:
         self._library = ctypes.CDLL(str(path))
-        # The OpenMP that the library is linked with is loaded by now, and this is the same one.
+        # The library is loaded, and so is its OpenMP runtime, to which this name refers.
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(c_int(threads))
         self._engine = self._create("engine", "engine_create", c_int(_CPU), c_size_t(0))
         self.stream = self._create("stream", "stream_create", self._engine, c_uint(_IN_ORDER))
 
     @property
     def version(self) -> str:
-        """The library's own version (the wheel's is that of the toolkit it was part of)."""
+        """The version of the library; that of the wheel is the toolkit's."""
         function = self._library.dnnl_version
         function.restype = ctypes.POINTER(c_int * 3)
         return ".".join(map(str, function().contents))
@@ -104,7 +104,7 @@ class Library:
         return getattr(self._library, f"dnnl_{name}")
 
     def memory(self, dims: tuple[int, ...], dtype: np.dtype, order: tuple[int, ...]) -> Handle:
-        """Return the descriptor of dense memory, its axes slowest first in `order`."""
+        """Return the descriptor of dense memory; `order` has its axes, the slowest first."""
         strides, step = [0] * len(dims), 1
         for axis in reversed(order):
             strides[axis] = step
@@ -113,7 +113,7 @@ class Library:
         return self._create("memory_desc", "memory_desc_create_with_strides", *sizes)
 
     def forward(self, memory: Handle, epsilon: float, *, training: bool) -> Handle:
-        """Return the descriptor of a forward pass, or of inference, from `memory` to its like."""
+        """Return the descriptor of a forward pass or inference; x and y are both like `memory`."""
         kind = c_int(_FORWARD_TRAINING if training else _FORWARD_INFERENCE)
         flags = c_uint(_SCALE | _SHIFT | (0 if training else _GLOBAL_STATISTICS))
         name = "batch_normalization_forward_primitive_desc_create"
@@ -133,12 +133,12 @@ class Library:
         return self._create("primitive", "primitive_create", descriptor)
 
     def view(self, memory: Handle, array: np.ndarray) -> Handle:
-        """Return the array's own memory as the library sees it."""
+        """Return the library's memory object for the memory of an array."""
         address = c_void_p(array.ctypes.data)
         return self._create("memory", "memory_create", memory, self._engine, address)
 
     def _create(self, kind: str, name: str, *arguments: Any) -> Handle:
-        """Return the `kind` of object that dnnl_`name` makes; it lives as long as the handle."""
+        """Return a handle of the object that dnnl_`name` makes; it lives as long as the handle."""
         handle = Handle()
         status = self.function(name)(byref(handle), *arguments)
         if status:
@@ -148,7 +148,7 @@ class Library:
 
 
 class Primitive:
-    """A primitive and the arrays that it works on; calling it executes it and waits.
+    """A primitive and its arrays. A call executes the primitive and waits for it.
 
     Parameters
     ----------
@@ -156,9 +156,9 @@ class Primitive:
     descriptor : Handle
         From `Library.forward` or `Library.backward`.
     memory : Handle
-        Descriptor of the arrays of x's shape.
+        The descriptor of the arrays of x's shape.
     arrays : mapping of str to numpy.ndarray
-        By the names of `ARGUMENTS`; those of one axis are float32.
+        The arrays by the names of `ARGUMENTS`; arrays of one axis are float32.
     """
 
     def __init__(
@@ -179,11 +179,11 @@ class Primitive:
         self._stream = library.stream
         primitive = library.primitive(descriptor)
         self._operands = (primitive, library.stream, c_int(len(arrays)), arguments)
-        # The library has the addresses of these, and does not keep them.
+        # The library stores the addresses of these objects, but does not keep them alive.
         self._alive = (arrays, views)
 
     def __call__(self) -> None:
-        """Execute the primitive; its results are in the arrays when this returns."""
+        """Execute the primitive, which has written its results to the arrays on return."""
         status = self._execute(*self._operands) or self._wait(self._stream)
         if status:
             raise StatusError("dnnl_primitive_execute", status)

@@ -21,7 +21,7 @@ _Gradients = tuple[Any, Any, Any]
 
 
 class RefusedError(Exception):
-    """A subject does not take a case."""
+    """A subject does not support a case."""
 
 
 def textbook(

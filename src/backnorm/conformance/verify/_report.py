@@ -1,4 +1,4 @@
-"""What a run found, as a table, JSON, JUnit and Markdown."""
+"""Reports of a run as a table, JSON, JUnit and Markdown."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _summary(results: Results, found: Sequence[Finding]) -> str:
 
 
 def show_case(results: Results, console: Console) -> None:
-    """Print the worst element of each output that is not right."""
+    """Print the worst element of each wrong output."""
     for verdict in results.verdicts:
         grade = verdict.grade
         if grade is None or not grade.where:
@@ -185,7 +185,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has: no infinity, no NaN, no tuple."""
+    """Convert a value to one that JSON supports, without infinities, NaN and tuples."""
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, float):
@@ -194,7 +194,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_junit(results: Results) -> str:
-    """Return the report in JUnit's format: a test is an output of a case."""
+    """Return the report in JUnit's format, with one test for each output of a case."""
     suite = ElementTree.Element("testsuite", name=f"backnorm verify {results.job.subject}")
     failed = skipped = 0
     for verdict in results.verdicts:
@@ -216,7 +216,7 @@ def as_junit(results: Results) -> str:
 
 
 def as_markdown(results: Results, found: Sequence[Finding]) -> str:
-    """Return the table and the findings for a page."""
+    """Return the table and the findings as Markdown."""
     columns = _columns(results)
     lines = [f"## `backnorm verify {results.job.subject}`", ""]
     lines.append("| | " + " | ".join(" ".join(column) for column in columns) + " |")

@@ -1,7 +1,7 @@
-"""What a test's tolerance would let through.
+"""Audit a test's tolerance: find wrong kernels that it accepts and right kernels that it rejects.
 
-A test compares a kernel's gradients with a reference. :func:`audit` runs it on every kernel of
-`backnorm.conformance.mutants`, which are wrong on purpose, and on right kernels, with the data of
+A test compares a kernel's gradients with a reference. :func:`audit` applies it to every kernel of
+`backnorm.conformance.mutants`, which are wrong on purpose, and to right kernels, with the data of
 the test.
 """
 
@@ -24,17 +24,18 @@ __all__ = ["RIGHT", "Audit", "audit"]
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a test does.
+    """The result of an audit.
 
     Attributes
     ----------
     caught, missed : tuple of (str, str)
-        Wrong kernels and what is wrong with them, that the test rejects, and that pass.
+        The wrong kernels that the test rejects, and those that it accepts, with their mistakes.
     invisible : tuple of (str, str)
-        Wrong kernels whose results are right on such data, whatever the tolerance.
+        The wrong kernels whose results are right on such data, so that no tolerance rejects them.
     false_alarms : dict of str to int
-        Right kernels, and in how many runs of `runs` the test rejects them.
+        The number of runs in which the test rejects each right kernel.
     runs : int
+        The number of runs of each kernel.
     """
 
     caught: tuple[tuple[str, str], ...]
@@ -45,16 +46,16 @@ class Audit:
 
 
 def audit(test: Test, runs: Iterable[Run]) -> Audit:
-    """Return which wrong kernels a test would let through, and which right ones it would reject.
+    """Return which wrong kernels a test would accept, and which right kernels it would reject.
 
-    A wrong kernel is caught if the test rejects a gradient of it in any run.
+    A wrong kernel is caught if the test rejects one of its gradients in any run.
 
     Parameters
     ----------
     test : callable
-        Of :mod:`backnorm.conformance.verify.tolerances`, or of a policy.
+        A test of :mod:`backnorm.conformance.verify.tolerances`, or of a policy.
     runs : iterable of Run
-        Of :mod:`backnorm.conformance.verify.audit_data`.
+        Runs of :mod:`backnorm.conformance.verify.audit_data`.
     """
     runs = list(runs)
     caught, missed, invisible = [], [], []
@@ -127,5 +128,5 @@ def _rejects(test: Test, gradients: Iterable[np.ndarray], run: Run) -> bool:
 
 
 def _is_right(gradients: Iterable[np.ndarray], run: Run) -> bool:
-    """Whether gradients are the right ones to the bit."""
+    """Whether gradients have the bits of the right gradients."""
     return all(map(np.array_equal, gradients, run.right))

@@ -1,4 +1,4 @@
-"""The data of a test that is audited."""
+"""The data of an audited test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backnorm.errors import ArgumentValueError
 
 __all__ = ["DATA", "LOSSES", "Run", "read", "runs"]
 
-#: What dy is: of the data, or the gradient of a loss of y.
+#: The losses of a test, whose gradient is dy; with "none", dy is part of the data.
 LOSSES = ("none", "sum", "mean", "square", "cube")
 SEEDS = 3
 
@@ -79,12 +79,12 @@ DATA: Mapping[str, _Draw] = {
 def runs(
     data: str, shape: tuple[int, ...], loss: str, epsilon: float, dtype: np.dtype
 ) -> Iterator[Run]:
-    """Yield the runs of a kind of data, one a seed.
+    """Yield the runs of a kind of data, one for each seed.
 
     Raises
     ------
     ArgumentValueError
-        For unknown data, and an unknown loss.
+        For unknown data, and for an unknown loss.
     """
     for option, value, known in (("--data", data, tuple(DATA)), ("--loss", loss, LOSSES)):
         if value not in known:
@@ -99,18 +99,18 @@ def runs(
 
 
 def read(path: Path, epsilon: float) -> Run:
-    """Return the run of a file of one's own data.
+    """Return the run of a file with the user's own data.
 
     Parameters
     ----------
     path : Path
-        An ``.npz`` file with x and dy, channels on axis 1, of one element type; and gamma, mean,
-        variance where they are not 1 and the statistics of x.
+        An ``.npz`` file with x and dy, channels on axis 1, of one element type. gamma, mean and
+        variance are optional; their defaults are 1 and the statistics of x.
 
     Raises
     ------
     ArgumentValueError
-        If the file is none, or its arrays do not belong together.
+        If the file is not such a file, or its arrays do not fit together.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -1,4 +1,4 @@
-"""The cases that subjects are run on."""
+"""The cases on which subjects are run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 
 __all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "selected"]
 
-#: Element types by the names of the command.
+#: The element types by their names on the command line.
 DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16, "float64": FLOAT64}
 LAYOUTS = ("NCX", "NXC")
 TIERS = ("smoke", "full")
 
-# Shapes (N, C, space) of layers: ResNet-50, Inception-v3, DenseNet-121, MobileNet, 3-D U-Net, 2-D.
+# Shapes (N, C, spatial axes) of layers of ResNet-50, Inception-v3, DenseNet-121, MobileNet and a
+# 3-D U-Net, and of a layer after a fully connected one.
 _NETWORKS = {
     "resnet50": (8, 256, 28, 28),
     "resnet50-last": (16, 2048, 7, 7),
@@ -31,21 +32,21 @@ _NETWORKS = {
     "unet3d": (1, 32, 24, 32, 32),
     "linear": (256, 1000),
 }
-# (N, C, space) of channels whose sums are long enough to part rungs, see docs/tolerance.md.
+# (N, C, space) of channels whose sums are long enough to distinguish rungs, see docs/tolerance.md.
 _LONG_SUMS = (16, 32, 256)
 _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which cases are run.
+    """The selection of cases to run.
 
     Attributes
     ----------
     tier : {"smoke", "full"}
     dtypes, layouts : tuple of str
     only, skip : tuple of str
-        Patterns of case names, as of a shell; `only` empty: all.
+        Shell patterns for the names of cases. If `only` is empty, all cases are selected.
     seed : int
     shapes : tuple of tuple of int
         Shapes (N, C, space) of random data that are the cases instead of those of a tier.
@@ -60,7 +61,7 @@ class Selection:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def takes(self, name: str) -> bool:
-        """Whether the patterns let a case through."""
+        """Whether the patterns select a case."""
         matched = not self.only or _matches(name, self.only)
         return matched and not _matches(name, self.skip)
 
@@ -68,7 +69,7 @@ class Selection:
 def selected(selection: Selection) -> Iterator[Case]:
     """Yield the cases of a selection, always in the same order with the same values.
 
-    The first cases of each type and layout are those in which mistakes have a name.
+    The first cases of each type and layout are the diagnostic cases, which identify mistakes.
     """
     for case in _of_shapes(selection) if selection.shapes else _of_tier(selection):
         x = case.data.x
@@ -103,7 +104,7 @@ def _of_tier(selection: Selection) -> Iterator[Case]:
             yield Case(f"diagnostic-{types}", data)
             yield Case(f"diagnostic-frozen-{types}", data, training=False)
     for case in cases(selection.seed):
-        # Statistics of 16 bits are a convention of few; the default is float32 beside them.
+        # Few implementations have 16-bit statistics, so the smoke tier leaves them out.
         if selection.tier == "full" or not is_16_bit(case.data.mean.dtype):
             yield case
     yield from _of_long_sums(selection)

@@ -1,10 +1,10 @@
-"""Cases as files, for tests in any language, and verdicts on results that are files.
+"""Export cases as files, for tests in any language, and judge results that are files.
 
-A folder has a folder for each case, and ``manifest.json`` beside them. Of each case there are the
-inputs; of each output the exact value as a sum of two float64 (``high`` and ``low``), T of each
-element, the bound of each rung in absolute terms, and the exact value rounded to its type. So a
-test has a bound for every element without any mathematics. Raw arrays are little-endian, in C
-order. The same selection gives the same bytes.
+The exported folder has ``manifest.json`` and a folder for each case. A case's folder has the
+inputs. For each output it has the exact value as a sum of two float64 (``high`` and ``low``), T of
+each element, the absolute bound of each rung, and the exact value rounded to the output's type. So
+a test can read the bound of every element and need not compute it. Raw arrays are little-endian, in
+C order. The same selection gives the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from backnorm.errors import ArgumentValueError
 
 __all__ = ["FORMATS", "export", "judge"]
 
-#: How arrays are stored.
+#: The file formats of arrays.
 FORMATS = ("raw", "npy", "npz", "safetensors")
 
 _VERSION = 1
@@ -42,7 +42,7 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
     Parameters
     ----------
     folder : Path
-        Made if there is none. Files of an earlier export are overwritten.
+        Created if it does not exist. Files of an earlier export are overwritten.
     selection : Selection
     form : {"raw", "npy", "npz", "safetensors"}
     """
@@ -88,12 +88,12 @@ def _write_manifest(
         "cases": described,
     }
     (folder / "manifest.json").write_bytes((json.dumps(manifest, indent=1) + "\n").encode())
-    # The same for programs without a reader of JSON: a line an array.
+    # The same contents for programs that cannot read JSON: one line per array.
     (folder / "manifest.tsv").write_bytes("".join(lines).encode())
 
 
 def _arrays(case: Case, ladder: GradientLadder) -> dict[str, np.ndarray]:
-    """Return the arrays of a case by the names of their files, without an ending."""
+    """Return the arrays of a case by the names of their files, without extensions."""
     arrays = {name: array for name, array in case.inputs.items() if array is not None}
     for name in GRADIENTS:
         value = ladder.value(name)
@@ -139,7 +139,7 @@ def _described(case: Case, arrays: Mapping[str, np.ndarray], form: str) -> dict[
 
 
 def _lines(case: Case, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield a line for the call and for each array, tab-separated."""
+    """Yield tab-separated lines, one for the call and one for each array."""
     axis, epsilon = case.data.channel_axis, float(case.data.epsilon).hex()
     yield f"{case.name}\tcall\t{int(case.training)}\t{axis}\t{epsilon}\n"
     for name, array in arrays.items():
@@ -169,7 +169,7 @@ def _ending(form: str) -> str:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Return bfloat16, which files of NumPy's do not have, as uint16."""
+    """Return bfloat16 arrays as uint16, because NumPy's file formats do not support bfloat16."""
     return array.view(np.uint16) if str(array.dtype) == "bfloat16" else array
 
 
@@ -178,16 +178,16 @@ def _bytes(array: np.ndarray) -> bytes:
 
 
 def judge(cases: Path, results: Path) -> Results:
-    """Return verdicts on results that exist.
+    """Return verdicts on results that are files.
 
     Parameters
     ----------
     cases : Path
-        A folder that :func:`export` wrote; the cases are made again from its manifest.
+        A folder that :func:`export` wrote; the cases are generated again from its manifest.
     results : Path
-        A folder for each case, with ``dx.bin`` and so on (or .npy), or one .npz or .safetensors
-        file of arrays that are named ``case/output``. A file ``unsupported.txt`` in the folder of a
-        case says why there are none.
+        A folder that has a folder for each case, with ``dx.bin`` and so on (or .npy); or one .npz
+        or .safetensors file with arrays that are named ``case/output``. If a case has no results,
+        a file ``unsupported.txt`` in its folder can give the reason.
 
     Raises
     ------
@@ -227,7 +227,7 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
 
 
 def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:
-    """Return a function from a case to its outputs, and a text if there are none."""
+    """Return a function that takes a case and returns its outputs, or a text if there are none."""
     arrays: dict[str, np.ndarray] = {}
     if results.suffix == ".npz":
         with np.load(results, allow_pickle=False) as file:
@@ -265,7 +265,7 @@ def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]
 
 
 def _typed(output: str, array: np.ndarray, case: Case) -> np.ndarray:
-    """Return an array whose 16 bits are bfloat16 where that is the type of the output."""
+    """Return an array, reinterpreting 16-bit elements as bfloat16 if the output has that type."""
     dtype = case.data.like(output).dtype
     if str(dtype) == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
         return array.view(dtype)

@@ -1,4 +1,4 @@
-"""From verdicts to sentences."""
+"""Summarise verdicts as findings: sentences that describe mistakes."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong.
+    """A mistake of a subject.
 
     Attributes
     ----------
     id : str
-        For programs.
+        The identifier in machine-readable reports.
     says : str
-        A sentence without a full stop.
+        The mistake as a sentence without a full stop.
     outputs : tuple of str
+        The outputs that are wrong.
     cases : int
-        In how many cases of how many that were judged.
+        The number of cases with this mistake.
     of : int
+        The number of cases that were judged.
     first : str
-        The first case.
+        The first case with this mistake.
     evidence : mapping
-        Numbers.
+        Numbers that support the finding.
     reproduce : str
-        The command that repeats it.
+        The command that reproduces it.
     """
 
     id: str
@@ -72,13 +74,13 @@ def counts(results: Results) -> dict[str, int]:
 
 
 def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
-    """Return what is wrong, the mistakes of formula first.
+    """Return the findings of a run, mistakes in the formula first.
 
     Parameters
     ----------
     results : Results
     at_least : Rung
-        The worst rung that is no finding.
+        The worst acceptable rung.
     """
     diagnosed = _diagnosed(results)
     found = [
@@ -91,7 +93,7 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
 
 
 def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
-    """Yield the mistakes that the diagnostic cases show, each with all that it may explain."""
+    """Yield the mistakes in the formula, from the diagnostic cases, with all cases they explain."""
     columns: dict[str, set[tuple[str, str]]] = {}
     first: dict[str, tuple[str, Diagnosis]] = {}
     for name, diagnosis in diagnosed.items():
@@ -116,11 +118,11 @@ def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterato
 
 
 def _diagnosed(results: Results) -> dict[str, Diagnosis]:
-    """Return the diagnoses of those diagnostic cases that are wrong, by case."""
+    """Return the diagnoses of the wrong diagnostic cases, by case."""
     cases = {c.name: c for c in selected(results.job.selection) if c.name in results.outputs}
     found = {}
     for name, outputs in results.outputs.items():
-        # Outputs of another type or shape have no grade, and their text says enough.
+        # Outputs of a wrong type or shape have no grade; their text describes the mistake.
         own = [v for v in results.verdicts if v.case == name]
         if not any(v.status in ("wrong", "nonfinite") and v.grade is not None for v in own):
             continue
@@ -137,7 +139,7 @@ def _diagnosed(results: Results) -> dict[str, Diagnosis]:
 
 
 def _of_numbers(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
-    """Yield what is wrong in types and layouts whose formula is right, by output and case."""
+    """Yield the findings for types and layouts with a right formula, by output and case."""
     explained = {(v.dtype, v.layout) for v in results.verdicts if v.case in diagnosed}
     wrong = [
         v for v in results.verdicts

@@ -1,4 +1,4 @@
-"""Tests that projects have for this gradient, as their sources state them."""
+"""The tests of this gradient in other projects, as stated in their sources."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Policy:
     Attributes
     ----------
     source : str
-        Repository on GitHub, and the file or the pull request that states it; or a package.
+        The repository on GitHub, and the file or pull request with the tolerance; or a package.
     tolerance : mapping of str to str
-        By the element type of x; of dx, and of all gradients where there are no `parameters`.
+        The tolerance of dx by the element type of x. Without `parameters`, that of all gradients.
     parameters : mapping of str to str, optional
-        Of dgamma and dbeta.
+        The tolerance of dgamma and dbeta.
     derived : callable, optional
-        A tolerance from the inputs, in the place of both.
+        Computes a tolerance from the inputs, instead of `tolerance` and `parameters`.
     data, loss, epsilon
         The data of the test: see :func:`backnorm.conformance.verify.audit.audit`.
     """
@@ -49,7 +49,7 @@ class Policy:
         Raises
         ------
         ArgumentValueError
-            If the project states none for the type.
+            If the project has no tolerance for the type.
         """
         if dtype not in self.tolerance:
             raise ArgumentValueError(
@@ -60,7 +60,7 @@ class Policy:
         return own if parameters == own else f"{own}; dgamma, dbeta {parameters}"
 
     def test(self, dtype: str) -> Test:
-        """Return the test of gradients from data of a type; raises as :meth:`text`."""
+        """Return the test of gradients for data of a type; raise the errors of :meth:`text`."""
         self.text(dtype)
         if self.derived is not None:
             derived = self.derived
@@ -71,12 +71,12 @@ class Policy:
 
 
 def policy_of(name: str) -> Policy:
-    """Return the policy of a name.
+    """Return the policy with a name.
 
     Raises
     ------
     ArgumentValueError
-        If there is none, with the names that there are.
+        If there is no such policy. The error lists the names.
     """
     if name not in POLICIES:
         accepted = ", ".join(POLICIES)
@@ -91,8 +91,8 @@ def _all(text: str) -> dict[str, str]:
 def _hipdnn(comparison: Comparison) -> float:
     """Return hipDNN's tolerance from the largest magnitudes, for float32 inputs.
 
-    Elements count as x/max|x|: the inverse deviation is taken as 1/max|x|. Higham's bound is that
-    of twice M additions, and six times its square root where that is large.
+    Elements count as x/max|x|, because 1/max|x| replaces the inverse deviation. Higham's bound is
+    that of 2 M additions, or, if that number is large, of six times its square root.
     """
     x, dy, _, _, gamma = comparison.inputs
     largest_x, largest_dy, largest_gamma = (float(np.abs(a).max()) for a in (x, dy, gamma))
@@ -111,12 +111,12 @@ def _hipdnn(comparison: Comparison) -> float:
 
 
 def _benchdnn(threshold: float) -> dict[str, str]:
-    """Return oneDNN's relative thresholds, which grow with the digits that a type lacks."""
+    """Return oneDNN's relative thresholds, which are larger for types with fewer digits."""
     digits = {"float32": 24, "bfloat16": 8, "float16": 11, "float64": 53}
     return {t: f"l2={threshold * 2.0 ** max(0, 24 - d):.4g}" for t, d in digits.items()}
 
 
-#: Policies by name. `l2` of oneDNN: where an element exceeds the threshold, the norm decides.
+#: Policies by name. In oneDNN's `l2`, the norm decides if an element exceeds the threshold.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "pytorch": Policy(

@@ -1,4 +1,4 @@
-"""Which wrong kernels a case rejects, and whether it proves anything."""
+"""Find the wrong kernels that a case rejects, and whether it rejects any wrong formula."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from backnorm.conformance.mutants import (
 
 __all__ = ["catches", "proves"]
 
-# Those that most cases reject are the first, and the outputs of least elements.
+# The wrong kernels that most cases reject, by their smallest outputs, come first.
 _ORDER = sorted(FORMULA_MUTANTS, key=lambda mutant: mutant not in (DbetaWithS, ForgetsGamma))
 _OUTPUTS: tuple[Quantity, ...] = "dbeta", "dgamma", "dx"
 
 
 def catches(case: Case, ladder: GradientLadder) -> list[str]:
-    """Return the names of the wrong kernels of which the case alone rejects an output.
+    """Return the names of the wrong kernels that this case, on its own, rejects.
 
-    An output is rejected that is beyond the expected bound of the worst rung, serial sums, as in
-    :func:`backnorm.conformance.verify.run.verify`. So kernels that are less accurate than others,
-    and no worse than serial sums, are not among them.
+    A kernel is rejected if an output exceeds the expected bound of the worst rung, serial sums, as
+    in :func:`backnorm.conformance.verify.run.verify`. So inaccurate kernels that are no worse than
+    serial sums are not rejected.
     """
     return [mutant.__name__ for mutant in _rejected(MUTANTS, case, ladder, "serial", "expected")]
 
@@ -35,17 +35,17 @@ def catches(case: Case, ladder: GradientLadder) -> list[str]:
 def proves(
     case: Case, ladder: GradientLadder, rung: Rung = "serial", kind: BoundKind = "expected"
 ) -> bool:
-    """Return whether a kernel with a wrong formula fails a case.
+    """Whether a kernel with a wrong formula fails a case.
 
     Parameters
     ----------
     case : Case
     ladder : GradientLadder
-        Of the case.
+        The exact gradients and bounds of the case.
     rung : Rung
         The worst rung that passes.
     kind : {"expected", "guaranteed"}
-        Which bounds.
+        The kind of bounds.
     """
     return any(True for _ in _rejected(_ORDER, case, ladder, rung, kind))
 

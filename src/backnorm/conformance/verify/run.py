@@ -1,4 +1,4 @@
-"""Runs a subject in children, survives their ends, and grades what they returned."""
+"""Run a subject in child processes, handle their crashes, and grade the outputs."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ Status = (
         "proves_nothing",
     ]
 )
-#: Best first.
+#: The statuses of an output, best first.
 STATUSES: tuple[Status, ...] = (
     *RUNGS, "proves_nothing", "refused", "not_run", "wrong", "nonfinite", "not_written",
     "changed_input", "not_repeatable", "stale", "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
-#: Of outputs that there are none of, or that every wrong formula gives as well.
+#: The statuses of outputs that do not exist, or that every wrong formula gives as well.
 UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing"
 
-# Seconds that a child has to end.
+# Seconds that a child has to end after the last case.
 _GRACE = 0.3
-# Seconds that the import of a subject may take, at least.
+# The import of a subject may take at least this many seconds.
 _IMPORT = 120.0
-# A subject that ends so many children in a row is not run on further cases.
+# After a subject has ended this many children in a row, it is not run on further cases.
 _MOST_ENDS = 8
 
 _BOTH_RIGHT = ": both are right, as sums in another order are, which --any-order accepts"
@@ -74,7 +74,7 @@ _BOTH_RIGHT = ": both are right, as sums in another order are, which --any-order
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is run.
+    """A subject, and the cases on which it is run.
 
     Attributes
     ----------
@@ -82,11 +82,11 @@ class Job:
         As on the command line, see :func:`backnorm.conformance.verify.subjects.subject_of`.
     selection : Selection
     dialect, op : str or None
-        Whose words the subject is called in.
+        The dialect and operator whose signature the subject has; None: the canonical signature.
     timeout : float
-        Seconds for a case.
+        The time limit of a case in seconds.
     memory : int
-        MiB of data that the child may have; 0: no limit.
+        The limit of the child's data memory in MiB; 0: no limit.
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
     any_order : bool
@@ -112,11 +112,11 @@ class Verdict:
     ----------
     case, output : str
     dtype, layout : str
-        Of the case.
+        The element type and layout of the case.
     status : str
         One of :data:`STATUSES`.
     text : str
-        What happened, where that is no number.
+        A description if there is no grade.
     grade : Grade or None
     """
 
@@ -130,13 +130,13 @@ class Verdict:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the subject was run on the case, and took it."""
+        """Whether the subject was run on the case, and supports it."""
         return self.status not in UNJUDGED
 
 
 @dataclass(slots=True)
 class Results:
-    """Everything that a run found.
+    """The results of a run.
 
     Attributes
     ----------
@@ -156,13 +156,13 @@ class Results:
 
 
 def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Results:
-    """Run a job and return what it found.
+    """Run a job and return its results.
 
     Parameters
     ----------
     job : Job
     progress : callable, optional
-        Called with the number of cases that are done and the number of all.
+        Called with the number of finished cases and the number of all cases.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
 
 
 def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """Run a child; yield an event for each case that it ended, was refused or ended the child."""
+    """Run a child; yield an event for each case: finished, not supported, or ended the child."""
     reader, writer = os.pipe()
     order = {
         "subject": job.subject, "dialect": job.dialect, "op": job.op, "memory": job.memory,
@@ -263,7 +263,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
-    """Yield the events of a child; the last is "hang" if none came in time."""
+    """Yield the events of a child; the last one is "hang" if the next is not in time."""
     read, limit = b"", max(timeout, _IMPORT)
     while True:
         ready, _, _ = select.select([reader], [], [], limit)
@@ -347,9 +347,9 @@ def _loaded(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def graded(
     case: Case, outputs: Mapping[str, np.ndarray]
 ) -> dict[str, tuple[Status, str, Grade | None]]:
-    """Return status, text and grade of the outputs of a case.
+    """Return the status, text and grade of each output of a case.
 
-    Outputs that are right in a case that every wrong formula passes are "proves_nothing".
+    In a case that every wrong formula passes, the status of right outputs is "proves_nothing".
     """
     ladder = GradientLadder.of(*case.operands, **case.options)
     found: dict[str, tuple[Status, str, Grade | None]] = {}

@@ -1,8 +1,8 @@
-"""What is judged, and how it is called.
+"""The subjects, which are judged, and their calling conventions.
 
-A subject is a function of the inputs of a case, which returns dx, dgamma and dbeta by name. Three
-conventions make one of what a user names: the canonical one (:class:`Function`), the words of a
-specification (:class:`OfDialect`), and C (:class:`OfLibrary`).
+A subject is a function of the inputs of a case, which returns dx, dgamma and dbeta by name. The
+function that a user names has one of three conventions: the canonical one (:class:`Function`), that
+of a specification (:class:`OfDialect`), or that of C (:class:`OfLibrary`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Subject(Protocol):
     """A function of the inputs of a case (x, dy, mean, variance, gamma) and of its options."""
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        """Return dx, dgamma and dbeta; raise :class:`RefusedError` for a case that is not taken."""
+        """Return dx, dgamma and dbeta; raise :class:`RefusedError` for an unsupported case."""
 
 
 class Function:
-    """``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
+    """A function ``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
 
-    Options that the function has no parameter for are left out, and cases refused that need them:
-    `data_format` other than NCX, `training` False. It returns dx, dgamma and dbeta.
+    The function returns dx, dgamma and dbeta. An option without a parameter is not passed; cases
+    that need it (`data_format` other than NCX, `training` False) are not supported.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -69,7 +69,7 @@ class Function:
 
 
 def _parameters(function: Callable[..., Any]) -> set[str] | None:
-    """Return the names of a function's parameters; None if it takes any."""
+    """Return the names of a function's parameters, or None if it takes any keyword."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -80,13 +80,13 @@ def _parameters(function: Callable[..., Any]) -> set[str] | None:
 
 
 class OfDialect:
-    """A function that is called as the operator of a specification, by the table of its dialect.
+    """A function with the signature of a specification's operator, called by its schema.
 
     Parameters
     ----------
     function : callable
-        Takes the inputs and attributes in the order of the operator's call, by name where the
-        operator has keywords alone.
+        Takes the inputs and attributes in the order of the operator's call, or by name if the
+        operator has only keywords.
     schema : OperatorSchema
     """
 
@@ -181,7 +181,7 @@ class OfDialect:
 class OfLibrary:
     """A function of a shared library; ``cases export`` writes its declaration in C.
 
-    It returns 0, or another number for a case that it does not take.
+    The function returns 0, or another number for a case that it does not support.
     """
 
     _TYPES: ClassVar[dict[str, int]] = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
@@ -200,7 +200,7 @@ class OfLibrary:
             ctypes.c_int,
         )
 
-    #: The subject writes to memory that it is passed.
+    #: The subject writes to memory that is passed to it.
     writes = True
 
     def __call__(self, inputs: Inputs, case: Case, memory: Mapping[str, np.ndarray]) -> Outputs:
@@ -217,15 +217,15 @@ class OfLibrary:
 
 
 def subject_of(name: str, *, dialect: str | None = None, op: str | None = None) -> Any:
-    """Return the subject of a name on the command line.
+    """Return the subject that a name on the command line refers to.
 
     Parameters
     ----------
     name : str
-        ``module:function``, ``file.py:function``, ``library.so:symbol``, or a name of
-        the table of peers.
+        ``module:function``, ``file.py:function``, ``library.so:symbol``, or a name in the table of
+        peers.
     dialect, op : str, optional
-        Whose words the function is called in.
+        The dialect and operator whose signature the function has.
 
     Raises
     ------
@@ -289,7 +289,7 @@ def function_of(name: str, argument: str) -> Callable[..., Any]:
 
 def _module(place: str, argument: str) -> ModuleType:
     if not place.endswith(".py"):
-        # As `python -m` finds modules.
+        # Find modules like `python -m`.
         sys.path.insert(0, "")
         return importlib.import_module(place)
     path = Path(place).resolve()
@@ -306,13 +306,13 @@ def _module(place: str, argument: str) -> ModuleType:
 
 
 def _by_name(names: Any, results: Any) -> Outputs:
-    """Return arrays by name, from a tuple or a mapping of what NumPy can read."""
+    """Return arrays by name, from a tuple or mapping of objects that NumPy can read."""
     if isinstance(results, Mapping):
         values = {name: results.get(name) for name in names}
     else:
         if not isinstance(results, tuple | list):
             results = (results,)
-        # A function may return dx alone.
+        # A function may return only dx.
         values = dict(zip(names, results, strict=False))
     return {name: _array(values.get(name)) for name in names}
 

@@ -1,4 +1,4 @@
-"""How tests compare a gradient with the expected one."""
+"""Comparisons of a gradient with the expected gradient, as tests make them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MEASURES", "Comparison", "Test", "close", "from_function", "from_tex
 
 
 class Comparison(NamedTuple):
-    """A gradient beside the expected one, and what it was computed from."""
+    """A gradient, the expected gradient, and the inputs."""
 
     output: str
     actual: np.ndarray
@@ -29,17 +29,17 @@ _Measure = Callable[[np.ndarray, np.ndarray, float], bool]
 
 
 def from_text(text: str) -> Test:
-    """Return the test of a tolerance in words.
+    """Return the test that a text describes.
 
     Parameters
     ----------
     text : str
-        ``rtol=..,atol=..`` or one of them, or a name of :data:`MEASURES` with a number.
+        ``rtol=..,atol=..``, or one of these, or a name in :data:`MEASURES` with a number.
 
     Raises
     ------
     ArgumentValueError
-        If it names no measure, or a measure has no number.
+        If the text has no valid measure, or a measure has no number.
     """
     accepted = ", ".join(("rtol=,atol=", *(f"{name}=" for name in MEASURES)))
     try:
@@ -61,10 +61,10 @@ def from_text(text: str) -> Test:
 
 
 def from_function(function: Callable[[np.ndarray, np.ndarray], object]) -> Test:
-    """Return the test of a function of an array and the expected one.
+    """Return the test that calls a function with an array and the expected array.
 
-    The function accepts by returning a true value, or None, and rejects by returning a false one or
-    by an AssertionError, as functions of ``numpy.testing`` do.
+    The function accepts by returning a true value or None. It rejects by returning a false value,
+    or by an AssertionError, like the functions of ``numpy.testing``.
     """
 
     def test(comparison: Comparison) -> bool:
@@ -121,9 +121,10 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64)
 
 
-#: Measures by name: Pearson's correlation and the cosine, at least so much; and at most so much the
-#: error in ulps of the output's type, its root mean square over the largest magnitude of both
-#: arrays, and its L2 norm over that of the expected array.
+#: Measures by name. Pearson's correlation and the cosine must be at least the given number. The
+#: others must be at most that number: the error in ulps of the output's type, its root mean square
+#: divided by the largest magnitude of both arrays, and its L2 norm divided by that of the expected
+#: array.
 MEASURES: dict[str, _Measure] = {
     "pcc": _pcc, "cosine": _cosine, "ulp": _ulp, "rms": _rms, "l2": _l2,
 }  # fmt: skip

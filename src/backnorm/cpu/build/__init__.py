@@ -1,5 +1,5 @@
-"""Machine code from the kernels: for who builds the package, and for checkouts of its sources.
+"""Build machine code from the kernels, when the package is built or in a checkout of the sources.
 
-`compile` is one process that makes libraries of one level; `make` has as many of them as there are
-processors. An installed package has neither this folder nor `kernels`.
+`compile` is a process that builds libraries of one level; `make` starts as many of these processes
+as there are processors. An installed package has neither this folder nor `kernels`.
 """

@@ -23,7 +23,7 @@ __all__ = ["main", "module_of"]
 
 
 def module_of(name: str) -> tuple[Any, list[str]]:
-    """Return the LLVM module of a library, not optimised, and the symbols that it exports."""
+    """Return the unoptimised LLVM module of a library, and the symbols that it exports."""
     import llvmlite.binding as llvm
 
     version = f"@bn_layout = constant i64 {LAYOUT}\n"
@@ -77,7 +77,8 @@ def _of(kind: Kind) -> Any:
 
 def main(level: str, folder: str, *names: str) -> None:
     """Build libraries into a folder."""
-    # Most of Numba's objects live as long as this process; garbage collection costs a seventh.
+    # Most of Numba's objects live as long as this process, and garbage collection would take a
+    # seventh of its time.
     gc.disable()
     target = machine.target_machine(level)
     for name in names:

@@ -1,4 +1,4 @@
-"""A library that is missing in a checkout is built when it is needed."""
+"""Build a library that is missing in a checkout when it is first needed."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ __all__ = ["build", "command", "environment", "place"]
 
 
 def place(name: str, level: str, folder: Path) -> Path:
-    """Return where a library of the sources as they are is put, in a folder of levels."""
+    """Return the path of a library of the current sources; `folder` has a folder for each level."""
     return folder / level / f"{name}-{digest(name)}.so"
 
 
 def command(level: str, folder: Path, *names: str) -> list[str]:
-    """Return the command that builds libraries of a level in a folder of levels."""
+    """Return the command that builds libraries of a level."""
     here = "backnorm.cpu.build.compile"
     return [sys.executable, "-m", here, level, str(folder / level), *names]
 
 
 def environment(level: str) -> dict[str, str]:
-    """Return the environment of that command."""
+    """Return the environment variables of the command that builds libraries of a level."""
     numba = {}
     if level in LEVELS:
         features = [f"+{name}" for name in LEVELS[level].features]
         numba["NUMBA_CPU_NAME"] = LEVELS[level].processor
-        # Never empty: that would stand for those of this processor.
+        # Numba takes an empty string for the features of this processor.
         numba["NUMBA_CPU_FEATURES"] = ",".join(features) or "+sse2"
-    # The sources that are running, and the same order of everything in every process.
+    # The compiler imports the sources that are running, and iterates in the same order in every
+    # process.
     source = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {**os.environ, **numba, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
 
 
 def build(name: str, level: str, folder: Path) -> None:
-    """Build a library, with one line on the screen if it takes long.
+    """Build a library, and write one line to stderr if that takes long.
 
     Raises
     ------
@@ -55,7 +56,7 @@ def build(name: str, level: str, folder: Path) -> None:
             f"the machine code {name}, {level}, is not built in this checkout, and Numba, which "
             "compiles it, is not installed: pip install --group kernels, and then make kernels"
         )
-    # What asks the processor is there at once.
+    # The probe of the processor is built too quickly for a message.
     if name != PROBE:
         _say(f"backnorm: compiling {name} for {level} (make kernels compiles all)")
     done = subprocess.run(  # noqa: S603 (this interpreter, our own module)
@@ -76,10 +77,10 @@ def build(name: str, level: str, folder: Path) -> None:
 
 
 def _say(line: str) -> None:
-    """Write a line to where stderr went when Python started, if that is open.
+    """Write a line to the original stderr of the process, if that is open.
 
-    Not with `print`: a process that is forked while another thread prints has a stderr whose lock
-    nobody gives back, and waits for ever when it prints, too.
+    `print` would take the lock of stderr. If the process was forked while another thread held that
+    lock, it is never released in the child, and `print` would wait for ever.
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):
         os.write(sys.__stderr__.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]

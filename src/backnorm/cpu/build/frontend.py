@@ -1,8 +1,8 @@
-"""From kernels to LLVM code: Numba translates, and LLVM optimises a whole library at once.
+"""Translate kernels to LLVM code with Numba, so that LLVM optimises a whole library at once.
 
-Numba itself optimises and links each function that a kernel calls, and makes machine code of it,
-before the kernel is compiled. Here it only translates; all functions are linked once, and the
-module is optimised as a whole (see `machine`). That takes half the time.
+By default Numba optimises, links and compiles each function that a kernel calls before it compiles
+the kernel. Here Numba only translates. All functions are linked once, and the module is optimised
+as a whole (see `machine`). That takes half the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["linked"]
 
 
 class _Translated(JITCodeLibrary):  # type: ignore[misc]
-    """A function as Numba translated it, not optimised."""
+    """A function that Numba translated and did not optimise."""
 
     def add_linking_library(self, library: Any) -> None:
         self._linking_libraries.append(library)
@@ -32,25 +32,26 @@ class _Translated(JITCodeLibrary):  # type: ignore[misc]
 def _translate_only() -> None:
     context = cpu_target.target_context
     context.codegen()._library_class = _Translated
-    # Numba names compiled functions by Python functions, which must all be different objects.
+    # Numba identifies compiled functions by these Python objects, which must all be different.
     context.get_executable = lambda library, description, environment: [].append
 
 
 def linked(entries: dict[str, tuple[Any, tuple[Any, ...]]], globals_: str) -> Any:
-    """Return one module with functions and all that they call.
+    """Return one module that contains functions and all functions that they call.
 
     Parameters
     ----------
     entries : dict
-        By the symbol to export, an outlined function and the types of its arguments: integers,
-        after a constant if there are three. It returns an integer, and raises nothing.
+        Maps each symbol to export to an outlined function and the types of its arguments. They are
+        integers; if there are three arguments, the first is a constant. The function returns an
+        integer, and does not raise.
     globals_ : str
-        LLVM code of the module's other globals, which are exported, too.
+        LLVM code of other globals of the module, which are also exported.
 
     Returns
     -------
     llvmlite.binding.ModuleRef
-        A module in which only those symbols are visible.
+        A module in which only the exported symbols are visible.
     """
     _translate_only()
     compiled = {}
@@ -91,9 +92,10 @@ def _names_in(code: str) -> Iterable[str]:
 
 
 def _wrappers(compiled: dict[str, Any], globals_: str) -> str:
-    """Return LLVM code of C functions around functions of Numba.
+    """Return LLVM code of C functions that call the functions of Numba.
 
-    Those are ``status(result*, error**, arguments...)``, a constant first being a null pointer.
+    Numba's functions are ``status(result*, error**, arguments...)``; a constant argument is a null
+    pointer.
     """
     lines = [globals_]
     for symbol, overload in compiled.items():

@@ -1,4 +1,4 @@
-"""From object code to a shared library, by the linker of the system or the one of a package."""
+"""Link object code to a shared library, by the system's linker or the linker of a package."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["command", "link"]
 
 
 def command() -> list[str]:
-    """Return the command of a C compiler, which links.
+    """Return the command of a C compiler, which is used as linker.
 
     Raises
     ------
     RuntimeError
-        If there is none.
+        If no C compiler is found.
     """
     wanted = os.environ.get("CC", "cc").split()
     if shutil.which(wanted[0]):
@@ -34,7 +34,7 @@ def command() -> list[str]:
 
 
 def link(code: bytes, path: Path, exported: list[str]) -> None:
-    """Write a shared library that exports some symbols, in one step.
+    """Write a shared library that exports the given symbols; `path` appears atomically.
 
     Raises
     ------
@@ -42,7 +42,8 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
         If there is no linker, or it failed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place, so that it can be moved there; the same bytes wherever that is.
+    # The temporary folder is in the folder of `path`, so that the library can be moved to `path`.
+    # Its bytes do not depend on that folder.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         (Path(folder) / "code.o").write_bytes(code)
         names = "".join(f"{name};" for name in exported)
@@ -54,7 +55,7 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
             "-Wl,--version-script=symbols",
             f"-Wl,-soname,{path.stem}",
         ]
-        # Fused multiply-adds of processors that have none.
+        # libm has fused multiply-add for processors without that instruction.
         options += ["-o", "library.so", "code.o", "-lm", "-lc"]
         done = subprocess.run(  # noqa: S603 (our own object code)
             [*command(), *options], cwd=folder, capture_output=True, text=True, check=False

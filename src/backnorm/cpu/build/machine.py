@@ -1,4 +1,4 @@
-"""From LLVM code to object code of a level."""
+"""Compile LLVM code to object code of a level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["object_of", "optimised", "probe", "target_machine"]
 
 
 def target_machine(level: str) -> Any:
-    """Return LLVM's description of a level."""
+    """Return LLVM's target machine for a level."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
@@ -22,13 +22,13 @@ def target_machine(level: str) -> Any:
     else:
         cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_triple(llvm.get_process_triple())
-    # The models of shared libraries; LLVM's default here is the large code model.
+    # Shared libraries need position-independent code. LLVM's default code model would be "large".
     options = {"opt": 3, "reloc": "pic", "codemodel": "small"}
     return target.create_target_machine(cpu=cpu, features=features, **options)
 
 
 def optimised(module: Any, machine: Any) -> Any:
-    """Optimise a module in place, first removing what is not used. LLVM does not vectorise."""
+    """Remove unused code from a module and optimise it in place, without LLVM's vectorisers."""
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = False
@@ -56,7 +56,7 @@ def object_of(module: Any, machine: Any) -> bytes:
 
 
 def probe() -> str:
-    """Return LLVM code that asks a processor what it has, or nothing where there is no cpuid."""
+    """Return LLVM code that queries a processor's features; empty without the instruction cpuid."""
     if not llvm.get_process_triple().startswith("x86_64"):
         return ""
     return """

@@ -1,4 +1,6 @@
-"""All libraries of some levels, in as many processes as there are processors: `make kernels`.
+"""Build all libraries of some levels, in as many processes as there are processors.
+
+`make kernels` runs this module.
 
 ``python -m backnorm.cpu.build.make [--level NAME]... [--all-levels] [--only PATTERN] [--jobs N]
 [--into FOLDER]``
@@ -34,18 +36,18 @@ Wanted = list[tuple[str, str]]
 
 
 def of_levels(levels: Iterable[str]) -> Wanted:
-    """Return the level and the name of every library of some levels."""
+    """Return (level, name) of every library of some levels."""
     every = [(level, name) for level in levels for name in _NAMES if library.has(level, name)]
     return [*((library.levels_of(name)[0], name) for name in OF_ALL), *every]
 
 
 def of_this_processor() -> Wanted:
-    """Return the level and the name of every library that this processor uses."""
+    """Return (level, name) of every library that this processor uses."""
     return [(library.levels_of(name)[0], name) for name in (*OF_ALL, *_NAMES)]
 
 
 def missing(wanted: Wanted, folder: Path) -> Wanted:
-    """Return those libraries that are not in a folder of levels, or are damaged."""
+    """Return those of the libraries that `folder` lacks, or that are damaged there."""
     return [(level, name) for level, name in wanted if not is_whole(place(name, level, folder))]
 
 
@@ -57,7 +59,7 @@ def build_all(
     Raises
     ------
     RuntimeError
-        If one could not be built; with what the compiler said.
+        If a library could not be built; the message has the output of the compiler.
     """
     if jobs is None:
         jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -82,10 +84,10 @@ def build_all(
 
 
 def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
-    """Return what is built by one process each, the longest first.
+    """Return groups of libraries, one process building each, the slowest group first.
 
-    What has an element type in common has functions in common, which one process translates once:
-    a group is as large as leaves two of them for every processor.
+    Libraries of one element type share functions, which one process translates only once. Groups
+    are as large as possible while there are two for every processor.
     """
     for words in (slice(1, 2), slice(0, 2), slice(None)):
         groups: dict[tuple[str, str], list[str]] = {}
@@ -96,7 +98,7 @@ def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
             break
 
     def work(group: tuple[tuple[str, str], list[str]]) -> int:
-        # What is of 16 bits takes half as long again.
+        # A library of a 16-bit type takes half as long again.
         return len(group[1]) * (3 if "16" in group[0][1] else 2)
 
     return [(key[0], names) for key, names in sorted(groups.items(), key=work, reverse=True)]
@@ -121,7 +123,7 @@ def _build(level: str, names: list[str], folder: Path, done: list[tuple[str, str
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build what is missing, showing how far it is; return the exit status."""
+    """Build the missing libraries, showing progress; return the exit status."""
     parser = argparse.ArgumentParser(prog="make kernels", description=__doc__.split("\n")[0])
     parser.add_argument("--level", action="append", choices=[*LEVELS, HOST], default=[])
     parser.add_argument("--all-levels", action="store_true")
@@ -143,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def build_missing(wanted: Wanted, folder: Path, jobs: int | None = None) -> None:
-    """Build what is not in a folder of levels, and show how far it is: see `build_all`."""
+    """Build the libraries that a folder lacks, showing progress: see `build_all`."""
     absent = missing(wanted, folder)
     if not absent:
         print(f"nothing to compile, all {len(wanted)} libraries are there")
@@ -154,7 +156,7 @@ def build_missing(wanted: Wanted, folder: Path, jobs: int | None = None) -> None
             total += seconds
             advance(f"{name}, {level}: {seconds:.1f} s")
     for level, name in absent:
-        # What was made of other sources serves nobody here.
+        # Libraries of other versions of the sources are not used any more.
         for other in set((folder / level).glob(f"{name}-*.so")) - {place(name, level, folder)}:
             other.unlink(missing_ok=True)
     elapsed = time.perf_counter() - start
@@ -163,7 +165,7 @@ def build_missing(wanted: Wanted, folder: Path, jobs: int | None = None) -> None
 
 @contextlib.contextmanager
 def _progress(count: int) -> Iterator[Callable[[str], None]]:
-    """Yield what says that one more is done: a bar on a terminal, otherwise a line for each."""
+    """Yield a function to call after each library: a progress bar on a terminal, else a line."""
     if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
         numbers = itertools.count(1)
         yield lambda what: print(f"{next(numbers):3}/{count} {what}", flush=True)

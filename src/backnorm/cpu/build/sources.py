@@ -1,4 +1,4 @@
-"""What a library is made of: the digest that its file is named by."""
+"""The sources of each library, and their digest, which is part of the name of its file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["digest"]
 
 _CPU = Path(__file__).parent.parent
 
-# Sources of a family that the others do not have.
+# Sources that only one family of libraries is built from.
 _OF_FAMILY = {
     "segments": ("kernels/segments.py",),
     "columns": ("kernels/columns.py", "kernels/tiles.py"),
@@ -38,7 +38,7 @@ _COMMON = (
 
 
 def digest(name: str) -> str:
-    """Return the digest of the sources of a library: 16 hexadecimal digits."""
+    """Return 16 hexadecimal digits that identify the sources of a library."""
     return _of_family(LIBRARIES[name].family)
 
 
@@ -48,7 +48,7 @@ def _of_family(family: str) -> str:
     kernels = {f"kernels/{path.name}" for path in (_CPU / "kernels").glob("*.py")}
     kernels -= {"kernels/__init__.py", *special}
     used = {*_COMMON, *_OF_FAMILY.get(family, ()), *kernels}
-    # What a processor can is found out by code of its own.
+    # The probe of the processor contains no kernels.
     paths = (
         sorted(used)
         if family != "probe"

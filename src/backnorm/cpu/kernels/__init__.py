@@ -1,4 +1,4 @@
-"""The CPU kernels, in Numba: loops behind a plan; no validation, no environment.
+"""The CPU kernels in Numba: loops without validation and environment variables.
 
-They are compiled by `backnorm.cpu.build`, and not imported by anything that runs.
+`backnorm.cpu.build` compiles the kernels. No other module of the package imports them.
 """

@@ -1,7 +1,7 @@
 """Activations after the normalisation whose gradient depends on their argument z.
 
-No z is kept or written: a forward pass writes the activation's value, and before a backward pass
-the gradient of z is written, from an x that is normalised once more.
+z is not stored. A forward pass writes the value of the activation. Before a backward pass, x is
+normalised again, and the gradient of z is written.
 
 =========  ==============================  =====================================================
            value                           derivative
@@ -9,12 +9,13 @@ SiLU       z * s, s = 1/(1 + e^-z)         s * (1 + z * (1 - s))
 Hardswish  z * min(max(z + 3, 0), 6) / 6   0 up to -3; (z + 3/2) / 3; 1 from 3 on
 =========  ==============================  =====================================================
 
-The formulas are those of PyTorch's operators. SiLU uses e^-|z| alone, so that nothing overflows.
+The formulas are those of PyTorch's operators. SiLU uses only e^-|z|, so that nothing overflows.
 
-Activations of float64 elements are computed in float64. Those of float32 elements are computed in
-float32, from a z rounded to float32, as in PyTorch; float64 would take nearly three times as long.
-Those of 16 bits are computed in the type of the normalisation, so that the result is rounded once:
-in float32, lanes where e^z might be subnormal become NaN, which is not sound (see `singles`).
+Activations of float64 elements are computed in float64. Activations of float32 elements are
+computed in float32, from a z rounded to float32, as in PyTorch; float64 would take nearly three
+times as long. Activations of 16-bit elements are computed in the type of the normalisation, so that
+the result is rounded once. If that is float32, lanes where e^z might be subnormal become NaN, so
+that they are computed again in float64 (see `singles`).
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from backnorm.cpu.record import SILU
 _SINGLE = ir.FloatType()
 
 _LN2 = math.log(2.0)
-# ln 2 less its nearest float64.
+# ln 2 minus its nearest float64.
 _LN2_REST = 2.3190468138462996e-17
 
-# Below this z, e^z and SiLU are 0. In float32 the limit lies before e^z would be subnormal.
+# Below this z, e^z and SiLU are 0. In float32, e^z is not subnormal above the limit.
 _LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
 
 
@@ -98,13 +99,14 @@ def _value(activation, z):
 def _gradient(activation, dy, z):
     zero, one = _filled(z, 0.0), _filled(z, 1.0)
     if _number_of(activation) == SILU:
-        # With d = 1 + e^-|z|, s and 1 - s are 1/d and e^-|z|/d, or the other way round.
+        # With d = 1 + e^-|z|, s is 1/d and 1 - s is e^-|z|/d; for negative z it is the other way
+        # round.
         e = _exponential(z)
         d, rising, falling = one + e, where_less(z, zero, e, one), where_less(z, zero, one, e)
         slope = (rising * multiply_add(z, falling, d)) / (d * d)
         return _within(activation, z, dy * slope)
     three = _filled(z, 3.0)
-    # In this order nothing is lost where the terms cancel.
+    # In this order no digits are lost where the terms cancel.
     slope = (z + _filled(z, 1.5)) * _filled(z, 1.0 / 3.0)
     rising = where_less(z, three, dy * slope, dy)
     # NaN stays NaN.
@@ -121,7 +123,7 @@ def _filled(builder, like, number):
 
 @by_type
 def _within(activation, z, result):
-    """Return `result`; of elements narrower than z, with NaN in lanes where it may not be exact."""
+    """Return `result`; for 16-bit elements, with NaN in lanes where it may not be exact."""
     if z == Vec or in_singles(activation.dtype):
         return lambda activation, z, result: result
     least, nan = _LEAST_SINGLE, math.nan
@@ -130,10 +132,10 @@ def _within(activation, z, result):
 
 @emitted(lambda z: z(z))
 def _exponential(builder, z):
-    """Return e^-|z| of a vector, and 0 far from 0.
+    """Return e^-|z| of a vector, with 0 for large |z|.
 
-    With n the integer nearest to -|z|/ln 2 it is 2^n times the Taylor series of e^r, where
-    r = -|z| - n ln 2; the terms left out are less than half a bit.
+    With n the integer nearest to -|z|/ln 2, the result is 2^n times the Taylor series of e^r, where
+    r = -|z| - n ln 2. The omitted terms are less than half a bit.
     """
     kind = z.type
     single = kind.element == _SINGLE
@@ -149,7 +151,7 @@ def _exponential(builder, z):
 
     t = builder.or_(builder.bitcast(z, integer), whole(-(1 << (bits - 1))))
     t = builder.bitcast(t, kind)
-    # Added to a number it leaves the nearest integer in the last bits.
+    # Adding this number to another leaves the nearest integer in the last bits of the sum.
     magic = all_of(1.5 * 2.0**digits)
     shifted = fused(builder, t, all_of(1.0 / _LN2), magic)
     n = builder.fsub(shifted, magic)
@@ -167,7 +169,7 @@ def _exponential(builder, z):
     if single:
         found = times_power(found, shifted)
     else:
-        # In two steps: 2^n alone may be subnormal.
+        # In two steps, because 2^n may be subnormal.
         half = builder.fadd(builder.fmul(n, all_of(0.5)), magic)
         rest = builder.fadd(builder.fsub(n, builder.fsub(half, magic)), magic)
         found = times_power(times_power(found, half), rest)
@@ -175,10 +177,10 @@ def _exponential(builder, z):
 
 
 def _polynomial(builder: Any, factors: list[Any], r: Any) -> Any:
-    """Emit a polynomial by Estrin's scheme: what does not wait for another is many times as fast.
+    """Emit a polynomial by Estrin's scheme, which is many times as fast as Horner's.
 
-    A processor has room for the operations of a few vectors, and each of Horner's waits for the
-    one before it.
+    In Horner's scheme, each operation waits for the previous one, and a processor can overlap the
+    operations of only a few vectors.
     """
     while len(factors) > 1:
         pairs = zip(factors[::2], factors[1::2], strict=False)

@@ -17,7 +17,7 @@ _I64 = ir.IntType(64)
 
 
 def _reading(width: int, ordering: str | None = None) -> Any:
-    """Return a function that loads a signed integer of so many bits from an address."""
+    """Return a function that loads a signed integer of `width` bits from an address."""
     kind = ir.IntType(width)
 
     @emitted(types.int64(types.int64))
@@ -32,7 +32,7 @@ def _reading(width: int, ordering: str | None = None) -> Any:
 
 
 def _writing(width: int, ordering: str | None = None) -> Any:
-    """Return a function that stores an integer of so many bits at an address."""
+    """Return a function that stores an integer of `width` bits at an address."""
     kind = ir.IntType(width)
 
     @emitted(types.none(types.int64, types.int64))
@@ -62,14 +62,14 @@ def add_fetch(builder, address, value):
 
 @emitted(types.int64(types.int64, types.int64))
 def exchange(builder, address, value):
-    """Store a word, and return the one before."""
+    """Store a word, and return the previous value."""
     place = builder.inttoptr(address, _I64.as_pointer())
     return builder.atomic_rmw("xchg", place, value, "acq_rel")
 
 
 @emitted(types.boolean(types.int64, types.int64, types.int64))
 def compare_exchange(builder, address, expected, value):
-    """Store a word if the one before is the expected one; return whether it was."""
+    """Store a word if its previous value is the expected one; return whether it was stored."""
     place = builder.inttoptr(address, _I64.as_pointer())
     found = builder.cmpxchg(place, expected, value, "acq_rel", "acquire")
     return builder.extract_value(found, 1)
@@ -77,13 +77,13 @@ def compare_exchange(builder, address, expected, value):
 
 @emitted(types.int64(types.int64, types.int64))
 def call_c(builder, function, argument):
-    """Call a C function of one address; return its result, an address or nothing that is used."""
+    """Call a C function that takes an address; return its result, an address or an unused value."""
     shape = ir.FunctionType(_I64, [_I64])
     return builder.call(builder.inttoptr(function, shape.as_pointer()), [argument])
 
 
 def _on_the_stack(cells: int) -> Any:
-    """Return a function that returns the address of so many words of its caller's stack frame."""
+    """Return a function that allocates `cells` words in its caller's stack frame."""
 
     @emitted(types.int64())
     def place(builder):
@@ -96,9 +96,9 @@ stack_8_words, stack_32_words = _on_the_stack(8), _on_the_stack(32)
 
 
 def address_of(name: str, kind: Any = _I64) -> Any:
-    """Return a function that returns the address of what the library exports by a name.
+    """Return a function that returns the address of an exported symbol of the library.
 
-    That is a function of one int64, or data of the type `kind`.
+    The symbol is a function of one int64, or data of the type `kind`.
     """
 
     @emitted(types.int64())

@@ -1,28 +1,30 @@
-"""Reproducible sums: the same bits in whatever order, and however cut, terms are added up.
+"""Reproducible sums: the same bits for every order and every division of the terms.
 
-A sum is kept as integers. A *bin* holds 32 binary digits at a fixed place: bin j counts multiples
-of 2^(32 j), for any integer j. Each term is taken apart at those places, by rounding it to a
-multiple of the unit of a bin and going on with what is left; a bin then adds up integers, which no
-order changes. Of a sum three bins are kept (four where elements are float64), from the one that
-holds the largest magnitude downwards; what is left of a term below them is rounded to the last. How
-a term is taken apart depends on the term and on the places alone, so bins that turn out to lie too
-low, because a larger term comes, are dropped without a trace.
+A sum is stored as integers. A *bin* has 32 binary digits at a fixed position: bin j counts
+multiples of 2^(32 j), for any integer j. A term is split at these positions: it is rounded to a
+multiple of the unit of a bin, and the remainder is split further. Each bin adds up integers, so the
+order has no effect. A sum has three bins (four if elements are float64), from the bin of the
+largest magnitude downwards; the remainder of a term below them is rounded to the lowest bin. The
+split of a term depends only on the term and the positions. If a larger term needs a higher top bin,
+the lowest bins are dropped, and the result is the same as if they had never been used.
 
-A sum is a *limit* and its *digits*, from the top down. The limit is 2^(32 j + 31), j being the top
-bin: all magnitudes are below it. The error of a sum is at most half the last unit a term, 2^-64 of
-the largest magnitude of all terms (2^-96 with four bins), of which the top bin may hold the lowest
-digit alone. A digit holds the sum of 2^31 elements, each of which adds at most 1.5 * 2^31: a
-float64 product and its rounding error.
+A sum consists of a *limit* and *digits*, from the top bin down. The limit is 2^(32 j + 31), where j
+is the top bin; all magnitudes are below it. The error of a sum is at most half the lowest unit per
+term, which is 2^-64 of the largest magnitude of all terms (2^-96 with four bins), because the
+largest magnitude may be only the lowest binary digit of the top bin. A digit can represent the sum
+of 2^31 elements, each of which adds at most 1.5 * 2^31: a float64 product and its rounding error.
 
-A term that is not finite, or 2^991 or more (which only float64 has), counts as infinite: the limit
-is then 0, and the digits are how many terms were NaN, plus and minus infinity.
+A term that is not finite, or at least 2^991 (only possible in float64), counts as infinite. The
+limit is then 0, and the digits are the numbers of terms that were NaN, plus infinity and minus
+infinity.
 
-The idea is that of Demmel and Nguyen, "Parallel Reproducible Summation", 2015, and of Ahrens,
-Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020; bins of
-integers, instead of floating-point numbers with carries, make adding up exact without a count.
+The method is based on Demmel and Nguyen, "Parallel Reproducible Summation", 2015, and Ahrens,
+Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020. They use
+floating-point bins with carries. With integer bins, addition is exact, and terms need not be
+counted.
 
-Bins of columns are rows of float64 memory, `pitch` apart: limit and digits of the first sum, limit
-and digits of the second. A lane has its own limit.
+Bins of columns are rows of float64 memory, `pitch` apart: limit and digits of the first sum, then
+limit and digits of the second. Each lane has its own limit.
 """
 
 from __future__ import annotations
@@ -64,27 +66,27 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES, TERMS
 
-# The least top bin, with three digits and with four: the unit of the last is one that rounding by
-# an addition can still make.
+# The lowest top bin, with three and with four digits. Rounding by an addition must still be able to
+# produce the unit of the last bin.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
-# What stands for the top bin of a sum that counts what is not finite.
+# The top bin of a sum that has terms that are not finite.
 _SPECIAL = 1 << 20
 
-# Magnitudes from here on count as infinite: there are no bins for them.
+# Magnitudes from this number on count as infinite, because there are no bins for them.
 _HUGE = 2.0**991
 
-# What a term is rounded to a multiple of u by adding and taking away: 1.5 * 2^52 * u. As a multiple
-# of the limit, where u is the unit of the top bin; and of the one before for each bin below.
+# Adding and subtracting 1.5 * 2^52 * u rounds a term to a multiple of u. This number, for the unit
+# u of the top bin, as a multiple of the limit; and its ratio from one bin to the next lower one.
 _TO_TOP = 1.5 * 2.0**21
 _DOWN = 2.0**-32
 
-# The place of the exponent in a pattern, and what it is of 2^0.
+# The position of the exponent in the bits of a float64, and the exponent field of 2^0.
 _EXPONENT, _BIAS = 52, 1023
 
 _SIZE = TERMS * LANES
 
-# Rows whose terms are put into bins before the next columns' are, and vectors of a segment.
+# Rows, and vectors of a segment, whose terms are put into bins before those of the next columns.
 _STRIP, _VISIT = 16, 64
 
 
@@ -96,7 +98,7 @@ def digits_of(x):
 
 @by_type
 def terms_of(x):
-    """Return the number of terms of a product: float64 rounds it, and adds the rounding error."""
+    """Return the number of terms of a product: two for float64, where rounding errors are added."""
     return (lambda x: 2) if x.dtype == types.float64 else (lambda x: 1)
 
 
@@ -114,7 +116,7 @@ def _top(limit):
 
 @outlined
 def clear_bins(bins, columns, digits):
-    """Make both sums of the first columns zero."""
+    """Set both sums of the first columns to zero."""
     bins, pitch = bins
     least = _limit(_LEAST if digits == 3 else _LEAST_OF_FOUR)
     for part in range(2):
@@ -127,7 +129,7 @@ def clear_bins(bins, columns, digits):
 
 @inlined
 def _widen(bins, at, pitch, digits, limit):
-    """Move the bins of a sum up to a higher limit: the lowest are dropped."""
+    """Move the bins of a sum to a higher limit, dropping the lowest bins."""
     numbers = integers_at(bins)
     moved = _top(limit) - _top(load_one(bins, at))
     for digit in range(digits, 0, -1):
@@ -140,7 +142,7 @@ def _widen(bins, at, pitch, digits, limit):
 
 @inlined
 def _give_up(bins, at, pitch, digits):
-    """Make a sum one that counts terms that are not finite."""
+    """Turn a sum into one that counts terms that are not finite."""
     numbers = integers_at(bins)
     for row in range(digits + 1):
         numbers[at + row * pitch] = 0
@@ -148,7 +150,7 @@ def _give_up(bins, at, pitch, digits):
 
 @rare
 def _make_room(bins, at, digits, most):
-    """Raise the limits of eight columns above magnitudes; return whether all are finite."""
+    """Raise the limits of eight columns above magnitudes; return whether these are all finite."""
     bins, pitch = bins
     finite = True
     for k in range(LANES):
@@ -192,7 +194,7 @@ def _put_slowly(bins, at, digits, terms, count):
 
 @inlined
 def _put(x, bins, at, terms, count):
-    """Put vectors of terms into the bins of eight columns, a lane being a column."""
+    """Put vectors of terms into the bins of eight columns; each lane is a column."""
     digits = digits_of(x)
     most = magnitude(load(terms, 0))
     for row in range(1, count):
@@ -210,9 +212,10 @@ def _put(x, bins, at, terms, count):
 
 @by_type
 def _units(x, limit):
-    """Return what rounds to multiples of the unit of each bin, by an addition; and last 1.
+    """Return the numbers whose addition rounds to multiples of the unit of each bin, and then 1.
 
-    That 1 is a quotient of limits, which no compiler takes for a constant: see `without`.
+    The 1 is a quotient of limits, so that the compiler does not treat it as a constant: see
+    `without`.
     """
     if x.dtype == types.float64:
         return lambda x, limit: (
@@ -249,7 +252,7 @@ def _load_digits(x, bins, at):
 
 @by_type
 def _take_apart(held, term, units):
-    """Add each bin's part of a term to its digit, together with the pattern of its unit."""
+    """Add each bin's part of a term to its digit, together with the bits of its unit."""
 
     def three(held, term, units):
         first = term + units[0]
@@ -283,7 +286,7 @@ def _take_apart(held, term, units):
 
 @inlined
 def _store_digits(held, units, count, bins, at):
-    """Write digits of which each has the pattern of its unit `count` times."""
+    """Write digits, after subtracting the bits of the units, which were added `count` times."""
     for k in range(len(held)):
         store(bins.values, at + (k + 1) * bins.pitch, patterns_less(held[k], units[k], count))
 
@@ -307,16 +310,16 @@ def _hold(x, slope, centred, terms, at):
 
 @inlined
 def _second(x, bins, at):
-    """Return where the bins of the second sum begin."""
+    """Return the address of the bins of the second sum."""
     return at + (digits_of(x) + 1) * bins.pitch
 
 
 @rare
 def _put_with_care(operands, part, m, bins, at, terms):
-    """Put the terms of vectors into bins, whatever they are.
+    """Put the terms of vectors into bins, for terms of any magnitude.
 
     `part` is the first element, the distance of vectors, their number, and the elements of each.
-    The terms are first written to the buffers, and examined before they are taken apart.
+    The terms are written to buffers and examined before they are split.
     """
     i, stride, count, lanes = part
     x, dy = operands
@@ -347,7 +350,7 @@ def _begin(x, bins, at):
 
 @inlined
 def _step(operands, slope, centred, units, digits, most):
-    """Take the terms of a vector apart, as if they were below the limits."""
+    """Split the terms of a vector, assuming that they are below the limits."""
     x, dy = operands
     product = slope * centred
     first = _take_apart(digits[0], slope, units[0])
@@ -359,7 +362,7 @@ def _step(operands, slope, centred, units, digits, most):
 
 @by_type
 def _larger_product(dy, most, product):
-    """Return the largest product so far; that of squares is computed at the end: see `_end`."""
+    """Return the largest product so far. The largest square is computed at the end: see `_end`."""
     if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
     return lambda dy, most, product: larger(most, magnitude(product))
@@ -375,7 +378,7 @@ def _largest_product(dy, most):
 
 @by_type
 def _centred(dy, value, mean):
-    """Return value - mean, or in a forward pass, where there is no mean yet, the value."""
+    """Return value - mean; in a forward pass, where the mean is not known yet, the value."""
     if isinstance(dy, Epilogue):
         return lambda dy, value, mean: value
     return lambda dy, value, mean: value - mean
@@ -383,7 +386,7 @@ def _centred(dy, value, mean):
 
 @by_type
 def _take_error_apart(x, held, factors, units):
-    """Take apart the rounding error of a product, too, where elements are float64."""
+    """Split the rounding error of a product as well, if elements are float64."""
 
     def error(x, held, factors, units):
         slope, centred, product = factors
@@ -410,8 +413,8 @@ def _visit(operands, part, m, bins, at, terms):
     """Put the terms of vectors into the bins of eight columns.
 
     `part` is the first element, the distance of vectors, the number of whole vectors, and the
-    elements of one more after them, if any. If a term is not below the limits, the result of
-    taking terms apart is discarded.
+    number of elements after them. If a term is not below the limits, the result is discarded, and
+    the terms are put into bins again by `_put_with_care`.
     """
     i, stride, count, left = part
     x, dy = operands
@@ -457,9 +460,9 @@ def _visit_first(operands, part, m, bins, at, terms):
 
 @inlined
 def put_segment(operands, i, end, mean, bins, terms):
-    """Put the terms of a segment into bins of its channel, one for each lane.
+    """Put the terms of a segment into the bins of its channel; each lane has its own bins.
 
-    `bins` has rows of eight; `terms` are buffers: three times `TERMS` vectors.
+    `bins` has rows of eight elements; `terms` has buffers: three times `TERMS` vectors.
     """
     m = splat(mean)
     while i < end:
@@ -475,7 +478,7 @@ def put_columns(operands, part, pivot, bins, terms):
     """Put the terms of some rows into bins of their columns.
 
     `part` is the first element, the distance of rows, their number, and the number of columns;
-    `pivot` the columns' means; `terms` buffers: three times `TERMS` vectors.
+    `pivot` has the means of the columns; `terms` has buffers: three times `TERMS` vectors.
     """
     start, stride, rows, width = part
     row = 0
@@ -535,12 +538,12 @@ def pairs_of_bins(bins, at, digits, pairs, to):
 
 @inlined
 def _pair(bins, at, digits):
-    """Return a sum as a pair: `backnorm.binned` does the same, operation by operation."""
+    """Return a sum as a pair, by the same operations as `backnorm.binned`."""
     bins, pitch = bins
     numbers, limit = integers_at(bins), load_one(bins, at)
     if limit == 0.0:
         return _special(numbers[at + pitch], numbers[at + 2 * pitch], numbers[at + 3 * pitch]), 0.0
-    # Digits of -2^31 to 2^31, and what they carry.
+    # Digits from -2^31 to 2^31, and their carry.
     fourth, carry = 0.0, 0
     if digits == 4:
         digit, carry = _carried(numbers[at + 4 * pitch], 0)
@@ -575,7 +578,7 @@ def _special(nans, positive, negative):
         value = value - _infinity()
     if nans > 0:
         value = value + (_infinity() - _infinity())
-    # Of one pattern, whatever processor and order.
+    # Replace every NaN by the same one, for any processor and order.
     return value if value == value else number_of(0x7FF8000000000000)
 
 
@@ -586,7 +589,7 @@ def _infinity():
 
 @outlined
 def write_no_bins(digits, channels, out):
-    """Write what `write_bins` writes of sums of no terms."""
+    """Write empty sums in the form of `write_bins`."""
     to = integers_at(out)
     for place in range(2 * (digits + 1) * channels):
         to[place] = 0
@@ -598,9 +601,9 @@ def write_no_bins(digits, channels, out):
 
 @outlined
 def write_bins(bins, digits, channels, out):
-    """Write the sums of every channel as integers: a row each of top bins and of digits.
+    """Write the sums of every channel as integers: a row of top bins, and a row for each digit.
 
-    The top bin of a sum that counts terms that are not finite is written as 2^20.
+    The top bin of a sum that has terms that are not finite is written as 2^20.
     """
     bins, pitch = bins
     numbers, to = integers_at(bins), integers_at(out)
@@ -615,7 +618,7 @@ def write_bins(bins, digits, channels, out):
 
 @outlined
 def read_bins(source, channel, channels, digits, bins, at):
-    """Fill the column `at` with both sums of a channel as `write_bins` writes them."""
+    """Fill the column `at` with both sums of a channel, which `write_bins` wrote."""
     bins, pitch = bins
     numbers, to = integers_at(source), integers_at(bins)
     for part in range(2):

@@ -1,4 +1,4 @@
-"""Patterns of bits: vectors of float64 as integers, eight at a time, and single numbers."""
+"""Bit patterns: vectors of eight float64, and single float64, as integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Integers = types.CPointer(types.int64)
 
 
 def _combining(emit: Any) -> Any:
-    """Return a function that makes one Vec of two, whose lanes it takes for integers."""
+    """Return a function that combines the lanes of two Vec as integers."""
 
     @emitted(Vec(Vec, Vec))
     def combine(builder, left, right):
@@ -32,15 +32,15 @@ def _larger(builder: Any, left: Any, right: Any) -> Any:
     return builder.select(builder.icmp_signed(">", left, right), left, right)
 
 
-#: The sums of lanes, modulo 2^64; and the larger of each two: of magnitudes, infinity is larger
-#: than all numbers, and NaN than infinity.
+#: The sums of lanes modulo 2^64, and the larger of two lanes. For bit patterns of magnitudes,
+#: infinity is larger than all numbers, and NaN is larger than infinity.
 patterns_added = _combining(lambda builder, left, right: builder.add(left, right))
 larger = _combining(_larger)
 
 
 @emitted(Vec(Vec, Vec, types.intp))
 def patterns_less(builder, value, other, times):
-    """Return the lanes of `value` less `times` those of `other`, modulo 2^64."""
+    """Return the lanes of `value` minus `times` those of `other`, modulo 2^64."""
     minuend, subtrahend = (builder.bitcast(each, _INTEGERS) for each in (value, other))
     nothing = ir.Constant(_INTEGERS, ir.Undefined)
     first = builder.insert_element(nothing, times, ir.Constant(ir.IntType(32), 0))
@@ -53,8 +53,9 @@ def patterns_less(builder, value, other, times):
 def without(builder, total, term, one):
     """Return total - term, rounded once.
 
-    With AVX-512 as one * total - term, where `one` is 1: on some processors (AMD Zen) other parts
-    do that than add, which have much to do beside it. Of a constant LLVM would make a subtraction.
+    With AVX-512 it is computed as one * total - term, where `one` is 1. Some processors (AMD Zen)
+    have separate units for fused operations and for additions, and those for additions are busy
+    here. If `one` were a constant, LLVM would turn the operation into a subtraction.
     """
     if not has_feature("avx512f"):
         return builder.fsub(total, term)
@@ -63,7 +64,7 @@ def without(builder, total, term, one):
 
 @emitted(types.boolean(Vec, Vec))
 def all_below(builder, left, right):
-    """Return whether every lane of `left` is less than that of `right`, as integers."""
+    """Return whether every lane of `left` is less than the lane of `right`, as integers."""
     left, right = (builder.bitcast(each, _INTEGERS) for each in (left, right))
     mask = builder.bitcast(builder.icmp_signed("<", left, right), ir.IntType(LANES))
     return builder.icmp_unsigned("==", mask, ir.Constant(ir.IntType(LANES), -1))
@@ -71,13 +72,13 @@ def all_below(builder, left, right):
 
 @emitted(types.int64(types.float64))
 def pattern_of(builder, number):
-    """Return the pattern of a float64 as an integer."""
+    """Return the bit pattern of a float64 as an integer."""
     return builder.bitcast(number, _I64)
 
 
 @emitted(types.float64(types.int64))
 def number_of(builder, pattern):
-    """Return the float64 of a pattern."""
+    """Return the float64 with a bit pattern."""
     return builder.bitcast(pattern, ir.DoubleType())
 
 

@@ -1,6 +1,6 @@
-"""Kernels over channels: from statistics to coefficients, from partial sums to results.
+"""Functions over channels: they compute coefficients from statistics, and results from sums.
 
-They work on the table of channels, see `backnorm.cpu.scratch`.
+The functions work on the table of channels, see `backnorm.cpu.scratch`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from backnorm.cpu.scratch import (
 # Elements of a column whose mean is its pivot.
 _SAMPLE = 16
 
-# Replaces an infinite inverse standard deviation, which would turn differences of zero into NaN:
-# results overflow, as they should.
+# Replaces an infinite inverse standard deviation, which would turn differences of 0 into NaN. Other
+# results overflow with this number, too.
 _MOST = 1e150
 
 
@@ -66,16 +66,16 @@ row_pitch = inlined(table_pitch)
 
 @inlined
 def _read(values, present, c, count, otherwise):
-    """Return `count` values from c on, or `otherwise` in every lane if there is no such array."""
+    """Return `count` values from c on, or `otherwise` in every lane if the array is absent."""
     return load_some(values, c, count) if present else splat(otherwise)
 
 
 @outlined
 def prepare(table, statistics, present, epsilon, inverse):
-    """Fill mean, scale and the coefficients of inference; return the first channel refused, or -1.
+    """Fill mean, scale and the coefficients of inference; return the first invalid channel, or -1.
 
-    A channel is refused if its variance + epsilon <= 0, or its inverse standard deviation < 0. NaN
-    and an infinite sum are not refused: they propagate.
+    A channel is invalid if variance + epsilon <= 0, or if its inverse standard deviation is
+    negative. NaN and an infinite sum are valid and propagate.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def prepare(table, statistics, present, epsilon, inverse):
 
 @outlined
 def prepare_means(table, mean):
-    """Fill the mean alone, which is all that sums need."""
+    """Fill only the mean, since sums need nothing else."""
     values, pitch, channels = table
     for c in range(0, channels, LANES):
         store_some(values, MEAN * pitch + c, channels - c, load_some(mean, c, channels - c))
@@ -155,14 +155,14 @@ def prepare_forward(table, x, extents, affine, present):
         else:
             sample = 0
         pivot = total / splat(float(max(sample, 1)))
-        # A pivot that is not finite would hide what the sums themselves come to.
+        # A pivot that is not finite would change the sums of finite elements.
         store_some(values, MEAN * pitch + c, count, where_finite(pivot, pivot, zero))
     wrap(table)
 
 
 @inlined
 def _power_of_two(most, limit):
-    """Return the largest power of two up to both: dividing by it is exact."""
+    """Return the largest power of two that is at most both numbers; dividing by it is exact."""
     while most > limit:
         most //= 2
     return most
@@ -177,7 +177,7 @@ def _sample(x, c, channels, inner, sample):
 def solve(kind, pairs, k, total, table, c, count, epsilon):
     """Turn the sums of `count` channels from c on into their coefficients and results.
 
-    The sums are the pairs of the columns from k on; `total` is the number of elements of a channel.
+    The sums are the pairs of the columns from k on. `total` is the number of elements of a channel.
     """
 
     def forward(kind, pairs, k, total, table, c, count, epsilon):
@@ -233,8 +233,8 @@ def settle(table, total):
 def settle_bins(kind, digits, exchanged, total, table, epsilon):
     """Fill results and coefficients of every channel from bins that were computed elsewhere.
 
-    `exchanged` are those bins, as `write_bins` writes them, and room for the bins and pairs of
-    eight channels. The result is that of `combine_bins`, operation by operation.
+    `exchanged` has the bins that `write_bins` wrote, and memory for the bins and pairs of eight
+    channels. The operations are those of `combine_bins`.
     """
     source, room = exchanged
     bins = Bins(room, integer(LANES))
@@ -255,7 +255,7 @@ def settle_bins(kind, digits, exchanged, total, table, epsilon):
 def settle_forward(table, epsilon):
     """Fill the coefficients of every channel from a mean and a variance computed elsewhere.
 
-    Before, SLOPE and GAIN hold beta and gamma.
+    Before the call, SLOPE and GAIN are beta and gamma.
     """
     values, pitch, channels = table
     for c in range(0, channels, LANES):
@@ -289,9 +289,9 @@ def combine(kind, head, partial, grid, total, table):
 def combine_bins(kind, head, digits, partial, grid, total, table):
     """Add up the bins of columns and solve every channel; write the bins if the record says so.
 
-    `partial` are the bins (blocks, rows, far); `grid` is the number of blocks, the number of
-    neighbouring columns of a channel, and how often a row repeats them. After the bins there is
-    room for those of channels, and for their pairs.
+    `partial` has the bins (blocks, rows, far), and after them memory for the bins of channels and
+    for their pairs. `grid` is the number of blocks, the number of neighbouring columns of a
+    channel, and how often a row repeats them.
     """
     blocks, inner, repeats = grid
     values, far = partial
@@ -318,9 +318,9 @@ def combine_bins(kind, head, digits, partial, grid, total, table):
 
 @by_type
 def settle_means(kind, table, first, stop):
-    """Round means to float64, which is what phases exchange.
+    """Round means to float64, the type in which phases exchange them.
 
-    So reproducible results of one call and of two are the same.
+    The reproducible results of one call are then the same as those of two phases.
     """
     if kind.operation != "forward":
         return nothing
@@ -337,15 +337,15 @@ def settle_means(kind, table, first, stop):
 
 @outlined
 def solve_columns(kind, pairs, cut, span, total, table, epsilon):
-    """Solve the channels of a span from the pairs of their columns, which are used up.
+    """Solve the channels of a span from the pairs of their columns, which are overwritten.
 
-    `cut` is the number of neighbouring columns of a channel, and how often a row repeats them.
-    Where channels are repeated the span is that of all channels.
+    `cut` is the number of neighbouring columns of a channel, and how often a row repeats them. If
+    channels are repeated, the span has all channels.
     """
     start, stop = span
     inner, repeats = cut
     for c in range(start, stop, LANES):
-        # The columns of channels up to here have been read: their places are free.
+        # The columns of the channels before this one have been read, so their memory is free.
         k = start * inner + c - start
         if inner * repeats > 1:
             _gather(pairs, cut, (c, stop, table.channels), k)
@@ -354,7 +354,7 @@ def solve_columns(kind, pairs, cut, span, total, table, epsilon):
 
 @inlined
 def _gather(pairs, cut, ends, to):
-    """Add the pairs of all columns of eight channels, and write them to columns to .. to+7."""
+    """Add the pairs of all columns of eight channels; write the sums to columns to .. to+7."""
     partial, far = pairs
     inner, repeats = cut
     c, stop, channels = ends
@@ -416,7 +416,7 @@ def finish_backward(table, dgamma, dbeta):
 
 @outlined
 def finish_forward(table, results, epsilon, inverse, running):
-    """Write mean and variance, each rounded once; return the first channel refused, or -1.
+    """Write mean and variance, each rounded once; return the first invalid channel, or -1.
 
     Parameters
     ----------
@@ -427,8 +427,8 @@ def finish_forward(table, results, epsilon, inverse, running):
     inverse : bool
         Whether 1/sqrt(variance + epsilon) is written instead of the variance.
     running : (address, address, bool, float, float)
-        Running mean, running variance, and whether there are any; the weight of the batch in them,
-        and the factor of the batch's variance before that.
+        Running mean, running variance, and whether they exist; the weight of the batch in them,
+        and the factor by which the variance of the batch is multiplied first.
     """
     rows, pitch, channels = table
     mean, variance = results
@@ -455,6 +455,6 @@ def finish_forward(table, results, epsilon, inverse, running):
 
 @inlined
 def _move(running, c, count, value, momentum):
-    """Move running statistics towards those of a batch."""
+    """Update running statistics by those of a batch."""
     kept = load_some(running, c, count) * splat(1.0 - momentum)
     store_some(running, c, count, multiply_add(value, splat(momentum), kept))

@@ -1,15 +1,15 @@
 """The kernel for rows of channels (NXC, and NCX with a space of a few elements).
 
 The array is a matrix of `rows` x `width`, contiguous. Column k belongs to channel
-(k // inner) % channels: NXC has inner = 1, NCX with a tiny space has a row a sample, and where a
-row would be shorter than two vectors several make one. Elements after the last full row are
-`rest`.
+(k // inner) % channels. NXC has inner = 1. NCX with few spatial elements has one row per sample. If
+a row would be shorter than two vectors, several are joined to one row. Elements after the last full
+row are the `rest`.
 
-An item of the reduction is a tile of columns and a block of rows. A column is summed down 64
-rows as plain vectors (gradients of 16 bits in float32 first, four rows at a time), those sums are
-added up as pairs, and blocks are added up in order. Blocks depend on the shape alone and a
-column's sum on nothing but its column, so a channel's sums have the same bits however the work is
-shared out.
+An item of the reduction is a tile of columns and a block of rows. A column is summed over 64 rows
+as plain vectors (gradients of 16 bits in float32 first, four rows at a time). These sums are added
+up as pairs, and blocks are added up in order. Blocks depend only on the shape, and a column's sum
+depends only on the column, so a channel's sums have the same bits for every distribution of the
+work.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.kernels.writing import writers
 from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
-# Additions in a row before a sum is kept as a pair: part of the error budget (128 would do), and
-# of the bits of the result.
+# Successive additions before a sum is stored as a pair. The error budget allows up to 128. The bits
+# of results depend on this number.
 _RUN = 64
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
@@ -103,13 +103,13 @@ def _extents(head):
 
 @inlined
 def _sums_of(kind, head, cells, table, own):
-    """Return what a participant has for the sums.
+    """Return the operands and memory of a participant for the sums.
 
-    Partial sums are (blocks, 4, pitch of `width` columns): the pairs of every block of every
-    column; of reproducible sums the bins: see `channels.combine_bins`.
+    Partial sums are (blocks, 4, pitch of `width` columns): the pairs of every block and column. For
+    reproducible sums they are bins: see `channels.combine_bins`.
     """
     x = values_at(kind, head.x)
-    # The memory of reproducible sums comes first, if there are any.
+    # The memory of reproducible sums comes first, if they are computed.
     tile = offset(own, _bins_own(0, 2 * (digits_of(x) + 1))) if head.binned != 0 else own
     partial = Pairs(offset(table.values, ROWS * table.pitch), row_pitch(head.width))
     return Sums(Operands(x, summed_dy(kind, cells)), table, _Scratch(own, tile), partial)
@@ -120,7 +120,7 @@ def _output_of(kind, head, cells, sums):
     out, width = output_of(kind, cells), head.width
     exact = Rows(sums.table.values, sums.table.pitch)
     place = offset(sums.scratch.tile, 12 * row_pitch(head.tile))
-    # Where columns are not channels, the coefficients of the channels are spread over the columns.
+    # If columns are not channels, the coefficients of the channels are copied to the columns.
     if width != head.channels:
         exact = Rows(place, row_pitch(width))
         place = offset(place, 4 * row_pitch(width))
@@ -134,7 +134,7 @@ def _output_of(kind, head, cells, sums):
 def _solves_alone(head):
     """Return whether the participant that sums a tile also solves its channels.
 
-    It has summed all rows of them then, and the sums are in its cache.
+    In that case the participant has summed all rows, and the sums are in its cache.
     """
     single = head.blocks == 1 and head.repeats == 1
     return single and head.tile % head.inner == 0 and head.binned == 0
@@ -147,7 +147,7 @@ def _sum_item(kind, head, sums, output, item):
 
 @outlined
 def _sum_tile(kind, head, sums, item):
-    """Sum a block of rows (if rest > 0, the last block is the rest) of a tile of columns."""
+    """Sum a block of rows of a tile of columns; if rest > 0, the last block is the rest."""
     operands, table, scratch, partial = sums
     width, tile, block = head.width, head.tile, head.block
     digits = digits_of(operands.x)
@@ -209,7 +209,7 @@ def _narrow(head, table, output):
 
 @outlined
 def _write_item(head, output, item):
-    """Write `share` rows, of all columns or, where there are as many items, of a tile."""
+    """Write `share` rows of all columns, or, if there are items for tiles, of a tile."""
     share = head.share
     parts = max(1, (head.rows + share - 1) // max(1, share))
     if head.items - head.summed > parts:
@@ -221,12 +221,12 @@ def _write_item(head, output, item):
 
 @inlined
 def _write_share(head, output, item):
-    """Write the rows of one item, the last rows also the rest."""
+    """Write the rows of one item; the item with the last rows also writes the rest."""
     rows, width, share, abreast = head.rows, head.width, head.share, head.abreast
     row = item * share
     end = min(rows, row + share)
     line = 2 * lanes_of(output.rows.values)
-    # The ends of rows cannot be streamed; of short rows they would be too much.
+    # The ends of rows cannot be streamed. In short rows they would be too large a part.
     short = output.streaming and width < 16 * line and line_head(output.out, row * width) > 0
     if abreast > 1 and width % line == 0 and not short:
         while row + abreast <= end:
@@ -238,7 +238,7 @@ def _write_share(head, output, item):
 
 @inlined
 def _write_tile(head, output, part, first):
-    """Write the rows of one part, of a tile of columns: whole lines, by ordinary stores."""
+    """Write the rows of one part of a tile of columns: whole lines, by ordinary stores."""
     width, share, abreast = head.width, head.share, head.abreast
     row, columns = part * share, (first, min(width, first + head.tile))
     end = min(head.rows, row + share)
@@ -250,9 +250,9 @@ def _write_tile(head, output, part, first):
 
 @inlined
 def _spread(values, wide, first, width, inner, channels):
-    """Write the channel's value of each of `width` columns, then the first eight once more.
+    """Write the value of its channel for each of `width` columns, then repeat the first eight.
 
-    The repetition lets a vector that runs over the end of a row go on with the next row.
+    Because of the repetition, a vector may extend from the end of a row to the next row.
     """
     c = (first // inner) % channels
     k = 0
@@ -275,8 +275,8 @@ def _spread(values, wide, first, width, inner, channels):
 def _sum_block(kind, head, operands, part, pivot, running, pairs):
     """Add a part of the rows to the pairs of its columns, which are zero.
 
-    `part` is its first element, the distance of rows, their number, and the number of columns.
-    `running` is scratch memory: eleven rows.
+    `part` is the first element, the distance of rows, their number, and the number of columns.
+    `running` is scratch memory of eleven rows.
     """
     if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
         return lambda kind, head, operands, part, pivot, running, pairs: _add_block(
@@ -289,7 +289,7 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
         singles = singles_within(offset(run, 6 * pitch))
         for k in range(0, width, LANES):
             store(singles, k, load(pivot, k))
-        # The same sums in the same order, read in another.
+        # Both functions add in the same order, but read memory in different orders.
         if head.in_float64 != 0:
             pass
         elif head.depth < 4:
@@ -298,7 +298,7 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
             _add_block(_add_strip_at_once, operands, part, 4, singles, running, pairs)
         for k in range(0, width, LANES):
             place, far = offset(pairs.values, k), pairs.far
-            # Columns after the last have no rows: whatever their means are, their sums stay zero.
+            # Columns after the last have no rows, so their sums stay zero for any means.
             kept = recentre(load_some(pivot, k, width - k), pairs, k)
             columns = (start + k, stride, rows, min(LANES, width - k))
             if not all_finite(kept, width - k) and head.in_float64 == 0:
@@ -320,8 +320,9 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
 def _or_without_gradient(dy, part, sum_dy_xmu, kept):
     """Return `kept` with zero in the lanes of columns whose dy is zero, unless they have a NaN.
 
-    Their sums are right, small as they are. A ReLU leaves such channels: with one in ten the
-    backward pass of (2, 64, 32, 32) in bfloat16 took 1.5 times as long.
+    The sums of such columns are correct although they are small. A ReLU produces such channels: if
+    one channel in ten was computed again in float64, the backward pass of (2, 64, 32, 32) in
+    bfloat16 took 1.5 times as long.
     """
     start, stride, rows, width = part
     size = splat(0.0)
@@ -344,20 +345,20 @@ def _add_block(add, operands, part, depth, pivot, running, pairs):
     for first in range(0, rows, _RUN):
         clear(running.values, 4 * running.far)
         end = min(rows, first + _RUN)
-        # A range with a pitch that may be zero could raise an error.
+        # A `range` whose step may be zero could raise an error.
         row = first
         while row < end:
             some = (start + row * stride, stride, min(depth, end - row), width)
             add(operands, some, pivot, running)
             row += depth
-        # Rows of sums are padded to whole vectors.
+        # Rows of sums are padded to whole vectors, so the last vector need not be partial.
         for k in range(0, width, LANES):
             merge_pairs(pairs, k, running, k)
 
 
 @inlined
 def _add_strip_at_once(operands, part, pivot, running):
-    """Add up to four rows to the running sums, all for a vector of columns."""
+    """Add up to four rows to the running sums, vector by vector of columns."""
     _add_strips(operands, part, 0, pivot, running)
 
 
@@ -369,7 +370,7 @@ def _add_strip_by_rows(operands, part, pivot, running):
     first = 0
     if rows == 4:
         first = width // SINGLES * SINGLES
-        # A row of float32 in the place of one of float64.
+        # A float32 row in the memory of a float64 row.
         held = Pairs(singles_within(offset(run, 7 * pitch)), 2 * pitch)
         third = Pairs(offset(held.values, 2 * held.far), held.far)
         _begin_pair(operands, start, first, pivot, held)
@@ -412,7 +413,7 @@ def _end_pair(operands, start, width, pivot, held):
 
 @inlined
 def _add_strips(operands, part, first, pivot, running):
-    """Add up to four rows of the columns from `first` on, in float32 among themselves."""
+    """Add up to four rows of the columns from `first` on, first to each other in float32."""
     start, stride, rows, width = part
     ahead = start + ahead_of_rows(rows, width) * stride
     for k in range(first, width, SINGLES):
@@ -459,7 +460,7 @@ def _if(there, count):
 
 @inlined
 def _along(k, lanes, period):
-    """Return the column of the vector after that of column k."""
+    """Return the column of the vector that follows the vector of column k."""
     return k + lanes - period if k + lanes >= period else k + lanes
 
 
@@ -486,14 +487,14 @@ _write_two, _write_one, _write_first = writers(_exact_at)
 
 @inlined
 def _write_rows(output, i, rows):
-    """Write rows of whole lines from element i on, a line of each before the next line.
+    """Write rows of whole lines from element i on: one line of each row, then the next line.
 
-    Coefficients of wide rows are too many for the first-level cache; so they are read once for
-    several rows.
+    The coefficients of wide rows exceed the first-level cache, so they are read once for several
+    rows.
 
-    The ends of a row that share cache lines with other rows are not streamed. They must be no more
-    than that: an ordinary store prefetches the lines beside its own, and streaming to what is in a
-    cache takes five times as long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
+    The ends of a row that share cache lines with other rows are not streamed. All other lines must
+    be streamed: an ordinary store prefetches neighbouring lines, and streaming to a line in a cache
+    takes five times as long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
     """
     width, line = output.period, 2 * lanes_of(output.rows.values)
     head = line_head(output.out, i) if output.streaming else 0
@@ -541,9 +542,9 @@ def _write(output, i, end):
 
 @inlined
 def _write_whole(output, i, k, end, streaming):
-    """Write whole vectors from element i, of column k, on; return where they end.
+    """Write whole vectors from element i, in column k, on; return where they end.
 
-    `streaming` is a constant: LLVM does not always make two loops of one.
+    `streaming` is a constant, because LLVM does not always split the loop into two.
     """
     x, dy, _, _, coefficients, period, _ = output
     lanes = lanes_of(coefficients.values)

@@ -1,11 +1,11 @@
-"""What follows the normalisation: types of operands whose loads and stores apply it.
+"""Epilogues of the normalisation: types of operands whose loads and stores apply them.
 
-Kernels are written for addresses of elements. Where a ReLU, or another activation, follows the
-normalisation, one of these types takes the place of an address, and loads and stores (see `memory`)
-apply the epilogue:
+Kernels are written for addresses of elements. If a ReLU or another activation follows the
+normalisation, one of these types replaces an address, and loads and stores (see `memory`) apply the
+epilogue:
 
 ============  ===================================================================================
-Identity      dy of a forward pass that ends in the normalisation: nothing follows
+Identity      dy of a forward pass without an activation
 ReLU          dy of a forward pass: the residual, if any, that is added before the ReLU, and the
               ceiling
 Activation    dy of a forward pass: the number of the activation (see `activation`), and the
@@ -16,11 +16,11 @@ Marking       y: a store also writes one bit an element: whether 0 < y < ceiling
 WithResidual  dx: a store also writes the masked dy to the gradient of the residual, if any
 ============  ===================================================================================
 
-The first three are `Epilogue` types: such a dy tells the kernels that the pass is a forward pass. A
-ReLU without a ceiling has the ceiling infinity, and y = infinity counts as below it.
+The first three are `Epilogue` types: a dy of such a type means that the pass is a forward pass. A
+ReLU without a ceiling has the ceiling infinity, and y = infinity counts as below the ceiling.
 
-The mask has a bit for each element, in the order of memory. Threads write whole bytes of it, so
-vectors begin at multiples of eight elements wherever a Marking is written.
+The mask has a bit for each element, in memory order. Threads write whole bytes of the mask, so
+vectors that are written to a Marking begin at multiples of eight elements.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.vector import EvenOdd, Singles, Vec, first_lanes, load_lanes, spread
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
-# The parts of structures that are not addresses of elements.
+# The LLVM types of parts of structures that are not addresses of elements.
 _PARTS = {
     "bits": types.CPointer(types.uint8),
     "ceiling": types.float64,
@@ -46,11 +46,11 @@ _PARTS = {
 
 
 class Epilogue(types.Type):
-    """What follows the normalisation: the type of dy in a forward pass."""
+    """Base class of the types of dy in a forward pass, which describe the epilogue."""
 
 
 class Identity(Epilogue, types.Opaque):
-    """Nothing follows."""
+    """The epilogue of a normalisation without an activation."""
 
     def __init__(self) -> None:
         super().__init__(name="Identity")
@@ -64,7 +64,7 @@ class Unread(types.Opaque):
 
 
 class Addresses(types.Type):
-    """Several addresses, and numbers that go with them.
+    """A structure of addresses and numbers.
 
     `parts` are their names and types, and `dtype` is the elements' type.
     """
@@ -78,35 +78,35 @@ class Addresses(types.Type):
 
 
 class Masked(Addresses):
-    """Elements that are zero where their bit is not set."""
+    """Elements that are read as zero where their bit in a mask is not set."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "bits")
 
 
 class ReLU(Epilogue, Addresses):
-    """The residual, if there is one (its address may be 0), and the ceiling."""
+    """The address of the residual, 0 if there is none, and the ceiling."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "ceiling")
 
 
 class Activation(Epilogue, Addresses):
-    """The gradient of the activation's value, if any (its address may be 0), and its number."""
+    """The address of the gradient of the activation's value, or 0, and the activation's number."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "number")
 
 
 class Marking(Addresses):
-    """Elements to write, and the mask to write, if any (its address may be 0)."""
+    """The address of elements to write, and that of a mask to write, or 0."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "bits", "beyond")
 
 
 class WithResidual(Addresses):
-    """Elements to write, and the masked dy that is written to a second place, if any."""
+    """The address of elements to write, and a second address for the masked dy, or 0."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "residual", "dy", "bits")
@@ -145,11 +145,11 @@ def masked(builder: Any, kind: Any, value: Any, index: Any, raw: Any, count: Any
 def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None) -> Any:
     lanes = raw.type.count
     if count is not None:
-        # Without lanes the index may be rows beyond the last element, where there is no mask. With
-        # one, its padding holds the words: see `layout.mask_size`.
+        # If count is 0, the index may be beyond the mask. With at least one lane, the mask and its
+        # padding contain the word: see `layout.mask_size`.
         zero = ir.Constant(_I64, 0)
         index = builder.select(builder.icmp_signed(">", count, zero), index, zero)
-    # Twice as many bits as lanes, because those of an index need not begin a byte.
+    # Twice as many bits as lanes are read, because the bits of an index need not begin a byte.
     twice, once = ir.IntType(2 * lanes), ir.IntType(lanes)
     place = builder.gep(bits, [builder.lshr(index, ir.Constant(_I64, 3))])
     word = builder.load(builder.bitcast(place, twice.as_pointer()), align=1)
@@ -160,10 +160,10 @@ def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None)
 
 
 def _in_register(builder: Any, raw: Any) -> Any:
-    """Emit an instruction that does nothing, but keeps a load apart from what follows.
+    """Emit an instruction without effect that separates a load from the instructions after it.
 
-    With AVX-512 LLVM would make one masked load of a load and a selection, and those are not
-    prefetched: the backward pass of (16, 56, 56, 64) float32 took 3.6 ns an element, and takes
+    With AVX-512, LLVM would combine a load and a selection to a masked load, and masked loads are
+    not prefetched: the backward pass of (16, 56, 56, 64) float32 took 3.6 ns per element instead of
     0.6 (AMD Zen 5).
     """
     if not has_feature("avx512vl"):
@@ -176,7 +176,7 @@ def after_store(
 ) -> None:
     """Emit the stores that follow the store of `raw`, or of its first `count` lanes, at `index`.
 
-    `write` emits a store of the same kind: of a vector to an address.
+    `write` emits a store of the same kind, of a vector to an address.
     """
     if isinstance(kind, Marking):
         _mark(builder, kind, target, index, raw, count)
@@ -194,7 +194,7 @@ def after_store(
 
 
 def _is_there(builder: Any, place: Any) -> Any:
-    """Emit whether an address is not 0, which is the same for a whole call and costs nothing."""
+    """Emit whether an address is not 0. This is constant during a call, so branches are cheap."""
     return builder.icmp_unsigned("!=", builder.ptrtoint(place, _I64), ir.Constant(_I64, 0))
 
 
@@ -202,7 +202,7 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
     _, bits, beyond = (part_of(builder, kind, target, name) for name in kind.parts)
     lanes = raw.type.count
     element = ir.IntType(kind.dtype.bitwidth)
-    # As integers elements are in the order of their values, NaN beyond infinity.
+    # As integers, positive elements are in the order of their values, with NaN beyond infinity.
     pattern = builder.bitcast(raw, ir.VectorType(element, lanes))
     if element != beyond.type:
         beyond = builder.trunc(beyond, element)
@@ -218,7 +218,7 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
         if count is None:
             builder.store(word, builder.bitcast(place, word.type.as_pointer()), align=1)
         else:
-            # Bytes after the last lane belong to others.
+            # Bytes of the mask after the last lane must not be written.
             for byte in range(lanes // 8):
                 more = builder.icmp_signed(">", count, ir.Constant(_I64, 8 * byte))
                 with builder.if_then(more):
@@ -251,8 +251,8 @@ def has_values(typingctx, addresses):
 def relu(typingctx, epilogue, value):
     """Return a vector limited to the range from 0 to the ceiling.
 
-    NaN is kept. Of float32, infinities are kept too: they may come of an overflow that does not
-    occur in float64, and show that their lanes are not sound.
+    NaN stays NaN. In float32, infinities stay, too: they may be due to an overflow that does not
+    occur in float64, and mark lanes that are not sound.
     """
     if not isinstance(epilogue, ReLU) or value not in (Vec, Singles, EvenOdd):
         return None
@@ -264,7 +264,7 @@ def relu(typingctx, epilogue, value):
         if value != Vec:
             ceiling = builder.fptrunc(ceiling, kind.element)
         ceiling = spread(builder, ceiling, kind.count)
-        # In these forms a minimum and a maximum are one instruction each, on x86-64.
+        # In these forms, minimum and maximum are one instruction each on x86-64.
         below = builder.select(builder.fcmp_ordered("<", ceiling, vector), ceiling, vector)
         if value == Vec:
             return builder.select(builder.fcmp_ordered("<=", below, zero), zero, below)
@@ -295,9 +295,9 @@ def _in_line(typingctx, out):
 
 @by_type
 def same_line(out):
-    """Return whether a streaming store of the output also writes whole lines of what goes with it.
+    """Return whether streaming the output also writes whole lines of the second output or mask.
 
-    A second output must begin at the same place of a cache line as the first, and vectors that
+    A second output must begin at the same offset in a cache line as the first, and vectors that
     write bits must begin at whole bytes of the mask.
     """
     if isinstance(out, Marking | WithResidual):

@@ -1,7 +1,8 @@
-"""The kernel of a benchmark's floor: it moves the same memory and computes nothing.
+"""The benchmark kernel `floor`: it moves the memory of a pass and computes nothing.
 
-The elements of all arrays are read as float64, so that a vector is 64 bytes and conversions cost
-nothing. One addition a vector keeps the loads. At most 63 bytes at the end are skipped.
+All arrays are read as float64, so that a vector has 64 bytes and no conversions are needed. One
+addition per vector keeps the compiler from removing the loads. Up to 63 bytes at the end are
+skipped.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _READY = SLOTS["ready"]
 
 @outlined
 def run(kind, record, index):
-    """Read x and dy (items of the first phase), then read both again and write out.
+    """Read x and dy (items of the first phase), then read both again and write `out`.
 
-    Without dy, x alone. An item is `share` elements of `size`.
+    Without dy, only x is read. An item is `share` elements of `size`.
     """
     if index == JOINED:
         return 1

@@ -1,4 +1,4 @@
-"""The formulas, once: of an element of the output, and of a channel's coefficients.
+"""The formulas of an element of the output, and of a channel's coefficients.
 
 Every output is an expression of one element and four coefficients of its channel,
 (mean, shift, slope, gain), in float64 or in float32 (see `singles`):
@@ -13,10 +13,10 @@ with another activation         its value of y, or its gradient: see `activation
 ==============================  =========================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
-s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant:
-with |mean| much larger than the deviation that would cancel. In the forward pass shift is the
-part of the exact mean that a float64 cannot hold, slope is beta. The coefficients of float32 are
-made of those: see `singles.narrow_coefficients`.
+s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant,
+because terms would cancel if |mean| is much larger than the deviation. In the forward pass, shift
+is the remainder of the exact mean that a float64 cannot represent, and slope is beta. The
+coefficients of float32 are derived from these: see `singles.narrow_rows`.
 
 The types of x and dy choose the formula when a kernel is compiled: dy is an `Epilogue` in a forward
 pass, and x is `Unread` in a frozen backward pass (see `epilogue`).
@@ -60,7 +60,7 @@ from backnorm.cpu.scratch import LANES
 def elements(x, dy, index, count, of):
     """Return a vector of the output from `index` on, of the type of the coefficients `of`.
 
-    If `count` is None the vector is whole; otherwise memory after `count` elements is not touched.
+    If `count` is None, the vector is whole; else memory after `count` elements is not accessed.
     """
     if isinstance(x, Unread):
         return lambda x, dy, index, count, of: of[3] * load_like(dy, index, count, of[3])
@@ -119,9 +119,9 @@ def in_pairs_of(dy):
 
 @by_type
 def in_pairs(dy, values):
-    """Return whether two vectors at a time take less time; `values` are the coefficients' memory.
+    """Return whether writing two vectors at a time is faster; `values` is the coefficients' memory.
 
-    Two vectors of float64 at a time gain nothing, unless they become one.
+    For float64 vectors it is faster only if two of them become one vector of the output.
     """
     pairs = values.dtype == types.float32 or in_pairs_of(dy)
     return lambda dy, values: pairs
@@ -129,11 +129,12 @@ def in_pairs(dy, values):
 
 @by_type
 def prefetch_elements(output, index, count, streaming):
-    """Prefetch what `count` elements of a forward pass read, and the memory that they write.
+    """Prefetch the memory that `count` elements of a forward pass read and write.
 
-    That is x, a residual, and unless the output is streamed, its memory: new memory is read before
-    it is written. In a model a convolution has just written x, but only to the shared cache. A
-    backward pass gains nothing: its sums have just read x and dy, and dx is often dy.
+    That is x, the residual, and the output unless it is streamed, because memory is read before it
+    is written by ordinary stores. In a model, a convolution has just written x, but only to the
+    shared cache. A backward pass would not become faster: its sums have just read x and dy, and dx
+    is often dy.
     """
     dy = output[1]
 
@@ -170,7 +171,7 @@ def _normalised_single(x, of):
 @inlined
 def _derivative(x, dy, of):
     mean, shift, slope, gain = of
-    # The gain last: where terms cancel, what rounding lost of it does not matter.
+    # The gain is multiplied last, so that its rounding error is not enlarged where terms cancel.
     return gain * multiply_add(mean - x, slope, dy - shift)
 
 
@@ -180,19 +181,19 @@ def solve_backward(sum_dy, sum_dy_xmu, count, scale):
     if count == 0:
         return splat(0.0), splat(0.0)
     elements = splat(float(count))
-    # In this order a scale as large as 1/sqrt(smallest epsilon) does not overflow.
+    # In this order, a scale as large as 1/sqrt(smallest epsilon) does not overflow.
     return sum_dy / elements, scale * (scale * sum_dy_xmu / elements)
 
 
 @inlined
 def solve_forward(sums, count, pivot, epsilon):
-    """Return (mean, rest of the mean, variance, scale) of channels with at least one element.
+    """Return (mean, remainder of the mean, variance, scale) of channels with at least one element.
 
-    The shifted-data algorithm: `sums` are those of x - pivot and (x - pivot)², each a pair. With d
-    the mean of x - pivot, mean = pivot + d and variance = sum((x - pivot)²)/M - d². The pivot being
-    the mean of some of the channel's own elements, (pivot - mean)² is at most M times the variance,
-    so the difference loses at most log2(M) of the 53 bits, even for data made to make it lose; for
-    data without order it loses none.
+    This is the shifted-data algorithm: `sums` are those of x - pivot and (x - pivot)², each a pair.
+    With d the mean of x - pivot, mean = pivot + d and variance = sum((x - pivot)²)/M - d². The
+    pivot is the mean of some of the channel's elements, so (pivot - mean)² is at most M times the
+    variance. Therefore the difference loses at most log2(M) of the 53 bits for any data, and none
+    for data without order.
     """
     elements = splat(float(count))
     offset = value(sums[0], sums[1]) / elements

@@ -1,10 +1,10 @@
-"""The frame of a kernel: what the kernels of all geometries do around their items.
+"""The frame of a kernel: the code around items that the kernels of all geometries have in common.
 
-A kernel runs in as many participants as a record says. Each fills the table of channels or waits
-for it, and then takes items from the work queue until none is left. The items of the first phase
-sum; the participant that completes the last of them solves for the coefficients of the channels.
-The items of the second phase write the output. With `grouped` records one item does all of that for
-its channels, and there is no second phase.
+A kernel runs in as many participants as a record says. Each participant fills the table of channels
+or waits for it, and then takes items from the work queue until none is left. The items of the first
+phase sum. The participant that completes the last of them solves for the coefficients of the
+channels. The items of the second phase write the output. If a record is `grouped`, one item does
+all of that for its channels, and there is no second phase.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Steps(NamedTuple):
     Attributes
     ----------
     head_at
-        Takes an address for that of the head of a record.
+        Converts an address to the head of a record.
     extents
         (head) -> the extents (outer, channels, inner) of the array.
     sums_of

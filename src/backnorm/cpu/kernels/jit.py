@@ -1,7 +1,7 @@
-"""The decorators of the kernels, with the one set of Numba options.
+"""The decorators of the kernels, with a common set of Numba options.
 
-Decorating compiles nothing: `backnorm.cpu.build` compiles when the package is built, and the tests
-of vectors compile what they call.
+Decorating a function does not compile it. `backnorm.cpu.build` compiles the kernels when the
+package is built; the tests of vectors compile the functions that they call.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _OPTIONS = {
 }
 
 #: The dispatchers of all outlined functions, and LLVM attributes for them (see `build.frontend`).
-#: LLVM must not inline them: several callers share one, and small functions are optimised in less
-#: time than large ones.
+#: LLVM must not inline these functions: several callers share one, and optimising small functions
+#: takes less time than optimising large ones.
 OUTLINED: list[tuple[Any, tuple[str, ...]]] = []
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile `function` as a part of the kernels that call it."""
+    """Compile `function` inline, as a part of the kernels that call it."""
     return numba.njit(forceinline=True, **_OPTIONS)(function)
 
 
 def outlined(function: Callable[..., Any]) -> Any:
-    """Compile `function` as a kernel, or as a call that kernels make."""
+    """Compile `function` as a kernel, or as a separate function that kernels call."""
     return _outlined(function, "noinline")
 
 
 def rare(function: Callable[..., Any]) -> Any:
-    """Compile `function` as a call that kernels seldom make, for which loops save no registers."""
+    """Compile `function` as a rare call, for which LLVM does not spill the registers of loops."""
     return _outlined(function, "noinline", "cold")
 
 
@@ -69,11 +69,11 @@ def nothing(*_: Any) -> None:
 
 
 def emitted(signature: Any) -> Any:
-    """Compile a function that is given as the emitter of its LLVM code.
+    """Compile a function whose LLVM code is emitted by the decorated function.
 
-    The emitter takes the IR builder and the values of the arguments; it returns the value of the
-    result. `signature` is the Numba signature, or a function that returns it from the types of the
-    arguments (or returns None if there is no function of these types).
+    The emitter takes the IR builder and the values of the arguments, and returns the value of the
+    result. `signature` is the Numba signature, or a function that takes the types of the arguments
+    and returns the signature (or None if it does not accept these types).
     """
 
     def decorate(emit: Callable[..., Any]) -> Any:
@@ -100,12 +100,12 @@ def emitted(signature: Any) -> Any:
 def integer(builder, number):
     """Return a constant as a plain integer.
 
-    Numba compiles functions anew for each constant argument, and each constant in a tuple.
+    Numba compiles a function again for each constant argument, and for each constant in a tuple.
     """
     return number
 
 
 @emitted(types.boolean(types.boolean))
 def boolean(builder, value):
-    """Return a constant as a plain truth value: see `integer`."""
+    """Return a constant as a plain boolean: see `integer`."""
     return value

@@ -1,10 +1,10 @@
 """Memory in Numba code: addresses, loads and stores of vectors.
 
-Kernels take addresses. Arrays would do as well (tests use them), but Numba counts references to
-every array that a function takes, even an inlined one, which costs as much as a short run of
-elements. Memory is contiguous; `storage` converts between the forms of elements. Loads are exact,
-and a store rounds once. Float32 is not stored to float64, and to 16 bits only lanes that are zero
-or normal (see `vector.sound`).
+Kernels take addresses. Arrays would work as well (tests use them), but Numba counts references to
+every array that a function takes, even an inlined one, which costs as much time as a short run of
+elements. Memory is contiguous. `storage` converts between the storage forms of elements. Loads are
+exact, and a store rounds once. Float32 vectors are not stored to float64 elements. They are stored
+to 16-bit elements only if all lanes are zero or normal (see `vector.sound`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from backnorm.cpu.scratch import LANES, SINGLES
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
-# Bytes; of all x86-64 processors, and of most others.
+# Bytes of a cache line of all x86-64 processors, and of most others.
 _CACHE_LINE = 64
 
 
@@ -72,12 +72,12 @@ def offset(builder, place, count):
 
 @emitted(lambda place: _Singles(place) if place == _Doubles else None)
 def singles_within(builder, place):
-    """Return the address of float64 memory as one of float32 elements, two for each."""
+    """Return the address of float64 memory as an address of twice as many float32 elements."""
     return builder.bitcast(place, ir.FloatType().as_pointer())
 
 
 def _loading(array: Any, count: Any, kind: Any, *like: Any) -> Any:
-    """Return the signature and the code of a load of a whole vector, or of `count` elements."""
+    """Return the signature and the code for loading a whole vector, or `count` elements."""
     if not accepts(array):
         return None
     lanes, whole = kind.lanes, count in (None, types.none)
@@ -116,9 +116,10 @@ def load_like(typingctx, array, index, count, like):
 
 @by_type
 def prefetch(array, index, count):
-    """Prefetch the cache lines of `count` elements, which need not exist; of no array do nothing.
+    """Prefetch the cache lines of `count` elements, which need not exist; ignore absent arrays.
 
-    For rows that are far apart, and beyond a page: processors do not read ahead there.
+    This is for rows that are far apart, and across the end of a page, where processors do not
+    prefetch.
     """
     if isinstance(array, Unread | Identity):
         return nothing
@@ -140,7 +141,7 @@ def _prefetch(typingctx, array, index):
         pointer = builder.bitcast(_pointer(context, builder, array, *arguments), _BYTES)
         kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
         call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # To read, into all caches, data.
+        # Prefetch data for reading, into all caches.
         builder.call(call, [pointer, *(ir.Constant(_I32, number) for number in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -198,7 +199,7 @@ def load_one(typingctx, array, index):
 
 @intrinsic
 def load_apart(typingctx, array, index, step, last):
-    """Return elements index, index + step, ... as a Vec; instead of any after `last`, that one."""
+    """Return elements index, index + step, ... as a Vec, with `last` instead of later indices."""
     if not accepts(array):
         return None
 
@@ -227,7 +228,7 @@ def load_some(values, index, count):
 
 @inlined
 def store_some(values, index, count, value):
-    """Write the first `count` lanes of a Vec, at most all eight, each rounded once."""
+    """Write the first `count` lanes of a Vec, at most eight, each rounded once."""
     if count >= LANES:
         store(values, index, value)
     else:
@@ -275,16 +276,17 @@ def store(typingctx, array, index, value):
 def stream(typingctx, array, index, value):
     """Write a vector past the caches; the address must be a multiple of its lanes' size.
 
-    An ordinary store reads its cache line first; this one does not, and evicts nothing.
+    An ordinary store reads its cache line first. A streaming store does not, and does not evict
+    other lines.
     """
     return _storing(array, value, streaming=True)
 
 
 @intrinsic
 def stored_sound(typingctx, array, left, right):
-    """Return whether two vectors of float32, as elements of 16 bits, show that they are `sound`.
+    """Return whether the 16-bit elements of two float32 vectors prove that these are `sound`.
 
-    The converted elements are those that `store` will write, so they are computed once.
+    The elements are those that `store` will write, so they are computed once.
     """
 
     def codegen(context, builder, signature, arguments):
@@ -324,9 +326,9 @@ def store_first(typingctx, array, index, count, value):
 
 @intrinsic
 def aligned_head(typingctx, array, index, step):
-    """Return how many elements from `index` on precede the first whose address is a multiple.
+    """Return how many elements from `index` on precede the first aligned one.
 
-    Namely of the size of `step` elements, a power of two.
+    Its address is a multiple of the size of `step` elements, a power of two.
     """
     if not accepts(array):
         return None

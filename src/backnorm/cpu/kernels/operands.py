@@ -1,4 +1,4 @@
-"""Named tuples that kernels hand on together, in the place of long lists of parameters."""
+"""Named tuples that kernels pass on instead of long lists of parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pairs(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The arrays that are summed. `dy` is a gradient, or an `Epilogue`: the sums are then of x."""
+    """The arrays that are summed. If `dy` is an `Epilogue` instead of a gradient, x is summed."""
 
     x: Any
     dy: Any
@@ -73,7 +73,7 @@ class Bins(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What a participant of a kernel has for the items of the first phase.
+    """The operands and memory of a participant for the items of the first phase.
 
     Attributes
     ----------

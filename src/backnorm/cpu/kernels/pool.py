@@ -3,9 +3,9 @@
 The threads run no Python: no GIL, no objects, no exceptions, and signals are blocked. An idle
 worker spins on its slot for a moment, because a wake-up takes longer than a small problem, and then
 sleeps on a futex. A caller requests idle workers, at most one less than the processors it may use,
-and never waits for a worker to start: requests that no worker has accepted when all items are done
-are cancelled. So a late, busy or missing worker costs nothing but its help. `docs/threads.md` tells
-how a call is entered, left and interrupted; `slots` describes a slot and its states.
+and never waits for a worker to start: when all items are done, requests that no worker has accepted
+are cancelled. So a call is not delayed by a late, busy or missing worker. `docs/threads.md`
+describes how a call begins, ends and is interrupted; `slots` describes a slot and its states.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def worker(slot):
     set_thread_name()
     while True:
         called = _wait_for_call(slot)
-        # The exchange fails if the request was cancelled, or another has taken its place.
+        # The exchange fails if the request was cancelled, or replaced by another one.
         if not compare_exchange(slot, called, called - CALLED + RUNNING):
             continue
         _set_affinity_of_caller(slot)
@@ -141,13 +141,13 @@ def worker(slot):
 
 @inlined
 def _slot_cell(record, index):
-    """Return where the record of a participant has the address and the state of its slot."""
+    """Return the address of the cells in a record that have a participant's slot and its state."""
     return record + 8 * (CLAIMED + LINE * index + 1)
 
 
 @inlined
 def _may_create():
-    """Return whether a thread may be created: not within a second of a failure."""
+    """Return whether a thread may be created, which is not tried within a second of a failure."""
     later = load_word(threads_data() + 8 * RETRY)
     return later == 0 or monotonic_ns() > later
 
@@ -183,7 +183,7 @@ def _wait_until_left(slot, running):
 
 @inlined
 def _set_affinity_of_caller(slot):
-    """Set the affinity of the worker to that of its caller, which may have changed."""
+    """Set the worker's affinity to that of its caller, if it differs."""
     same = True
     for cell in range(MASK_CELLS):
         wanted = load_word(slot + 8 * (MASK + cell))

@@ -1,7 +1,6 @@
-"""The record as kernels read it: its head by name, its cells, the addresses of elements.
+"""Access to a record in kernels: its head by name, its cells, the addresses of elements.
 
-`backnorm.cpu.record` describes the record. Whatever is not a number in it is decided when a kernel
-is compiled, and is its `Kind`.
+`backnorm.cpu.record` describes the record. Its `Kind` has the compile-time parameters of a kernel.
 """
 
 from __future__ import annotations
@@ -32,19 +31,21 @@ _READY = SLOTS["ready"]
 
 
 class Kind(types.Type):
-    """What a kernel is compiled for.
+    """The compile-time parameters of a kernel.
 
     Parameters
     ----------
     element : numba type
-        How elements are stored: see `storage`.
+        The storage form of elements: see `storage`.
     arithmetic : numba type
-        What they are computed in, float64 or float32: see `singles`.
+        The type in which elements are computed, float64 or float32: see `singles`.
     operation : {"forward", "backward", "frozen"}
-        Forward: y from x, by sums of x or not. Backward: dx from x and dy; frozen: from dy alone.
+        forward: y from x, with or without sums of x. backward: dx from x and dy. frozen: dx from dy
+        alone.
     follows : {"", "relu", "activation"}
-        The epilogue. With a ReLU, y is limited to the range from 0 to the ceiling, and dy counts
-        where y was within it; another activation occurs in a forward pass alone (see `activation`).
+        The epilogue. relu: y is limited to the range from 0 to the ceiling, and dy is 0 unless y
+        was within that range. activation: any other activation, only in a forward pass (see
+        `activation`).
     """
 
     def __init__(self, element: Any, arithmetic: Any, operation: str, follows: str) -> None:
@@ -57,7 +58,7 @@ register_model(Kind)(models.OpaqueModel)
 
 
 def _reduced(reduce: Any) -> Any:
-    """Return a function of a kind that returns a kind with less information."""
+    """Return a function that takes a kind and returns a more general kind."""
 
     @intrinsic
     def reduced(typingctx, kind):
@@ -71,14 +72,14 @@ def _of_pass(kind: Kind) -> Kind:
     return Kind(kind.element, kind.arithmetic, direction, "")
 
 
-#: of_operation(kind), of_pass(kind): the kind without its epilogue; with a frozen backward pass as
-#: a backward pass, too. Functions of these kinds are compiled once for several kernels.
+#: of_operation(kind): the kind without its epilogue. of_pass(kind): in addition, a frozen backward
+#: pass becomes a backward pass. Functions of these kinds are compiled once for several kernels.
 of_operation = _reduced(lambda kind: Kind(kind.element, kind.arithmetic, kind.operation, ""))
 of_pass = _reduced(_of_pass)
 
 
 def _head_as(geometry: str) -> Any:
-    """Return a function that takes an address for that of a record of a geometry."""
+    """Return a function that converts an address to the head of a record of a geometry."""
     head = numba.from_dtype(dtype_of(geometry))
 
     @intrinsic
@@ -97,7 +98,7 @@ common_head = floor_head
 
 
 def _addressed(element_of: Any) -> Any:
-    """Return a function (kind, number) that takes a number for the address of elements."""
+    """Return a function (kind, number) that converts a number to the address of elements."""
 
     @intrinsic
     def at(typingctx, kind, number):
@@ -125,28 +126,28 @@ def cells_of(builder, record):
 
 @inlined
 def scratch_of(kind, head, record):
-    """Return where the table of channels begins."""
+    """Return the address of the table of channels."""
     return doubles_at(kind, record + head.scratch)
 
 
 @inlined
 def own_of(kind, head, record, index):
-    """Return where the memory of a participant begins."""
+    """Return the address of the memory of a participant."""
     return doubles_at(kind, record + head.own + index * head.own_bytes)
 
 
 @inlined
 def ended(refused):
-    """Return the result of a call: 1, or -1 - c if channel c was refused.
+    """Return the result of a call: 1, or -1 - c if channel c is invalid.
 
-    A channel is refused if its variance + epsilon is not positive.
+    A channel is invalid if its variance + epsilon is not positive.
     """
     return 1 if refused < 0 else -1 - refused
 
 
 @inlined
 def cancel(head, cells, refused):
-    """Cancel a call because of a channel: no participant waits for the table, or takes an item."""
+    """Cancel a call with an invalid channel: no participant waits or takes an item."""
     head.refused = 1 + refused
     head.summed = 0
     head.items = 0
@@ -208,7 +209,7 @@ def _written(kind: Kind) -> tuple[Any, ...]:
     return WithResidual(kind.element), "out", "residual", "dy", "mask"
 
 
-#: (kind, cells): dy as the sums read it; dy, and x, from which the output is computed; the output.
+#: (kind, cells): the dy of the sums; the dy (and x) from which the output is computed; the output.
 summed_dy, output_dy, output_of = map(_operand, (_summed, _followed, _written))
 output_x = _operand(
     lambda kind: (Unread(),) if kind.operation == "frozen" else (types.CPointer(kind.element), "x")

@@ -4,12 +4,12 @@ The array is (outer, channels, inner), contiguous: a channel has `outer` segment
 elements, at least sixteen unless it is the only channel. Neighbouring channels are summed
 together, a group at a time, so that memory is read in long runs even where segments are short.
 
-A channel is summed chunk by chunk, a chunk being `rows` segments, or of each long segment a
-piece of `length` elements. Within a chunk sums are plain vectors (gradients of 16 bits are first
-added up in float32, four vectors at a time); `block` chunks at a time are
-added up as pairs, and blocks are added up in order. Chunks and blocks depend on the shape alone
-and a channel's sums on nothing but the channel, so they have the same bits however the work is
-shared out. Terms of reproducible sums are put into `bins`, and have the same bits in any order.
+A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
+long segment. Within a chunk, sums are plain vectors (gradients of 16 bits are first added up in
+float32, four vectors at a time). The chunks of a block (`block` chunks) are added up as pairs, and
+blocks are added up in order. Chunks and blocks depend only on the shape, and a channel's sums
+depend only on the channel, so they have the same bits for every distribution of the work. Terms of
+reproducible sums are put into `bins`, and have the same bits in any order.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ from backnorm.cpu.scratch import (
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
-# Elements between what is summed, or written, and what is prefetched. Processors read such runs
-# ahead, but not beyond a page of memory. Of the sums more would be of the next group of channels,
-# which another thread may take.
+# The distance in elements between the elements that are summed or written and those that are
+# prefetched. Processors prefetch such runs themselves, but not beyond a page of memory. A larger
+# distance in sums would reach the next group of channels, which another thread may take.
 _AHEAD_OF_SUMS, _AHEAD = 512, 1024
 
 
@@ -93,11 +93,11 @@ class _Scratch(NamedTuple):
     terms
         Buffers of terms of reproducible sums.
     lanes : Bins
-        The bins of every lane of the channels of a group; before them those of the channels.
+        The bins of every lane of the channels of a group. The bins of the channels are before them.
     running
         The running sums of a group.
     part, sums : Pairs
-        The pairs of a group: of a block, and of all blocks.
+        The pairs of a group: those of a block, and those of all blocks.
     alone : Pairs
         The pairs of a channel that is summed in float64.
     """
@@ -117,13 +117,13 @@ def _extents(head):
 
 @inlined
 def _sums_of(kind, head, cells, table, own):
-    """Return what a participant has for the sums.
+    """Return the operands and memory of a participant for the sums.
 
-    Partial sums are (blocks, 4, pitch): the pairs of every block of every channel, none if grouped;
-    of reproducible sums the bins of every block: see `channels.combine_bins`.
+    Partial sums are (blocks, 4, pitch): the pairs of every block and channel, none if grouped. For
+    reproducible sums they are the bins of every block: see `channels.combine_bins`.
     """
     x, far, wide = values_at(kind, head.x), _whole(head.group), row_pitch(head.group)
-    # The memory of reproducible sums comes first, if there are any.
+    # The memory of reproducible sums comes first, if they are computed.
     size = _bins_own(wide, 2 * (digits_of(x) + 1))
     running = offset(own, size) if head.binned != 0 else own
     part = offset(running, far * SUMS)
@@ -169,7 +169,7 @@ def _sum_item(kind, head, sums, output, item):
 
 @outlined
 def _sum_group(kind, head, sums, span):
-    """Sum blocks of a group of channels: `span` is the first block, the end, and the channels."""
+    """Sum blocks of a group of channels; `span` is the first block, the end, and the channels."""
     operands, table, scratch, partial = sums
     start, stop, first, end = span
     digits = digits_of(operands.x)
@@ -213,7 +213,7 @@ def _write_group(head, output, span):
     outer, channels, inner = _extents(head)
     _, _, first, end = span
     narrow_rows(output, (first, end), head.in_float64 != 0)
-    # Backwards: what was summed last is in the nearest cache.
+    # In reverse order, because the elements that were summed last are in the nearest cache.
     for n in range(outer - 1, -1, -1):
         i = (n * channels + first) * inner
         _write(output, (i, i + (end - first) * inner, first, i + inner), inner)
@@ -304,7 +304,7 @@ def _add_block(add, head, operands, span, means, running, pairs):
 
 @outlined
 def _sum_bins(head, operands, means, scratch, span, totals):
-    """Put blocks of channels into bins: of every lane, and then into `totals`."""
+    """Put blocks of channels into the bins of every lane, and then into `totals`."""
     start, stop, first, end = span
     outer, channels, inner = _extents(head)
     height, length, size = head.rows, head.length, head.block
@@ -414,7 +414,7 @@ def _of_two(rows, left, c, channels):
 
 @inlined
 def _exact_at(output, place, first):
-    # A place is the channel of the first element, and how many elements are left of it.
+    # A place is the channel of the first element, and how many elements of its segment are left.
     return _of_two(output.exact, place[1] - first, place[0], output.period)
 
 
@@ -423,11 +423,11 @@ _write_two, _write_one, _write_first = writers(_exact_at)
 
 @outlined
 def _write(output, span, inner):
-    """Write elements of memory, whatever channels they belong to.
+    """Write elements of memory, which may belong to several channels.
 
-    `span` is the first element, the end, the channel of the first, and the end of its segment. A
-    vector that reaches from one channel into the next has coefficients of both, so that whole
-    aligned vectors can be written however long the segments are.
+    `span` is the first element, the end, the channel of the first element, and the end of its
+    segment. A vector that extends from one channel to the next has coefficients of both, so that
+    whole aligned vectors can be written for any length of segments.
     """
     x, dy, out, _, rows, channels, streaming = output
     lanes = lanes_of(rows.values)
@@ -458,7 +458,7 @@ def _write(output, span, inner):
 
 @inlined
 def _write_across(output, i, count, left, c, streaming):
-    """Write `count` elements: the first `left` of channel c, the others of the next."""
+    """Write `count` elements: the first `left` are of channel c, the others of the next."""
     of = _of_two(output.rows, left, c, output.period)
     if count < lanes_of(output.rows.values):
         _write_first(output, i, count, (c, left), of)

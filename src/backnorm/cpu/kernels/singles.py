@@ -1,31 +1,36 @@
-"""Float32 arithmetic, and where its range does not suffice.
+"""Float32 arithmetic, and its replacement by float64 where the range of float32 is too small.
 
-Float32 has 13 bits more than float16, so the output of 16-bit arrays is computed in it, and so
-are the sums of a backward pass, a few terms at a time. Those of float32 arrays are computed in it
-on request: conversions to float64 and back take longer than the rest. Float64 has not only more
-bits but more range; so a result (an element of the output, a block of a channel's sums) is that of
-float32 only where its range suffices, and that of float64 elsewhere. The choice follows from the
-values of that element or block alone, so the bits do not depend on how the work is distributed.
+Float32 has 13 bits more than float16. So the output of 16-bit arrays is computed in float32, and so
+are the sums of a backward pass, a few terms at a time. For float32 arrays, float32 is used on
+request, because converting to float64 and back takes longer than all other operations. Float64 has
+more bits and also more range. Therefore a float32 result (an element of the output, or a block of a
+channel's sums) is used only if the range of float32 was sufficient; otherwise it is computed again
+in float64. The choice depends only on the values of that element or block, so the bits do not
+depend on how the work is distributed.
 
-Output: an element is taken if its float32 is zero or normal (`vector.sound`), because
+Output: a float32 element is used if it is zero or normal (`vector.sound`), for these reasons:
 
 - overflow anywhere in the formula ends in infinity or NaN, which no later operation hides;
-- a subnormal result would be rounded twice, where bfloat16 is subnormal too, or before the last
-  operation to fewer bits than others;
-- a zero is exact, or a product below 2^-150, which is nearer to zero than to any element, or
-  terms that cancel: those are not so small that they lose anything to underflow.
+- a subnormal result is not used, because it would be rounded twice if bfloat16 is subnormal, too,
+  or to fewer bits than others before the last operation;
+- a zero is exact; or it is a product below 2^-150, which is nearer to zero than to any element; or
+  its terms cancel, and these are not so small that they lose digits to underflow.
 
-A term of the formula has at most five roundings, including those of its coefficients, besides the
-error of the sums in them. `narrow_rows` sets the gain to NaN in channels whose coefficients or
-intermediate values may be so small that float32 does not hold them to 24 bits: none of their
-elements is taken.
+A term of the formula has at most five roundings, including those of its coefficients, in addition
+to the error of the sums in them. `narrow_rows` sets the gain to NaN in channels whose coefficients
+or intermediate values may be too small for 24 bits in float32. No float32 element of such channels
+is used.
 
-Sums: `add_strip` has at most four roundings a term, which is 2^-22 of the sum of magnitudes, and
-each term that underflows loses at most 2^-150. They are about m, the float32 nearest to the mean;
-`recentre` moves them to the mean itself, and has the rule of what is taken. No element is nearer to
-the mean than m. One that is m adds nothing; of its neighbours x - m is a power of two, so that its
-product with dy is exact, and |x - m| at most twice |x - mean|; of others at most 4/3 of that, where
-it is exact, or nearly the same. So the bound holds of the magnitudes about the mean, too.
+Sums: `add_strip` has at most four roundings per term, which is 2^-22 of the sum of magnitudes, and
+each term that underflows loses at most 2^-150. The sums are about m, the float32 nearest to the
+mean. `recentre` converts them to sums about the mean, and decides which sums are used. The bound
+also holds for the magnitudes about the mean, because no element is nearer to the mean than m:
+
+- an element equal to m adds nothing;
+- for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
+  at most twice |x - mean|;
+- for other elements, |x - m| is at most 4/3 of |x - mean| where x - m is exact, or nearly equal to
+  it.
 """
 
 from __future__ import annotations
@@ -70,7 +75,7 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES, SINGLES, narrow_pitch
 
-# Coefficients and shifts below this may lose bits, to others or to underflow.
+# Coefficients and shifts below this may lose bits to cancellation or underflow.
 _LEAST = 2.0**-100
 
 # A sum of products of fewer than 2^30 elements that is as large as this has lost less than 2^-40
@@ -83,9 +88,9 @@ _row = inlined(narrow_pitch)
 
 @by_type
 def rows_for(kind, exact, place, count):
-    """Return the rows of `count` coefficients in the type that elements are computed in.
+    """Return the rows of `count` coefficients in the type in which elements are computed.
 
-    Those are the rows in float64, or the float32 ones that `narrow_rows` writes to `place`.
+    They are the float64 rows, or the float32 rows that `narrow_rows` writes to `place`.
     """
     if kind.arithmetic == types.float32:
         return lambda kind, exact, place, count: Rows(singles_within(place), _row(count))
@@ -117,7 +122,7 @@ def vector_of(values, index):
 
 @by_type
 def ordered_for(out, of):
-    """Return the vectors of four coefficients in the order of lanes that suits writing `out`."""
+    """Return the vectors of four coefficients in the order of lanes for writing `out`."""
     if of.dtype != Singles or not splits(out.dtype):
         return lambda out, of: of
     return lambda out, of: (even_odd(of[0]), even_odd(of[1]), even_odd(of[2]), even_odd(of[3]))
@@ -137,7 +142,7 @@ def holds(value, count):
     if value == Vec:
         return lambda value, count: True
     if value == EvenOdd:
-        # Only whole vectors are in this order.
+        # Only whole vectors have this order of lanes.
         return lambda value, count: sound(value)
 
     def single(value, count):
@@ -150,12 +155,12 @@ def holds(value, count):
 
 @by_type
 def both_hold(output, left, right):
-    """Return whether all lanes of two vectors of an output hold."""
+    """Return whether all lanes of two vectors of an output are exact enough: see `holds`."""
     x, dy, out = output[:3]
     if left == Vec:
         return lambda output, left, right: True
-    # `stored_sound` is in doubt about zeros, and then both vectors are examined again. A ReLU makes
-    # many zeros, a Hardswish some, and a gradient from one has as many.
+    # If a lane is zero, `stored_sound` cannot decide, and both vectors are examined again. A ReLU
+    # makes many zeros, a Hardswish some, and their gradients have as many.
     many_zeros = isinstance(x, Unread) or isinstance(dy, ReLU | Activation)
     if many_zeros or not tells_sound(out.dtype):
         return lambda output, left, right: both_sound(left, right)
@@ -166,14 +171,14 @@ def both_hold(output, left, right):
 
 @by_type
 def narrow_rows(output, span, refused):
-    """Write the float32 coefficients of the channels of a span, if elements are computed in it.
+    """Write the float32 coefficients of the channels of a span, if elements are computed in them.
 
-    Up to seven places after the last are overwritten. Where everything is computed in float64,
-    every channel is `refused`.
+    Up to seven elements after the last are overwritten. `refused` makes every gain NaN, so that all
+    elements are computed in float64.
 
-    The mean is rounded to the nearest float32, which is subtracted first. The rest of the mean is
-    part of a constant, in which it does not cancel: no element of 32 bits or less is nearer to the
-    mean than its nearest float32, so the rest is at most x - mean.
+    The mean is rounded to the nearest float32, which is subtracted first. The remainder of the mean
+    is added to a constant. It does not cancel there: no element of 32 bits or less is nearer to the
+    mean than its nearest float32, so the remainder is at most x - mean.
     """
     if output[4][0].dtype != types.float32:
         return nothing
@@ -201,7 +206,7 @@ def narrow_rows(output, span, refused):
 
 @by_type
 def _narrowed(x, dy, of):
-    """Return four coefficients as they will be rounded to float32; the gain is NaN if refused."""
+    """Return four coefficients before rounding; the gain is NaN if float32 cannot be used."""
 
     def frozen(x, dy, of):
         return of[0], of[1], of[2], _unless_tiny(of[3], of[3])
@@ -214,7 +219,8 @@ def _narrowed(x, dy, of):
         mean, shift, slope, gain = _about_rounded_backward(of)
         zero, nan = splat(0.0), splat(float("nan"))
         kept = _unless_tiny(slope, _unless_tiny(gain, gain))
-        # Without shift and slope there is nothing to add; a tiny sum would be rounded to 2^-149.
+        # If shift and slope are 0, nothing is added. Otherwise a tiny sum would be rounded to a
+        # multiple of 2^-149.
         alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
         return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
@@ -225,7 +231,7 @@ def _narrowed(x, dy, of):
 
 @by_type
 def about_rounded(kind, of):
-    """Return four coefficients for elements less the float32 nearest to the mean."""
+    """Return four coefficients for elements minus the float32 nearest to the mean."""
     if kind.operation == "frozen":
         return lambda kind, of: of
     if kind.operation == "forward":
@@ -267,7 +273,8 @@ def repeat_first(rows, width):
 def add_strip(operands, i, apart, mean, totals):
     """Add four vectors of elements, `apart` elements apart, to the four `totals`.
 
-    Those are the sums of dy, of the first and of the last eight lanes, and such sums of products.
+    The totals are the sums of dy, for the first and the last eight lanes, and the sums of products,
+    for the first and the last eight lanes.
     """
     x, dy = operands
     d0, d1 = load_singles(dy, i), load_singles(dy, i + apart)
@@ -279,9 +286,9 @@ def add_strip(operands, i, apart, mean, totals):
 
 @inlined
 def add_strip_first(operands, i, apart, counts, mean, totals):
-    """Add the first elements, as many as `counts` says, of four vectors as `add_strip` does.
+    """Add the first elements of four vectors like `add_strip`; `counts` has their numbers.
 
-    Both factors are zero in the other lanes.
+    Both factors of the product are zero in the other lanes.
     """
     d0, c0 = _pair(operands, i, counts[0], mean)
     d1, c1 = _pair(operands, i + apart, counts[1], mean)
@@ -300,7 +307,7 @@ def _pair(operands, i, count, mean):
 def end_strip(operands, i, mean, before, totals):
     """Add the last vector of a strip to the totals, and the sums of the first three.
 
-    `before` are the sum and the sum of products of the first two, and those of the third.
+    `before` has the sum and the sum of products of the first two vectors, and those of the third.
     """
     gradient = load_singles(operands.dy, i)
     product = multiply_add(gradient, load_singles(operands.x, i) - mean, before[3])
@@ -325,11 +332,11 @@ def _widened(total, product, totals):
 
 @inlined
 def recentre(mean, pairs, k):
-    """Turn the sums of eight channels about the float32 nearest to their mean to those about it.
+    """Convert sums of eight channels about the float32 nearest to the mean to sums about the mean.
 
-    Return a Vec of zeros, with NaN in the lanes whose sums must be computed in float64: those of
-    terms that overflowed, and of products so small that some may have underflowed; so also sums
-    that are still zero.
+    Return a Vec of zeros, with NaN in the lanes whose sums must be computed in float64. These are
+    sums with terms that overflowed, and sums that are so small that products may have underflowed,
+    including sums that are zero.
     """
     sums, far = offset(pairs.values, k), pairs.far
     sum_dy = load(sums, 0)

@@ -1,4 +1,4 @@
-"""What a kernel does before and after its items: channels from the record, and back to it."""
+"""The beginning and the end of a kernel: read the table of channels, and write its results."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _READY = SLOTS["ready"]
 
 @inlined
 def before(kind, head, cells, index, table, extents, own):
-    """Fill the table of channels as the record says; all participants but the caller wait for it.
+    """Fill the table of channels as the record says. Only the caller does so; the others wait.
 
-    If a channel is refused the call is cancelled. When a caller enters for the second time, the
-    table is filled already.
+    If a channel is invalid, the call is cancelled. If the caller enters again, the table is already
+    filled.
     """
     if index != 0:
         wait_for_flag(cells, _READY)
@@ -56,7 +56,7 @@ def _fill(kind, head, cells, table, extents, own):
             of_channels.take(table, exchanged)
             _settle(kind, head, table)
     elif head.items == 0:
-        # Nothing will be summed: the sums of no elements are zero.
+        # Without items nothing is summed, and the sums are 0.
         clear(offset(table.values, FIRST * table.pitch), 2 * table.pitch)
         if head.binned != 0 and head.exchanged != 0:
             out = doubles_at(kind, head.exchanged)
@@ -66,7 +66,7 @@ def _fill(kind, head, cells, table, extents, own):
 
 @outlined
 def after(kind, head, table):
-    """Write the results of channels, if the record says so; return what the kernel returns."""
+    """Write the per-channel results if the record says so; return the result of the kernel."""
     if head.refused != 0:
         return ended(head.refused - 1)
     refused = _finish(of_pass(kind), head, table) if head.finishes != 0 else -1
@@ -80,14 +80,14 @@ def after(kind, head, table):
 
 @by_type
 def _wider(kind, bits):
-    """Return whether statistics of so many bits are of another type than the elements."""
+    """Return whether statistics of `bits` bits have another type than the elements."""
     own = kind.element.bitwidth
     return lambda kind, bits: bits > own
 
 
 @by_type
 def _settle(kind, head, table):
-    """Fill the coefficients from sums, or mean and variance, that were computed elsewhere."""
+    """Fill the coefficients from sums, or mean and variance, that are in the record."""
     if kind.operation == "forward":
         return lambda kind, head, table: of_channels.settle_forward(table, head.epsilon)
     return lambda kind, head, table: of_channels.settle(table, head.count)
@@ -158,7 +158,7 @@ def _write_sums(kind, head, table):
 
 @inlined
 def _write_coefficients(kind, head, table):
-    """Write the coefficients of every channel, in the type that elements are computed in."""
+    """Write the coefficients of every channel, in the type in which elements are computed."""
     for c in range(0, table.channels, LANES):
         at = table.pitch
         of = (
@@ -197,7 +197,7 @@ def _put(out, channels, c, of):
 
 @by_type
 def _finish_to(at, kind, head, table):
-    """Write the results to statistics of a type, taken from the record by `at`."""
+    """Write the results to statistics, whose addresses and type `at` reads from the record."""
 
     def backward(at, kind, head, table):
         of_channels.finish_backward(table, at(kind, head.result), at(kind, head.result_2))

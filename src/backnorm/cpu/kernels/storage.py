@@ -1,9 +1,9 @@
-"""How elements are stored: LLVM code between the four element types and float64, or float32.
+"""The storage of elements: LLVM code that converts the four types to float64 or float32 and back.
 
-An array's NumPy type, as the kernels see it, tells how an element is stored: ``float64``,
-``float32``, ``uint16`` for float16 and ``int16`` for bfloat16 (Numba has arithmetic for neither,
-so only loads and stores see the 16-bit form). Widening is exact; narrowing rounds once, ties
-to even. `lanes` is the length of a vector, or None for a scalar.
+In kernels, the NumPy type of an array identifies the storage form of its elements: ``float64``,
+``float32``, ``uint16`` for float16 and ``int16`` for bfloat16. (Numba has no arithmetic for the
+16-bit types, so only loads and stores use the 16-bit form.) Widening is exact. Narrowing rounds
+once, ties to even. `lanes` is the length of a vector, or None for a scalar.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DOUBLE, _FLOAT, _HALF = ir.DoubleType(), ir.FloatType(), ir.HalfType()
 
 
 class _BrainFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not know."""
+    """LLVM's type bfloat, which llvmlite does not have."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -49,7 +49,7 @@ def widen(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
     """Emit the exact conversion of stored elements to float64."""
     if dtype == types.float64:
         return raw
-    # By way of float32 also from 16 bits: so do the processors that convert halves.
+    # 16-bit elements are converted by way of float32, as processors convert float16.
     return builder.fpext(widen_to_single(builder, raw, dtype, lanes), _wide(_DOUBLE, lanes))
 
 
@@ -79,30 +79,31 @@ def narrow(builder: Any, value: Any, dtype: Any, lanes: int | None) -> Any:
 
 
 def narrow_sound(builder: Any, single: Any, dtype: Any, lanes: int) -> Any:
-    """Emit the conversion of float32 to itself, or of what is zero or normal to 16 bits."""
+    """Emit the conversion of float32 lanes, which must be zero or normal, to stored elements."""
     if dtype == types.float32:
         return single
     if dtype == types.uint16:
         return _to_half(builder, single, lanes)
     if has_feature("avx512bf16"):
-        # One instruction, which would take subnormal numbers for zero.
+        # This is one instruction, which would treat subnormal numbers as zero.
         return builder.bitcast(builder.fptrunc(single, _wide(_BFLOAT, lanes)), _wide(_I16, lanes))
     rounded = _round_to_bfloat16(builder, builder.bitcast(single, _wide(_I32, lanes)), lanes)
     return builder.trunc(builder.lshr(rounded, _constant(_I32, 16, lanes)), _wide(_I16, lanes))
 
 
 def splits(dtype: Any) -> bool:
-    """Whether even and odd elements are best converted apart.
+    """Whether even and odd elements are converted separately.
 
-    Of bfloat16, where no instruction rounds to it: two of them are a word of 32 bits, of which a
-    shift makes the even one a float32, and a mask the odd one. Nothing is moved across a register,
-    and putting them together again is one instruction instead of three.
+    This is so for bfloat16, unless the processor has an instruction that rounds to it. Two elements
+    are a word of 32 bits, of which a shift makes the even element a float32, and a mask the odd
+    one. No lane is moved across a register, and joining the elements again is one instruction
+    instead of three.
     """
     return dtype == types.int16 and tells_sound(dtype)
 
 
 def split_widen(builder: Any, raw: Any) -> Any:
-    """Emit what `widen_to_single` does of bfloat16, with the even lanes before the odd ones."""
+    """Emit `widen_to_single` for bfloat16, with the even lanes before the odd lanes."""
     half = raw.type.count // 2
     pairs = builder.bitcast(raw, _wide(_I32, half))
     even = builder.shl(pairs, _constant(_I32, 16, half))
@@ -112,7 +113,7 @@ def split_widen(builder: Any, raw: Any) -> Any:
 
 
 def split_narrow(builder: Any, single: Any) -> Any:
-    """Emit what `narrow_sound` does to bfloat16, of even lanes before the odd ones."""
+    """Emit `narrow_sound` for bfloat16, from even lanes before odd lanes."""
     lanes = single.type.count
     rounded = _round_to_bfloat16(builder, builder.bitcast(single, _wide(_I32, lanes)), lanes)
     nothing = ir.Constant(rounded.type, ir.Undefined)
@@ -120,15 +121,15 @@ def split_narrow(builder: Any, single: Any) -> Any:
     even = builder.shuffle_vector(rounded, nothing, _lanes(range(half)))
     odd = builder.shuffle_vector(rounded, nothing, _lanes(range(half, lanes)))
     even = builder.bitcast(builder.lshr(even, _constant(_I32, 16, half)), quarters)
-    # Of two words of 16 bits the second is the upper one.
+    # The upper 16 bits of a 32-bit word are its second 16-bit word.
     chosen = _lanes(k if k % 2 == 0 else lanes + k for k in range(lanes))
     return builder.shuffle_vector(even, builder.bitcast(odd, quarters), chosen)
 
 
 def tells_sound(dtype: Any) -> bool:
-    """Whether `surely_sound` is quicker than asking float32: it has twice the lanes a register.
+    """Whether `surely_sound` is faster than `vector.sound`, since it has twice as many lanes.
 
-    With AVX-512 that is one instruction.
+    With AVX-512, `vector.sound` is one instruction and is used instead.
     """
     return (
         dtype in (types.uint16, types.int16) and has_feature("avx2") and not has_feature("avx512dq")
@@ -136,19 +137,19 @@ def tells_sound(dtype: Any) -> bool:
 
 
 def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
-    """Emit whether the float32 of which these 16 bits came were all zero or normal for certain.
+    """Emit whether 16-bit elements prove that their unrounded float32 values are zero or normal.
 
-    They were if the 16 bits are finite, not zero, and, of bfloat16, more than 2^-126: what is
-    rounded to such a number is normal. (A NaN may have been rounded to zero.) Doubling the
-    pattern drops the sign.
+    They do if all elements are finite, not zero, and (bfloat16) more than 2^-126, because numbers
+    that are rounded to such an element are normal. (A zero may have been rounded from a NaN.)
+    Doubling the bit pattern removes the sign.
     """
     kind = raws[0].type
     lanes = kind.count
     if dtype == types.int16:
-        # As a signed number, exponents of all zeros and of all ones are small.
+        # As signed integers, patterns with an exponent of all zeros or all ones are small.
         name, end, least = "umin", "abs", 0x101
     else:
-        # One less, zero is the largest, and no finite number more than 0xF7FD.
+        # After subtracting 1, zero is the largest, and no finite number is more than 0xF7FD.
         name, end, least = "umax", "", 0xF7FD
     extreme = _of_each(builder, name, kind, kind)
     found = _constant(_I16, least, lanes)
@@ -167,7 +168,7 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
 
 
 def _of_each(builder: Any, name: str, kind: Any, *more: Any) -> Any:
-    """Declare a function of LLVM for vectors of 16-bit integers."""
+    """Declare an LLVM intrinsic for vectors of 16-bit integers."""
     return cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(kind, [kind, *more]), f"llvm.{name}.v{kind.count}i16"
     )
@@ -185,11 +186,11 @@ def _to_half(builder: Any, single: Any, lanes: int | None) -> Any:
 
 
 def _to_odd(builder: Any, value: Any, lanes: int | None) -> Any:
-    """Round float64 to float32 "to odd": towards zero, with the last bit set if that cut anything.
+    """Round float64 to float32 "to odd": truncate, and set the last bit if the value was inexact.
 
-    Rounding the result to 16 bits gives what rounding the float64 at once would: the odd last bit
-    remembers that something was cut off, so no tie appears where there was none (Boldo and
-    Melquiond, "Emulation of FMA and correctly rounded sums", 2008). Infinity and NaN are kept.
+    Rounding the result to 16 bits gives the same as rounding the float64 directly: the odd last bit
+    records that bits were truncated, so no false tie appears (Boldo and Melquiond, "Emulation of
+    FMA and correctly rounded sums", 2008). Infinity and NaN do not change.
     """
     single, integer = _wide(_FLOAT, lanes), _wide(_I32, lanes)
     nearest = builder.fptrunc(value, single)
@@ -198,7 +199,7 @@ def _to_odd(builder: Any, value: Any, lanes: int | None) -> Any:
     away = builder.fcmp_ordered(
         ">", _magnitude(builder, back, lanes), _magnitude(builder, value, lanes)
     )
-    # As integers, neighbouring floats of one sign are neighbours.
+    # Neighbouring floats of the same sign are also neighbours as integers.
     bits = builder.sub(builder.bitcast(nearest, integer), builder.zext(away, integer))
     return builder.bitcast(builder.or_(bits, builder.zext(cut, integer)), single)
 
@@ -212,7 +213,8 @@ def _magnitude(builder: Any, value: Any, lanes: int | None) -> Any:
 def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
     bits = builder.bitcast(single, _wide(_I32, lanes))
     rounded = _round_to_bfloat16(builder, bits, lanes)
-    # Rounding could carry a NaN's payload into the sign or to infinity: keep it, made quiet.
+    # Rounding could carry a NaN's payload to the sign, or turn it into infinity. So NaN is not
+    # rounded, but made quiet.
     quiet = builder.or_(bits, _constant(_I32, 0x400000, lanes))
     chosen = builder.select(builder.fcmp_unordered("uno", single, single), quiet, rounded)
     return builder.trunc(builder.lshr(chosen, _constant(_I32, 16, lanes)), _wide(_I16, lanes))
@@ -231,7 +233,7 @@ def has_feature(name: str) -> bool:
 
 
 def _converts_halves() -> bool:
-    """Whether the target has instructions for halves; LLVM's substitute is a function not here."""
+    """Whether the target has instructions for float16; LLVM's substitute function is not linked."""
     triple = cpu_target.target_context.codegen().magic_tuple()[0]
     return not triple.startswith(("x86_64", "i")) or has_feature("f16c")
 
@@ -259,14 +261,14 @@ def _single_to_half(builder: Any, value: Any, lanes: int | None) -> Any:
     integer, single = _wide(_I32, lanes), _wide(_FLOAT, lanes)
     bits = builder.bitcast(value, integer)
     magnitude = builder.and_(bits, _constant(_I32, 0x7FFFFFFF, lanes))
-    # Added to one half, a number below 2^-14 is rounded to a multiple of the smallest half.
+    # Adding 0.5 to a number below 2^-14 rounds it to a multiple of the smallest float16.
     anchor = _constant(_I32, 0x3F000000, lanes)
     shifted = builder.fadd(builder.bitcast(magnitude, single), builder.bitcast(anchor, single))
     tiny = builder.sub(builder.bitcast(shifted, integer), anchor)
     odd = builder.and_(
         builder.lshr(magnitude, _constant(_I32, 13, lanes)), _constant(_I32, 1, lanes)
     )
-    # Change the exponent's bias by 112 and round: a carry goes to the next exponent, or infinity.
+    # Change the exponent's bias by 112, and round. A carry leads to the next exponent, or infinity.
     biased = builder.add(magnitude, _constant(_I32, 0xFFF - (112 << 23), lanes))
     normal = builder.lshr(builder.add(biased, odd), _constant(_I32, 13, lanes))
     special = builder.select(

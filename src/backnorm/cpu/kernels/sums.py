@@ -1,15 +1,14 @@
 """Running sums in Vec registers: plain for narrow types, compensated for float64.
 
-Running sums are float64 throughout (`singles` has what is added up before, of elements of 16
-bits). For x of float32 or narrower that leaves 29 bits to spare and a plain addition will do.
-For float64 there is nothing to spare, so a sum is a pair (high, low) kept by error-free
-transformations (Ogita, Rump and Oishi, "Accurate sum and dot product", 2005), and comes out as
-if computed with twice the digits.
+Running sums are always float64 (in `singles`, a few terms are first added up in float32). For x of
+float32 or narrower, float64 has at least 29 extra bits, and a plain addition is accurate enough.
+For float64 there are no extra bits, so a sum is a pair (high, low) that is computed by error-free
+transformations (Ogita, Rump and Oishi, "Accurate sum and dot product", 2005), as if with twice the
+digits.
 
-A sum is a tuple of Vec, of one or two elements; the type of the array decides which when the
-kernel is compiled. Leaving registers, every sum is a pair of floats (high, low), low being 0
-for the plain kind. A pair is not renormalised before `value`, so that an infinite high part
-keeps its meaning beside a low part that became NaN.
+A sum is a tuple of one or two Vec, depending on the type of the array, which is known at compile
+time. In memory every sum is a pair of floats (high, low); low is 0 for plain sums. A pair is not
+renormalised before `value`, so that an infinite high part is not lost if the low part is NaN.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def add_product(total, left, right):
 
 @by_type
 def gradient(dy, index, count, centred):
-    """Return a vector of dy as `load_like` does; in a forward pass `centred`: sums are of x."""
+    """Return a vector of dy like `load_like`. In a forward pass x is summed: return `centred`."""
     if isinstance(dy, Epilogue):
         return lambda dy, index, count, centred: centred
     return lambda dy, index, count, centred: load_like(dy, index, count, centred)
@@ -109,9 +108,9 @@ def value(high, low):
 def add_totals(x, running, pitch, sums):
     """Add the totals of eight accumulators each for sums of dy and of the product to their pairs.
 
-    An accumulator is two sums written by `suspend`, `2 * LANES` apart; those of the product come
-    after those of dy, and the next channel's after `pitch` elements. The lanes of a sum are always
-    added in the same order.
+    An accumulator is two sums written by `suspend`, `2 * LANES` apart. The sums of the product come
+    after those of dy; the sums of the next channel begin `pitch` elements further on. The lanes of
+    a sum are always added in the same order.
     """
     return _add_totals_compensated if x.dtype == types.float64 else _add_totals_plain
 
@@ -183,7 +182,7 @@ def resume(array, values, place, pitch):
 
 @by_type
 def suspend(total, values, place, pitch):
-    """Write a sum: a vector at `place` and, if it is compensated, another `pitch` further on."""
+    """Write a sum: a vector at `place`, and, if it is compensated, another `pitch` further on."""
 
     def compensated(total, values, place, pitch):
         store(values, place, total[0])

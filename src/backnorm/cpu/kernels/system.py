@@ -1,6 +1,6 @@
 """Calls of the operating system, through the C library, and instructions of the processor.
 
-Other systems than Linux have no futex here: `pool` has no threads there.
+The futex is implemented only for Linux, so `pool` has no threads on other systems.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from backnorm.cpu.kernels.jit import emitted, inlined, outlined
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _VOID = ir.VoidType()
 
-#: Words of a set of processors: 1024 of them.
+#: Words of an affinity mask for 1024 processors.
 MASK_CELLS = 16
 
-#: How many times a wait spins, 50 to 100 µs, before it yields the processor; and before it sleeps.
+#: The number of spins (50 to 100 µs) after which a wait yields the processor, and then sleeps.
 YIELD_AFTER, SLEEP_AFTER = 2000, 2020
 
-# Microseconds of such a sleep.
+# Microseconds that a wait sleeps at a time.
 _NAP = 50
 
 _HUGE, _MADV_HUGEPAGE = 2 << 20, 14
@@ -34,10 +34,10 @@ _SIG_SETMASK = 2
 # Threads of the pool block all signals but those that an error in their own code raises (4 ILL, 5
 # TRAP, 7 BUS, 8 FPE, 11 SEGV).
 _SIGNALS = ~sum(1 << (number - 1) for number in (4, 5, 7, 8, 11))
-# The name that the system shows, as a number made of its bytes.
+# The name of a thread in the system's tools, as a number made of its bytes.
 _NAME = int.from_bytes(b"backnorm", "little")
 
-# x86: round to nearest, subnormal numbers, no traps. aarch64 says the same with 0.
+# x86: round to nearest, no flushing of subnormal numbers, no traps. On aarch64 this mode is 0.
 _MXCSR = 0x1F80
 
 
@@ -46,7 +46,7 @@ def _c_function(
 ) -> Any:
     """Return the emitter of a call of a function of the C library.
 
-    One that only Linux has is not called elsewhere: the result is then -1.
+    On other systems, a function that only Linux has (`linux`) is not called; the result is -1.
     """
 
     def emit(builder, *values):
@@ -127,9 +127,10 @@ def pause(builder):
 
 @inlined
 def spin_wait(spins):
-    """Wait a little between two looks at a word that another thread changes, after so many looks.
+    """Wait a little before reading a word again that another thread will change.
 
-    That thread may need this very processor: after many looks the wait yields, and then sleeps.
+    `spins` is the number of reads so far. The other thread may need this processor, so after many
+    reads the wait yields the processor, and later sleeps.
     """
     if spins < YIELD_AFTER:
         pause()
@@ -181,10 +182,10 @@ def _madvise(builder, first, size, advice):
 
 @inlined
 def advise_huge_pages(address, size):
-    """Advise the system to use huge pages for memory that will be written as a whole.
+    """Advise the system to use huge pages for memory that will be written completely.
 
-    XLA takes its results from the C library, which takes large ones from the system, page by page:
-    51 MB cost 39 ms, and 18 in huge pages.
+    The C library allocates XLA's large results anew from the system, page by page: writing 51 MB
+    took 39 ms, and 18 ms in huge pages.
     """
     first = (address + _HUGE - 1) // _HUGE * _HUGE
     last = (address + size) // _HUGE * _HUGE
@@ -194,7 +195,7 @@ def advise_huge_pages(address, size):
 
 @emitted(types.int64(*[types.int64] * 4))
 def _futex(builder, address, operation, value, timeout):
-    """Call futex(2) for the lower half of a word, which is first in memory."""
+    """Call futex(2) for the lower half of a word, which comes first in memory."""
     number = _FUTEX.get(_processor(builder))
     if number is None:
         return ir.Constant(_I64, -1)
@@ -204,7 +205,7 @@ def _futex(builder, address, operation, value, timeout):
 
 @inlined
 def futex_wait(address, value):
-    """Sleep until a wake-up at a word, unless it has another value. May return spuriously."""
+    """Sleep until woken at a word, or return if the word has another value. May wake spuriously."""
     _futex(address, _FUTEX_WAIT, value & 0xFFFFFFFF, 0)
 
 
@@ -266,7 +267,8 @@ def start_thread(functions, run, argument):
     """Start a detached thread with all signals blocked; return whether the system allowed it.
 
     `functions` is the address of the addresses of pthread_create, pthread_detach and
-    pthread_sigmask. They are not linked, because C libraries differ in their versions and places.
+    pthread_sigmask. The library is not linked to these functions, because their versions and places
+    differ between C libraries.
     """
     create, detach, mask = load_word(functions), load_word(functions + 8), load_word(functions + 16)
     if create == 0:

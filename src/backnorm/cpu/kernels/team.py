@@ -26,7 +26,7 @@ _ARRIVED, _OPENED = 8 * SLOTS["arrived"], 8 * SLOTS["opened"]
 _REFUSED = 8 * SLOTS["refused"]
 _LIMIT, _DEADLINE = 8 * SLOTS["limit"], 8 * SLOTS["deadline"]
 
-# Calls of no more items end before a deadline would be checked.
+# Calls with at most this number of items end before the deadline would be checked.
 _FEW = 2
 
 _member = address_of("bn_member")
@@ -91,7 +91,8 @@ def _run(record, header):
     Returns
     -------
     int
-        1, or -1 - c where channel c was refused; 0 if the deadline has passed: call again.
+        1 if the call is complete, -1 - c if channel c is invalid, or 0 if the deadline has passed
+        and the function must be called again.
     """
     function, participants = load_word(record + _FUNCTION), load_word(record + _PARTICIPANTS)
     if load_word(record + _READY) == 0:

@@ -1,8 +1,8 @@
-"""Sums of a few rows, for as many neighbouring columns at a time as registers hold.
+"""Sums of a few rows, for as many neighbouring columns at a time as fit in registers.
 
-A column is a lane. A tile of columns loads its running sums, adds the rows to them in registers,
-and stores them, so a column's sum does not depend on the tile that it is in. Running sums are
-`Pairs`, of which plain sums have the high parts alone.
+Each lane is a column. The running sums of a tile of columns are loaded, the rows are added to them
+in registers, and they are stored again. So a column's sum does not depend on its tile. Running sums
+are `Pairs`, of which plain sums use only the high parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.sums import resume, suspend, take, take_first
 from backnorm.cpu.scratch import LANES
 
-# Elements between what is summed, or written, and what is prefetched.
+# The distance in elements between the elements that are summed or written and those that are
+# prefetched.
 _AHEAD = 2048
 
 
@@ -47,11 +48,11 @@ def add_rows(operands, part, pivot, running):
 
 @inlined
 def ahead_of_rows(rows, width):
-    """Return how many rows before its turn one is prefetched, `rows` being side by side.
+    """Return how many rows in advance a row is prefetched, if `rows` are read side by side.
 
-    In a model x is in no cache when its backward pass begins, and at best in the shared cache when
-    its forward pass does, as dy is. Processors do not read ahead by themselves in rows side by
-    side, or in tiles, and elsewhere not beyond a page.
+    In a model, x is in no cache when its backward pass begins, and at best in the shared cache when
+    its forward pass begins; the same is true for dy. Processors do not prefetch rows that are read
+    side by side or in tiles, and never beyond a page.
     """
     return max(rows, _AHEAD // width + 1)
 
@@ -62,7 +63,7 @@ def _take(operands, i, pivot, k, sums):
 
 
 def _doubled(lanes: int, resume: Any, suspend: Any, take: Any) -> tuple[int, Any, Any, Any]:
-    """Return functions that load, store and add to sums of twice as many columns, as pairs."""
+    """Return functions that load, store and add to sums of twice as many columns."""
 
     @inlined
     def resume_both(x, run, k, pitch):
@@ -109,20 +110,20 @@ def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
     return add
 
 
-# Two vectors: additions of one would wait for each other.
+# Two vectors, because additions to one vector would wait for each other.
 _TWO = _doubled(LANES, resume, suspend, _take)
-# Sixteen sums, and means: most of the registers of AVX-512.
+# Sixteen sums and the means use most of the registers of AVX-512.
 _EIGHT = _doubled(*_doubled(*_TWO))
 _add_narrow, _add_eight = _adding(*_TWO), _adding(*_EIGHT)
 
 
 @by_type
 def _add_wide(operands, part, pivot, running):
-    """Add rows of whole tiles of 64 columns, if registers suffice; return where the tiles end.
+    """Add rows of whole tiles of 64 columns, if registers are enough; return where the tiles end.
 
-    Sums are loaded and stored as often, but what goes with it is done once for four times as many
-    columns: a float32 backward pass of NXC takes 0.96 of the time where it is in the caches, (16,
-    128, 17, 16) 0.91 (one thread of an Intel Xeon).
+    Sums are loaded and stored as often as in narrow tiles, but the overhead of a tile is divided
+    among four times as many columns. A float32 backward pass of NXC takes 0.96 of the time if the
+    arrays are in the caches, and 0.91 for (16, 128, 17, 16) (one thread of an Intel Xeon).
     """
     if operands[0].dtype == types.float64 or not has_feature("avx512f"):
         return lambda operands, part, pivot, running: 0

@@ -1,9 +1,9 @@
 """Vectors of eight float64 or sixteen float32 as values in Numba code, and their arithmetic.
 
-A kernel stays a readable Python loop over ``Vec`` (float64) and ``Singles`` (float32) values, or
-``EvenOdd`` ones (float32, the even lanes before the odd ones; see `storage.split_widen`). The
+A kernel is a readable Python loop over values of type ``Vec`` (float64), ``Singles`` (float32) or
+``EvenOdd`` (float32, with the even lanes before the odd lanes; see `storage.split_widen`). The
 machine code is explicit: a vector is one register (two with AVX2, four with NEON), and fused
-operations are fused by name. The kernels do not rely on LLVM's vectoriser: its speed changed
+operations are called by name. The kernels do not rely on LLVM's vectoriser, whose speed varied
 fivefold with the shape of the arrays.
 """
 
@@ -26,9 +26,9 @@ _DOUBLE, _SINGLE = ir.DoubleType(), ir.FloatType()
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
-# What `llvm.is.fpclass` calls NaN (signalling, quiet), infinity (-, +) and subnormal (-, +).
+# The flags of `llvm.is.fpclass` for NaN (signalling, quiet), infinity (-, +) and subnormal (-, +).
 _UNSOUND = 0x1 | 0x2 | 0x4 | 0x200 | 0x10 | 0x80
-# The same in the words of vfpclassps.
+# The corresponding flags of vfpclassps.
 _UNSOUND_X86 = 0x1 | 0x80 | 0x8 | 0x10 | 0x20
 
 
@@ -53,7 +53,7 @@ class _VecModel(models.PrimitiveModel):
 def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
     """Emit a mask of the first `count` lanes.
 
-    It is made of 32-bit numbers, one or two registers, where `count` itself would take four.
+    It is computed from 32-bit numbers, in one or two registers; 64-bit numbers would need four.
     """
     least, most = ir.Constant(count.type, 0), ir.Constant(count.type, lanes)
     count = builder.select(builder.icmp_signed("<", count, most), count, most)
@@ -65,7 +65,7 @@ def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
 def load_lanes(builder: Any, pointer: Any, vector: Any, count: Any, size: int) -> Any:
     """Emit a load of the first `count` lanes, of `size` bytes each; the others are zero.
 
-    Memory after them is not touched.
+    Memory after these lanes is not accessed.
     """
     if vector.element == _I16 and has_feature("avx2") and not has_feature("avx512bw"):
         return _load_pairs(builder, pointer, vector, count)
@@ -76,10 +76,10 @@ def load_lanes(builder: Any, pointer: Any, vector: Any, count: Any, size: int) -
 
 
 def _load_pairs(builder: Any, pointer: Any, vector: Any, count: Any) -> Any:
-    """Emit what `load_lanes` does of 16-bit lanes, where only lanes of 32 bits can be masked.
+    """Emit `load_lanes` for 16-bit lanes on processors that can only mask lanes of 32 bits.
 
-    LLVM would make a branch of each lane: (32, 512, 7, 7) in bfloat16, backward, took twice as
-    long. Here the pairs are loaded, and the last lane once more, by itself.
+    LLVM would emit a branch for each lane: the backward pass of (32, 512, 7, 7) in bfloat16 took
+    twice as long. Here pairs of lanes are loaded, and the last lane is loaded again separately.
     """
     lanes = vector.count
     most = ir.Constant(count.type, lanes)
@@ -195,13 +195,13 @@ def at_least_zero(builder, value):
 @emitted(Vec(Vec, Vec, Vec))
 def where_finite(builder, tested, then, otherwise):
     """Return the lanes of `then` where `tested` is finite, and of `otherwise` elsewhere."""
-    # Infinity and NaN less themselves are NaN.
+    # Infinity and NaN minus themselves are NaN.
     finite = builder.fcmp_ordered("ord", builder.fsub(tested, tested), _all(0.0))
     return builder.select(finite, then, otherwise)
 
 
 def _where(symbol: str) -> Any:
-    """Return a function that chooses lanes by how those of two vectors compare."""
+    """Return a function that selects lanes by comparing the lanes of two vectors."""
 
     @emitted(lambda left, right, then, otherwise: then(left, right, then, otherwise))
     def where(builder, left, right, then, otherwise):
@@ -210,7 +210,8 @@ def _where(symbol: str) -> Any:
     return where
 
 
-#: where_...(left, right, then, otherwise): `then` where it holds; it does not for NaN.
+#: where_...(left, right, then, otherwise): `then` where the comparison is true, else `otherwise`.
+#: The comparison is false for NaN.
 where_less, where_equal = _where("<"), _where("==")
 
 
@@ -260,7 +261,8 @@ _fold_fours = _folding([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
 def sums_of_lanes(v):
     """Return the sums of the lanes of eight Vec, as the lanes of one.
 
-    Each is ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)); one by one takes five times as long.
+    Each sum is ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). Adding one lane after the other would
+    take five times as long.
     """
     left = _fold_twos(_fold_ones(v[0], v[1]), _fold_ones(v[2], v[3]))
     right = _fold_twos(_fold_ones(v[4], v[5]), _fold_ones(v[6], v[7]))
@@ -271,7 +273,7 @@ def sums_of_lanes(v):
 def multiply_add(builder, left, right, term):
     """Return left * right + term rounded once, for vectors or float64.
 
-    Operations are fused explicitly and nowhere else: left to the compiler, the vector loop and the
+    Operations are fused only by this function. If the compiler decided, the vector loop and the
     scalar end of a row could round differently, and so could two machines.
     """
     return fused(builder, left, right, term)
@@ -334,9 +336,9 @@ def _reordering(source: Any, target: Any, lanes: list[int]) -> Any:
     return reorder
 
 
-#: Singles as EvenOdd; of one number in every lane that is nothing.
+#: Convert Singles to EvenOdd. A vector with the same number in every lane does not change.
 even_odd = _reordering(Singles, EvenOdd, [*range(0, SINGLES, 2), *range(1, SINGLES, 2)])
-#: EvenOdd as Singles.
+#: Convert EvenOdd to Singles.
 in_order = _reordering(EvenOdd, Singles, [half + k for k in range(LANES) for half in (0, LANES)])
 
 
@@ -344,7 +346,7 @@ def _unsound(builder: Any, value: Any) -> Any:
     """Emit a mask of the lanes that are NaN, infinite or subnormal."""
     mask = ir.VectorType(ir.IntType(1), SINGLES)
     if has_feature("avx512dq"):
-        # LLVM takes seven instructions for what is one.
+        # LLVM would emit seven instructions instead of one.
         one = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(mask, [value.type, _I32]),
@@ -362,10 +364,10 @@ def _unsound(builder: Any, value: Any) -> Any:
 def _doubtful(builder: Any, values: Any) -> Any:
     """Emit a mask of lanes that includes all that are not sound in one of several Singles.
 
-    Without vfpclassps. Doubling the pattern as an integer drops the sign: subnormal numbers are
-    then below 2^24, infinities and NaN the last 2^24 before 2^32. So the magnitude of that as a
-    signed number is small for both, and else only for 2^-126, and for zero, which a subtraction
-    takes out of the way.
+    This is for processors without vfpclassps. Doubling the bit pattern as an integer removes the
+    sign. Subnormal numbers are then below 2^24, and infinities and NaN are the last 2^24 integers
+    before 2^32. As signed integers, both have a small magnitude. Other numbers with a small
+    magnitude are 2^-126, and zero, which a subtraction excludes.
     """
     integer = ir.VectorType(_I32, SINGLES)
     absolute = _declared(builder, "abs", integer, integer, ir.IntType(1))
@@ -398,7 +400,7 @@ def _all_sound(builder: Any, *values: Any) -> Any:
 def sound(builder, value):
     """Return whether no lane of float32 is NaN, infinite or subnormal.
 
-    If a lane is 2^-126 the result may be False, too: `marked` has the lanes.
+    If a lane is 2^-126, the result may also be False; `marked` determines the lanes exactly.
     """
     return _all_sound(builder, value)
 

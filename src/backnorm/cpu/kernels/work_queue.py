@@ -4,14 +4,14 @@ A kernel is serial code. Any number of participants run it on one record, and ea
 an atomic add until none is left. The result of an item does not depend on the participant, so the
 bits are the same for any number of threads.
 
-Each participant takes the items of its own range first and then steals those of other ranges. So a
-thread finds in the second phase of a call, and in the next call, what it has itself left in the
-cache: processors often do not share the last-level cache that the system reports (on two virtual
-processors of an AMD Zen 5, data that the other processor had read arrived half as fast).
+Each participant takes the items of its own range first, and then steals items of other ranges. So
+in the second phase of a call, and in the next call, a thread finds its own data in the cache.
+Processors often do not share the last-level cache that the system reports: on two virtual
+processors of an AMD Zen 5, data that the other processor had read arrived half as fast.
 
-A kernel of two phases takes one call: waking a thread costs more than a phase of a middle-sized
-problem. A wait for other participants, who have begun, spins, then yields, and then sleeps for
-moments: the participants that are waited for may need this very processor.
+A kernel of two phases takes one call, because waking a thread costs more time than a phase of a
+medium-sized problem. A participant that waits for others spins, then yields the processor, and then
+sleeps for short times, because the other participants may need this processor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _I64 = ir.IntType(64)
 
 
 def _counting(position: int) -> Any:
-    """Return a function that adds 1 to a cell and returns its value before."""
+    """Return a function that adds 1 to a cell and returns its previous value."""
 
     @emitted(lambda cells: types.int64(cells))
     def count(builder, cells):
@@ -49,7 +49,7 @@ _arrive = _counting(_ARRIVED)
 
 @emitted(lambda cells, position: types.int64(cells, types.intp))
 def _fetch_add(builder, cells, position):
-    """Add 1 to a cell; return its value before."""
+    """Add 1 to a cell; return its previous value."""
     cell = builder.gep(cells, [position])
     return builder.atomic_rmw("add", cell, ir.Constant(_I64, 1), "acq_rel")
 
@@ -80,7 +80,7 @@ def wait_for_flag(cells, position):
 
 @inlined
 def take_item(cells, summed, items, index):
-    """Take an item off the work queue; return it, or the number of items if none is left.
+    """Take an item from the work queue; return it, or the number of items if none is left.
 
     The first `summed` items come before the others. The participant `index` gets the items of its
     own range first. The ranges of both phases are alike, and the second is processed backwards.
@@ -90,7 +90,7 @@ def take_item(cells, summed, items, index):
         first, count = (0, summed) if phase == 0 else (summed, items - summed)
         for k in range(parts if count > 0 else 0):
             part, low, high = 0, first, first + count
-            # A division takes longer than eight elements.
+            # A division takes longer than computing eight elements.
             if parts > 1:
                 part = (index + k) % parts
                 low, high = first + count * part // parts, first + count * (part + 1) // parts
@@ -129,8 +129,8 @@ def open_barrier(cells):
 def wait_at_barrier(cells):
     """Wait until the barrier is open.
 
-    A participant arrives here with an item of the second phase. So all items of the first phase, of
-    which there must be at least one, have been taken by participants that compute them: the wait is
-    no longer than an item.
+    A participant waits here with an item of the second phase. So all items of the first phase, of
+    which there must be at least one, have been taken by participants that compute them, and the
+    wait is no longer than an item.
     """
     wait_for_flag(cells, _OPENED)

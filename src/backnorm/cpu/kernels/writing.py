@@ -1,6 +1,6 @@
-"""Writing vectors of the output; in float64 where float32 arithmetic does not hold: see `singles`.
+"""Write vectors of the output, in float64 where float32 is not exact enough: see `singles`.
 
-A geometry says where the elements of a vector lie by a *place*, of which it knows the coefficients.
+A geometry identifies the elements of a vector by a *place*, for which it has the coefficients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backnorm.cpu.scratch import LANES
 
 
 def writers(exact_at: Any) -> tuple[Any, Any, Any]:
-    """Return the functions of a geometry that write two vectors, one, and a part of one.
+    """Return the functions of a geometry that write two vectors, one vector, and a partial vector.
 
     `exact_at(output, place, first)` returns the float64 coefficients of eight elements, which begin
     `first` (0 or 8) elements after those of a place.
@@ -28,7 +28,7 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
         again = elements(output.x, output.dy, i + first, count - first, of)
         store_first(output.out, i + first, count - first, where_finite(value, value, again))
 
-    # Inlined: a call in the loops of the kernels would make them spill registers.
+    # Inlined, because a call would make the loops of the kernels spill registers.
     @inlined
     def write_exactly(output, i, count, place, value):
         value = marked(value)
@@ -37,7 +37,7 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
 
     @by_type
     def write_again(output, i, count, place, value):
-        """Write `count` elements, those that do not hold as float64 has them."""
+        """Write `count` elements; those for which float32 is not exact enough, from float64."""
         if value != Singles:
             return nothing
         return lambda output, i, count, place, value: write_exactly(output, i, count, place, value)

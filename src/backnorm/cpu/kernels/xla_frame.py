@@ -41,10 +41,10 @@ _TENSOR, _SPAN, _ARRAY = offsets("Buffer"), offsets("ByteSpan"), offsets("Array"
 _ARGS, _RETS, _ATTRS = offsets("Args"), offsets("Rets"), offsets("Attrs")
 _FRAME, _API = offsets("CallFrame"), offsets("Api")
 
-# Values of enumerations of the header.
+# Values of enumerations in the header.
 _METADATA_EXTENSION, _EXECUTE, _IS_BUFFER, _IS_ARRAY, _S64 = 1, 3, 1, 1, 5
 
-# Numbers in the attributes "buffers", for each, and "call".
+# The positions of numbers in the attributes "buffers" (for each buffer) and "call".
 _SLOT, _TYPE, _RANK, _ELEMENTS, _BYTES, _STRIDE, _PER_BUFFER = range(7)
 KERNEL, INSTANCES, HELPERS, _PER_CALL = range(4)
 _BUFFERS, _CALL, _RECORD, _PER_FRAME = range(4)
@@ -106,7 +106,7 @@ def error(api, number):
 
 @outlined
 def succeeded(api, code):
-    """Return whether a function of XLA returned no error; destroy the error, if any."""
+    """Return whether a function of XLA succeeded; destroy its error if it did not."""
     if code == 0:
         return True
     made = stack_8_words()
@@ -213,7 +213,7 @@ def place_of(frame, k, instance):
 
 @outlined
 def advise_results(frame):
-    """Advise the system of huge pages for the results."""
+    """Advise the system to use huge pages for the results."""
     for k in range(_arguments(frame), buffers_of(frame)):
         advise_huge_pages(place_of(frame, k, 0), load_word(_entry(frame, k) + 8 * _BYTES))
 
@@ -280,7 +280,7 @@ def _record_fits(frame):
         return False
     if load_word(record + _PARTICIPANTS_AT) != participants:
         return False
-    # No number of bytes may overflow.
+    # The sizes are limited, so that no number of bytes overflows.
     own, own_bytes, size = (
         load_word(record + _OWN_AT),
         load_word(record + _OWN_BYTES_AT),
@@ -293,7 +293,7 @@ def _record_fits(frame):
 
 @inlined
 def _spelled(span):
-    """Return the bytes of a short name as a number."""
+    """Return a short name as a number made of its bytes."""
     first, length, number = load_word(span + _SPAN.ptr), load_word(span + _SPAN.len), 0
     if length > 7:
         return -1

@@ -1,13 +1,14 @@
 """The handler of XLA's custom calls on CPUs: no Python, no GIL, no copy.
 
 `bn_xla_handler` is one C function for all kernels. It copies the record of the call, fills in the
-addresses of the buffers, and runs the kernel, as do helpers: tasks on XLA's thread pool. The caller
-never waits for a task to start, only for items in progress. A task that starts after the call finds
-no item. So the record has a reference count, and the last participant frees it.
+addresses of the buffers, and runs the kernel. Helpers, which are tasks on XLA's thread pool, run
+the kernel as well. The caller never waits for a task to start, only for items in progress. A task
+that starts after the call finds no item. Therefore the record has a reference count, and the last
+participant frees it.
 
-Nothing here raises: an invalid call returns an XLA error, which JAX raises. What depends on the
-process (the version of XLA's API, the addresses of kernels) is data of the library,
-`bn_environment`, which `backnorm.cpu.xla` fills in when it loads the library.
+The functions here do not raise: an invalid call returns an XLA error, which JAX raises. The
+library's data `bn_environment` depends on the process: the version of XLA's API and the addresses
+of kernels. `backnorm.cpu.xla` fills it in when it loads the library.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _release(block, participants):
 def _task(argument):
     """Take part in a call: the body of a task on XLA's thread pool."""
     block = load_word(argument)
-    # XLA may run a task at once instead of scheduling it. The caller, which fills the table, must
+    # XLA may run a task immediately in the calling thread. The caller, which fills the table, must
     # not wait for itself as a helper.
     if thread_id() != load_word(block + 8 * _CALLER):
         record = load_word(block + 8 * _RECORD)
@@ -134,7 +135,7 @@ def _run(block):
     call_kernel(function, record, 0)
     _wait_until_done(record + _DONE, load_word(record + _ITEMS))
     ended = call_kernel(function, record, JOINED)
-    # A channel that was refused before the first phase has cancelled the items.
+    # An invalid channel that was found before the first phase has cancelled the items.
     return REFUSED if ended < 0 and load_word(record + _ITEMS) == 0 else 0
 
 
@@ -166,7 +167,7 @@ def _schedule(frame, task, block, helpers):
     for k in range(helpers):
         store_word(made + _SCHEDULES.data, block + 8 * (_TASKS + 2 * k))
         if not succeeded(api, call_c(load_word(api + _API.ThreadPool_Schedule), made)):
-            # The caller computes what this task and the next ones would have.
+            # The caller computes the items of this task and of the following ones.
             _release(block, helpers - k)
             return
 

@@ -1,1 +1,1 @@
-"""Kernels in Triton: boring loops over tiles, no validation, no environment."""
+"""Triton kernels: plain loops over tiles, without validation and environment variables."""

@@ -1,16 +1,16 @@
-"""Arithmetics: three that lose nothing that shows, and float32, within the budget of that.
+"""Arithmetics: three with the accuracy of float64 arithmetic, and float32 with its own budget.
 
 ==============  ==================================================================================
-"float64"       elements of up to 32 bits in float64, where the device does it at memory speed
-"compensated"   float64 elements: the rounding errors of their sums are added up beside them
-"pairs"         elements of up to 32 bits as sums of two float32, where float64 is slow
-"float32"       elements of up to 32 bits in float32; sums are compensated, too: of a term it is
-                the difference and the product that are rounded
+"float64"       elements of up to 32 bits in float64, on devices that do so at memory speed
+"compensated"   float64 elements; the rounding errors of their sums are added up separately
+"pairs"         elements of up to 32 bits as sums of two float32, on devices with slow float64
+"float32"       elements of up to 32 bits in float32; sums are compensated, but the difference and
+                the product in a term are rounded
 ==============  ==================================================================================
 
-What takes one of them as HOW takes FORM.arithmetic, that of the elements, or FORM.moments, that of
-the sums that mean and variance are made of. They are the same but in float32: squares about
-something else than the mean cancel, and are to lose nothing then.
+The argument HOW is one of them: FORM.arithmetic for elements, or FORM.moments for the sums from
+which mean and variance are computed. The two differ only in float32 arithmetic, because sums of
+squares about a pivot other than the mean cancel and must not be rounded to float32.
 
 A pair (high, low) stands for high + low, with |low| at most half an ulp of high: 48 bits, in
 float32's range. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
@@ -40,7 +40,7 @@ __all__ = [
 @triton.jit
 def widen(b_value, HOW: tl.constexpr):
     """Return elements in the type that they are computed in."""
-    # Elements of 16 bits by way of float32: one instruction each.
+    # 16-bit elements are converted by way of float32: one instruction for each step.
     if HOW != "compensated":
         b_value = b_value.to(tl.float32)
     if HOW == "float64":
@@ -51,7 +51,7 @@ def widen(b_value, HOW: tl.constexpr):
 @triton.jit
 def narrow(b_value, p_target):
     """Return values rounded to the type that a pointer points to."""
-    # bfloat16 by way of float32: not every device has an instruction for both at once.
+    # Rounded to bfloat16 by way of float32, since not every device has an instruction for both.
     if p_target.dtype.element_ty == tl.bfloat16 and b_value.dtype == tl.float64:
         b_nearest = b_value.to(tl.float32)
         b_back = b_nearest.to(tl.float64)
@@ -61,8 +61,8 @@ def narrow(b_value, p_target):
 
 @triton.jit
 def narrow_pair(b_high, b_low, p_target):
-    """Return a pair as the float32 that `narrow` rounds as it would the pair."""
-    # Where an infinity came in, the rest is not a number.
+    """Return a float32 that `narrow` rounds to the same value as the exact pair."""
+    # If a high part is infinite, the low part is NaN.
     b_sum = b_high + b_low
     b_sum = tl.where(b_sum == b_sum, b_sum, b_high)
     if p_target.dtype.element_ty.primitive_bitwidth == 16:
@@ -83,11 +83,11 @@ def zeros(FORM: tl.constexpr, HOW: tl.constexpr):
 
 @triton.jit
 def split(b_value, HOW: tl.constexpr):
-    """Return a float64 in what elements are computed in: as a pair, or as one number, twice."""
+    """Return a float64 in the type of elements: as a pair, or as the same number twice."""
     if HOW == "pairs":
         b_high = b_value.to(tl.float32)
         b_low = (b_value - b_high.to(tl.float64)).to(tl.float32)
-        # What float32 does not hold has no rest.
+        # If the value exceeds the range of float32, the low part is 0.
         b_low = tl.where(tl.abs(b_high) < float("inf"), b_low, 0.0)
     else:
         b_high = b_value
@@ -99,11 +99,11 @@ def split(b_value, HOW: tl.constexpr):
 
 @triton.jit
 def join(b_high, b_low, HOW: tl.constexpr):
-    """Return a running sum, with its rest unless it is a plain one, as float64."""
+    """Return a running sum as float64, adding the low part if the arithmetic has one."""
     b_value = b_high.to(tl.float64)
     if HOW != "float64":
         b_both = b_value + b_low.to(tl.float64)
-        # The rest of an infinity is not a number.
+        # The low part of an infinite sum is NaN.
         b_value = tl.where(b_both == b_both, b_both, b_value)
     return b_value
 
@@ -154,13 +154,14 @@ def _quick_two_sum(b_a, b_b):
 
 @triton.jit
 def _to_odd(b_nearest, m_inexact, m_beyond):
-    """Return the neighbour with an odd last bit of what is not a float32: 16 bits of it are exact.
+    """Return a value rounded to odd in float32, so that rounding it to 16 bits is correct.
 
-    Of the two float32 about a value one has an odd last bit, and it is neither in the middle
-    between two numbers of 16 bits nor one of them. So it is rounded to the same as the value,
-    where the nearest may be that middle, and be rounded to the wrong side (S. Boldo and
-    G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding
-    to odd", 2008). What is beyond is larger in magnitude than the value.
+    One of the two float32 neighbours of an inexact value has an odd last bit. That neighbour is
+    neither a 16-bit number nor halfway between two, so it is rounded to the same 16-bit number as
+    the value. The nearest float32, in contrast, may be halfway and be rounded to the wrong side
+    (S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms
+    using rounding to odd", 2008). `m_beyond` says where `b_nearest` is larger in magnitude than the
+    value.
     """
     b_pattern = b_nearest.to(tl.int32, bitcast=True)
     b_pattern = tl.where(m_inexact, (b_pattern - m_beyond.to(tl.int32)) | 1, b_pattern)

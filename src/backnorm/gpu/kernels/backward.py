@@ -5,8 +5,8 @@
 ``backward_apply``     x, dy and the sums -> dx
 ``backward_complete``  all three for the channels of one unit, by one program
 
-Arguments are inputs, sizes, outputs, and what is decided at compile time. A pointer that is not
-used may be any.
+Arguments are inputs, sizes, outputs, and compile-time constants. An unused pointer may have any
+value.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def backward_finish(
     b_total_dy_xmu = tl.sum(b_sum_dy_xmu, axis=0)
     tl.store(p_sums + i_channels, b_total_dy, mask=m_channels)
     tl.store(p_sums + channels + i_channels, b_total_dy_xmu, mask=m_channels)
-    # With it the sums of several machines add up to those of all.
+    # The count is stored, so that the sums of several machines can be added up.
     number = tl.full((), 0.0, tl.float64) + elements
     tl.store(p_sums + 2 * channels, number, mask=tl.program_id(0) == 0)
     if GRADIENTS:
@@ -141,7 +141,7 @@ def backward_apply(
 ):
     """Store dx, and the gradient of the residual if there is one."""
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
-    # The sums were made in the order of programs: what they read last may still be in the cache.
+    # Reverse order: the elements that the programs of the sums read last may still be in the cache.
     i_program = tl.num_programs(0) - 1 - tl.program_id(0)
     i_unit = i_program % units
     i_first, i_last = first_and_last(i_program // units, frame)
@@ -189,7 +189,7 @@ def backward_complete(
     b_sum_dy, b_sum_dy_xmu = _add_up(
         p_x, p_dy, p_bits, b_mean, i_unit, i_unit * 0, tiles, frame, FORM
     )
-    # Which columns there are is the same as which partial sums there would be.
+    # The columns that exist are those that would have partial sums.
     _, m_channels, _ = partials_of(i_unit, i_unit * 0, frame, FORM)
     b_dgamma = inverse_deviation(b_variance, FORM.epsilon) * b_sum_dy_xmu
     tl.store(p_dgamma + i_channels, narrow(b_dgamma, p_dgamma), mask=m_channels)
@@ -211,8 +211,8 @@ def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.
     b_sum_xmu = b_sum
     b_low_xmu = b_sum
     if FORM.relu:
-        # The compiler reads x and dy ahead, but no single bytes: those of the next tile are read
-        # while this one is computed.
+        # The compiler prefetches x and dy, but not single bytes. So the bytes of the next tile are
+        # read while this tile is computed.
         b_next = load_bytes(p_bits, i_first, i_unit, frame, FORM)
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_first + i_step
@@ -224,7 +224,7 @@ def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.
         b_dy = widen(tl.load(p_dy + o_elements, mask=m_there, other=0.0), FORM.arithmetic)
         if FORM.relu:
             b_dy = tl.where(b_bits, b_dy, 0.0)
-        # Where there is no element dy is 0, and so is the product.
+        # Outside the array dy is 0, and so is the product.
         if FORM.arithmetic == "pairs":
             b_none = tl.zeros_like(b_dy)
             b_part, b_part_low = subtract_pair(b_x, b_mean_high, b_mean_low)
@@ -263,7 +263,7 @@ def _write(
     p_dresidual,
     FORM: tl.constexpr,
 ):
-    """Store dx in tiles of a unit, the last first: it may still be in the cache."""
+    """Store dx in tiles of a unit, beginning with the last, which may still be in the cache."""
     b_scale = inverse_deviation(b_variance, FORM.epsilon)
     b_gain = b_scale
     if FORM.has_gamma:

@@ -1,4 +1,4 @@
-"""The formulas, once: of a channel's coefficients, and of an element of the output.
+"""The formulas of a channel's coefficients and of an element of the output.
 
 ==========================  =============================================================
 backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
@@ -8,16 +8,15 @@ with a ReLU                  max(0, y), or max(0, y + residual); at most its cei
 ==========================  =============================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
-s = 1/sqrt(variance + epsilon); in the forward pass shift is the part of the exact mean that a
-float64 cannot hold, and slope is beta. Coefficients are found in float64 on every device, there
-are few, and come here as `arithmetic.split` returns them.
+s = 1/sqrt(variance + epsilon). In the forward pass, shift is the remainder of the exact mean that a
+float64 cannot represent, and slope is beta. The few coefficients are computed in float64 on every
+device, and passed to the functions here in the form of `arithmetic.split`.
 
-In float32 arithmetic it is the float32 nearest to the mean that is subtracted from x. The rest of
-a mean that a forward pass has found is part of the constant `slope`, in which it does not cancel:
-no element of 32 bits or less is nearer to the mean than its nearest float32, so the rest is not
-more than x - mean. A mean that is given, in a backward pass or for inference, has no rest: none is
-wider than float32 beside such elements (`dtypes.statistics_types`). The budget of
-`conformance.judge` has the argument.
+In float32 arithmetic, the float32 nearest to the mean is subtracted from x. In a forward pass the
+remainder of the mean is added to the constant `slope`. It does not cancel there: no element of 32
+bits or less is nearer to the mean than its nearest float32, so the remainder is at most x - mean.
+A given mean, in a backward pass or in inference, has no remainder, because with such elements it is
+at most a float32 (`dtypes.statistics_types`). `conformance.judge` derives the error budget.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ __all__ = [
 @triton.jit
 def inverse_deviation(b_variance, EPSILON: tl.constexpr):
     """Return s = 1/sqrt(variance + epsilon)."""
-    # A bare number would be taken for a float32.
+    # Triton would convert a plain number to float32.
     return 1.0 / tl.sqrt(b_variance + tl.full((), EPSILON, tl.float64))
 
 
 @triton.jit
 def solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count):
     """Return shift and slope."""
-    # In this order a scale as large as 1/sqrt(smallest epsilon) does not overflow.
+    # In this order, a scale as large as 1/sqrt(smallest epsilon) does not overflow.
     return b_sum_dy / count, b_scale * (b_scale * b_sum_dy_xmu / count)
 
 
@@ -84,7 +83,7 @@ def derivative(b_x, b_dy, mean, shift, slope, gain, p_target, FORM: tl.constexpr
 
 @triton.jit
 def scaled(b_dy, gain, p_target, FORM: tl.constexpr):
-    """Return dx of frozen statistics."""
+    """Return dx with frozen statistics."""
     b_dx = gain[0] * b_dy
     if FORM.arithmetic == "pairs":
         b_value, b_low = multiply_pairs(b_dy, tl.zeros_like(b_dy), gain[0], gain[1])
@@ -111,7 +110,7 @@ def normalised(b_x, b_residual, mean, shift, slope, gain, p_target, FORM: tl.con
 
 @triton.jit
 def relu(b_y, FORM: tl.constexpr):
-    """Return y, 0 in the place of what is less, the ceiling of what is more; NaN is kept."""
+    """Return y clipped to the range from 0 to the ceiling; NaN stays NaN."""
     b_y = tl.where(b_y <= 0.0, tl.zeros_like(b_y), b_y)
     if FORM.ceiling != float("inf"):
         b_ceiling = tl.full(b_y.shape, FORM.ceiling, b_y.dtype)
@@ -121,7 +120,7 @@ def relu(b_y, FORM: tl.constexpr):
 
 @triton.jit
 def passed(b_y, FORM: tl.constexpr):
-    """Return which elements of y a ReLU has left as they were."""
+    """Return which elements of y a ReLU does not change."""
     m_passed = b_y.to(tl.float32) > 0.0
     if FORM.ceiling != float("inf"):
         m_passed = m_passed & (b_y < tl.full(b_y.shape, FORM.ceiling, b_y.dtype))
@@ -130,6 +129,6 @@ def passed(b_y, FORM: tl.constexpr):
 
 @triton.jit
 def _beside(b_mean):
-    """Return what is left of a mean beside its nearest float32; nothing beside an infinity."""
+    """Return a mean minus its nearest float32, or 0 if that is infinite."""
     b_nearest = b_mean.to(tl.float32).to(tl.float64)
     return tl.where(tl.abs(b_nearest) < float("inf"), b_mean - b_nearest, 0.0)

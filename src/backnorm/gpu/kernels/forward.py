@@ -1,13 +1,13 @@
 """Kernels of the forward pass.
 
 ``forward_sums``      x -> partial sums of x - pivot and its square, and pivot and count
-``forward_finish``    those -> mean and variance, and the running statistics moved
-``forward_apply``     x and its statistics -> y; with given ones: inference
+``forward_finish``    partial sums -> mean and variance, and updated running statistics
+``forward_apply``     x and statistics -> y; with given statistics this is inference
 ``forward_complete``  all three for the channels of one unit, by one program
 
-A pivot is the mean of the first tile of a program (of a column's part of it): a mean of some of
-the elements that are summed, so that little cancels, whatever the data. The exact mean has a part
-that float64 cannot hold; it is kept, see `formulas`.
+The pivot of a program is the mean of its first tile (in columns: of the column's elements in it).
+It is a mean of some of the summed elements, so that little cancels for any data. The remainder of
+the exact mean that float64 cannot represent is kept: see `formulas`.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ def forward_finish(
     TILE_PARTS: tl.constexpr,
     MOVING: tl.constexpr,
 ):
-    """Store mean, the rest of the mean and variance as float64, and as results."""
+    """Store mean, its remainder and variance as float64, and mean and variance as results."""
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
     count = parts.to(tl.int64) * inner
     plane = count * channels
-    # The first of all pivots takes the place of zero.
+    # The pivots are combined relative to the first of them.
     b_pivot = tl.load(p_partials + i_channels.to(tl.int64) * inner, mask=m_channels, other=0.0)
     b_sum = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
     for i_step in range(tl.cdiv(count, TILE_PARTS)):
@@ -164,12 +164,12 @@ def forward_apply(
     p_bits,
     FORM: tl.constexpr,
 ):
-    """Store y, and where it is positive after a ReLU in training.
+    """Store y, and, with a ReLU in training, the mask of positive elements.
 
-    In training mean is what `forward_finish` stores, rows of mean, its rest, and variance.
+    In training, `p_mean` has the rows that `forward_finish` stores: mean, its remainder, variance.
     """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
-    # The sums were made in the order of programs: what they read last may still be in the cache.
+    # Reverse order: the elements that the programs of the sums read last may still be in the cache.
     i_program = tl.num_programs(0) - 1 - tl.program_id(0)
     i_unit = i_program % units
     i_first, i_last = first_and_last(i_program // units, frame)
@@ -220,7 +220,7 @@ def forward_complete(
     i_unit = tl.program_id(0)
     i_channels = channels_of(i_unit, frame, FORM)
     b_pivot, b_sum, b_squares, b_count = _add_up(p_x, i_unit, i_unit * 0, tiles, frame, FORM)
-    # Columns that are not there have no elements.
+    # Columns outside the array have no elements; the divisor must not be 0.
     b_count = tl.where(b_count > 0.0, b_count, 1.0)
     b_offset = b_sum / b_count
     b_variance = (b_squares - b_sum * b_offset) / b_count
@@ -239,7 +239,7 @@ def forward_complete(
 
 @triton.jit
 def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
-    """Return pivot, sums of x - pivot and its square, and count; per column or of all, float64."""
+    """Return pivot, sums of x - pivot and its square, and count; float64, per column or of all."""
     b_pivot = _pivot(p_x, i_unit, i_first, frame, FORM)
     pivot = split(per_column(b_pivot, FORM), FORM.moments)
     b_sum = zeros(FORM, FORM.moments)
@@ -288,15 +288,15 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
     b_count = tl.maximum(elements_of(i_tile, i_unit, frame, FORM), 1).to(tl.float64)
     b_pivot = collect(b_x.to(tl.float64), FORM) / b_count
     if FORM.moments != "compensated":
-        # Any number near the mean will do; one that float32 holds is no pair.
+        # The pivot may be any number near the mean; a float32 needs no low part.
         b_pivot = b_pivot.to(tl.float32).to(tl.float64)
-    # An infinity would hide what is finite: the sums find it by themselves.
+    # An infinite pivot would spoil finite elements. Infinite elements still reach the sums.
     return tl.where(tl.abs(b_pivot) < float("inf"), b_pivot, 0.0)
 
 
 @triton.jit
 def _two_sum(b_pivot, b_offset):
-    """Return the mean in two parts; a mean that is not finite has no second one."""
+    """Return the mean in two parts; the second part of a mean that is not finite is 0."""
     b_mean = b_pivot + b_offset
     b_part = b_mean - b_pivot
     b_rest = (b_pivot - (b_mean - b_part)) + (b_offset - b_part)
@@ -320,7 +320,7 @@ def _store_statistics(
     p_moved_variance,
     MOVING: tl.constexpr,
 ):
-    """Store mean and variance, and the running statistics moved by them; the variance unbiased."""
+    """Store mean and variance, and the running statistics updated by mean and unbiased variance."""
     tl.store(p_mean + i_channels, narrow(b_mean, p_mean), mask=m_channels)
     tl.store(p_variance + i_channels, narrow(b_variance, p_variance), mask=m_channels)
     if MOVING:
@@ -354,7 +354,7 @@ def _write(
     p_bits,
     FORM: tl.constexpr,
 ):
-    """Store y in tiles of a unit, the last first: it may still be in the cache."""
+    """Store y in tiles of a unit, beginning with the last, which may still be in the cache."""
     b_gain = inverse_deviation(b_variance, FORM.epsilon)
     if FORM.has_gamma:
         b_gain = tl.load(p_gamma + i_channels).to(tl.float64) * b_gain
@@ -380,6 +380,6 @@ def _write(
             b_y = relu(b_y, FORM)
         b_y = narrow(b_y, p_y)
         if FORM.relu and FORM.training:
-            # What is rounded to 0, or to the ceiling, has no bit.
+            # The bit is not set for a value that is rounded to 0 or to the ceiling.
             store_bits(p_bits, i_tile, i_unit, passed(b_y, FORM), frame, FORM)
         tl.store(p_y + o_elements, b_y, mask=m_there)

@@ -1,4 +1,4 @@
-"""What every kernel is told of the array: sizes when it runs, the rest when it is compiled."""
+"""The parameters of every kernel: sizes at run time (Frame), the rest at compile time (Form)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["CHANNELS", "NUMBERS", "PARTS", "SIZES", "Form", "Frame"]
 
 
 class Frame(NamedTuple):
-    """Sizes, within kernels; see `geometry.Tiling`. Those in units are multiples of Form.align."""
+    """Sizes in a kernel: see `geometry.Tiling`. Form.align is the unit of `..._units`."""
 
     rows: Any
     width_units: Any
@@ -23,16 +23,16 @@ class Frame(NamedTuple):
     units: Any
 
 
-#: The kernels' arguments of these names: no kernel is compiled anew for another size.
+#: Arguments that are sizes. Kernels are not specialised to their values.
 SIZES = Frame._fields
 
-#: The same of the kernels that add up partial results.
+#: Arguments that are sizes of the kernels that add up partial results.
 PARTS = ("channels", "inner", "parts", "elements")
 
-#: Arguments that are other at every call: the share of a batch in running statistics.
+#: Arguments that may differ in every call: the weight of a batch in running statistics.
 NUMBERS = ("momentum", "momentum_low")
 
-#: Arguments that point to a value per channel: they may lie anywhere in memory.
+#: Arguments that point to per-channel arrays, which may have any alignment.
 CHANNELS = (
     "p_mean",
     "p_variance",
@@ -48,18 +48,19 @@ CHANNELS = (
 
 
 class Form(NamedTuple):
-    """What a kernel is compiled for.
+    """The compile-time parameters of a kernel.
 
     Attributes
     ----------
     columns, partial, tile_rows, tile_columns, stages, align
         See `geometry.Tiling`.
     arithmetic, moments : Arithmetic
-        Of elements, and of the sums that mean and variance are made of; see `arithmetic`.
+        The arithmetic of elements, and that of the sums from which mean and variance are computed;
+        see `arithmetic`.
     relu, residual : bool
         Whether there is a ReLU, and a residual before it.
     ceiling : float
-        Of the ReLU; infinity without one.
+        The ceiling of the ReLU, or infinity.
     training : bool
         Whether the statistics are functions of x.
     has_gamma, has_beta : bool

@@ -1,7 +1,7 @@
-"""Where the elements of a tile lie, and the bits of a ReLU's mask beside them.
+"""Offsets of the elements of a tile, and of its bits in the mask of a ReLU.
 
-All offsets are of 64 bits. Sizes come as multiples of FORM.align, so that the compiler knows how
-far they are aligned and reads 16 bytes at a time.
+All offsets have 64 bits. Sizes are passed as multiples of FORM.align, so that the compiler knows
+their alignment and reads 16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def first_and_last(i_block, frame):
 
 @triton.jit
 def place(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return the offsets of a tile's elements, and which of them there are."""
+    """Return the offsets of a tile's elements, and which of them exist."""
     i_row, i_column, base, width, stride = _corner(i_tile, i_unit, frame, FORM)
     i_rows = i_row + tl.arange(0, FORM.tile_rows)
     i_columns = i_column + tl.arange(0, FORM.tile_columns)
@@ -48,14 +48,14 @@ def place(i_tile, i_unit, frame, FORM: tl.constexpr):
 
 @triton.jit
 def elements_of(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return how many elements there are of a tile: in every column, or in all."""
+    """Return how many elements of a tile exist: in every column, or in the whole tile."""
     i_row, i_column, _, width, _ = _corner(i_tile, i_unit, frame, FORM)
     rows = tl.minimum(frame.rows - i_row, FORM.tile_rows)
     if FORM.columns:
         i_columns = i_column + tl.arange(0, FORM.tile_columns)
         b_elements = tl.where(i_columns < width, rows, 0)
         if FORM.partial:
-            # Columns that the last row has not.
+            # Columns that the last row does not have.
             i_last = frame.rows - 1
             m_short = i_last * width + i_columns >= frame.total_units.to(tl.int64) * FORM.align
             b_elements -= (m_short & (b_elements > 0) & (i_row + rows > i_last)).to(tl.int64)
@@ -66,7 +66,7 @@ def elements_of(i_tile, i_unit, frame, FORM: tl.constexpr):
 
 @triton.jit
 def load_bytes(p_bits, i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return the bytes of the mask that a tile's bits are in."""
+    """Return the bytes of the mask that contain a tile's bits."""
     o_bytes, m_bytes = _place_bytes(i_tile, i_unit, frame, FORM)
     return tl.load(p_bits + o_bytes, mask=m_bytes, other=0)
 
@@ -99,7 +99,7 @@ def channels_of(i_unit, frame, FORM: tl.constexpr):
 
 @triton.jit
 def per_column(b_value, FORM: tl.constexpr):
-    """Return a value per column, or one for all, so that it goes with a tile."""
+    """Return a value per column, or one value, in a shape that broadcasts with a tile."""
     if FORM.columns:
         b_value = b_value[None, :]
     return b_value
@@ -116,9 +116,9 @@ def collect(b_tile, FORM: tl.constexpr):
 
 @triton.jit
 def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
-    """Return where a program's partial results go, which there are, and the size of a plane.
+    """Return the offsets of a program's partial results, which exist, and the size of a plane.
 
-    A plane has a row for each block, with a place for every column, or unit.
+    A plane has a row for each block, with one element for every column or unit.
     """
     blocks = tl.cdiv(frame.tiles, frame.per_block).to(tl.int64)
     if FORM.columns:
@@ -132,9 +132,10 @@ def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
 
 @triton.jit
 def parts_of(i_tile, i_channels, channels, inner, parts, TILE_PARTS: tl.constexpr):
-    """Return where a tile of channels' partial results are, and which there are.
+    """Return the offsets of the partial results of a tile of channels, and which of them exist.
 
-    A channel has `parts` times `inner` of them, in a plane of `parts` rows of channels times inner.
+    A channel has `parts` times `inner` partial results, in a plane of `parts` rows of channels
+    times inner.
     """
     i_parts = i_tile.to(tl.int64) * TILE_PARTS + tl.arange(0, TILE_PARTS)
     o_parts = (i_parts // inner) * channels * inner + i_parts % inner
@@ -145,7 +146,7 @@ def parts_of(i_tile, i_channels, channels, inner, parts, TILE_PARTS: tl.constexp
 
 @triton.jit
 def _corner(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return first row and column of a tile, the unit's first element, row length and stride."""
+    """Return a tile's first row and column, the unit's first element, row length and stride."""
     width = frame.width_units.to(tl.int64) * FORM.align
     if FORM.columns:
         i_row = i_tile.to(tl.int64) * FORM.tile_rows
@@ -162,7 +163,7 @@ def _corner(i_tile, i_unit, frame, FORM: tl.constexpr):
 
 @triton.jit
 def _place_bytes(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return the offsets of a tile's bytes of the mask, which begin at whole bytes, and which."""
+    """Return the offsets of the bytes of a tile in the mask, and which of them exist."""
     i_row, i_column, base, width, stride = _corner(i_tile, i_unit, frame, FORM)
     i_rows = i_row + tl.arange(0, FORM.tile_rows)
     i_bytes = tl.arange(0, FORM.tile_columns // 8)

@@ -20,9 +20,9 @@ def reproducible_hook(
 ) -> torch.futures.Future[Tensor]:
     """Add up gradients so that the sum has the same bits in any order, on any ring or tree.
 
-    For ``DistributedDataParallel.register_comm_hook(state, backnorm.torch.reproducible_hook)``; of
-    models with and without batch normalisation. It uses only what gloo and NCCL both have; it has
-    not run with NCCL.
+    Register the hook by ``DistributedDataParallel.register_comm_hook(state, reproducible_hook)``.
+    It works for models with and without batch normalisation. It uses only operations that both gloo
+    and NCCL support, but has not been tested with NCCL.
 
     Parameters
     ----------
@@ -35,29 +35,30 @@ def reproducible_hook(
     Returns
     -------
     torch.futures.Future
-        Of the sums, divided by the number of processes unless ``average=False``.
+        Holds the sums, divided by the number of processes unless ``average=False``.
 
     Raises
     ------
     ArgumentTypeError
-        If `state` is something else, or gradients are not float32, float64, float16 or bfloat16, or
-        are sparse.
+        If `state` has another type, or gradients are sparse, or are not float32, float64, float16
+        or bfloat16.
     ArgumentValueError
         If there are more than 8192 gradients to add (micro-batches times processes), or a gradient
         was not computed in the micro-batches of `ReproducibleGradients`.
 
     Notes
     -----
-    Each gradient is rounded by itself to a multiple of 2**-40 of the largest one of its element,
-    and multiples are added exactly. The error of a sum of N is at most N * 2**-40 of the largest
-    gradient and a rounding to the type (float64: 2**-80; 16-bit sums are rounded to float32 first).
-    Infinities and NaN give what they give in a sum. An element takes 9 bytes in two messages
-    (float64: 20), where PyTorch's own sum takes 4. The second message is sent while the backward
-    pass goes on.
+    Each gradient of an element is rounded to a multiple of 2**-40 times the largest gradient of
+    that element, and the multiples are added exactly. The error of a sum of N gradients is at most
+    N * 2**-40 of the largest gradient (float64: 2**-80), plus the rounding to the type (16-bit sums
+    are rounded to float32 first). Infinities and NaN have the same effect as in a plain sum. An
+    element takes 9 bytes in two messages (float64: 20); PyTorch's own sum takes 4. The second
+    message is sent while the backward pass continues.
     """
     buffer, views = bucket.buffer(), bucket.gradients()
     if buffer.layout is not torch.strided:
-        # A bucket of sparse gradients has one parameter. The hook does not know its name.
+        # A bucket of sparse gradients has one parameter. DistributedDataParallel does not pass its
+        # name.
         (parameter,) = bucket.parameters()
         raise ArgumentTypeError(
             "bucket",
@@ -87,8 +88,8 @@ def _parts(
 ) -> Iterator[Part]:
     """Yield the gradients of micro-batches, with their elements in the order of the buffer.
 
-    The buffer has the elements of a dense parameter in the parameter's order. The views of the
-    bucket are contiguous, so theirs is another order unless the parameter is contiguous.
+    The buffer has the elements of a dense parameter in the memory order of the parameter. The views
+    of the bucket are contiguous, so their order differs unless the parameter is contiguous.
     """
     for view, p, each_batch in zip(bucket.gradients(), bucket.parameters(), gradients, strict=True):
         dense = torch.ops.aten.is_non_overlapping_and_dense(p)

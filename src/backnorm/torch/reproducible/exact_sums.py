@@ -12,8 +12,8 @@ and Nguyen, "Fast reproducible floating-point summation", 2013, with one bin.)
    each are at most 2**53 quanta, so all partial sums are exact.
 4. The sum is rounded to the type of the elements.
 
-*Bytes* per element: 1 and 8, where a plain float32 sum takes 4. One quantum for a block of elements
-would save the first byte, but small elements beside large ones would lose their digits. float64
+*Bytes* per element: 1 and 8; a plain float32 sum takes 4. One quantum for a block of elements would
+save the first byte, but small elements in a block with large ones would lose their digits. float64
 elements have two quanta of 40 bits each, in two sums: 4 and 16 bytes.
 
 *Error*: rounding a term changes it by at most 2**-40 of the largest term (float64: 2**-80). A sum
@@ -22,7 +22,8 @@ up to N * 2**-24 of the sum of all magnitudes. 16-bit sums are rounded to float3
 does. float64 terms are scaled by 2**-32, so that anchors are finite; terms below 2**-1043 count as
 zero.
 
-NaN and infinities give what an IEEE sum gives in any order. Sums of zeros are +0.
+NaN and infinities give the result of an IEEE sum, which for them does not depend on the order. Sums
+of zeros are +0.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class Part(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """How elements of a type are exchanged and rounded: as numbers of type `wide`, scaled."""
+    """The constants of an element type: elements are converted to type `wide` and scaled."""
 
     wide: torch.dtype
     integer: torch.dtype
     mantissa_bits: int
     bias: int
     exponent_dtype: torch.dtype
-    # The exponent fields for which anchors are normal numbers.
+    # The range of exponent fields for which anchors are normal numbers.
     least: int
     most: int
     quanta: int
@@ -86,7 +87,7 @@ def sum_of_all(
     Parameters
     ----------
     own : Tensor, shape (n,)
-        A term of each element: float32, float64, float16 or bfloat16.
+        One term of each element: float32, float64, float16 or bfloat16.
     parts : iterable of Part
         Further terms, of the same type.
     group : ProcessGroup or None
@@ -96,14 +97,14 @@ def sum_of_all(
     Returns
     -------
     torch.futures.Future
-        Of `own`. The call waits for the exchange of the exponents. The sum is exchanged while this
-        process goes on. (If the exchange of the sum began in a callback of the first one, processes
-        would begin exchanges in different orders.)
+        Holds `own`. The call waits for the exchange of the exponents. The sum is exchanged while
+        this process continues. (If a callback of the first exchange began the second, processes
+        could begin exchanges in different orders.)
 
     Raises
     ------
     ArgumentTypeError
-        If the elements are of another type.
+        If the elements have another type.
     ArgumentValueError
         In all processes, if an element can have more than `MAX_TERMS` terms: the largest number in
         one process times the number of processes.
@@ -116,8 +117,8 @@ def sum_of_all(
     terms = [Part(0, own), *parts]
     exponents = largest_exponents(terms, own)
     count = 1 + max(Counter(part.first for part in terms[1:]).values(), default=0)
-    # Bytes that add up to the count, each at most 255, the first ones full: the bytewise maximum
-    # over processes is the code of the largest count.
+    # The count is encoded as bytes that add up to it: 255, 255, ..., then the rest. So the bytewise
+    # maximum over processes is the code of the largest count.
     starts = torch.arange(0, MAX_TERMS + 1, 255, device=own.device)
     code = (min(count, MAX_TERMS + 1) - starts).clamp(0, 255).to(exponents.dtype)
     message = torch.cat((exponents, code))
@@ -132,7 +133,7 @@ def sum_of_all(
     sums = rounded_sums(terms, exponents, own)
 
     def finish(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-        # Raises if the exchange failed.
+        # `value` raises if the exchange failed.
         future.value()
         return store_sums(own, sums, divisor)
 
@@ -157,8 +158,8 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
     """Return the sums of terms rounded to quanta: float64, shape (quanta, n)."""
     form = _FORMATS[own.dtype]
     sums = own.new_zeros(form.quanta, *own.shape, dtype=torch.float64)
-    # An anchor has the exponent of the next power of two, 2**-40 of that for each quantum, times
-    # 2**52; the highest bit of its significand makes it 1.5 times a power of two.
+    # The first quantum is 2**-40 times the next power of two, the second 2**-40 times the first.
+    # An anchor is a quantum times 2**52; the highest bit of its significand adds the factor 1.5.
     anchors = [
         1023 - form.bias + 1 - _BITS * (k + 1) + 52 << 52 | 1 << 51 for k in range(form.quanta)
     ]
@@ -170,7 +171,7 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
             rounded = (rest + anchor).sub_(anchor)
             sum_ += rounded
             if form.quanta > 1:
-                # The first sum has all NaN and infinities.
+                # NaN and infinities are only in the first sum.
                 rest = rest.sub_(rounded).nan_to_num_(0.0, 0.0, 0.0)
     return sums
 

@@ -1,10 +1,10 @@
 """Gradients computed in micro-batches of one size, however the batch is split over processes.
 
 An operator that sums over the batch (the gradient of a convolution's weight, for example) rounds in
-an order that depends on the batch, so the sum depends on how the batch was split. Here no operator
-has more than a micro-batch: modules run on `micro_batch` samples at a time, each time with a view
-of their parameters, and the gradients of each micro-batch are kept unsummed. A communication hook
-then adds up those of all micro-batches of all processes at once (`exact_sums`).
+an order that depends on the batch, so the sum depends on how the batch was split. Here every
+operator gets one micro-batch: modules run on `micro_batch` samples at a time, each time with new
+views of their parameters, and the gradients of the micro-batches are kept separately. A
+communication hook then adds up the gradients of all micro-batches of all processes (`exact_sums`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from backnorm.torch.conversion import is_batch_norm
 
 __all__ = ["ReproducibleGradients"]
 
-# Modules whose gradients have the same bits for any batch: they compute each element by itself, or
-# select elements.
+# Modules whose gradients have the same bits for any batch, because they compute each element on its
+# own, or select elements.
 _EXACT = (nn.Identity, nn.ReLU, nn.Flatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
-# Values other than tensors that are the same for all samples.
+# Types of values, other than tensors, that are the same for all samples.
 _SHARED = (
     type(None), str, bytes, bool, enum.Enum,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
 
-# Bytes. Operators may add in another order for another alignment (matrix products of MKL do).
+# Bytes. The order in which operators add may depend on the alignment (as in MKL's matrix products).
 _ALIGNMENT = 64
 
 
@@ -55,31 +55,32 @@ class ReproducibleGradients:
         model = DistributedDataParallel(model)
         model.register_comm_hook(gradients, backnorm.torch.reproducible_hook)
 
-    From then on the modules within `module` run on `micro_batch` samples at a time: the largest
-    ones that contain no batch normalisation, which has the whole batch. The gradients of each
+    From then on, the largest modules within `module` that contain no batch normalisation run on
+    `micro_batch` samples at a time. Batch normalisation gets the whole batch. The gradients of each
     micro-batch are kept until `reproducible_hook` adds up those of all processes, in sums that do
-    not depend on the order. So 1 process with 32 samples and 4 with 8 each take the same step, bit
-    for bit; after backward passes in `no_sync`, too.
+    not depend on the order. So 1 process with 32 samples and 4 processes with 8 each take the same
+    step, bit for bit. This also holds after backward passes in `no_sync`.
 
     Parameters
     ----------
     module : torch.nn.Module
-        After `backnorm.torch.convert`, and before it is wrapped. Its parameters, buffers,
+        The model, after `backnorm.torch.convert` and before it is wrapped. Its parameters, buffers,
         `state_dict` and hooks do not change.
     micro_batch : int
         Samples in a micro-batch, along axis 0 of every tensor that a module takes and returns.
-        The batch of each process must be a multiple. Until the hook is called, a process keeps the
-        gradients of all its micro-batches: their number times the size of the parameters.
+        The batch of each process must be a multiple of it. Until the hook is called, a process
+        keeps the gradients of all its micro-batches: their number times the size of the parameters.
     process_group : torch.distributed.ProcessGroup, optional
-        That of `DistributedDataParallel`; by default all processes.
+        The group of `DistributedDataParallel`; by default all processes.
     average : bool
         Whether sums are divided by the number of processes, as `DistributedDataParallel` does by
-        default, for losses that are means over the samples of a process. The division is exact for
-        powers of two. For other numbers, and for batches of different sizes, use False, and divide
-        each loss by the number of samples of all processes.
+        default. This is correct for losses that are means over the samples of a process. The
+        division is exact if the number of processes is a power of two. For other numbers, and for
+        batches of different sizes, use False, and divide each loss by the number of samples of all
+        processes.
     exclude : iterable of torch.nn.Module
-        Modules within that run on the whole batch. The gradients of their parameters are added up
-        over processes only.
+        Modules within `module` that run on the whole batch. The gradients of their parameters are
+        added up over processes only.
 
     Raises
     ------
@@ -93,10 +94,10 @@ class ReproducibleGradients:
 
     Notes
     -----
-    It assumes that an operator of PyTorch gives the same bits for the same micro-batch. It does on
-    one kind of processor, with one version of PyTorch and one number of threads
+    The class assumes that an operator of PyTorch gives the same bits for the same micro-batch. That
+    holds for the same kind of processor, version of PyTorch and number of threads
     (`torch.set_num_threads`), and on GPUs with `torch.use_deterministic_algorithms(True)`.
-    Functions called between modules must compute each sample by itself.
+    Functions called between modules must compute each sample independently of the others.
 
     The hook stores gradients in ``.grad``; `torch.autograd.grad` returns zeros. An instance is also
     a context manager, which calls `remove` at its end.
@@ -130,7 +131,7 @@ class ReproducibleGradients:
         whole = {each for each in names if each in excluded or is_batch_norm(each)}
         others = {p for each in whole for p in each.parameters()}
         self._names = {p: name for name, p in module.named_parameters() if p not in others}
-        # A module can be part of several.
+        # A module can be part of several of `modules`.
         found = dict.fromkeys(_largest_without(module, whole))
         self._forwards = [
             _MicroBatchForward(each, names[each], size, self._gradients) for each in found
@@ -154,20 +155,20 @@ class ReproducibleGradients:
     def discard(self) -> None:
         """Discard the gradients that were kept.
 
-        For a step that is given up: when gradients computed in `no_sync` are not used, or a
+        Call it when a step is abandoned: when gradients computed in `no_sync` are not used, or a
         backward pass has raised.
         """
         self._gradients.clear()
 
     def _pop(self, parameters: Sequence[Tensor], summed: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Return the gradients that were kept of each parameter, and keep them no longer.
+        """Remove and return the gradients that were kept for each parameter.
 
         `summed` are the gradients that autograd added up. They are not zero if a parameter was used
         outside of micro-batches, which is an error unless its module is excluded.
         """
         pairs = [pair for pair in zip(parameters, summed, strict=True) if pair[0] in self._names]
         counts = {p: gradient.count_nonzero() for p, gradient in pairs}
-        # One synchronisation with the device, not one a parameter.
+        # One synchronisation with the device instead of one for each parameter.
         if counts and bool(torch.stack([*counts.values()]).any()):
             self.discard()
             names = ", ".join(repr(self._names[p]) for p, count in counts.items() if count)
@@ -185,7 +186,7 @@ _Gradients = dict[Tensor, list[Tensor]]
 
 
 class _MicroBatchForward:
-    """A module's forward in micro-batches: an attribute, copied and pickled with the module."""
+    """The forward of a module in micro-batches, an attribute that is copied with the module."""
 
     def __init__(self, module: nn.Module, name: str, size: int, gradients: _Gradients) -> None:
         for inner, each in module.named_modules(prefix=name):
@@ -209,7 +210,7 @@ class _MicroBatchForward:
     @torch.compiler.disable
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         trained = {name: p for name, p in self.original.named_parameters() if p.requires_grad}
-        # Parameters are views if a module around this one runs in micro-batches.
+        # Parameters are views if a module that contains this one runs in micro-batches.
         is_inner = not all(p.is_leaf for p in trained.values())
         if is_inner or not (self.module.training or torch.is_grad_enabled()):
             return self.original(*arguments, **options)
@@ -228,7 +229,7 @@ class _MicroBatchForward:
         return self._concatenated(results)
 
     def _batch_size(self, leaves: list[Any]) -> int | None:
-        """Return the number of samples, or None if there are none."""
+        """Return the number of samples, or None if no leaf is a tensor."""
         shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
         sizes = {shape[:1] for shape in shapes}
         if len(sizes) > 1 or any(not size or size[0] % self.size for size in sizes):
@@ -236,7 +237,7 @@ class _MicroBatchForward:
         return shapes[0][0] or None if shapes else None
 
     def _split(self, leaf: Any, batch: int | None) -> list[Any]:
-        """Return an argument for each micro-batch."""
+        """Return the value of an argument for each micro-batch."""
         if isinstance(leaf, Tensor):
             return [_aligned(each) for each in leaf.split(self.size)]
         is_number = isinstance(leaf, numbers.Number)
@@ -245,7 +246,7 @@ class _MicroBatchForward:
         raise self._error("be called with a multiple of", described(leaf))
 
     def _concatenated(self, results: list[Any]) -> Any:
-        """Return the result for the batch, from those of the micro-batches."""
+        """Return the result for the batch, from the results of the micro-batches."""
         rows, structures = zip(*(_flatten(result, self.size) for result in results), strict=True)
         if structures.count(structures[0]) < len(structures):
             raise self._error("return", "another structure for another micro-batch")
@@ -278,7 +279,7 @@ class _OriginalForward(nn.Module):
     def __init__(self, module: nn.Module, attribute: Callable[..., Any] | None) -> None:
         super().__init__()
         self.module = module
-        # An instance's own forward, which overrides that of its class.
+        # The forward in the instance's `__dict__`, which overrides that of the class.
         self.attribute = attribute
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
@@ -287,7 +288,7 @@ class _OriginalForward(nn.Module):
 
 
 class _Views(Function):
-    """A view of a parameter for each micro-batch, whose gradients are kept and not added up."""
+    """Views of a parameter, one for each micro-batch; their gradients are kept separately."""
 
     @staticmethod
     def forward(
@@ -302,7 +303,7 @@ class _Views(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         found = [each for each in gradients if each is not None]
         ctx.gradients.setdefault(ctx.parameter, []).extend(found)
-        # A zero of the parameter's shape that takes no memory.
+        # A zero gradient of the parameter's shape that takes no memory.
         return ctx.parameter.new_zeros(()).expand_as(ctx.parameter), None, None
 
 
