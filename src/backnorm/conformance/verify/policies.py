@@ -32,7 +32,7 @@ class Policy:
     derived : callable, optional
         Computes a tolerance from the inputs, instead of `tolerance` and `parameters`.
     data, loss, epsilon
-        The data of the test: see :func:`backnorm.conformance.verify.audit.audit`.
+        The data of the test: see :func:`backnorm.conformance.verify.audit_data.runs`.
     """
 
     source: str
