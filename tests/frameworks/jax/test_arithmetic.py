@@ -364,7 +364,7 @@ class TestFormulas:
             found = tuple(map(np.asarray, jax.jit(function)(*given.backward_inputs)))
             passed(check_backward(*given.backward_inputs, found, training=training, **judged))
 
-    @pytest.mark.covering(0)
+    @pytest.mark.long
     @TYPES
     def test_without_a_word_they_are_those_of_float32(self, dtype, data):
         given = data(dtype)
@@ -374,6 +374,7 @@ class TestFormulas:
         same(found[0], found[1])
         differ(found[0], found[2])
 
+    @pytest.mark.long
     def test_without_64_bits_float64_is_refused(self, data):
         given = data(FLOAT32)
         how = {"epsilon": given.epsilon, "axis": 1}

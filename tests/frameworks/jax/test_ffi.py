@@ -120,6 +120,7 @@ class TestVersion:
         ffi.version.cache_clear()
         jax.clear_caches()
 
+    @pytest.mark.covering(0)
     @pytest.mark.parametrize(
         ("header", "came"),
         [

@@ -80,7 +80,7 @@ OF_LOSSES = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("transform", OF_RESULTS)
 @pytest.mark.parametrize("name", PAIRS)
 def test_of_results(name, transform, arguments):

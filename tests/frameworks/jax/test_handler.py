@@ -207,6 +207,7 @@ def test_tasks_on_threads():
         thread.join()
 
 
+@pytest.mark.long
 def test_many_calls_at_once():
     tasks, answers = [], []
     calls = [Xla(threads=8, schedule=on_threads(tasks), instances=2) for _ in range(6)]

@@ -63,6 +63,7 @@ def test_types(given, param_dtype, dtype, normal):
         agree(ours[1], theirs[1], 3e-2)
 
 
+@pytest.mark.long
 def test_running_statistics_keep_their_type(normal):
     _, (_, (y, changed)) = stepped(BatchNorm, normal(6, 3), {}, False, None)
     assert y.dtype == jnp.float64
@@ -99,7 +100,7 @@ def test_moving_averages_move(normal):
     np.testing.assert_allclose(y.mean(0), 0.0, atol=1e-6)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]], [[0, 3], [1, 2]]])
 def test_statistics_of_all_devices(groups, masked, normal):

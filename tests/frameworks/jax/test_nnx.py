@@ -96,6 +96,7 @@ def as_it_is(arrays, *, dtype):
     return arrays
 
 
+@pytest.mark.long
 def test_promote_dtype_is_the_callers(normal):
     def to_half(arrays, *, dtype):
         assert dtype is None
@@ -108,7 +109,7 @@ def test_promote_dtype_is_the_callers(normal):
     agree(ours, theirs, 1e-2)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("groups", [None, [[0, 3], [1, 2]]])
 @pytest.mark.parametrize("masked", [False, True])
 def test_statistics_of_all_devices(groups, masked, normal):
@@ -194,6 +195,7 @@ class TestModels:
         ours(images)
         assert not np.array_equal(ours.norm.mean[...], before["norm"]["mean"][...])
 
+    @pytest.mark.long
     def test_state_fits_either_model(self, images):
         ours, theirs = models()
         theirs(images)
