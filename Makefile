@@ -34,8 +34,8 @@ TIMES  ?= $(abspath $(VENV))/test-times.jsonl
 FOLDER  = tests/frameworks/$(@:test-%=%)
 DIST    = worksteal
 # A run of pytest each: no two frameworks share a process, nor two backends of Keras.
-FRAMEWORKS := torch jax jax_gpu tensorflow gpu gpu_code
-RUNS   := core bench $(FRAMEWORKS) keras-tensorflow keras-torch keras-jax
+# The longest begin first.
+RUNS   := core gpu torch jax tensorflow bench keras-tensorflow keras-torch keras-jax jax_gpu gpu_code
 
 # Where a benchmark puts result.json and plot.png.
 BENCH ?= bench-results
