@@ -325,7 +325,9 @@ def test_rounding_errors_of_long_sums(name, broken, long_sums, monkeypatch):
 def test_relu(module, name, broken, arithmetic, monkeypatch):
     monkeypatch.setattr(module, name, broken)
     operators = arrays.WithRelu(arithmetic)
-    assert any(rejected(examine_relu(operators, case)) for case in RELU_CASES[arithmetic])
+    # Those with a ceiling first: they reject the most kernels.
+    ordered = sorted(RELU_CASES[arithmetic], key=lambda case: "ceiling" not in case.name)
+    assert any(rejected(examine_relu(operators, case)) for case in ordered)
 
 
 @pytest.mark.covering(0)
