@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -163,3 +167,29 @@ def test_verify_nothing_judged_fails(tmp_path):
     )
     assert done.exit_code == 1
     assert "unsupported" in done.output
+
+
+def test_verify_interrupted_prints_what_was_judged(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "from backnorm import batch_norm_backward\n"
+        "def backward(*inputs, **options):\n"
+        "    if inputs[0].ndim == 3:\n"
+        "        open('sleeps', 'w').close()\n"
+        "        time.sleep(60)\n"
+        "    return batch_norm_backward(*inputs, **options)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "backnorm", "verify", "slow.py:backward"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (tmp_path / "sleeps").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    printed, errors = process.communicate(timeout=30)
+    assert time.monotonic() - begin < 10, "it waited for the case"
+    assert "interrupted" in printed
+    assert "0 findings" in printed
+    assert "Traceback" not in errors

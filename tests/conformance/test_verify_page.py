@@ -1,0 +1,79 @@
+"""The screens and the code of docs/how-to/verify.md are what the commands print and compute."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import backnorm
+from tests.pages import ROOT, blocks
+
+PAGE = "docs/how-to/verify.md"
+_SCREENS = re.findall(
+    r"^```console\n\$ (backnorm .+)\n((?:(?!```).*\n)+)^```", (ROOT / PAGE).read_text("utf-8"), re.M
+)
+
+
+def printed(command, folder):
+    """Return the lines that a command prints on a wide terminal, without their seconds."""
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return lines_of(done.stdout)
+
+
+def lines_of(text):
+    without_seconds = (re.sub(r", \d+\.\d s$", "", line.rstrip()) for line in text.splitlines())
+    return [line for line in without_seconds if line]
+
+
+@pytest.mark.parametrize(
+    ("command", "screen"),
+    [
+        pytest.param(*each, marks=[pytest.mark.long] if re.search("audit|export", each[0]) else [])
+        for each in _SCREENS
+    ],
+)
+def test_screen_is_what_the_command_prints(command, screen, tmp_path):
+    (tmp_path / "mykernel.py").write_text(blocks(PAGE)[0].code)
+    found = printed(command, tmp_path)
+    for line in lines_of(screen):
+        # Three dots stand for any number of lines.
+        if line.strip() == "...":
+            continue
+        assert line in found, "\n".join(found)
+        found = found[found.index(line) + 1 :]
+
+
+def test_code_that_reads_cases_judges_results(tmp_path, monkeypatch):
+    (code,) = (block.code for block in blocks(PAGE) if "manifest.json" in block.code)
+    printed("backnorm cases export cases --dtypes float32,bfloat16 --only 'realistic-*'", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(code, PAGE, "exec"), names)
+    count = 0
+    for case in names["cases"]("cases"):
+        inputs, options = case["inputs"], case["call"]
+        epsilon = float.fromhex(options["epsilon"])
+        layout, training = options["data_format"], options["training"]
+        results = backnorm.batch_norm_backward(
+            *(inputs.get(name) for name in ("x", "dy", "mean", "variance", "gamma")),
+            epsilon=epsilon, data_format=layout, training=training,
+        )  # fmt: skip
+        for name, result in zip(("dx", "dgamma", "dbeta"), results, strict=True):
+            if result is not None:
+                assert names["within"](case, name, result, "float32")
+                assert not names["within"](case, name, result * np.float32(1.5), "serial")
+                count += 1
+    assert count >= 12
