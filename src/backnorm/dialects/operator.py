@@ -176,20 +176,17 @@ class Operator:
         A configured operator passes its own attributes.
         """
         key: tuple[object, ...] | None
+        options = (*attributes, outputs, arithmetic)
         try:
             key = (
                 self._identity,
+                options,
+                # The key contains the classes of the options, because True == 1 == 1.0.
+                *map(type, options),
                 *[
                     None if a is None else (type(a), a.shape, a.dtype, a.flags.num)  # type: ignore[attr-defined]
                     for a in inputs
                 ],
-                # The key contains the classes of the attributes, because True == 1 == 1.0.
-                *attributes,
-                *map(type, attributes),
-                type(outputs),
-                outputs,
-                type(arithmetic),
-                arithmetic,
                 get_num_threads(),
                 chosen(),
             )
