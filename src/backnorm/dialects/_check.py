@@ -86,7 +86,8 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
         return names
     kind = type(outputs)
     if issubclass(kind, Collection) and not issubclass(kind, str | bytes):
-        requested = _names("outputs", outputs, accepted)
+        listed = _elements("outputs", outputs, accepted)
+        requested = [check_word("outputs", name, accepted=accepted) for name in listed]
     else:
         problem = "must be a number of outputs or their names"
         number = check_integer("outputs", outputs, problem=problem, accepted=accepted)
@@ -165,14 +166,6 @@ def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
                 "output_mask", "must hold booleans", came=shown(flag), accepted=accepted
             )
     return flags
-
-
-def _names(argument: str, names: Any, accepted: str) -> list[str]:
-    """Return the names in a collection as plain strings, or raise."""
-    return [
-        check_word(argument, name, accepted=accepted)
-        for name in _elements(argument, names, accepted)
-    ]
 
 
 def _elements(argument: str, collection: Any, accepted: str) -> list[Any]:
