@@ -96,7 +96,7 @@ class _Block:
     def __init__(self, size: int) -> None:
         self.size = size
         self.since = 0.0
-        self.shelf = _shelf_of(size)
+        self.shelf = _shelves[size > _SMALL]
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address: int = _address(np.frombuffer(self.memory, np.uint8))
         advise(self.address, size)
@@ -132,10 +132,6 @@ class _End(weakref.ref[_Lease]):
 # current one, may append between any two steps, so no code iterates over a shelf or relies on its
 # length.
 _shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
-
-
-def _shelf_of(size: int) -> deque[_End]:
-    return _shelves[size > _SMALL]
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dialects._check import check_inputs
-from backnorm.dialects._statistics import check_inverse, common_type
+from backnorm.dialects._statistics import check_inverse, common_type, native
 from backnorm.dialects.schema import (
     REQUIRED,
     FormatSpec,
@@ -132,10 +132,7 @@ def batch_norm_backward_reduce(
     arrays = _checked(_REDUCE, grad_out, input, mean, invstd, weight)
     center = arrays["mean"]
     sums = reduce(arrays["input"], arrays["grad_out"], center, arithmetic=arithmetic)
-    sum_type = element_type(center.dtype)
-    parameter_type = element_type(arrays.get("weight", center).dtype)
-    assert sum_type is not None
-    assert parameter_type is not None
+    sum_type, parameter_type = native(center), native(arrays.get("weight", center))
     with np.errstate(all="ignore"):
         grad_weight = sums.sum_dy_xmu * arrays["invstd"].astype(FLOAT64)
     return (
@@ -193,18 +190,15 @@ def batch_norm_backward_elemt(
     total = _total(count, x)
     common = common_type({n: a for n, a in arrays.items() if n in ("mean", "invstd", "weight")})
     mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
-    dtype, statistics_type = element_type(x.dtype), element_type(mean.dtype)
-    assert dtype is not None
-    assert statistics_type is not None
     problem = Problem(
         "apply",
         x.shape,
         (1,),
-        dtype,
-        statistics_type,
+        native(x),
+        native(mean),
         has_gamma=weight is not None,
         inverse=True,
-        arithmetic=resolved(dtype, arithmetic),
+        arithmetic=resolved(native(x), arithmetic),
     )
     found = executable(problem, x, exchanged=True)
     dx: np.ndarray
@@ -221,7 +215,7 @@ def _checked(schema: OperatorSchema, *values: ArrayLike | None) -> dict[str, np.
 
 def _sum(name: str, value: ArrayLike | None, mean: np.ndarray) -> np.ndarray:
     array = as_array(name, value)
-    own, expected = element_type(array.dtype), element_type(mean.dtype)
+    own, expected = element_type(array.dtype), native(mean)
     if own is None or own not in (expected, FLOAT64):
         raise ArgumentTypeError(
             name, "unsupported element type", came=array.dtype, accepted=f"{expected} or float64"

@@ -146,8 +146,7 @@ def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
     """Return the flags of an output mask; each says whether an output is requested."""
     kind, outputs = type(output_mask), schema.outputs
     accepted = "a sequence of three booleans"
-    is_sequence = issubclass(kind, (tuple, list, np.ndarray)) or issubclass(kind, Sequence)
-    if issubclass(kind, str) or not is_sequence:
+    if issubclass(kind, str) or not issubclass(kind, (np.ndarray, Sequence)):
         raise ArgumentTypeError(
             "output_mask", "says which results are wanted", came=kind.__name__, accepted=accepted
         )

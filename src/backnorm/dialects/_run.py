@@ -17,8 +17,8 @@ import numpy as np
 from backnorm.arrays import NUMPY
 from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects._check import check_memory
-from backnorm.dialects._statistics import statistics_of
-from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit, rounded
+from backnorm.dialects._statistics import native, statistics_of
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit, rounded
 from backnorm.errors import ArgumentError
 from backnorm.executable import executable
 from backnorm.interfaces import Results
@@ -158,8 +158,7 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     converted = tuple(
         role
         for role, name in canonical.inputs.items()
-        if role not in ("x", "dy")
-        and element_type(call.inputs[name].dtype) != problem.statistics_dtype
+        if role not in ("x", "dy") and native(call.inputs[name]) != problem.statistics_dtype
     )
     memory = {tensor.role: names.index(tensor.name) for tensor in schema.inputs}
     results = [
@@ -248,18 +247,15 @@ def _selection(
 
 def _problem(call: Call, canonical: CanonicalCall) -> Problem:
     """Return the problem of a checked call."""
-    arrays = {role: call.inputs[name] for role, name in canonical.inputs.items()}
-    x = arrays["x"]
-    dtype = element_type(x.dtype)
-    assert dtype is not None
+    x = call.inputs[canonical.inputs["x"]]
     return Problem(
         canonical.operation,
         x.shape,
         canonical.channel_axes,
-        dtype,
-        _statistics_type(call, canonical, dtype),
-        has_gamma="gamma" in arrays,
-        has_beta="beta" in arrays,
+        native(x),
+        _statistics_type(call, canonical, native(x)),
+        has_gamma="gamma" in canonical.inputs,
+        has_beta="beta" in canonical.inputs,
         epsilon=canonical.epsilon,
         training=canonical.training or canonical.operation == "forward",
         inverse=canonical.inverse_std,
@@ -276,22 +272,20 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
     several types, they are computed in float64 and rounded once.
     """
     inputs = {
-        element_type(call.inputs[name].dtype)
+        native(call.inputs[name])
         for role, name in canonical.inputs.items()
         if role not in ("x", "dy")
     }
-    results = {_type_of_result(call, each.name) for each in SIGNATURES[canonical.operation].results}
-    results.discard(None)
+    determined = (_type_of_result(call, r.name) for r in SIGNATURES[canonical.operation].results)
+    results = {dtype for dtype in determined if dtype is not None}
     if canonical.recomputes or len(results) > 1:
         return FLOAT64
     if canonical.operation == "backward" and len(inputs) > 1:
         return FLOAT64
-    common: np.dtype | None = FLOAT32
-    if len(inputs) == 1:
-        (common,) = inputs
-    elif not inputs:
-        (common,) = results or {FLOAT32 if is_16_bit(dtype) else dtype}
-    assert common is not None
+    # Several types of inputs are float32 and one of 16 bits.
+    common = FLOAT32
+    if len(inputs) <= 1:
+        (common,) = inputs or results or {FLOAT32 if is_16_bit(dtype) else dtype}
     return common if results <= {common} else FLOAT64
 
 
@@ -300,5 +294,5 @@ def _type_of_result(call: Call, role: str) -> np.dtype | None:
     for name in _TYPED_LIKE.get(role, ()):
         array = call.by_role(name)
         if array is not None:
-            return element_type(array.dtype)
+            return native(array)
     return None

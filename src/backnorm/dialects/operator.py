@@ -25,8 +25,8 @@ from backnorm.dialects._call import Call, CanonicalCall, canonical_call
 from backnorm.dialects._check import check_inputs, check_outputs
 from backnorm.dialects._description import described
 from backnorm.dialects._run import Arrays, BoundCall, bound
+from backnorm.dialects._statistics import native
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.executable import CALLS
 from backnorm.scalars import check_word
@@ -153,9 +153,7 @@ class Operator:
         schema = cls.schema_for(attributes)
         checked = check_attributes(schema, attributes)
         arrays = check_inputs(schema, checked, inputs)
-        dtype = element_type(arrays[schema.words["x"]].dtype)
-        assert dtype is not None
-        computed_in = resolved(dtype, arithmetic)
+        computed_in = resolved(native(arrays[schema.words["x"]]), arithmetic)
         return Call(schema, arrays, checked, check_outputs(schema, outputs), computed_in)
 
     @classmethod
