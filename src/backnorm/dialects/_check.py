@@ -51,9 +51,7 @@ def check_inputs(
                 raise ArgumentTypeError(
                     tensor.name, f"is a required input of {schema.op}", accepted="an array"
                 )
-        elif tensor.kind == "opaque":
-            continue
-        else:
+        elif tensor.kind != "opaque":
             if tensor.role.startswith("memory_"):
                 check_memory(tensor.name, value)
             arrays[tensor.name] = as_array(tensor.name, value)
@@ -128,11 +126,10 @@ def channel_axes_of(
     """Return the axes of the data that are not reduced, ascending."""
     if schema.channel_axes is not None:
         return schema.channel_axes(attributes, arrays)
-    for spec in schema.attributes:
-        if spec.role == "channel_axis":
-            axis = attributes[spec.name]
-            assert isinstance(axis, int)
-            return (axis,)
+    if "channel_axis" in schema.words:
+        axis = attributes[schema.words["channel_axis"]]
+        assert isinstance(axis, int)
+        return (axis,)
     rank = arrays[schema.words["x"]].ndim
     return (1 if format_of(schema, attributes).layout == "NCX" else rank - 1,)
 

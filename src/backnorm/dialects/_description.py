@@ -35,6 +35,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     order = tuple(name for name in call if name in known) or tuple(t.name for t in rules.inputs)
     return replace(
         rules,
+        source=rules.source.replace("{op}", rules.op),
         inputs=tuple(replace(t, summary=inputs.get(t.name, "")) for t in rules.inputs),
         outputs=tuple(replace(t, summary=outputs.get(t.name, "")) for t in rules.outputs),
         attributes=tuple(

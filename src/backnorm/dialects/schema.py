@@ -274,9 +274,6 @@ class OperatorSchema:
     choice: Choice = "all"
     takes_memory: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "source", self.source.replace("{op}", self.op))
-
     @property
     def call(self) -> str:
         """The signature of a call, as text."""
