@@ -65,12 +65,10 @@ _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
 
 def _system_call() -> Callable[[int, int, int], int] | None:
     """Return the function madvise if the system has huge pages, else None."""
-    try:
-        function = ctypes.CDLL(None).madvise if _HAS_ADVICE else None
-    except (OSError, AttributeError):
+    if not _HAS_ADVICE:
         return None
-    if function is not None:
-        function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return function
 
 
