@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         "dialects: the node's order of gamma and beta is swapped",
         "dialects/ngraph.py",
-        "return call(input, gamma, beta, *others, **named)",
-        "return call(input, beta, gamma, *others, **named)",
+        "return self(input, gamma, beta, epsilon,",
+        "return self(input, beta, gamma, epsilon,",
         ("tests/dialects/test_ngraph.py",),
     ),
     Mutant(

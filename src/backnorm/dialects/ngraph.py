@@ -11,7 +11,6 @@ the order of the nodes.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -57,23 +56,7 @@ _GAMMA, _BETA = channel("gamma", "gamma", "T"), channel("beta", "beta", "T")
 _MEAN, _VARIANCE = channel("mean", "mean", "T"), channel("variance", "variance", "T")
 
 
-class _Operator(Operator):
-    """An operator whose node has gamma and beta before the input."""
-
-    def from_node_order(
-        self,
-        gamma: ArrayLike | None = None,
-        beta: ArrayLike | None = None,
-        input: ArrayLike | None = None,
-        *others: Any,
-        **named: Any,
-    ) -> Any:
-        """Call the operator with the inputs in the order of the node; the others are the same."""
-        call: Any = self
-        return call(input, gamma, beta, *others, **named)
-
-
-class _BatchNormTrainingBackprop(_Operator):
+class _BatchNormTrainingBackprop(Operator):
     rules = (
         _rules(
             op="BatchNormTrainingBackprop",
@@ -160,8 +143,34 @@ class _BatchNormTrainingBackprop(_Operator):
         )
         return input_delta, gamma_delta, beta_delta
 
+    def from_node_order(
+        self,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        input: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        delta: ArrayLike | None = None,
+        epsilon: float | Required = REQUIRED,
+        *,
+        input_delta: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Call the operator with the inputs in the order of the node."""
+        return self(
+            input,
+            gamma,
+            beta,
+            mean,
+            variance,
+            delta,
+            epsilon,
+            input_delta=input_delta,
+            arithmetic=arithmetic,
+        )
 
-class _BatchNormTraining(_Operator):
+
+class _BatchNormTraining(Operator):
     rules = (
         _rules(
             op="BatchNormTraining",
@@ -232,8 +241,21 @@ class _BatchNormTraining(_Operator):
         )
         return normalized, batch_mean, batch_variance
 
+    def from_node_order(
+        self,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        input: ArrayLike | None = None,
+        epsilon: float | Required = REQUIRED,
+        *,
+        normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Call the operator with the inputs in the order of the node."""
+        return self(input, gamma, beta, epsilon, normalized=normalized, arithmetic=arithmetic)
 
-class _BatchNormInference(_Operator):
+
+class _BatchNormInference(Operator):
     rules = (
         _rules(
             op="BatchNormInference",
@@ -305,6 +327,30 @@ class _BatchNormInference(_Operator):
             arithmetic=arithmetic,
         )
         return normalized
+
+    def from_node_order(
+        self,
+        gamma: ArrayLike | None = None,
+        beta: ArrayLike | None = None,
+        input: ArrayLike | None = None,
+        mean: ArrayLike | None = None,
+        variance: ArrayLike | None = None,
+        epsilon: float | Required = REQUIRED,
+        *,
+        normalized: np.ndarray | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> np.ndarray:
+        """Call the operator with the inputs in the order of the node."""
+        return self(
+            input,
+            gamma,
+            beta,
+            mean,
+            variance,
+            epsilon,
+            normalized=normalized,
+            arithmetic=arithmetic,
+        )
 
 
 BatchNormTrainingBackprop = _BatchNormTrainingBackprop()
