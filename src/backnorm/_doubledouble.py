@@ -111,10 +111,9 @@ class Exact:
 
     def sum(self) -> Exact:
         """Return the sum along the last axis, by a balanced tree of double-double sums."""
-        hi, lo = self.hi, self.lo
-        if hi.shape[-1] == 0:
-            return Exact.of(np.zeros(hi.shape[:-1]))
-        value = Exact(hi, lo)
+        if self.shape[-1] == 0:
+            return Exact.of(np.zeros(self.shape[:-1]))
+        value = self
         while (length := value.shape[-1]) > 1:
             half = length // 2
             pairs = value[..., :half] + value[..., half : 2 * half]

@@ -65,12 +65,10 @@ _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
 
 def _system_call() -> Callable[[int, int, int], int] | None:
     """Return the function madvise if the system has huge pages, else None."""
-    try:
-        function = ctypes.CDLL(None).madvise if _HAS_ADVICE else None
-    except (OSError, AttributeError):
+    if not _HAS_ADVICE:
         return None
-    if function is not None:
-        function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return function
 
 
@@ -96,7 +94,7 @@ class _Block:
     def __init__(self, size: int) -> None:
         self.size = size
         self.since = 0.0
-        self.shelf = _shelf_of(size)
+        self.shelf = _shelves[size > _SMALL]
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address: int = _address(np.frombuffer(self.memory, np.uint8))
         advise(self.address, size)
@@ -132,10 +130,6 @@ class _End(weakref.ref[_Lease]):
 # current one, may append between any two steps, so no code iterates over a shelf or relies on its
 # length.
 _shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
-
-
-def _shelf_of(size: int) -> deque[_End]:
-    return _shelves[size > _SMALL]
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 __all__ = [
@@ -82,9 +83,9 @@ class ArgumentError(BacknormError):
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process may not be able to unpickle the value, so its text is pickled.
         came = self.came if self.came is None else shown(self.came, str)
-        return _made, (type(self), {**self.parts(), "came": came})
+        return partial(type(self), **{**self.parts(), "came": came}), ()
 
-    def parts(self) -> dict[str, object]:
+    def parts(self) -> dict[str, Any]:
         """Return the parts of the error by name: its argument, problem, came, accepted and hint."""
         names = "argument", "problem", "came", "accepted", "hint"
         return dict(zip(names, self._given, strict=True))
@@ -99,11 +100,6 @@ class ArgumentError(BacknormError):
             accepted=_named(accepted, words),
             hint=_named(hint, words),
         )
-
-
-def _made(kind: type[ArgumentError], parts: dict[str, Any]) -> ArgumentError:
-    """Return an error that was pickled, from its class and its parts."""
-    return kind(parts.pop("argument"), parts.pop("problem"), **parts)
 
 
 def shown(value: object, text_of: Callable[[Any], str] = repr) -> str:

@@ -21,10 +21,6 @@ class _Reproducible:
     bins: np.ndarray
     count: int
 
-    def rounded(self) -> ChannelSums | ChannelMoments:
-        """Return the sums or moments as float64."""
-        raise NotImplementedError
-
     def __add__(self, other: object) -> Self:
         """Return the sums over both sets of elements."""
         if type(other) is not type(self):

@@ -59,13 +59,12 @@ def check_flag(name: str, value: object) -> bool:
     )
 
 
-def check_number(
-    name: str, value: Any, *, accepted: str, problem: str = "must be a real number"
-) -> float:
+def check_number(name: str, value: Any, *, accepted: str) -> float:
     """Return `value` as a float, infinity if it is too large; raise if it is not a number.
 
     Booleans and arrays are not numbers.
     """
+    problem = "must be a real number"
     if type(value) is float:
         return value
     if issubclass(type(value), Real) and type(value) not in _FLAGS:

@@ -10,6 +10,7 @@ import pytest
 
 from backnorm.cli.random_tensors import random_tensors
 from backnorm.dialects import registry
+from backnorm.errors import ArgumentError
 from backnorm.graph.program import Tensor
 
 SCHEMA = registry.operator("onednn_graph", "BatchNormTrainingBackward").schema
@@ -23,7 +24,8 @@ def missing(*ports, shape=None, dtype=None):
 def make(given=None, seed=0, data_format="NXC", **wanted):
     given = given or {}
     wanted = missing(*(port for port in PORTS if port not in given), **wanted)
-    return random_tensors(SCHEMA, {"data_format": data_format}, given, wanted, seed)
+    attributes = {"data_format": data_format, "epsilon": 1e-5}
+    return random_tensors(SCHEMA, attributes, given, wanted, seed)
 
 
 def test_everything_is_made_from_one_shape():
@@ -70,7 +72,7 @@ def test_types_follow_the_operator_and_what_is_known():
     assert (made["src"].dtype, made["mean"].dtype) == (bfloat16, bfloat16)
     schema = registry.operator("ngraph", "BatchNormInference").schema
     ports = {p: Tensor(p, (p,)) for p in ("gamma", "beta", "mean", "variance")}
-    made = random_tensors(schema, {}, {"input": np.zeros((2, 5, 3))}, ports, 0)
+    made = random_tensors(schema, {"epsilon": 1e-5}, {"input": np.zeros((2, 5, 3))}, ports, 0)
     assert {array.dtype for array in made.values()} == {np.dtype(np.float64)}
     assert made["mean"].shape == (5,)
     assert (made["variance"] > 0).all()
@@ -135,20 +137,28 @@ def test_the_feature_index_is_the_channel_axis():
     schema = registry.operator("stablehlo", "batch_norm_grad").schema
     ports = {p: Tensor(p, (p,)) for p in ("scale", "mean", "variance", "grad_output")}
     x = np.arange(120.0).reshape(2, 3, 4, 5)
+
+    def made_with(axis):
+        attributes = {"feature_index": axis, "epsilon": 1e-5}
+        return random_tensors(schema, attributes, {"operand": x}, ports, 0)
+
     for axis in range(4):
-        made = random_tensors(schema, {"feature_index": axis}, {"operand": x}, ports, 0)
+        made = made_with(axis)
         others = tuple(k for k in range(4) if k != axis)
         np.testing.assert_allclose(made["mean"], x.mean(others))
         np.testing.assert_allclose(made["variance"], x.var(others))
-    for refused_later in (4, -1, "1", None):
-        made = random_tensors(schema, {"feature_index": refused_later}, {"operand": x}, ports, 0)
-        assert made["grad_output"].shape == x.shape
+    # The operator rejects an axis that x does not have.
+    assert made_with(4)["grad_output"].shape == x.shape
+    for axis in (-1, "1", None):
+        with pytest.raises(ArgumentError, match="feature_index"):
+            made_with(axis)
 
 
 def test_an_inverse_deviation_is_that_of_x(rng):
     schema = registry.operator("aten", "native_batch_norm_backward").schema
     x = rng.normal(5.0, 2.0, (4, 3, 6))
-    made = random_tensors(schema, {}, {"input": x}, {"save_invstd": Tensor("s", ("s",))}, 0)
+    attributes = {"train": True, "eps": 1e-5}
+    made = random_tensors(schema, attributes, {"input": x}, {"save_invstd": Tensor("s", ("s",))}, 0)
     np.testing.assert_allclose(made["save_invstd"], 1 / np.sqrt(x.var((0, 2)) + 1e-5))
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import backnorm
 from backnorm.cpu import library
-from backnorm.cpu.floor import move
+from benchmarks.peers.floor import move
 library.FOLDER = Path(sys.argv[1])
 x = np.ones(10000)
 def call(threads=1):

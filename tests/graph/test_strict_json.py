@@ -50,7 +50,7 @@ def test_no_more_than_the_limit_is_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, [], {}])
 def test_only_integers_are_integers(value):
     with pytest.raises(ArgumentError, match="an integer"):
-        expect_integer(value, "here", low=0, high=9)
+        expect_integer(value, "here", high=9)
 
 
 def test_lists_have_a_limit():

@@ -244,8 +244,8 @@ MUTANTS = (
     Mutant(
         "dialects: a repeated call finds another epsilon's",
         "dialects/operator.py",
-        "*attributes,\n                *map(type, attributes),",
-        "*map(type, attributes),",
+        "options = (*attributes, outputs, arithmetic)",
+        "options = (outputs, arithmetic)",
         ("tests/contract/test_front_doors.py",),
     ),
     Mutant(

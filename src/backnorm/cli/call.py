@@ -110,7 +110,7 @@ def _declared(inputs: Mapping[str, str], document: Mapping[str, object]) -> dict
 def _shape(value: object, where: str) -> tuple[int, ...]:
     dims = expect_list(value, where, most=32)
     shape = tuple(
-        expect_integer(dim, f"{where}[{i}]", low=0, high=MAX_ELEMENTS) for i, dim in enumerate(dims)
+        expect_integer(dim, f"{where}[{i}]", high=MAX_ELEMENTS) for i, dim in enumerate(dims)
     )
     check_elements(shape, where)
     return shape

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from backnorm.dialects._attributes import check_attributes
+from backnorm.dialects._check import channel_axes_of, kept_shape
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema, TensorSpec
 from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
@@ -68,7 +70,7 @@ def random_tensors(
         parameter_type(schema, dtype) or dtype,
     )
     axes = _channel_axes(schema, attributes, shapes, shape)
-    kept = tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
+    kept = kept_shape(shape, axes)
     arrays = dict(known)
     # x comes before the statistics that are computed from it.
     for port in sorted(missing, key=lambda port: specs[port].kind != "data"):
@@ -108,22 +110,17 @@ def _channel_axes(
     shapes: Mapping[str, tuple[int, ...]],
     shape: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Return the channel axes, or any axis if the operator will reject the attributes."""
-    rank, defaults = len(shape), {a.name: a.default for a in schema.attributes}
-    if schema.channel_axes is not None:
-        # Arrays of one element are broadcast, so that they have a shape and take no memory.
-        known = {**shapes, schema.words["x"]: shape}
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
-            return schema.channel_axes(defaults | dict(attributes), arrays)
-    by_role = {a.role: attributes.get(a.name, a.default) for a in schema.attributes}
-    if "channel_axis" in by_role:
-        axis = by_role["channel_axis"]
-        return (axis if isinstance(axis, int) and 0 <= axis < rank else 0,)
-    layouts = {f.name: f.layout for f in schema.formats}
-    chosen = by_role.get("data_format")
-    layout = layouts.get(chosen if isinstance(chosen, str) else "", schema.formats[0].layout)
-    return (1 if layout == "NCX" else rank - 1,)
+    """Return the channel axes, or axis 1 if they depend on a tensor of unknown or wrong shape.
+
+    The operator rejects such a tensor, or an axis that the data do not have.
+    """
+    # Arrays of one element are broadcast, so that they have a shape and take no memory.
+    known = {**shapes, schema.words["x"]: shape}
+    arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
+    checked = check_attributes(schema, attributes)
+    with contextlib.suppress(KeyError, ValueError):
+        return channel_axes_of(schema, checked, arrays)
+    return (1,)
 
 
 def _channel(

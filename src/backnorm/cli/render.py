@@ -5,15 +5,13 @@ from __future__ import annotations
 from itertools import groupby
 
 from rich.box import SIMPLE_HEAD
-from rich.padding import PaddingDimensions
 from rich.table import Table
-from rich.text import Text
 
 from backnorm.cli.demo import DemoReport
 from backnorm.cli.run import RunReport, TensorFacts
 from backnorm.cli.text import counted, plain
 
-__all__ = ["captioned_table", "demo_table", "number_texts", "run_table"]
+__all__ = ["demo_table", "run_table"]
 
 _ULP_NOTE = (
     "ulp: largest error, in units in the last place; budget: largest error as a part of what is "
@@ -30,7 +28,7 @@ def run_table(report: RunReport) -> Table:
         table.add_row(
             plain(f"{step.dialect}.{step.op}{label}"),
             step.layout,
-            *number_texts(step.seconds, step.gigabytes_per_second),
+            *_number_texts(step.seconds, step.gigabytes_per_second),
             *_error_texts(step.worst_ulp, step.budget_used, not step.failures),
         )
         for tensor in step.inputs:
@@ -64,40 +62,25 @@ def demo_table(report: DemoReport) -> Table:
             table.add_row(
                 plain(f"  {row.call}"),
                 row.layout,
-                *number_texts(row.seconds, row.gigabytes_per_second),
+                *_number_texts(row.seconds, row.gigabytes_per_second),
                 *_error_texts(row.worst_ulp, row.budget_used, row.passed),
             )
         table.add_section()
     return table
 
 
-def captioned_table(title: str, caption: str | Text, padding: PaddingDimensions) -> Table:
-    """Return an empty table without a frame; title above and caption below are left-aligned.
-
-    Parameters
-    ----------
-    title : str
-        Shown verbatim.
-    caption : str or rich.text.Text
-        A string is interpreted as rich's markup, and shown faint. Untrusted text must be a `Text`.
-    padding : tuple of int
-        The padding of each cell, as in rich.
-    """
-    return Table(
-        title=plain(title),
-        title_justify="left",
-        caption=caption,
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=padding,
-        show_edge=False,
-    )
-
-
 def _measurements_table(title: str, subject: str, caption: str) -> Table:
     """Return an empty table: subject, layout, time, GB/s, ulp, budget."""
-    # Without padding, the longest call fits a terminal of 80 columns.
-    table = captioned_table(title, caption + _ULP_NOTE, padding=0)
+    table = Table(
+        title=plain(title),
+        title_justify="left",
+        caption=caption + _ULP_NOTE,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        # Without padding, the longest call fits a terminal of 80 columns.
+        padding=0,
+        show_edge=False,
+    )
     table.add_column(subject, overflow="fold")
     table.add_column("layout", no_wrap=True)
     for heading in ("time", "GB/s", "ulp", "budget"):
@@ -105,7 +88,7 @@ def _measurements_table(title: str, subject: str, caption: str) -> Table:
     return table
 
 
-def number_texts(seconds: float, gigabytes_per_second: float) -> tuple[str, str]:
+def _number_texts(seconds: float, gigabytes_per_second: float) -> tuple[str, str]:
     """Return a duration in a suitable unit, and a bandwidth, with three digits each."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1.0:

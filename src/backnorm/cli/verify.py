@@ -15,6 +15,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from backnorm.cli.program import exits_in_one_line
+from backnorm.errors import ArgumentValueError
 
 __all__ = ["cases_app", "judge", "tolerance", "verify"]
 
@@ -163,7 +164,6 @@ def verify(
     """
     from backnorm.conformance.verify.run import Job
     from backnorm.conformance.verify.run import verify as run_job
-    from backnorm.errors import ArgumentValueError
 
     if command and dialect is not None:
         raise ArgumentValueError("--dialect", "a command has none", came=dialect)
@@ -243,7 +243,6 @@ def cases_show(
     """Print the inputs of a case, its bounds, and which wrong kernels it rejects."""
     from backnorm.conformance.verify._about import show_about
     from backnorm.conformance.verify.cases import DTYPES, Selection, selected
-    from backnorm.errors import ArgumentValueError
 
     every = selected(Selection(tier, tuple(DTYPES), seed=seed))
     case = next((each for each in every if each.name == name), None)
@@ -312,8 +311,6 @@ def tolerance(
     ] = None,
 ) -> None:
     """Print the bounds of right kernels, or what a test's tolerance would let through."""
-    from backnorm.errors import ArgumentValueError
-
     tests = {"--audit": audit, "--policy": policy, "--compare": compare}
     named = [option for option, value in tests.items() if value is not None]
     if len(named) > 1:
@@ -338,7 +335,6 @@ def _print_audit(
     from backnorm.conformance.verify import audit_data, policies, tolerances
     from backnorm.conformance.verify.audit import audit
     from backnorm.conformance.verify.subjects import function_of
-    from backnorm.errors import ArgumentValueError
 
     project = None if policy is None else policies.policy_of(policy)
     epsilon = 1e-5 if project is None else project.epsilon
@@ -412,7 +408,6 @@ def _selection(
     seed: int,
 ) -> Any:
     from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection
-    from backnorm.errors import ArgumentValueError
 
     for option, text, known in (("--dtypes", dtypes, DTYPES), ("--layouts", layouts, LAYOUTS)):
         for word in _listed(text):
@@ -425,7 +420,6 @@ def _selection(
 
 def _element_type(name: str) -> Any:
     from backnorm.conformance.verify.cases import DTYPES
-    from backnorm.errors import ArgumentValueError
 
     if name not in DTYPES:
         raise ArgumentValueError("--dtype", "unknown", came=repr(name), accepted=", ".join(DTYPES))
@@ -433,7 +427,6 @@ def _element_type(name: str) -> Any:
 
 
 def _shape(text: str, least: int = 1) -> tuple[int, ...]:
-    from backnorm.errors import ArgumentValueError
 
     sizes = _listed(text)
     if len(sizes) < 2 or not all(size.isdecimal() and int(size) >= least for size in sizes):
@@ -443,4 +436,4 @@ def _shape(text: str, least: int = 1) -> tuple[int, ...]:
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.replace(",", " ").split() if part)
+    return tuple(text.replace(",", " ").split())

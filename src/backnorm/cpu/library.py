@@ -11,7 +11,6 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from backnorm import config
@@ -25,7 +24,6 @@ __all__ = [
     "FOLDER",
     "address",
     "digest",
-    "function",
     "has",
     "level",
     "levels",
@@ -74,22 +72,17 @@ def level() -> str:
     return wanted
 
 
-def function(kind: Kind) -> Callable[[int, int], int]:
-    """Return the compiled function of a kind, called with a record's address and an index.
+def address(kind: Kind) -> int:
+    """Return the address of the compiled function of a kind.
+
+    The function takes the address of a record and an index.
 
     Raises
     ------
     MachineCodeError
         If there is no library for this processor.
     """
-    found = load(kind.library)[kind.symbol]
-    found.argtypes, found.restype = (ctypes.c_int64, ctypes.c_int64), ctypes.c_int64
-    return found
-
-
-def address(kind: Kind) -> int:
-    """Return the address of the compiled function of a kind."""
-    return ctypes.cast(function(kind), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    return ctypes.cast(load(kind.library)[kind.symbol], ctypes.c_void_p).value or 0
 
 
 def load(name: str) -> ctypes.CDLL:
@@ -187,5 +180,4 @@ def _renew() -> None:
     _building = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_renew)

@@ -182,5 +182,4 @@ def _begin_anew() -> None:
         known[CREATE : CREATE + len(_POOL)] = functions
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_begin_anew)

@@ -3,55 +3,55 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dialects._check import check_inputs
-from backnorm.dialects._statistics import check_inverse, common_type
+from backnorm.dialects._statistics import check_inverse, common_type, native
 from backnorm.dialects.schema import (
     REQUIRED,
     FormatSpec,
     OperatorSchema,
     Phrases,
     Required,
-    TensorSpec,
     channel,
     data,
     type_rules,
 )
 from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.executable import Executable, executable
+from backnorm.executable import executable
+from backnorm.operators import reduce
 from backnorm.problem import Problem, as_array
-from backnorm.results import ChannelSums
 from backnorm.scalars import check_flag
-from backnorm.signature import Operation
 
 __all__ = [
-    "FORMATS",
     "GRAD_OUT",
     "INPUT",
     "INPUTS",
-    "PHRASES",
-    "SOURCE",
-    "TYPE_RULES",
     "WEIGHT",
     "batch_norm_backward_elemt",
     "batch_norm_backward_reduce",
+    "common_rules",
 ]
 
-SOURCE = "PyTorch 2.13, native_functions.yaml, {op}"
-FORMATS = (FormatSpec("NC...", "NCX"),)
-TYPE_RULES = type_rules(f64="f64", f32="f32", f16="f16 f32", bf16="bf16 f32")
-PHRASES = Phrases(
-    gradient_shape="must have the shape of input",
-    gradient_type="must have the element type of input",
-    channel_size="must hold one value per channel of input ({channels})",
+#: Return the rules of an operator of the dialect.
+common_rules = partial(
+    OperatorSchema,
+    dialect="aten",
+    source="PyTorch 2.13, native_functions.yaml, {op}",
+    type_rules=type_rules(f64="f64", f32="f32", f16="f16 f32", bf16="bf16 f32"),
+    formats=(FormatSpec("NC...", "NCX"),),
+    phrases=Phrases(
+        gradient_shape="must have the shape of input",
+        gradient_type="must have the element type of input",
+        channel_size="must hold one value per channel of input ({channels})",
+    ),
 )
+
 GRAD_OUT = data("grad_out", "dy", "T")
 INPUT = data("input", "x", "T")
 WEIGHT = channel("weight", "gamma", "U", required=False)
@@ -63,38 +63,22 @@ _STATISTICS = (
 INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
 
 
-def _schema(op: str, outputs: tuple[TensorSpec, ...]) -> OperatorSchema:
-    return OperatorSchema(
-        dialect="aten",
-        op=op,
-        operation="reduce" if op.endswith("reduce") else "apply",
-        source=SOURCE,
-        inputs=INPUTS,
-        outputs=outputs,
-        attributes=(),
-        type_rules=TYPE_RULES,
-        # In a 16-bit model on a GPU, weights have 16 bits and statistics are float32.
-        one_channel_type=False,
-        formats=FORMATS,
-        phrases=PHRASES,
-    )
-
-
-_REDUCE = _schema(
-    "batch_norm_backward_reduce",
-    tuple(
-        channel(name, role, "V", required=False)
-        for name, role in (
-            ("sum_dy", "sum_dy"),
-            ("sum_dy_xmu", "sum_dy_xmu"),
-            ("grad_weight", "dgamma"),
-            ("grad_bias", "dbeta"),
-        )
+# In a 16-bit model on a GPU, weights have 16 bits and statistics are float32.
+_phase = partial(common_rules, inputs=INPUTS, attributes=(), one_channel_type=False)
+_REDUCE = _phase(
+    op="batch_norm_backward_reduce",
+    operation="reduce",
+    outputs=(
+        channel("sum_dy", "sum_dy", "V", required=False),
+        channel("sum_dy_xmu", "sum_dy_xmu", "V", required=False),
+        channel("grad_weight", "dgamma", "V", required=False),
+        channel("grad_bias", "dbeta", "V", required=False),
     ),
 )
-_ELEMT = _schema(
-    "batch_norm_backward_elemt",
-    (data("grad_input", "dx", "T"),),
+_ELEMT = _phase(
+    op="batch_norm_backward_elemt",
+    operation="apply",
+    outputs=(data("grad_input", "dx", "T"),),
 )
 
 
@@ -146,14 +130,9 @@ def batch_norm_backward_reduce(
     for name, flag in wanted.items():
         wanted[name] = check_flag(name, None if flag is REQUIRED else flag)
     arrays = _checked(_REDUCE, grad_out, input, mean, invstd, weight)
-    x, dy, center = arrays["input"], arrays["grad_out"], arrays["mean"]
-    found = _executable("reduce", x, center.dtype, arithmetic)
-    (sum_dy, sum_dy_xmu), count = found.run(x, dy, None, center)
-    sums = ChannelSums(sum_dy, sum_dy_xmu, count)
-    sum_type = element_type(center.dtype)
-    parameter_type = element_type(arrays.get("weight", center).dtype)
-    assert sum_type is not None
-    assert parameter_type is not None
+    center = arrays["mean"]
+    sums = reduce(arrays["input"], arrays["grad_out"], center, arithmetic=arithmetic)
+    sum_type, parameter_type = native(center), native(arrays.get("weight", center))
     with np.errstate(all="ignore"):
         grad_weight = sums.sum_dy_xmu * arrays["invstd"].astype(FLOAT64)
     return (
@@ -204,48 +183,39 @@ def batch_norm_backward_elemt(
     """
     arrays = _checked(_ELEMT, grad_out, input, mean, invstd, weight)
     x, dy = arrays["input"], arrays["grad_out"]
-    sums = ChannelSums(
-        _sum("sum_dy", sum_dy, arrays["mean"]),
-        _sum("sum_dy_xmu", sum_dy_xmu, arrays["mean"]),
-        _total(count, x),
+    sums = tuple(
+        _sum(name, value, arrays["mean"])
+        for name, value in {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu}.items()
     )
+    total = _total(count, x)
     common = common_type({n: a for n, a in arrays.items() if n in ("mean", "invstd", "weight")})
     mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
-    options = {"has_gamma": weight is not None, "inverse": True}
-    found = _executable("apply", x, mean.dtype, arithmetic, **options)
-    added = sums.sum_dy, sums.sum_dy_xmu
+    problem = Problem(
+        "apply",
+        x.shape,
+        (1,),
+        native(x),
+        native(mean),
+        has_gamma=weight is not None,
+        inverse=True,
+        arithmetic=resolved(native(x), arithmetic),
+    )
+    found = executable(problem, x, exchanged=True)
     dx: np.ndarray
-    dx, _ = found.run(x, dy, None, mean, invstd, weight, sums=added, count=sums.count)
+    dx, _ = found.run(x, dy, None, mean, invstd, weight, sums=sums, count=total)
     return dx
 
 
-def _executable(
-    operation: Operation,
-    x: np.ndarray,
-    statistics: np.dtype,
-    arithmetic: Arithmetic | None,
-    **options: Any,
-) -> Executable:
-    dtype, own = element_type(x.dtype), element_type(statistics)
-    assert dtype is not None
-    assert own is not None
-    computed_in = resolved(dtype, arithmetic)
-    problem = Problem(operation, x.shape, (1,), dtype, own, **options, arithmetic=computed_in)
-    return executable(problem, x, exchanged=True)
-
-
 def _checked(schema: OperatorSchema, *values: ArrayLike | None) -> dict[str, np.ndarray]:
-    inputs: Mapping[str, object] = {
-        tensor.name: value for tensor, value in zip(schema.inputs, values, strict=True)
-    }
-    arrays = check_inputs(schema, {}, inputs)
+    names = [tensor.name for tensor in schema.inputs]
+    arrays = check_inputs(schema, {}, dict(zip(names, values, strict=True)))
     check_inverse("invstd", arrays["invstd"])
     return arrays
 
 
 def _sum(name: str, value: ArrayLike | None, mean: np.ndarray) -> np.ndarray:
     array = as_array(name, value)
-    own, expected = element_type(array.dtype), element_type(mean.dtype)
+    own, expected = element_type(array.dtype), native(mean)
     if own is None or own not in (expected, FLOAT64):
         raise ArgumentTypeError(
             name, "unsupported element type", came=array.dtype, accepted=f"{expected} or float64"

@@ -38,10 +38,7 @@ class Call:
 
     def by_role(self, role: str) -> Any:
         """Return the input with a canonical role, or None if it is not given."""
-        for tensor in self.schema.inputs:
-            if tensor.role == role:
-                return self.inputs.get(tensor.name)
-        return None
+        return self.inputs.get(self.schema.words.get(role, ""))
 
     def number(self, name: str) -> float:
         """Return the value of the attribute `name`, which is a number."""
@@ -149,9 +146,7 @@ class CanonicalCall:
 def canonical_call(call: Call) -> CanonicalCall:
     """Return the canonical call of a call, by the roles in the schema."""
     schema = call.schema
-    by_role = {a.role: call.attributes[a.name] for a in schema.attributes if a.role is not None}
-    epsilon = by_role["epsilon"]
-    assert isinstance(epsilon, float)
+    training = call.attributes.get(schema.words.get("training", ""), True)
     inverse = call.by_role("inverse_deviation") is not None
     names = {t.role: t.name for t in schema.inputs if t.name in call.inputs}
     if inverse:
@@ -160,9 +155,9 @@ def canonical_call(call: Call) -> CanonicalCall:
     return CanonicalCall(
         schema.operation,
         format_of(schema, call.attributes).layout,
-        schema.operation != "inference" and bool(by_role.get("training", True)),
+        schema.operation != "inference" and bool(training),
         # An inverse standard deviation already includes epsilon.
-        0.0 if inverse else epsilon,
+        0.0 if inverse else call.number(schema.words["epsilon"]),
         call.arithmetic,
         {name: names[name] for name in signature.names if name in names and name in _GIVEN},
         {t.role: t.name for t in schema.outputs if t.name in call.outputs},

@@ -51,9 +51,7 @@ def check_inputs(
                 raise ArgumentTypeError(
                     tensor.name, f"is a required input of {schema.op}", accepted="an array"
                 )
-        elif tensor.kind == "opaque":
-            continue
-        else:
+        elif tensor.kind != "opaque":
             if tensor.role.startswith("memory_"):
                 check_memory(tensor.name, value)
             arrays[tensor.name] = as_array(tensor.name, value)
@@ -86,7 +84,8 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
         return names
     kind = type(outputs)
     if issubclass(kind, Collection) and not issubclass(kind, str | bytes):
-        requested = _names("outputs", outputs, accepted)
+        listed = _elements("outputs", outputs, accepted)
+        requested = [check_word("outputs", name, accepted=accepted) for name in listed]
     else:
         problem = "must be a number of outputs or their names"
         number = check_integer("outputs", outputs, problem=problem, accepted=accepted)
@@ -127,11 +126,10 @@ def channel_axes_of(
     """Return the axes of the data that are not reduced, ascending."""
     if schema.channel_axes is not None:
         return schema.channel_axes(attributes, arrays)
-    for spec in schema.attributes:
-        if spec.role == "channel_axis":
-            axis = attributes[spec.name]
-            assert isinstance(axis, int)
-            return (axis,)
+    if "channel_axis" in schema.words:
+        axis = attributes[schema.words["channel_axis"]]
+        assert isinstance(axis, int)
+        return (axis,)
     rank = arrays[schema.words["x"]].ndim
     return (1 if format_of(schema, attributes).layout == "NCX" else rank - 1,)
 
@@ -145,8 +143,7 @@ def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
     """Return the flags of an output mask; each says whether an output is requested."""
     kind, outputs = type(output_mask), schema.outputs
     accepted = "a sequence of three booleans"
-    is_sequence = issubclass(kind, (tuple, list, np.ndarray)) or issubclass(kind, Sequence)
-    if issubclass(kind, str) or not is_sequence:
+    if issubclass(kind, str) or not issubclass(kind, (np.ndarray, Sequence)):
         raise ArgumentTypeError(
             "output_mask", "says which results are wanted", came=kind.__name__, accepted=accepted
         )
@@ -165,14 +162,6 @@ def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
                 "output_mask", "must hold booleans", came=shown(flag), accepted=accepted
             )
     return flags
-
-
-def _names(argument: str, names: Any, accepted: str) -> list[str]:
-    """Return the names in a collection as plain strings, or raise."""
-    return [
-        check_word(argument, name, accepted=accepted)
-        for name in _elements(argument, names, accepted)
-    ]
 
 
 def _elements(argument: str, collection: Any, accepted: str) -> list[Any]:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backnorm.dialects.schema import UNKNOWN, AttributeSpec, Choice, OperatorSchema, Style
+from backnorm.dialects.schema import UNKNOWN, AttributeSpec, Choice, OperatorSchema
 
 __all__ = ["described"]
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
 
 
 def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
@@ -23,6 +24,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     is_configured = cls.__init__ is not object.__init__
     call = _parameters(cls.__call__)
     parameters = _parameters(cls.__init__) if is_configured else call
+    by_name = all(p.kind is _KEYWORD for name, p in call.items() if name != "self")
     text = _sections(cls.__call__)
     of_attributes = _sections(cls) if is_configured else text
     inputs = _entries(text.get("Parameters", ""))
@@ -33,6 +35,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     order = tuple(name for name in call if name in known) or tuple(t.name for t in rules.inputs)
     return replace(
         rules,
+        source=rules.source.replace("{op}", rules.op),
         inputs=tuple(replace(t, summary=inputs.get(t.name, "")) for t in rules.inputs),
         outputs=tuple(replace(t, summary=outputs.get(t.name, "")) for t in rules.outputs),
         attributes=tuple(
@@ -40,28 +43,15 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
         ),
         summary=text.get("", "").partition("\n")[0],
         notes=tuple(_bullets(text.get("Notes", ""))),
-        style=_style(call, is_configured),
+        style="configured" if is_configured else "keywords" if by_name else "positional",
         order=order,
-        choice=_choice(call),
+        choice=next((choice for choice in _CHOICES if choice in call), "all"),
         takes_memory=rules.outputs[0].name in call.keys() - known,
     )
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
-
-
-def _style(call: Mapping[str, inspect.Parameter], is_configured: bool) -> Style:
-    if is_configured:
-        return "configured"
-    everything = all(p.kind is _KEYWORD for name, p in call.items() if name != "self")
-    return "keywords" if everything else "positional"
-
-
-def _choice(call: Mapping[str, inspect.Parameter]) -> Choice:
-    if "outputs" in call:
-        return "outputs"
-    return "output_mask" if "output_mask" in call else "all"
 
 
 def _completed(

@@ -17,8 +17,8 @@ import numpy as np
 from backnorm.arrays import NUMPY
 from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects._check import check_memory
-from backnorm.dialects._statistics import statistics_of
-from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit, rounded
+from backnorm.dialects._statistics import native, statistics_of
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit, rounded
 from backnorm.errors import ArgumentError
 from backnorm.executable import executable
 from backnorm.interfaces import Results
@@ -39,6 +39,8 @@ _TYPED_LIKE = {
     "variance": ("running_variance",),
 }
 _STATISTICS = ("mean", "variance")
+# Shared by all calls, because it has no elements to write to.
+_EMPTY = np.empty(0, FLOAT32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,15 +59,18 @@ class BoundCall:
         Whether kernels read all arrays of such calls in place.
     operands : callable
         Returns the canonical operands, given the inputs in order, followed by None.
-    converted : tuple of int
-        The positions of operands whose element type is not the executable's.
+    converted : tuple of str, or None
+        The operands whose element type is not the executable's; None if the executable takes all
+        operands as they are.
     memory : int or None
         The position of the input that is memory for the first output.
     running : callable or None
         Returns copies of the running statistics before their update, given the inputs.
+    numbers : mapping of str to float
+        The weight of the batch, if the executable updates the running statistics.
     results : tuple of (str, callable or None)
-        The role of each canonical result and running statistic, and the function that converts it
-        to the dialect's type and shape.
+        The role of each canonical result, each running statistic and an empty array, and the
+        function that converts it to the dialect's type and shape.
     select : callable
         Returns the outputs, given these results.
     finish : callable or None
@@ -79,65 +84,47 @@ class BoundCall:
     execute: Callable[..., Results]
     is_plain: bool
     operands: Callable[[Any], tuple[Any, ...]]
-    converted: tuple[int, ...]
+    converted: tuple[str, ...] | None
     memory: int | None
     running: Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None
+    numbers: Mapping[str, float | None]
     results: tuple[tuple[str, Convert | None], ...]
     select: Callable[[Results], tuple[np.ndarray, ...]]
     finish: Finish | None
 
     def __call__(self, inputs: Sequence[Any], memory: Any = None) -> tuple[np.ndarray, ...]:
         """Return the outputs for inputs of the same metadata, and memory for the first output."""
-        operands: Sequence[Any] = self.operands((*inputs, None))
-        if self.converted:
-            operands = self._of_one_type(operands)
-        if self.canonical.recomputes:
-            operands = self._with_statistics(operands)
+        operands = self.operands((*inputs, None))
+        if self.converted is not None:
+            operands = self._prepared(operands, self.converted)
+        running = () if self.running is None else self.running(inputs)
+        if self.numbers:
+            # The running statistics, which are updated in place, are the last operands.
+            operands = (*operands[: -len(running)], *running)
         if self.memory is not None and memory is None:
             memory = inputs[self.memory]
-        if self.running is None:
-            results = self._executed(operands, memory)
-        else:
-            running = self.running(inputs)
-            results = (*self._moved(operands, running, memory), *running)
-        return self.select(results) if self.finish is None else self._finished(inputs, results)
-
-    def _of_one_type(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """Return operands whose statistics and parameters have the executable's element type."""
-        converted = list(operands)
-        for place in self.converted:
-            converted[place] = converted[place].astype(self.problem.statistics_dtype)
-        return converted
-
-    def _with_statistics(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """Return the operands of a backward pass with the statistics of x."""
-        mean, variance = statistics_of(
-            operands[0], self.canonical.channel_axes, self.canonical.epsilon
-        )
-        known = {"mean": mean, "variance": variance}
-        names = self.problem.signature.names
-        return [known.get(name, value) for name, value in zip(names, operands, strict=True)]
-
-    def _moved(
-        self, operands: Sequence[Any], running: tuple[np.ndarray, ...], memory: Any
-    ) -> Results:
-        """Return the results of a forward pass, which updates the running statistics in place."""
-        if not self.problem.running:
-            return self._executed(operands, memory)
-        # The running statistics are the last operands.
-        operands = (*operands[: -len(running)], *running)
-        return self._executed(operands, memory, momentum=self.canonical.weight)
-
-    def _executed(self, operands: Sequence[Any], memory: Any, **numbers: Any) -> Results:
-        """Return the results of the canonical operation; errors have the dialect's names."""
         try:
             if memory is None:
-                return self.execute(*operands, **numbers)
-            check_memory(self.call.schema.words["out"], memory)
-            return self.run(*operands, out=memory, **numbers)
+                results = self.execute(*operands, **self.numbers)
+            else:
+                check_memory(self.call.schema.words["out"], memory)
+                results = self.run(*operands, out=memory, **self.numbers)
         except ArgumentError as error:
             words = {**self.call.schema.words, **self.canonical.inputs}
             raise error.in_words(words) from None
+        results = (*results, *running, _EMPTY)
+        return self.select(results) if self.finish is None else self._finished(inputs, results)
+
+    def _prepared(self, operands: Sequence[Any], converted: Sequence[str]) -> tuple[Any, ...]:
+        """Return operands of the executable's element types, with statistics in a backward pass."""
+        values = dict(zip(self.problem.signature.names, operands, strict=True))
+        for name in converted:
+            values[name] = values[name].astype(self.problem.statistics_dtype)
+        canonical = self.canonical
+        if canonical.recomputes:
+            statistics = statistics_of(values["x"], canonical.channel_axes, canonical.epsilon)
+            values["mean"], values["variance"] = statistics
+        return tuple(values.values())
 
     def _finished(self, inputs: Sequence[Any], values: Results) -> tuple[np.ndarray, ...]:
         """Return the outputs if they are more than the canonical results."""
@@ -152,7 +139,7 @@ class BoundCall:
             role: value if convert is None else convert(value)
             for (role, convert), value in zip(self.results, values, strict=True)
         }
-        results = self.finish(self.call, arrays, results) | {"empty": np.empty(0, FLOAT32)}
+        results = self.finish(self.call, arrays, results)
         roles = {tensor.name: tensor.role for tensor in schema.outputs}
         return tuple(results[roles[name]] for name in self.call.outputs)
 
@@ -168,13 +155,11 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names
     ]
-    converted = [
-        operand
-        for operand, role in enumerate(problem.signature.names)
-        if role not in ("x", "dy")
-        and role in canonical.inputs
-        and not _has_type(call.inputs[canonical.inputs[role]], problem.statistics_dtype)
-    ]
+    converted = tuple(
+        role
+        for role, name in canonical.inputs.items()
+        if role not in ("x", "dy") and native(call.inputs[name]) != problem.statistics_dtype
+    )
     memory = {tensor.role: names.index(tensor.name) for tensor in schema.inputs}
     results = [
         _result(call, canonical, problem, result.name) for result in problem.signature.results
@@ -182,9 +167,9 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     running = _running(call, problem, canonical.weight)
     if running is not None:
         results += [(f"running_{role}", _typed(call, problem, role)) for role in _STATISTICS]
-    missing = {tensor.role for tensor in schema.outputs} - {role for role, _ in results} - {"empty"}
+    results.append(("empty", None))
     finishes = (
-        bool(missing)
+        not {tensor.role for tensor in schema.outputs} <= {role for role, _ in results}
         or canonical.blended
         or any(call.by_role(role) is not None for role in ("memory_dgamma", "memory_dbeta"))
     )
@@ -197,9 +182,10 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
         planned.plain if is_plain else planned.run,
         is_plain,
         operator.itemgetter(*places),
-        tuple(converted),
+        converted if converted or canonical.recomputes else None,
         None if canonical.blended else memory.get("memory_dx"),
         running,
+        {"momentum": canonical.weight} if problem.running else {},
         tuple(results),
         _selection(call, results),
         finish if finishes else None,
@@ -248,15 +234,10 @@ def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
 def _selection(
     call: Call, results: Sequence[tuple[str, Convert | None]]
 ) -> Callable[[Results], tuple[np.ndarray, ...]]:
-    """Return the function that makes the outputs from canonical results."""
+    """Return the function that makes the outputs from these results."""
     roles = {tensor.name: tensor.role for tensor in call.schema.outputs}
-    places = [role for role, _ in results]
-    converts = dict(results) | {"empty": lambda _: np.empty(0, FLOAT32)}
-    # An output that is always empty can be made from any result.
-    recipes = [
-        (places.index(roles[name]) if roles[name] in places else 0, converts.get(roles[name]))
-        for name in call.outputs
-    ]
+    places = {role: (place, convert) for place, (role, convert) in enumerate(results)}
+    recipes = [places[roles[name]] for name in call.outputs if roles[name] in places]
     if len(recipes) > 1 and all(convert is None for _, convert in recipes):
         return operator.itemgetter(*(place for place, _ in recipes))
     return lambda found: tuple(
@@ -264,25 +245,17 @@ def _selection(
     )
 
 
-def _has_type(array: Any, dtype: np.dtype) -> bool:
-    own: np.dtype | None = element_type(array.dtype)
-    return own == dtype
-
-
 def _problem(call: Call, canonical: CanonicalCall) -> Problem:
     """Return the problem of a checked call."""
-    arrays = {role: call.inputs[name] for role, name in canonical.inputs.items()}
-    x = arrays["x"]
-    dtype = element_type(x.dtype)
-    assert dtype is not None
+    x = call.inputs[canonical.inputs["x"]]
     return Problem(
         canonical.operation,
         x.shape,
         canonical.channel_axes,
-        dtype,
-        _statistics_type(call, canonical, dtype),
-        has_gamma="gamma" in arrays,
-        has_beta="beta" in arrays,
+        native(x),
+        _statistics_type(call, canonical, native(x)),
+        has_gamma="gamma" in canonical.inputs,
+        has_beta="beta" in canonical.inputs,
         epsilon=canonical.epsilon,
         training=canonical.training or canonical.operation == "forward",
         inverse=canonical.inverse_std,
@@ -299,22 +272,20 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
     several types, they are computed in float64 and rounded once.
     """
     inputs = {
-        element_type(call.inputs[name].dtype)
+        native(call.inputs[name])
         for role, name in canonical.inputs.items()
         if role not in ("x", "dy")
     }
-    results = {_type_of_result(call, each.name) for each in SIGNATURES[canonical.operation].results}
-    results.discard(None)
+    determined = (_type_of_result(call, r.name) for r in SIGNATURES[canonical.operation].results)
+    results = {dtype for dtype in determined if dtype is not None}
     if canonical.recomputes or len(results) > 1:
         return FLOAT64
     if canonical.operation == "backward" and len(inputs) > 1:
         return FLOAT64
-    common: np.dtype | None = FLOAT32
-    if len(inputs) == 1:
-        (common,) = inputs
-    elif not inputs:
-        (common,) = results or {FLOAT32 if is_16_bit(dtype) else dtype}
-    assert common is not None
+    # Several types of inputs are float32 and one of 16 bits.
+    common = FLOAT32
+    if len(inputs) <= 1:
+        (common,) = inputs or results or {FLOAT32 if is_16_bit(dtype) else dtype}
     return common if results <= {common} else FLOAT64
 
 
@@ -323,5 +294,5 @@ def _type_of_result(call: Call, role: str) -> np.dtype | None:
     for name in _TYPED_LIKE.get(role, ()):
         array = call.by_role(name)
         if array is not None:
-            return element_type(array.dtype)
+            return native(array)
     return None

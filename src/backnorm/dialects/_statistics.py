@@ -5,6 +5,8 @@ The functions take arrays of shape (C,), compute in float64, and round once to t
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from backnorm.arithmetics import own_arithmetic
@@ -22,9 +24,11 @@ __all__ = [
 ]
 
 
-def native(like: np.ndarray) -> np.dtype:
-    """Return the element type of an array in this machine's byte order."""
-    return element_type(like.dtype) or like.dtype.newbyteorder("=")
+def native(like: Any) -> np.dtype:
+    """Return the element type of a checked array, in this machine's byte order."""
+    dtype: np.dtype | None = element_type(like.dtype)
+    assert dtype is not None
+    return dtype
 
 
 def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
@@ -62,7 +66,7 @@ def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
     Only float32 and 16-bit types are ever mixed, so nothing is rounded.
     """
-    if len({element_type(array.dtype) for array in arrays.values()}) <= 1:
+    if len(set(map(native, arrays.values()))) <= 1:
         return arrays
     return {name: array.astype(FLOAT32) for name, array in arrays.items()}
 
@@ -71,10 +75,8 @@ def statistics_of(
     x: np.ndarray, channel_axes: tuple[int, ...], epsilon: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and biased variance of x, computed in float64 in any arithmetic."""
-    dtype = element_type(x.dtype)
-    assert dtype is not None
-    arithmetic = own_arithmetic(dtype)
-    known = x.shape, channel_axes, dtype, FLOAT64
+    known = x.shape, channel_axes, native(x), FLOAT64
+    arithmetic = own_arithmetic(native(x))
     problem = Problem("forward", *known, epsilon=epsilon, arithmetic=arithmetic)
     _, mean, variance, *_ = executable(problem, x).run(x, None, None, None, None, None)
     return mean, variance

@@ -15,15 +15,12 @@ from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._aten_phases import (
-    FORMATS,
     GRAD_OUT,
     INPUT,
-    PHRASES,
-    SOURCE,
-    TYPE_RULES,
     WEIGHT,
     batch_norm_backward_elemt,
     batch_norm_backward_reduce,
+    common_rules,
 )
 from backnorm.dialects._check import check_mask
 from backnorm.dialects.operator import Operator, by_name
@@ -67,11 +64,9 @@ _FROZEN = (
 
 class _NativeBatchNormBackward(Operator):
     rules = (
-        OperatorSchema(
-            dialect="aten",
+        common_rules(
             op="native_batch_norm_backward",
             operation="backward",
-            source=SOURCE,
             inputs=(*_OPERANDS, *_TRAINING),
             outputs=(
                 data("grad_input", "dx", "T", required=False),
@@ -82,9 +77,6 @@ class _NativeBatchNormBackward(Operator):
                 AttributeSpec("train", "bool", role="training"),
                 AttributeSpec("eps", "f64", role="epsilon", range="not negative"),
             ),
-            type_rules=TYPE_RULES,
-            formats=FORMATS,
-            phrases=PHRASES,
         ),
     )
 

@@ -25,8 +25,8 @@ from backnorm.dialects._call import Call, CanonicalCall, canonical_call
 from backnorm.dialects._check import check_inputs, check_outputs
 from backnorm.dialects._description import described
 from backnorm.dialects._run import Arrays, BoundCall, bound
+from backnorm.dialects._statistics import native
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.executable import CALLS
 from backnorm.scalars import check_word
@@ -153,9 +153,7 @@ class Operator:
         schema = cls.schema_for(attributes)
         checked = check_attributes(schema, attributes)
         arrays = check_inputs(schema, checked, inputs)
-        dtype = element_type(arrays[schema.words["x"]].dtype)
-        assert dtype is not None
-        computed_in = resolved(dtype, arithmetic)
+        computed_in = resolved(native(arrays[schema.words["x"]]), arithmetic)
         return Call(schema, arrays, checked, check_outputs(schema, outputs), computed_in)
 
     @classmethod
@@ -176,20 +174,17 @@ class Operator:
         A configured operator passes its own attributes.
         """
         key: tuple[object, ...] | None
+        options = (*attributes, outputs, arithmetic)
         try:
             key = (
                 self._identity,
+                options,
+                # The key contains the classes of the options, because True == 1 == 1.0.
+                *map(type, options),
                 *[
                     None if a is None else (type(a), a.shape, a.dtype, a.flags.num)  # type: ignore[attr-defined]
                     for a in inputs
                 ],
-                # The key contains the classes of the attributes, because True == 1 == 1.0.
-                *attributes,
-                *map(type, attributes),
-                type(outputs),
-                outputs,
-                type(arithmetic),
-                arithmetic,
                 get_num_threads(),
                 chosen(),
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -107,19 +107,12 @@ class TensorSpec:
         return known[self.kind]
 
 
-def data(name: str, role: str, type: str, *, required: bool = True) -> TensorSpec:
-    """Return a tensor of the shape of x."""
-    return TensorSpec(name, role, type, "data", required)
-
-
-def channel(name: str, role: str, type: str, *, required: bool = True) -> TensorSpec:
-    """Return a tensor of one value per channel."""
-    return TensorSpec(name, role, type, "channel", required)
-
-
-def kept(name: str, role: str, type: str, *, required: bool = True) -> TensorSpec:
-    """Return a tensor of one value per channel that has the rank of x."""
-    return TensorSpec(name, role, type, "kept", required)
+#: Return a tensor of the shape of x.
+data = partial(TensorSpec, kind="data")
+#: Return a tensor of one value per channel.
+channel = partial(TensorSpec, kind="channel")
+#: Return a tensor of one value per channel that has the rank of x.
+kept = partial(TensorSpec, kind="kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,9 +274,6 @@ class OperatorSchema:
     choice: Choice = "all"
     takes_memory: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "source", self.source.replace("{op}", self.op))
-
     @property
     def call(self) -> str:
         """The signature of a call, as text."""
@@ -325,57 +315,30 @@ class OperatorSchema:
             else f"{low} or {high}"
         )
 
-    def input(self, name: str) -> TensorSpec:
-        """Return the input called `name`."""
-        return next(tensor for tensor in self.inputs if tensor.name == name)
-
     def to_dict(self) -> dict[str, object]:
         """Return the description as plain values, for JSON and tables."""
+        tensor = "name", "role", "type", "kind", "shape", "required", "summary"
+        attribute = "name", "type", "required", "default", "choices", "range", "extension"
         return {
-            "dialect": self.dialect,
-            "op": self.op,
-            "revision": self.revision,
-            "operation": self.operation,
-            "summary": self.summary,
-            "source": self.source,
-            "inputs": [_tensor(tensor) for tensor in self.inputs],
-            "outputs": [_tensor(tensor) for tensor in self.outputs],
-            "attributes": [_attribute(attribute) for attribute in self.attributes],
-            "type_rules": [
-                {"data": rule.data, "channel": list(rule.channel)} for rule in self.type_rules
-            ],
+            **_values(self, "dialect", "op", "revision", "operation", "summary", "source"),
+            "inputs": [_values(each, *tensor) for each in self.inputs],
+            "outputs": [_values(each, *tensor) for each in self.outputs],
+            "attributes": [_values(each, *attribute, "summary") for each in self.attributes],
+            "type_rules": [_values(each, "data", "channel") for each in self.type_rules],
             "one_channel_type": self.one_channel_type,
-            "formats": [{"name": f.name, "layout": f.layout, "rank": f.rank} for f in self.formats],
+            "formats": [_values(each, "name", "layout", "rank") for each in self.formats],
             "ranks": self.rank_text,
-            "min_channels": self.min_channels,
-            "inputs_together": [list(names) for names in self.inputs_together],
-            "outputs_together": [list(names) for names in self.outputs_together],
-            "call": self.call,
-            "encoding": self.encoding,
-            "notes": list(self.notes),
+            **_values(self, "min_channels", "inputs_together", "outputs_together", "call"),
+            **_values(self, "encoding", "notes"),
         }
 
 
-def _tensor(tensor: TensorSpec) -> dict[str, object]:
-    return {
-        "name": tensor.name,
-        "role": tensor.role,
-        "type": tensor.type,
-        "kind": tensor.kind,
-        "shape": tensor.shape,
-        "required": tensor.required,
-        "summary": tensor.summary,
-    }
+def _values(described: object, *names: str) -> dict[str, object]:
+    """Return attributes of an object by name, as plain values."""
+    return {name: _plain(getattr(described, name)) for name in names}
 
 
-def _attribute(attribute: AttributeSpec) -> dict[str, object]:
-    return {
-        "name": attribute.name,
-        "type": attribute.type,
-        "required": attribute.required,
-        "default": None if attribute.required else attribute.default,
-        "choices": list(attribute.choices),
-        "range": attribute.range,
-        "extension": attribute.extension,
-        "summary": attribute.summary,
-    }
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return None if value is REQUIRED else value

@@ -48,6 +48,9 @@ __all__ = [
     "GradientV3",
 ]
 
+# `tuple.__new__` takes half the time of the method `_make`.
+_new = tuple.__new__
+
 
 class Gradient(NamedTuple):
     """The outputs of FusedBatchNormGrad and FusedBatchNormGradV2."""
@@ -299,13 +302,12 @@ class _FusedBatchNormGradV3(_Gradient):
         - TensorFlow's CPU kernel rejects NCHW with is_training=False; here it works.
         - An empty x gives an empty x_backprop and zeros for the parameters.
         """
-        return GradientV3._make(
-            self._run(
-                (y_backprop, x, scale, reserve_space_1, reserve_space_2, reserve_space_3),
-                (epsilon, data_format, is_training, name, reserve_space_2_is),
-                arithmetic=arithmetic,
-            )
+        results = self._run(
+            (y_backprop, x, scale, reserve_space_1, reserve_space_2, reserve_space_3),
+            (epsilon, data_format, is_training, name, reserve_space_2_is),
+            arithmetic=arithmetic,
         )
+        return _new(GradientV3, results)
 
 
 class _FusedBatchNormGrad(_Gradient):
@@ -392,13 +394,12 @@ class _FusedBatchNormGrad(_Gradient):
         - TensorFlow's CPU kernel rejects NCHW with is_training=False; here it works.
         - An empty x gives an empty x_backprop and zeros for the parameters.
         """
-        return Gradient._make(
-            self._run(
-                (y_backprop, x, scale, reserve_space_1, reserve_space_2),
-                (epsilon, data_format, is_training, name, reserve_space_2_is),
-                arithmetic=arithmetic,
-            )
+        results = self._run(
+            (y_backprop, x, scale, reserve_space_1, reserve_space_2),
+            (epsilon, data_format, is_training, name, reserve_space_2_is),
+            arithmetic=arithmetic,
         )
+        return _new(Gradient, results)
 
 
 class _FusedBatchNormGradV2(_FusedBatchNormGrad):
@@ -517,13 +518,12 @@ class _FusedBatchNormV3(_Forward):
         - In training, an empty x gives NaN for batch_mean and batch_variance, as in TensorFlow,
           and zeros for the reserved statistics.
         """
-        return ForwardV3._make(
-            self._run(
-                (x, scale, offset, mean, variance),
-                (epsilon, exponential_avg_factor, data_format, is_training, name),
-                arithmetic=arithmetic,
-            )
+        results = self._run(
+            (x, scale, offset, mean, variance),
+            (epsilon, exponential_avg_factor, data_format, is_training, name),
+            arithmetic=arithmetic,
         )
+        return _new(ForwardV3, results)
 
 
 class _FusedBatchNorm(_Forward):
@@ -607,13 +607,12 @@ class _FusedBatchNorm(_Forward):
         - In training, an empty x gives NaN for batch_mean and batch_variance, as in TensorFlow,
           and zeros for the reserved statistics.
         """
-        return Forward._make(
-            self._run(
-                (x, scale, offset, mean, variance),
-                (epsilon, exponential_avg_factor, data_format, is_training, name),
-                arithmetic=arithmetic,
-            )
+        results = self._run(
+            (x, scale, offset, mean, variance),
+            (epsilon, exponential_avg_factor, data_format, is_training, name),
+            arithmetic=arithmetic,
         )
+        return _new(Forward, results)
 
 
 class _FusedBatchNormV2(_FusedBatchNorm):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from backnorm.dialects import registry
 from backnorm.dialects.schema import TensorSpec
 from backnorm.errors import ArgumentValueError
-from backnorm.graph.model import Graph, LogicalTensor, Operator
+from backnorm.graph.model import Graph, Operator
 from backnorm.graph.parse import DIALECT
 from backnorm.graph.program import Program, Step, Tensor
 
@@ -24,7 +24,7 @@ def build_program(graph: Graph) -> Program:
     """
     steps = []
     ports: dict[int, list[str]] = {id_: [] for id_ in graph.tensors}
-    keys = {id_: _key(tensor) for id_, tensor in graph.tensors.items()}
+    keys = {id_: tensor.name or str(id_) for id_, tensor in graph.tensors.items()}
     for operator in graph.operators:
         inputs, outputs = _name_ports(operator)
         for port, id_ in (inputs | outputs).items():
@@ -46,10 +46,6 @@ def build_program(graph: Graph) -> Program:
         )
     }
     return Program(tuple(steps), tensors, {keys[id_]: keys[id_] for id_ in graph.outputs})
-
-
-def _key(tensor: LogicalTensor) -> str:
-    return str(tensor.id) if tensor.name is None else tensor.name
 
 
 def _name_ports(operator: Operator) -> tuple[dict[str, int], dict[str, int]]:

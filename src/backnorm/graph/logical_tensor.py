@@ -48,7 +48,7 @@ def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> Logic
         stride = _parse_stride(fields["stride"], shape, f"{where}.stride")
     name = fields.get("name")
     return LogicalTensor(
-        id=expect_integer(expect_key(fields, "id", where), f"{where}.id", low=0, high=_MAX_ID),
+        id=expect_integer(expect_key(fields, "id", where), f"{where}.id", high=_MAX_ID),
         dtype=_parse_dtype(expect_key(fields, "dtype", where), f"{where}.dtype"),
         shape=shape,
         stride=stride,
@@ -138,5 +138,5 @@ def _parse_sizes(value: object, where: str, most: int) -> tuple[int, ...] | None
     if any(type(entry) is int and entry in _UNKNOWN for entry in entries):
         return None
     return tuple(
-        expect_integer(entry, f"{where}[{i}]", low=0, high=most) for i, entry in enumerate(entries)
+        expect_integer(entry, f"{where}[{i}]", high=most) for i, entry in enumerate(entries)
     )

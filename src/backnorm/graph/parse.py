@@ -91,7 +91,7 @@ def _parse_operator(value: object, where: str, tensors: dict[int, LogicalTensor]
             ids.append(tensor.id)
         ports[key] = tuple(ids)
     return Operator(
-        id=expect_integer(fields.get("id"), f"{where}.id", low=0, high=_MAX_ID),
+        id=expect_integer(fields.get("id"), f"{where}.id", high=_MAX_ID),
         name=expect_string(fields.get("name", kind), f"{where}.name"),
         kind=kind,
         attributes=parse_attributes(fields.get("attrs", {}), f"{where}.attrs"),
@@ -109,7 +109,7 @@ def _graph_outputs(fields: dict[str, object], operators: tuple[Operator, ...]) -
         return tuple(id_ for id_ in produced if id_ not in consumed)
     outputs = []
     for i, entry in enumerate(declared):
-        id_ = expect_integer(entry, f"output_ports[{i}]", low=0, high=_MAX_ID)
+        id_ = expect_integer(entry, f"output_ports[{i}]", high=_MAX_ID)
         if id_ not in produced:
             raise ArgumentValueError(
                 f"output_ports[{i}]", "no operator produces this logical tensor", came=id_

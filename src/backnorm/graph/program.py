@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -72,19 +72,18 @@ class Program:
         All tensors that a step reads or writes, by key.
     results : mapping of str to str
         The results to return: name of the result -> key of the tensor.
-    inputs : tuple of str
-        Keys of the tensors that no step produces; derived from the steps.
     """
 
     steps: tuple[Step, ...]
     tensors: Mapping[str, Tensor]
     results: Mapping[str, str]
-    inputs: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The keys of the tensors that no step produces."""
         produced = {key for step in self.steps for key in step.outputs.values()}
         read = dict.fromkeys(key for step in self.steps for key in step.inputs.values())
-        object.__setattr__(self, "inputs", tuple(key for key in read if key not in produced))
+        return tuple(key for key in read if key not in produced)
 
     def find_inputs(self, names: Collection[str]) -> dict[str, str]:
         """Return the key of each input that `names` supplies, with the name that supplies it.

@@ -126,12 +126,12 @@ def expect_name(value: object, where: str) -> str:
     return name
 
 
-def expect_integer(value: object, where: str, *, low: int, high: int) -> int:
-    """Return `value` if it is an integer in [low, high]."""
+def expect_integer(value: object, where: str, *, high: int) -> int:
+    """Return `value` if it is an integer from 0 to `high`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong(value, where, "an integer")
-    if not low <= value <= high:
-        raise ArgumentValueError(where, "is out of range", came=value, accepted=f"{low} to {high}")
+    if not 0 <= value <= high:
+        raise ArgumentValueError(where, "is out of range", came=value, accepted=f"0 to {high}")
     return value
 
 

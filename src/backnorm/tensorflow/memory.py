@@ -18,12 +18,7 @@ import tensorflow as tf
 from backnorm.allocation import aligned, is_aligned
 from backnorm.dtypes import BFLOAT16
 
-__all__ = ["as_array", "as_tensor"]
-
-
-def as_array(tensor: Any) -> np.ndarray:
-    """Return an eager tensor's elements as an array; a CPU's tensor is not copied."""
-    return np.asarray(tensor)
+__all__ = ["as_tensor"]
 
 
 def as_tensor(array: np.ndarray) -> Any:

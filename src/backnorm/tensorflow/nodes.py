@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from backnorm.tensorflow.calls import Arrays, Options
 from backnorm.tensorflow.checks import resolve_axis
-from backnorm.tensorflow.memory import as_array, as_tensor
+from backnorm.tensorflow.memory import as_tensor
 
 __all__ = ["Node", "compute", "differentiable", "here", "pick", "place"]
 
@@ -107,7 +107,7 @@ def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
         return node.call(place(arrays, presence), options._replace(axis=axis))
 
     if tf.executing_eagerly():
-        return [as_tensor(array) for array in on_arrays(*map(as_array, present))]
+        return [as_tensor(array) for array in on_arrays(*map(np.asarray, present))]
     override = {}
     if node.gradient is not None:
         key = node.name, node.gradient, options, presence, len(node.like)

@@ -219,9 +219,7 @@ def batch_norm_inference(
         As `batch_norm`.
     """
     tensors = as_tensors(x=x, mean=mean, variance=variance, gamma=gamma, beta=beta)
-    options = _options(tensors, epsilon, axis, arithmetic, training=False)
-    if not tf.executing_eagerly():
-        _problem("inference", tensors, options)
+    options, _ = _checked("inference", tensors, epsilon, axis, arithmetic, training=False)
     return differentiable.inference(**tensors, options=options)
 
 
@@ -290,10 +288,8 @@ def batch_norm_backward(
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
     tensors = as_tensors(x=x, dy=dy, mean=mean, variance=variance, gamma=gamma)
-    training = check_flag("training", training)
-    options = _options(tensors, epsilon, axis, arithmetic, training, reproducible)
-    if not tf.executing_eagerly():
-        _problem("backward", tensors, options)
+    values = epsilon, axis, arithmetic, check_flag("training", training), reproducible
+    options, _ = _checked("backward", tensors, *values)
     return Gradients(*differentiable.backward(**tensors, options=options))
 
 
@@ -302,32 +298,31 @@ def _of_forward(
 ) -> dict[str, Any]:
     """Return the checked arguments of a training forward."""
     tensors = as_tensors(x=x, gamma=gamma, beta=beta)
-    options = _options(tensors, epsilon, axis, arithmetic, reproducible=reproducible)
-    statistics = None
-    if not tf.executing_eagerly():
-        problem = _problem("forward", tensors, options)
-        statistics = tf.as_dtype(problem.statistics_dtype)
+    values = epsilon, axis, arithmetic, True, reproducible
+    options, problem = _checked("forward", tensors, *values)
+    statistics = None if problem is None else tf.as_dtype(problem.statistics_dtype)
     return {**tensors, "options": options, "statistics": statistics}
 
 
-def _options(
+def _checked(
+    operation: Operation,
     tensors: dict[str, Any],
     epsilon: Any,
     axis: Any,
     arithmetic: Any,
-    training: bool = True,
+    training: bool,
     reproducible: Any = False,
-) -> Options:
+) -> tuple[Options, Problem | None]:
+    """Return the checked options, and the problem of a traced call, whose tensors have no values.
+
+    In an eager call, the operator on NumPy arrays makes the problem.
+    """
     epsilon, x = check_epsilon(epsilon), tensors["x"]
     axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)
     reproducible = check_flag("reproducible", reproducible)
-    return Options(epsilon, axis, asked(dtype, arithmetic), training, reproducible)
-
-
-def _problem(operation: Operation, tensors: dict[str, Any], options: Options) -> Problem:
-    """Validate a call whose tensors have no values yet."""
-    known = SIGNATURES[operation].arranged(metadata(tensors, options.axis))
-    training = options.training
-    return problem_of(
-        operation, *known, epsilon=options.epsilon, data_format="NXC", training=training
-    )
+    options = Options(epsilon, axis, asked(dtype, arithmetic), training, reproducible)
+    if tf.executing_eagerly():
+        return options, None
+    known = SIGNATURES[operation].arranged(metadata(tensors, axis))
+    values: Any = {"epsilon": epsilon, "data_format": "NXC", "training": training}
+    return options, problem_of(operation, *known, **values)

@@ -13,12 +13,11 @@ import contextlib
 import importlib.util
 import itertools
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from backnorm.cpu.build.demand import command, environment, place
 from backnorm.cpu.kinds import LIBRARIES, OF_ALL
 from backnorm.cpu.levels import HOST, LEVELS, is_x86
 from backnorm.cpu.seal import is_whole
+from backnorm.machine import processors
 
 __all__ = ["build_all", "build_missing", "main", "missing", "of_levels", "of_this_processor"]
 
@@ -61,23 +61,20 @@ def build_all(
     RuntimeError
         If a library could not be built; the message has the output of the compiler.
     """
-    if jobs is None:
-        jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jobs = max(1, jobs or 1)
+    jobs = processors() if jobs is None else max(1, jobs)
     done: list[tuple[str, str, float]] = []
     with ThreadPoolExecutor(jobs) as crew:
-        pending = [
+        pending = {
             crew.submit(_build, level, names, folder, done)
             for level, names in _groups(wanted, jobs)
-        ]
+        }
         try:
             while pending or done:
                 while done:
                     yield done.pop(0)
-                for future in [future for future in pending if future.done()]:
-                    pending.remove(future)
+                ended, pending = wait(pending, timeout=0.05)
+                for future in ended:
                     future.result()
-                time.sleep(0.05)
         finally:
             for future in pending:
                 future.cancel()
