@@ -37,8 +37,8 @@ def batch_norm(
     x = x.movedim(axis, 1)
     options = traced_options(True, epsilon, None, arithmetic, x.dtype)
     if reproducible:
-        processes = synchronised.Processes(None, "a layer of backnorm.keras", True)
-        y, moments = synchronised.batch_norm_with_moments(x, gamma, beta, options, processes)
+        alone = synchronised.ALONE
+        y, moments = synchronised.batch_norm_with_moments(x, gamma, beta, options, alone)
         mean, variance = moments[:-1].to(statistics_type(x.dtype)).chunk(2)
     else:
         y, mean, variance = operations.batch_norm(x, gamma, beta, epsilon, options.arithmetic)

@@ -27,12 +27,11 @@ def _silu_in_place(dy: Tensor, z: Tensor) -> Tensor:
 
 
 class _Smooth(NamedTuple):
-    """PyTorch's module and functions for an activation whose derivative needs its input z.
+    """PyTorch's functions for an activation whose derivative needs its input z.
 
     `overwriting` is a derivative that may write its result to z.
     """
 
-    module: type[torch.nn.Module]
     function: Callable[..., Tensor]
     derivative: Callable[[Tensor, Tensor], Tensor]
     overwriting: Callable[[Tensor, Tensor], Tensor]
@@ -40,9 +39,9 @@ class _Smooth(NamedTuple):
 
 _hardswish = _aten.hardswish_backward.default
 _SMOOTH = {
-    "silu": _Smooth(torch.nn.SiLU, functional.silu, _aten.silu_backward.default, _silu_in_place),
+    "silu": _Smooth(functional.silu, _aten.silu_backward.default, _silu_in_place),
     # PyTorch's derivative of Hardswish has no form that writes to its input.
-    "hardswish": _Smooth(torch.nn.Hardswish, functional.hardswish, _hardswish, _hardswish),
+    "hardswish": _Smooth(functional.hardswish, _hardswish, _hardswish),
 }
 
 _MODULES: dict[type[torch.nn.Module], Activation] = {

@@ -29,7 +29,6 @@ from backnorm.problem import Metadata, Problem, problem_of
 from backnorm.second_order import arrays
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
 from backnorm.torch.checks import check_device
-from backnorm.torch.options import arithmetic_of
 from backnorm.torch.tensors import (
     PLAIN,
     array_of,
@@ -271,10 +270,10 @@ def forward_coefficients(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    arithmetic: str | None = None,
+    arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and biased variance of x, and the coefficients of y in `arithmetic`."""
-    return _forward_coefficients(x, weight, bias, eps, "NCX", arithmetic_of(x.dtype, arithmetic))
+    return _forward_coefficients(x, weight, bias, eps, "NCX", arithmetic)
 
 
 def backward_coefficients(
@@ -285,10 +284,10 @@ def backward_coefficients(
     weight: Tensor | None,
     eps: float,
     training: bool,
-    arithmetic: str | None = None,
+    arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of weight and bias, and the coefficients of dx in `arithmetic`."""
-    options = eps, "NCX", training, arithmetic_of(x.dtype, arithmetic)
+    options = eps, "NCX", training, arithmetic
     return _backward_coefficients(x, dy, mean, variance, weight, *options)
 
 

@@ -119,18 +119,16 @@ class BatchNorm(_Normalisation):
         """Return y."""
         y, mean, variance, mask = kernels.forward(x, residual, weight, bias, running, options)
         ctx.set_materialize_grads(False)
-        if mask is None:
-            kept = None
-            if bias is not None and options.activation is not None:
-                # The backward pass of a smooth activation reads the bias. Autograd cannot save a
-                # bias that was made in inference mode, which PyTorch's layer accepts: save a copy.
-                kept = bias.clone() if bias.is_inference() else bias
-            ctx.save_for_backward(x, None, weight, kept, mean, variance, None)
-        else:
+        kept = order = None
+        if mask is not None:
             # The order is a tensor: a checkpoint that recomputes the forward pass replaces only
             # saved tensors.
             order = _order_in_memory(x.stride())
-            ctx.save_for_backward(x, mask, weight, None, mean, variance, order)
+        elif bias is not None and options.activation is not None:
+            # The backward pass of a smooth activation reads the bias. Autograd cannot save a bias
+            # that was made in inference mode, which PyTorch's layer accepts: save a copy.
+            kept = bias.clone() if bias.is_inference() else bias
+        ctx.save_for_backward(x, mask, weight, kept, mean, variance, order)
         ctx.options = options
         return y
 

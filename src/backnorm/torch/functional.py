@@ -39,7 +39,7 @@ from backnorm.torch.tensors import (
 )
 from backnorm.torch.tools import unscriptable
 
-__all__ = ["batch_norm"]
+__all__ = ["batch_norm", "running_of"]
 
 # The input, residual, weight, bias, running mean and running variance.
 Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -142,7 +142,7 @@ def batch_norm(
     if reproducible is not False and check_flag("reproducible", reproducible) and training:
         options = traced_options(training, eps, activation, arithmetic, input.dtype)
         check_batch(input)
-        running = _running(running_mean, running_var, momentum)
+        running = running_of(running_mean, running_var, momentum)
         return synchronised.batch_norm(*operands[:4], running, options, synchronised.ALONE)
     if needs_dispatcher(input):
         options = traced_options(training, eps, activation, arithmetic, input.dtype)
@@ -169,9 +169,10 @@ def _is_empty_of_integers(input: Tensor) -> bool:
     )
 
 
-def _running(
+def running_of(
     running_mean: Tensor | None, running_var: Tensor | None, momentum: float
 ) -> Running | None:
+    """Return the running statistics to update in training, or None; raise if one is absent."""
     if running_mean is None and running_var is None:
         return None
     return Running(*check_statistics(running_mean, running_var), momentum)
@@ -189,7 +190,7 @@ def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
     )
     if options.training:
         check_batch(input)
-        running = _running(running_mean, running_var, momentum)
+        running = running_of(running_mean, running_var, momentum)
         if wants_gradient:
             train = eager.TRAIN[eager.name_of(options, residual)]
             y: Tensor = train(input, residual, weight, bias, running, options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,14 +34,12 @@ from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_
 
 __all__ = [
     "TENSORS",
-    "Place",
     "activation_backward",
     "apply",
     "apply_forward",
     "backward",
     "double_backward",
     "forward",
-    "gpu_of",
     "inference",
     "on",
     "parts",
@@ -55,8 +53,6 @@ __all__ = [
 _ALIGNMENT = 16
 
 _NOTHING = nullcontext()
-
-_devices: dict[torch.device, Gpu] = {}
 
 # The positions of the two per-channel results among the addresses.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
@@ -280,17 +276,16 @@ def double_backward(
     return gx, gdy, as_type(channels[2], gweight.to(channels[0].dtype))
 
 
+@cache
 def gpu_of(device: torch.device) -> Gpu:
     """Return the properties of a device that a plan uses."""
-    if device not in _devices:
-        properties = torch.cuda.get_device_properties(device)
-        _devices[device] = Gpu(
-            properties.name,
-            (properties.major, properties.minor),
-            properties.multi_processor_count,
-            properties.L2_cache_size,
-        )
-    return _devices[device]
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(
+        properties.name,
+        (properties.major, properties.minor),
+        properties.multi_processor_count,
+        properties.L2_cache_size,
+    )
 
 
 def place_of(name: Operation, *operands: Tensor | None, **options: Any) -> Place:

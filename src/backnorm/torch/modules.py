@@ -30,8 +30,8 @@ from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import BacknormError
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, synchronised, tools
-from backnorm.torch.checks import check_statistics, not_a_tensor
-from backnorm.torch.options import Running, named, traced_options
+from backnorm.torch.checks import not_a_tensor
+from backnorm.torch.options import named, traced_options
 
 __all__ = [
     "BatchNorm1d",
@@ -382,9 +382,7 @@ class SyncBatchNorm(_BatchNorm):
         if group is None:
             return super()._normalised(input, residual, activation)
         weight, bias, mean, variance, _, momentum = self._operands()
-        running = None
-        if mean is not None or variance is not None:
-            running = Running(*check_statistics(mean, variance), momentum)
+        running = functional.running_of(mean, variance, momentum)
         layer = exchange.name_of(self, group)
         return synchronised.batch_norm(
             input, residual, weight, bias, running,

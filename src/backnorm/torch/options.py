@@ -27,7 +27,6 @@ __all__ = [
     "Options",
     "Running",
     "arithmetic_of",
-    "check_eps",
     "check_numbers",
     "eager_options",
     "named",
@@ -87,7 +86,7 @@ def eager_options(
 def _cached(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype, _block: Any
 ) -> Options:
-    check_eps(training, eps)
+    _check_eps(training, eps)
     kind = element_type(dtype)
     return Options(training, eps, check_activation(activation, kind), resolved(kind, arithmetic))
 
@@ -98,7 +97,7 @@ def traced_options(
     """Return the options of a call under transforms, modes, tracers and compilers, or raise."""
     if not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
         return eager_options(training, eps, activation, arithmetic, dtype)
-    check_eps(training, eps)
+    _check_eps(training, eps)
     if not torch.compiler.is_dynamo_compiling():
         kind = element_type(dtype)
         return Options(training, eps, check_activation(activation, kind), asked(kind, arithmetic))
@@ -168,7 +167,7 @@ def _number(name: str, value: Any) -> Any:
     return check_number(name, value, accepted="float")
 
 
-def check_eps(training: bool, eps: float) -> None:
+def _check_eps(training: bool, eps: float) -> None:
     """Raise for an eps that PyTorch does not accept."""
     if eps > 0.0:
         return

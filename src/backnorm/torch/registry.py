@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import forward_ad
 from torch.library import (
     infer_schema,
     register_autograd,
@@ -31,10 +31,9 @@ from torch.library import (
 
 from backnorm.errors import ArgumentError
 from backnorm.torch.checks import check_device, renamed
-from backnorm.torch.options import arithmetic_of
 from backnorm.torch.tensors import in_memory, statistics_type
 
-__all__ = ["like_statistics", "register", "register_sharding", "with_checks"]
+__all__ = ["register", "register_sharding"]
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
@@ -53,7 +52,6 @@ def register(
     *,
     function: type[Any] | None = None,
     backward: Callable[..., Any] | None = None,
-    setup_context: Callable[..., None] | None = None,
     tags: tuple[torch.Tag, ...] = (),
 ) -> Any:
     """Register an operator with the dispatcher, autograd, vmap and DTensor, and return it.
@@ -69,11 +67,11 @@ def register(
         channels, and DTensor may shard them. For other operators: a function that returns new
         tensors like the results of the kernel.
     function : type of Function, optional
-        Has `setup_context`, `backward` and `jvp`. Autograd, forward mode and `torch.func`
-        differentiate it; its forward calls the operator.
-    backward, setup_context : callable, optional
-        Without `function`: the backward pass of the operator, and the function that saves tensors
-        for it.
+        Has `setup_context` and `backward`, by which autograd differentiates the operator and
+        `torch.func` the function; its forward calls the operator. With named results it also has
+        `jvp`, and gets the vmap rule of the operator.
+    backward : callable, optional
+        Without `function`: the backward pass of the operator, which raises.
     tags : tuple of torch.Tag
         Tags that tell Inductor which layouts of operands the operator accepts.
     """
@@ -81,29 +79,29 @@ def register(
     schema = infer_schema(kernel, mutates_args=())
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     # For all devices. Dynamo does not trace the Python code of kernels registered in this way.
-    register_kernel(f"backnorm::{name}", None, with_checks(kernel), lib=_LIBRARY)
+    register_kernel(f"backnorm::{name}", None, _with_checks(kernel), lib=_LIBRARY)
     # The kernels handle lazily negated tensors and zero tensors themselves. PyTorch would copy such
     # tensors first, and would read beyond the end of a storage that was shortened.
     for key in ("Negative", "ZeroTensor"):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
     operator = getattr(torch.ops.backnorm, name).default
     register_fake(operator, _fake_kernel(kernel, results))
-    if backward is not None:
-        register_autograd(operator, backward, setup_context=setup_context)
+    if function is not None:
+        function.forward = operator
+        register_autograd(operator, function.backward, setup_context=function.setup_context)
+    elif backward is not None:
+        register_autograd(operator, backward)
     if callable(results):
         return operator
     register_vmap(operator, _batching_rule(operator, results))
     _split_by_channels.append((operator, results))
     if function is not None:
-        assert issubclass(function, Function)
-        function.forward = operator
         function.jvp = staticmethod(_differentiable(function.jvp))
         function.vmap = staticmethod(_batching_rule(function.apply, results))
-        register_autograd(operator, function.backward, setup_context=function.setup_context)
     return operator
 
 
-def with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel that accepts tensor subclasses, and whose errors have its argument names."""
     parameters = inspect.signature(kernel).parameters.values()
     names = [(each.name, each.annotation == "Tensor") for each in parameters]
@@ -152,21 +150,15 @@ def _new_result(
     result: Result,
     x: Tensor,
     weight: Tensor | None = None,
-    arithmetic: str | None = None,
+    arithmetic: str = "",
     **_: Any,
 ) -> Tensor:
     if result == "data":
         return torch.empty_like(x)
     if result == "coefficients":
-        dtype = getattr(torch, arithmetic_of(x.dtype, arithmetic))
-        return x.new_empty((4, x.shape[1]), dtype=dtype)
+        return x.new_empty((4, x.shape[1]), dtype=getattr(torch, arithmetic))
     if result == "parameter" and weight is not None:
         return weight.new_empty((x.shape[1],))
-    return like_statistics(x)
-
-
-def like_statistics(x: Tensor) -> Tensor:
-    """Return a new tensor with the shape and type of the mean of x."""
     return x.new_empty((x.shape[1],), dtype=statistics_type(x.dtype))
 
 

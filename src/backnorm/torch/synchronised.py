@@ -40,10 +40,8 @@ from backnorm.torch.tensors import (
 __all__ = [
     "ALONE",
     "Processes",
-    "SecondOrderError",
     "batch_norm",
     "batch_norm_with_moments",
-    "normalise",
 ]
 
 
@@ -88,8 +86,8 @@ def _forward(
     group: str | None,
 ) -> tuple[Tensor, Tensor]:
     """Return y, and the moments of all processes: means, biased variances, number of elements."""
-    computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
-    moments = _message(*engine_of(x).reduce_forward(x, "NCX", computed_in, reproducible))
+    engine, computed_in, exchange = engine_of(x), arithmetic_of(x.dtype, arithmetic), None
+    moments = _message(*engine.reduce_forward(x, "NCX", computed_in, reproducible))
     if group is not None:
         # The arithmetic is not compared: a process without elements may have another element type.
         settings = f"{layer}, {x.shape[1]} channels, forward, {reproducible=}, {eps=}"
@@ -100,24 +98,11 @@ def _forward(
         moments = torch.cat((*binned.moments_of(bins, count, torch), count))
     elif exchange is not None:
         moments = exchange.moments()
-    return normalise(x, weight, bias, moments, eps, arithmetic), moments
-
-
-def normalise(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    moments: Tensor,
-    eps: float,
-    arithmetic: str | None,
-) -> Tensor:
-    """Return y, given the moments of all elements."""
-    engine, computed_in = engine_of(x), arithmetic_of(x.dtype, arithmetic)
-    mean, variance, _ = engine.parts(_check_message("moments", moments, x))
-    y: Tensor = engine.apply_forward(
+    mean, variance, _ = engine.parts(moments)
+    y, *_ = engine.apply_forward(
         x, None, weight, bias, eps, "NCX", None, computed_in, False, sums=(mean, variance)
-    )[0]
-    return y
+    )
+    return y, moments
 
 
 def _sums(
@@ -205,41 +190,49 @@ def _statistics(x: Tensor, moments: Tensor) -> tuple[Tensor, ...]:
 # Derivatives, and the operators.
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, *ctx.settings = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, output[1])
+class _BatchNorm(Function):
+    """The derivative of the forward pass.
 
+    The class has no rule for vmap or forward mode, so these raise. The operator itself would lose
+    the tangent.
+    """
 
-def _backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-    eps, arithmetic, reproducible, layer, group = ctx.settings
-    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    # Saved tensors are unpacked even if dy is None, because that makes a checkpoint recompute its
-    # layers.
-    x, weight, moments = ctx.saved_tensors
-    if dy is None and group is None:
-        return (None,) * 8
-    if dy is None:
-        # Other processes may have a dy, on which dx of this process depends.
-        dy = torch.zeros_like(x)
-    if torch.is_grad_enabled() and is_batched(dy):
-        # Batched gradients would lose their graph.
-        _refuse_second_order()
-    group = group if needs_x or reproducible else None
-    local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)
-    dx = dweight = dbias = None
-    if needs_x:
-        dx = _apply(x, dy, weight, moments, total, eps, arithmetic)
-    sum_dy, sum_dy_xmu = local[:-1].chunk(2)
-    _, variance = _statistics(x, moments)
-    if needs_weight:
-        # The rounding of `rsqrt` differs between machines.
-        inverse = 1.0 / torch.sqrt(variance.double() + eps)
-        dweight = (sum_dy_xmu * inverse).to(weight.dtype)
-    if needs_bias:
-        dbias = sum_dy.to(variance.dtype if weight is None else weight.dtype)
-    return dx, dweight, dbias, None, None, None, None, None
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, _, *ctx.settings = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        eps, arithmetic, reproducible, layer, group = ctx.settings
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        # Saved tensors are unpacked even if dy is None, because that makes a checkpoint recompute
+        # its layers.
+        x, weight, moments = ctx.saved_tensors
+        if dy is None and group is None:
+            return (None,) * 8
+        if dy is None:
+            # Other processes may have a dy, on which dx of this process depends.
+            dy = torch.zeros_like(x)
+        if torch.is_grad_enabled() and is_batched(dy):
+            # Batched gradients would lose their graph.
+            _refuse_second_order()
+        group = group if needs_x or reproducible else None
+        local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)
+        dx = dweight = dbias = None
+        if needs_x:
+            dx = _apply(x, dy, weight, moments, total, eps, arithmetic)
+        sum_dy, sum_dy_xmu = local[:-1].chunk(2)
+        _, variance = _statistics(x, moments)
+        if needs_weight:
+            # The rounding of `rsqrt` differs between machines.
+            inverse = 1.0 / torch.sqrt(variance.double() + eps)
+            dweight = (sum_dy_xmu * inverse).to(weight.dtype)
+        if needs_bias:
+            dbias = sum_dy.to(variance.dtype if weight is None else weight.dtype)
+        return dx, dweight, dbias, None, None, None, None, None
 
 
 def _refuse_second_order(*_: Any) -> NoReturn:
@@ -261,23 +254,9 @@ def _fake_gradient(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
-_batch_norm = register(
-    "synchronised", _forward, _fake_forward, backward=_backward, setup_context=_setup_context
-)
+_batch_norm = register("synchronised", _forward, _fake_forward, function=_BatchNorm)
 _reduce = register("synchronised_sums", _sums, _fake_sums, backward=_refuse_second_order)
 _apply = register("synchronised_gradient", _gradient, _fake_gradient, backward=_refuse_second_order)
-
-
-class _Transformed(Function):
-    """The forward pass under `torch.func` and forward mode.
-
-    The class has no rule for vmap or forward mode, so these raise. The operator itself would lose
-    the tangent.
-    """
-
-    forward = staticmethod(_batch_norm)
-    setup_context = staticmethod(_setup_context)
-    backward = staticmethod(_backward)
 
 
 # The functions.
@@ -351,7 +330,7 @@ def batch_norm_with_moments(
             # The activation is not computed here, but processes must agree on it.
             name, ceiling = options.activation
             layer = f"{layer}, {name}" + ("" if ceiling is None else f" up to {ceiling}")
-    run = _Transformed.apply if is_transformed() else _batch_norm
+    run = _BatchNorm.apply if is_transformed() else _batch_norm
     results: tuple[Tensor, Tensor] = run(
         input, weight, bias, options.eps, options.arithmetic,
         processes.reproducible, layer, group,

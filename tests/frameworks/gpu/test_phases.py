@@ -58,7 +58,9 @@ def test_parts_are_normalised_as_the_whole(shape, channels_last, arithmetic):
     assert whole[-1] == x.numel() // shape[1]
     torch.testing.assert_close(whole[:-1].cpu(), torch.cat((mean, variance)).double())
     weight, bias = weight.to(DEVICE), bias.to(DEVICE)
-    results = [synchronised.normalise(part, weight, bias, whole, *options) for part in xs]
+    forward = None, weight, bias, EPS, "NCX", None, arithmetic, False
+    *of_all, _ = engine.parts(whole)
+    results = [engine.apply_forward(part, *forward, sums=tuple(of_all))[0] for part in xs]
     torch.testing.assert_close(torch.cat([each.cpu() for each in results]), y)
     operands = x, dy, None, mean, variance, weight.cpu()
     expected, *_ = cpu.backward(*operands, EPS, "NCX", True, False, arithmetic, False, None)
