@@ -13,7 +13,7 @@ import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,22 +47,12 @@ _lock = threading.Lock()
 _registered: list[Any] = []
 
 
-class Version(NamedTuple):
-    """A version of XLA's foreign function interface."""
-
-    major: int
-    minor: int
-
-    def __str__(self) -> str:
-        return f"{self.major}.{self.minor}"
-
-
 # The versions whose structures `xla_structures` describes: those of jaxlib 0.5 to 0.11.
-_OLDEST, _NEWEST = Version(0, 1), Version(0, 4)
+_OLDEST, _NEWEST = (0, 1), (0, 4)
 
 
 @functools.cache
-def version() -> Version | None:
+def version() -> tuple[int, ...] | None:
     """Return the version of this jaxlib's interface, or None if its header has none.
 
     Only the header has the version. If XLA does not support the version of a registered handler,
@@ -75,7 +65,7 @@ def version() -> Version | None:
     definitions = (words for words in map(str.split, lines) if words[:1] == ["#define"])
     defined = {words[1]: words[2] for words in definitions if len(words) == 3}
     numbers = [defined.get(f"XLA_FFI_API_{part}", "") for part in ("MAJOR", "MINOR")]
-    return Version(*map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
+    return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
 
 
 def reason_against() -> str | None:
@@ -83,10 +73,9 @@ def reason_against() -> str | None:
     found = version()
     if found is not None and _OLDEST <= found <= _NEWEST:
         return None
-    return (
-        f"the foreign function interface of this jaxlib has version {str(found).lower()}, "
-        f"known are {_OLDEST} to {_NEWEST}"
-    )
+    known = " to ".join(".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
+    came = "none" if found is None else ".".join(map(str, found))
+    return f"the foreign function interface of this jaxlib has version {came}, known are {known}"
 
 
 def is_usable() -> bool:

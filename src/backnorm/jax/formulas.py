@@ -90,7 +90,7 @@ class _Namespace:
     """The operations of the formulas on arrays of x's shape (`backnorm.formulas.Namespace`)."""
 
     def __init__(self, x: jax.Array, axis: int) -> None:
-        self.axes = _others(x, axis)
+        self.axes = tuple(k for k in range(x.ndim) if k != axis)
         self._shape = tuple(-1 if k == axis else 1 for k in range(x.ndim))
         self.count: Any = count_of(x, axis)
 
@@ -245,10 +245,6 @@ def through_statistics(
     of_variance = xp.spread(2 * dvariance / xp.count, x)
     of_variance = jnp.where((centred == 0) & jnp.isinf(of_variance), 0, of_variance)
     return xp.spread(dmean / xp.count, x) + centred * of_variance
-
-
-def _others(x: jax.Array, axis: int) -> tuple[int, ...]:
-    return tuple(k for k in range(x.ndim) if k != axis)
 
 
 def _rounded(value: jax.Array, dtype: Any) -> jax.Array:

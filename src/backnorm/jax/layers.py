@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from backnorm.activations import check_activation
 from backnorm.errors import ArgumentValueError
 from backnorm.jax.activations import activated
-from backnorm.jax.formulas import working_type
+from backnorm.jax.formulas import promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
 from backnorm.problem import residual_alone
 
-__all__ = ["feature_axes", "trained", "with_running_statistics"]
+__all__ = ["feature_axes", "normalised"]
 
 
 def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
@@ -31,41 +31,47 @@ def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(places))
 
 
-def trained(
-    operands: tuple[Any, ...], mask: Any, axes: tuple[int, ...], **options: Any
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return y, and the batch's mean and variance, one value per feature in row-major order.
+def normalised(
+    layer: Any,
+    x: jax.Array,
+    statistics: Iterable[Any],
+    parameters: Iterable[Any],
+    out: Any,
+    *,
+    frozen: bool,
+    activation: Any,
+    residual: Any,
+    mask: Any,
+    groups: dict[str, Any],
+) -> tuple[jax.Array, Sequence[jax.Array]]:
+    """Return y in type `out`, and if not `frozen` the batch's mean and variance.
 
-    `operands` are x, scale, bias and residual, `options` other arguments of `batch_norm`.
+    Mean and variance have one value per feature in row-major order. `layer` is flax's,
+    `statistics` are the running mean and variance, `parameters` scale and bias, `groups` the
+    arguments of `batch_norm` about mapped axes.
     """
-    x, scale, bias, residual = operands
+    x = x.astype(promoted(x.dtype, out))
+    axes = feature_axes(layer.axis, x.ndim)
+    joined, axis, back = _at_one_axis(x, axes)
+    options = {"axis": axis, "epsilon": layer.epsilon, "arithmetic": layer.arithmetic}
+    gamma, beta = _channels(x, *parameters)
+    if frozen:
+        mean, variance = _channels(x, *statistics)
+        y = back(batch_norm_inference(joined, mean, variance, gamma, beta, **options))
+        follows = check_activation(activation, y.dtype)
+        if residual is not None and (follows is None or follows.name != "relu"):
+            raise residual_alone("inference")
+        return activated(y, _checked(residual, x), follows).astype(out), ()
     if mask is not None:
         # flax also accepts masks of numbers.
         mask = _at_one_axis(jnp.broadcast_to(jnp.asarray(mask, bool), x.shape), axes)[0]
-    residual = _checked(residual, x)
     if residual is not None:
-        residual = _at_one_axis(residual, axes)[0]
-    joined, axis, back = _at_one_axis(x, axes)
-    options |= {"axis": axis, "mask": mask, "residual": residual}
-    y, mean, variance = batch_norm(joined, *_channels(x, scale, bias), **options)
-    return back(y), mean, variance
-
-
-def with_running_statistics(
-    operands: tuple[Any, ...], axes: tuple[int, ...], *, activation: Any, **options: Any
-) -> jax.Array:
-    """Return y.
-
-    `operands` are x, mean, variance, scale, bias and residual, `options` other arguments of
-    `batch_norm_inference`.
-    """
-    x, *channels, residual = operands
-    joined, axis, back = _at_one_axis(x, axes)
-    y = back(batch_norm_inference(joined, *_channels(x, *channels), axis=axis, **options))
-    follows = check_activation(activation, y.dtype)
-    if residual is not None and (follows is None or follows.name != "relu"):
-        raise residual_alone("inference")
-    return activated(y, _checked(residual, x), follows)
+        residual = _at_one_axis(_checked(residual, x), axes)[0]
+    y, *batch = batch_norm(
+        joined, gamma, beta, mask=mask, activation=activation, residual=residual,
+        reproducible=layer.reproducible, **groups, **options,
+    )  # fmt: skip
+    return back(y).astype(out), batch
 
 
 def _checked(residual: Any, x: jax.Array) -> Any:

@@ -14,7 +14,6 @@ from flax import linen  # type: ignore[import-not-found,unused-ignore]
 from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.jax import layers
-from backnorm.jax.formulas import promoted
 from backnorm.jax.running import moved
 
 __all__ = ["BatchNorm"]
@@ -73,24 +72,16 @@ class BatchNorm(linen.BatchNorm):
             bias = self.param("bias", self.bias_init, shape, self.param_dtype)
 
         out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
-        x = x.astype(promoted(x.dtype, out))
-        options: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
-        options["activation"] = activation
-        if frozen:
-            operands = (x, mean.value, variance.value, scale, bias, residual)
-            return layers.with_running_statistics(operands, axes, **options).astype(out)
+        groups = {}
         # The mapped axis need not exist when the variables are initialised.
-        mapped = None if self.is_initializing() else self.axis_name
-        y, *batch = layers.trained(
-            (x, scale, bias, residual),
-            mask,
-            axes,
-            **options,
-            reproducible=self.reproducible,
-            axis_name=mapped,
-            axis_index_groups=None if mapped is None else self.axis_index_groups,
-        )
+        if self.axis_name is not None and not self.is_initializing():
+            groups = {"axis_name": self.axis_name, "axis_index_groups": self.axis_index_groups}
+        statistics, parameters = (mean.value, variance.value), (scale, bias)
+        y, batch = layers.normalised(
+            self, x, statistics, parameters, out, frozen=frozen, groups=groups,
+            mask=mask, activation=activation, residual=residual,
+        )  # fmt: skip
         if not self.is_initializing():
-            for average, each in zip((mean, variance), batch, strict=True):
+            for average, each in zip((mean, variance), batch, strict=not frozen):
                 average.value = moved(average.value, each.reshape(shape), self.momentum)
-        return y.astype(out)
+        return y

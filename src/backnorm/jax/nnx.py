@@ -12,7 +12,6 @@ from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.jax import layers
-from backnorm.jax.formulas import promoted
 from backnorm.jax.running import moved
 
 __all__ = ["BatchNorm"]
@@ -77,26 +76,16 @@ class BatchNorm(nnx.BatchNorm):
         x, mean, variance, scale, bias = self.promote_dtype(
             (x, self.mean[...], self.var[...], scale, bias), dtype=self.dtype
         )
-        axes = layers.feature_axes(self.axis, x.ndim)
         out = dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
-        x = x.astype(promoted(x.dtype, out))
-        options: dict[str, Any] = {"epsilon": self.epsilon, "arithmetic": self.arithmetic}
-        options["activation"] = activation
-        if frozen:
-            operands = (x, mean, variance, scale, bias, residual)
-            return layers.with_running_statistics(operands, axes, **options).astype(out)
-        y, *batch = layers.trained(
-            (x, scale, bias, residual),
-            mask,
-            axes,
-            **options,
-            reproducible=self.reproducible,
-            axis_name=self.axis_name,
-            axis_index_groups=self.axis_index_groups,
-        )
-        for average, each in zip((self.mean, self.var), batch, strict=True):
+        groups = {"axis_name": self.axis_name, "axis_index_groups": self.axis_index_groups}
+        statistics, parameters = (mean, variance), (scale, bias)
+        y, batch = layers.normalised(
+            self, x, statistics, parameters, out, frozen=frozen, groups=groups,
+            mask=mask, activation=activation, residual=residual,
+        )  # fmt: skip
+        for average, each in zip((self.mean, self.var), batch, strict=not frozen):
             now = moved(average[...], each, self.momentum)
             # A reference that is updated in place does not carry derivatives.
             in_place = getattr(average, "_can_update", False)
             average[...] = jax.lax.stop_gradient(now) if in_place else now
-        return y.astype(out)
+        return y

@@ -108,25 +108,15 @@ def batch_norm_with_state(
     x = check.read("x", x)
     work = working_type(x.dtype)
     channels = {"mean": state.mean, "variance": state.variance, "gamma": gamma, "beta": beta}
-    mean, variance, gamma, beta = (_widened(name, each, work) for name, each in channels.items())
+    channels = {name: _widened(name, each, work) for name, each in channels.items()}
+    values: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
     if not training:
-        values: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
-        return batch_norm_inference(x, mean, variance, gamma, beta, **values), state
+        return batch_norm_inference(x, **channels, **values), state
     options = Options(check.check_epsilon(epsilon), check.check_axis(axis, x))
-    operands = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
-    check.check_operands("inference", options, x=x, **operands)
-    y, *batch = batch_norm(
-        x,
-        gamma,
-        beta,
-        epsilon=epsilon,
-        axis=axis,
-        axis_name=axis_name,
-        axis_index_groups=axis_index_groups,
-        mask=mask,
-        arithmetic=arithmetic,
-        reproducible=reproducible,
-    )
+    check.check_operands("inference", options, x=x, **channels)
+    values |= {"axis_name": axis_name, "axis_index_groups": axis_index_groups}
+    values |= {"mask": mask, "reproducible": reproducible}
+    y, *batch = batch_norm(x, channels["gamma"], channels["beta"], **values)
     pairs = zip(state, batch, strict=True)
     return y, RunningStatistics(*(moved(old, new, momentum) for old, new in pairs))
 
