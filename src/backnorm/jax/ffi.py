@@ -116,7 +116,10 @@ def call(
     names = (*OPERANDS[operation], "residual")[: len(operands)]
     arrays = dict(zip(names, operands, strict=True))
     if "variance" in arrays:
-        arrays["variance"] = _accepted(arrays["variance"], options.epsilon)
+        # A kernel reports a variance + epsilon that is not positive as an error, but compiled code
+        # does not check values: the channel becomes NaN.
+        variance = arrays["variance"]
+        arrays["variance"] = jnp.where(is_refused(variance, options.epsilon), jnp.nan, variance)
     signature, batch = SIGNATURES[operation], batch_size(operands)
     fields = {operand.name: operand.field for operand in signature.operands}
     fields |= {number.name: number.field for number in signature.numbers}
@@ -137,14 +140,6 @@ def call(
         record=record,
     )
     return values[: len(results)]
-
-
-def _accepted(variance: jax.Array, epsilon: float) -> jax.Array:
-    """Return the variance, with NaN where variance + epsilon is not positive.
-
-    A kernel reports such a channel as an error, but compiled code does not check values.
-    """
-    return jnp.where(is_refused(variance, epsilon), jnp.nan, variance)
 
 
 def _described(array: Any, field: str, batch: int) -> np.ndarray:

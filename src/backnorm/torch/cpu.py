@@ -321,16 +321,10 @@ def double_backward(
     gx, gdy = empty_like(x), empty_like(x)
     result = arrays.double_backward(
         [array_of(x), array_of(dy), None if ddx is None else array_of(ddx)],
-        [_channels(tensor, x) for tensor in channels],
+        [None if tensor is None else array_of(wide(tensor, x)) for tensor in channels],
         epsilon=eps,
         data_format="NCX",
         training=training,
         out=(array_of(gx), array_of(gdy)),
     )
     return gx, gdy, as_type(channels[2], tensor_of(result.gamma))
-
-
-def _channels(tensor: Tensor | None, x: Tensor) -> Any:
-    """Return a per-channel tensor as an array that the operators take, or None."""
-    tensor = wide(tensor, x)
-    return None if tensor is None else array_of(tensor)

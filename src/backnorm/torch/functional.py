@@ -287,7 +287,7 @@ def _is_exporting_to_onnx() -> bool:
     return onnx is not None and onnx.is_in_onnx_export()
 
 
-def _allow_in_graph() -> bool:
+def _allow_in_graph() -> None:
     """Let a compiler put the functions of transforms into its graph as they are.
 
     Otherwise the compiler would trace the functions and lose their derivatives. Registration
@@ -296,7 +296,6 @@ def _allow_in_graph() -> bool:
     torch.compiler.allow_in_graph(
         [operations.forward, operations.inference, operations.move_below_transforms]
     )
-    return True
 
 
 # Dynamo calls these functions while it traces, and treats their results as constants.

@@ -232,15 +232,13 @@ def _split(tensor: Tensor, size: int, channels: int) -> tuple[Tensor, int]:
 _split_by_channels: list[tuple[Any, tuple[Result, ...]]] = []
 
 
-def register_sharding() -> bool:
+def register_sharding() -> None:
     """Register the rules of our operators if DTensor is imported.
 
     Importing DTensor takes longer than importing backnorm.
     """
-    if "torch.distributed.tensor" not in sys.modules:
-        return False
-    _register_sharding()
-    return True
+    if "torch.distributed.tensor" in sys.modules:
+        _register_sharding()
 
 
 # Dynamo calls this function while it traces.

@@ -37,7 +37,6 @@ __all__ = [
     "check_own_memory",
     "contiguous",
     "dense",
-    "dispatch_keys",
     "element_type",
     "empty_like",
     "in_memory",
@@ -56,7 +55,6 @@ __all__ = [
 ]
 
 Result = TypeVar("Result")
-Kind = TypeVar("Kind", Tensor, None, Tensor | None)
 
 _TYPES = {
     torch.float64: np.dtype(np.float64),
@@ -252,10 +250,8 @@ def order_of(x: Tensor) -> Order:
     return by_strides(torch.empty_like(x, device="meta").stride())
 
 
-def wide(tensor: Kind, x: Tensor) -> Kind:
+def wide(tensor: Tensor, x: Tensor) -> Tensor:
     """Return a per-channel tensor, contiguous and `plain`; float32 if it has x's 16-bit type."""
-    if tensor is None:
-        return None
     if tensor.dtype.itemsize == 2 and tensor.dtype is x.dtype:
         return tensor.detach().float().contiguous()
     return contiguous(tensor)
@@ -329,12 +325,8 @@ class _Memory:
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """Return the tensor's memory as an array."""
-    tensor = in_memory(tensor, "tensor")
-    if tensor.dtype not in _TYPES:
-        raise TensorTypeError("tensor", "unsupported element type", came=tensor.dtype)
+    """Return the memory of a tensor, whose class and type have been checked, as an array."""
     if not plain(tensor):
-        check_memory(tensor, "tensor")
         tensor = tensor.detach().clone()
     # The array interface describes bfloat16 as two bytes, because it is not a NumPy type.
     return np.asarray(_Memory(tensor)).view(element_type(tensor.dtype))
