@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from backnorm.jax import formulas
-from backnorm.jax.differentiable import Arrays, Rule, give_derivative
+from backnorm.jax.differentiable import Arrays, give_derivative
 from backnorm.jax.inverse_std import inverse_std
 from backnorm.jax.primitives import BACKWARD, FORWARD, FORWARD_RELU, NORMALIZE, STATISTICS, bind
 from backnorm.jax.problems import Options
@@ -80,12 +80,10 @@ def _forward_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -> 
 
 give_derivative(
     FORWARD,
-    Rule(
-        keep=lambda operands, results: (operands[0], *results[1:], operands[1]),
-        push=_forward_pushed,
-        pull=_forward_pulled,
-        like=(0, 1, 1),
-    ),
+    keep=lambda operands, results: (operands[0], *results[1:], operands[1]),
+    push=_forward_pushed,
+    pull=_forward_pulled,
+    like=(0, 1, 1),
 )
 
 
@@ -111,12 +109,10 @@ def _where_positive(y: jax.Array, dy: jax.Array) -> jax.Array:
 
 give_derivative(
     FORWARD_RELU,
-    Rule(
-        keep=lambda operands, results: (operands[0], *results[1:], operands[1], results[0]),
-        push=_relu_pushed,
-        pull=_relu_pulled,
-        like=(0, 1, 1),
-    ),
+    keep=lambda operands, results: (operands[0], *results[1:], operands[1], results[0]),
+    push=_relu_pushed,
+    pull=_relu_pulled,
+    like=(0, 1, 1),
 )
 
 
@@ -146,12 +142,10 @@ def _backward_pulled(residuals: Arrays, cotangents: Arrays, options: Options) ->
 
 give_derivative(
     BACKWARD,
-    Rule(
-        keep=lambda operands, _: operands,
-        push=_backward_pushed,
-        pull=_backward_pulled,
-        like=(1, 4, 4),
-    ),
+    keep=lambda operands, _: operands,
+    push=_backward_pushed,
+    pull=_backward_pulled,
+    like=(1, 4, 4),
 )
 
 
@@ -189,12 +183,10 @@ def _by_statistics(
 
 give_derivative(
     NORMALIZE,
-    Rule(
-        keep=lambda operands, _: operands[:-1],
-        push=_normalize_pushed,
-        pull=_normalize_pulled,
-        like=(0,),
-    ),
+    keep=lambda operands, _: operands[:-1],
+    push=_normalize_pushed,
+    pull=_normalize_pulled,
+    like=(0,),
 )
 
 
@@ -210,12 +202,10 @@ def _statistics_pulled(residuals: Arrays, cotangents: Arrays, options: Options) 
 
 give_derivative(
     STATISTICS,
-    Rule(
-        keep=lambda operands, results: (*operands, results[0]),
-        push=_statistics_pushed,
-        pull=_statistics_pulled,
-        like=(1, 1),
-    ),
+    keep=lambda operands, results: (*operands, results[0]),
+    push=_statistics_pushed,
+    pull=_statistics_pulled,
+    like=(1, 1),
 )
 
 

@@ -1,7 +1,7 @@
 """Derivatives of primitives by a rule, in forward and in reverse mode.
 
-A derivative is a linear map. `Rule.push` maps tangents of the operands to tangents of the results;
-its transpose, `Rule.pull`, maps cotangents of the results to cotangents of the operands. In JAX the
+A derivative is a linear map. `push` maps tangents of the operands to tangents of the results;
+its transpose, `pull`, maps cotangents of the results to cotangents of the operands. In JAX the
 map is one primitive: forward mode runs it, and reverse mode transposes it and saves only the
 residuals of the rule. (A `jax.custom_vjp` has no forward mode. With a `jax.custom_jvp`, reverse
 mode saves the intermediate values of its formulas.) Higher derivatives are those of `push` and
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +21,29 @@ from jax.interpreters import ad, mlir
 from backnorm.jax.batching import batch_size, new_primitive, over_batch
 from backnorm.jax.problems import Options
 
-__all__ = ["Arrays", "Rule", "give_derivative"]
+__all__ = ["Arrays", "give_derivative"]
 
 Arrays = tuple[Any, ...]
+Map = Callable[[Arrays, Arrays, Options], Arrays]
 
 
-class Rule(NamedTuple):
-    """The derivative of a primitive, for one problem.
+def give_derivative(
+    primitive: Any,
+    *,
+    keep: Callable[[Arrays, Arrays], Arrays],
+    push: Map,
+    pull: Map,
+    like: tuple[int, ...],
+) -> None:
+    """Register the derivative of a primitive of `backnorm.jax.batching`.
 
-    Attributes
+    The operands of the primitive must vary over the same mapped axes (`varying.alike`).
+
+    Parameters
     ----------
+    primitive : Primitive
     keep : callable
-        Takes operands and results, and returns the residuals.
+        Takes operands and results of one problem, and returns the residuals.
     push : callable
         Takes the residuals, the tangents of the operands (None if zero) and the options. Returns
         the tangents of the results.
@@ -42,25 +53,13 @@ class Rule(NamedTuple):
     like : tuple of int
         For every result, the residual that has its shape and type.
     """
-
-    keep: Callable[[Arrays, Arrays], Arrays]
-    push: Callable[[Arrays, Arrays, Options], Arrays]
-    pull: Callable[[Arrays, Arrays, Options], Arrays]
-    like: tuple[int, ...]
-
-
-def give_derivative(primitive: Any, rule: Rule) -> None:
-    """Register the derivative of a primitive of `backnorm.jax.batching`.
-
-    The operands of the primitive must vary over the same mapped axes (`varying.alike`).
-    """
-    derivative = _derivative(primitive.name, rule)
+    derivative = _derivative(primitive.name, push, pull, like)
 
     def differentiated(
         operands: Sequence[Any], tangents: Sequence[Any], **parameters: Any
     ) -> tuple[Any, Any]:
         results = primitive.bind(*operands, **parameters)
-        residuals = rule.keep(tuple(operands), tuple(results))
+        residuals = keep(tuple(operands), tuple(results))
         present = _nonzero(tangents)
         nonzero = _selected(tangents, present)
         return results, derivative.bind(*residuals, *nonzero, present=present, **parameters)
@@ -68,7 +67,7 @@ def give_derivative(primitive: Any, rule: Rule) -> None:
     ad.primitive_jvps[primitive] = differentiated
 
 
-def _derivative(name: str, rule: Rule) -> Any:
+def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
     """Return a derivative as a primitive.
 
     The operands of the derivative are the residuals, which determine the batch size, and the
@@ -76,7 +75,7 @@ def _derivative(name: str, rule: Rule) -> Any:
     """
 
     def types(*operands: Any, batched: bool, **_: Any) -> list[Any]:
-        results = [operands[k].update(weak_type=False) for k in rule.like]
+        results = [operands[k].update(weak_type=False) for k in like]
         size = batch_size(operands) if batched else None
         return [
             result.update(shape=(size, *result.shape[1:]))
@@ -89,7 +88,7 @@ def _derivative(name: str, rule: Rule) -> Any:
         count = len(operands) - sum(present)
 
         def of_one(*operands: Any) -> Arrays:
-            return rule.push(operands[:count], _restored(operands[count:], present), options)
+            return push(operands[:count], _restored(operands[count:], present), options)
 
         return over_batch(of_one, batched)(*operands)
 
@@ -123,7 +122,7 @@ def _derivative(name: str, rule: Rule) -> Any:
             return [None] * count + [ad.Zero(each.aval) for each in operands[count:]]
 
         def of_one(*arrays: Any) -> list[Any]:
-            pulled = pull(options, arrays[:count], _restored(arrays[count:], nonzero))
+            pulled = compiled_pull(options, arrays[:count], _restored(arrays[count:], nonzero))
             return _selected(pulled[: len(present)], present)
 
         arrays = (*operands[:count], *_selected(cotangents, nonzero))
@@ -139,8 +138,8 @@ def _derivative(name: str, rule: Rule) -> Any:
     # Compiled even if the caller is not: without `jax.jit`, `jax.grad` runs a backward pass step by
     # step. In a compiled function the call is inlined.
     @partial(jax.jit, static_argnums=(0,), inline=True)
-    def pull(options: Options, residuals: Arrays, cotangents: Arrays) -> Arrays:
-        return rule.pull(residuals, cotangents, options)
+    def compiled_pull(options: Options, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        return pull(residuals, cotangents, options)
 
     primitive = new_primitive(f"{name}_derivative", types)
     mlir.register_lowering(primitive, mlir.lower_fun(pushed, multiple_results=True))
