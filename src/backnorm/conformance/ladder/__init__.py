@@ -4,6 +4,7 @@ Each rung is an arithmetic: how elements and sums are computed. An output is on 
 bound holds for all of its elements. ``docs/tolerance.md`` derives every bound.
 """
 
+from backnorm.conformance.ladder._forward import ForwardLadder, grade_forward
 from backnorm.conformance.ladder._gradients import (
     Bound,
     GradientLadder,
@@ -28,6 +29,7 @@ __all__ = [
     "RUNGS",
     "Bound",
     "BoundKind",
+    "ForwardLadder",
     "Grade",
     "GradientLadder",
     "Rung",
@@ -36,6 +38,7 @@ __all__ = [
     "bound",
     "grade",
     "grade_backward",
+    "grade_forward",
     "is_at_least",
     "rungs",
 ]

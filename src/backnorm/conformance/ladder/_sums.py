@@ -9,9 +9,11 @@ from backnorm.conformance.ladder._rungs import Rung
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 __all__ = [
+    "BLOCKS",
     "DEVIATIONS",
     "INVERSE_DEVIATION",
     "ROUNDOFF",
+    "RUN",
     "SUMS",
     "Additions",
     "additions_of",
@@ -26,9 +28,9 @@ ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2
 # deviations.
 DEVIATIONS = 2.0
 # Length of the serial runs at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
-_RUN = 16
+RUN = 16
 # Smallest and largest block of the rung "blocked".
-_BLOCKS = 128, 512
+BLOCKS = 128, 512
 # Roundings of an inverse standard deviation: variance + epsilon, the root, the reciprocal.
 INVERSE_DEVIATION = 3
 
@@ -58,12 +60,12 @@ def additions_of(rung: Rung, count: int) -> Additions:
     if rung == "serial":
         return Additions(count - 1.0, terms=_row(count).root)
     if rung == "pairwise":
-        if count <= _RUN:
+        if count <= RUN:
             return _row(count, single=True)
-        run, levels = _row(_RUN), math.log2(count / _RUN)
-        sums = run.sums * _RUN / count + 2.0
+        run, levels = _row(RUN), math.log2(count / RUN)
+        sums = run.sums * RUN / count + 2.0
         return Additions(run.height + math.ceil(levels), sums, run.root + levels)
-    sizes = [_in_blocks(count, size) for size in _BLOCKS]
+    sizes = [_in_blocks(count, size) for size in BLOCKS]
     return Additions(*(max(column) for column in zip(*sizes, strict=True)))
 
 
