@@ -263,8 +263,8 @@ def test_forward_of_infinite_x_is_graded_where_it_is_finite(rng):
 
 def test_forward_without_elements_is_exact():
     x = np.zeros((0, 3), np.float32)
-    zeros = np.zeros(3, np.float32)
-    found = grade_forward(x, None, None, (x, zeros, zeros), epsilon=EPSILON)
+    statistics = np.full(3, np.nan, np.float32)
+    found = grade_forward(x, None, None, (x, statistics, statistics), epsilon=EPSILON)
     assert {g.status for g in found.values()} == {"exact"}
 
 

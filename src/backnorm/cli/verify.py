@@ -115,6 +115,9 @@ def verify(
         str | None, typer.Option(help="Call the function in this specification's words.")
     ] = None,
     op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
+    operation: Annotated[
+        Literal["backward", "forward"], typer.Option(help="The pass that the subject computes.")
+    ] = "backward",
     command: Annotated[
         bool,
         typer.Option(
@@ -157,7 +160,7 @@ def verify(
         ),
     ] = False,
 ) -> None:
-    """Judge implementations of the backward pass.
+    """Judge implementations of the backward pass, or of the forward pass in training.
 
     Each runs in a process of its own, on read-only inputs between unreadable pages. Exit status: 0
     fine, 1 a finding or nothing judged, 2 bad usage.
@@ -167,11 +170,13 @@ def verify(
 
     if command and dialect is not None:
         raise ArgumentValueError("--dialect", "a command has none", came=dialect)
+    if command and operation != "backward":
+        raise ArgumentValueError("--operation", "a command is a backward pass", came=operation)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
     shapes = tuple(_shape(each, least=0) for each in shape or ())
-    selection = replace(selection, shapes=shapes)
+    selection = replace(selection, shapes=shapes, operation=operation)
     for subject in subjects:
         job = Job(subject, selection, dialect, op, timeout, memory, command, any_order)
         with Progress(console=Console(stderr=True), transient=True) as progress:

@@ -173,6 +173,8 @@ class ForwardLadder:
     def grade(self, name: Quantity, actual: np.ndarray, *, kind: BoundKind = "expected") -> Grade:
         """Return the best rung whose bound holds for every element of a result.
 
+        Channels without elements have no statistics; any are "exact".
+
         Parameters
         ----------
         name : {"y", "mean", "variance"}
@@ -195,7 +197,7 @@ class ForwardLadder:
             raise ArgumentValueError(
                 name, "shape", came=str(actual.shape), accepted=str(exact.shape)
             )
-        if actual.size == 0:
+        if actual.size == 0 or self.count == 0:
             return Grade("exact", 0.0, dict.fromkeys(rungs(self.data), 0.0), (), 0.0, 0.0, 1.0)
         bounds = self.allowances(name, output, kind=kind)
         if name == "variance":

@@ -25,6 +25,7 @@ from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify._command import CommandError, OfCommand
 from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.operations import operation_of
 from backnorm.conformance.verify.subjects import RefusedError, subject_of
 
 __all__ = ["main"]
@@ -43,7 +44,12 @@ class Runner:
         self.subject: Any = (
             OfCommand(job["subject"])
             if job["command"]
-            else subject_of(job["subject"], dialect=job["dialect"], op=job["op"])
+            else subject_of(
+                job["subject"],
+                dialect=job["dialect"],
+                op=job["op"],
+                operation=job["selection"]["operation"],
+            )
         )
         self.say(event="ready")
 
@@ -106,13 +112,12 @@ class Runner:
         size = case.data.x.size
         if not size or size > _REPEATED:
             return first, None, faults
-        # Call again with the same buffers and other values: the gradients of -dy are the negated
-        # gradients of dy.
-        dy = inputs["dy"]
-        assert dy is not None
-        _negate(dy)
+        # Call again with the same buffers and other values: results of -dy, or of -x, are others.
+        varied = inputs[operation_of(case).varied]
+        assert varied is not None
+        _negate(varied)
         second = self._called(inputs, case)
-        _negate(dy)
+        _negate(varied)
         third = self._called(inputs, case)
         if not _same(first, third):
             return first, third, faults

@@ -12,6 +12,9 @@ import numpy as np
 from backnorm.conformance.battery import Case, cases
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.diagnosis import diagnostic_data
+from backnorm.conformance.forward_battery import forward_cases, of_backward
+from backnorm.conformance.forward_diagnosis import forward_diagnostic_data
+from backnorm.conformance.verify.operations import OperationName
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 
 __all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "selected"]
@@ -50,6 +53,7 @@ class Selection:
     seed : int
     shapes : tuple of tuple of int
         Shapes (N, C, space) of random data that are the cases instead of those of a tier.
+    operation : {"backward", "forward"}
     """
 
     tier: str = "smoke"
@@ -59,6 +63,7 @@ class Selection:
     skip: tuple[str, ...] = ()
     seed: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
+    operation: OperationName = "backward"
 
     def takes(self, name: str) -> bool:
         """Whether the patterns select a case."""
@@ -71,7 +76,8 @@ def selected(selection: Selection) -> Iterator[Case]:
 
     The first cases of each type and layout are the diagnostic cases, which identify mistakes.
     """
-    for case in _of_shapes(selection) if selection.shapes else _of_tier(selection):
+    for found in _of_shapes(selection) if selection.shapes else _of_tier(selection):
+        case = of_backward(found) if selection.operation == "forward" else found
         x = case.data.x
         if str(x.dtype) not in selection.dtypes or case.data.data_format not in selection.layouts:
             continue
@@ -99,11 +105,15 @@ def _of_layer(
 def _of_tier(selection: Selection) -> Iterator[Case]:
     for dtype in DTYPES.values():
         for layout in LAYOUTS:
-            data = diagnostic_data(dtype, data_format=layout, seed=selection.seed)
+            forward = selection.operation == "forward"
+            diagnostic = forward_diagnostic_data if forward else diagnostic_data
+            data = diagnostic(dtype, data_format=layout, seed=selection.seed)
             types = f"{dtype}-{data.mean.dtype}-{layout}"
             yield Case(f"diagnostic-{types}", data)
-            yield Case(f"diagnostic-frozen-{types}", data, training=False)
-    for case in cases(selection.seed):
+            if not forward:
+                yield Case(f"diagnostic-frozen-{types}", data, training=False)
+    battery = forward_cases if selection.operation == "forward" else cases
+    for case in battery(selection.seed):
         # Few implementations have 16-bit statistics, so the smoke tier leaves them out.
         if selection.tier == "full" or not is_16_bit(case.data.mean.dtype):
             yield case
