@@ -144,7 +144,7 @@ WRONG = {
     "gamma_and_beta_swapped": "gamma-beta-swapped",
     "beta_before_gamma": "beta-gamma",
     "inverse_returned": "variance-inverse",
-    "gamma_left_out_and_epsilon_twice": "epsilon-twice-and-gamma-left-out",
+    "gamma_left_out_and_epsilon_twice": "epsilon-twice-gamma-left-out",
     "statistics_of_inference": "initial-statistics",
     "rolled": "channels-shifted",
     "reversed_elements": "elements-permuted",
