@@ -43,6 +43,8 @@ Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a rep
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write what is printed.")]
 Show = Annotated[bool, typer.Option("--show", help="Print the worst element of each output.")]
 
+# More elements than an index of 32 bits counts.
+_HUGE = 1 << 31
 _DTYPES, _LAYOUTS = "float32,bfloat16,float16", "NCX,NXC"
 
 
@@ -136,6 +138,13 @@ def verify(
         list[str] | None,
         typer.Option(help="Random data of a shape N,C,... instead of a tier's cases; repeatable."),
     ] = None,
+    huge: Annotated[
+        bool,
+        typer.Option(
+            "--huge",
+            help="With --tier full: a case of more than 2**31 elements of bfloat16, 13 GB.",
+        ),
+    ] = False,
     at_least: AtLeast = "serial",
     any_order: Annotated[
         bool,
@@ -170,13 +179,16 @@ def verify(
 
     if command and dialect is not None:
         raise ArgumentValueError("--dialect", "a command has none", came=dialect)
+    if huge and (tier != "full" or command):
+        came = "a command" if command else f"tier {tier}"
+        raise ArgumentValueError("--huge", "needs the tier full", came=came, accepted="--tier full")
     if command and operation != "backward":
         raise ArgumentValueError("--operation", "a command is a backward pass", came=operation)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
     shapes = tuple(_shape(each, least=0) for each in shape or ())
-    selection = replace(selection, shapes=shapes, operation=operation)
+    selection = replace(selection, shapes=shapes, operation=operation, huge=_HUGE if huge else 0)
     for subject in subjects:
         job = Job(subject, selection, dialect, op, timeout, memory, command, any_order)
         with Progress(console=Console(stderr=True), transient=True) as progress:

@@ -45,7 +45,7 @@ class ForwardCase(Case):
 
 def of_backward(case: Case) -> ForwardCase:
     """Return the forward pass on the data of a case."""
-    return ForwardCase(case.name, case.data, scaled=case.scaled)
+    return ForwardCase(case.name, case.data, scaled=case.scaled, repeats=case.repeats)
 
 
 def forward_cases(seed: int = 0) -> Iterator[ForwardCase]:

@@ -39,6 +39,9 @@ _NETWORKS = {
 _LONG_SUMS = (16, 32, 256)
 _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
+# (N, C, space) of the channels that are repeated.
+_HUGE = (1, 64, 1 << 12)
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -54,6 +57,8 @@ class Selection:
     shapes : tuple of tuple of int
         Shapes (N, C, space) of random data that are the cases instead of those of a tier.
     operation : {"backward", "forward"}
+    huge : int
+        How many elements a further case exceeds, of bfloat16; 0: there is none.
     """
 
     tier: str = "smoke"
@@ -64,6 +69,7 @@ class Selection:
     seed: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
     operation: OperationName = "backward"
+    huge: int = 0
 
     def takes(self, name: str) -> bool:
         """Whether the patterns select a case."""
@@ -118,6 +124,10 @@ def _of_tier(selection: Selection) -> Iterator[Case]:
         if selection.tier == "full" or not is_16_bit(case.data.mean.dtype):
             yield case
     yield from _of_long_sums(selection)
+    if selection.huge:
+        rng = np.random.default_rng(selection.seed + 3)
+        case = _of_layer("beyond-int32", _HUGE, BFLOAT16, "NCX", rng)
+        yield replace(case, repeats=selection.huge // case.data.x.size + 1)
     if selection.tier == "full":
         yield from _of_networks(selection.seed)
 

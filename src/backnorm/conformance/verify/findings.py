@@ -220,6 +220,8 @@ def _with_command(finding: Finding, results: Results) -> Finding:
         parts += ["--shape", ",".join(map(str, shape))]
     if job.selection.tier != "smoke":
         parts += ["--tier", job.selection.tier]
+    if job.selection.huge and finding.first.startswith("beyond-int32-"):
+        parts += ["--huge"]
     dtype = next(v.dtype for v in results.verdicts if v.case == finding.first)
     if dtype not in Selection().dtypes:
         parts += ["--dtypes", dtype]
