@@ -135,7 +135,8 @@ def test_diagnose_output_that_is_missing_is_left_out():
 
 
 def test_mistakes_differ_from_each_other_in_the_diagnostic_data():
-    from backnorm.conformance.diagnosis import _distance, _least_scales, _steps
+    from backnorm.conformance._naming import distance
+    from backnorm.conformance.diagnosis import _least_scales, _steps
     from backnorm.conformance.formula import Channels, coefficients
 
     data = diagnostic_data(FLOAT64)
@@ -147,4 +148,4 @@ def test_mistakes_differ_from_each_other_in_the_diagnostic_data():
     ]
     least = _least_scales(channels)
     for (one, own), (other, another) in itertools.combinations(found, 2):
-        assert _distance(own, another, least) > 1e-3, (one, other)
+        assert distance(own, another, least) > 1e-3, (one, other)

@@ -46,7 +46,10 @@ def lines_of(text):
     ],
 )
 def test_screen_is_what_the_command_prints(command, screen, tmp_path):
-    (tmp_path / "mykernel.py").write_text(blocks(PAGE)[0].code)
+    for name in ("backward", "forward"):
+        code = next(block.code for block in blocks(PAGE) if f"def {name}(" in block.code)
+        file = {"backward": "mykernel.py", "forward": "myforward.py"}[name]
+        (tmp_path / file).write_text(code)
     found = printed(command, tmp_path)
     for line in lines_of(screen):
         # Three dots stand for any number of lines.

@@ -43,6 +43,8 @@ Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a rep
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write what is printed.")]
 Show = Annotated[bool, typer.Option("--show", help="Print the worst element of each output.")]
 
+# More elements than an index of 32 bits counts.
+_HUGE = 1 << 31
 _DTYPES, _LAYOUTS = "float32,bfloat16,float16", "NCX,NXC"
 
 
@@ -115,6 +117,9 @@ def verify(
         str | None, typer.Option(help="Call the function in this specification's words.")
     ] = None,
     op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
+    operation: Annotated[
+        Literal["backward", "forward"], typer.Option(help="The pass that the subject computes.")
+    ] = "backward",
     command: Annotated[
         bool,
         typer.Option(
@@ -133,6 +138,13 @@ def verify(
         list[str] | None,
         typer.Option(help="Random data of a shape N,C,... instead of a tier's cases; repeatable."),
     ] = None,
+    huge: Annotated[
+        bool,
+        typer.Option(
+            "--huge",
+            help="With --tier full: a case of more than 2**31 elements of bfloat16, 13 GB.",
+        ),
+    ] = False,
     at_least: AtLeast = "serial",
     any_order: Annotated[
         bool,
@@ -157,7 +169,7 @@ def verify(
         ),
     ] = False,
 ) -> None:
-    """Judge implementations of the backward pass.
+    """Judge implementations of the backward pass, or of the forward pass in training.
 
     Each runs in a process of its own, on read-only inputs between unreadable pages. Exit status: 0
     fine, 1 a finding or nothing judged, 2 bad usage.
@@ -167,11 +179,16 @@ def verify(
 
     if command and dialect is not None:
         raise ArgumentValueError("--dialect", "a command has none", came=dialect)
+    if huge and (tier != "full" or command):
+        came = "a command" if command else f"tier {tier}"
+        raise ArgumentValueError("--huge", "needs the tier full", came=came, accepted="--tier full")
+    if command and operation != "backward":
+        raise ArgumentValueError("--operation", "a command is a backward pass", came=operation)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
     shapes = tuple(_shape(each, least=0) for each in shape or ())
-    selection = replace(selection, shapes=shapes)
+    selection = replace(selection, shapes=shapes, operation=operation, huge=_HUGE if huge else 0)
     for subject in subjects:
         job = Job(subject, selection, dialect, op, timeout, memory, command, any_order)
         with Progress(console=Console(stderr=True), transient=True) as progress:

@@ -88,6 +88,9 @@ class Case:
     arithmetic : {"float32", "float64"} or None
         The compute dtype of the operator, which determines its error budget; None: see
         :func:`judge.budget`.
+    repeats : int
+        How many copies of the channels a call has, one after the other. Results are those of the
+        data in each copy.
     """
 
     name: str
@@ -95,6 +98,7 @@ class Case:
     training: bool = True
     scaled: bool = True
     arithmetic: Arithmetic | None = None
+    repeats: int = 1
 
     @property
     def operands(

@@ -4,7 +4,13 @@ Errors are in units in the last place (ulp) of the output's type at the exact va
 :func:`budget` defines the allowed error.
 """
 
-from backnorm.conformance.judge._budget import GRADIENTS, Budget, Quantity, budget
+from backnorm.conformance.judge._budget import (
+    FORWARD_RESULTS,
+    GRADIENTS,
+    Budget,
+    Quantity,
+    budget,
+)
 from backnorm.conformance.judge._passes import (
     check_backward,
     check_double_backward,
@@ -20,6 +26,7 @@ from backnorm.conformance.judge._ulps import ulp_error
 from backnorm.conformance.judge._verdict import Verdict, judge
 
 __all__ = [
+    "FORWARD_RESULTS",
     "GRADIENTS",
     "Budget",
     "Quantity",

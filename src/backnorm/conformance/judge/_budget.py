@@ -11,7 +11,7 @@ from backnorm.arithmetics import Arithmetic, own_arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["GRADIENTS", "Budget", "Quantity", "budget"]
+__all__ = ["FORWARD_RESULTS", "GRADIENTS", "Budget", "Quantity", "budget"]
 
 Quantity = Literal[
     "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma"
@@ -19,6 +19,8 @@ Quantity = Literal[
 
 #: The results of the backward pass, in their order.
 GRADIENTS: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
+#: The results of the forward pass in training, in their order.
+FORWARD_RESULTS: tuple[Quantity, ...] = "y", "mean", "variance"
 
 
 @dataclass(frozen=True, slots=True)

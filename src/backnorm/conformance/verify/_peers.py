@@ -15,7 +15,7 @@ import backnorm
 from backnorm.conformance.verify import _onednn as library
 from backnorm.dtypes import BFLOAT16, element_type, is_16_bit
 
-__all__ = ["PEERS", "RefusedError", "missing_package"]
+__all__ = ["PEERS", "RefusedError", "missing_package", "torch_tensor"]
 
 _Gradients = tuple[Any, Any, Any]
 
@@ -58,6 +58,16 @@ def textbook(
         )
 
 
+def torch_tensor(array: np.ndarray) -> Any:
+    """Return a copy of an array as PyTorch's tensor."""
+    import torch as framework
+
+    if element_type(array.dtype) == BFLOAT16:
+        # PyTorch does not read NumPy's bfloat16.
+        return framework.from_numpy(np.array(array).view(np.int16)).view(framework.bfloat16)
+    return framework.from_numpy(np.array(array))
+
+
 def torch(
     x: np.ndarray,
     dy: np.ndarray,
@@ -76,22 +86,21 @@ def torch(
     """
     import torch as framework
 
-    def tensor(array: np.ndarray) -> Any:
-        if element_type(array.dtype) == BFLOAT16:
-            bits = np.array(array).view(np.int16)
-            return framework.from_numpy(bits).view(framework.bfloat16)
-        return framework.from_numpy(np.array(array))
-
-    inputs = [tensor(each) for each in (dy, x)]
+    inputs = [torch_tensor(each) for each in (dy, x)]
     if data_format == "NXC":
         inputs = [each.movedim(-1, 1) for each in inputs]
-    statistics = [None, None, tensor(mean), tensor(_inverse_deviation(variance, epsilon))]
+    statistics = [
+        None,
+        None,
+        torch_tensor(mean),
+        torch_tensor(_inverse_deviation(variance, epsilon)),
+    ]
     if not training:
-        statistics = [tensor(mean), tensor(variance), None, None]
-    weight = None if gamma is None else tensor(gamma)
+        statistics = [torch_tensor(mean), torch_tensor(variance), None, None]
+    weight = None if gamma is None else torch_tensor(gamma)
     if weight is None and is_16_bit(x.dtype):
         # Without a weight PyTorch takes the statistics for 16-bit ones.
-        weight = tensor(np.ones_like(mean))
+        weight = torch_tensor(np.ones_like(mean))
 
     def backward(*operands: Any) -> Any:
         mask = [True, True, True]

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 import backnorm
-from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.findings import Finding, counts
@@ -28,7 +27,7 @@ FORMAT, FORMAT_VERSION = "backnorm-verdict", 1
 def show(results: Results, found: Sequence[Finding], console: Console) -> None:
     """Print the table of rungs, the findings and the counts."""
     job, selection = results.job, results.job.selection
-    words = "canonical" if job.dialect is None else f"{job.dialect} {job.op or ''}".strip()
+    words = selection.operation if job.dialect is None else f"{job.dialect} {job.op or ''}".strip()
     number = len({v.case for v in results.verdicts})
     console.print(
         f"{job.subject} as {words}, {' '.join(selection.dtypes)}, {number} cases "
@@ -65,7 +64,7 @@ def _table(results: Results) -> Table:
     columns = _columns(results)
     for dtype, layout in columns:
         table.add_column(f"{dtype}\n{layout}")
-    for output in GRADIENTS:
+    for output in results.operation.results:
         cells = [_cell(_worst(results, output, *column)) for column in columns]
         table.add_row(output, *cells)
     return table
@@ -138,6 +137,7 @@ def as_json(results: Results, found: Sequence[Finding]) -> str:
         "format_version": FORMAT_VERSION,
         "made_by": {"backnorm": backnorm.__version__},
         "subject": job.subject,
+        "operation": job.selection.operation,
         "dialect": job.dialect or "canonical",
         "tier": job.selection.tier,
         "seed": job.selection.seed,
@@ -221,7 +221,7 @@ def as_markdown(results: Results, found: Sequence[Finding]) -> str:
     lines = [f"## `backnorm verify {results.job.subject}`", ""]
     lines.append("| | " + " | ".join(" ".join(column) for column in columns) + " |")
     lines.append("|---" * (len(columns) + 1) + "|")
-    for output in GRADIENTS:
+    for output in results.operation.results:
         cells = [str(_cell(_worst(results, output, *column))) for column in columns]
         lines.append(f"| {output} | " + " | ".join(cells) + " |")
     lines.append("")

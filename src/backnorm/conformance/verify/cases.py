@@ -12,6 +12,9 @@ import numpy as np
 from backnorm.conformance.battery import Case, cases
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.diagnosis import diagnostic_data
+from backnorm.conformance.forward_battery import forward_cases, of_backward
+from backnorm.conformance.forward_diagnosis import forward_diagnostic_data
+from backnorm.conformance.verify.operations import OperationName
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 
 __all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "selected"]
@@ -36,6 +39,9 @@ _NETWORKS = {
 _LONG_SUMS = (16, 32, 256)
 _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
+# (N, C, space) of the channels that are repeated.
+_HUGE = (1, 64, 1 << 12)
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -50,6 +56,9 @@ class Selection:
     seed : int
     shapes : tuple of tuple of int
         Shapes (N, C, space) of random data that are the cases instead of those of a tier.
+    operation : {"backward", "forward"}
+    huge : int
+        How many elements a further case exceeds, of bfloat16; 0: there is none.
     """
 
     tier: str = "smoke"
@@ -59,6 +68,8 @@ class Selection:
     skip: tuple[str, ...] = ()
     seed: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
+    operation: OperationName = "backward"
+    huge: int = 0
 
     def takes(self, name: str) -> bool:
         """Whether the patterns select a case."""
@@ -71,7 +82,8 @@ def selected(selection: Selection) -> Iterator[Case]:
 
     The first cases of each type and layout are the diagnostic cases, which identify mistakes.
     """
-    for case in _of_shapes(selection) if selection.shapes else _of_tier(selection):
+    for found in _of_shapes(selection) if selection.shapes else _of_tier(selection):
+        case = of_backward(found) if selection.operation == "forward" else found
         x = case.data.x
         if str(x.dtype) not in selection.dtypes or case.data.data_format not in selection.layouts:
             continue
@@ -99,15 +111,23 @@ def _of_layer(
 def _of_tier(selection: Selection) -> Iterator[Case]:
     for dtype in DTYPES.values():
         for layout in LAYOUTS:
-            data = diagnostic_data(dtype, data_format=layout, seed=selection.seed)
+            forward = selection.operation == "forward"
+            diagnostic = forward_diagnostic_data if forward else diagnostic_data
+            data = diagnostic(dtype, data_format=layout, seed=selection.seed)
             types = f"{dtype}-{data.mean.dtype}-{layout}"
             yield Case(f"diagnostic-{types}", data)
-            yield Case(f"diagnostic-frozen-{types}", data, training=False)
-    for case in cases(selection.seed):
+            if not forward:
+                yield Case(f"diagnostic-frozen-{types}", data, training=False)
+    battery = forward_cases if selection.operation == "forward" else cases
+    for case in battery(selection.seed):
         # Few implementations have 16-bit statistics, so the smoke tier leaves them out.
         if selection.tier == "full" or not is_16_bit(case.data.mean.dtype):
             yield case
     yield from _of_long_sums(selection)
+    if selection.huge:
+        rng = np.random.default_rng(selection.seed + 3)
+        case = _of_layer("beyond-int32", _HUGE, BFLOAT16, "NCX", rng)
+        yield replace(case, repeats=selection.huge // case.data.x.size + 1)
     if selection.tier == "full":
         yield from _of_networks(selection.seed)
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backnorm.conformance.diagnosis import Diagnosis, diagnose
-from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Rung
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Results, Verdict
@@ -19,7 +18,7 @@ __all__ = ["Finding", "counts", "findings"]
 _FAULTS = {
     "changed_input": "the subject writes to an input",
     "not_repeatable": "the same inputs give other bits in another call",
-    "stale": "the gradients of an earlier call are returned for a changed dy in the same memory",
+    "stale": "the results of an earlier call are returned for changed values in the same memory",
     "not_written": "the subject does not write an output",
     "hang": "the subject does not return",
     "crash": "the subject ends its process",
@@ -109,7 +108,7 @@ def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterato
         yield Finding(
             "-".join(diagnosis.names) or diagnosis.kind,
             says,
-            tuple(o for o in GRADIENTS if any(v.output == o for v in wrong)),
+            tuple(o for o in results.operation.results if any(v.output == o for v in wrong)),
             len({v.case for v in wrong}),
             _judged(results),
             name,
@@ -128,11 +127,7 @@ def _diagnosed(results: Results) -> dict[str, Diagnosis]:
             continue
         arrays = {v.output: outputs[v.output] for v in own if v.grade is not None}
         case = cases[name]
-        diagnosis = diagnose(
-            case.data,
-            (arrays.get("dx"), arrays.get("dgamma"), arrays.get("dbeta")),
-            training=case.training,
-        )
+        diagnosis = results.operation.diagnosis(case, arrays)
         if diagnosis.kind != "right":
             found[name] = diagnosis
     return found
@@ -182,7 +177,9 @@ def _faults(results: Results) -> Iterator[Finding]:
         verdicts = [v for v in results.verdicts if v.status == status]
         if verdicts:
             first = verdicts[0]
-            outputs = tuple(o for o in GRADIENTS if any(v.output == o for v in verdicts))
+            outputs = tuple(
+                o for o in results.operation.results if any(v.output == o for v in verdicts)
+            )
             text = f"{says}: {first.text}" if status in ("hang", "crash", "out_of_memory") else says
             if status == "not_repeatable" and len({v.text for v in verdicts}) == 1:
                 text += first.text.removeprefix(status)
@@ -192,7 +189,7 @@ def _faults(results: Results) -> Iterator[Finding]:
 
 def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
     worse = RUNGS[RUNGS.index(at_least) + 1 :]
-    for output in GRADIENTS:
+    for output in results.operation.results:
         verdicts = [v for v in results.verdicts if v.output == output and v.status in worse]
         if verdicts:
             worst = max(verdicts, key=lambda v: RUNGS.index(v.status))
@@ -213,6 +210,8 @@ def _judged(results: Results) -> int:
 def _with_command(finding: Finding, results: Results) -> Finding:
     job = results.job
     parts = ["backnorm", "verify", *["--command"] * job.command, shlex.quote(job.subject)]
+    if job.selection.operation != "backward":
+        parts += ["--operation", job.selection.operation]
     if job.dialect is not None:
         parts += ["--dialect", job.dialect]
     if job.op is not None:
@@ -221,6 +220,8 @@ def _with_command(finding: Finding, results: Results) -> Finding:
         parts += ["--shape", ",".join(map(str, shape))]
     if job.selection.tier != "smoke":
         parts += ["--tier", job.selection.tier]
+    if job.selection.huge and finding.first.startswith("beyond-int32-"):
+        parts += ["--huge"]
     dtype = next(v.dtype for v in results.verdicts if v.case == finding.first)
     if dtype not in Selection().dtypes:
         parts += ["--dtypes", dtype]

@@ -18,10 +18,9 @@ from typing import Any, Literal
 import numpy as np
 
 from backnorm.conformance.battery import Case
-from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.ladder import RUNGS, Grade, GradientLadder, Rung
+from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.proof import proves
+from backnorm.conformance.verify.operations import OPERATIONS, Operation, operation_of
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
 
@@ -153,6 +152,11 @@ class Results:
     outputs: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     seconds: float = 0.0
     interrupted: bool = False
+
+    @property
+    def operation(self) -> Operation:
+        """The operation of the run."""
+        return OPERATIONS[self.job.selection.operation]
 
 
 def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Results:
@@ -302,7 +306,7 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
         status: Status = "out_of_memory" if memory else kind
         return [
             Verdict(known[0], output, *known[1:], status, event.get("text", ""))
-            for output in GRADIENTS
+            for output in operation_of(case).results
         ]
     outputs = _loaded(event["outputs"])
     if case.name.startswith("diagnostic"):
@@ -322,7 +326,7 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
             if not (is_right and results.job.any_order):
                 faults.append("not_repeatable" + _BOTH_RIGHT * is_right)
     verdicts = []
-    for output in GRADIENTS:
+    for output in operation_of(case).results:
         if output not in outputs:
             # A function may return dx alone; a command that writes less has no way to say so.
             missing: Status = "not_written" if results.job.command else "not_run"
@@ -351,19 +355,23 @@ def graded(
 
     In a case that every wrong formula passes, the status of right outputs is "proves_nothing".
     """
-    ladder = GradientLadder.of(*case.operands, **case.options)
+    operation = operation_of(case)
+    ladder, proves = operation.judged(case)
     found: dict[str, tuple[Status, str, Grade | None]] = {}
-    for name in GRADIENTS:
+    for name in operation.results:
         if name not in outputs:
             continue
-        actual, dtype, shape = outputs[name], ladder.element_type(name), ladder.value(name).shape
-        if element_type(actual.dtype) != element_type(dtype) or actual.shape != shape:
-            came = f"{actual.dtype} of shape {actual.shape}"
-            found[name] = "wrong", f"{name} is {came}, not {dtype} of shape {shape}", None
+        actual, dtypes, shape = outputs[name], operation.types(case, name), ladder.value(name).shape
+        if element_type(actual.dtype) not in dtypes or actual.shape != shape:
+            came, accepted = (
+                f"{actual.dtype} of shape {actual.shape}",
+                " or ".join(map(str, dtypes)),
+            )
+            found[name] = "wrong", f"{name} is {came}, not {accepted} of shape {shape}", None
         else:
             grade = ladder.grade(name, actual)
             found[name] = grade.status, "", grade
-    if all(status in RUNGS for status, *_ in found.values()) and not proves(case, ladder):
+    if all(status in RUNGS for status, *_ in found.values()) and not proves():
         text = "the case proves nothing: every wrong formula passes"
         return {name: ("proves_nothing", text, grade) for name, (*_, grade) in found.items()}
     return found

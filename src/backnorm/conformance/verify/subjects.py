@@ -20,9 +20,12 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from backnorm.conformance.battery import Case
+from backnorm.conformance.data import read_only
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify import _peers as peers
+from backnorm.conformance.verify._forward_peers import FORWARD_PEERS
 from backnorm.conformance.verify._peers import RefusedError
+from backnorm.conformance.verify.operations import OPERATIONS, operation_of
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
@@ -44,8 +47,10 @@ class Subject(Protocol):
 class Function:
     """A function ``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
 
-    The function returns dx, dgamma and dbeta. An option without a parameter is not passed; cases
-    that need it (`data_format` other than NCX, `training` False) are not supported.
+    The function returns dx, dgamma and dbeta; that of a forward pass is
+    ``f(x, gamma, beta, *, epsilon, data_format)`` and returns y, mean and variance. An option
+    without a parameter is not passed; cases that need it (`data_format` other than NCX, `training`
+    False) are not supported.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -65,7 +70,8 @@ class Function:
             found = next((n for n in ("eps", "Epsilon") if n in (self._names or ())), None)
             if found is not None:
                 taken[found] = options["epsilon"]
-        return _by_name(GRADIENTS, self._function(*inputs.values(), **taken))
+        results = operation_of(case).results
+        return _by_name(results, self._function(*inputs.values(), **taken))
 
 
 def _parameters(function: Callable[..., Any]) -> set[str] | None:
@@ -91,9 +97,9 @@ class OfDialect:
     """
 
     def __init__(self, function: Callable[..., Any], schema: OperatorSchema) -> None:
-        if schema.operation != "backward":
+        if schema.operation not in OPERATIONS:
             raise ArgumentValueError(
-                "op", "must be a backward pass", came=schema.op, accepted="a gradient's operator"
+                "op", "is neither a gradient nor a forward pass in training", came=schema.op
             )
         self._function, self._schema = function, schema
 
@@ -116,35 +122,52 @@ class OfDialect:
                 operands.append([True] * len(schema.outputs))
             results = self._function(*operands)
         names = [tensor.role for tensor in schema.outputs]
-        return {name: _by_name(names, results)[name] for name in GRADIENTS}
+        found = _by_name(names, results)
+        # A result in other words, as an inverse deviation for the variance, is not judged.
+        return {name: found.get(name) for name in OPERATIONS[schema.operation].results}
 
     def _is_extension(self, name: str) -> bool:
         return any(spec.name == name and spec.extension for spec in self._schema.attributes)
 
     @classmethod
-    def of(cls, function: Callable[..., Any], dialect: str, op: str | None = None) -> OfDialect:
-        """Return the subject of a dialect's operator, by default its first backward pass."""
+    def of(
+        cls,
+        function: Callable[..., Any],
+        dialect: str,
+        op: str | None = None,
+        operation: str = "backward",
+    ) -> OfDialect:
+        """Return the subject of a dialect's operator, by default its first of the operation."""
         known = registry.operators(dialect)
-        chosen = op or next(n for n, each in known.items() if each.schema.operation == "backward")
-        return cls(function, registry.operator(dialect, chosen).schema)
+        fitting = [n for n, each in known.items() if each.schema.operation == operation]
+        if not fitting:
+            raise ArgumentValueError(
+                "dialect", f"has no {operation} pass in training", came=dialect
+            )
+        schema = registry.operator(dialect, op or fitting[0]).schema
+        if schema.operation != operation:
+            accepted = ", ".join(fitting)
+            raise ArgumentValueError("op", f"is no {operation} pass", came=op, accepted=accepted)
+        return cls(function, schema)
 
     def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
-        variance = inputs["variance"]
-        assert variance is not None
+        mean, variance = case.data.mean, case.data.variance
         known: dict[str, Any] = dict(inputs)
-        with np.errstate(all="ignore"):
-            inverse = 1.0 / np.sqrt(variance.astype(FLOAT64) + case.data.epsilon)
-        known["inverse_deviation"] = inverse.astype(variance.dtype)
-        if not case.training:
-            known |= {"running_mean": inputs["mean"], "running_variance": variance}
+        if self._schema.operation == "backward":
+            with np.errstate(all="ignore"):
+                inverse = 1.0 / np.sqrt(variance.astype(FLOAT64) + case.data.epsilon)
+            known |= {"inverse_deviation": inverse.astype(variance.dtype)}
+            known.setdefault("beta", np.zeros_like(variance))
+        if not case.training or self._schema.operation == "forward":
+            known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
         axis = case.data.channel_axis
         kept = [size if k == axis else 1 for k, size in enumerate(case.data.x.shape)]
         values = {}
         schema = self._for(case)
         for tensor in schema.inputs:
             value = known.get(tensor.role)
-            if tensor.role == "beta":
-                value = np.zeros_like(variance)
+            if value is not None and tensor.kind == "vector" and case.training:
+                value = value[:0]
             if value is not None and tensor.kind == "kept":
                 value = value.reshape(kept)
             values[tensor.name] = value
@@ -216,7 +239,13 @@ class OfLibrary:
         return dict(memory)
 
 
-def subject_of(name: str, *, dialect: str | None = None, op: str | None = None) -> Any:
+def subject_of(
+    name: str,
+    *,
+    dialect: str | None = None,
+    op: str | None = None,
+    operation: str = "backward",
+) -> Any:
     """Return the subject that a name on the command line refers to.
 
     Parameters
@@ -226,34 +255,40 @@ def subject_of(name: str, *, dialect: str | None = None, op: str | None = None) 
         peers.
     dialect, op : str, optional
         The dialect and operator whose signature the function has.
+    operation : {"backward", "forward"}
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         If there is no such module, file, function or operator.
     """
+    known = peers.PEERS if operation == "backward" else FORWARD_PEERS
     place, colon, attribute = name.partition(":")
     if not colon:
-        if name not in peers.PEERS:
+        if name not in known:
             raise ArgumentValueError(
                 "SUBJECT",
                 "unknown",
                 came=repr(name),
                 accepted="module:function, file.py:function, library.so:symbol, "
-                + ", ".join(peers.PEERS),
+                + ", ".join(known),
             )
         package = peers.missing_package(name)
         if package is not None:
             raise ArgumentValueError(
                 "SUBJECT", f"needs {package}, which is not installed", came=name
             )
-        return Function(peers.PEERS[name])
+        return Function(known[name])
     if place.endswith((".so", ".dylib")):
+        if operation != "backward":
+            raise ArgumentValueError(
+                "--operation", "functions in C are backward passes", came=operation
+            )
         return OfLibrary(str(Path(place).resolve()), attribute)
     found = function_of(name, "SUBJECT")
     if dialect is None:
         return Function(found)
-    return OfDialect.of(found, dialect, op)
+    return OfDialect.of(found, dialect, op, operation)
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:

@@ -1,15 +1,10 @@
-"""A ladder of error bounds, which grades a gradient by the arithmetic that explains its errors.
-
-Each rung is an arithmetic: how elements and sums are computed. An output is on the best rung whose
-bound holds for all of its elements. ``docs/tolerance.md`` derives every bound.
-"""
+"""The ladder of the gradients of the backward pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Unpack, get_args
+from typing import Unpack
 
 import numpy as np
 
@@ -17,51 +12,32 @@ from backnorm import reference
 from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.judge import GRADIENTS, Quantity, budget
 from backnorm.conformance.judge._passes import BackwardOptions
-from backnorm.conformance.judge._ulps import absolute_error, ulp_at
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, element_type, is_16_bit
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
+from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.conformance.ladder._rungs import (
+    KINDS,
+    RUNGS,
+    BoundKind,
+    Grade,
+    Rung,
+    best_rung,
+    check_word,
+    rungs,
+)
+from backnorm.conformance.ladder._sums import (
+    DEVIATIONS,
+    INVERSE_DEVIATION,
+    ROUNDOFF,
+    SUMS,
+    Additions,
+    additions_of,
+    in_a_row,
+)
+from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.reference import Scale
 from backnorm.results import Gradients
 
-__all__ = [
-    "KINDS",
-    "RUNGS",
-    "Bound",
-    "BoundKind",
-    "Grade",
-    "GradientLadder",
-    "Rung",
-    "Status",
-    "allowances",
-    "bound",
-    "grade",
-    "grade_backward",
-    "is_at_least",
-    "rungs",
-]
-
-Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
-Status = Rung | Literal["wrong", "nonfinite"]
-BoundKind = Literal["expected", "guaranteed"]
-
-#: The ladder, best first.
-RUNGS: tuple[Rung, ...] = get_args(Rung)
-
-KINDS: tuple[BoundKind, ...] = get_args(BoundKind)
-
-#: The unit roundoff of each type.
-_ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
-
-# The expected error of n roundings with independent signs is at most this number times sqrt(n)
-# roundoffs. One rounding has a root mean square of 0.43 roundoffs, so this is 4.7 standard
-# deviations.
-_DEVIATIONS = 2.0
-# Length of the serial runs at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
-_RUN = 16
-# Smallest and largest block of the rung "blocked".
-_BLOCKS = 128, 512
-# Roundings of an inverse standard deviation: variance + epsilon, the root, the reciprocal.
-_INVERSE_DEVIATION = 3
+__all__ = ["Bound", "GradientLadder", "allowances", "bound", "grade", "grade_backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,52 +99,6 @@ class Bound:
         return " + ".join(parts + of_sums)
 
 
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """Outcome of grading one output.
-
-    Attributes
-    ----------
-    status : str
-        The best rung whose bound holds for all elements; "wrong" if no bound holds; "nonfinite" if
-        an element is NaN or infinite where the exact value is not, or the other way round.
-    worst_ulp : float
-        Largest error, in ulps of the output's type at the exact value.
-    share : dict
-        Largest error as a multiple of the bound of each rung. Rungs that do not exist for the type
-        of the data, and rungs with an infinite bound, are left out.
-    where : tuple of int
-        Index of the element that excludes the next better rung; empty for an empty output.
-    got, exact : float
-        The output and the exact value at `where`.
-    condition : float
-        T / abs(exact) at `where`: the error of the result, in roundoffs, if each term has an error
-        of one roundoff.
-    """
-
-    status: Status
-    worst_ulp: float
-    share: Mapping[Rung, float]
-    where: tuple[int, ...]
-    got: float
-    exact: float
-    condition: float
-
-    def at_least(self, rung: Rung) -> bool:
-        """Whether the status is this rung or a better one."""
-        return is_at_least(self.status, rung)
-
-
-def is_at_least(status: str, rung: Rung) -> bool:
-    """Whether a status is this rung or a better one."""
-    return status in RUNGS[: RUNGS.index(rung) + 1]
-
-
-def rungs(data: np.dtype) -> tuple[Rung, ...]:
-    """Return the rungs for data of this type; float64 data has no rung "float32"."""
-    return tuple(rung for rung in RUNGS if rung != "float32" or data != FLOAT64)
-
-
 def bound(
     rung: Rung,
     quantity: Quantity,
@@ -217,11 +147,11 @@ def bound(
     ArgumentTypeError, ArgumentValueError
         If an argument is unknown, or `data` is float64 and the rung float32.
     """
-    _check_word("rung", rung, RUNGS)
-    _check_word("quantity", quantity, GRADIENTS)
-    _check_word("kind", kind, KINDS)
-    if accumulator is not None and accumulator not in _ROUNDOFF:
-        accepted = ", ".join(map(str, _ROUNDOFF))
+    check_word("rung", rung, RUNGS)
+    check_word("quantity", quantity, GRADIENTS)
+    check_word("kind", kind, KINDS)
+    if accumulator is not None and accumulator not in ROUNDOFF:
+        accepted = ", ".join(map(str, ROUNDOFF))
         raise ArgumentTypeError("accumulator", "unknown", came=accumulator, accepted=accepted)
     if count < 0:
         raise ArgumentValueError("count", "must not be negative", came=count)
@@ -233,13 +163,13 @@ def bound(
     # The type of the elements: float32, or float64 for float64 data, which has no float32 rung.
     narrow = data != FLOAT64 or rung == "float32"
     elements = budget(quantity, output, data, "float32") if narrow else wide
-    roundoff = _ROUNDOFF[FLOAT32 if narrow else FLOAT64]
+    roundoff = ROUNDOFF[FLOAT32 if narrow else FLOAT64]
     roundings = elements.terms / roundoff
-    unit = roundoff if accumulator is None else _ROUNDOFF[accumulator]
-    additions = _additions(rung, count)
+    unit = roundoff if accumulator is None else ROUNDOFF[accumulator]
+    additions = additions_of(rung, count)
     if kind == "guaranteed":
-        lost = elements.terms + (_INVERSE_DEVIATION * roundoff if rung in _SUMS else 0.0)
-        return Bound(elements.ulps, lost + (1.0 + lost) * _in_a_row(additions.height, unit))
+        lost = elements.terms + (INVERSE_DEVIATION * roundoff if rung in SUMS else 0.0)
+        return Bound(elements.ulps, lost + (1.0 + lost) * in_a_row(additions.height, unit))
     found = _expected(quantity, output, elements.ulps, roundings, roundoff, additions, unit)
     return replace(found, terms=found.terms + _of_one_sign(rung, quantity, data, roundoff))
 
@@ -293,30 +223,8 @@ def grade(
         raise ArgumentValueError("actual", "shape", came=str(actual.shape), accepted=accepted)
     if actual.size == 0:
         return Grade("exact", 0.0, dict.fromkeys(rungs(data_type), 0.0), (), 0.0, 0.0, 1.0)
-    error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
     bounds = allowances(quantity, exact, terms, scale, output, data_type, count, kind=kind)
-    shares: dict[Rung, float] = {}
-    worst: dict[Rung, int] = {}
-    with np.errstate(all="ignore"):
-        for rung, allowed in bounds.items():
-            excess = error / allowed
-            worst[rung] = int(np.argmax(excess))
-            shares[rung] = float(excess.flat[worst[rung]])
-    ladder = tuple(bounds)
-    allowed = bounds[ladder[-1]]
-    place = next((i for i, rung in enumerate(ladder) if shares[rung] <= 1.0), len(ladder))
-    status: Status = ladder[place] if place < len(ladder) else "wrong"
-    index = worst[ladder[max(place - 1, 0)]]
-    if status == "wrong":
-        finite = np.isfinite(actual.astype(np.float64)) & np.isfinite(exact.hi)
-        disagreeing = ~finite & ~(error <= allowed)
-        if disagreeing.any():
-            status, index = "nonfinite", int(np.argmax(disagreeing))
-    where = tuple(int(i) for i in np.unravel_index(index, exact.shape))
-    with np.errstate(all="ignore"):
-        ulps, condition = float((error / ulp).max()), terms[where] / np.abs(exact.hi[where])
-    got, value = float(actual[where]), float(exact.hi[where])
-    return Grade(status, ulps, shares, where, got, value, float(condition))
+    return best_rung(actual, exact, terms, bounds, output)
 
 
 def allowances(
@@ -447,88 +355,29 @@ class GradientLadder:
         return allowances(name, *known, self.element_type(name), self.data, self.count)
 
 
-class _Additions(NamedTuple):
-    """The rounding errors of a summation method.
-
-    If the terms are in random order, the sum of the squared rounding errors is `sums` times the
-    square of the sum plus `root` times the sum of the squared terms. In any order it is at most
-    `terms` times T squared. `height` is the number of additions that a term goes through.
-    """
-
-    height: float
-    sums: float = 0.0
-    root: float = 0.0
-    terms: float = 0.0
-
-
-_SUMS = "pairwise", "blocked", "serial"
-
-
-def _additions(rung: Rung, count: int) -> _Additions:
-    """Return the additions of a rung, or none if the budget already includes them."""
-    if rung not in _SUMS or count < 2:
-        return _Additions(0.0)
-    if rung == "serial":
-        return _Additions(count - 1.0, terms=_row(count).root)
-    if rung == "pairwise":
-        if count <= _RUN:
-            return _row(count, single=True)
-        run, levels = _row(_RUN), math.log2(count / _RUN)
-        sums = run.sums * _RUN / count + 2.0
-        return _Additions(run.height + math.ceil(levels), sums, run.root + levels)
-    sizes = [_in_blocks(count, size) for size in _BLOCKS]
-    return _Additions(*(max(column) for column in zip(*sizes, strict=True)))
-
-
-def _in_blocks(count: int, size: int) -> _Additions:
-    """Return the additions of serial sums in blocks of this size, and of the sum of the blocks."""
-    if count <= size:
-        return _row(count, single=True)
-    block, among = _row(size), _row(math.ceil(count / size), single=True)
-    sums = block.sums * size / count + among.sums
-    return _Additions(block.height + among.height, sums, block.root + among.root)
-
-
-def _row(count: int, single: bool = False) -> _Additions:
-    """Return the additions of a serial sum: of a single one, or the average over many.
-
-    For k from 2 to n, the k-th partial sum is k/n of the sum, plus a random part whose square is
-    k/n of the sum of the squares. In a single sum, the squares of a random walk often exceed their
-    average, so they count twice.
-    """
-    sums = (count + 1) * (2 * count + 1) / (6 * count) - 1 / count**2
-    root = (count + 1) / 2 - 1 / count
-    return _Additions(count - 1.0, sums, 2.0 * root if single else root)
-
-
-def _in_a_row(number: float, unit: float) -> float:
-    """Return the largest relative error of a number of successive roundings."""
-    return number * unit / (1.0 - number * unit) if number * unit < 1.0 else math.inf
-
-
 def _expected(
     quantity: Quantity,
     output: np.dtype,
     ulps: float,
     roundings: float,
     roundoff: float,
-    additions: _Additions,
+    additions: Additions,
     unit: float,
 ) -> Bound:
     """Return the expected bound of elements with this many roundings and these additions."""
     if additions.height * unit >= 1.0:
         return Bound(ulps, math.inf)
-    loss = _DEVIATIONS * roundoff
-    terms = _DEVIATIONS * unit * math.sqrt(additions.terms)
-    sums = _DEVIATIONS * unit * math.sqrt(additions.sums)
+    loss = DEVIATIONS * roundoff
+    terms = DEVIATIONS * unit * math.sqrt(additions.terms)
+    sums = DEVIATIONS * unit * math.sqrt(additions.sums)
     # The terms of a sum are rounded independently of each other.
-    root = math.hypot(loss * math.sqrt(roundings), _DEVIATIONS * unit * math.sqrt(additions.root))
+    root = math.hypot(loss * math.sqrt(roundings), DEVIATIONS * unit * math.sqrt(additions.root))
     # A gradient of 16 bits is rounded to float32 first.
     after = 1.0 if is_16_bit(output) else 0.0
     if quantity == "dx":
-        after = roundings + (_INVERSE_DEVIATION if additions.height else 0.0)
+        after = roundings + (INVERSE_DEVIATION if additions.height else 0.0)
     elif quantity == "dgamma":
-        after += _INVERSE_DEVIATION
+        after += INVERSE_DEVIATION
     return Bound(ulps, terms, loss * math.sqrt(after), sums, root)
 
 
@@ -539,7 +388,7 @@ def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float
     # x - mean: if neighbouring x are further apart than the last bits of the mean, these
     # bits are the error of every element. Long sums of products of 16-bit values often round exact
     # halves: the products are multiples of 4 u**2 of their size, up to the last bits of the mean.
-    halves = 2.0 * _ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
+    halves = 2.0 * ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 
 
@@ -549,10 +398,3 @@ def _multiple(coefficient: float, magnitude: FloatArray) -> FloatArray | float:
         return 0.0
     result: FloatArray = coefficient * np.where(np.isfinite(magnitude), magnitude, 0.0)
     return np.where(np.isnan(result), 0.0, result)
-
-
-def _check_word(argument: str, word: object, accepted: tuple[str, ...]) -> None:
-    if word not in accepted:
-        raise ArgumentValueError(
-            argument, "unknown", came=described(word), accepted=", ".join(accepted)
-        )

@@ -1,0 +1,269 @@
+"""Name the mistake of a formula by numbers, and describe outputs that no formula explains."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from backnorm.conformance.formula import Mistake
+from backnorm.dtypes import BFLOAT16, FLOAT16
+
+__all__ = [
+    "TINY",
+    "Diagnosis",
+    "Kind",
+    "described",
+    "distance",
+    "misplaced",
+    "named",
+    "nearness",
+    "not_finite",
+    "ratios",
+    "residual_of_rounding",
+]
+
+Kind = Literal["right", "formula", "described", "precision", "indexing", "memory"]
+# A dataclass of arrays of shape (C,), or None for a number that is not known.
+Numbers = Any
+
+# A formula matches a call if their numbers differ by at most this, relative, by the element type of
+# dx. Rounding dx to 8 bits changes a coefficient by about 1e-3.
+_NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
+_NEAR_OF_WIDE = 1e-3
+# The data cannot distinguish the nearest formula from formulas within this multiple of its
+# distance.
+_MARGIN = 2.0
+# The residual of a fit, relative to dx, that rounding can cause.
+_RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
+_RESIDUAL_OF_WIDE = 1e-4
+
+# The error of an element, relative to the largest element, that rounding can cause.
+_ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
+_ROUNDING_OF_WIDE = 2.0**-14
+# If no element has a larger error than this, relative to the largest element, precision is the
+# cause.
+_FEW_BITS = 2.0**-6
+# A mistake may affect only half of the channels, as |gamma| instead of gamma does.
+_QUANTILE = 0.75
+# The distance of numbers that are not finite.
+_FAR = 1e30
+TINY = float(np.finfo(float).tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The diagnosis of a call.
+
+    Attributes
+    ----------
+    kind : {"right", "formula", "described", "precision", "indexing", "memory"}
+        formula: one or two mistakes explain all outputs. described: the formula is wrong in a way
+        that has no name. precision: the elements of dx have few correct bits. right: the formula is
+        right, and dx shows no loss of precision beyond that of the element type.
+    names : tuple of str
+        The names of the mistakes.
+    says : str
+        The diagnosis as a sentence without a full stop.
+    evidence : mapping of str to float
+        The median over channels of each number divided by that of the right formula, and the
+        residual of the fit relative to dx.
+    """
+
+    kind: Kind
+    names: tuple[str, ...]
+    says: str
+    evidence: Mapping[str, float] = field(default_factory=dict)
+
+
+def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
+    """Return a diagnosis of outputs that are not finite, None if all are."""
+    for name, output in outputs.items():
+        if output is None:
+            continue
+        wrong = ~np.isfinite(output.astype(float))
+        if wrong.all():
+            return Diagnosis("memory", ("not-written",), f"{name} is not written: all is NaN")
+        if wrong.any():
+            first = tuple(map(int, np.argwhere(wrong)[0]))
+            return Diagnosis(
+                "memory",
+                ("partly-written",),
+                f"{name} is not finite in {int(wrong.sum())} of {wrong.size} elements, first at "
+                f"{first}: it is not written there, or overflows",
+            )
+    return None
+
+
+def nearness(dtype: np.dtype) -> float:
+    """Return how far, relative to each other, numbers of the same formula may be in a type."""
+    return _NEAR.get(dtype, _NEAR_OF_WIDE)
+
+
+def residual_of_rounding(dtype: np.dtype) -> float:
+    """Return the residual of a fit, relative to the output, that rounding to a type can cause."""
+    return _RESIDUAL.get(dtype, _RESIDUAL_OF_WIDE)
+
+
+def _pairs(found: Numbers, formula: Numbers) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    for each in fields(type(found)):
+        own = getattr(found, each.name)
+        if own is not None:
+            yield each.name, own, getattr(formula, each.name)
+
+
+def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
+    """Return the median over channels of each number divided by the right one."""
+    with np.errstate(all="ignore"):
+        return {name: float(np.median(own / good)) for name, own, good in _pairs(found, right)}
+
+
+def distance(found: Numbers, formula: Numbers, least: Mapping[str, np.ndarray]) -> float:
+    """Return the largest relative difference between numbers, a quantile over the channels."""
+    worst = 0.0
+    with np.errstate(all="ignore"):
+        for name, own, other in _pairs(found, formula):
+            scale = np.maximum(np.maximum(np.abs(own), np.abs(other)), least.get(name, TINY))
+            difference = np.nan_to_num(np.abs(own - other) / scale, nan=_FAR, posinf=_FAR)
+            worst = max(worst, float(np.quantile(difference, _QUANTILE)))
+    return worst
+
+
+def named(
+    found: Numbers,
+    formula: Callable[[tuple[Mistake, ...]], Numbers],
+    mistakes_known: Sequence[Mistake],
+    least: Mapping[str, np.ndarray],
+    near: float,
+) -> Diagnosis | None:
+    """Return the diagnosis by a formula with at most two mistakes that matches the numbers.
+
+    Parameters
+    ----------
+    found : Coefficients, or another dataclass of arrays of shape (C,)
+    formula : callable
+        Returns the numbers of the formula with some mistakes.
+    mistakes_known : sequence of Mistake
+    least : mapping
+        The scales that numbers are compared with if they are 0.
+    near : float
+        The largest distance of a formula that matches.
+    """
+    for sizes in ((0, 1), (2,)):
+        distances = sorted(
+            (distance(found, formula(mistakes), least), k, mistakes)
+            for k, mistakes in enumerate(_combinations(mistakes_known, sizes))
+        )
+        nearest, _, mistakes = distances[0]
+        if nearest > near:
+            continue
+        of_right = next((other for other, _, each in distances if not each), _FAR)
+        if of_right <= min(near, _MARGIN * nearest):
+            return Diagnosis("right", (), "the formula is right")
+        # Formulas that the data cannot distinguish.
+        same = [each for other, _, each in distances[1:4] if each and other <= _MARGIN * nearest]
+        says = ", or ".join(_says(each) for each in (mistakes, *same))
+        return Diagnosis("formula", tuple(mistake.name for mistake in mistakes), says)
+    return None
+
+
+def _combinations(
+    known: Sequence[Mistake], sizes: tuple[int, ...]
+) -> Iterator[tuple[Mistake, ...]]:
+    """Yield the combinations of mistakes in different steps; `sizes` are their numbers."""
+    for size in sizes:
+        for mistakes in itertools.combinations(known, size):
+            if len({mistake.step for mistake in mistakes}) == size:
+                yield mistakes
+
+
+def _says(mistakes: tuple[Mistake, ...]) -> str:
+    return " and ".join(mistake.says for mistake in mistakes)
+
+
+def described(
+    found: Numbers,
+    right: Numbers,
+    least: Mapping[str, np.ndarray],
+    near: float,
+    terms: Mapping[str, str],
+) -> Diagnosis:
+    """Return a diagnosis if no formula fits: numbers that are wrong by a factor, or by channel."""
+    texts = []
+    for name, own, good in _pairs(found, right):
+        zero = np.abs(good) <= 1e-6 * least.get(name, 0.0)
+        if zero.all():
+            if np.median(np.abs(own) / least[name]) > near:
+                texts.append(f"{terms[name]} is not 0, and should be")
+            continue
+        ratio = own[~zero] / good[~zero]
+        middle = float(np.median(ratio))
+        if np.quantile(np.abs(ratio - middle), _QUANTILE) > near * max(1.0, abs(middle)):
+            texts.append(f"{terms[name]} differs from channel to channel")
+        elif abs(middle - 1.0) > near:
+            texts.append(f"{terms[name]} is {middle:.3g} of what it should be in every channel")
+    if not texts:
+        return Diagnosis("right", (), "the formula is right")
+    return Diagnosis("described", (), ", and ".join(texts))
+
+
+def misplaced(
+    name: str, functions: str, rows: np.ndarray, right: np.ndarray, dtype: np.dtype
+) -> Diagnosis:
+    """Return a diagnosis of an output that no formula explains, from its wrong elements.
+
+    Parameters
+    ----------
+    name : str
+        The output.
+    functions : str
+        What a formula multiplies and adds up, in words.
+    rows, right : numpy.ndarray
+        The output and the right one, as float64 arrays of shape (C, M).
+    dtype : numpy.dtype
+        The element type of the output.
+    """
+    error = np.abs(rows - right)
+    if (error <= _FEW_BITS * np.abs(right).max(1, keepdims=True)).all():
+        bits = int(np.round(-np.log2(np.linalg.norm(error) / np.linalg.norm(right)))) - 1
+        text = f"{name} is right to {bits} bits: it is rounded, or summed up, in a narrow type"
+        return Diagnosis("precision", ("few-bits",), text)
+    allowed = _ROUNDING.get(dtype, _ROUNDING_OF_WIDE) * np.abs(right).max()
+    wrong = np.abs(rows - right) > allowed
+    for shift in (1, -1):
+        if not (np.abs(rows - np.roll(right, shift, axis=0)) > allowed).any():
+            return Diagnosis(
+                "indexing",
+                ("channels-shifted",),
+                f"channels are shifted: {name} of channel c is that of channel c {-shift:+d}",
+            )
+    if not (np.abs(np.sort(rows, axis=1) - np.sort(right, axis=1)) > allowed).any():
+        return Diagnosis(
+            "indexing",
+            ("elements-permuted",),
+            f"the elements of {name} are right, in a wrong order within their channel",
+        )
+    share = wrong.mean()
+    if not share or share > 0.5:
+        return Diagnosis(
+            "indexing",
+            ("indexing",),
+            f"{name} is no sum of multiples of {functions} in any channel: its elements are read "
+            "or written at wrong places",
+        )
+    where = np.argwhere(wrong)
+    channel, element = map(int, where[0])
+    of_channels = sorted({int(each) for each in where[:, 0]})
+    if len(of_channels) <= len(rows) // 2:
+        place = f"in channels {', '.join(map(str, of_channels[:8]))}"
+    else:
+        place = f"from element {int(where[:, 1].min())} of a channel on"
+    return Diagnosis(
+        "indexing",
+        ("partly-wrong",),
+        f"{share:.1%} of the elements of {name} are wrong, {place}; the first is element {element} "
+        f"of channel {channel}, and the rest is right",
+    )

@@ -1,0 +1,55 @@
+"""Cases that distinguish a correct forward pass in training from a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backnorm.conformance import battery
+from backnorm.conformance.battery import Case
+from backnorm.conformance.data import read_only
+
+__all__ = ["ForwardCase", "forward_cases", "of_backward"]
+
+# The cases of the gradients' battery that have nothing to say of a forward pass: they differ from
+# others in the statistics that are passed, or in dy.
+_OF_GRADIENTS = (
+    "frozen-", "foreign-statistics-", "exact-statistics-supplied-", "huge-gradients-",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardCase(Case):
+    """One call of a forward pass in training, whose inputs are x, gamma and beta.
+
+    `scaled` says whether gamma and beta are passed. The mean and the variance of the data are the
+    running statistics of operators that take some.
+    """
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray | None]:
+        """The operands by name, read-only; gamma and beta are None if they are not passed."""
+        x, gamma, beta = map(read_only, (self.data.x, self.data.gamma, self.data.beta))
+        if not self.scaled:
+            return {"x": x, "gamma": None, "beta": None}
+        return {"x": x, "gamma": gamma, "beta": beta}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the forward pass."""
+        return self.data.options
+
+
+def of_backward(case: Case) -> ForwardCase:
+    """Return the forward pass on the data of a case."""
+    return ForwardCase(case.name, case.data, scaled=case.scaled, repeats=case.repeats)
+
+
+def forward_cases(seed: int = 0) -> Iterator[ForwardCase]:
+    """Yield small cases for every type and layout, the same for the same seed."""
+    for case in battery.cases(seed):
+        if not case.name.startswith(_OF_GRADIENTS):
+            yield of_backward(case)

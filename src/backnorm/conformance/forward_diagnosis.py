@@ -1,0 +1,304 @@
+r"""Diagnose a wrong forward pass: describe the mistake in one sentence.
+
+As in :mod:`backnorm.conformance.diagnosis`: for every formula y is linear in two functions of an
+element, 1 and x - mean. Their coefficients in each channel, and the returned mean and variance, are
+four numbers, which are compared with those of the right formula and of formulas with one or two
+mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from backnorm.conformance._naming import (
+    TINY,
+    Diagnosis,
+    described,
+    misplaced,
+    named,
+    nearness,
+    not_finite,
+    ratios,
+    residual_of_rounding,
+)
+from backnorm.conformance.data import LayerData, realistic_data
+from backnorm.conformance.formula import Mistake, rows_of
+from backnorm.conformance.judge import FORWARD_RESULTS
+from backnorm.dtypes import FLOAT64, element_type
+
+__all__ = [
+    "FORWARD_MISTAKES",
+    "Normalization",
+    "diagnose_forward",
+    "forward_diagnostic_data",
+    "normalization",
+]
+
+Array = np.ndarray
+
+_TERMS = {
+    "gain": "the factor of x - mean in y",
+    "offset": "the constant term of y",
+    "mean": "the mean",
+    "variance": "the variance",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """The inputs of a call by channel, in float64: x of shape (C, M), the others of shape (C,).
+
+    The running statistics are those that a specification's operator takes besides x.
+    """
+
+    x: Array
+    mean: Array
+    variance: Array
+    running_mean: Array
+    running_variance: Array
+    gamma: Array
+    beta: Array
+    epsilon: float
+
+    @classmethod
+    def of(cls, data: LayerData, scaled: bool) -> _Batch:
+        """Return the inputs of a call by channel."""
+        x = rows_of(data.x, data.channel_axis)
+        gamma, beta = np.ones(len(x)), np.zeros(len(x))
+        if scaled:
+            gamma, beta = data.gamma.astype(FLOAT64), data.beta.astype(FLOAT64)
+        with np.errstate(all="ignore"):
+            mean = x.sum(1) / max(x.shape[1], 1)
+            variance = np.square(x - mean[:, None]).sum(1) / max(x.shape[1], 1)
+        running = data.mean.astype(FLOAT64), data.variance.astype(FLOAT64)
+        return cls(x, mean, variance, *running, gamma, beta, data.epsilon)
+
+    @property
+    def count(self) -> int:
+        """Number of elements per channel, M."""
+        return int(self.x.shape[1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normalization:
+    """The numbers that describe a forward pass, each of shape (C,); None if not known.
+
+    y is ``gain*(x - m) + offset``, with m the mean of x.
+    """
+
+    gain: Array | None
+    offset: Array | None
+    mean: Array | None
+    variance: Array | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Steps:
+    """The steps of the formula: functions of the batch and of the results of steps before."""
+
+    statistics: Callable[[_Batch], tuple[Array, Array]]
+    inverse_deviation: Callable[[Array, float, _Batch], Array]
+    gain: Callable[[_Batch, Array], Array]
+    offset: Callable[[_Batch, Array], Array]
+    mean: Callable[[_Batch, Array], Array]
+    variance: Callable[[_Batch, Array, Array], Array]
+
+
+_RIGHT = _Steps(
+    statistics=lambda b: (b.mean, b.variance),
+    inverse_deviation=lambda w, e, b: 1.0 / np.sqrt(w + e),
+    gain=lambda b, s: b.gamma * s,
+    offset=lambda b, s: b.beta,
+    mean=lambda b, m: m,
+    variance=lambda b, w, s: w,
+)
+
+
+def _bessel(b: _Batch, w: Array) -> Array:
+    return w * b.count / max(b.count - 1, 1)
+
+
+#: Mistakes that implementations of the forward pass make, each in one step.
+FORWARD_MISTAKES = tuple(
+    Mistake(*row)
+    for row in (
+        ("bessel", "the variance is divided by M - 1, not by M", "statistics",
+         lambda b: (b.mean, _bessel(b, b.variance))),
+        ("running-statistics", "the running statistics are used instead of those of the batch",
+         "statistics", lambda b: (b.running_mean, b.running_variance)),
+        ("initial-statistics", "the statistics 0 and 1 are used instead of those of the batch",
+         "statistics", lambda b: (0.0 * b.mean, np.ones_like(b.mean))),
+        ("mean-left-out", "the mean is not subtracted", "statistics",
+         lambda b: (0.0 * b.mean, b.variance)),
+        ("second-moment", "the mean of x**2 is used for the variance", "statistics",
+         lambda b: (b.mean, b.variance + b.mean**2)),
+        ("statistics-swapped", "mean and variance are swapped", "statistics",
+         lambda b: (b.variance, np.abs(b.mean))),
+        ("bessel-in-y", "y has the variance that is divided by M - 1", "inverse_deviation",
+         lambda w, e, b: 1.0 / np.sqrt(_bessel(b, w) + e)),
+        ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
+         lambda w, e, b: 1.0 / (np.sqrt(w) + e)),
+        ("epsilon-left-out", "epsilon is left out", "inverse_deviation",
+         lambda w, e, b: 1.0 / np.sqrt(w)),
+        ("epsilon-twice", "epsilon is added twice", "inverse_deviation",
+         lambda w, e, b: 1.0 / np.sqrt(w + 2.0 * e)),
+        ("epsilon-squared", "the square of epsilon is added", "inverse_deviation",
+         lambda w, e, b: 1.0 / np.sqrt(w + e * e)),
+        ("no-root", "the root is left out: 1/(variance + epsilon) is used for s",
+         "inverse_deviation", lambda w, e, b: 1.0 / (w + e)),
+        ("deviation-for-inverse", "the standard deviation is used instead of its inverse",
+         "inverse_deviation", lambda w, e, b: np.sqrt(w + e)),
+        ("gamma-left-out", "y is not multiplied by gamma", "gain", lambda b, s: s),
+        ("gamma-twice", "y is multiplied by gamma twice", "gain", lambda b, s: b.gamma**2 * s),
+        ("gamma-absolute", "y is multiplied by |gamma|", "gain", lambda b, s: np.abs(b.gamma) * s),
+        ("gain-no-s", "y is not divided by the standard deviation", "gain", lambda b, s: b.gamma),
+        ("gain-beta", "y is multiplied by beta, not by gamma", "gain", lambda b, s: b.beta * s),
+        ("beta-left-out", "y lacks beta", "offset", lambda b, s: 0.0 * b.beta),
+        ("beta-sign", "beta is subtracted, not added", "offset", lambda b, s: -b.beta),
+        ("beta-gamma", "beta is multiplied by gamma", "offset", lambda b, s: b.gamma * b.beta),
+        ("beta-s", "beta is multiplied by s", "offset", lambda b, s: s * b.beta),
+        ("offset-gamma", "gamma is added, not beta", "offset", lambda b, s: b.gamma),
+        ("mean-zero", "the returned mean is 0", "mean", lambda b, m: 0.0 * m),
+        ("mean-sum", "the returned mean is the sum of x", "mean", lambda b, m: b.count * m),
+        ("mean-running", "the returned mean is the running mean", "mean",
+         lambda b, m: b.running_mean),
+        ("variance-zero", "the returned variance is 0", "variance", lambda b, w, s: 0.0 * w),
+        ("variance-unbiased", "the returned variance is divided by M - 1, not by M", "variance",
+         lambda b, w, s: _bessel(b, w)),
+        ("variance-sum", "the returned variance is not divided by M", "variance",
+         lambda b, w, s: b.count * w),
+        ("variance-epsilon", "the returned variance contains epsilon", "variance",
+         lambda b, w, s: w + b.epsilon),
+        ("variance-running", "the returned variance is the running variance", "variance",
+         lambda b, w, s: b.running_variance),
+        ("variance-deviation", "the standard deviation is returned for the variance", "variance",
+         lambda b, w, s: np.sqrt(w)),
+        ("variance-inverse", "the inverse deviation is returned for the variance", "variance",
+         lambda b, w, s: s),
+    )
+)  # fmt: skip
+
+# Mistakes in two steps that are one in the code.
+_AS_ONE = {
+    frozenset(("gain-beta", "offset-gamma")): ("gamma-beta-swapped", "gamma and beta are swapped")
+}
+
+
+def forward_diagnostic_data(
+    dtype: np.dtype,
+    *,
+    data_format: str = "NCX",
+    statistics_dtype: np.dtype | None = None,
+    seed: int = 0,
+) -> LayerData:
+    """Return inputs for which every mistake gives different numbers.
+
+    There are 24 channels of 6 x 5 elements, so that M - 1 differs from M. epsilon is as large as
+    the variance, and gamma has both signs. `mean` and `variance` are the running statistics.
+    """
+    rng = np.random.default_rng(seed)
+    data = realistic_data(
+        (6, 24, 5) if data_format == "NCX" else (6, 5, 24),
+        dtype,
+        data_format=data_format,
+        rng=rng,
+        statistics_dtype=statistics_dtype,
+        epsilon=0.25,
+        scale=0.75,
+    )
+    mean, variance = data.mean.astype(float), data.variance.astype(float)
+    return replace(
+        data,
+        mean=(mean + rng.uniform(0.2, 0.6, 24)).astype(data.mean.dtype),
+        variance=(variance * rng.uniform(1.3, 2.5, 24)).astype(data.variance.dtype),
+    )
+
+
+def normalization(
+    data: LayerData, mistakes: tuple[Mistake, ...] = (), *, scaled: bool = True
+) -> Normalization:
+    """Return the numbers of each channel that a formula with these mistakes gives."""
+    return _normalization(_Batch.of(data, scaled), mistakes)
+
+
+def _normalization(batch: _Batch, mistakes: tuple[Mistake, ...]) -> Normalization:
+    steps = replace(_RIGHT, **{mistake.step: mistake.function for mistake in mistakes})
+    with np.errstate(all="ignore"):
+        mean, variance = steps.statistics(batch)
+        s = steps.inverse_deviation(variance, batch.epsilon, batch)
+        gain = steps.gain(batch, s)
+        offset = steps.offset(batch, s) + gain * (batch.mean - mean)
+        returned = steps.mean(batch, mean), steps.variance(batch, variance, s)
+    return Normalization(gain, offset, *returned)
+
+
+def diagnose_forward(
+    data: LayerData, outputs: Mapping[str, np.ndarray | None], *, scaled: bool = True
+) -> Diagnosis:
+    """Return the diagnosis of the outputs of a forward pass in training.
+
+    Parameters
+    ----------
+    data : LayerData
+        The inputs. Those of :func:`forward_diagnostic_data` distinguish all mistakes.
+    outputs : mapping
+        y, mean and variance by name; None or absent for an output that is not judged.
+    scaled : bool
+        Whether gamma and beta were passed.
+    """
+    batch = _Batch.of(data, scaled)
+    if not batch.x.size:
+        return Diagnosis("right", (), "there are no elements")
+    known: dict[str, np.ndarray | None] = {n: outputs.get(n) for n in FORWARD_RESULTS}
+    unwritten = not_finite(known)
+    if unwritten is not None:
+        return unwritten
+    found, residual = _fitted(batch, known, data.channel_axis)
+    right = _normalization(batch, ())
+    evidence = ratios(found, right) | {"residual": residual}
+    y = known["y"]
+    dtype = FLOAT64 if y is None else element_type(y.dtype) or FLOAT64
+    if residual > residual_of_rounding(dtype):
+        assert y is not None
+        assert right.gain is not None
+        assert right.offset is not None
+        expected = right.gain[:, None] * (batch.x - batch.mean[:, None]) + right.offset[:, None]
+        rows = rows_of(y, data.channel_axis)
+        diagnosis = misplaced("y", "1 and x - mean", rows, expected, dtype)
+    else:
+        near, least = nearness(dtype), _least_scales(batch)
+        diagnosis = named(
+            found, lambda each: _normalization(batch, each), FORWARD_MISTAKES, least, near
+        ) or described(found, right, least, near, _TERMS)
+    name, says = _AS_ONE.get(frozenset(diagnosis.names), (None, ""))
+    if name is not None:
+        diagnosis = replace(diagnosis, names=(name,), says=says)
+    return replace(diagnosis, evidence=evidence)
+
+
+def _fitted(
+    batch: _Batch, outputs: Mapping[str, np.ndarray | None], axis: int
+) -> tuple[Normalization, float]:
+    """Return the numbers of each channel, and the residual of the fit relative to y."""
+    y, mean, variance = (outputs[name] for name in FORWARD_RESULTS)
+    of_channels = [None if each is None else each.astype(float) for each in (mean, variance)]
+    if y is None:
+        return Normalization(None, None, *of_channels), 0.0
+    rows, centred = rows_of(y, axis), batch.x - batch.mean[:, None]
+    squares = np.square(centred).sum(1)
+    # 1 and x - mean are orthogonal.
+    gain = (rows * centred).sum(1) / np.maximum(squares, TINY)
+    offset = rows.mean(1)
+    rest = np.linalg.norm(rows - gain[:, None] * centred - offset[:, None], axis=1)
+    residual = rest / np.maximum(np.linalg.norm(rows, axis=1), TINY)
+    return Normalization(gain, offset, *of_channels), float(np.median(residual))
+
+
+def _least_scales(batch: _Batch) -> dict[str, np.ndarray]:
+    """Return the scales that numbers are compared with if the right values are near 0."""
+    deviation = np.sqrt(batch.variance)
+    gain = np.abs(batch.gamma) / np.sqrt(batch.variance + batch.epsilon)
+    return {"offset": 0.2 * gain * deviation + TINY, "mean": 0.2 * deviation + TINY}

@@ -1,0 +1,44 @@
+"""A ladder of error bounds, which grades an output by the arithmetic that explains its errors.
+
+Each rung is an arithmetic: how elements and sums are computed. An output is on the best rung whose
+bound holds for all of its elements. ``docs/tolerance.md`` derives every bound.
+"""
+
+from backnorm.conformance.ladder._forward import ForwardLadder, grade_forward
+from backnorm.conformance.ladder._gradients import (
+    Bound,
+    GradientLadder,
+    allowances,
+    bound,
+    grade,
+    grade_backward,
+)
+from backnorm.conformance.ladder._rungs import (
+    KINDS,
+    RUNGS,
+    BoundKind,
+    Grade,
+    Rung,
+    Status,
+    is_at_least,
+    rungs,
+)
+
+__all__ = [
+    "KINDS",
+    "RUNGS",
+    "Bound",
+    "BoundKind",
+    "ForwardLadder",
+    "Grade",
+    "GradientLadder",
+    "Rung",
+    "Status",
+    "allowances",
+    "bound",
+    "grade",
+    "grade_backward",
+    "grade_forward",
+    "is_at_least",
+    "rungs",
+]

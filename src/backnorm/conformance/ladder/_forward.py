@@ -1,0 +1,410 @@
+"""The ladder of the results of the forward pass in training: y, mean and variance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Unpack
+
+import numpy as np
+
+from backnorm import reference
+from backnorm._doubledouble import Exact, FloatArray
+from backnorm.conformance.judge import FORWARD_RESULTS, Quantity
+from backnorm.conformance.judge._passes import ForwardOptions
+from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.conformance.ladder._rungs import (
+    KINDS,
+    BoundKind,
+    Grade,
+    Rung,
+    best_rung,
+    check_word,
+    rungs,
+)
+from backnorm.conformance.ladder._sums import (
+    BLOCKS,
+    DEVIATIONS,
+    INVERSE_DEVIATION,
+    ROUNDOFF,
+    RUN,
+    SUMS,
+    additions_of,
+    in_a_row,
+)
+from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.results import Normalized
+
+__all__ = ["ForwardLadder", "grade_forward"]
+
+# Roundings of a term and of the result: of the mean, of the variance, and of an element of y.
+_MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
+# The same of compensated sums of float64 data, see `judge.budget`.
+_COMPENSATED = 32
+# Roundings after the sum: of the mean (division), and of the variance (division, and what a shift
+# subtracts).
+_AFTER_MEAN, _AFTER_VARIANCE = 1, 3
+# What a serial sum of squares loses by squares below its last place, see docs/tolerance.md.
+_SMALL_SQUARES = 0.05
+# In expected bounds, a shift is at most this many deviations away from the mean.
+_SHIFT = 2.0
+
+
+class _Channels(NamedTuple):
+    """Magnitudes of each channel, float64 of shape (C,).
+
+    Attributes
+    ----------
+    mean, terms, root : numpy.ndarray
+        |mean|, sum|x|/M and sqrt(sum(x**2))/M.
+    variance, deviation : numpy.ndarray
+    furthest : numpy.ndarray
+        The largest abs(x - mean).
+    square_root : numpy.ndarray
+        sqrt(sum((abs(x - mean) + 2 deviations)**4))/M.
+    gain : numpy.ndarray
+        abs(gamma)/sqrt(variance + epsilon).
+    """
+
+    mean: FloatArray
+    terms: FloatArray
+    root: FloatArray
+    variance: FloatArray
+    deviation: FloatArray
+    furthest: FloatArray
+    square_root: FloatArray
+    gain: FloatArray
+
+
+class _Errors(NamedTuple):
+    """Errors of the statistics of each channel before they are rounded to the output's type.
+
+    `used` is the error of the mean that is subtracted from x. Its square makes a variance larger,
+    never smaller, so it is no part of `variance`.
+    """
+
+    mean: FloatArray
+    used: FloatArray
+    variance: FloatArray
+
+    def of_s(self, variance: FloatArray, epsilon: float) -> FloatArray:
+        """Return the relative error of s, computed from a variance that is not negative."""
+        total = variance + epsilon
+        least = np.maximum(variance - self.variance, 0.0) + epsilon
+        most = total + self.variance + np.square(self.used)
+        result: FloatArray = np.maximum(np.sqrt(total / least) - 1.0, 1.0 - np.sqrt(total / most))
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardLadder:
+    """The exact results of a forward pass in training, and the bounds of their errors.
+
+    Attributes
+    ----------
+    values : backnorm.reference.ExactNormalized
+    data : numpy.dtype
+        Element type of x.
+    count : int
+        M, the elements of a channel.
+    channels : tuple
+        Magnitudes of each channel.
+    epsilon : float
+    direct, centred : numpy.ndarray
+        ``|gamma s| (|x| + |mean|) + |beta|`` and ``|gamma s (x - mean)|`` of each element.
+    axis : int
+        The channel axis of x.
+    """
+
+    values: reference.ExactNormalized
+    data: np.dtype
+    count: int
+    channels: _Channels
+    epsilon: float
+    direct: FloatArray
+    centred: FloatArray
+    axis: int
+
+    @classmethod
+    def of(
+        cls,
+        x: np.ndarray,
+        gamma: np.ndarray | None,
+        beta: np.ndarray | None,
+        **options: Unpack[ForwardOptions],
+    ) -> ForwardLadder:
+        """Return the exact results of the given inputs; see :func:`reference.forward`."""
+        values = reference.forward(x, gamma, beta, **options)
+        axis = 1 if options.get("data_format", "NCX") == "NCX" else x.ndim - 1
+        others = tuple(k for k in range(x.ndim) if k != axis)
+        shape = [size if k == axis else 1 for k, size in enumerate(x.shape)]
+        epsilon, count = options["epsilon"], math.prod(x.shape[k] for k in others)
+        scale = 1.0 if gamma is None else np.abs(gamma.astype(FLOAT64))
+        offset = np.zeros(shape) if beta is None else np.abs(beta.astype(FLOAT64)).reshape(shape)
+        with np.errstate(all="ignore"):
+            wide, mean = np.abs(x.astype(FLOAT64)), np.abs(values.mean.hi)
+            gain = np.broadcast_to(scale / np.sqrt(values.variance.hi + epsilon), mean.shape)
+            direct = gain.reshape(shape) * (wide + mean.reshape(shape)) + offset
+            peak = wide.max(others, initial=0.0)
+            root = _norm(wide, peak.reshape(shape), others, 2) / max(count, 1)
+            wide = np.abs(x.astype(FLOAT64) - values.mean.hi.reshape(shape))
+            furthest, deviation = wide.max(others, initial=0.0), np.sqrt(values.variance.hi)
+            far = (furthest + _SHIFT * deviation).reshape(shape)
+            moved = wide + (_SHIFT * deviation).reshape(shape)
+            square_root = np.square(_norm(moved, far, others, 4)) / max(count, 1)
+            centred = gain.reshape(shape) * wide
+        channels = _Channels(
+            mean, values.mean_terms, root, values.variance.hi, deviation, furthest, square_root,
+            gain,
+        )  # fmt: skip
+        return cls(values, x.dtype, count, channels, epsilon, direct, centred, axis)
+
+    def value(self, name: Quantity) -> Exact:
+        """Return the exact value of a result."""
+        value: Exact = getattr(self.values, name)
+        return value
+
+    def terms(self, name: Quantity) -> FloatArray:
+        """Return T of each element of a result."""
+        terms: FloatArray = getattr(self.values, f"{name}_terms")
+        return terms
+
+    def grade(self, name: Quantity, actual: np.ndarray, *, kind: BoundKind = "expected") -> Grade:
+        """Return the best rung whose bound holds for every element of a result.
+
+        Channels without elements have no statistics; any are "exact".
+
+        Parameters
+        ----------
+        name : {"y", "mean", "variance"}
+        actual : numpy.ndarray
+            The result, in the type that it was rounded to.
+        kind : {"expected", "guaranteed"}
+            As in :func:`backnorm.conformance.ladder.bound`.
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            For an element type without bounds, and for a wrong shape.
+        """
+        check_word("name", name, FORWARD_RESULTS)
+        check_word("kind", kind, KINDS)
+        output, exact = element_type(actual.dtype), self.value(name)
+        if output is None:
+            raise ArgumentTypeError(name, "has an unsupported element type", came=actual.dtype)
+        if actual.shape != exact.shape:
+            raise ArgumentValueError(
+                name, "shape", came=str(actual.shape), accepted=str(exact.shape)
+            )
+        if actual.size == 0 or self.count == 0:
+            return Grade("exact", 0.0, dict.fromkeys(rungs(self.data), 0.0), (), 0.0, 0.0, 1.0)
+        bounds = self.allowances(name, output, kind=kind)
+        if name == "variance":
+            below = actual.astype(FLOAT64) < exact.hi
+            lower = self.allowances(name, output, kind=kind, below=True)
+            bounds = {rung: np.where(below, lower[rung], bounds[rung]) for rung in bounds}
+        return best_rung(actual, exact, self.terms(name), bounds, output)
+
+    def allowances(
+        self,
+        name: Quantity,
+        output: np.dtype,
+        *,
+        kind: BoundKind = "expected",
+        below: bool = False,
+    ) -> dict[Rung, FloatArray]:
+        """Return the allowed absolute error of each element on each rung, best rung first.
+
+        Parameters
+        ----------
+        name : {"y", "mean", "variance"}
+        output : numpy.dtype
+            Element type of the result.
+        kind : {"expected", "guaranteed"}
+            An expected bound is never more than the guaranteed one.
+        below : bool
+            Whether the result is less than the exact value, which matters for the variance alone.
+        """
+        exact = self.value(name)
+        half, finite = 0.5 * ulp_at(exact, output), np.isfinite(exact.hi)
+        allowed, found = np.zeros(exact.shape), dict[Rung, FloatArray]()
+        for rung in rungs(self.data):
+            kinds: list[BoundKind] = ["guaranteed", "expected"] if kind == "expected" else [kind]
+            with np.errstate(all="ignore"):
+                slack = [self._slack(name, rung, each, output, below) for each in kinds]
+            least = np.where(finite, np.fmin.reduce(slack), 0.0)
+            if not np.isfinite(least).all():
+                # The argument says nothing about so many additions, or so large an error of s.
+                continue
+            allowed = np.maximum(allowed, half + least + (2.0**-1074 if output == FLOAT64 else 0.0))
+            found[rung] = allowed
+        return found
+
+    def _slack(
+        self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype, below: bool
+    ) -> FloatArray:
+        """Return the allowed error of each element besides half an ulp."""
+        if rung == "exact":
+            return np.zeros(self.value(name).shape)
+        errors = self._errors(rung, kind, output)
+        if name == "mean":
+            return errors.mean
+        if name == "variance":
+            return errors.variance + (0.0 if below else np.square(errors.used))
+        of_s = self._over_elements(errors.of_s(self.channels.variance, self.epsilon))
+        of_mean = self._over_elements(self.channels.gain * errors.used)
+        elements = self._of_elements(rung, kind)
+        slack: FloatArray = elements + of_mean * (1.0 + of_s) + self.centred * of_s
+        return slack
+
+    def _of_elements(self, rung: Rung, kind: BoundKind) -> FloatArray:
+        """Return the errors of the operations on elements of y."""
+        if rung == "float64" and self.data != FLOAT64:
+            return 2.0**-40 * self.values.y_terms
+        unit = self._unit
+        roundings = _ELEMENT + INVERSE_DEVIATION * (rung in SUMS)
+        if kind == "guaranteed":
+            return roundings * unit * self.values.y_terms
+        return DEVIATIONS * math.sqrt(roundings) * unit * self.direct
+
+    def _errors(self, rung: Rung, kind: BoundKind, output: np.dtype) -> _Errors:
+        """Return the errors of the statistics on a rung; ``docs/tolerance.md`` derives them."""
+        if rung == "float64" and self.data != FLOAT64:
+            return self._wide()
+        return (self._guaranteed if kind == "guaranteed" else self._expected)(rung, output)
+
+    def _wide(self) -> _Errors:
+        known = self.channels
+        mean = 2.0**-45 * (known.terms + known.furthest)
+        squares = known.variance + np.square(known.furthest)
+        first = 2.0 * known.deviation * mean
+        return _Errors(mean, mean, 2.0**-45 * squares + first)
+
+    def _guaranteed(self, rung: Rung, output: np.dtype) -> _Errors:
+        known, unit, levels = self.channels, self._unit, 1.0 + math.log2(max(self.count, 1))
+        of_mean, of_variance = (each * unit for each in self._roundings(output))
+        terms, squares = known.terms + known.furthest, known.variance + known.furthest**2
+        if rung not in SUMS:
+            mean = of_mean * terms
+            used = mean + unit * known.terms
+            return _Errors(mean, used, of_variance * (squares + np.square(used)))
+        height = additions_of(rung, self.count).height
+        # An updated mean has three more roundings, of a part of the deviation, in each update.
+        updated = in_a_row(height + 3.0 * (1.0 + levels), unit)
+        mean = (of_mean + (1.0 + of_mean) * updated) * terms
+        used = mean + unit * known.terms
+        # The errors of all partial means.
+        partial = levels * mean + unit * known.terms
+        moved = 4.0 * (known.furthest * partial + np.square(partial))
+        lost = of_variance + (1.0 + of_variance) * in_a_row(height, unit)
+        return _Errors(mean, used, lost * (squares + moved) + moved)
+
+    def _expected(self, rung: Rung, output: np.dtype) -> _Errors:
+        known, unit, narrow = self.channels, self._unit, float(is_16_bit(output))
+        of_mean, of_variance = self._roundings(output)
+        squares = known.variance * (1.0 + _SHIFT * _SHIFT)
+        additions, loss = additions_of(rung, self.count), DEVIATIONS * unit
+        if additions.height * unit >= 1.0:
+            nothing = np.full(known.mean.shape, math.inf)
+            return _Errors(nothing, nothing, nothing)
+        # Sums that are wider than elements are divided before they are rounded.
+        after = narrow + (_AFTER_MEAN if rung in SUMS or self.data == FLOAT64 else 0.0)
+        sums, in_any_order = math.sqrt(additions.sums), math.sqrt(additions.terms)
+        of_terms, of_squares = (math.sqrt(additions.root + n) for n in (of_mean, of_variance))
+        mean = (
+            loss * math.sqrt(after) * known.mean
+            + loss * np.hypot(sums * known.mean, of_terms * known.root)
+            + loss * in_any_order * (known.terms + _SHIFT * known.deviation)
+            + unit * known.mean * self._drift(rung)
+        )
+        used = mean + unit * known.mean
+        # Two roundings of x - mean in one direction, and products that are exact halves.
+        halves = 2.0 * ROUNDOFF[self.data] ** 2 if rung == "serial" and is_16_bit(self.data) else 0
+        one_sign = 2.0 * unit + halves
+        small = (2.0 * unit * self.count) ** 1.5 if rung == "serial" else 0.0
+        partial = loss * math.sqrt(additions.height / max(self.count, 1)) * known.terms
+        variance = (
+            (one_sign + loss * (math.sqrt(_AFTER_VARIANCE + narrow) + in_any_order)) * squares
+            + loss * np.hypot(sums * squares, of_squares * known.square_root)
+            + _SMALL_SQUARES * small * known.variance
+            + 2.0 * known.deviation * partial
+        )
+        return _Errors(mean, used, variance)
+
+    def _drift(self, rung: Rung) -> FloatArray:
+        """Return the roundings with the same sign in the partial sums of nearly equal terms.
+
+        Additions are rounded in the same way where the last place of the sum is more than the
+        deviation of what is added.
+        """
+        # The sum of so many elements has a last place as large as their deviation.
+        with np.errstate(all="ignore"):
+            start = self.channels.deviation / (2.0 * self._unit * self.channels.mean)
+        start = np.where(np.isnan(start), np.inf, start)
+        if rung == "serial":
+            return _in_one_direction(self.count, start)
+        if rung == "blocked":
+            small, large = BLOCKS
+            within = _in_one_direction(min(self.count, large), start)
+            return within + _in_one_direction(self.count / small, start / math.sqrt(small))
+        if rung == "pairwise":
+            within = _in_one_direction(min(self.count, RUN), start)
+            levels = np.log2(np.maximum(self.count / np.maximum(np.square(start), RUN), 1.0))
+            return within + np.asarray(levels, np.float64)
+        return np.zeros_like(start)
+
+    def _roundings(self, output: np.dtype) -> tuple[int, int]:
+        """Return the roundings of the mean and of the variance, besides those of additions."""
+        if self.data == FLOAT64:
+            return _COMPENSATED, _COMPENSATED
+        narrow = int(is_16_bit(output))
+        return _MEAN + narrow, _VARIANCE + narrow
+
+    @property
+    def _unit(self) -> float:
+        return ROUNDOFF[FLOAT64 if self.data == FLOAT64 else FLOAT32]
+
+    def _over_elements(self, values: FloatArray) -> FloatArray:
+        """Return a value of each channel in a shape that broadcasts over elements."""
+        shape = [1] * self.direct.ndim
+        shape[self.axis] = -1
+        return values.reshape(shape)
+
+
+def grade_forward(
+    x: np.ndarray,
+    gamma: np.ndarray | None,
+    beta: np.ndarray | None,
+    normalized: Normalized | tuple[np.ndarray, np.ndarray, np.ndarray],
+    *,
+    kind: BoundKind = "expected",
+    **options: Unpack[ForwardOptions],
+) -> dict[str, Grade]:
+    """Grade `normalized` (y, mean, variance) of the given inputs; see :func:`reference.forward`.
+
+    The variance is the biased one. y must have the type of x. `options` are epsilon and
+    data_format.
+    """
+    ladder = ForwardLadder.of(x, gamma, beta, **options)
+    if element_type(normalized[0].dtype) != element_type(x.dtype):
+        came, accepted = str(normalized[0].dtype), str(x.dtype)
+        raise ArgumentTypeError("y", "has the wrong element type", came=came, accepted=accepted)
+    return {
+        name: ladder.grade(name, actual, kind=kind)
+        for name, actual in zip(FORWARD_RESULTS, normalized, strict=True)
+    }
+
+
+def _in_one_direction(terms: float, start: FloatArray) -> FloatArray:
+    """Return the error of a serial sum, in roundoffs, whose additions from `start` on agree."""
+    first = np.minimum(start, terms)
+    result: FloatArray = 0.5 * (terms - first * first / max(terms, 1.0))
+    return result
+
+
+def _norm(values: FloatArray, peak: FloatArray, axes: tuple[int, ...], power: int) -> FloatArray:
+    """Return the root of the sum of a power; `peak` keeps powers from over- and underflow."""
+    share = np.where(peak > 0, values / peak, 0.0)
+    total: FloatArray = (share**power).sum(axes, keepdims=True) ** (1.0 / power) * peak
+    return total.reshape(-1)

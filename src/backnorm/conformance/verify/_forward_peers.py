@@ -1,0 +1,86 @@
+"""Implementations of others, called as the canonical function of the forward pass in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+import backnorm
+from backnorm.conformance.verify._peers import torch_tensor
+from backnorm.dtypes import element_type, is_16_bit
+
+__all__ = ["FORWARD_PEERS"]
+
+Results = tuple[Any, Any, Any]
+
+
+def textbook(
+    x: np.ndarray,
+    gamma: np.ndarray | None,
+    beta: np.ndarray | None,
+    *,
+    epsilon: float,
+    data_format: str,
+) -> Results:
+    """Return the results by NumPy, in float32 for elements of at most 32 bits."""
+    wide: Any = np.float64 if element_type(x.dtype) == np.float64 else np.float32
+    axis = 1 if data_format == "NCX" else x.ndim - 1
+    others = tuple(k for k in range(x.ndim) if k != axis)
+    kept = [size if k == axis else 1 for k, size in enumerate(x.shape)]
+    v = x.astype(wide)
+    mean = v.mean(others, keepdims=True)
+    variance = v.var(others, keepdims=True)
+    y = (v - mean) / np.sqrt(variance + wide(epsilon))
+    if gamma is not None and beta is not None:
+        y = y * gamma.astype(wide).reshape(kept) + beta.astype(wide).reshape(kept)
+    statistics = wide if gamma is None else gamma.dtype
+    return y.astype(x.dtype), *(each.reshape(-1).astype(statistics) for each in (mean, variance))
+
+
+def torch(
+    x: np.ndarray,
+    gamma: np.ndarray | None,
+    beta: np.ndarray | None,
+    *,
+    epsilon: float,
+    data_format: str,
+) -> Results:
+    """Return y and the mean of PyTorch's native_batch_norm on the CPU.
+
+    It returns an inverse deviation, and no variance. NXC is a permuted view of the memory.
+    """
+    import torch as framework
+
+    weight, bias = (None if a is None else torch_tensor(a) for a in (gamma, beta))
+    if weight is None and is_16_bit(x.dtype):
+        # Without a weight PyTorch returns 16-bit statistics.
+        channels = x.shape[1 if data_format == "NCX" else -1]
+        weight, bias = framework.ones(channels), framework.zeros(channels)
+    tensor = torch_tensor(x)
+    if data_format == "NXC":
+        tensor = tensor.movedim(-1, 1)
+    y, mean, _ = framework.ops.aten.native_batch_norm(
+        tensor, weight, bias, None, None, True, 0.0, epsilon
+    )
+    return (y.movedim(1, -1) if data_format == "NXC" else y), mean, None
+
+
+def own(
+    x: np.ndarray,
+    gamma: np.ndarray | None,
+    beta: np.ndarray | None,
+    *,
+    epsilon: float,
+    data_format: Any,
+) -> Results:
+    """Return the results of this package, in the arithmetic that is set."""
+    return backnorm.batch_norm_forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
+
+
+#: Functions by the names of the command.
+FORWARD_PEERS: Mapping[str, Callable[..., Results]] = MappingProxyType(
+    {"numpy": textbook, "torch": torch, "backnorm": own}
+)

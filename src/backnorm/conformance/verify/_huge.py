@@ -1,0 +1,115 @@
+"""Cases with more elements than an index of 32 bits counts.
+
+Their channels are those of a small case, repeated, and so are the exact results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from backnorm.conformance.battery import Case
+from backnorm.conformance.verify._peers import RefusedError
+from backnorm.conformance.verify.operations import operation_of
+
+__all__ = ["available_bytes", "limited_memory", "repeated", "worst_parts"]
+
+_GIB = 1 << 30
+_MEMINFO = Path("/proc/meminfo")
+
+
+def available_bytes() -> int:
+    """Return the memory that the system can give without swapping; all of it where not on Linux."""
+    if not _MEMINFO.is_file():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    lines = _MEMINFO.read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) << 10
+
+
+@contextlib.contextmanager
+def limited_memory(case: Case, allowed: int) -> Iterator[None]:
+    """Limit the data memory of this process to a number of bytes, which spares the system's.
+
+    Raises
+    ------
+    RefusedError
+        If the inputs and outputs of the case alone need more.
+    """
+    arrays = 3 if operation_of(case).name == "backward" else 2
+    needed = arrays * case.repeats * case.data.x.nbytes
+    if needed > allowed:
+        raise RefusedError(
+            f"the inputs and outputs take {needed / _GIB:.1f} GiB, of {allowed / _GIB:.1f} GiB "
+            "that are available"
+        )
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    hard = before[1]
+    soft = allowed if hard == resource.RLIM_INFINITY else min(allowed, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def repeated(case: Case) -> Case:
+    """Return a case whose channels are those of a case, one copy after the other.
+
+    The layout is NCX, and there is one image.
+    """
+    data, times = case.data, case.repeats
+
+    def elements(array: np.ndarray) -> np.ndarray:
+        large = np.empty((times, *array.shape[1:]), array.dtype)
+        large[...] = array
+        return large.reshape(1, -1, *array.shape[2:])
+
+    x = elements(data.x)
+    many = replace(
+        data,
+        x=x,
+        dy=elements(data.dy) if operation_of(case).name == "backward" else x,
+        mean=np.tile(data.mean, times),
+        variance=np.tile(data.variance, times),
+        gamma=np.tile(data.gamma, times),
+        beta=np.tile(data.beta, times),
+    )
+    return replace(case, data=many, repeats=1)
+
+
+def worst_parts(
+    outputs: Mapping[str, np.ndarray | None], case: Case
+) -> dict[str, np.ndarray | None]:
+    """Return, of each output, the part that differs most from the first copy of the channels."""
+    return {
+        name: None if array is None else _worst_part(array, case.repeats)
+        for name, array in outputs.items()
+    }
+
+
+def _worst_part(array: np.ndarray, times: int) -> np.ndarray:
+    channels = array.shape[1] if array.ndim > 1 else array.size
+    if channels % times:
+        # A wrong shape, which the judge describes.
+        return array
+    parts = array.reshape(times, -1)
+    first, worst, most = parts[0], 0, 0.0
+    bits = parts.view(np.uint8)
+    for k in range(1, times):
+        if np.array_equal(bits[k], bits[0]):
+            continue
+        with np.errstate(all="ignore"):
+            gap = np.abs(parts[k].astype(np.float64) - first.astype(np.float64)).max()
+        gap = np.inf if np.isnan(gap) else gap
+        if gap > most:
+            worst, most = k, gap
+    shape = (1, channels // times, *array.shape[2:]) if array.ndim > 1 else (channels // times,)
+    part: np.ndarray = parts[worst].reshape(shape)
+    return part

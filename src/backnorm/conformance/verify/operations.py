@@ -1,0 +1,143 @@
+"""The operations that are judged: their results, the exact ones, and the names of mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+
+from backnorm._doubledouble import Exact
+from backnorm.conformance.battery import Case
+from backnorm.conformance.diagnosis import Diagnosis, diagnose
+from backnorm.conformance.formula import rows_of
+from backnorm.conformance.forward_battery import ForwardCase
+from backnorm.conformance.forward_diagnosis import (
+    FORWARD_MISTAKES,
+    diagnose_forward,
+    normalization,
+)
+from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, Quantity
+from backnorm.conformance.ladder import ForwardLadder, Grade, GradientLadder
+from backnorm.conformance.verify.proof import proves
+from backnorm.dtypes import FLOAT32, is_16_bit, rounded
+
+__all__ = ["OPERATIONS", "Ladder", "Operation", "OperationName", "operation_of"]
+
+OperationName = Literal["backward", "forward"]
+Outputs = Mapping[str, np.ndarray | None]
+
+
+class Ladder(Protocol):
+    """The exact results of a call, and the grades of others by them."""
+
+    def value(self, name: Quantity) -> Exact:
+        """Return the exact value of a result."""
+
+    def grade(self, name: Quantity, actual: np.ndarray) -> Grade:
+        """Return the best rung whose bound holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is known of an operation.
+
+    Attributes
+    ----------
+    name : {"backward", "forward"}
+    results : tuple of str
+        The results, in their order.
+    varied : str
+        The input whose sign is changed to see whether results are those of an earlier call.
+    judged : callable
+        Takes a case; returns the exact results and their bounds, and a function that says whether a
+        wrong formula fails the case.
+    types : callable
+        Takes a case and the name of a result; returns the element types that it may have.
+    diagnosis : callable
+        Takes a case and the outputs by name; returns their diagnosis.
+    """
+
+    name: OperationName
+    results: tuple[Quantity, ...]
+    varied: str
+    judged: Callable[[Case], tuple[Ladder, Callable[[], bool]]]
+    types: Callable[[Case, str], tuple[np.dtype, ...]]
+    diagnosis: Callable[[Case, Outputs], Diagnosis]
+
+
+def operation_of(case: Case) -> Operation:
+    """Return the operation of a case."""
+    return OPERATIONS["forward" if isinstance(case, ForwardCase) else "backward"]
+
+
+def _judged_backward(case: Case) -> tuple[Ladder, Callable[[], bool]]:
+    ladder = GradientLadder.of(*case.operands, **case.options)
+    return ladder, lambda: proves(case, ladder)
+
+
+def _diagnose_backward(case: Case, outputs: Outputs) -> Diagnosis:
+    arrays = outputs.get("dx"), outputs.get("dgamma"), outputs.get("dbeta")
+    return diagnose(case.data, arrays, training=case.training, scaled=case.scaled)
+
+
+def _judged_forward(case: Case) -> tuple[Ladder, Callable[[], bool]]:
+    inputs = case.inputs
+    ladder = ForwardLadder.of(case.data.x, inputs["gamma"], inputs["beta"], **case.options)
+    return ladder, lambda: _proves_forward(case, ladder)
+
+
+def _proves_forward(case: Case, ladder: ForwardLadder) -> bool:
+    """Whether a forward pass with a mistake in its formula fails a case."""
+    return bool(case.data.x.size) and any(
+        not ladder.grade(name, actual).at_least("serial") for name, actual in _mistaken(case)
+    )
+
+
+def _mistaken(case: Case) -> Iterator[tuple[Quantity, np.ndarray]]:
+    """Yield y of each mistake in its formula."""
+    data, axis = case.data, case.data.channel_axis
+    first = np.moveaxis(data.x, axis, 0)
+    rows = rows_of(data.x, axis)
+    centred = rows - rows.mean(1, keepdims=True)
+    for mistake in FORWARD_MISTAKES:
+        if mistake.step in ("mean", "variance"):
+            continue
+        numbers = normalization(data, (mistake,), scaled=case.scaled)
+        assert numbers.gain is not None
+        assert numbers.offset is not None
+        with np.errstate(all="ignore"):
+            y = numbers.gain[:, None] * centred + numbers.offset[:, None]
+        yield "y", rounded(np.moveaxis(y.reshape(first.shape), 0, axis), data.x.dtype)
+
+
+def _types_of_gradient(case: Case, name: str) -> tuple[np.dtype, ...]:
+    return (case.data.like(name).dtype,)
+
+
+def _types_of_result(case: Case, name: str) -> tuple[np.dtype, ...]:
+    if name == "y":
+        return (case.data.x.dtype,)
+    statistics = case.data.mean.dtype
+    return (statistics, FLOAT32) if is_16_bit(statistics) else (statistics,)
+
+
+#: The operations by name.
+OPERATIONS: Mapping[str, Operation] = MappingProxyType(
+    {
+        "backward": Operation(
+            "backward", GRADIENTS, "dy", _judged_backward, _types_of_gradient, _diagnose_backward
+        ),
+        "forward": Operation(
+            "forward",
+            FORWARD_RESULTS,
+            "x",
+            _judged_forward,
+            _types_of_result,
+            lambda case, outputs: diagnose_forward(case.data, outputs, scaled=case.scaled),
+        ),
+    }
+)
+assert tuple(OPERATIONS) == get_args(OperationName)

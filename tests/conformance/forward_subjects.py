@@ -1,0 +1,182 @@
+"""Forward subjects: wrong ones with the id of the finding that names them, and right ones."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from backnorm.dtypes import FLOAT64, rounded
+from tests.conformance.right_forward import RIGHT_FORWARD
+
+
+def _formula(**changed):
+    """Return a subject in float64 with some steps of the formula changed."""
+    steps = {
+        "variance": lambda v, m, n: v,
+        "s": lambda v, e: 1 / np.sqrt(v + e),
+        "y": lambda c, s, g, b: g * s * c + b,
+        "returned": lambda m, v, s, n: (m, v),
+        "x": lambda x: x,
+    } | changed
+
+    def subject(x, gamma, beta, *, epsilon, data_format):
+        axis = 1 if data_format == "NCX" else x.ndim - 1
+        others = tuple(k for k in range(x.ndim) if k != axis)
+        kept = [size if k == axis else 1 for k, size in enumerate(x.shape)]
+        channels, count = x.shape[axis], x.size // x.shape[axis]
+        statistics = np.float32 if gamma is None else gamma.dtype
+        if gamma is None:
+            gamma, beta = np.ones(channels), np.zeros(channels)
+            statistics = np.float32 if x.dtype.itemsize == 2 else x.dtype
+        g, b = (each.astype(FLOAT64).reshape(kept) for each in (gamma, beta))
+        wide = steps["x"](x.astype(FLOAT64))
+        mean = wide.mean(others, keepdims=True)
+        variance = steps["variance"](wide.var(others, keepdims=True), mean, count)
+        s = steps["s"](variance, epsilon)
+        y = steps["y"](wide - mean, s, g, b)
+        mean, variance = steps["returned"](mean, variance, s, count)
+        kept = [rounded(each.reshape(-1), np.dtype(statistics)) for each in (mean, variance)]
+        return rounded(y, x.dtype), *kept
+
+    return subject
+
+
+def _bessel(v, m, n):
+    return v * n / max(n - 1, 1)
+
+
+right = _formula()
+bessel = _formula(variance=_bessel)
+second_moment = _formula(variance=lambda v, m, n: v + m * m)
+unbiased_variance = _formula(returned=lambda m, v, s, n: (m, _bessel(v, m, n)))
+epsilon_outside = _formula(s=lambda v, e: 1 / (np.sqrt(v) + e))
+epsilon_left_out = _formula(s=lambda v, e: 1 / np.sqrt(np.maximum(v, 1e-30)))
+no_root = _formula(s=lambda v, e: 1 / (v + e))
+gamma_left_out = _formula(y=lambda c, s, g, b: s * c + b)
+beta_left_out = _formula(y=lambda c, s, g, b: g * s * c)
+gamma_and_beta_swapped = _formula(y=lambda c, s, g, b: b * s * c + g)
+beta_before_gamma = _formula(y=lambda c, s, g, b: g * (s * c + b))
+inverse_returned = _formula(returned=lambda m, v, s, n: (m, s))
+gamma_left_out_and_epsilon_twice = _formula(
+    s=lambda v, e: 1 / np.sqrt(v + 2 * e), y=lambda c, s, g, b: s * c + b
+)
+
+
+def statistics_of_inference(x, gamma, beta, *, epsilon, data_format):
+    """Normalise by the statistics 0 and 1, as a layer in inference that was never trained."""
+    y, mean, variance = right(x, gamma, beta, epsilon=epsilon, data_format=data_format)
+    axis = 1 if data_format == "NCX" else x.ndim - 1
+    kept = [size if k == axis else 1 for k, size in enumerate(x.shape)]
+    gain = 1 / np.sqrt(1 + epsilon)
+    y = x.astype(FLOAT64) * gain
+    if gamma is not None:
+        y = y * gamma.astype(FLOAT64).reshape(kept) + beta.astype(FLOAT64).reshape(kept)
+    return rounded(y, x.dtype), np.zeros_like(mean), np.ones_like(variance)
+
+
+def running_statistics(src, mean, variance, gamma, beta, epsilon, momentum, data_format):
+    """Normalise by the running statistics, called as oneDNN Graph's operator."""
+    import backnorm
+
+    y = backnorm.batch_norm_inference(
+        src, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
+    )
+    return y, mean, variance, mean, variance
+
+
+def rolled(x, gamma, beta, **options):
+    y, mean, variance = right(x, gamma, beta, **options)
+    return np.roll(y, 1, axis=1 if options["data_format"] == "NCX" else -1), mean, variance
+
+
+def reversed_elements(x, gamma, beta, **options):
+    y, mean, variance = right(x, gamma, beta, **options)
+    return np.flip(y, axis=0), mean, variance
+
+
+def last_not_written(x, gamma, beta, **options):
+    y, mean, variance = right(x, gamma, beta, **options)
+    y = y.copy()
+    y.reshape(-1)[-1] = np.nan
+    return y, mean, variance
+
+
+_results: dict = {}
+
+
+def cached(x, gamma, beta, **options):
+    key = x.ctypes.data, x.shape, str(x.dtype)
+    if key not in _results:
+        _results[key] = right(x, gamma, beta, **options)
+    return _results[key]
+
+
+def writes_input(x, gamma, beta, **options):
+    ctypes.memset(x.ctypes.data, 0, x.nbytes)
+    return right(x, gamma, beta, **options)
+
+
+def one_pass(x, gamma, beta, *, epsilon, data_format):
+    """Compute the variance as mean(x**2) - mean(x)**2 in float32."""
+    axis = 1 if data_format == "NCX" else x.ndim - 1
+    others = tuple(k for k in range(x.ndim) if k != axis)
+    kept = [size if k == axis else 1 for k, size in enumerate(x.shape)]
+    v = x.astype(np.float32)
+    mean = v.mean(others, keepdims=True)
+    variance = np.maximum((v * v).mean(others, keepdims=True) - mean * mean, 0)
+    y = (v - mean) / np.sqrt(variance + np.float32(epsilon))
+    if gamma is not None:
+        y = y * gamma.astype(np.float32).reshape(kept) + beta.astype(np.float32).reshape(kept)
+    return y.astype(x.dtype), mean.reshape(-1), variance.reshape(-1)
+
+
+#: Name of a function here -> the id of the finding.
+WRONG = {
+    "bessel": "bessel",
+    "second_moment": "second-moment",
+    "unbiased_variance": "variance-unbiased",
+    "epsilon_outside": "epsilon-outside",
+    "epsilon_left_out": "epsilon-left-out",
+    "no_root": "no-root",
+    "gamma_left_out": "gamma-left-out",
+    "beta_left_out": "beta-left-out",
+    "gamma_and_beta_swapped": "gamma-beta-swapped",
+    "beta_before_gamma": "beta-gamma",
+    "inverse_returned": "variance-inverse",
+    "gamma_left_out_and_epsilon_twice": "epsilon-twice-gamma-left-out",
+    "statistics_of_inference": "initial-statistics",
+    "rolled": "channels-shifted",
+    "reversed_elements": "elements-permuted",
+    "last_not_written": "partly-written",
+    "cached": "stale",
+    "writes_input": "crash",
+    "one_pass": "variance-wrong",
+}
+
+
+class _Rows:
+    """A kernel of rows, called as an operator."""
+
+    def __init__(self, kernel):
+        self._kernel = kernel
+
+    def __call__(self, x, gamma, beta, *, epsilon, data_format):
+        axis = 1 if data_format == "NCX" else x.ndim - 1
+        first = np.moveaxis(x, axis, 0)
+        kept = np.float32 if gamma is None else gamma.dtype
+        if gamma is None:
+            gamma, beta = np.ones(len(first), kept), np.zeros(len(first), kept)
+        operands = first.reshape(len(first), -1), gamma[:, None], beta[:, None]
+        y, mean, variance = self._kernel(*operands, epsilon)
+        return np.moveaxis(y.reshape(first.shape), 0, axis), mean, variance
+
+
+#: Name of a function here -> its kernel.
+RIGHT = {
+    "_".join(kernel.name.replace(",", "").replace("'", "").split()): kernel
+    for kernel in RIGHT_FORWARD
+    if kernel.most == np.inf and kernel.name != "atomics"
+}
+for _name, _kernel in RIGHT.items():
+    globals()[_name] = _Rows(_kernel)

@@ -1,0 +1,238 @@
+"""`backnorm verify --operation forward`: wrong forward passes are named, right ones are graded."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from backnorm.cli.app import app
+from backnorm.conformance._naming import distance
+from backnorm.conformance.forward_diagnosis import (
+    FORWARD_MISTAKES,
+    _Batch,
+    _least_scales,
+    diagnose_forward,
+    forward_diagnostic_data,
+    normalization,
+)
+from backnorm.conformance.ladder import RUNGS, is_at_least
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.findings import counts, findings
+from backnorm.conformance.verify.operations import OPERATIONS
+from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.subjects import subject_of
+from tests.required import require
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, rounded
+
+from .forward_subjects import RIGHT, WRONG
+
+FILE = Path(__file__).with_name("forward_subjects.py")
+ONLY = "diagnostic-*", "realistic-*", "mean-over-deviation-*", "no-gamma-*", "constant-channels-*"
+SMALL = Selection(dtypes=("float32",), only=ONLY, operation="forward")
+QUICK = ("bessel", "gamma_and_beta_swapped", "one_pass", "cached")
+QUICK_RIGHT = ("float64_sums", "pairs_folded", "serial_shifted", "Welford", "Chan_in_blocks")
+
+
+def found_in(name, selection=SMALL, **options):
+    results = verify(Job(f"{FILE}:{name}", selection, **options))
+    return results, findings(results)
+
+
+def quick(names, few):
+    return [name if name in few else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
+# --- subjects -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", quick(WRONG, QUICK))
+def test_verify_wrong_forward_is_found_and_named(name):
+    results, found = found_in(name)
+    assert WRONG[name] in {each.id for each in found}, [each.id for each in found]
+    assert all("--operation forward" in each.reproduce for each in found)
+    assert counts(results)["judged"]
+
+
+@pytest.mark.parametrize("name", quick(RIGHT, QUICK_RIGHT))
+def test_verify_right_forward_is_on_its_rung_or_a_better_one(name):
+    results, found = found_in(name)
+    assert found == []
+    rung = "serial" if RIGHT[name].shifted else RIGHT[name].rung
+    assert [v for v in results.verdicts if not is_at_least(v.status, rung)] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["right", *RIGHT])
+def test_verify_right_forward_is_right_in_all_types(name):
+    dtypes = "float32", "bfloat16", "float16"
+    _, found = found_in(name, Selection(dtypes=dtypes, operation="forward"))
+    assert found == []
+
+
+def test_one_pass_is_right_where_the_mean_is_near_0():
+    results, found = found_in("one_pass")
+    wrong = {v.case for v in results.verdicts if v.status not in RUNGS}
+    assert {each.partition("-float32")[0] for each in wrong} == {"mean-over-deviation-10000"}
+    assert all("mean-over-deviation-10000" in each.says for each in found)
+
+
+@pytest.mark.parametrize(
+    "name", ["backnorm", "numpy", pytest.param("torch", marks=[pytest.mark.long, pytest.mark.peer])]
+)
+def test_verify_forward_of_a_package_has_no_finding(name):
+    if name == "torch":
+        require(find_spec("torch"), "torch")
+    results = verify(Job(name, SMALL))
+    assert findings(results) == []
+    assert counts(results)["passed"] >= 20
+
+
+def test_result_of_a_wrong_type_is_wrong(tmp_path):
+    subject = tmp_path / "narrow.py"
+    subject.write_text(
+        "from backnorm import batch_norm_forward as f\n"
+        "def forward(*a, **k):\n y, m, v = f(*a, **k)\n return y, m, v.astype('f2')\n"
+    )
+    results = verify(Job(f"{subject}:forward", SMALL))
+    texts = {v.text for v in results.verdicts if v.output == "variance"}
+    assert any(text.startswith("variance is float16 of shape") for text in texts)
+
+
+# --- dialects -------------------------------------------------------------------------------------
+
+
+OPERATORS = {
+    ("onednn_graph", "BatchNormForwardTraining"): 3,
+    ("onednn_spec", "BatchNormForwardTraining"): 3,
+    ("ngraph", "BatchNormTraining"): 3,
+    ("stablehlo", "batch_norm_training"): 3,
+    ("tensorflow", "FusedBatchNormV3"): 3,
+    ("tensorflow", "FusedBatchNorm"): 3,
+    # The inverse deviation is not judged.
+    ("onnxruntime", "BatchNormInternal"): 2,
+}
+
+
+@pytest.mark.parametrize(("dialect", "op"), OPERATORS)
+def test_verify_forward_operator_of_a_dialect_is_called_in_its_words(dialect, op):
+    layouts = ("NCX", "NXC")
+    selection = Selection(
+        dtypes=("float32",), layouts=layouts, only=("realistic-*",), operation="forward"
+    )
+    subject = f"backnorm.dialects.{dialect}:{op}"
+    if dialect in ("onednn_graph", "onednn_spec"):
+        subject = f"{FILE.with_name('configured.py')}:{dialect}"
+    results = verify(Job(subject, selection, dialect, op))
+    assert findings(results) == []
+    found = {v.output for v in results.verdicts if v.status in RUNGS}
+    assert len(found) == OPERATORS[dialect, op], results.verdicts
+
+
+def test_verify_forward_by_running_statistics_is_named():
+    selection = Selection(
+        dtypes=("float32",), only=("diagnostic-*", "realistic-*"), operation="forward"
+    )
+    options = {"dialect": "onednn_graph", "op": "BatchNormForwardTraining"}
+    _, found = found_in("running_statistics", selection, **options)
+    assert "running-statistics" in {each.id for each in found}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "op", "message"),
+    [
+        ("cudnn", None, "dialect: has no forward pass in training"),
+        ("tensorflow", "FusedBatchNormGradV3", "op: is no forward pass"),
+    ],
+)
+def test_dialect_without_a_forward_pass_is_bad_usage(dialect, op, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        subject_of("math:sqrt", dialect=dialect, op=op, operation="forward")
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_verify_forward_command_names_the_mistake():
+    done = CliRunner().invoke(
+        app,
+        ["verify", f"{FILE}:bessel", "--operation", "forward", "--dtypes", "float32",
+         "--only", "diagnostic-*", "--json", "-"],
+    )  # fmt: skip
+    assert done.exit_code == 1
+    report = json.loads(done.stdout)
+    assert report["findings"][0]["says"] == "the variance is divided by M - 1, not by M"
+    assert report["findings"][0]["outputs"] == ["y", "variance"]
+    assert {v["output"] for v in report["verdicts"]} == {"y", "mean", "variance"}
+
+
+@pytest.mark.parametrize(
+    "options", [["--command", "true {inputs} {outputs}"], ["lib.so:symbol"], ["jax"]]
+)
+def test_verify_forward_of_what_is_backward_alone_is_bad_usage(options):
+    done = CliRunner().invoke(app, ["verify", "--operation", "forward", *options])
+    assert done.exit_code == 2, done.output
+
+
+# --- diagnosis ------------------------------------------------------------------------------------
+
+
+def outputs_of(mistakes, data, dtype):
+    numbers = normalization(data, mistakes)
+    first = np.moveaxis(data.x, data.channel_axis, 0)
+    rows = first.reshape(len(first), -1).astype(float)
+    y = numbers.gain[:, None] * (rows - rows.mean(1, keepdims=True)) + numbers.offset[:, None]
+    y = np.moveaxis(y.reshape(first.shape), 0, data.channel_axis)
+    statistics = [rounded(each, data.mean.dtype) for each in (numbers.mean, numbers.variance)]
+    return dict(zip(("y", "mean", "variance"), [rounded(y, dtype), *statistics], strict=True))
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize("mistake", FORWARD_MISTAKES, ids=lambda mistake: mistake.name)
+def test_diagnose_forward_mistake_is_named(mistake, dtype):
+    data = forward_diagnostic_data(dtype)
+    found = diagnose_forward(data, outputs_of((mistake,), data, dtype))
+    assert (found.kind, found.names, found.says) == ("formula", (mistake.name,), mistake.says)
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_diagnose_right_forward_is_right(dtype, data_format):
+    data = forward_diagnostic_data(dtype, data_format=data_format)
+    assert diagnose_forward(data, outputs_of((), data, dtype)).kind == "right"
+
+
+def test_diagnose_forward_without_a_name_is_described():
+    data = forward_diagnostic_data(FLOAT32)
+    outputs = outputs_of((), data, FLOAT32)
+    found = diagnose_forward(data, outputs | {"variance": outputs["variance"] * np.float32(0.7)})
+    assert found.says == "the variance is 0.7 of what it should be in every channel"
+
+
+def test_forward_mistakes_differ_from_each_other_in_the_diagnostic_data():
+    data = forward_diagnostic_data(FLOAT32)
+    least = _least_scales(_Batch.of(data, True))
+    found = [(m.name, normalization(data, (m,))) for m in FORWARD_MISTAKES]
+    found.append(("right", normalization(data)))
+    for (one, own), (other, another) in itertools.combinations(found, 2):
+        assert distance(own, another, least) > 1e-2, (one, other)
+
+
+# --- cases ----------------------------------------------------------------------------------------
+
+
+def test_every_forward_case_rejects_a_wrong_formula():
+    for case in selected(Selection(operation="forward")):
+        _, proves = OPERATIONS["forward"].judged(case)
+        assert proves(), case.name
+
+
+def test_forward_case_without_elements_proves_nothing():
+    selection = Selection(dtypes=("float32",), shapes=((0, 3, 2),), operation="forward")
+    results = verify(Job(f"{FILE}:right", selection))
+    assert {v.status for v in results.verdicts} == {"proves_nothing"}

@@ -1,0 +1,114 @@
+"""A case of repeated channels: each copy counts, and memory that is missing is no crash."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import backnorm
+from backnorm.cli.app import app
+from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify._huge import available_bytes, repeated, worst_parts
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.run import Job, verify
+
+MANY = 1 << 20
+SUBJECT = """
+import numpy as np
+import backnorm
+
+def right(x, dy, mean, variance, gamma, **options):
+    return backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **options)
+
+def wraps(x, dy, mean, variance, gamma, **options):
+    dx, dgamma, dbeta = right(x, dy, mean, variance, gamma, **options)
+    if x.size > 2**20:
+        dx.reshape(-1)[2**20:] = dx.reshape(-1)[:x.size - 2**20] * 0.5
+    return dx, dgamma, dbeta
+
+def skips_last_channel(x, dy, mean, variance, gamma, **options):
+    dx, dgamma, dbeta = right(x, dy, mean, variance, gamma, **options)
+    dbeta[-1] = np.nan
+    return dx, dgamma, dbeta
+
+def hungry(x, dy, mean, variance, gamma, **options):
+    np.ones(1 << 36)
+    return right(x, dy, mean, variance, gamma, **options)
+"""
+
+
+def selection(operation="backward"):
+    return Selection(
+        dtypes=("bfloat16",),
+        layouts=("NCX",),
+        only=("beyond-int32-*",),
+        operation=operation,
+        huge=MANY,
+    )
+
+
+@pytest.fixture
+def subject(tmp_path):
+    path = tmp_path / "subject.py"
+    path.write_text(SUBJECT)
+    return lambda name: f"{path}:{name}"
+
+
+def statuses(results):
+    return {v.output: v.status for v in results.verdicts}
+
+
+def test_huge_case_has_more_elements_and_exists_on_demand_alone():
+    (case,) = selected(selection())
+    large = repeated(case)
+    assert large.data.x.size > MANY >= large.data.x.size - case.data.x.size
+    assert large.data.x.shape[1] == large.data.mean.size == 64 * case.repeats
+    assert not list(selected(Selection(only=("beyond-int32-*",))))
+
+
+def test_huge_results_are_those_of_the_small_case_in_every_copy():
+    (case,) = selected(selection())
+    large = repeated(case)
+    many = backnorm.batch_norm_backward(*large.operands, **large.options)
+    few = backnorm.batch_norm_backward(*case.operands, **case.options)
+    names = "dx", "dgamma", "dbeta"
+    for name, part in worst_parts(dict(zip(names, many, strict=True)), case).items():
+        np.testing.assert_array_equal(part, few[names.index(name)])
+
+
+@pytest.mark.parametrize("operation", ["backward", "forward"])
+def test_huge_case_of_this_package_is_right(operation):
+    results = verify(Job("backnorm", selection(operation)))
+    assert len(results.verdicts) == 3
+    assert {v.status for v in results.verdicts} <= set(RUNGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("wraps", {"dx": "wrong"}), ("skips_last_channel", {"dbeta": "nonfinite"})]
+)
+def test_huge_case_finds_a_mistake_in_a_later_copy(name, wrong, subject):
+    found = statuses(verify(Job(subject(name), selection())))
+    assert {n: s for n, s in found.items() if s not in RUNGS} == wrong
+
+
+def test_subject_that_takes_too_much_memory_is_a_finding(subject):
+    results = verify(Job(subject("hungry"), selection()))
+    assert set(statuses(results).values()) == {"out_of_memory"}
+    assert findings(results)[0].reproduce.endswith("--show")
+
+
+def test_huge_case_without_memory_for_its_arrays_is_refused_with_the_numbers(subject):
+    many = Selection(
+        dtypes=("bfloat16",), layouts=("NCX",), only=("beyond-int32-*",), huge=available_bytes()
+    )
+    results = verify(Job(subject("right"), many))
+    assert set(statuses(results).values()) == {"refused"}
+    assert all("GiB that are available" in v.text for v in results.verdicts)
+
+
+def test_huge_needs_the_tier_full():
+    done = CliRunner().invoke(app, ["verify", "backnorm", "--huge"])
+    assert done.exit_code == 2
+    assert "--huge: needs the tier full" in done.output
