@@ -49,7 +49,7 @@ def test_every_case_of_the_smoke_battery_shows_a_wrong_formula():
     assert names_without_proof(Selection(dtypes=tuple(DTYPES))) == []
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_case_of_the_full_battery_shows_a_wrong_formula(dtype, layout):

@@ -79,7 +79,7 @@ def test_right_subject_is_on_its_rung_in_the_smoke_battery(name):
     check_through_verify(name, Selection(dtypes=tuple(DTYPES)))
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_right_subject_is_on_its_rung_in_the_full_battery(dtype, layout):
