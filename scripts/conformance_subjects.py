@@ -6,48 +6,16 @@ Usage: backnorm verify scripts/conformance_subjects.py:tensorflow_xla
 from __future__ import annotations
 
 from ctypes import Structure, addressof, byref, c_float, c_int, c_int64, c_size_t, c_void_p
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from backnorm.conformance.verify import _onednn as onednn
-from backnorm.conformance.verify.subjects import RefusedError
+from backnorm.conformance.verify._peers import RefusedError, tensorflow
 
-
-def tensorflow_xla(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: np.ndarray | None,
-    *,
-    epsilon: float,
-    data_format: str,
-    training: bool,
-) -> tuple[Any, ...]:
-    """Return the gradients of FusedBatchNormGradV3 as XLA compiles it."""
-    import tensorflow as framework
-
-    if x.ndim != 4 or x.dtype == np.float64:
-        raise RefusedError("TensorFlow's operator takes rank 4, of at most 32 bits")
-
-    def backward(dy: Any, x: Any, scale: Any, mean: Any, variance: Any) -> Any:
-        return framework.raw_ops.FusedBatchNormGradV3(
-            y_backprop=dy,
-            x=x,
-            scale=scale,
-            reserve_space_1=mean,
-            reserve_space_2=variance,
-            reserve_space_3=np.zeros(0, np.float32),
-            epsilon=epsilon,
-            data_format={"NCX": "NCHW", "NXC": "NHWC"}[data_format],
-            is_training=training,
-        )[:3]
-
-    scale = np.ones_like(mean) if gamma is None else gamma
-    operands = map(framework.constant, (dy, x, scale, mean, variance))
-    results = framework.function(backward, jit_compile=True)(*operands)
-    return tuple(each.numpy() for each in results)
+#: The gradients of FusedBatchNormGradV3 as XLA compiles it.
+tensorflow_xla = partial(tensorflow, compiled=True)
 
 
 def onednn_graph(

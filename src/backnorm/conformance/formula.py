@@ -221,6 +221,22 @@ def _not_centred(channels: Channels, mean: Array, s: Array) -> tuple[Array, Arra
     return channels.dy.sum(1), (channels.dy * channels.x).sum(1)
 
 
+#: Mistakes in s that forward and backward passes have in common, as arguments of `Mistake`.
+INVERSE_DEVIATION_MISTAKES = (
+    ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
+     lambda w, e, _: 1.0 / (np.sqrt(w) + e)),
+    ("epsilon-left-out", "epsilon is left out", "inverse_deviation",
+     lambda w, e, _: 1.0 / np.sqrt(w)),
+    ("epsilon-twice", "epsilon is added twice", "inverse_deviation",
+     lambda w, e, _: 1.0 / np.sqrt(w + 2.0 * e)),
+    ("epsilon-squared", "the square of epsilon is added", "inverse_deviation",
+     lambda w, e, _: 1.0 / np.sqrt(w + e * e)),
+    ("no-root", "the root is left out: 1/(variance + epsilon) is used for s",
+     "inverse_deviation", lambda w, e, _: 1.0 / (w + e)),
+    ("deviation-for-inverse", "the standard deviation is used instead of its inverse",
+     "inverse_deviation", lambda w, e, _: np.sqrt(w + e)),
+)  # fmt: skip
+
 #: Mistakes that implementations make, each in one step.
 MISTAKES = tuple(
     Mistake(*row)
@@ -244,18 +260,7 @@ MISTAKES = tuple(
         ("mean-ignored", "the mean is taken for 0", "statistics",
          lambda ch: (0.0 * ch.mean, ch.variance)),
         ("bessel", "the variance gets Bessel's correction, M/(M - 1)", "statistics", _bessel),
-        ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
-         lambda w, e, ch: 1.0 / (np.sqrt(w) + e)),
-        ("epsilon-left-out", "epsilon is left out", "inverse_deviation",
-         lambda w, e, ch: 1.0 / np.sqrt(w)),
-        ("epsilon-twice", "epsilon is added twice", "inverse_deviation",
-         lambda w, e, ch: 1.0 / np.sqrt(w + 2.0 * e)),
-        ("epsilon-squared", "the square of epsilon is added", "inverse_deviation",
-         lambda w, e, ch: 1.0 / np.sqrt(w + e * e)),
-        ("no-root", "the root is left out: 1/(variance + epsilon) is used for s",
-         "inverse_deviation", lambda w, e, ch: 1.0 / (w + e)),
-        ("deviation-for-inverse", "the standard deviation is used instead of its inverse",
-         "inverse_deviation", lambda w, e, ch: np.sqrt(w + e)),
+        *INVERSE_DEVIATION_MISTAKES,
         ("variance-for-inverse", "the variance is used as if it were the inverse deviation",
          "inverse_deviation", lambda w, e, ch: w),
         ("inverse-for-variance", "the variance is used as if it were the standard deviation",

@@ -25,7 +25,7 @@ from backnorm.conformance._naming import (
     residual_of_rounding,
 )
 from backnorm.conformance.data import LayerData, realistic_data
-from backnorm.conformance.formula import Mistake, rows_of
+from backnorm.conformance.formula import INVERSE_DEVIATION_MISTAKES, Mistake, rows_of
 from backnorm.conformance.judge import FORWARD_RESULTS
 from backnorm.dtypes import FLOAT64, element_type
 
@@ -139,18 +139,7 @@ FORWARD_MISTAKES = tuple(
          lambda b: (b.variance, np.abs(b.mean))),
         ("bessel-in-y", "y has the variance that is divided by M - 1", "inverse_deviation",
          lambda w, e, b: 1.0 / np.sqrt(_bessel(b, w) + e)),
-        ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
-         lambda w, e, b: 1.0 / (np.sqrt(w) + e)),
-        ("epsilon-left-out", "epsilon is left out", "inverse_deviation",
-         lambda w, e, b: 1.0 / np.sqrt(w)),
-        ("epsilon-twice", "epsilon is added twice", "inverse_deviation",
-         lambda w, e, b: 1.0 / np.sqrt(w + 2.0 * e)),
-        ("epsilon-squared", "the square of epsilon is added", "inverse_deviation",
-         lambda w, e, b: 1.0 / np.sqrt(w + e * e)),
-        ("no-root", "the root is left out: 1/(variance + epsilon) is used for s",
-         "inverse_deviation", lambda w, e, b: 1.0 / (w + e)),
-        ("deviation-for-inverse", "the standard deviation is used instead of its inverse",
-         "inverse_deviation", lambda w, e, b: np.sqrt(w + e)),
+        *INVERSE_DEVIATION_MISTAKES,
         ("gamma-left-out", "y is not multiplied by gamma", "gain", lambda b, s: s),
         ("gamma-twice", "y is multiplied by gamma twice", "gain", lambda b, s: b.gamma**2 * s),
         ("gamma-absolute", "y is multiplied by |gamma|", "gain", lambda b, s: np.abs(b.gamma) * s),

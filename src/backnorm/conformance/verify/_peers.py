@@ -228,25 +228,35 @@ def tensorflow(
     epsilon: float,
     data_format: str,
     training: bool,
+    compiled: bool = False,
 ) -> _Gradients:
-    """Return the gradients of TensorFlow's FusedBatchNormGradV3 on the CPU."""
+    """Return the gradients of FusedBatchNormGradV3 on the CPU: TensorFlow's kernel, or XLA's."""
     import tensorflow as framework
 
-    if data_format != "NXC" or x.ndim != 4 or x.dtype == np.float64:
+    narrow_images = x.ndim == 4 and x.dtype != np.float64
+    if compiled and not narrow_images:
+        raise RefusedError("TensorFlow's operator takes rank 4, of at most 32 bits")
+    if not compiled and not (narrow_images and data_format == "NXC"):
         raise RefusedError("TensorFlow's kernel takes NHWC of rank 4, of at most 32 bits")
+
+    def backward(dy: Any, x: Any, scale: Any, mean: Any, variance: Any) -> Any:
+        return framework.raw_ops.FusedBatchNormGradV3(
+            y_backprop=dy,
+            x=x,
+            scale=scale,
+            reserve_space_1=mean,
+            reserve_space_2=variance,
+            reserve_space_3=np.zeros(0, np.float32),
+            epsilon=epsilon,
+            data_format={"NCX": "NCHW", "NXC": "NHWC"}[data_format],
+            is_training=training,
+        )[:3]
+
     scale = np.ones_like(mean) if gamma is None else gamma
-    results = framework.raw_ops.FusedBatchNormGradV3(
-        y_backprop=dy,
-        x=x,
-        scale=scale,
-        reserve_space_1=mean,
-        reserve_space_2=variance,
-        reserve_space_3=np.zeros(0, np.float32),
-        epsilon=epsilon,
-        data_format="NHWC",
-        is_training=training,
-    )
-    dx, dgamma, dbeta = results[:3]
+    operands = map(framework.constant, (dy, x, scale, mean, variance))
+    if compiled:
+        backward = framework.function(backward, jit_compile=True)
+    dx, dgamma, dbeta = backward(*operands)
     return dx.numpy(), dgamma.numpy(), dbeta.numpy()
 
 
