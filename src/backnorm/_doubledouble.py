@@ -16,8 +16,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Exact", "FloatArray"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _Operand: TypeAlias = "Exact | FloatArray | float"
 

@@ -11,8 +11,6 @@ from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentValueError, described, shown
 from backnorm.scalars import check_number
 
-__all__ = ["ACTIVATIONS", "MASKLESS", "RELU", "Activation", "check_activation", "check_ceiling"]
-
 
 class Activation(NamedTuple):
     """An activation that is computed in the same pass as the normalisation.

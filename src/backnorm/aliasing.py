@@ -11,8 +11,6 @@ from backnorm.cpu.addresses import address_of
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Problem, check_like
 
-__all__ = ["check_apart", "check_out", "check_writable", "own"]
-
 
 def check_out(
     problem: Problem,

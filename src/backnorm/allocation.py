@@ -32,8 +32,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["ALIGNMENT", "LARGE", "advise", "aligned", "allocate", "is_aligned"]
-
 #: Bytes of a cache line, and of the widest vectors.
 ALIGNMENT = 64
 

@@ -19,16 +19,6 @@ from backnorm.dtypes import FLOAT64, is_16_bit
 from backnorm.errors import ArgumentValueError, shown
 from backnorm.scalars import check_word
 
-__all__ = [
-    "Arithmetic",
-    "arithmetic",
-    "asked",
-    "check_arithmetic",
-    "chosen",
-    "own_arithmetic",
-    "resolved",
-]
-
 Arithmetic = Literal["float32", "float64"]
 
 _ACCEPTED = "'float32' or 'float64'"

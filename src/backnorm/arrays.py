@@ -27,10 +27,9 @@ from backnorm.layout import (
     reordered_mask,
     restore,
 )
-from backnorm.problem import Problem, as_array
+from backnorm.problem import Problem
+from backnorm.scalars import as_array
 from backnorm.signature import Signature
-
-__all__ = ["NUMPY", "NumPy"]
 
 _Operands = Operands[np.ndarray]
 

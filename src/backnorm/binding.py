@@ -19,9 +19,6 @@ from backnorm.cpu.record import ADDRESSES
 from backnorm.interfaces import AnyArrays, Call, Code
 from backnorm.signature import Number, Operand, Signature
 
-__all__ = ["NO_FACTS", "caller", "runner"]
-
-
 #: The exceptions that reading the facts raises for an object that is not an array, and that hashing
 #: the key raises for an option without a hash.
 NO_FACTS = (AttributeError, TypeError, RuntimeError)

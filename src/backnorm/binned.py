@@ -18,18 +18,6 @@ from typing import Any
 
 from backnorm.errors import ArgumentValueError
 
-__all__ = [
-    "SPECIAL",
-    "added",
-    "check_count",
-    "moments_of",
-    "raised",
-    "sums_of",
-    "tops_of",
-    "two_product",
-    "with_tops",
-]
-
 # A channel must have fewer elements than this. An element adds at most 2^31 to a digit, which is an
 # int64; a float64 product and its rounding error together add at most 1.5 * 2^31. So with fewer
 # than 2^31 elements the digits, with the carries of `_pair`, are below 2^63.

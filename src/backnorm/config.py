@@ -29,8 +29,6 @@ from backnorm.errors import ArgumentValueError
 
 _Word = TypeVar("_Word", bound=str)
 
-__all__ = ["arithmetic", "cpu_level", "initial_threads", "jax_on_cuda", "openmp_threads"]
-
 
 def initial_threads() -> int | None:
     """Return BACKNORM_NUM_THREADS, or None if it is not set."""

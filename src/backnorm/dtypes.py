@@ -5,18 +5,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-__all__ = [
-    "BFLOAT16",
-    "ELEMENT_TYPES",
-    "FLOAT16",
-    "FLOAT32",
-    "FLOAT64",
-    "element_type",
-    "is_16_bit",
-    "rounded",
-    "statistics_types",
-]
-
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)

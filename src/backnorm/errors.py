@@ -12,16 +12,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-__all__ = [
-    "ArgumentError",
-    "ArgumentTypeError",
-    "ArgumentValueError",
-    "BacknormError",
-    "MachineCodeError",
-    "described",
-    "shown",
-]
-
 # The most characters of a value that a message shows.
 _LONGEST = 200
 

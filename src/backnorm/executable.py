@@ -21,15 +21,6 @@ from backnorm.problem import Problem, problem_of, variance_error
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
-__all__ = [
-    "CALLS",
-    "Calls",
-    "Executable",
-    "executable",
-    "forget",
-    "operation",
-]
-
 # More than the layers of any model.
 _MOST = 4096
 

@@ -11,8 +11,6 @@ from typing import BinaryIO
 
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["atomic_writer", "check_writable"]
-
 
 def check_writable(path: Path) -> None:
     """Raise if `path` cannot become a result file; called before any work is done."""

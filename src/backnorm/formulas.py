@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Namespace", "gradients", "normalized", "statistics"]
-
 # An array of elements or of channels, of any framework.
 Array = Any
 

@@ -12,8 +12,6 @@ from backnorm.layout import Extents, Order
 from backnorm.problem import Metadata, Problem
 from backnorm.signature import Operation, Signature
 
-__all__ = ["A", "AnyArrays", "Arrays", "Call", "Code", "Launch", "Operands", "P", "Results"]
-
 A = TypeVar("A")
 P = TypeVar("P", bound=Hashable)
 

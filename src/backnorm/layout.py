@@ -15,22 +15,6 @@ import numpy as np
 
 from backnorm.errors import ArgumentValueError
 
-__all__ = [
-    "MARK_BYTES",
-    "Extents",
-    "Order",
-    "adjacent",
-    "by_strides",
-    "dense",
-    "extents_of",
-    "in_order",
-    "mask_size",
-    "memory_order",
-    "order_mark",
-    "reordered_mask",
-    "restore",
-]
-
 #: The last bytes of a mask, which say the order of its bits.
 MARK_BYTES = 8
 

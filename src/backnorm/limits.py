@@ -10,8 +10,6 @@ from backnorm.cpu import library
 from backnorm.cpu.kinds import THREADS
 from backnorm.errors import MachineCodeError
 
-__all__ = ["offer"]
-
 
 def offer() -> None:
     """Register backnorm with threadpoolctl: ``threadpool_limits`` and ``threadpool_info``.

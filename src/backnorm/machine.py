@@ -8,8 +8,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Machine", "counted", "detect", "processors"]
-
 _CPU_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _KIB = 1024
 

@@ -26,17 +26,6 @@ from backnorm.results import (
 )
 from backnorm.signature import SIGNATURES, Operation
 
-__all__ = [
-    "apply",
-    "apply_forward",
-    "batch_norm_backward",
-    "batch_norm_forward",
-    "batch_norm_inference",
-    "explain",
-    "reduce",
-    "reduce_forward",
-]
-
 _backward, _forward = operation("backward"), operation("forward")
 _inference = operation("inference")
 _reduce, _apply = operation("reduce", exchanged=True), operation("apply", exchanged=True)
@@ -60,10 +49,14 @@ class _ForwardOptions(_CommonOptions, total=False):
     out: np.ndarray | None
 
 
-class _BackwardOptions(_CommonOptions, total=False):
+class _ApplyOptions(_CommonOptions, total=False):
     epsilon: Required[float]
     training: bool
     out: np.ndarray | None
+
+
+class _BackwardOptions(_ApplyOptions, total=False):
+    reproducible: bool
 
 
 _RELUS = ("relu", "relu6")
@@ -73,15 +66,14 @@ _NO_MASK = "the gradients of other activations need their input, not a mask: app
 @overload
 def batch_norm_backward(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any = ..., *,
-    mask: Any = ..., residual: Literal[False] = ..., reproducible: bool = ...,
-    **options: Unpack[_BackwardOptions]
+    mask: Any = ..., residual: Literal[False] = ..., **options: Unpack[_BackwardOptions]
 ) -> Gradients: ...  # fmt: skip
 
 
 @overload
 def batch_norm_backward(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any = ..., *,
-    mask: Any, residual: bool, reproducible: bool = ..., **options: Unpack[_BackwardOptions]
+    mask: Any, residual: bool, **options: Unpack[_BackwardOptions]
 ) -> GradientsWithResidual: ...  # fmt: skip
 
 
@@ -485,14 +477,14 @@ def reduce(
 @overload
 def apply(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, sums: ChannelSums | ReproducibleSums, *,
-    mask: Any = ..., residual: Literal[False] = ..., **options: Unpack[_BackwardOptions]
+    mask: Any = ..., residual: Literal[False] = ..., **options: Unpack[_ApplyOptions]
 ) -> np.ndarray: ...  # fmt: skip
 
 
 @overload
 def apply(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, sums: ChannelSums | ReproducibleSums, *,
-    mask: Any, residual: bool, **options: Unpack[_BackwardOptions]
+    mask: Any, residual: bool, **options: Unpack[_ApplyOptions]
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]: ...  # fmt: skip
 
 

@@ -19,22 +19,8 @@ from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
-from backnorm.scalars import as_array, check_flag, check_number, missing
+from backnorm.scalars import check_flag, check_number, missing
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
-
-__all__ = [
-    "Format",
-    "Metadata",
-    "Problem",
-    "as_array",
-    "channel_axis_of",
-    "check_epsilon",
-    "check_like",
-    "check_mask",
-    "problem_of",
-    "unsupported_type",
-    "variance_error",
-]
 
 _TYPE_NAMES = ", ".join(str(t) for t in ELEMENT_TYPES)
 

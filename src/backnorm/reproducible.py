@@ -11,8 +11,6 @@ from backnorm import binned
 from backnorm.errors import ArgumentValueError
 from backnorm.results import ChannelMoments, ChannelSums
 
-__all__ = ["ReproducibleMoments", "ReproducibleSums"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reproducible:

@@ -12,19 +12,6 @@ from backnorm.dtypes import FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.scalars import as_array, check_integer
 
-__all__ = [
-    "ChannelMoments",
-    "ChannelSums",
-    "Gradients",
-    "GradientsWithResidual",
-    "Normalized",
-    "NormalizedWithMask",
-    "SecondGradients",
-    "arrays_of",
-    "check_of_channels",
-    "check_whole",
-]
-
 # The largest number of elements per channel that a kernel takes.
 _MOST = sys.maxsize
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from backnorm.errors import ArgumentTypeError, described, shown
 
-__all__ = ["as_array", "check_flag", "check_integer", "check_number", "check_word", "missing"]
-
 _FLAGS = (bool, np.bool_)
 
 

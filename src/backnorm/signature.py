@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-__all__ = ["SIGNATURES", "Kind", "Number", "Operand", "Operation", "Result", "Signature"]
-
 Operation = Literal[
     "backward",
     "forward",

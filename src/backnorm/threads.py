@@ -12,8 +12,6 @@ from backnorm import config, machine
 from backnorm.errors import ArgumentValueError
 from backnorm.scalars import check_integer
 
-__all__ = ["get_num_threads", "limit", "num_threads", "set_limit", "set_num_threads"]
-
 #: The limit that was set for the process; None: the number of processors.
 _most: int | None = None
 

@@ -21,8 +21,6 @@ from backnorm.cli.run import RunOptions, run_file
 from backnorm.cli.tensor_files import MEBIBYTES
 from backnorm.cli.verify import cases_app, judge, tolerance, verify
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="backnorm",
     help="Batch normalisation and its gradient in every dialect, exact to one rounding.",

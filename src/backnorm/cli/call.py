@@ -20,8 +20,6 @@ from backnorm.graph.strict_json import (
     expect_string,
 )
 
-__all__ = ["parse_call"]
-
 _KEYS = ("dialect", "op", "attributes", "inputs", "outputs", "shapes", "types")
 _TYPES = {str(dtype): dtype for dtype in ELEMENT_TYPES}
 

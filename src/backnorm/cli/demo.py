@@ -18,8 +18,6 @@ from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema, TensorSpec
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 
-__all__ = ["Case", "DemoReport", "DemoRow", "Layer", "cases", "read_layers", "run_demo"]
-
 TYPES = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
 LAYERS = ("conv8", "conv4", "dense")
 

@@ -21,8 +21,6 @@ from backnorm.cpu.threads import service
 from backnorm.dialects import registry
 from backnorm.errors import MachineCodeError
 
-__all__ = ["describe", "info_tables"]
-
 Facts = Mapping[str, Any]
 
 _REQUIRED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors")

@@ -14,8 +14,6 @@ from backnorm import reference
 from backnorm.conformance.judge import Verdict, judge
 from backnorm.dialects.registry import CanonicalCall
 
-__all__ = ["check", "timed", "traffic", "worst_errors"]
-
 Result = TypeVar("Result")
 
 

@@ -16,8 +16,6 @@ import backnorm
 from backnorm.cli import text
 from backnorm.errors import BacknormError
 
-__all__ = ["BAD_INPUT", "FAILED", "INTERRUPTED", "Threads", "begin", "exits_in_one_line"]
-
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130

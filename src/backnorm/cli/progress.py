@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-__all__ = ["Advance", "progress"]
-
 #: Takes a description of the work that begins; the previously described work is done.
 Advance = Callable[[str], None]
 

@@ -16,8 +16,6 @@ from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.program import Tensor
 
-__all__ = ["parameter_type", "random_tensors"]
-
 
 def random_tensors(
     schema: OperatorSchema,

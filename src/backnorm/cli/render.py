@@ -11,8 +11,6 @@ from backnorm.cli.demo import DemoReport
 from backnorm.cli.run import RunReport, TensorFacts
 from backnorm.cli.text import counted, plain
 
-__all__ = ["demo_table", "run_table"]
-
 _ULP_NOTE = (
     "ulp: largest error, in units in the last place; budget: largest error as a part of what is "
     "allowed at that element (where terms cancel, an ulp is not the measure)."

@@ -24,8 +24,6 @@ from backnorm.graph.program import Program, Step
 from backnorm.graph.run import gather, run_step, store, supply
 from backnorm.graph.strict_json import expect_object, read_json
 
-__all__ = ["RunOptions", "RunReport", "StepReport", "TensorFacts", "run_file"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:

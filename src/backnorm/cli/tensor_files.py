@@ -15,8 +15,6 @@ from backnorm.dtypes import BFLOAT16
 from backnorm.errors import ArgumentValueError, BacknormError
 from backnorm.files import atomic_writer, check_writable
 
-__all__ = ["MEBIBYTES", "check_output", "read_tensors", "write_tensors"]
-
 #: The default of `--max-unpacked`.
 MEBIBYTES = 1024
 

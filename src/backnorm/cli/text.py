@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["counted", "plain", "print_line", "print_report", "warn"]
-
 
 def counted(number: int, noun: str) -> str:
     """Return a number followed by a noun, with an "s" unless the number is 1."""

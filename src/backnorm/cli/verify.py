@@ -17,8 +17,6 @@ from rich.table import Table
 from backnorm.cli.program import exits_in_one_line
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["cases_app", "judge", "tolerance", "verify"]
-
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
 Tier = Annotated[
     Literal["smoke", "full"], typer.Option(help="Seconds, or minutes with networks' shapes.")

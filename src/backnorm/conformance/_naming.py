@@ -12,20 +12,6 @@ import numpy as np
 from backnorm.conformance.formula import Mistake
 from backnorm.dtypes import BFLOAT16, FLOAT16
 
-__all__ = [
-    "TINY",
-    "Diagnosis",
-    "Kind",
-    "described",
-    "distance",
-    "misplaced",
-    "named",
-    "nearness",
-    "not_finite",
-    "ratios",
-    "residual_of_rounding",
-]
-
 Kind = Literal["right", "formula", "described", "precision", "indexing", "memory"]
 # A dataclass of arrays of shape (C,), or None for a number that is not known.
 Numbers = Any

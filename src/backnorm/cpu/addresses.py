@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["HEADER", "address_of"]
-
 _word = ctypes.c_int64.from_address
 
 

@@ -14,8 +14,6 @@ from backnorm.machine import Machine, detect
 from backnorm.problem import Problem
 from backnorm.threads import get_num_threads
 
-__all__ = ["CpuArrays", "machine"]
-
 
 def machine() -> Machine:
     """Return this machine, with the number of threads that a call may use now."""

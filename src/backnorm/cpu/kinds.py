@@ -11,8 +11,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-__all__ = ["FLOOR", "LIBRARIES", "OF_ALL", "PROBE", "THREADS", "XLA", "Kind", "Library"]
-
 # The arithmetics of the kernels of each element type; names omit the first one.
 _ARITHMETICS = {
     "float64": ("float64",),

@@ -24,8 +24,6 @@ from backnorm.cpu.scratch import bin_rows, bins_own, columns_own, segments_own, 
 from backnorm.cpu.stage import Stage
 from backnorm.problem import Problem
 
-__all__ = ["Launch"]
-
 _ACTIVATIONS = {"silu": SILU, "hardswish": HARDSWISH}
 
 

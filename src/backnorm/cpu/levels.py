@@ -12,8 +12,6 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["HOST", "LEVELS", "Level", "below", "features_by", "is_x86", "supported"]
-
 
 @dataclass(frozen=True, slots=True)
 class Level:

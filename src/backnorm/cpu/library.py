@@ -20,18 +20,6 @@ from backnorm.cpu.record import LAYOUT
 from backnorm.cpu.seal import is_whole
 from backnorm.errors import ArgumentValueError, MachineCodeError
 
-__all__ = [
-    "FOLDER",
-    "address",
-    "digest",
-    "has",
-    "level",
-    "levels",
-    "levels_of",
-    "load",
-    "path_of",
-]
-
 #: The folder of the libraries; it has a folder for each level.
 FOLDER = Path(__file__).parent / "lib"
 

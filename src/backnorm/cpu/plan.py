@@ -19,8 +19,6 @@ from backnorm.layout import Extents
 from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
 
-__all__ = ["AT_ONCE", "Plan", "is_legal", "plan"]
-
 #: The operations that read every element once and sum nothing.
 AT_ONCE = ("inference", "activation_backward")
 

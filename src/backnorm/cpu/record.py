@@ -16,25 +16,6 @@ import numpy as np
 
 from backnorm.cpu.scratch import columns_own, segments_own, table_pitch
 
-__all__ = [
-    "ADDRESSES",
-    "CLAIMED",
-    "FROM_DATA",
-    "FROM_STATISTICS",
-    "GEOMETRIES",
-    "HARDSWISH",
-    "JOINED",
-    "LAYOUT",
-    "LINE",
-    "MEANS_ALONE",
-    "SILU",
-    "SLOTS",
-    "Field",
-    "dtype_of",
-    "fields",
-    "template",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Field:

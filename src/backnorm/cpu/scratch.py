@@ -22,28 +22,6 @@ the array to the beginning of the next.
 
 from __future__ import annotations
 
-__all__ = [
-    "FIRST",
-    "GAIN",
-    "LANES",
-    "MEAN",
-    "ROWS",
-    "SCALE",
-    "SECOND",
-    "SHIFT",
-    "SINGLES",
-    "SLOPE",
-    "SUMS",
-    "TERMS",
-    "bin_rows",
-    "bins_own",
-    "columns_own",
-    "narrow_pitch",
-    "segments_own",
-    "table_pitch",
-    "whole",
-]
-
 #: Float64 elements of a vector, and float32 elements.
 LANES, SINGLES = 8, 16
 

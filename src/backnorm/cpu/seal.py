@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-__all__ = ["is_whole", "sealed"]
-
 _MARK = b"backnorm sha256:"
 _SIZE = len(_MARK) + 32
 

@@ -7,30 +7,6 @@ compare-exchange fails if the slot has served another request in the meantime.
 
 from __future__ import annotations
 
-__all__ = [
-    "CALLED",
-    "CELLS",
-    "CREATE",
-    "IDLE",
-    "INDEX",
-    "MASK",
-    "NEW",
-    "OWN_MASK",
-    "PARALLEL",
-    "RECORD",
-    "RETRY",
-    "RUNNING",
-    "SLEEPING",
-    "SLOTS",
-    "SLOT_CELLS",
-    "STATE",
-    "STATES",
-    "TABLE",
-    "TAKEN",
-    "THREAD_NUMBER",
-    "WAITED",
-]
-
 #: Cells of the process: the addresses of GOMP_parallel and omp_get_thread_num; those of
 #: pthread_create, pthread_detach and pthread_sigmask (three cells); the time of the next attempt
 #: after the system refused a thread.

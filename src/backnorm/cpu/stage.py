@@ -23,8 +23,6 @@ from backnorm.cpu.record import ADDRESSES, SLOTS, head_of, template
 from backnorm.cpu.scratch import ROWS, table_pitch
 from backnorm.cpu.threads import region, runner
 
-__all__ = ["Stage"]
-
 # Every call fills in the first fields: addresses, "ready", "region", "function". The native format
 # "n" takes 25 ns less per field than "q", the format of a fixed size.
 _fill = struct.Struct(f"{len(ADDRESSES) + 3}n").pack_into

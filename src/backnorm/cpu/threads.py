@@ -25,8 +25,6 @@ from backnorm.cpu import library
 from backnorm.cpu.kinds import THREADS
 from backnorm.cpu.slots import CELLS, CREATE, PARALLEL, THREAD_NUMBER
 
-__all__ = ["Service", "region", "runner", "service"]
-
 _TEAM = ("GOMP_parallel", "omp_get_thread_num")
 _POOL = ("pthread_create", "pthread_detach", "pthread_sigmask")
 

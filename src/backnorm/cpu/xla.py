@@ -13,8 +13,6 @@ from backnorm.cpu import library
 from backnorm.cpu.kinds import FLOOR, LIBRARIES, XLA, Kind
 from backnorm.cpu.xla_structures import ENVIRONMENT, ENVIRONMENT_CELLS
 
-__all__ = ["handler", "introduce", "introduce_built", "number_of"]
-
 _MAJOR, _MINOR, _TASK, _KNOWN, _TABLE = ENVIRONMENT
 _CAPACITY = (ENVIRONMENT_CELLS - _TABLE) // 2
 

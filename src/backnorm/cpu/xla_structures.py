@@ -9,16 +9,6 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-__all__ = [
-    "ELEMENTS",
-    "ENVIRONMENT",
-    "ENVIRONMENT_CELLS",
-    "MADE",
-    "STRUCTURES",
-    "offsets",
-    "parsed",
-]
-
 #: The cells of the handler's data: major and minor version of the interface; the address of the
 #: function of a task; the number of registered kernels; and, from the last cell on, the number and
 #: the address of each kernel.

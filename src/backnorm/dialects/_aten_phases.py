@@ -25,18 +25,8 @@ from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.executable import executable
 from backnorm.operators import reduce
-from backnorm.problem import Problem, as_array
-from backnorm.scalars import check_flag
-
-__all__ = [
-    "GRAD_OUT",
-    "INPUT",
-    "INPUTS",
-    "WEIGHT",
-    "batch_norm_backward_elemt",
-    "batch_norm_backward_reduce",
-    "common_rules",
-]
+from backnorm.problem import Problem
+from backnorm.scalars import as_array, check_flag
 
 #: Return the rules of an operator of the dialect.
 common_rules = partial(

@@ -11,8 +11,6 @@ from backnorm.dialects.schema import REQUIRED, AttributeSpec, OperatorSchema
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.scalars import check_flag, check_integer, check_number, check_word
 
-__all__ = ["accepted_by", "check_attributes", "refuse_unknown"]
-
 
 def check_attributes(schema: OperatorSchema, attributes: Mapping[str, object]) -> dict[str, object]:
     """Return all attributes with checked values, including defaults."""

@@ -16,8 +16,6 @@ from backnorm.dialects._statistics import statistics_of, variance_of_inverse
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.signature import SIGNATURES, Operation
 
-__all__ = ["Call", "CanonicalCall", "canonical_call"]
-
 # The canonical operands that a dialect's call can provide.
 _GIVEN = ("x", "dy", "mean", "variance", "gamma", "beta")
 _DATA = ("x", "dy", "dx", "y")

@@ -21,18 +21,7 @@ from backnorm.dialects.schema import (
 )
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
-from backnorm.problem import as_array
-from backnorm.scalars import check_integer, check_word
-
-__all__ = [
-    "channel_axes_of",
-    "check_inputs",
-    "check_mask",
-    "check_memory",
-    "check_outputs",
-    "format_of",
-    "kept_shape",
-]
+from backnorm.scalars import as_array, check_integer, check_word
 
 Attributes = Mapping[str, object]
 Arrays = dict[str, np.ndarray]

@@ -13,8 +13,6 @@ from typing import Any
 
 from backnorm.dialects.schema import UNKNOWN, AttributeSpec, Choice, OperatorSchema
 
-__all__ = ["described"]
-
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
 

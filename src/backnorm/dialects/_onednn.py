@@ -8,8 +8,6 @@ from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects.operator import Operator
 from backnorm.dialects.schema import AttributeSpec, FormatSpec, type_rules
 
-__all__ = ["DATA_FORMAT", "EPSILON", "FORMATS", "MOMENTUM", "TYPE_RULES", "Forward"]
-
 FORMATS = (FormatSpec("NXC", "NXC"), FormatSpec("NCX", "NCX"))
 EPSILON = AttributeSpec("epsilon", "f32", role="epsilon", range="positive")
 DATA_FORMAT = AttributeSpec("data_format", "string", role="data_format", choices=("NCX", "NXC"))

@@ -25,8 +25,6 @@ from backnorm.interfaces import Results
 from backnorm.problem import Metadata, Problem
 from backnorm.signature import SIGNATURES
 
-__all__ = ["Arrays", "BoundCall", "bound"]
-
 Arrays = Mapping[str, np.ndarray]
 Convert = Callable[[Any], np.ndarray]
 Finish = Callable[[Call, Arrays, dict[str, np.ndarray]], dict[str, np.ndarray]]

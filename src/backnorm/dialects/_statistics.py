@@ -15,14 +15,6 @@ from backnorm.errors import ArgumentValueError
 from backnorm.executable import executable
 from backnorm.problem import Problem
 
-__all__ = [
-    "check_inverse",
-    "common_type",
-    "native",
-    "statistics_of",
-    "variance_of_inverse",
-]
-
 
 def native(like: Any) -> np.dtype:
     """Return the element type of a checked array, in this machine's byte order."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["KNOWN", "Gpu"]
-
 #: Compute capabilities whose float64 runs at half the rate of float32 (CUDA C++ Programming
 #: Guide, "Throughput of Native Arithmetic Instructions"): P100, V100, A100, H100 and H200, B200.
 #: On other devices, float64 runs at a 32nd of the rate or less.

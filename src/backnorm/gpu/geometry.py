@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Arithmetic", "Tiling", "power_of_two"]
-
 #: The arithmetic in which elements are computed: see `kernels.arithmetic`.
 Arithmetic = Literal["float64", "compensated", "pairs", "float32"]
 

@@ -21,8 +21,6 @@ from backnorm.interfaces import Launch
 from backnorm.layout import Extents
 from backnorm.problem import Problem
 
-__all__ = ["OPTIONS", "BackwardLaunch", "ForwardLaunch", "Kernel", "Launches", "Make", "New"]
-
 #: Takes a number n and returns a pointer to new memory for n float64 on the current device.
 New = Callable[[int], Any]
 

@@ -21,8 +21,6 @@ from backnorm.gpu.geometry import Arithmetic, Tiling, power_of_two
 from backnorm.layout import Extents
 from backnorm.problem import Problem
 
-__all__ = ["GpuPlan", "Knobs", "Schedule", "candidates", "plan_gpu"]
-
 Schedule = Literal["complete", "two passes"]
 
 # Operations that compute mean and variance.

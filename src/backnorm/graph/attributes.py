@@ -7,8 +7,6 @@ from collections.abc import Callable
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.graph.strict_json import expect_key, expect_object, expect_string
 
-__all__ = ["parse_attributes"]
-
 
 def parse_attributes(value: object, where: str) -> dict[str, object]:
     """Return name -> value of a JSON object ``{name: {"type": ..., "value": ...}}``.

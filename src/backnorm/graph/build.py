@@ -12,8 +12,6 @@ from backnorm.graph.model import Graph, Operator
 from backnorm.graph.parse import DIALECT
 from backnorm.graph.program import Program, Step, Tensor
 
-__all__ = ["build_program"]
-
 
 def build_program(graph: Graph) -> Program:
     """Return the program that runs `graph`.

@@ -20,8 +20,6 @@ from backnorm.graph.strict_json import (
     expect_string,
 )
 
-__all__ = ["DATA_TYPES", "MAX_ELEMENTS", "check_elements", "merge", "parse_logical_tensor"]
-
 DATA_TYPES: dict[str, np.dtype] = {"f32": FLOAT32, "bf16": BFLOAT16, "f16": FLOAT16}
 MAX_ELEMENTS = 2**48
 

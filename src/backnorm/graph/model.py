@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Graph", "LogicalTensor", "Operator"]
-
 
 @dataclass(frozen=True, slots=True)
 class LogicalTensor:

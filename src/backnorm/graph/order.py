@@ -8,8 +8,6 @@ from graphlib import CycleError, TopologicalSorter
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.model import Operator
 
-__all__ = ["topological_order"]
-
 
 def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """Return `operators` so that each follows the producers of its inputs.

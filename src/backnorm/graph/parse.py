@@ -15,8 +15,6 @@ from backnorm.graph.strict_json import (
     expect_string,
 )
 
-__all__ = ["DIALECT", "parse_graph"]
-
 #: The dialect of a graph's operators.
 DIALECT = "onednn_graph"
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["Program", "Step", "Tensor"]
-
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

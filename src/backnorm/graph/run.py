@@ -12,8 +12,6 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.graph.program import Program, Step, Tensor
 from backnorm.layout import by_strides, restore
 
-__all__ = ["gather", "run_program", "run_step", "store", "supply"]
-
 
 def run_program(
     program: Program,

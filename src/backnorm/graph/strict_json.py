@@ -9,19 +9,6 @@ from pathlib import Path
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = [
-    "MAX_BYTES",
-    "expect_choice",
-    "expect_integer",
-    "expect_key",
-    "expect_list",
-    "expect_name",
-    "expect_object",
-    "expect_string",
-    "parse_json",
-    "read_json",
-]
-
 #: The largest accepted file. A description of operators is much smaller.
 MAX_BYTES = 16 * 2**20
 

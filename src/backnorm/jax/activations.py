@@ -9,8 +9,6 @@ import jax.numpy as jnp
 
 from backnorm.activations import Activation
 
-__all__ = ["activated"]
-
 
 def activated(y: jax.Array, residual: Any, activation: Activation | None) -> jax.Array:
     """Return the activation of y, or of y + residual.

@@ -19,8 +19,6 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-__all__ = ["batch_size", "lowering", "new_primitive", "over_batch", "with_batch_axes"]
-
 
 def new_primitive(name: str, result_types: Callable[..., Any], like: Sequence[int] = ()) -> Any:
     """Return a primitive with a batching rule, without lowerings and derivatives.

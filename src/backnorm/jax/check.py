@@ -13,21 +13,8 @@ from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
 from backnorm.jax.problems import Options, is_known
 from backnorm.problem import Metadata
-from backnorm.scalars import check_flag, check_integer
+from backnorm.scalars import as_array, check_flag, check_integer
 from backnorm.signature import SIGNATURES, Operation
-
-__all__ = [
-    "Groups",
-    "check_axis",
-    "check_axis_index_groups",
-    "check_axis_name",
-    "check_epsilon",
-    "check_not_reproducible",
-    "check_operands",
-    "check_reproducible",
-    "read",
-    "read_mask",
-]
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -39,7 +26,7 @@ def read(name: str, value: Any) -> Any:
     """
     kind = type(value)
     if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray):
-        value = problem.as_array(name, value)
+        value = as_array(name, value)
         # JAX's error for an unknown element type does not name the argument.
         native = element_type(value.dtype)
         if native is None:

@@ -29,8 +29,6 @@ from backnorm.layout import Extents, Order
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES, Operation
 
-__all__ = ["by_kernels", "computed", "device"]
-
 
 def by_kernels(shape: Sequence[Any], context: Any) -> bool:
     """Whether Triton kernels compute a function; otherwise formulas do.

@@ -24,8 +24,6 @@ from backnorm.jax.primitives import BACKWARD, FORWARD, FORWARD_RELU, NORMALIZE, 
 from backnorm.jax.problems import Options
 from backnorm.jax.varying import alike
 
-__all__ = ["backward", "forward", "forward_relu", "normalize", "statistics"]
-
 
 def forward(*operands: jax.Array, options: Options) -> Arrays:
     """Return y, mean and variance from x, gamma and beta."""

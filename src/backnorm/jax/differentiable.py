@@ -21,8 +21,6 @@ from jax.interpreters import ad, mlir
 from backnorm.jax.batching import batch_size, new_primitive, over_batch
 from backnorm.jax.problems import Options
 
-__all__ = ["Arrays", "give_derivative"]
-
 Arrays = tuple[Any, ...]
 Map = Callable[[Arrays, Arrays, Options], Arrays]
 

@@ -33,8 +33,6 @@ from backnorm.layout import mask_size
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES, Operation
 
-__all__ = ["TARGET", "call", "is_usable", "reason_against", "register"]
-
 #: The name of the handler, which is part of compiled functions.
 TARGET = "backnorm_kernel"
 

@@ -21,23 +21,6 @@ from backnorm.jax.inverse_std import inverse_std
 from backnorm.jax.problems import Options
 from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x_alone, factors
 
-__all__ = [
-    "backward",
-    "count_of",
-    "forward",
-    "masked_statistics",
-    "normalize",
-    "promoted",
-    "rounded_like",
-    "second_order",
-    "statistics",
-    "statistics_pushed",
-    "through_statistics",
-    "type_for",
-    "wide_second_order",
-    "working_type",
-]
-
 
 def working_type(dtype: Any) -> Any:
     """Return the type of per-channel arrays for an x of type `dtype`."""

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["inverse_std", "is_refused"]
-
 
 def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
     """Return where variance + epsilon is not positive, without flushing subnormal numbers to 0."""

@@ -19,8 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["Call", "Memory", "compiling", "is_installed", "reason_against"]
-
 # The first version that works with Triton 3.9; 0.3.0 uses names that Triton 3.9 does not have.
 _OLDEST = (0, 3, 1)
 

@@ -16,8 +16,6 @@ from backnorm.jax.formulas import promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
 from backnorm.problem import residual_alone
 
-__all__ = ["feature_axes", "normalised"]
-
 
 def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
     """Return the axes of features, not negative, ascending, each once."""

@@ -21,8 +21,6 @@ from backnorm.jax.problems import Options
 from backnorm.jax.varying import alike
 from backnorm.scalars import check_flag
 
-__all__ = ["batch_norm", "batch_norm_backward", "batch_norm_inference"]
-
 _compiled = partial(jax.jit, inline=True)
 
 

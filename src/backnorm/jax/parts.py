@@ -23,8 +23,6 @@ from backnorm.jax.problems import Options
 from backnorm.jax.varying import alike
 from backnorm.signature import Operation
 
-__all__ = ["PARTS", "Groups", "moments_of_all"]
-
 #: Arguments of `jax.lax.psum`: the mapped axes that the parts are on, and their groups.
 Groups = dict[str, Any]
 

@@ -22,8 +22,6 @@ from backnorm.jax.batching import lowering, new_primitive, over_batch
 from backnorm.jax.problems import Options, is_known
 from backnorm.signature import Operation
 
-__all__ = ["BACKWARD", "FORWARD", "FORWARD_RELU", "NORMALIZE", "STATISTICS", "bind"]
-
 
 def bind(primitive: Any, *operands: jax.Array, options: Options) -> tuple[jax.Array, ...]:
     """Return the results of a primitive for one problem."""

@@ -15,8 +15,6 @@ from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 
-__all__ = ["OPERANDS", "Options", "is_known", "problem_of", "warn_of_formulas"]
-
 #: The names of the operands of primitives and of their kernels, as in the operation's signature.
 #: `sums` are the sums of all parts of a batch.
 OPERANDS: dict[Operation, tuple[str, ...]] = {

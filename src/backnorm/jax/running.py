@@ -16,8 +16,6 @@ from backnorm.jax.operators import batch_norm, batch_norm_inference
 from backnorm.jax.problems import Options
 from backnorm.scalars import check_flag, check_integer, check_number
 
-__all__ = ["RunningStatistics", "batch_norm_with_state", "moved"]
-
 
 class RunningStatistics(NamedTuple):
     """Averages of mean and variance over the batches so far, one value per channel.

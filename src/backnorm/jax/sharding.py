@@ -30,8 +30,6 @@ from backnorm.jax.parts import PARTS
 from backnorm.jax.problems import OPERANDS, Options
 from backnorm.signature import SIGNATURES, Operation
 
-__all__ = ["devices_of", "split_lowering"]
-
 # The only mesh axis in the code of one device; groups of devices are given by their numbers.
 _DEVICES = "backnorm_devices"
 # Names of axes in sharding rules: the batch axis, a batch axis of size 1 (shared), the axis of

@@ -6,8 +6,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["alike"]
-
 
 def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Return the arrays, marked as varying over the union of their mapped axes.

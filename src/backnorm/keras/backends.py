@@ -9,8 +9,6 @@ import keras
 
 from backnorm.errors import BacknormError
 
-__all__ = ["batch_norm", "batch_norm_synchronised"]
-
 _BACKEND = keras.backend.backend()
 
 

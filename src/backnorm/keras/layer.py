@@ -11,8 +11,6 @@ from backnorm.errors import ArgumentValueError
 from backnorm.keras.backends import batch_norm, batch_norm_synchronised
 from backnorm.scalars import check_flag
 
-__all__ = ["BatchNormalization"]
-
 _NUMBERS = ("float", "bfloat", "int", "uint", "bool")
 
 

@@ -12,8 +12,6 @@ from backnorm.errors import ArgumentTypeError
 from backnorm.keras.layer import BatchNormalization
 from backnorm.scalars import check_flag
 
-__all__ = ["ConversionWarning", "convert", "revert"]
-
 _THEIRS = keras.layers.BatchNormalization
 # The attributes in which Keras stores the traced steps of a model.
 _TRACED = ("train_function", "test_function", "predict_function")

@@ -10,8 +10,6 @@ from backnorm.torch import operations, synchronised
 from backnorm.torch.options import traced_options
 from backnorm.torch.tensors import statistics_type
 
-__all__ = ["batch_norm"]
-
 
 def batch_norm(
     x: Any,

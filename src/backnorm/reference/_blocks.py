@@ -12,8 +12,6 @@ from backnorm._doubledouble import Exact
 from backnorm.problem import channel_axis_of
 from backnorm.reference._terms import Term
 
-__all__ = ["Blocks", "Outputs", "Part", "sums"]
-
 # Elements of a block: twenty float64 temporaries of this size stay in the second-level cache.
 _BLOCK = 1 << 14
 # The fewest channels of a block, so that channels-last data is read in whole cache lines.

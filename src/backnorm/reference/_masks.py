@@ -12,13 +12,6 @@ import numpy as np
 
 from backnorm.layout import in_order, mask_size, memory_order, order_mark, restore
 
-__all__ = [
-    "counting",
-    "masked",
-    "pack_mask",
-    "unpack_mask",
-]
-
 
 def counting(y: np.ndarray, ceiling: float | None = None) -> np.ndarray:
     """Return where the derivative of a ReLU is 1, given its result y."""

@@ -10,8 +10,6 @@ from backnorm.reference._masks import masked
 from backnorm.reference._results import ExactGradients, ExactNormalized, ExactOutput
 from backnorm.reference._terms import Term, inverse_deviation, rectified
 
-__all__ = ["backward", "forward", "inference"]
-
 
 def backward(
     x: np.ndarray,

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from backnorm._doubledouble import Exact, FloatArray
 
-__all__ = ["ExactGradients", "ExactNormalized", "ExactOutput", "ExactSecondGradients"]
-
 
 @dataclass(frozen=True, slots=True)
 class ExactGradients:

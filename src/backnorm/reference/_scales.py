@@ -10,8 +10,6 @@ from backnorm._doubledouble import FloatArray
 from backnorm.reference._blocks import Blocks
 from backnorm.reference._terms import inverse_deviation
 
-__all__ = ["GradientScales", "Scale", "gradient_scales"]
-
 
 @dataclass(frozen=True, slots=True)
 class Scale:

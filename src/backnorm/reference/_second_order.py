@@ -21,8 +21,6 @@ from backnorm.reference._blocks import Blocks, Outputs, sums
 from backnorm.reference._results import ExactSecondGradients
 from backnorm.reference._terms import Term, inverse_deviation
 
-__all__ = ["double_backward"]
-
 
 class _Channel(NamedTuple):
     """Values of a channel: its parameters, M, and the five sums of the module's docstring."""

@@ -6,8 +6,6 @@ import numpy as np
 
 from backnorm._doubledouble import Exact, FloatArray
 
-__all__ = ["Term", "inverse_deviation", "rectified"]
-
 # The low part of the square root of a smaller number is lost.
 _SMALL = 2.0**-800
 

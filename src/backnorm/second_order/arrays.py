@@ -22,8 +22,6 @@ from backnorm.second_order import blocks
 from backnorm.second_order.formulas import ABSENT, Array
 from backnorm.signature import SIGNATURES
 
-__all__ = ["batch_norm_double_backward", "double_backward"]
-
 # Elements in a block. The half dozen float64 blocks of an expression stay in the second-level
 # cache, and a block is large enough to hide the overhead of a NumPy call.
 _BLOCK = 1 << 15

@@ -21,8 +21,6 @@ from backnorm.second_order.formulas import (
     factors,
 )
 
-__all__ = ["double_backward", "sums"]
-
 _Cell = tuple[slice, slice, slice]
 
 

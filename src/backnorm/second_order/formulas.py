@@ -21,8 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["ABSENT", "Channels", "Factors", "Reduce", "by_dy", "by_x", "by_x_alone", "factors"]
-
 # An array of elements or of channels, of any framework, or ABSENT.
 Array = Any
 

@@ -21,19 +21,6 @@ from backnorm.dtypes import FLOAT64
 from backnorm.executable import operation
 from backnorm.second_order import arrays
 
-__all__ = [
-    "Arrays",
-    "Options",
-    "apply_moments",
-    "apply_sums",
-    "backward",
-    "double_backward",
-    "forward",
-    "inference",
-    "moments",
-    "sums",
-]
-
 #: The operands of a call, None for an absent one, or its results.
 Arrays = Sequence[Any]
 

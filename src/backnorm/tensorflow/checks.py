@@ -18,9 +18,7 @@ from backnorm import problem
 from backnorm.dtypes import ELEMENT_TYPES, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Metadata
-from backnorm.scalars import check_integer
-
-__all__ = ["as_tensors", "check_axis", "metadata", "resolve_axis"]
+from backnorm.scalars import as_array, check_integer
 
 # Arguments of the shape (N, ..., C); the others have one value per channel.
 _LARGE = ("x", "dy")
@@ -161,7 +159,7 @@ def _is_readable(value: object) -> bool:
 
 def _read(name: str, value: Any) -> np.ndarray:
     """Return a value as a NumPy array of a supported element type, or raise."""
-    array = problem.as_array(name, value)
+    array = as_array(name, value)
     kind = element_type(array.dtype)
     if kind is not None:
         # A constant in a graph ignores the byte order.

@@ -18,8 +18,6 @@ from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.modes import wants_formulas
 from backnorm.tensorflow.nodes import Node, differentiable
 
-__all__ = ["backward", "forward", "inference"]
-
 
 def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) -> tuple[Any, ...]:
     """Return y, mean and variance; only y has gradients.

@@ -17,8 +17,6 @@ from backnorm import formulas
 from backnorm.errors import ArgumentValueError
 from backnorm.tensorflow.calls import Options
 
-__all__ = ["backward", "forward", "inference"]
-
 #: The type of per-channel tensors.
 _CHANNELS = tf.float64
 #: The longest row of float32 elements that is summed up in float32.

@@ -18,8 +18,6 @@ import tensorflow as tf
 from backnorm.allocation import aligned, is_aligned
 from backnorm.dtypes import BFLOAT16
 
-__all__ = ["as_tensor"]
-
 
 def as_tensor(array: np.ndarray) -> Any:
     """Return an array as an eager tensor, which shares the array's memory if that is aligned.

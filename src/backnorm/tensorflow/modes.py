@@ -16,8 +16,6 @@ try:
 except ImportError:
     control_flow_util = forwardprop_util = None
 
-__all__ = ["has_tangent", "is_for_xla", "wants_formulas"]
-
 
 def wants_formulas(*tensors: Any) -> bool:
     """Whether XLA compiles a call with these tensors, or one of them has a tangent.

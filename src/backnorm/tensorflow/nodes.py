@@ -26,8 +26,6 @@ from backnorm.tensorflow.calls import Arrays, Options
 from backnorm.tensorflow.checks import resolve_axis
 from backnorm.tensorflow.memory import as_tensor
 
-__all__ = ["Node", "compute", "differentiable", "here", "pick", "place"]
-
 _LOST = (
     "backnorm: tf.vectorized_map, or a Jacobian, copied this operation without its gradient; use "
     "tf.map_fn, or GradientTape.jacobian(..., experimental_use_pfor=False)"

@@ -18,15 +18,6 @@ from backnorm.tensorflow import differentiable, synchronised
 from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.checks import as_tensors, check_axis, metadata
 
-__all__ = [
-    "Gradients",
-    "Normalized",
-    "batch_norm",
-    "batch_norm_backward",
-    "batch_norm_inference",
-    "batch_norm_synchronised",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

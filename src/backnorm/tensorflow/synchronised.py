@@ -34,8 +34,6 @@ from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.modes import has_tangent, is_for_xla
 from backnorm.tensorflow.nodes import Node, compute, here, pick, place
 
-__all__ = ["forward"]
-
 
 class _Saved(NamedTuple):
     """The tensors of a backward pass.

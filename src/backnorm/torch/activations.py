@@ -16,8 +16,6 @@ from torch.nn import functional
 
 from backnorm.activations import RELU, Activation
 
-__all__ = ["activate", "activation_of", "add_and_activate", "derivative"]
-
 _aten = torch.ops.aten
 
 

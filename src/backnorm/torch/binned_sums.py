@@ -13,8 +13,6 @@ from torch import Tensor
 from backnorm.binned import SPECIAL, two_product
 from backnorm.cpu.scratch import bin_rows
 
-__all__ = ["of_backward", "of_forward"]
-
 # `cpu.kernels.bins` explains these numbers.
 _LEAST, _HUGE = {3: -31, 4: -30}, 2.0**991
 

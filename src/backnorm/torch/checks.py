@@ -21,21 +21,6 @@ from backnorm.activations import Activation
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from backnorm.problem import residual_alone
 
-__all__ = [
-    "TensorTypeError",
-    "TensorValueError",
-    "UnsupportedTensorError",
-    "check",
-    "check_batch",
-    "check_device",
-    "check_residual",
-    "check_statistics",
-    "check_tensor",
-    "not_a_tensor",
-    "refuse",
-    "renamed",
-]
-
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 #: The operators' names of arguments, and PyTorch's names.

@@ -17,8 +17,6 @@ from torch import Tensor
 from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x, factors
 from backnorm.torch.tensors import statistics_type
 
-__all__ = ["backward", "double_backward"]
-
 
 class _Normalised(NamedTuple):
     """Elements of x and the statistics of every channel, in float64."""

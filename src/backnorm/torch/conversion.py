@@ -19,10 +19,6 @@ from backnorm.scalars import check_flag
 from backnorm.torch import modules, tools
 from backnorm.torch.fusion import check_fuse, fuse_pair, fuse_sequences, named_pairs
 
-__all__ = [
-    "ConversionWarning", "LayerReport", "convert", "is_batch_norm", "original_of", "revert",
-]  # fmt: skip
-
 Model = TypeVar("Model", bound=Module)
 
 # The modules that define layers, and the modules of backnorm with a class of the same name for

@@ -46,24 +46,6 @@ from backnorm.torch.tensors import (
     wide_metadata,
 )
 
-__all__ = [
-    "TENSORS",
-    "Tensors",
-    "activation_backward",
-    "apply",
-    "apply_forward",
-    "backward",
-    "backward_coefficients",
-    "double_backward",
-    "forward",
-    "forward_coefficients",
-    "inference",
-    "inference_coefficients",
-    "parts",
-    "reduce",
-    "reduce_forward",
-]
-
 _Operands = Operands[Tensor]
 
 _RUNNING = ("running_mean", "running_variance")

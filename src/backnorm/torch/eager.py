@@ -38,8 +38,6 @@ from backnorm.torch.tensors import (
     unpack_mask,
 )
 
-__all__ = ["TRAIN", "freeze", "name_of", "profiled"]
-
 # The names that the forward pass has for the saved tensors.
 _NAMES = {"x": "input", "gamma": "weight"}
 

@@ -41,8 +41,6 @@ from torch.nn.functional import pad
 from backnorm.binned import SPECIAL, raised, tops_of, with_tops
 from backnorm.errors import BacknormError
 
-__all__ = ["Exchange", "SynchronisationError", "group_of", "name_of"]
-
 # The largest group in which each process gathers the numbers of all. With n processes on a ring,
 # gathering takes n - 1 hops in each pass. The three sums of both passes, each up and down a tree,
 # take 6 * log2(n) hops. For 12 processes that is 22 and 21.5 hops.

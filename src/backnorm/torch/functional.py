@@ -39,8 +39,6 @@ from backnorm.torch.tensors import (
 )
 from backnorm.torch.tools import unscriptable
 
-__all__ = ["batch_norm", "running_of"]
-
 # The input, residual, weight, bias, running mean and running variance.
 Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 

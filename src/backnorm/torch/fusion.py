@@ -20,8 +20,6 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.torch.activations import activation_of
 from backnorm.torch.modules import BatchNorm2d, FusedActivation, alteration_of, described_activation
 
-__all__ = ["check_fuse", "fuse_pair", "fuse_sequences", "named_pairs"]
-
 PairNames: TypeAlias = tuple[str, str]
 
 _ACCEPTED = "True, False, or pairs of names, such as [('norm1', 'relu1')]"

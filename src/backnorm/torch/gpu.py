@@ -32,23 +32,6 @@ from backnorm.torch.activations import activate, derivative
 from backnorm.torch.cpu import Tensors
 from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
 
-__all__ = [
-    "TENSORS",
-    "activation_backward",
-    "apply",
-    "apply_forward",
-    "backward",
-    "double_backward",
-    "forward",
-    "inference",
-    "on",
-    "parts",
-    "place_of",
-    "reduce",
-    "reduce_forward",
-    "use",
-]
-
 # The alignment of arrays in bytes that the compiler assumes. PyTorch's allocators align to more.
 _ALIGNMENT = 16
 

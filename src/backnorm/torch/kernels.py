@@ -18,15 +18,6 @@ from backnorm.torch import cpu
 from backnorm.torch.checks import TensorValueError
 from backnorm.torch.options import Options, Running
 
-__all__ = [
-    "Saved",
-    "backward",
-    "double_backward",
-    "engine_of",
-    "forward",
-    "inference",
-]
-
 
 class Saved(NamedTuple):
     """The tensors that a forward pass saves for its backward pass.

@@ -26,8 +26,6 @@ from torch import Tensor
 from backnorm.torch import cpu, operations
 from backnorm.torch.registry import register
 
-__all__ = ["lower"]
-
 
 def _fake_inference_coefficients(
     mean: Tensor, _variance: Any, _weight: Any, _bias: Any, _eps: float, arithmetic: str

@@ -33,19 +33,6 @@ from backnorm.torch import exchange, functional, synchronised, tools
 from backnorm.torch.checks import not_a_tensor
 from backnorm.torch.options import named, traced_options
 
-__all__ = [
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "BatchNormReLU1d",
-    "BatchNormReLU2d",
-    "BatchNormReLU3d",
-    "LazyBatchNorm1d",
-    "LazyBatchNorm2d",
-    "LazyBatchNorm3d",
-    "SyncBatchNorm",
-]
-
 _PHRASES = {"relu": "a ReLU", "silu": "a SiLU", "hardswish": "a Hardswish"}
 
 

@@ -31,17 +31,6 @@ from backnorm.torch.options import Options, Running, arithmetic_of
 from backnorm.torch.registry import register
 from backnorm.torch.tensors import is_batched, is_transformed
 
-__all__ = [
-    "backward",
-    "batch_norm",
-    "batch_norm_backward",
-    "batch_norm_double_backward",
-    "batch_norm_inference",
-    "double_backward",
-    "forward",
-    "inference",
-]
-
 Gradients = tuple[Tensor | None, ...]
 
 

@@ -23,16 +23,6 @@ from backnorm.errors import ArgumentValueError
 from backnorm.scalars import check_flag, check_number
 from backnorm.torch.tensors import element_type
 
-__all__ = [
-    "Options",
-    "Running",
-    "arithmetic_of",
-    "check_numbers",
-    "eager_options",
-    "named",
-    "traced_options",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

@@ -33,8 +33,6 @@ from backnorm.errors import ArgumentError
 from backnorm.torch.checks import check_device, renamed
 from backnorm.torch.tensors import in_memory, statistics_type
 
-__all__ = ["register", "register_sharding"]
-
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
 #: The operations' names of tensors, and the operators' names.

@@ -37,13 +37,6 @@ from backnorm.torch.tensors import (
     statistics_type,
 )
 
-__all__ = [
-    "ALONE",
-    "Processes",
-    "batch_norm",
-    "batch_norm_with_moments",
-]
-
 
 class SecondOrderError(BacknormError, NotImplementedError):
     """Gradients over several processes, or of reproducible sums, cannot be differentiated."""

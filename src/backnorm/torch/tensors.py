@@ -26,34 +26,6 @@ from backnorm.layout import Order, by_strides, mask_size
 from backnorm.problem import Metadata, check_mask
 from backnorm.torch.checks import TensorTypeError, TensorValueError, not_a_tensor
 
-__all__ = [
-    "PLAIN",
-    "OpaqueTensorError",
-    "array_of",
-    "as_plain",
-    "as_type",
-    "by_operators",
-    "check_memory",
-    "check_own_memory",
-    "contiguous",
-    "dense",
-    "element_type",
-    "empty_like",
-    "in_memory",
-    "is_batched",
-    "is_opaque",
-    "is_transformed",
-    "metadata",
-    "needs_dispatcher",
-    "order_of",
-    "plain",
-    "statistics_type",
-    "tensor_of",
-    "unpack_mask",
-    "wide",
-    "wide_metadata",
-]
-
 Result = TypeVar("Result")
 
 _TYPES = {

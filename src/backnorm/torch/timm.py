@@ -10,8 +10,6 @@ from torch.fx import Proxy
 from backnorm.torch.activations import activation_of
 from backnorm.torch.modules import FrozenLayer, _BatchNorm, alteration_of
 
-__all__ = ["BatchNormAct2d", "FrozenBatchNormAct2d"]
-
 
 class BatchNormAct2d(_BatchNorm, norm_act.BatchNormAct2d):
     """`timm.layers.BatchNormAct2d`: backnorm normalises, then `drop` and `act` are called.

@@ -17,13 +17,6 @@ import torch
 
 from backnorm.errors import BacknormError
 
-__all__ = [
-    "UnrecognisedLayerWarning",
-    "register_with_opacus",
-    "unscriptable",
-    "warn_of_tracing",
-]
-
 _Target = TypeVar("_Target")
 
 

@@ -7,8 +7,6 @@ from torchvision.ops import misc
 
 from backnorm.torch.modules import FrozenLayer
 
-__all__ = ["FrozenBatchNorm2d"]
-
 
 class FrozenBatchNorm2d(FrozenLayer, misc.FrozenBatchNorm2d):
     """`torchvision.ops.FrozenBatchNorm2d`, computed by backnorm."""

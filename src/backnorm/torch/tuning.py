@@ -17,8 +17,6 @@ from backnorm.gpu.plan import Knobs, candidates
 from backnorm.torch import cpu, kernels
 from backnorm.torch.options import eager_options
 
-__all__ = ["Trial", "tune"]
-
 
 class Trial(NamedTuple):
     """The measured time of a candidate.

@@ -11,8 +11,6 @@ from backnorm.arithmetics import Arithmetic, own_arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["FORWARD_RESULTS", "GRADIENTS", "Budget", "Quantity", "budget"]
-
 Quantity = Literal[
     "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma"
 ]

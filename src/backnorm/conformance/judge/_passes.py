@@ -15,15 +15,6 @@ from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.conformance.judge._verdict import Verdict, judge_all
 from backnorm.results import Gradients, Normalized, SecondGradients
 
-__all__ = [
-    "BackwardOptions",
-    "ForwardOptions",
-    "check_backward",
-    "check_double_backward",
-    "check_forward",
-    "check_inference",
-]
-
 
 class _Options(TypedDict, total=False):
     """Options of all passes of the oracle."""

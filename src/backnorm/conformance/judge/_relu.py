@@ -19,8 +19,6 @@ from backnorm.conformance.judge._passes import (
 from backnorm.conformance.judge._verdict import Verdict, refused
 from backnorm.layout import mask_size
 
-__all__ = ["check_relu_backward", "check_relu_forward", "check_relu_inference"]
-
 
 def check_relu_forward(
     x: np.ndarray,

@@ -7,8 +7,6 @@ import numpy as np
 from backnorm._doubledouble import Exact, FloatArray
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
-__all__ = ["absolute_error", "ulp_at", "ulp_error"]
-
 # Significant bits, exponent of the least normal number, exponent of the largest finite number.
 _FORMATS = {
     FLOAT64: (53, -1022, 1023),

@@ -20,8 +20,6 @@ from backnorm.reference import (
     ExactSecondGradients,
 )
 
-__all__ = ["Verdict", "judge", "judge_all", "refused"]
-
 Record = ExactGradients | ExactNormalized | ExactOutput | ExactSecondGradients
 
 

@@ -36,8 +36,6 @@ from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.results import Normalized
 
-__all__ = ["ForwardLadder", "grade_forward"]
-
 # Roundings of a term and of the result: of the mean, of the variance, and of an element of y.
 _MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
 # The same of compensated sums of float64 data, see `judge.budget`.

@@ -37,8 +37,6 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.reference import Scale
 from backnorm.results import Gradients
 
-__all__ = ["Bound", "GradientLadder", "allowances", "bound", "grade", "grade_backward"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:

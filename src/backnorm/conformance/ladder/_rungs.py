@@ -13,19 +13,6 @@ from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentValueError, described
 
-__all__ = [
-    "KINDS",
-    "RUNGS",
-    "BoundKind",
-    "Grade",
-    "Rung",
-    "Status",
-    "best_rung",
-    "check_word",
-    "is_at_least",
-    "rungs",
-]
-
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
 Status = Rung | Literal["wrong", "nonfinite"]
 BoundKind = Literal["expected", "guaranteed"]

@@ -8,18 +8,6 @@ from typing import NamedTuple
 from backnorm.conformance.ladder._rungs import Rung
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
-__all__ = [
-    "BLOCKS",
-    "DEVIATIONS",
-    "INVERSE_DEVIATION",
-    "ROUNDOFF",
-    "RUN",
-    "SUMS",
-    "Additions",
-    "additions_of",
-    "in_a_row",
-]
-
 #: The unit roundoff of each type.
 ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 

@@ -13,8 +13,6 @@ from backnorm.conformance.ladder import GradientLadder
 from backnorm.conformance.mutants import MUTANTS
 from backnorm.conformance.verify.proof import catches
 
-__all__ = ["show_about"]
-
 
 def show_about(case: Case, console: Console) -> None:
     """Print the inputs of a case, the bounds of its outputs, and the wrong kernels it rejects."""

@@ -34,8 +34,6 @@ from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.operations import operation_of
 from backnorm.conformance.verify.subjects import RefusedError, subject_of
 
-__all__ = ["main"]
-
 # The subject is not called again on larger inputs, because that would take minutes.
 _REPEATED = 1 << 22
 # Memory that a subject of a huge case leaves to the system.

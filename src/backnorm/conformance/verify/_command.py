@@ -15,8 +15,6 @@ from backnorm.conformance.verify.run import ended
 from backnorm.conformance.verify.subjects import Inputs, Outputs
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["CommandError", "OfCommand"]
-
 
 class CommandError(Exception):
     """A command ended with a status other than 0, or by a signal."""

@@ -12,8 +12,6 @@ from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.run import Results, Verdict
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["Expectation", "is_new", "read_baseline", "read_expectations", "without_expected"]
-
 
 @dataclass(frozen=True, slots=True)
 class Expectation:

@@ -12,8 +12,6 @@ import backnorm
 from backnorm.conformance.verify._peers import torch_tensor
 from backnorm.dtypes import element_type, is_16_bit
 
-__all__ = ["FORWARD_PEERS"]
-
 Results = tuple[Any, Any, Any]
 
 

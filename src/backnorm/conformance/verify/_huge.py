@@ -18,8 +18,6 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.operations import operation_of
 
-__all__ = ["available_bytes", "limited_memory", "repeated", "worst_parts"]
-
 _GIB = 1 << 30
 _MEMINFO = Path("/proc/meminfo")
 

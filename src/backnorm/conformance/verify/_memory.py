@@ -11,8 +11,6 @@ import mmap
 
 import numpy as np
 
-__all__ = ["Guarded"]
-
 _LINE = 64
 _NONE, _READ, _BOTH = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -18,8 +18,6 @@ import numpy as np
 
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
-__all__ = ["ARGUMENTS", "DISTRIBUTION", "Handle", "Library", "Primitive", "StatusError", "find"]
-
 #: The wheel that contains the library.
 DISTRIBUTION = "onednn-cpu-gomp"
 _SONAME = "libdnnl.so.3"

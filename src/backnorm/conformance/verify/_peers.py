@@ -15,8 +15,6 @@ import backnorm
 from backnorm.conformance.verify import _onednn as library
 from backnorm.dtypes import BFLOAT16, element_type, is_16_bit
 
-__all__ = ["PEERS", "RefusedError", "missing_package", "torch_tensor"]
-
 _Gradients = tuple[Any, Any, Any]
 
 

@@ -19,8 +19,6 @@ from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.findings import Finding, counts
 from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Status, Verdict
 
-__all__ = ["as_json", "as_junit", "as_markdown", "show", "show_case"]
-
 FORMAT, FORMAT_VERSION = "backnorm-verdict", 1
 
 

@@ -19,8 +19,6 @@ from backnorm.cpu.build.sources import digest
 from backnorm.cpu.kinds import LIBRARIES, PROBE, THREADS, XLA, Kind
 from backnorm.cpu.record import LAYOUT
 
-__all__ = ["main", "module_of"]
-
 
 def module_of(name: str) -> tuple[Any, list[str]]:
     """Return the unoptimised LLVM module of a library, and the symbols that it exports."""

@@ -14,8 +14,6 @@ from backnorm.cpu.kinds import PROBE
 from backnorm.cpu.levels import LEVELS
 from backnorm.errors import MachineCodeError
 
-__all__ = ["build", "command", "environment", "place"]
-
 
 def place(name: str, level: str, folder: Path) -> Path:
     """Return the path of a library of the current sources; `folder` has a folder for each level."""

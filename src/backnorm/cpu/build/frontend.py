@@ -16,8 +16,6 @@ from numba.core.registry import cpu_target
 
 from backnorm.cpu.kernels.jit import OUTLINED
 
-__all__ = ["linked"]
-
 
 class _Translated(JITCodeLibrary):  # type: ignore[misc]
     """A function that Numba translated and did not optimise."""

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from backnorm.cpu.seal import sealed
 
-__all__ = ["command", "link"]
-
 
 def command() -> list[str]:
     """Return the command of a C compiler, which is used as linker.

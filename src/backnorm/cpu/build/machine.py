@@ -8,8 +8,6 @@ import llvmlite.binding as llvm
 
 from backnorm.cpu.levels import LEVELS
 
-__all__ = ["object_of", "optimised", "probe", "target_machine"]
-
 
 def target_machine(level: str) -> Any:
     """Return LLVM's target machine for a level."""

@@ -28,8 +28,6 @@ from backnorm.cpu.levels import HOST, LEVELS, is_x86
 from backnorm.cpu.seal import is_whole
 from backnorm.machine import processors
 
-__all__ = ["build_all", "build_missing", "main", "missing", "of_levels", "of_this_processor"]
-
 _NAMES = [name for name in LIBRARIES if name not in OF_ALL]
 
 Wanted = list[tuple[str, str]]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from backnorm.cpu.kinds import LIBRARIES
 
-__all__ = ["digest"]
-
 _CPU = Path(__file__).parent.parent
 
 # Sources that only one family of libraries is built from.

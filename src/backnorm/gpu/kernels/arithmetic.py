@@ -23,19 +23,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "add_compensated",
-    "add_pair",
-    "join",
-    "multiply_pairs",
-    "narrow",
-    "narrow_pair",
-    "split",
-    "subtract_pair",
-    "widen",
-    "zeros",
-]
-
 
 @triton.jit
 def widen(b_value, HOW: tl.constexpr):

@@ -39,8 +39,6 @@ from backnorm.gpu.kernels.tiles import (
     place,
 )
 
-__all__ = ["backward_apply", "backward_complete", "backward_finish", "backward_sums"]
-
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=CHANNELS)
 def backward_sums(

@@ -31,17 +31,6 @@ from backnorm.gpu.kernels.arithmetic import (
     subtract_pair,
 )
 
-__all__ = [
-    "derivative",
-    "fold_forward",
-    "inverse_deviation",
-    "normalised",
-    "passed",
-    "relu",
-    "scaled",
-    "solve_backward",
-]
-
 
 @triton.jit
 def inverse_deviation(b_variance, EPSILON: tl.constexpr):

@@ -46,8 +46,6 @@ from backnorm.gpu.kernels.tiles import (
     store_bits,
 )
 
-__all__ = ["forward_apply", "forward_complete", "forward_finish", "forward_sums"]
-
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=CHANNELS)
 def forward_sums(

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from backnorm.gpu.geometry import Arithmetic
 
-__all__ = ["CHANNELS", "NUMBERS", "PARTS", "SIZES", "Form", "Frame"]
-
 
 class Frame(NamedTuple):
     """Sizes in a kernel: see `geometry.Tiling`. Form.align is the unit of `..._units`."""

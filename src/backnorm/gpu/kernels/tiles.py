@@ -9,20 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "bits_of",
-    "channels_of",
-    "collect",
-    "elements_of",
-    "first_and_last",
-    "load_bytes",
-    "partials_of",
-    "parts_of",
-    "per_column",
-    "place",
-    "store_bits",
-]
-
 
 @triton.jit
 def first_and_last(i_block, frame):

@@ -12,8 +12,6 @@ from backnorm.errors import ArgumentTypeError, described
 from backnorm.torch.reproducible.exact_sums import Part, sum_of_all
 from backnorm.torch.reproducible.micro_batches import ReproducibleGradients
 
-__all__ = ["reproducible_hook"]
-
 
 def reproducible_hook(
     state: dist.ProcessGroup | ReproducibleGradients | None, bucket: dist.GradBucket

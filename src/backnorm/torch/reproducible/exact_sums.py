@@ -38,8 +38,6 @@ from torch import Tensor
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["MAX_TERMS", "Part", "largest_exponents", "rounded_sums", "store_sums", "sum_of_all"]
-
 _BITS = 40
 #: The largest number of terms of an element.
 MAX_TERMS = 2 ** (53 - _BITS)

@@ -27,8 +27,6 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.scalars import check_flag, check_integer
 from backnorm.torch.conversion import is_batch_norm
 
-__all__ = ["ReproducibleGradients"]
-
 # Modules whose gradients have the same bits for any batch, because they compute each element on its
 # own, or select elements.
 _EXACT = (nn.Identity, nn.ReLU, nn.Flatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
