@@ -27,6 +27,7 @@ from backnorm.conformance.verify._forward_peers import FORWARD_PEERS
 from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.operations import OPERATIONS, operation_of
 from backnorm.dialects import registry
+from backnorm.dialects._check import kept_shape
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -121,8 +122,11 @@ class OfDialect:
             if schema.choice == "output_mask":
                 operands.append([True] * len(schema.outputs))
             results = self._function(*operands)
-        names = [tensor.role for tensor in schema.outputs]
-        found = _by_name(names, results)
+        found = _by_name([tensor.role for tensor in schema.outputs], results)
+        for tensor in schema.outputs:
+            array = found[tensor.role]
+            if tensor.kind == "kept" and array is not None and array.shape == _kept_shape(case):
+                found[tensor.role] = array.reshape(-1)
         # A result in other words, as an inverse deviation for the variance, is not judged.
         return {name: found.get(name) for name in OPERATIONS[schema.operation].results}
 
@@ -160,8 +164,6 @@ class OfDialect:
             known.setdefault("beta", np.zeros_like(variance))
         if not case.training or self._schema.operation == "forward":
             known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
-        axis = case.data.channel_axis
-        kept = [size if k == axis else 1 for k, size in enumerate(case.data.x.shape)]
         values = {}
         schema = self._for(case)
         for tensor in schema.inputs:
@@ -169,7 +171,7 @@ class OfDialect:
             if value is not None and tensor.kind == "vector" and case.training:
                 value = value[:0]
             if value is not None and tensor.kind == "kept":
-                value = value.reshape(kept)
+                value = value.reshape(_kept_shape(case))
             values[tensor.name] = value
         return values
 
@@ -199,6 +201,11 @@ class OfDialect:
             spec.name: known.get(spec.role or "", spec.usual if spec.required else spec.default)
             for spec in schema.attributes
         }
+
+
+def _kept_shape(case: Case) -> tuple[int, ...]:
+    """Return the shape of a per-channel tensor that has the rank of x."""
+    return kept_shape(case.data.x.shape, (case.data.channel_axis,))
 
 
 class OfLibrary:

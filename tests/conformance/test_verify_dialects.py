@@ -1,0 +1,32 @@
+"""`backnorm verify` calls an operator in the words of a dialect, and judges what it returns."""
+
+from __future__ import annotations
+
+import pytest
+
+from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify.cases import Selection
+from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.run import Job, verify
+
+SMALL = Selection(
+    dtypes=("float32",), layouts=("NCX",), only=("diagnostic-*", "frozen-*", "one-element-*")
+)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "op", "frozen", "refused"),
+    [
+        # Results have the rank of x.
+        ("cudnn", "BatchNormalizationBackward", (False,), "no frozen statistics"),
+        ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", (False,), "no frozen statistics"),
+    ],
+)
+def test_verify_operator_is_judged_with_the_statistics_that_it_takes(dialect, op, frozen, refused):
+    results = verify(Job(f"backnorm.dialects.{dialect}:{op}", SMALL, dialect, op))
+    assert findings(results) == []
+    judged = {v.case for v in results.verdicts if v.status in RUNGS}
+    assert {"frozen" in case for case in judged} == set(frozen)
+    judged_outputs = {v.output for v in results.verdicts if v.status in RUNGS}
+    assert judged_outputs == {"dx", "dgamma", "dbeta"}
+    assert any(refused in v.text for v in results.verdicts if v.status == "refused")
